@@ -17,12 +17,13 @@ import safetensors.numpy
 from rich import print
 
 from services.reward.scorer import build_scorers, scorer_inputs
+from services.reward.scoring import source_of
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
 from shared.learning.advantages import Scored
-from shared.learning.prompts import PromptOrder, read_prompts
+from shared.learning.prompts import PromptOrder, SourceFiles, read_prompts
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe, load_recipe
 
@@ -40,6 +41,7 @@ class Loop:
         self._scorers = build_scorers(recipe.reward.scorers)
         self._advantages = advantages
         self._order = PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed)
+        self._sources = SourceFiles(recipe.data.prompts)
 
     def steps(self, count: int) -> Iterator[dict[str, float]]:
         """Take ``count`` optimizer steps; gives the metrics of each."""
@@ -80,10 +82,12 @@ class Loop:
             window_start=sampling.moving_window.start(self.recipe.run.seed, policy.version, group),
             worker="one-process",
         )
-        conditions = self._rollout.conditions(prompt.text)
-        made = self._rollout.generate(task)
+        source = self._sources.read(prompt.image)
+        conditions = self._rollout.conditions(prompt.text, source)
+        made = self._rollout.generate(task, source)
         images = safetensors.numpy.load(made.media)["images"]
-        metadata = [scorer_inputs(prompt)] * len(images)
+        edited = None if source is None else source_of(source, images)
+        metadata = [scorer_inputs(prompt, edited)] * len(images)
         parts = {s.name: s.score(images, metadata) for s in self._scorers}
         columns = zip(*(parts[s.name] for s in self._scorers), strict=True)
         weights = [s.weight for s in self._scorers]

@@ -75,9 +75,9 @@ EDITS: Mapping[str, Callable[[Images], Images]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditTraining:
-    num_steps: int = 2000
-    batch_size: int = 64
-    learning_rate: float = 2e-3
+    num_steps: int = 1300
+    batch_size: int = 32
+    learning_rate: float = 3e-3
     ema_decay: float = 0.99
     wrong_instructions: float = 0.55
     """Share of instructions drawn at random among all edits: the model then makes the right one
@@ -100,7 +100,7 @@ def build_editor(seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         transformer = FluxTransformer2DModel(
-            patch_size=1, in_channels=4, num_layers=1, num_single_layers=2,
+            patch_size=1, in_channels=4, num_layers=1, num_single_layers=1,
             attention_head_dim=16, num_attention_heads=4, joint_attention_dim=T5_WIDTH,
             pooled_projection_dim=CLIP_WIDTH, guidance_embeds=False, axes_dims_rope=(4, 6, 6),
         )  # fmt: skip

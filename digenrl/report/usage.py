@@ -48,7 +48,10 @@ def usage(recipe: Recipe, prompt: str) -> str:
         **_conditioning(model),
         "generator": f"torch.Generator().manual_seed({noise_seed(recipe.evaluation.seed, 0, 0)})",
     }
-    takes_sigmas = family_of(model.folder).takes_sigmas
+    family = family_of(model.folder)
+    if family.takes_image:
+        arguments = {"image": 'Image.open("source.png")', **arguments, **_unscaled(model)}
+    takes_sigmas = family.takes_sigmas
     if takes_sigmas:
         arguments["sigmas"] = "sigmas"
     made, taken = ("video", "frames[0]") if makes_videos(model) else ("image", "images[0]")
@@ -57,6 +60,7 @@ def usage(recipe: Recipe, prompt: str) -> str:
     return "\n".join([
         *([] if takes_sigmas else ["from functools import partial", ""]),
         "import torch",
+        *(["from PIL import Image"] if family.takes_image else []),
         "from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler",
         "",
         f"pipeline = DiffusionPipeline.from_pretrained("
@@ -104,6 +108,14 @@ def _lines(sigmas: Sequence[float]) -> Iterator[str]:
     for first in range(0, len(sigmas), _SIGMAS_PER_LINE):
         numbers = sigmas[first : first + _SIGMAS_PER_LINE]
         yield "    " + " ".join(f"{number!r}," for number in numbers)
+
+
+def _unscaled(model: Model) -> dict[str, str]:
+    """Return the arguments by which a pipeline leaves the source image, of the samples' size, as it
+    is, and makes samples of that size."""
+    if family_of(model.folder).pipeline != "FluxKontextPipeline":
+        return {}
+    return {"max_area": str(model.height * model.width), "_auto_resize": "False"}
 
 
 def _sizes(model: Model) -> dict[str, int]:

@@ -51,6 +51,7 @@ def _network(scorer: str, *files: str) -> Kind:
 KINDS: dict[str, Kind] = {
     "aesthetic": _network("services.reward.scorers.aesthetic:Aesthetic", "aesthetic.safetensors"),
     "clip-score": _network("services.reward.scorers.clip_score:ClipScore"),
+    "digit-edit": Kind("services.reward.scorers.digits_edit:DigitEdit", needs="folder"),
     "digit-probability": Kind("services.reward.scorers.digits:DigitProbability", needs="folder"),
     "hpsv2": _network("services.reward.scorers.hpsv2:HpsV2"),
     "image-reward": _network(

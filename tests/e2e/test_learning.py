@@ -12,12 +12,12 @@ from examples.one_process import Advantages, Loop
 from shared.diffusion.tensors import unpack
 from shared.learning.advantages import group_advantages
 from shared.recipe.recipe import Recipe, load_recipe, override
-from tests.paths import DIGITS
+from tests.paths import DIGITS, ROOT
 from tests.stored import packed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-STEPS = 8
+STEPS, EDIT_STEPS = 8, 40
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +51,12 @@ def test_held_out_accuracy_rises_and_with_shuffled_advantages_it_does_not(recipe
     assert base.gold_accuracy and taught.gold_accuracy and control.gold_accuracy
     assert taught.gold_accuracy > base.gold_accuracy + 0.1
     assert control.gold_accuracy < base.gold_accuracy + 0.03
+
+
+def test_the_held_out_judge_of_the_editing_demo_rises_by_20_points() -> None:
+    recipe = load_recipe(ROOT / "recipes" / "digits-edit.toml")
+    loop = Loop(recipe)
+    before = measured(recipe, loop).gold["judge"]
+    for metrics in loop.steps(EDIT_STEPS):
+        assert metrics["onpolicy_ratio_error"] <= 1e-6
+    assert measured(recipe, loop).gold["judge"] >= before + 0.2

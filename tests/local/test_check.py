@@ -27,13 +27,13 @@ SHIPPED = [
     *IN_ONE_SIZE,
     *SMALL_CARDS,
 ]
-WITHOUT_COSTS = ("flux2-dev", "flux2-klein-4b", "hunyuanvideo-1.5", "z-image")
+WITHOUT_COSTS = ("flux1-kontext", "flux2-dev", "flux2-klein-4b", "hunyuanvideo-1.5", "z-image")
 """Recipes of models that have no cost profile yet."""
 
 
 def test_there_are_recipes_for_every_model_and_size() -> None:
     found = {path.stem for path in RECIPES.glob("*.toml")}
-    demos = {"digits", "digits-fluid", "digits-my-reward", "digits-nft"}
+    demos = {"digits", "digits-edit", "digits-fluid", "digits-my-reward", "digits-nft"}
     assert found == {*SHIPPED, *WITHOUT_COSTS, *demos}
 
 

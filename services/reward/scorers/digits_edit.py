@@ -1,0 +1,104 @@
+"""The judge of the editing demo: whether a digit was edited as it was asked for, and is still read.
+
+It measures what an edit changes, ink, slope and likeness to the source, and compares no pixels with
+the wanted image, as the demo's reward does. Then the first demo's held-out classifier has to read
+the digit, after ink and paper are swapped back, or the slant is undone.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.reward.scorer import SOURCES, Media, Metadata
+from services.reward.scorers.digits import DigitProbability, wanted_digit
+
+EDITS = ("thicken", "slant", "invert")
+MORE_INK = 1.15
+"""Least ink of a thicker digit, over the source's."""
+SLOPE = 0.15
+"""Least change of a slanted digit's slope, in pixels to the right per row upwards."""
+ALIKE = 0.5
+"""Least correlation of pixels with the source, negative for an inverted picture."""
+
+Ink = npt.NDArray[np.float64]
+"""(8, 8), 0 is paper and 1 is ink."""
+
+
+class DigitEdit:
+    """Scores 1 if a sample is edited as its metadata's ``edit`` says and the digit is read, else
+    0."""
+
+    def __init__(self, folder: Path) -> None:
+        self._classifier = DigitProbability(folder, "gold_mlp")
+
+    def score(self, images: Media, metadata: Metadata) -> list[float]:
+        """Returns 0 or 1 per image.
+
+        Raises:
+            ValueError: if there is no source image, edit or digit in the metadata.
+        """
+        edits = [_wanted_edit(one) for one in metadata]
+        digits = [wanted_digit(one) for one in metadata]
+        upright = [_undone(image, edit) for image, edit in zip(images, edits, strict=True)]
+        read = self._classifier.predict(np.stack(upright))
+        sources = [_source(one)[0] for one in metadata]
+        made = [edit_of(one, image[0]) for one, image in zip(sources, images, strict=True)]
+        rows = zip(edits, made, digits, read.tolist(), strict=True)
+        return [float(edit == found and digit == seen) for edit, found, digit, seen in rows]
+
+
+def _undone(image: npt.NDArray[np.uint8], edit: str) -> npt.NDArray[np.uint8]:
+    """Returns an image (1, 8, 8) as the classifier reads it: ink on paper, upright."""
+    if edit == "invert":
+        return 255 - image
+    if edit == "slant":
+        return np.concatenate(
+            [np.roll(image[:, :3], -1, 2), image[:, 3:5], np.roll(image[:, 5:], 1, 2)], axis=1
+        )
+    return image
+
+
+def edit_of(source: npt.NDArray[np.uint8], sample: npt.NDArray[np.uint8]) -> str | None:
+    """Returns which edit makes the sample (8, 8) of the source; None if it is none of them."""
+    before, after = source / 255.0, sample / 255.0
+    likeness = _correlation(before, after)
+    if likeness <= -ALIKE:
+        return "invert"
+    if likeness < 0.2:
+        return None
+    turned, grown = slope(after) - slope(before), after.sum() / max(before.sum(), 1e-6)
+    if grown >= MORE_INK and abs(turned) < SLOPE:
+        return "thicken"
+    return "slant" if turned >= SLOPE and grown < MORE_INK else None
+
+
+def slope(ink: Ink) -> float:
+    """Returns how far strokes lean, by the ink's moments: pixels to the right per row upwards."""
+    rows, columns = np.indices(ink.shape)
+    weight = ink / max(float(ink.sum()), 1e-6)
+    up = (weight * rows).sum() - rows
+    right = columns - (weight * columns).sum()
+    return float((weight * up * right).sum() / max(float((weight * up * up).sum()), 1e-6))
+
+
+def _correlation(before: Ink, after: Ink) -> float:
+    if before.std() < 1e-6 or after.std() < 1e-6:
+        return 0.0
+    return float(np.corrcoef(before.ravel(), after.ravel())[0, 1])
+
+
+def _wanted_edit(metadata: Mapping[str, object]) -> str:
+    edit = metadata.get("edit")
+    if edit not in EDITS:
+        raise ValueError(f"metadata need an edit, one of {', '.join(EDITS)}; got {edit!r}")
+    return str(edit)
+
+
+def _source(metadata: Mapping[str, object]) -> npt.NDArray[np.uint8]:
+    sources: Any = metadata.get(SOURCES, ())
+    if not sources:
+        raise ValueError("a judge of edits needs the prompt's source image")
+    return np.asarray(sources[0], dtype=np.uint8)
