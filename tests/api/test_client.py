@@ -1,6 +1,7 @@
 """The client has a method for each operation of the API, and reads what is really answered."""
 
 import inspect
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -11,7 +12,6 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from digenrl import client as client_module
-from digenrl.api.description import described
 from digenrl.api.front import api_routes
 from digenrl.client import Client, NoAnswer, Refused
 from digenrl.view.live import LiveRun
@@ -22,6 +22,7 @@ from shared.process.http_api import add_problems
 from shared.process.http_guard import Guard, own_names
 from tests.api.past_run import past_run
 from tests.follow.runs import RUN
+from tests.paths import ROOT
 from tests.scheduler.shell.conftest import folder, scheduler
 
 __all__ = ["folder", "scheduler"]  # fixtures
@@ -91,7 +92,7 @@ def operations() -> dict[str, set[str]]:
         operation["operationId"]: {
             each["name"] for each in operation.get("parameters", ()) if each["in"] != "header"
         }
-        for methods in described()["paths"].values()
+        for methods in json.loads((ROOT / "docs" / "openapi.json").read_text())["paths"].values()
         for operation in methods.values()
     }
 

@@ -2,9 +2,6 @@
 store of one that is over."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,21 +112,20 @@ def test_the_help_lists_every_command_by_its_task_and_says_the_exit_codes() -> N
     assert "Steer a run: pause" in text and "Exit codes: 0 done" in text
 
 
-def test_a_shell_completes_commands_and_names_of_runs(tmp_path: Path) -> None:
+def test_a_shell_completes_commands_and_names_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("demo", "digits"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "recipe.json").touch()
+    monkeypatch.chdir(tmp_path)
 
     def completed(words: str) -> list[str]:
-        environment = {
-            **os.environ, "_DIGENRL_COMPLETE": "complete_bash", "COMP_WORDS": words,
+        asked = {
+            "_DIGENRL_COMPLETE": "complete_bash", "COMP_WORDS": words,
             "COMP_CWORD": str(len(words.split()) - 1),
         }  # fmt: skip
-        program = [sys.executable, "-c", "from digenrl.cli import app; app(prog_name='digenrl')"]
-        answer = subprocess.run(
-            program, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
-        )
-        return answer.stdout.split()
+        return CliRunner().invoke(cli.app, [], env=asked, prog_name="digenrl").output.split()
 
     assert completed("digenrl wor") == ["workers"]
     assert completed("digenrl samples d") == ["demo", "digits"]

@@ -2,7 +2,7 @@
 
 import json
 
-from digenrl.api.description import described, text
+from digenrl.api.description import text
 from tests.paths import ROOT
 
 COMMITTED = ROOT / "docs" / "openapi.json"
@@ -15,7 +15,7 @@ def test_the_committed_description_is_that_of_the_code() -> None:
 
 
 def test_every_answer_has_a_documented_content_type() -> None:
-    for path, operations in described()["paths"].items():
+    for path, operations in json.loads(COMMITTED.read_text())["paths"].items():
         for method, operation in operations.items():
             assert operation["operationId"] and operation["tags"], path
             for status, answer in operation["responses"].items():
