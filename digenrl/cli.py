@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from digenrl.commands.brokers import brokers
 from digenrl.commands.check import check
-from digenrl.commands.check_family import check_family
+from digenrl.commands.check_family import check_family, families
 from digenrl.commands.dlq import dlq
 from digenrl.commands.doctor import doctor
 from digenrl.commands.evaluate import evaluate
@@ -20,7 +20,6 @@ from digenrl.commands.gc import gc
 from digenrl.commands.generate import generate
 from digenrl.commands.history import audit, samples, versions
 from digenrl.commands.keys import keys
-from digenrl.commands.lists import families, rewards
 from digenrl.commands.logs import logs
 from digenrl.commands.model import model
 from digenrl.commands.plan import plan
@@ -30,7 +29,7 @@ from digenrl.commands.recipe_options import RecipeCommand
 from digenrl.commands.repair import repair
 from digenrl.commands.report import report
 from digenrl.commands.reproduce import reproduce
-from digenrl.commands.reward import reward
+from digenrl.commands.reward import reward, rewards
 from digenrl.commands.serve import serve
 from digenrl.commands.serve_scorer import serve_scorer
 from digenrl.commands.sim import sim

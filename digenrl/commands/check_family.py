@@ -1,4 +1,5 @@
-"""`digenrl check-family`: compares an adapter with its pipeline in diffusers."""
+"""`digenrl families` and `digenrl check-family`: which model families can be trained, and
+whether an adapter is its pipeline in diffusers."""
 
 import tempfile
 from pathlib import Path
@@ -8,6 +9,13 @@ import typer
 
 from digenrl.commands.options import AsJson
 from shared.errors import DigenRLError, UserError
+
+
+def families(as_json: AsJson = False) -> None:
+    """List the model families that can be trained, and the packages that bring them."""
+    from digenrl.local.listed import listed_families, shown
+
+    typer.echo(shown(listed_families(), as_json=as_json))
 
 
 def check_family(

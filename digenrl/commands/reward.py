@@ -1,4 +1,5 @@
-"""`digenrl reward try`: what a reward function of the user's own says of images, before a run."""
+"""`digenrl rewards` and `digenrl reward try`: which scorers a recipe may name, and what a
+function of the user's own says of images, before a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,13 @@ from digenrl.commands.options import AsJson
 from shared.errors import ScoringError
 
 reward = typer.Typer(no_args_is_help=True, help="Rewards of your own.", rich_markup_mode=None)
+
+
+def rewards(as_json: AsJson = False) -> None:
+    """List the types of scorers that a recipe may name, and the packages that bring them."""
+    from digenrl.local.listed import listed_rewards, shown
+
+    typer.echo(shown(listed_rewards(), as_json=as_json))
 
 
 @reward.callback()

@@ -36,6 +36,7 @@ THEN = {
     "batches": "what needs it is generated again, or an older optimizer state is used",
     "recipe.json": "start the scheduler with the run's recipe, which is stored again",
     "dead": "nobody is told of it any more",
+    "journal": "nobody is told of it any more",
     "evaluations": "the version is evaluated again",
 }
 """Folder, or object, of a run -> what follows when a damaged object of it is gone."""
