@@ -296,7 +296,10 @@ def lock_run(runs: Path, name: str) -> TextIO:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise InProgress(f"run.name: the run {name!r} is in progress in another process") from error
+        raise InProgress(
+            f"run.name: the run {name!r} is in progress in another process; wait for its end, or "
+            "stop it"
+        ) from error
     return lock
 
 

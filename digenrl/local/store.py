@@ -1,6 +1,7 @@
 """Starts the object store of a run of `digenrl up` for as long as a command needs it."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -12,11 +13,14 @@ from pathlib import Path
 from digenrl.local.brokers import plan_brokers, wait_ready
 from digenrl.local.keys import keys_of
 from digenrl.local.linux import die_with_parent
-from digenrl.local.preflight import lock_run
+from digenrl.local.preflight import InProgress, lock_run
 from digenrl.local.supervisor import BROKER_STOP_S
+from digenrl.local.tokens import KEYS, write_secret
 from shared.process.settings import Endpoints
 
 STORE = "objects"
+NOTE = "open-store.json"
+"""File beside the keys: where a command has started the store of a run that is over."""
 
 
 @contextmanager
@@ -24,7 +28,7 @@ def store_of(folder: Path) -> Iterator[bool]:
     """Start the store of the run in ``folder``, and name it in the environment of this process.
 
     Yields False and does nothing if the environment names a store already, or the folder holds no
-    run.
+    run. If another command has started it, such as `digenrl view`, that one's is used.
 
     Raises:
         UserError: if the run is in progress.
@@ -32,7 +36,13 @@ def store_of(folder: Path) -> Iterator[bool]:
     if "store_url" in Endpoints().model_fields_set or not (folder / "recipe.json").is_file():
         yield False
         return
-    with lock_run(folder.parent, folder.name):
+    try:
+        lock = lock_run(folder.parent, folder.name)
+    except InProgress as error:
+        with _started_by_another(folder, error):
+            yield True
+        return
+    with lock:
         brokers = plan_brokers(folder.resolve(), keys_of(folder))
         named = brokers.environment | brokers.secrets["client"] | brokers.owner
         [store] = [program for program in brokers.programs if program.name == STORE]
@@ -47,11 +57,34 @@ def store_of(folder: Path) -> Iterator[bool]:
         try:
             asyncio.run(wait_ready(store))
             os.environ.update(named)
+            write_secret(folder / KEYS / NOTE, json.dumps([os.getpid(), named]))
             yield True
         finally:
+            (folder / KEYS / NOTE).unlink(missing_ok=True)
             for key in named:
                 os.environ.pop(key, None)
             _end(process)
+
+
+@contextmanager
+def _started_by_another(folder: Path, error: InProgress) -> Iterator[None]:
+    """Name the store that another command has started for a run that is over.
+
+    Raises:
+        InProgress: if none has: the run goes on.
+    """
+    named: dict[str, str]
+    try:
+        process, named = json.loads((folder / KEYS / NOTE).read_text())
+        os.kill(process, 0)  # one that was killed has left its note
+    except (OSError, ValueError):
+        raise error from None
+    os.environ.update(named)
+    try:
+        yield
+    finally:
+        for key in named:
+            os.environ.pop(key, None)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

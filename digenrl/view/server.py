@@ -38,6 +38,8 @@ PAGES = (
     "overview", "timeline", "samples", "batches", "evaluations", "workers", "schedule", "versions",
     "letters", "recipe",
 )  # fmt: skip
+TITLES = {"samples": "gallery", "batches": "training samples", "letters": "dead letters"}
+"""What pages are called whose address says less."""
 ASSETS = {
     "app.js": "text/javascript", "timeline.js": "text/javascript", "style.css": "text/css",
     "uPlot.iife.min.js": "text/javascript", "uPlot.min.css": "text/css",
@@ -109,7 +111,7 @@ class Pages:
         head = await _head(self.view)
         template = "part" if "part" in request.query_params else "whole"
         text = self.templates.get_template(f"{template}.html").render(
-            page=name, pages=PAGES, **head, **fields,
+            page=name, pages=PAGES, titles=TITLES, **head, **fields,
             may_steer=bool(self.view.live.url) and caller is not None and caller.may("operator"),
         )  # fmt: skip
         return HTMLResponse(text, headers={"content-security-policy": POLICY})

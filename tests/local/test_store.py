@@ -38,6 +38,19 @@ def test_the_store_of_a_run_is_there_for_a_command_and_gone_after_it(left: Path)
         assert asyncio.run(read_recipe(open_store(Endpoints().store), "digits")) == recipe
 
 
+@pytest.mark.broker
+def test_while_its_page_is_looked_at_other_commands_read_the_store_as_well(left: Path) -> None:
+    recipe = load_recipe(DIGITS)
+    with store_of(left):
+        asyncio.run(store_recipe(open_store(Endpoints().store), recipe))
+        for name in [name for name in os.environ if name.startswith("DIGENRL_S")]:
+            del os.environ[name]  # as in another process
+        with store_of(left) as is_there:
+            assert is_there
+            assert asyncio.run(read_recipe(open_store(Endpoints().store), "digits")) == recipe
+    assert not list(left.glob("keys/open-store.json"))
+
+
 def test_a_run_that_goes_on_keeps_its_store_to_itself(left: Path) -> None:
     with (
         preflight.lock_run(left.parent, left.name),
