@@ -49,8 +49,40 @@ REPEAT_S = 30.0
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedRecipe:
+    """A recipe that may be stored with its run, as long as that still has what was seen."""
+
+    asked: Recipe
+    beside: Path | None
+    recipe: Recipe
+    """With the sigmas that the run began with."""
+    data: bytes
+    seen: bytes | None
+    """What was stored of the run when this one was checked."""
+
+    async def put(self, store: ObjectStore) -> Recipe:
+        """Store it, and return it; it is checked anew if the run has another one meanwhile.
+
+        Raises:
+            UserError: as `check_recipe` does.
+        """
+        key, checked = recipe_key(self.recipe.run.name), self
+        if await store.read(key) != self.seen:
+            checked = await check_recipe(store, self.asked, self.beside)
+        await store.write(key, checked.data)
+        return checked.recipe
+
+
 async def store_recipe(store: ObjectStore, recipe: Recipe, beside: Path | None = None) -> Recipe:
-    """Store the recipe with its run, and return it with the sigmas that the run began with.
+    """Check a recipe, store it with its run, and return it; raises UserError as the check does."""
+    return await (await check_recipe(store, recipe, beside)).put(store)
+
+
+async def check_recipe(
+    store: ObjectStore, recipe: Recipe, beside: Path | None = None
+) -> CheckedRecipe:
+    """Check whether a run may go on by a recipe, and add the sigmas that it began with.
 
     Args:
         beside: folder of the recipe's file.
@@ -59,6 +91,7 @@ async def store_recipe(store: ObjectStore, recipe: Recipe, beside: Path | None =
         UserError: if the run was started with a recipe that means something else, or with other
             files, or if a model's own sigmas are asked for and unknown.
     """
+    asked, seen = recipe, await store.read(recipe_key(recipe.run.name))
     stored = await _read_stored(store, recipe.run.name)
     if stored is not None:
         recipe = with_adapter_of(stored.recipe, with_sigmas_of(stored.recipe, recipe))
@@ -80,8 +113,7 @@ async def store_recipe(store: ObjectStore, recipe: Recipe, beside: Path | None =
         check_same_run(stored.recipe, recipe, same=same)
     await check_files(store, recipe, FILES, needed=False)
     data = json.dumps({**tables, PORTABLE: portable}, indent=1).encode()
-    await store.write(recipe_key(recipe.run.name), data)
-    return recipe
+    return CheckedRecipe(asked, beside, recipe, data, seen)
 
 
 async def read_recipe(store: ObjectStore, run: str) -> Recipe | None:

@@ -35,7 +35,7 @@ from shared.recipe.recipe import Recipe
 from shared.run.journal import Request
 from shared.run.layout import file_key
 from shared.run.retention import retention_of
-from shared.run.run_recipe import prompt_order, store_images, store_recipe
+from shared.run.run_recipe import check_recipe, prompt_order, store_images
 from shared.store import open_store
 
 
@@ -159,7 +159,7 @@ async def _command(
     )
     # What needs no lease comes before it: whoever waits for a scheduler does not wait for this.
     recipe, staleness = await settle_staleness(store, recipe)
-    plan = plan_of(recipe)
+    plan, checked = plan_of(recipe), await check_recipe(store, recipe, beside)
     async with (
         settings.connect_bus() as bus,
         settings.connect_index() as index,
@@ -167,7 +167,7 @@ async def _command(
         _tasks() as tasks,
     ):
         tasks.create_task(lease.keep())
-        recipe = await store_recipe(store, recipe, beside)
+        recipe = await checked.put(store)
         await store_images(store, recipe)
         scheduler = Scheduler(
             plan, bus, store, replace(index, epoch=lease.epoch), health,

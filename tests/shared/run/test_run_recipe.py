@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import structlog
 
-from shared.recipe.recipe import load_recipe
-from shared.run.run_recipe import store_recipe, wait_for_recipe
+from shared.errors import UserError
+from shared.recipe.recipe import load_recipe, override
+from shared.run.run_recipe import check_recipe, read_recipe, store_recipe, wait_for_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests.paths import DIGITS
@@ -25,3 +26,16 @@ async def test_a_worker_says_once_that_it_waits_for_the_recipe(
         await store_recipe(store, recipe)
         assert await waiting == recipe
     assert [entry["event"] for entry in logs] == ["waiting_for_recipe", "run_found"]
+
+
+async def test_a_checked_recipe_is_checked_anew_if_another_was_stored_meanwhile(
+    folder_store: ObjectStore,
+) -> None:
+    """As by a scheduler that commanded while this one stood by."""
+    mine = load_recipe(DIGITS)
+    other = override(mine, {"trainer.learning_rate": 2 * mine.trainer.learning_rate})
+    checked = await check_recipe(folder_store, mine)
+    await store_recipe(folder_store, other)
+    with pytest.raises(UserError, match="learning_rate"):
+        await checked.put(folder_store)
+    assert await read_recipe(folder_store, mine.run.name) == other
