@@ -16,7 +16,7 @@ from tests.faults.sweep import run_schedule, sweep
 NUM_SEEDS = int(os.environ.get("DIGENRL_FAULT_SEEDS", "1000"))
 CHUNK = 250
 CAUGHT_WITHIN = 500
-TELLING = (281, 1, 68, 57, 51, 107, 13, 38, 56, 116, 245, 54, 48, 61)
+TELLING = (281, 68, 1, 57, 51, 107, 13, 38, 56, 116, 245, 54, 48, 61)
 """Schedules that catch all bugs that were planted when they were chosen: they are tried first."""
 
 
@@ -63,12 +63,12 @@ def test_a_planted_bug_is_gone_afterwards() -> None:
 def test_the_same_seed_gives_the_same_history_in_any_process() -> None:
     program = (
         "from tests.faults.sweep import run_schedule\n"
-        "for seed in range(20): print(run_schedule(seed).history_hash)\n"
+        "for seed in range(8): print(run_schedule(seed).history_hash)\n"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(sys.path)}
     elsewhere = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     ).stdout.split()
-    here = [run_schedule(seed).history_hash for seed in range(20)]
-    assert here == [run_schedule(seed).history_hash for seed in range(20)] == elsewhere
-    assert len(set(here)) == 20
+    here = [run_schedule(seed).history_hash for seed in range(8)]
+    assert here == [run_schedule(seed).history_hash for seed in range(8)] == elsewhere
+    assert len(set(here)) == 8

@@ -119,7 +119,7 @@ def test_a_part_of_very_many_devices_stands_for_all() -> None:
     assert best_size(plan_of_many, state_of_many) == best_size(plan, state)
 
 
-@pytest.mark.parametrize("max_staleness", [0, 1])
+@pytest.mark.parametrize("max_staleness", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_run_learns_what_it_is_told_elsewhere(max_staleness: int) -> None:
     schedule = RunSchedule(tag=24, max_staleness=1 if max_staleness else 0)
     told, learned = (
@@ -134,8 +134,12 @@ def test_a_run_learns_what_it_is_told_elsewhere(max_staleness: int) -> None:
 
 @pytest.mark.parametrize(
     "members",
-    [{"H100": 32}, pytest.param({"H100": 16, "A100": 16}, marks=pytest.mark.slow)],
-    ids=["equal", "unequal"],
+    [
+        {"H100": 16},
+        pytest.param({"H100": 32}, marks=pytest.mark.slow),
+        pytest.param({"H100": 16, "A100": 16}, marks=pytest.mark.slow),
+    ],
+    ids=["16 equal", "32 equal", "unequal"],
 )
 def test_fluid_devices_generate_in_fragments_of_the_best_size(members: dict[str, int]) -> None:
     fluid = RunSchedule(mode="fluid")

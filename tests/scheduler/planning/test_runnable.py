@@ -97,11 +97,11 @@ def test_devices_that_no_recipe_can_use_so_are_refused_with_the_reason() -> None
 
 
 def test_a_plan_prints_the_keys_of_its_rows() -> None:
-    words = ["plan", "--profile", "qwen-image", "--devices", "h100=6", "--host-gpus", "6"]
+    words = ["plan", "--profile", "qwen-image", "--devices", "h100=3", "--host-gpus", "3"]
     shown = CliRunner().invoke(app, words, catch_exceptions=False).output
     assert "to write into a recipe, in the same order:" in shown
     found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).output)
-    assert found["host_gpus"] == 6
+    assert found["host_gpus"] == 3
     for choice in found["choices"]:
         assert choice["recipe"]["rollout.workers"] == choice["rollout"].get("H100", 0)
         assert choice["recipe"]["trainer.devices"] == choice["trainer"]["H100"]
@@ -118,5 +118,5 @@ def test_costs_of_all_weights_are_not_those_of_a_run_and_are_refused() -> None:
 def test_of_fragments_that_are_forecast_equal_the_larger_ones_are_looked_at_first() -> None:
     """A trainer that is always behind makes all sizes equal, and small ones cost messages."""
     ahead = RunSchedule(tag="auto", max_staleness=1)
-    best = plan_split(FLUX, {"H100": 8, "A100": 16}, ahead, host_gpus=8).best
+    best = plan_split(FLUX, {"H100": 8, "A100": 16}, ahead, effort=QUICK, host_gpus=8).best
     assert best.schedule.fragment_size == FLUX.shape.group_size

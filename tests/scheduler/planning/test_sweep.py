@@ -59,8 +59,8 @@ def best_of_sweep(profile: Profile, devices: int, best: Choice, near: int) -> fl
 @pytest.mark.parametrize(
     ("devices", "near", "max_staleness"),
     [
-        (8, 1, 0),
-        pytest.param(8, 1, 1, marks=pytest.mark.slow),
+        (4, 1, 0),
+        *(pytest.param(8, 1, staleness, marks=pytest.mark.slow) for staleness in (0, 1)),
         *(
             pytest.param(devices, 4, staleness, marks=pytest.mark.night)
             for devices in (64, 256)
@@ -117,7 +117,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("name", "split", "max_staleness", "size", "groups"),
     [
-        pytest.param(*case, marks=[] if case in (CASES[0], CASES[5]) else [pytest.mark.slow])
+        pytest.param(*case, marks=[] if case == CASES[0] else [pytest.mark.slow])
         for case in CASES
     ],
 )
