@@ -72,17 +72,12 @@ def check_fluid(run: EmulatedRun) -> None:
     assert {each.device for each in run.intervals} == {f"trainer-h100-{n}" for n in range(4)}
 
 
-async def test_roles_and_fluid_devices_run_and_are_measured(tmp_path: Path) -> None:
-    """Both run in one session, where the second shares nothing but the brokers with the first."""
+async def test_roles_run_and_are_measured(tmp_path: Path) -> None:
     versions: list[int] = []
     async with opened(tmp_path / "bench") as session:
         strict = await run(session, setting(tmp_path), WARM_UP, LAST, versions.append)
-        schedule = RunSchedule(mode="fluid")
-        changes = {**FLUID, "schedule": schedule}
-        fluid = await run(session, setting(tmp_path, **changes), WARM_UP, LAST, lambda _: None)
         services = services_as_they_joined(session, strict)
     check(strict)
-    check_fluid(fluid)
     assert versions == list(range(LAST + 1))
     assert services[-1] == "trainer" and services.count("rollout") == 2, services
     batches = LAST - WARM_UP
@@ -93,7 +88,19 @@ async def test_roles_and_fluid_devices_run_and_are_measured(tmp_path: Path) -> N
     assert wanted - FRAGMENT < total < wanted + wasted, "on-policy, all in its batch"
     by_trainer = samples_by(strict, "trainer") / GROUP_SIZE
     assert by_trainer == pytest.approx(batches, abs=wasted / GROUP_SIZE), "one group each"
+    assert not list((tmp_path / "bench").iterdir()), "nothing is left"
+
+
+@pytest.mark.slow
+async def test_fluid_devices_run_and_are_measured_after_roles(tmp_path: Path) -> None:
+    """Both run in one session, where the second shares nothing but the brokers with the first."""
+    async with opened(tmp_path / "bench") as session:
+        await run(session, setting(tmp_path), WARM_UP, LAST, lambda _: None)
+        changes = {**FLUID, "schedule": RunSchedule(mode="fluid")}
+        fluid = await run(session, setting(tmp_path, **changes), WARM_UP, LAST, lambda _: None)
+    check_fluid(fluid)
     early = len(member_hosts(fluid.setting)) * 2 * FRAGMENT
+    wanted = (LAST - WARM_UP) * GROUPS * GROUP_SIZE
     assert samples_by(fluid, "trainer") == pytest.approx(wanted, abs=early), "some begin early"
     begin, end = fluid.commits[WARM_UP], fluid.commits[LAST]
     uses = Counter(each.use for each in fluid.intervals if begin <= each.begin < end)

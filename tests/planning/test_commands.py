@@ -104,14 +104,14 @@ def test_a_plan_in_a_table_and_in_json() -> None:
 
 
 def test_small_cards_generate_with_what_they_need() -> None:
-    words = ("plan", "--profile", "flux1-dev", "--devices", "h100=2,4090=4")
+    words = ("plan", "--profile", "flux1-dev", "--devices", "h100=1,4090=2")
     shown = _run(*words)
     assert "4090 generates with 3.8 GiB" in shown and "22.2 GiB of its host's memory" in shown
     assert 'encoder.workers = 1, rollout.memory = "streamed"' in shown
     found = json.loads(_run(*words, "--json"))
     assert found["excluded"] == {}
     for choice in found["choices"]:
-        assert choice["rollout"]["4090"] == 4
+        assert choice["rollout"]["4090"] == 2
         streamed = {"4090": {"DIGENRL_ROLLOUT_MEMORY": "streamed"}}
         only_small = set(choice["rollout"]) == {"4090"}
         assert choice["environment"] == ({} if only_small else streamed)
@@ -126,7 +126,7 @@ def test_a_recipe_gives_the_batch_and_its_fixed_choices(tmp_path: Path) -> None:
     fixed = override(load_recipe(DIGITS), changes)
     recipe = tmp_path / "fixed.json"
     recipe.write_text(fixed.model_dump_json())
-    words = ("plan", str(recipe), "--profile", "flux1-dev", "--devices", "h100=4", "--json")
+    words = ("plan", str(recipe), "--profile", "flux1-dev", "--devices", "h100=3", "--json")
     found = json.loads(_run(*words))
     assert found["shape"]["groups"] == fixed.batch.groups
     assert found["shape"]["trained_steps"] == fixed.sampling.window

@@ -244,8 +244,15 @@ def test_ranks_that_share_weights_are_not_to_ask_unlike_networks(recipe: Recipe)
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view tensor")
-@pytest.mark.parametrize("window_start", [0, 2])
-@pytest.mark.parametrize("trained", ["lora", "full"])
+@pytest.mark.parametrize(
+    ("trained", "window_start"),
+    [
+        ("lora", 0),
+        ("full", 2),
+        pytest.param("lora", 2, marks=pytest.mark.slow),
+        pytest.param("full", 0, marks=pytest.mark.slow),
+    ],
+)
 def test_sharded_networks_have_the_same_gradient(
     trained: str, window_start: int, recipe: Recipe
 ) -> None:

@@ -116,20 +116,15 @@ def ended_by_sigterm(process: "subprocess.Popen[str]") -> int:
     return process.returncode
 
 
-def test_a_worker_says_which_run_it_waits_for_where_and_what_decides_that(
-    serve: Serve, tmp_path: Path
+async def test_a_worker_says_what_it_waits_for_where_and_what_decides_that(
+    serve: Serve, folder_store: ObjectStore, tmp_path: Path
 ) -> None:
+    """First its run is not there, then a broker that answers."""
     process = serve("reward")
     waits = said(process, "waiting_for_recipe")
     assert waits["run"] == "digits" and waits["store"] == f"file://{tmp_path}/objects"
     assert "--run (DIGENRL_RUN)" in waits["hint"] and "DIGENRL_STORE_URL" in waits["hint"]
-    assert ended_by_sigterm(process) == 0
-
-
-def test_a_worker_says_which_broker_does_not_answer_and_obeys_sigterm(
-    serve: Serve, stored_run: None
-) -> None:
-    process = serve("reward")
+    await store_recipe(folder_store, load_recipe(DIGITS))
     assert said(process, "run_found")["store"].startswith("file://")
     assert said(process, "loading")["model"].endswith("models/digits")
     lost = said(process, "nats_unavailable")

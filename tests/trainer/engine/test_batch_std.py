@@ -101,7 +101,7 @@ def norms_of_the_networks_type() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=list(TOLERANCE))
+@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "float64"])
 def case(request: pytest.FixtureRequest, recipe: Recipe) -> Case:
     changes = {
         "model.dtype": request.param,

@@ -215,7 +215,9 @@ def on_policy(recipe: Recipe, loaded: LoadedPolicy) -> list[Group]:
     return make_batch(recipe, loaded=loaded)
 
 
-@pytest.mark.parametrize("chunk", [Chunk(1, 1), Chunk(3, 2), WHOLE], ids=str)
+@pytest.mark.parametrize(
+    "chunk", [pytest.param(Chunk(1, 1), marks=pytest.mark.slow), Chunk(3, 2), WHOLE], ids=str
+)
 def test_on_policy_the_ratio_is_one_and_both_losses_are_the_same(
     recipe: Recipe, loaded: LoadedPolicy, on_policy: list[Group], chunk: Chunk
 ) -> None:
@@ -248,7 +250,7 @@ def test_rounding_of_a_fresh_sample_s_log_prob_takes_no_row_s_gradient(
     assert metrics["clip_fraction_low"] + metrics["clip_fraction_high"] > 0.1, "a stale one may"
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_rows_of_quantised_weights_are_weighted_up_to_a_cap_of_their_own(
     recipe: Recipe, loaded: LoadedPolicy, staleness: int
 ) -> None:

@@ -112,7 +112,7 @@ def data(recipe: Recipe, loaded: LoadedPolicy) -> tuple[GroupData, ...]:
     )
 
 
-@pytest.fixture(scope="module", params=list(TOLERANCE))
+@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "float64"])
 def case(request: pytest.FixtureRequest, recipe: Recipe) -> Case:
     recipe = override(recipe, {"model.dtype": request.param})
     generating = load_policy(recipe, {"transformer", "text", "decoder"})

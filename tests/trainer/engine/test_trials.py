@@ -161,7 +161,7 @@ def test_a_size_that_never_fits_is_tried_once_and_every_batch_after_it_is_whole(
     assert engine.tally["num_rows"] == 4 * 3 * 12
 
 
-@pytest.mark.parametrize("number", [25, 41])
+@pytest.mark.parametrize("number", [25, pytest.param(41, marks=pytest.mark.slow)])
 def test_a_contribution_is_the_same_where_memory_is_short(
     recipe: Recipe, loaded: LoadedPolicy, groups: list[GroupData], lack: Lack, number: int
 ) -> None:
