@@ -20,11 +20,13 @@ from digenrl.digits.text import (
 )
 from digenrl.profile.models import ARCHITECTURES, ModelName
 from shared.diffusion.families.base import pack, unpack
+from shared.models.families import FAMILIES as FAMILIES_BY_PIPELINE
+from tests import tiny_ltx2
 
 FAMILIES = ("sd3", "flux", "qwen-image", "wan", "hunyuan-video")
 OTHERS = (
     "sd3-large", "wan-small", "wan22", "flux2", "flux2-klein", "z-image", "hunyuan-video15",
-    "flux-kontext",
+    "flux-kontext", "ltx2",
 )  # fmt: skip
 """Models of a family that are not shaped like its first: no dual attention, other heads, two
 networks; and families that only the slow tests go through."""
@@ -32,7 +34,7 @@ MODELS = (*FAMILIES, *OTHERS)
 EDITS = ("flux-kontext",)
 """Models that edit an image."""
 PACKED = ("flux", "qwen-image", "flux-kontext")
-VIDEO = ("wan", "hunyuan-video", "wan-small", "wan22", "hunyuan-video15")
+VIDEO = ("wan", "hunyuan-video", "wan-small", "wan22", "hunyuan-video15", "ltx2")
 CFG = (
     "sd3",
     "qwen-image",
@@ -85,11 +87,16 @@ def run(
         call["num_frames"] = frames
     if family in EDITS:
         call |= {"image": picture(height, width), **_UNSCALED.get(family, _nothing)(height, width)}
+    noise = pack(start) if family in PACKED else start.clone()
+    if family == "ltx2":
+        noise, call["audio_latents"] = tiny_ltx2.tokens(pipeline, start)
     result = pipeline(
         prompt=[PROMPT] * len(start), height=height, width=width, num_inference_steps=steps,
-        output_type=output, latents=pack(start) if family in PACKED else start.clone(), **call,
+        output_type=output, latents=noise, **call,
     )  # fmt: skip
     found = torch.as_tensor(result.frames if family in VIDEO else result.images)
+    if family == "ltx2" and output == "latent":
+        return tiny_ltx2.joined(pipeline, found, result.audio, start)
     return _unpacked(family, pipeline, found, start) if output == "latent" else found
 
 
@@ -100,6 +107,8 @@ def _guidance(family: str, pipeline: Any, guidance: float) -> dict[str, Any]:
     if family == "hunyuan-video15":
         pipeline.guider = pipeline.guider.new(guidance_scale=guidance)
         return {}
+    if family == "ltx2":
+        return dict(FAMILIES_BY_PIPELINE[type(pipeline).__name__].guidance_arguments(guidance))
     return {"guidance_scale": guidance - 1 if family == "z-image" else guidance}
 
 
@@ -171,6 +180,8 @@ def latent_shape(
     if family == "hunyuan-video15":
         channels = pipeline.num_channels_latents
     size = (height // factor, width // factor)
+    if family == "ltx2":
+        return tiny_ltx2.latent_shape(pipeline, *size, frames)
     if family in VIDEO:
         return (channels, (frames - 1) // pipeline.vae_scale_factor_temporal + 1, *size)
     return (channels // 4 if family in PACKED else channels, *size)
@@ -178,6 +189,8 @@ def latent_shape(
 
 def _decoder_factor(family: str, pipeline: Any) -> int:
     name = "vae_scale_factor_spatial" if family in VIDEO else "vae_scale_factor"
+    if family == "ltx2":
+        name = "vae_spatial_compression_ratio"
     return int(getattr(pipeline, name)) * (2 if family.startswith("flux2") else 1)
 
 
@@ -498,4 +511,5 @@ _BUILDERS: Mapping[str, Callable[[], Any]] = {
     "z-image": _z_image,
     "hunyuan-video15": _hunyuan_video15,
     "flux-kontext": partial(_flux, "FluxKontextPipeline"),
+    "ltx2": lambda: tiny_ltx2.build(_byte_tokenizer("LlamaTokenizerFast", "</s>")),
 }

@@ -177,8 +177,9 @@ def text_bytes(folder: Path, dtype: str) -> dict[str, int]:
     """Returns the bytes of each text encoder's weights, held as ``dtype``."""
     found = {}
     for name, made in PartConfig(folder / "model_index.json").items():
-        if name.startswith("text_encoder") and isinstance(made, list) and all(made):
-            found[name] = _num_weights(folder / name, made[1]) * ITEM_BYTES[dtype]
+        is_text = name.startswith("text_encoder") or name == "connectors"
+        if is_text and isinstance(made, list) and all(made):
+            found[name] = _num_weights(folder / name, *made) * ITEM_BYTES[dtype]
     return found
 
 
@@ -212,9 +213,14 @@ def _local(tensor: Any) -> Tensor:
     return local
 
 
-def _num_weights(folder: Path, made: str) -> int:
+def _num_weights(folder: Path, library: str, made: str) -> int:
     import transformers
 
+    if library != "transformers":  # a part of a pipeline, whose module diffusers names
+        build = resolve_name(f"diffusers.pipelines.{library}:{made}")
+        with torch.device("meta"):
+            part = build.from_config(dict(PartConfig(folder / "config.json")))
+        return sum(each.numel() for each in part.parameters())
     build = getattr(transformers, made)
     try:
         config = build.config_class.from_pretrained(folder, local_files_only=True)

@@ -22,6 +22,7 @@ from shared.models.sigmas import (
     single_static_shift,
     static_shift,
 )
+from shared.models.sound import SoundFamilySpec, ltx2_sound_tokens
 
 EXPERTS: Mapping[Literal["high", "low"], str] = {"high": "transformer", "low": "transformer_2"}
 """Folders of two networks that share the noise schedule: from the boundary up, and below it."""
@@ -313,6 +314,50 @@ _HUNYUAN_VIDEO_15 = FamilySpec(
     native_layers=HUNYUAN_VIDEO_15,
 )  # fmt: skip
 
+_LTX2 = SoundFamilySpec(
+    pipeline="LTX2Pipeline",
+    adapter="shared.diffusion.families.ltx2:LTX2",
+    components=_ONE_ENCODER | {"audio_vae", "connectors", "processor", "vocoder"},
+    network_keys=frozenset({
+        "activation_fn", "attention_bias", "attention_head_dim", "attention_out_bias",
+        "audio_attention_head_dim", "audio_cross_attention_dim", "audio_ff_bias",
+        "audio_hop_length", "audio_in_channels", "audio_num_attention_heads",
+        "audio_out_channels", "audio_patch_size", "audio_patch_size_t",
+        "audio_pos_embed_max_pos", "audio_sampling_rate", "audio_scale_factor", "base_height",
+        "base_width", "caption_channels", "causal_offset", "cross_attention_dim",
+        "cross_attn_timestep_scale_multiplier", "ff_bias", "in_channels", "norm_eps",
+        "num_attention_heads", "num_layers", "out_channels", "patch_size", "patch_size_t",
+        "pos_embed_max_pos", "qk_norm", "rope_double_precision", "rope_theta", "rope_type",
+        "timestep_scale_multiplier", "use_prompt_adaln_single", "use_prompt_embeddings",
+        "vae_scale_factors",
+    }),
+    has_experts=False,
+    names_attention=True,
+    sigmas=shift_by_tokens,
+    packed=False,
+    decoder_factor=lambda decoder: int(decoder.get("spatial_compression_ratio") or 32),
+    frame_factor=lambda decoder: int(decoder.get("temporal_compression_ratio") or 8),
+    max_tokens_per_side=_any_size,
+    text_tokens=1024,
+    max_text_tokens=1024,
+    text_tokenizer=None,
+    condition_shapes=lambda network, tokens: {
+        "text": (tokens, network["caption_channels"]),
+        "sound_text": (tokens, network["caption_channels"]),
+    },
+    embeds_guidance=False,
+    guidance_arguments=lambda guidance: {
+        "guidance_scale": guidance, "audio_guidance_scale": guidance,
+        **dict.fromkeys(("stg_scale", "audio_stg_scale"), 0.0),
+        **dict.fromkeys(("modality_scale", "audio_modality_scale"), 1.0),
+        **dict.fromkeys(("guidance_rescale", "audio_guidance_rescale"), 0.0),
+    },
+    takes_sigmas=True,
+    lora_targets=_WAN.lora_targets,
+    native_layers=SAME,
+    sound_tokens=ltx2_sound_tokens,
+)  # fmt: skip
+
 FAMILIES: dict[str, FamilySpec] = {
     spec.pipeline: spec
     for spec in (
@@ -326,6 +371,7 @@ FAMILIES: dict[str, FamilySpec] = {
         _WAN,
         _HUNYUAN_VIDEO,
         _HUNYUAN_VIDEO_15,
+        _LTX2,
     )
 }
 """Every family, by the name of its pipeline."""

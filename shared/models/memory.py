@@ -180,7 +180,11 @@ def part_folders(folder: Path, part: Part) -> list[str]:
         raise UserError(
             f"model.folder: {folder} is not a diffusers model (no readable {index.name})"
         ) from error
-    begin = {"transformer": "transformer", "text": "text_encoder", "decoder": "vae"}[part]
+    begin = {
+        "transformer": ("transformer",),
+        "text": ("text_encoder", "connectors"),
+        "decoder": ("vae",),
+    }[part]
     return [name for name in there if name.startswith(begin)]
 
 

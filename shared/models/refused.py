@@ -50,7 +50,7 @@ _BY_REASON: Mapping[str, str] = {
     AnyFlow AnyFlowFAR AuraFlow Bria BriaFibo BriaFibo2 Chroma CogView4 Cosmos2TextToImage
     Cosmos2_5_PredictBase CosmosTextToWorld DreamLite DreamLiteMobile EasyAnimate ErnieImage
     GlmImage Helios HiDreamImage HunyuanImage Ideogram4 Kandinsky5T2I Kandinsky5T2V
-    Krea2 LTX LTX2 LongCatImage Lumina2 Mochi MotifVideo NucleusMoEImage OmniGen OvisImage PRX
+    Krea2 LTX LongCatImage Lumina2 Mochi MotifVideo NucleusMoEImage OmniGen OvisImage PRX
     PRXPixel QwenImage21 Sana SanaPAG SanaSprint SanaVideo SkyReelsV2 SkyReelsV2DiffusionForcing
     StableDiffusion3PAG
     """,

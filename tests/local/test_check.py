@@ -27,7 +27,9 @@ SHIPPED = [
     *IN_ONE_SIZE,
     *SMALL_CARDS,
 ]
-WITHOUT_COSTS = ("flux1-kontext", "flux2-dev", "flux2-klein-4b", "hunyuanvideo-1.5", "z-image")
+WITHOUT_COSTS = (
+    "flux1-kontext", "flux2-dev", "flux2-klein-4b", "hunyuanvideo-1.5", "ltx-2", "z-image",
+)  # fmt: skip
 """Recipes of models that have no cost profile yet."""
 
 

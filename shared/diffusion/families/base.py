@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from logging import ERROR, getLogger
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from shared.recipe.sampling import CfgGradient
 NEGATIVE = "negative_"
 """Prefix of the names of the empty prompt's conditions, for classifier-free guidance."""
 
-_TEXT = ("text_encoder", "text_encoder_2", "text_encoder_3")
+_TEXT = ("text_encoder", "text_encoder_2", "text_encoder_3", "connectors")
 
 _TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
 
@@ -57,6 +57,9 @@ class Family(ABC):
 
     cfg_gradient: CfgGradient = "both"
     """`Algorithm.cfg_gradient`"""
+
+    leaves_out: ClassVar[tuple[str, ...]] = ()
+    """Components of a folder that are never loaded."""
 
     def __post_init__(self) -> None:
         network = self.network()
@@ -120,7 +123,7 @@ class Family(ABC):
                 local_files_only=True,
                 **quantised,
                 **networks,
-                **_left_out(pipeline_class, folder, parts),
+                **_left_out(pipeline_class, folder, parts, cls.leaves_out),
             )
         except (OSError, ValueError, ImportError) as error:
             reason = next(filter(None, str(error).splitlines()), type(error).__name__)
@@ -287,11 +290,13 @@ class Family(ABC):
         """Decodes latents (B, ...) to images (B, C, H, W) or videos (B, F, C, H, W) in [-1, 1]."""
 
 
-def _left_out(pipeline_class: Any, folder: Path, parts: set[Part]) -> dict[str, None]:
+def _left_out(
+    pipeline_class: Any, folder: Path, parts: set[Part], always: tuple[str, ...]
+) -> dict[str, None]:
     """Returns the components of a pipeline that are not loaded."""
     known = pipeline_class._get_signature_keys(pipeline_class)[0]
     index = PartConfig(folder / "model_index.json")
-    left_out = [name for name in known if index.get(name) == [None, None]]
+    left_out = [name for name in known if name in always or index.get(name) == [None, None]]
     if "text" not in parts:
         left_out += [name for name in (*_TEXT, *_TOKENIZERS) if name in known]
     if "decoder" not in parts:

@@ -37,6 +37,7 @@ FAMILIES = [
         "flux2-klein",
         "z-image",
         "hunyuan-video15",
+        "ltx2",
     )
 ]
 GUIDANCE = {**tiny_recipes.GUIDANCE, "wan": 2.0, "wan22": 2.0}

@@ -1,0 +1,47 @@
+"""Families whose samples are videos with sound: the latents of both are one state.
+
+The tokens of the sound stand in columns beside the video's latents, frame by frame and row by row;
+cells that are left over mean nothing. So a sample stays one tensor.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shared.models.family import FamilySpec
+from shared.models.sigmas import Config
+
+FRAME_RATE = 24.0
+"""Frames of video per second, as LTX-2's pipeline takes them by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoundFamilySpec(FamilySpec):
+    sound_tokens: Callable[[Config, int], int]
+    """Returns the tokens of sound beside so many frames of latents, from the network's
+    configuration."""
+
+    def latent_shape(
+        self, network: Config, decoder: Config, *, height: int, width: int, frames: int
+    ) -> tuple[int, ...]:
+        """Returns (C, F, h, w and the columns of the sound)."""
+        channels, latent_frames, rows, columns = FamilySpec.latent_shape(
+            self, network, decoder, height=height, width=width, frames=frames
+        )
+        more = sound_columns(self.sound_tokens(network, latent_frames), latent_frames, rows)
+        return channels, latent_frames, rows, columns + more
+
+
+def sound_columns(tokens: int, latent_frames: int, rows: int) -> int:
+    """Returns the columns that so many tokens need.
+
+    >>> sound_columns(5, latent_frames=2, rows=2)
+    2
+    """
+    return -(-tokens // (latent_frames * rows))
+
+
+def ltx2_sound_tokens(network: Config, latent_frames: int) -> int:
+    """Returns the tokens of the sound of a video, as LTX-2's pipeline counts them."""
+    frames = (latent_frames - 1) * network["vae_scale_factors"][0] + 1
+    rate = network["audio_sampling_rate"] / network["audio_hop_length"]
+    return round(frames / FRAME_RATE * (rate / float(network["audio_scale_factor"])))
