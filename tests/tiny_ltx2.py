@@ -122,4 +122,5 @@ def _sound_tokens(pipeline: Any, latent_frames: int) -> int:
     """What its pipeline counts at 24 frames per second."""
     frames = (latent_frames - 1) * pipeline.vae_temporal_compression_ratio + 1
     rate = pipeline.audio_sampling_rate / pipeline.audio_hop_length
-    return round(frames / 24 * (rate / float(pipeline.audio_vae_temporal_compression_ratio)))
+    factor = float(pipeline.audio_vae_temporal_compression_ratio)
+    return int(round(frames / 24 * (rate / factor)))  # noqa: RUF046

@@ -302,10 +302,8 @@ _HUNYUAN_VIDEO_15 = FamilySpec(
     text_tokens=1000,
     max_text_tokens=1000,
     text_tokenizer=None,
-    condition_shapes=lambda network, tokens: {
-        "text": (tokens, network["text_embed_dim"]),
-        "glyph_text": (0, network["text_embed_2_dim"]),  # a prompt without quoted texts
-    },
+    # A prompt that quotes nothing: what is quoted is encoded besides.
+    condition_shapes=lambda network, tokens: {"text": (tokens, network["text_embed_dim"])},
     image_shapes=None,
     embeds_guidance=False,
     guidance_arguments=lambda _: {},  # its guider has it
@@ -355,6 +353,7 @@ _LTX2 = SoundFamilySpec(
     takes_sigmas=True,
     lora_targets=_WAN.lora_targets,
     native_layers=SAME,
+    image_shapes=None,
     sound_tokens=ltx2_sound_tokens,
 )  # fmt: skip
 

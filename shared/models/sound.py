@@ -44,4 +44,4 @@ def ltx2_sound_tokens(network: Config, latent_frames: int) -> int:
     """Returns the tokens of the sound of a video, as LTX-2's pipeline counts them."""
     frames = (latent_frames - 1) * network["vae_scale_factors"][0] + 1
     rate = network["audio_sampling_rate"] / network["audio_hop_length"]
-    return round(frames / FRAME_RATE * (rate / float(network["audio_scale_factor"])))
+    return int(round(frames / FRAME_RATE * (rate / float(network["audio_scale_factor"]))))  # noqa: RUF046

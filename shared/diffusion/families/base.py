@@ -316,13 +316,17 @@ def _halves(conditions: Conditions) -> tuple[Conditions, Conditions]:
     """Returns the conditions of the empty prompt and of the prompt, by the same names."""
     prompt = {name: each for name, each in conditions.items() if not name.startswith(NEGATIVE)}
     empty = {
-        name: conditions[name if name.startswith(IMAGE) else NEGATIVE + name] for name in prompt
+        name.removeprefix(NEGATIVE): each
+        for name, each in conditions.items()
+        if name.startswith((NEGATIVE, IMAGE))
     }
     return empty, prompt
 
 
 def _alike(one: Conditions, other: Conditions) -> bool:
-    return all(one[name].shape == other[name].shape for name in other)
+    return one.keys() == other.keys() and all(
+        one[name].shape == other[name].shape for name in other
+    )
 
 
 def _joined(one: Conditions, other: Conditions) -> Conditions:

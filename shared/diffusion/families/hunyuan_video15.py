@@ -69,11 +69,12 @@ class HunyuanVideo15(Family):
     ) -> Tensor:
         rows, channels, *size = latents.shape
         no_image = latents.new_zeros(rows, channels + 1, *size)  # its latents, and where they are
+        glyphs = conditions.get("glyph_text")
         return self.run(
             torch.cat([latents, no_image], dim=1),
             sigma * TRAIN_TIMESTEPS,
             conditions,
-            encoder_hidden_states_2=conditions["glyph_text"].to(self.dtype),
+            encoder_hidden_states_2=None if glyphs is None else glyphs.to(self.dtype),
         )
 
     def decode_latents(self, latents: Tensor) -> Tensor:
@@ -85,12 +86,12 @@ class HunyuanVideo15(Family):
         return torch.cat(videos).transpose(1, 2)
 
     def _texts(self, prompt: str) -> Conditions:
-        """Encodes a prompt to (1, L, width), and what it has in quotes to (1, G, width of ByT5)."""
+        """Encodes a prompt to (1, L, width), and what it has in quotes, if anything, to
+        (1, G, width of ByT5)."""
         self.pipeline.tokenizer_max_length = self.text_tokens
         text, mask, glyphs, glyph_mask = self.pipeline.encode_prompt(prompt)
-        return without_masks(
-            {"text": text, "mask": mask, "glyph_text": glyphs, "glyph_mask": glyph_mask}
-        )
+        quoted = {"glyph_text": glyphs, "glyph_mask": glyph_mask} if glyph_mask.any() else {}
+        return without_masks({"text": text, "mask": mask, **quoted})
 
 
 def _without_decoder(pipeline: Any) -> Any:
@@ -131,10 +132,11 @@ def _forward(
     hidden_states: Tensor,
     timestep: Tensor,
     encoder_hidden_states: Tensor,
-    encoder_hidden_states_2: Tensor,
+    encoder_hidden_states_2: Tensor | None,
     return_dict: bool = False,
 ) -> tuple[Tensor]:
-    """Runs the network as diffusers does, on texts (B, L, ...) and (B, G, ...) without padding."""
+    """Runs the network as diffusers does, on texts (B, L, ...) and, if any, (B, G, ...) without
+    padding."""
     rows, _, frames, height, width = hidden_states.shape
     patch = (self.config.patch_size_t, self.config.patch_size, self.config.patch_size)
     tokens = [size // of for size, of in zip((frames, height, width), patch, strict=True)]
@@ -144,8 +146,9 @@ def _forward(
     hidden_states = self.x_embedder(hidden_states)
     kinds = self.cond_type_embed.weight
     text = self.context_embedder(encoder_hidden_states, timestep) + kinds[0]
-    glyphs = self.context_embedder_2(encoder_hidden_states_2) + kinds[1]
-    text = torch.cat([glyphs, text], dim=1)
+    if encoder_hidden_states_2 is not None:
+        glyphs = self.context_embedder_2(encoder_hidden_states_2) + kinds[1]
+        text = torch.cat([glyphs, text], dim=1)
     is_checkpointed = torch.is_grad_enabled() and self.gradient_checkpointing
     for block in self.transformer_blocks:
         inputs = (hidden_states, text, time, None, rotation)
