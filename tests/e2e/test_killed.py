@@ -18,6 +18,7 @@ VICTIMS = {
     "nats-server": 1, "valkey-server": 1, "weed": 1,
 }  # fmt: skip
 """What is in the command of a process -> how often it is chosen."""
+FEW = int(os.environ.get("DIGENRL_KILLS", "4"))
 STEPS_PER_KILL = 2
 
 
@@ -44,7 +45,7 @@ def command(pid: int) -> str:
         return ""
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(60, marks=pytest.mark.night)])
+@pytest.mark.parametrize("kills", [FEW, pytest.param(60, marks=pytest.mark.night)])
 def test_a_real_network_that_is_killed_again_and_again_has_the_weights_of_a_calm_run(
     start_run: StartRun, tmp_path: Path, kills: int
 ) -> None:
