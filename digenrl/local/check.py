@@ -84,8 +84,8 @@ class Checked:
         recipe = self.recipe
         if recipe.sampling.tail is not None and not self.elsewhere:
             yield tail_line(recipe, self.path, RUNS)
-        every = recipe.trainer.checkpoint_every or 1
-        if every != recipe.checkpoint_every:
+        every = recipe.trainer.checkpoint_every
+        if every is not None and every != recipe.checkpoint_every:
             yield (
                 f"trainer.checkpoint_every: fluid devices do not obey {every}: they store the "
                 "optimizer's state of every version; leave the key out, or set schedule.mode to "
