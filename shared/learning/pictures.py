@@ -60,7 +60,7 @@ def decoded(data: bytes, *, height: int, width: int, channels: int) -> Any:
         raise ContractError(f"is a damaged image: {error}") from error
     if upright.size != (width, height):
         upright = ImageOps.fit(upright, (width, height), Image.Resampling.LANCZOS)
-    pixels = np.asarray(upright, dtype=np.uint8)
+    pixels = np.array(upright, dtype=np.uint8)  # a copy, which may be written to
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
