@@ -106,7 +106,8 @@ def test_a_plan_prints_the_keys_of_its_rows() -> None:
         assert choice["recipe"]["rollout.workers"] == choice["rollout"].get("H100", 0)
         assert choice["recipe"]["trainer.devices"] == choice["trainer"]["H100"]
         assert choice["recipe"]["schedule.fragment_size"] == choice["fragment_size"]
-    assert f"trainer.devices = {found['choices'][0]['trainer']['H100']}, schedule." in shown
+    best = found["choices"][0]["recipe"]
+    assert ", ".join(f"{key} = {json.dumps(value)}" for key, value in best.items()) in shown
 
 
 def test_costs_of_all_weights_are_not_those_of_a_run_and_are_refused() -> None:

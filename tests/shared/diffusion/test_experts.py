@@ -37,7 +37,8 @@ from shared.recipe.networks import check_networks
 from shared.recipe.recipe import Recipe, load_recipe, override
 from tests import tiny_models
 from tests.stored import packed
-from tests.tiny_models import BOUNDARY, PROMPT
+from tests.tiny_models import PROMPT
+from tests.tiny_pipelines import BOUNDARY
 
 CPU = torch.device("cpu")
 SIGMAS = (1.0, 0.95, 0.9, 0.8, 0.5, 0.0)

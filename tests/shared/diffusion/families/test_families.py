@@ -27,6 +27,7 @@ from shared.models.catalogue import (
 )
 from tests import tiny_models
 from tests.shared.diffusion import ratio_error
+from tests.tiny_pipelines import CLIP_TOKENS
 
 CPU = torch.device("cpu")
 SIZE = 32
@@ -180,7 +181,7 @@ def test_shapes_are_those_of_the_pipeline(tiny: Tiny) -> None:
     assert tiny.shape == theirs
     family, config = family_of(tiny.folder), tiny.pipeline.transformer.config
     encoded = tiny.encoded(1.0)
-    tokens = encoded["text"].shape[1] - (tiny_models.CLIP_TOKENS if "sd3" in tiny.family else 0)
+    tokens = encoded["text"].shape[1] - (CLIP_TOKENS if "sd3" in tiny.family else 0)
     encoded_shapes = {name: tuple(tensor.shape[1:]) for name, tensor in encoded.items()}
     of_image = {} if family.image_shapes is None else family.image_shapes(tiny.shape)
     assert {**family.condition_shapes(config, tokens), **of_image} == encoded_shapes
