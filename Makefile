@@ -54,6 +54,7 @@ LONG = $(patsubst %,--ignore tests/shared/diffusion/%,$(OF_MODELS)) $(patsubst %
     --ignore tests/shared/process/test_service.py --ignore tests/scheduler/shell/test_any_request.py \
     --ignore tests/shared/recipe/test_adding_a_key.py --ignore tests/shared/diffusion/training/test_host_reads.py \
     --ignore tests/shared/learning/test_adding_an_algorithm.py --ignore tests/shared/store/test_bucket.py \
+    $(patsubst %,--ignore tests/%.py,follow/test_wandb shared/models/test_refused shared/models/test_adding_a_family) \
     --deselect tests/faults/test_faults.py::test_no_schedule_breaks_an_invariant_or_keeps_a_run_from_finishing
 test-fast: $(TEST_VENV)/.installed
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses 2 --dist worksteal -m "not (broker or run or clock or slow or night)" $(LONG) $(FAST)
