@@ -72,6 +72,7 @@ def check_fluid(run: EmulatedRun) -> None:
     assert {each.device for each in run.intervals} == {f"trainer-h100-{n}" for n in range(4)}
 
 
+@pytest.mark.slow
 async def test_roles_run_and_are_measured(tmp_path: Path) -> None:
     versions: list[int] = []
     async with opened(tmp_path / "bench") as session:

@@ -95,6 +95,7 @@ def test_one_step_generates_by_the_version_before_and_two_updates_are_two_steps(
     assert learning.trainer.num_steps == 2
 
 
+@pytest.mark.slow
 def test_a_case_is_judged_before_and_after_and_done_once_its_result_is_there(
     tmp_path: Path,
 ) -> None:

@@ -58,6 +58,7 @@ def test_both_train_the_same_gradient_of_the_same_path() -> None:
         torch.testing.assert_close(seen[name], tensor, rtol=1e-4, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_comparison_has_every_round() -> None:
     found = loop.compare(RECIPE, rounds=2, groups=1, plain_rows=4)
     assert len(found.trainer) == len(found.plain_trainer) == 2

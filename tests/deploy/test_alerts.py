@@ -160,6 +160,7 @@ def fired(folder: Path, cases: Mapping[str, Series]) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_alert_fires_on_its_fault_alone_and_none_on_a_clean_run(tmp_path: Path) -> None:
     assert set(FAULTS) == set(ALERTS)
     cases = {"clean": CLEAN, **{name: CLEAN | fault for name, fault in FAULTS.items()}}

@@ -39,6 +39,7 @@ async def stored(store: ObjectStore, recipe: Recipe) -> dict[str, bytes | None]:
     return {key: await store.read(key) for key in keys}
 
 
+@pytest.mark.slow
 async def test_due_versions_are_evaluated_as_they_are_committed(folder_store: ObjectStore) -> None:
     recipe = await begin(folder_store, evaluation__steps=12)
     await commit_up_to(folder_store, recipe, 3)

@@ -151,6 +151,7 @@ def test_memory_is_what_was_traced_with_the_decoder_in_float32() -> None:
     assert found.needed["train"].held == pytest.approx(39.0 + 0.46 + 2 * 0.41, abs=0.05)
 
 
+@pytest.mark.slow
 def test_the_recipe_s_own_split_is_forecast_and_a_faster_one_named(tmp_path: Path) -> None:
     path = tmp_path / "even.toml"
     path.write_text(

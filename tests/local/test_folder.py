@@ -88,7 +88,7 @@ def without(*arguments: str) -> "subprocess.CompletedProcess[str]":
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", ["digits", "sd35-medium", "flux1-dev.mixed"])
+@pytest.mark.parametrize("recipe", ["digits", "flux1-dev.mixed"])
 def test_a_recipe_is_checked_where_the_scheduler_alone_is_installed(recipe: str) -> None:
     ended = without("check", f"recipes/{recipe}.toml", "--elsewhere")
     assert ended.returncode == 0, ended.stderr

@@ -103,6 +103,7 @@ def test_a_plan_in_a_table_and_in_json() -> None:
     assert ("all devices colocated" in table) == (best["gain"]["tuned"] < 1)
 
 
+@pytest.mark.slow
 def test_small_cards_generate_with_what_they_need() -> None:
     words = ("plan", "--profile", "flux1-dev", "--devices", "h100=1,4090=2")
     shown = _run(*words)

@@ -105,7 +105,13 @@ def test_types_are_those_that_diffusers_loads_and_the_adapter_is_float32() -> No
     assert {p.dtype for p in network.adapter} == {torch.float32}
 
 
-@pytest.mark.parametrize("model", ModelName)
+@pytest.mark.parametrize(
+    "model",
+    [
+        each if each == ModelName.sd35_medium else pytest.param(each, marks=pytest.mark.slow)
+        for each in ModelName
+    ],
+)
 def test_inputs_fit_the_network_at_full_size(model: ModelName) -> None:
     architecture = ARCHITECTURES[model]
     network = at_full_size(architecture)

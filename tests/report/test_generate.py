@@ -50,7 +50,11 @@ EXPERTS = {"lora": "both", "lora, high": "high", "lora, low": "low"}
     ("family", "what"),
     [
         *((family, "lora") for family in tiny_models.FAMILIES),
-        *(("wan22", what) for what in EXPERTS),
+        ("wan22", "lora"),
+        *(
+            pytest.param("wan22", f"lora, {which}", marks=pytest.mark.slow)
+            for which in ("high", "low")
+        ),
         *((family, "full") for family in FULL),
     ],
 )

@@ -72,6 +72,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 def test_no_score_is_lost_or_invented_though_the_server_is_killed_twice(server: Server) -> None:
     images = np.random.default_rng(1).integers(0, 256, (NUM_ITEMS, 3, 24, 24), dtype=np.uint8)
     images[: NUM_ITEMS // 2] //= 3

@@ -72,6 +72,7 @@ def test_peaks_and_arithmetic_grow_with_rows(digits: Trace) -> None:
     assert Trace.model_validate_json(digits.model_dump_json()) == digits
 
 
+@pytest.mark.slow
 def test_a_profile_s_arithmetic_gives_back_what_was_traced(digits: Trace) -> None:
     memory, weights = digits.memory(fragment=FRAGMENT), digits.weights
     training = digits.training

@@ -198,6 +198,7 @@ def test_colocated_all_devices_that_can_are_the_trainers() -> None:
         assert choice.forecast_seconds == pytest.approx(choice.step_seconds, rel=0.05)
 
 
+@pytest.mark.slow
 def test_each_freedom_helps() -> None:
     sequential, gap, tag, one_step = (
         _fixed(schedule).best.step_seconds

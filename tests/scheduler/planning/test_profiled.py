@@ -204,6 +204,7 @@ def test_trainers_that_cannot_generate_do_not_help() -> None:
     assert "generate" not in found.busy["trainer"]
 
 
+@pytest.mark.slow
 def test_the_controller_of_tag_finds_its_help_with_the_look_ahead() -> None:
     auto = GAP.changed(fragment_size=16, tag="auto")
     found = simulate(

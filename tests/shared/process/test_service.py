@@ -206,6 +206,7 @@ async def test_a_run_that_was_given_more_steps_is_finished_after_those(
     await asyncio.wait_for(finishing, 5)
 
 
+@pytest.mark.slow
 async def test_a_wrong_password_is_named_with_its_setting_and_without_itself(
     nats_url: str, redis_url: str, serve: Serve, stored_run: None
 ) -> None:
