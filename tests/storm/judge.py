@@ -162,6 +162,8 @@ async def _fault_of(
             return None  # it is being deleted, shards first
         digest = digest_of(await joined(opened))
     except DigenRLError as error:
+        if not must_be_there and await store.read(ref.key) is None:
+            return None  # it was deleted since the first look
         return str(error)
     if digest != weights:
         return f"{ref.key} is of other weights than the record says"
