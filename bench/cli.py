@@ -12,12 +12,13 @@ import typer
 
 from bench.growth.commands import growth
 from bench.learning.commands import learning, learning_services, learning_tables
+from bench.spread.commands import spread
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 bench = typer.Typer(help="Measure: schedules, devices, control.", no_args_is_help=True)
-for command in (learning, learning_services, learning_tables, growth):
+for command in (learning, learning_services, learning_tables, growth, spread):
     bench.command()(command)
 MIN_COLUMNS = 170
 PLAIN_ROWS = 9
@@ -44,35 +45,6 @@ class PartName(StrEnum):
     equal = "equal"
     slowed = "slowed"
     trainer_bound = "trainer-bound"
-
-
-@bench.command("spread")
-def spread(
-    hosts: Annotated[str, typer.Option(help="numbers of hosts, with commas")] = "1,8",
-    workers: Annotated[int, typer.Option(min=1, help="on each host")] = 8,
-    megabytes: Annotated[float, typer.Option(help="size of a version")] = 100.0,
-    line: Annotated[float, typer.Option(help="MB/s of each host's line, in each direction")] = 50.0,
-    versions: Annotated[int, typer.Option(min=1, help="that are published")] = 3,
-    share: Annotated[bool, typer.Option(help="hosts pass on what they receive")] = True,
-    folder: Annotated[Path, typer.Option(help="for brokers, caches and logs")] = Path(
-        "runs/bench-spread"
-    ),
-) -> None:
-    """Measure how long many hosts take to adopt a version; needs root and network namespaces."""
-    import shutil
-    from dataclasses import asdict
-    from statistics import median
-
-    from bench.spread.run import measure
-
-    shutil.rmtree(folder, ignore_errors=True)
-    numbers = [int(each) for each in hosts.split(",")]
-    found = measure(
-        numbers, workers=workers, size=round(megabytes * 1e6), versions=versions,
-        megabytes_per_s=line, folder=folder, shares=share,
-    )  # fmt: skip
-    for each in found:
-        _print({"median_s": round(median(each.seconds), 3), **asdict(each)})
 
 
 @bench.command("cluster")

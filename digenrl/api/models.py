@@ -58,7 +58,7 @@ class SampleHistory(View):
     media: str | None
     """Where its picture is, or the middle frame of its video; null if it was deleted."""
     media_gone: str | None
-    """By which rule its media were deleted."""
+    """The rule by which its media were deleted; null if they are there, or there were none."""
 
 
 class SamplePage(View):
@@ -175,4 +175,4 @@ class StorageView(View):
     measured: float
     """When they were counted, in seconds of the Unix clock; they are counted once a minute."""
     folders: list[FolderView]
-    """By folder, the largest first."""
+    """One entry for each folder, the largest first."""

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Limit = Annotated[int, typer.Option(min=1, max=200, help="how many at most")]
+Cursor = Annotated[
+    int | None, typer.Option(min=0, help="cursor that the page before has ended with")
+]
 
 
 def versions(
@@ -69,7 +72,7 @@ def samples(
     batch: Annotated[int, typer.Argument(min=0, help="number of the batch: step 20 is batch 19")],
     order: Annotated[str, typer.Option(help="worst or best first, or by number")] = "worst",
     limit: Limit = 10,
-    after: Annotated[str, typer.Option(help="cursor that the page before has ended with")] = "",
+    after: Cursor = None,
     scheduler: SchedulerAddress = "",
     token_file: TokenFile = None,
     as_json: AsJson = False,
@@ -85,10 +88,10 @@ def samples(
     async def stored(store: "ObjectStore") -> "SamplePage | None":
         from digenrl.api.past import Past
 
-        return await Past(store, run).samples(batch, int(after or 0), limit, order)  # type: ignore[arg-type]
+        return await Past(store, run).samples(batch, after or 0, limit, order)  # type: ignore[arg-type]
 
     def asked(client: "Client") -> "SamplePage | None":
-        return client.list_samples(batch, order, limit, after)  # type: ignore[arg-type]
+        return client.list_samples(batch, order, limit, _text(after))  # type: ignore[arg-type]
 
     page = _from_either(runs / run, scheduler, token_file, asked, stored)
     if page is None:
@@ -111,6 +114,10 @@ def samples(
         typer.echo(f"more: --after {page.next}")
 
 
+def _text(cursor: int | None) -> str:
+    return "" if cursor is None else str(cursor)
+
+
 def _letters(numbers: list[int]) -> str:
     return f"dead letters {', '.join(map(str, numbers))}" if numbers else ""
 
@@ -118,7 +125,7 @@ def _letters(numbers: list[int]) -> str:
 def audit(
     run: RunName,
     limit: Limit = 20,
-    after: Annotated[str, typer.Option(help="cursor that the page before has ended with")] = "",
+    after: Cursor = None,
     scheduler: SchedulerAddress = "",
     token_file: TokenFile = None,
     as_json: AsJson = False,
@@ -129,10 +136,10 @@ def audit(
     async def stored(store: "ObjectStore") -> "AuditPage":
         from digenrl.api.history import audit_page
 
-        return await audit_page(store, run, limit, after)
+        return await audit_page(store, run, limit, _text(after))
 
     def asked(client: "Client") -> "AuditPage":
-        return client.list_audit(limit, after)
+        return client.list_audit(limit, _text(after))
 
     page = _from_either(runs / run, scheduler, token_file, asked, stored)
     if as_json:

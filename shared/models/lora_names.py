@@ -29,9 +29,9 @@ class NamedLayers:
     shapes: Mapping[str, tuple[int, int]]
     """(outputs, inputs) of each layer, by its name in this project."""
     native: Mapping[str, Mapping[str, tuple[str, ...]]]
-    """Of each network: name with dots -> layers, by their names within it."""
+    """Maps each network to its names with dots, and each name to layers by their names in it."""
     flat: Mapping[str, Mapping[str, tuple[str, ...]]]
-    """The same by names with underscores."""
+    """Maps each network to its names with underscores in the same way."""
 
     @classmethod
     def of(cls, folder: Path, networks: Sequence[str]) -> "NamedLayers":

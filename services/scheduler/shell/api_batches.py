@@ -94,8 +94,8 @@ class TimelineView(View):
     seconds: float
     """Seconds from its opening to its commit, or to now while it is in flight."""
     devices: dict[str, tuple[tuple[float, Use | None], ...]]
-    """By worker, in order: seconds since the batch was opened, and what the worker did from then
-    on; null says that it was not there."""
+    """Maps each worker to pairs in order of time: seconds since the batch was opened, and what the
+    worker did from then on; null says that it was not there."""
 
 
 class VersionView(View):

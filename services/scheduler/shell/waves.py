@@ -1,4 +1,4 @@
-"""In which order the commands that follow from one event are sent."""
+"""Divides the commands that follow from one event into short bursts, in the order of sending."""
 
 from collections.abc import Iterator, Sequence
 

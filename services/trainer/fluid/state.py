@@ -37,13 +37,13 @@ class Updates:
     """The updates of a batch that were taken, where they have made no version yet."""
 
     attempt: int
-    """Attempt at the batch of which they are."""
+    """The attempt at the batch in which they were taken."""
     checksum: str
-    """Of what they have made."""
+    """The checksum of the weights and optimizer state after the updates."""
     shares: tuple[Share, ...]
-    """What they were made of."""
+    """The shares that the updates were made of."""
     metrics: tuple[Mapping[str, float], ...]
-    """Those of each step."""
+    """The metrics of each step."""
 
     @property
     def number(self) -> int:

@@ -177,7 +177,7 @@ def test_an_entry_of_another_release_is_nobodys() -> None:
 async def test_a_standby_says_that_the_broker_stores_nothing_where_nobody_commands(
     bus: Bus, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when its disk is full and the scheduler that commanded has died."""
+    """The broker's disk is full, and the scheduler that commanded has died."""
     monkeypatch.setattr(leases, "SILENT_S", 0.1)
     monkeypatch.setattr(leases, "HOLDER_FIRST_S", 0.05)
     is_full, write = True, Register.write

@@ -31,7 +31,7 @@ async def test_a_worker_says_once_that_it_waits_for_the_recipe(
 async def test_a_checked_recipe_is_checked_anew_if_another_was_stored_meanwhile(
     folder_store: ObjectStore,
 ) -> None:
-    """As by a scheduler that commanded while this one stood by."""
+    """Another scheduler has stored it, which commanded while this one stood by."""
     mine = load_recipe(DIGITS)
     other = override(mine, {"trainer.learning_rate": 2 * mine.trainer.learning_rate})
     checked = await check_recipe(folder_store, mine)
