@@ -1,4 +1,4 @@
-"""`digenrl fetch`: a model of the Hugging Face hub onto this host."""
+"""`digenrl fetch`: a model of the Hugging Face hub, and prompts of data sets, onto this host."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,33 +13,53 @@ RECIPES = (".toml", ".json", ".yaml", ".yml")
 
 def fetch(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(help="a recipe with model.id, or a model: org/name")],
+    what: Annotated[
+        str, typer.Argument(help="a recipe with model.id or data.dataset, or a model: org/name")
+    ],
     revision: Annotated[
         str | None, typer.Option(help="branch, tag or commit of org/name; by default main")
     ] = None,
 ) -> None:
-    """Fetch the parts of a model that a run reads; what is here already is not fetched again."""
-    from digenrl.hub.fetch import fetch as fetch_model
-
+    """Fetch the parts of a model that a run reads, and the prompts of its data sets; what is here
+    already is not fetched again."""
     if Path(what).suffix in RECIPES:
         if revision is not None:
             raise UserError("--revision: is of org/name; of a recipe, give --model.revision")
-        model, revision = _named(Path(what), given_keys(context))
+        _fetch_named(Path(what), given_keys(context))
     elif keys := given_keys(context):
         raise UserError(f"--{next(iter(keys))}: is a key of a recipe, and {what} is none")
     else:
-        model = what
-    typer.echo(fetch_model(model, revision, lambda line: typer.echo(line, err=True)))
+        _fetch_model(what, revision)
 
 
-def _named(path: Path, options: dict[str, object]) -> tuple[str, str | None]:
-    """Return the model and revision that a recipe asks for, whatever of it is here."""
+def _fetch_named(path: Path, options: dict[str, object]) -> None:
+    """Fetch what a recipe asks for, at the revisions that it says, whatever of it is here."""
+    from digenrl.hub.dataset import fetch_prompts
     from shared.recipe.files import merged, read_layers
     from shared.recipe.options import put_options
     from shared.recipe.recipe import load_recipe
 
-    model = load_recipe(path, options).model
-    if model.id is None:
-        raise UserError(f"{path}: model.folder is a folder; give model.id of a model on the hub")
-    said = put_options(merged(read_layers(path)), options)["model"]
-    return model.id, said.get("revision")
+    recipe = load_recipe(path, options)
+    datasets = {"data": recipe.data.dataset, "evaluation": recipe.evaluation.dataset}
+    if recipe.model.id is None and not any(datasets.values()):
+        raise UserError(
+            f"{path}: model.folder is a folder; give model.id of a model on the hub, or "
+            "data.dataset.id"
+        )
+    said = put_options(merged(read_layers(path)), options)
+    if recipe.model.id is not None:
+        _fetch_model(recipe.model.id, said["model"].get("revision"))
+    for table, dataset in datasets.items():
+        if dataset is not None:
+            asked = dataset.model_copy(update={"revision": said[table]["dataset"].get("revision")})
+            typer.echo(fetch_prompts(asked, f"{table}.dataset", _say))
+
+
+def _fetch_model(model: str, revision: str | None) -> None:
+    from digenrl.hub.fetch import fetch as fetch_model
+
+    typer.echo(fetch_model(model, revision, _say))
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

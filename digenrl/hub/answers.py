@@ -23,12 +23,15 @@ def check_installed() -> None:
 
 
 @contextmanager
-def explained(model: str, revision: str | None = None, *, key: str = "model.id") -> Iterator[None]:
+def explained(
+    model: str, revision: str | None = None, *, key: str = "model.id", folder: str = ""
+) -> Iterator[None]:
     """Raise what the hub refuses as UserError, and what does not answer as Unavailable; one line
-    each, which names ``key``, the model and the remedy."""
+    each, which names ``key``, the model and the remedy. ``folder``: what stands before the name in
+    the page's address."""
     from huggingface_hub import errors
 
-    page = f"{endpoint()}/{model}"
+    page = f"{endpoint()}/{folder}{model}"
     try:
         yield
     except errors.GatedRepoError as error:
@@ -43,7 +46,8 @@ def explained(model: str, revision: str | None = None, *, key: str = "model.id")
         ) from error
     except errors.RevisionNotFoundError as error:
         raise UserError(
-            f"model.revision: {model} has no revision {revision!r}; see {page}/tree/main"
+            f"{key.rpartition('.')[0]}.revision: {model} has no revision {revision!r}; see "
+            f"{page}/tree/main"
         ) from error
     except errors.HfHubHTTPError as error:
         raise _of_status(error, model) from error

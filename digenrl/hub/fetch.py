@@ -1,4 +1,5 @@
-"""Fetches from the hub the files of a model that runs read, into huggingface_hub's cache.
+"""Fetches from the hub the files of a model that runs read, or of a data set, into the cache of
+huggingface_hub.
 
 A file is fetched into `blobs/ETAG.partial`, of which a later call fetches the rest: huggingface_hub
 itself begins a file again that was broken off with its process. Its digest is compared with the
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Literal
 
 from digenrl.hub.answers import check_installed, endpoint, explained
 from shared.errors import UserError
@@ -53,13 +55,13 @@ def fetch(model: str, revision: str | None, say: Say) -> Path:
     if INDEX not in sizes:
         raise UserError(f"model.id: {model} is not a diffusers model (it has no {INDEX})")
     place = storage(target(), model)
-    with _alone(place, say), explained(model, revision):
+    with alone(place, say), explained(model, revision):
         download = Download(model, str(info.sha), place, sizes)
         download.get([INDEX])
         names = download.needed
-        _check_space(download, names, say)
+        check_space(download, names, say)
         download.get(names)
-        _name(place, revision or MAIN, download.commit)
+        name_commit(place, revision or MAIN, download.commit)
     return download.folder
 
 
@@ -72,6 +74,7 @@ class Download:
     place: Path
     sizes: Mapping[str, int]
     """Bytes of each file of the repository."""
+    kind: Literal["model", "dataset"] = "model"
 
     @property
     def folder(self) -> Path:
@@ -116,7 +119,9 @@ class Download:
     def _blob(self, name: str) -> Path:
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
-        url = hf_hub_url(self.model, name, revision=self.commit, endpoint=endpoint())
+        url = hf_hub_url(
+            self.model, name, repo_type=self.kind, revision=self.commit, endpoint=endpoint()
+        )
         found = get_hf_file_metadata(url, endpoint=endpoint(), retry_on_errors=True)
         if found.etag is None:
             raise UserError(f"{endpoint()}: gives no digest of {name}; use another mirror")
@@ -169,8 +174,8 @@ def _is_whole(file: Path, etag: str) -> bool:
 
 
 @contextmanager
-def _alone(place: Path, say: Say) -> Iterator[None]:
-    """Wait until no other process of this host fetches the model."""
+def alone(place: Path, say: Say) -> Iterator[None]:
+    """Wait until no other process of this host fetches the same."""
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -182,12 +187,12 @@ def _alone(place: Path, say: Say) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            say("another process fetches this model; waiting for it")
+            say("another process fetches the same; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _check_space(download: Download, names: Sequence[str], say: Say) -> None:
+def check_space(download: Download, names: Sequence[str], say: Say) -> None:
     absent = download.missing(names)
     wanted, free = download.bytes_of(absent), shutil.disk_usage(download.place).free
     gib = f"{download.bytes_of(names) / 2**30:.2f} GiB"
@@ -202,7 +207,7 @@ def _check_space(download: Download, names: Sequence[str], say: Say) -> None:
         )
 
 
-def _name(place: Path, revision: str, commit: str) -> None:
+def name_commit(place: Path, revision: str, commit: str) -> None:
     """Record which commit a branch or tag was at."""
     if revision == commit:
         return

@@ -9,19 +9,19 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from shared.errors import ContractError, UserError, how_to_install
+from shared.errors import UserError, how_to_install
 from shared.learning.curriculum import Draws, epoch_order
-from shared.learning.pictures import MAX_BYTES, check_picture
+from shared.learning.hub_datasets import not_fetched
+from shared.learning.image_files import IMAGE, source_image
 from shared.messages.contracts import Prompt, SourceImage
 
 CSV, PARQUET, ARROW = ".csv", ".parquet", ".arrow"
-PROMPT, METADATA, IMAGE = "prompt", "metadata", "image"
+PROMPT, METADATA = "prompt", "metadata"
 MAX_REPEATS = 1000
 """Most times that an epoch takes a prompt for once that it takes the rarest."""
 STATE = "state.json"
@@ -167,7 +167,8 @@ def _read_lines(path: Path) -> Iterator[Row]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise UserError(f"data.prompts: cannot read {path}: {error.strerror}") from error
+        fault = not_fetched(path) or f"data.prompts: cannot read {path}: {error.strerror}"
+        raise UserError(fault) from error
     except UnicodeDecodeError as error:
         raise UserError(
             f"data.prompts: {path} is no text; prompts are .txt, .csv, JSON lines, .parquet, or a "
@@ -228,47 +229,13 @@ def _made(path: Path, number: int, text: Any, metadata: Any, image: Any = None) 
                 f"{where}: metadata.{name}: {json.dumps(value)[:40]} is no text, number or bool, "
                 "as metadata must be; write it as text, or leave it out"
             )
-    source, file = _source(path, where, image)
+    source, file = source_image(path, where, image)
     try:
         return Prompt(text=text, metadata=metadata, image=source), file
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = "prompt" if fault["loc"][0] == "text" else "metadata"
         raise UserError(f"{where}: {key}: {fault['msg']}") from error
-
-
-def _source(path: Path, where: str, image: Any) -> tuple[SourceImage | None, Path | None]:
-    """Return what a row's image is, and where; ``where`` is the row, for a UserError."""
-    if image is None:
-        return None, None
-    if not isinstance(image, str) or not _is_below(image):
-        raise UserError(
-            f"{where}: {IMAGE}: {json.dumps(image)[:80]} is no path below the folder of the "
-            "prompts; put the image there, and name it relative to the file"
-        )
-    file = (path if path.is_dir() else path.parent) / image
-    try:
-        status = file.stat()
-        return _looked_at(file, status.st_mtime_ns, status.st_size), file
-    except OSError as error:
-        raise UserError(f"{where}: {IMAGE}: cannot read {file}: {error.strerror}") from error
-    except ContractError as error:
-        raise UserError(f"{where}: {IMAGE}: {file} {error}") from error
-
-
-def _is_below(image: str) -> bool:
-    named = Path(image)
-    return bool(named.parts) and not named.is_absolute() and ".." not in named.parts
-
-
-@lru_cache(maxsize=1 << 17)
-def _looked_at(file: Path, _changed_ns: int, size: int) -> SourceImage:
-    """Hash an image's file, once while it does not change; raises ContractError if it is none."""
-    if size > MAX_BYTES:
-        raise ContractError(f"has {size >> 20} MiB; at most {MAX_BYTES >> 20}: make it smaller")
-    data = file.read_bytes()
-    check_picture(data)
-    return SourceImage(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
 
 def is_table(path: Path) -> bool:
@@ -390,7 +357,7 @@ def _table_row(path: Path, number: int, row: dict[str, Any], beside: Path) -> Ro
         del row[METADATA]
         row = nested | row
     metadata = {name: value for name, value in row.items() if value is not None}
-    source, file = _source(beside, f"data.prompts: {path} row {number}", image)
+    source, file = source_image(beside, f"data.prompts: {path} row {number}", image)
     try:
         return Prompt(text=text, metadata=metadata, image=source), file
     except ValidationError as error:

@@ -50,8 +50,14 @@ def target() -> Path:
     return models_root() or hub_cache()
 
 
-def storage(cache: Path, model: str) -> Path:
-    return cache / f"{_PREFIX}{model.replace('/', '--')}"
+def storage(cache: Path, name: str, prefix: str = _PREFIX) -> Path:
+    """Return the folder of a repository in a cache; of a model, if no other prefix is given."""
+    return cache / f"{prefix}{name.replace('/', '--')}"
+
+
+def commit_at(storage: Path, revision: str) -> str | None:
+    """Return the commit that a branch or tag was at when it was fetched; None if it was not."""
+    return _ref(storage / "refs" / revision)
 
 
 def place(model: str, revision: str | None) -> Path:
@@ -59,7 +65,7 @@ def place(model: str, revision: str | None) -> Path:
     wanted = revision or MAIN
     for cache in dict.fromkeys((target(), hub_cache())):
         folder = storage(cache, model)
-        commit = _ref(folder / "refs" / wanted) or wanted
+        commit = commit_at(folder, wanted) or wanted
         if (folder / "snapshots" / commit / INDEX).is_file():
             return folder / "snapshots" / commit
     root = models_root()

@@ -43,6 +43,8 @@ PATHS = (
 
 EXCLUDES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "model": {"folder": ("id", "revision"), "id": ("folder", "revision"), "adapter": ("lora",)},
+    "data": {"prompts": ("dataset",), "dataset": ("prompts",)},
+    "evaluation": {"prompts": ("dataset",), "dataset": ("prompts",)},
     "judge": {"key_env": ("key_file",), "key_file": ("key_env",)},
     "remote": {"key_env": ("key_file",), "key_file": ("key_env",)},
 }
@@ -89,10 +91,15 @@ def merged(layers: Sequence[Layer]) -> dict[str, Any]:
 
 
 def check_excluded(tables: Mapping[str, Any]) -> None:
-    """Raises UserError if a recipe names a model in two ways."""
-    model = tables.get("model")
-    if isinstance(model, Mapping) and {"folder", "id"} <= model.keys():
-        raise UserError("model.folder, model.id: give one of them, not both")
+    """Raises UserError if a recipe names a model, or its prompts, in two ways."""
+    for table, one, other in (
+        ("model", "folder", "id"),
+        ("data", "prompts", "dataset"),
+        ("evaluation", "prompts", "dataset"),
+    ):
+        given = tables.get(table)
+        if isinstance(given, Mapping) and {one, other} <= given.keys():
+            raise UserError(f"{table}.{one}, {table}.{other}: give one of them, not both")
 
 
 def _put_below(tables: Any, folder: Path, beside: Path) -> None:

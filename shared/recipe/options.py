@@ -129,14 +129,20 @@ def _put(tables: Any, parts: list[str], value: Any, label: str, options: Mapping
     if not isinstance(tables, Mapping):
         return tables
     name = f"{label}.{part}".lstrip(".")
+    left = without_excluded(label.rpartition(".")[2], tables, {part})
+    typed = {key: of for key, of in tables.items() if _is_given(f"{label}.{key}", options)}
+    tables = {**left, **typed}
     if not rest:
-        left = without_excluded(label.rpartition(".")[2], tables, {part})
-        typed = {key: of for key, of in tables.items() if f"{label}.{key}" in options}
-        return {**left, **typed, part: value}
+        return {**tables, part: value}
     if tables.get(part) is None and _is_list(name):
         raise UserError(f"--{name}.{rest[0]}: {name} has no {rest[0]}; it is empty")
     inner = tables.get(part)
     return {**tables, part: _put({} if inner is None else inner, rest, value, name, options)}
+
+
+def _is_given(name: str, options: Mapping[str, Any]) -> bool:
+    """Return whether an option sets a key, or one in its table."""
+    return any(each == name or each.startswith(f"{name}.") for each in options)
 
 
 def _is_list(label: str) -> bool:

@@ -94,11 +94,11 @@ def _resolved(recipe: Recipe, base: Path) -> Recipe:
     def with_scorers(table: Reward | Evaluation) -> Any:
         return table.model_copy(update={"scorers": tuple(each.at(base) for each in table.scorers)})
 
-    evaluation = recipe.evaluation.absolute(base, "digits", "prompts")
+    evaluation = recipe.evaluation.located(base)
     absolute = recipe.model_copy(
         update={
             "model": recipe.model.located(base),
-            "data": recipe.data.absolute(base, "prompts"),
+            "data": recipe.data.located(base),
             "reward": with_scorers(recipe.reward),
             "evaluation": with_scorers(evaluation),
         }

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from shared.messages.records import Token
+from shared.recipe.dataset import Dataset
 from shared.recipe.fields import NonNegative, Positive, Table, check_unique
 from shared.recipe.rubrics import RUBRICS
 from shared.recipe.sampling import Sampling, SigmaGrid, check_sigmas
@@ -183,6 +184,8 @@ class Evaluation(Table):
     """CPU threads of the evaluation."""
     prompts: Path | None = None
     """Held out, read as `data.prompts` is; relative to the recipe. Without it, training's."""
+    dataset: Dataset | None = None
+    """A data set of the Hugging Face hub, in place of `prompts`."""
     scorers: tuple[ScorerTable, ...] = ()
     """Gold rewards: measured at evaluations, and never trained on."""
     digits: Path | None = None
@@ -193,6 +196,14 @@ class Evaluation(Table):
     def _names_differ(self) -> Self:
         check_unique("scorers", [scorer.name for scorer in self.scorers])
         return self
+
+    def located(self, base: Path) -> Self:
+        """Return the table with the files that it means on this host, and with a commit."""
+        table = self.absolute(base, "digits", "prompts")
+        if self.dataset is None:
+            return table
+        update = {"prompts": self.dataset.prompts, "dataset": self.dataset.pinned()}
+        return table.model_copy(update=update)
 
 
 def check_evaluation(table: Evaluation, sampling: Sampling) -> None:

@@ -13,6 +13,7 @@ from shared.messages.records import Token
 from shared.models.attention import check_backend
 from shared.models.hub import ID_PATTERN, REVISION_PATTERN, commit_of, place
 from shared.models.memory import Form, Holding, Part, Residence
+from shared.recipe.dataset import Dataset
 from shared.recipe.fields import NonNegative, Positive, Rate, Renamed, Table
 from shared.recipe.rewards import Evaluation, Reward
 from shared.recipe.sampling import Algorithm, Sampling
@@ -174,13 +175,30 @@ class Model(Table):
 
 class Data(Table):
     prompts: Path
-    """A file or a folder, see `shared.learning.prompts.read_prompts`; relative to the recipe."""
+    """A file or a folder, see `shared.learning.prompts.read_prompts`; relative to the recipe. With
+    `dataset`, its place on this host."""
+    dataset: Dataset | None = None
+    """A data set of the Hugging Face hub, in place of `prompts`."""
     weights: Annotated[str, Field(min_length=1)] | None = None
     """Name of the prompts' metadata that says how often each is taken, in proportion; without it,
     all are taken as often."""
     curriculum: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of its draws at which a prompt is passed over whose newest group was saturated
     (`shared.learning.curriculum`). Without it, prompts take turns."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dataset_has_a_place(cls, plain: Any) -> Any:
+        if isinstance(plain, Mapping) and plain.get("prompts") is None and "dataset" in plain:
+            return {**plain, "prompts": Path()}
+        return plain
+
+    def located(self, base: Path) -> Self:
+        """Return the table with the file that it means on this host, and with a commit."""
+        if self.dataset is None:
+            return self.absolute(base, "prompts")
+        update = {"prompts": self.dataset.prompts, "dataset": self.dataset.pinned()}
+        return self.model_copy(update=update)
 
 
 class Batch(Table):

@@ -16,6 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from shared.errors import ContractError, UserError
+from shared.learning.hub_datasets import not_fetched
 from shared.learning.prompts import source_digests
 from shared.messages.records import Digest, Record, Text
 from shared.models.hub import CONFIGS, ROOT, missing
@@ -138,7 +139,8 @@ def check_same_file(key: str, stored: FileRecord, found: FileRecord) -> None:
 
 
 def _is_missing(key: str, path: Path) -> str:
-    if (of_hub := missing(path)) is not None:
+    of_hub = missing(path) or not_fetched(path)
+    if of_hub is not None:
         return of_hub
     root = os.environ.get(ROOT)
     wanted = f"correct {ROOT}, which is {root}" if root else f"set {ROOT} to the folder that has it"

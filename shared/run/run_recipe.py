@@ -33,7 +33,8 @@ MAY_CHANGE = {
     "reward.workers", "reward.threads",
     "schedule.mode", "schedule.tag", "schedule.early_fraction", "schedule.slot_deadline_s",
     "evaluation.every", "evaluation.seed", "evaluation.samples_per_prompt", "evaluation.digits",
-    "evaluation.prompts", "evaluation.scorers", "evaluation.steps", "evaluation.sigmas",
+    "evaluation.prompts", "evaluation.dataset", "evaluation.scorers", "evaluation.steps",
+    "evaluation.sigmas",
     "evaluation.height", "evaluation.width", "evaluation.threads",
 }  # fmt: skip
 """Keys that a resumed run may change: no batch depends on them."""
@@ -123,7 +124,17 @@ async def read_recipe(store: ObjectStore, run: str) -> Recipe | None:
         return None
     tables = stored.recipe.model_dump(mode="json")
     on_this_host(tables, stored.portable)
-    return Recipe.model_validate(tables)
+    return with_datasets_here(Recipe.model_validate(tables))
+
+
+def with_datasets_here(recipe: Recipe) -> Recipe:
+    """Return the recipe with this host's place of prompts that data sets of the hub have."""
+    changes = {
+        f"{name}.prompts": str(table.dataset.prompts)
+        for name, table in (("data", recipe.data), ("evaluation", recipe.evaluation))
+        if table.dataset is not None and table.dataset.commit is not None
+    }
+    return override(recipe, changes) if changes else recipe
 
 
 async def needed_recipe(store: ObjectStore, run: str) -> Recipe:

@@ -1,5 +1,5 @@
 """A small mirror of the Hugging Face hub on this machine: as much of its API as huggingface_hub
-needs to list, fetch and push a model."""
+needs to list, fetch and push a model, and to fetch a data set (`datasets/ORG/NAME`)."""
 
 import base64
 import hashlib
@@ -24,6 +24,8 @@ class Repository:
     files: dict[str, bytes] = field(default_factory=dict)
     gated: bool = False
     private: bool = False
+    card: dict[str, Any] = field(default_factory=dict)
+    """Metadata of the card."""
     messages: list[str] = field(default_factory=list)
     """Messages of the commits that were pushed."""
 
@@ -130,6 +132,12 @@ class Handler(BaseHTTPRequestHandler):
             return None
         return found
 
+    def dataset(self, method: str, name: str, revision: str | None) -> None:
+        self.info(method, f"datasets/{name}", revision)
+
+    def dataset_file(self, method: str, name: str, revision: str, path: str) -> None:
+        self.file(method, f"datasets/{name}", revision, path)
+
     def info(self, method: str, name: str, revision: str | None) -> None:
         found = self._repository(name, revision)
         if found is None:
@@ -145,6 +153,7 @@ class Handler(BaseHTTPRequestHandler):
         self._json({
             "id": name, "modelId": name, "sha": found.commit, "siblings": siblings,
             "private": found.private, "gated": "auto" if found.gated else False, "tags": [],
+            "cardData": found.card,
         })  # fmt: skip
 
     def file(self, method: str, name: str, revision: str, path: str) -> None:
@@ -254,6 +263,8 @@ ROUTES: tuple[tuple[str, Callable[..., None]], ...] = (
     (rf"/api/models/{_NAME}/preupload/(.+)", Handler.preupload),
     (rf"/api/models/{_NAME}/commit/(.+)", Handler.commit),
     (rf"/api/models/{_NAME}(?:/revision/(.+))?", Handler.info),
+    (rf"/api/datasets/{_NAME}(?:/revision/(.+))?", Handler.dataset),
+    (rf"/datasets/{_NAME}/resolve/([^/]+)/(.+)", Handler.dataset_file),
     (rf"/{_NAME}[.]git/info/lfs/objects/batch", Handler.batch),
     (r"/lfs/([0-9a-f]{64})", Handler.upload),
     (rf"/{_NAME}/resolve/([^/]+)/(.+)", Handler.file),

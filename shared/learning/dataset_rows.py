@@ -1,0 +1,211 @@
+"""Makes a file of prompts, with its images beside it, from rows of a data set whose columns have
+other names, or hold the images themselves."""
+
+import csv
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shared.errors import ContractError, UserError, how_to_install
+from shared.learning.hub_datasets import PROMPTS_FILE
+from shared.learning.pictures import check_picture
+from shared.messages.contracts import Prompt
+
+IMAGES = "images"
+ROWS_AT_ONCE = 32
+"""Rows of a Parquet file in memory; a row may hold an image."""
+
+ReadFile = Callable[[str], bytes]
+"""Returns the bytes of an image by its path, relative to the file of its row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Names the columns that prompts are made of."""
+
+    prompt: str = "prompt"
+    image: str | None = None
+    """Source images: files' bytes, as the `datasets` library stores them, or their paths."""
+    metadata: tuple[str, ...] | None = None
+    """Without it, all others that hold text, numbers or bools."""
+
+
+@dataclass(slots=True)
+class Made:
+    """Counts what was made of rows."""
+
+    prompts: int = 0
+    empty_rows: int = 0
+    """Rows without a prompt, or without an image where one is asked for."""
+    left_out: set[str] = field(default_factory=set)
+    """Columns that hold neither text, numbers nor bools."""
+
+
+def make_prompts(
+    files: Iterable[tuple[Path, ReadFile]], columns: Columns, folder: Path, key: str
+) -> Made:
+    """Write the prompts of files' rows, in order, into a new folder: `PROMPTS_FILE`, and images by
+    their SHA-256.
+
+    Args:
+        key: table of the recipe that names the columns, for errors.
+
+    Raises:
+        UserError: naming the column, or the file and row, and the remedy.
+    """
+    made = Made()
+    (folder / IMAGES).mkdir(parents=True)
+    with (folder / PROMPTS_FILE).open("w", encoding="utf-8") as lines:
+        for file, read_image in files:
+            for number, row in enumerate(_rows(file, columns, key), 1):
+                where = f"{file.name} row {number}"
+                line = _Maker(columns, folder, key, read_image, made).line(row, where)
+                if line is not None:
+                    lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+    if not made.prompts:
+        raise UserError(f"{key}.prompt: no row has one in the column {columns.prompt!r}")
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    columns: Columns
+    folder: Path
+    key: str
+    read_image: ReadFile
+    made: Made
+
+    def line(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+        """Return a line of `PROMPTS_FILE`; None for a row without a prompt, or its image."""
+        text, image = row.get(self.columns.prompt), self.columns.image
+        if text is not None and not isinstance(text, str):
+            raise UserError(
+                f"{self.key}.prompt: the column {self.columns.prompt!r} holds "
+                f"{type(text).__name__}, not text ({where}); name another"
+            )
+        if not text or (image is not None and not row.get(image)):
+            self.made.empty_rows += 1
+            return None
+        line: dict[str, Any] = {"prompt": text, "metadata": self._metadata(row, where)}
+        self._check(line, where)
+        if image is not None:
+            line["image"] = self._image(row[image], where)
+        self.made.prompts += 1
+        return line
+
+    def _metadata(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+        named, taken = self.columns.metadata, {self.columns.prompt, self.columns.image}
+        found = {}
+        for name in row if named is None else named:
+            value = row.get(name)
+            if value is None or (named is None and name in taken):
+                continue
+            if isinstance(value, str | int | float):  # bool is an int
+                found[name] = value
+            elif named is not None:
+                raise UserError(
+                    f"{self.key}.metadata: the column {name!r} holds {type(value).__name__}, no "
+                    f"text, number or bool ({where}); leave it out"
+                )
+            else:
+                self.made.left_out.add(name)
+        return {name: each for name, each in found.items() if not _is_no_number(each)}
+
+    def _check(self, line: Mapping[str, Any], where: str) -> None:
+        try:
+            Prompt(text=line["prompt"], metadata=line["metadata"])
+        except ValidationError as error:
+            fault = error.errors(include_url=False)[0]
+            at = "prompt" if fault["loc"][0] == "text" else "metadata"
+            remedy = "" if at == "prompt" else "; name the columns to keep"
+            raise UserError(f"{self.key}.{at}: {where}: {fault['msg']}{remedy}") from error
+
+    def _image(self, value: Any, where: str) -> str:
+        data = self._bytes_of(value, where)
+        try:
+            check_picture(data)
+        except ContractError as error:
+            raise UserError(f"{self.key}.image: {where}: {error}") from error
+        name = f"{IMAGES}/{hashlib.sha256(data).hexdigest()}"
+        (self.folder / name).write_bytes(data)
+        return name
+
+    def _bytes_of(self, value: Any, where: str) -> bytes:
+        if isinstance(value, Mapping):
+            value = value.get("bytes") or value.get("path")
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, str):
+            return self.read_image(value)
+        raise UserError(
+            f"{self.key}.image: the column {self.columns.image!r} holds "
+            f"{type(value).__name__}, neither an image nor its path ({where}); name another"
+        )
+
+
+def _is_no_number(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _rows(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a file by their columns' names; raises UserError if one is missing."""
+    if file.suffix == ".parquet":
+        yield from _of_parquet(file, columns, key)
+        return
+    for number, row in enumerate(_of_csv(file) if file.suffix == ".csv" else _of_json(file, key)):
+        if number == 0:
+            _check_columns(list(row), columns, key)
+        yield row
+
+
+def _of_parquet(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError(f"{key}.id: {file.name} {how_to_install('data')} ({error})") from error
+    with parquet.ParquetFile(file) as opened:
+        names = opened.schema_arrow.names
+        _check_columns(names, columns, key)
+        named = (columns.prompt, columns.image, *(columns.metadata or ()))
+        wanted = names if columns.metadata is None else [name for name in names if name in named]
+        for rows in opened.iter_batches(ROWS_AT_ONCE, columns=wanted):
+            yield from rows.to_pylist()
+
+
+def _of_csv(file: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield rows of texts; an empty cell is none."""
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        for row in csv.DictReader(stream):
+            yield {name: cell or None for name, cell in row.items() if name is not None}
+
+
+def _of_json(file: Path, key: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects of a list, or of lines."""
+    with file.open(encoding="utf-8-sig") as stream:
+        is_list = stream.read(1) == "["
+        stream.seek(0)
+        number = 0
+        try:
+            rows = json.load(stream) if is_list else map(json.loads, filter(str.strip, stream))
+            for row in rows:
+                yield {**row}
+                number += 1
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"{key}.id: {file.name} after row {number}: holds no JSON objects ({error}); set "
+                "the revision to refs/convert/parquet if the hub shows its rows"
+            ) from error
+
+
+def _check_columns(names: list[str], columns: Columns, key: str) -> None:
+    wanted = [("prompt", columns.prompt), ("image", columns.image)]
+    wanted += [("metadata", each) for each in columns.metadata or ()]
+    for of, column in wanted:
+        if column is not None and column not in names:
+            raise UserError(f"{key}.{of}: there is no column {column!r}; it has {', '.join(names)}")

@@ -1,0 +1,152 @@
+"""Data sets of the Hugging Face hub: which files of a repository hold a split, and where the
+prompts that are made of them are on this host.
+
+    CACHE/datasets--ORG--NAME/snapshots/COMMIT/...                   files of the repository
+    CACHE/datasets--ORG--NAME/prompts/COMMIT/COLUMNS/prompts.jsonl   made of them; images beside it
+
+The files of a split are those that the card's `configs` name. Without these they are the ones
+whose name or folder has the split's name as a word; where no name has a split's, all are of
+`train`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from shared.errors import UserError
+
+PREFIX = "datasets--"
+PROMPTS_FILE = "prompts.jsonl"
+FORMATS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv")
+"""Suffixes of files that are read; of a split with several, those of the first."""
+CONVERTED = "refs/convert/parquet"
+"""Branch on which the hub keeps Parquet files of most data sets, as CONFIG/SPLIT/0000.parquet."""
+SPLIT_NAMES: Mapping[str, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+NO_ROWS = ("dataset_infos.json", "dataset_info.json", "state.json")
+"""JSON files that describe a data set."""
+
+
+def not_fetched(path: Path) -> str | None:
+    """Say that prompts of a data set of the hub are not on this host, and how to get them; None for
+    any other file, and for one that is here."""
+    if path.name != PROMPTS_FILE or path.exists():
+        return None
+    folder = next((part for part in path.parts if part.startswith(PREFIX)), None)
+    if folder is None:
+        return None
+    name = folder.removeprefix(PREFIX).replace("--", "/", 1)
+    return (
+        f"data.dataset, evaluation.dataset: {name} is not on this host with these columns; fetch "
+        "it with: digenrl fetch RECIPE"
+    )
+
+
+def chosen_files(
+    names: Sequence[str], configs: Sequence[Mapping[str, Any]], config: str | None, split: str
+) -> list[str]:
+    """Return the files of a repository that hold a split, in order.
+
+    Args:
+        names: all files of the repository.
+        configs: what the card says of configurations, as the hub returns it; may be empty.
+
+    Raises:
+        UserError: if there is no such configuration or split; without the recipe's key, which is
+            the caller's to name: the message begins with `config`, `split` or `id`.
+    """
+    data = sorted(name for name in names if _has_rows(name))
+    if not data:
+        raise UserError(
+            f"id: has no Parquet, JSON or CSV file; if the hub shows its rows, set the revision to "
+            f"{CONVERTED}"
+        )
+    if configs:
+        found = _of_card(data, _config_of(configs, config), split)
+    else:
+        found = _by_name(_below(data, config), split)
+    if not found:
+        shown = ", ".join(data[:4])
+        raise UserError(f"split: no file is of {split!r}; its files are {shown}")
+    first = min(FORMATS.index(PurePosixPath(name).suffix) for name in found)
+    return [name for name in found if name.endswith(FORMATS[first])]
+
+
+def _has_rows(name: str) -> bool:
+    path = PurePosixPath(name)
+    hidden = any(part.startswith((".", "_")) for part in path.parts)
+    return path.suffix in FORMATS and not hidden and path.name not in NO_ROWS
+
+
+def _config_of(configs: Sequence[Mapping[str, Any]], wanted: str | None) -> Mapping[str, Any]:
+    known = {str(each.get("config_name", "default")): each for each in configs}
+    if wanted is not None and wanted in known:
+        return known[wanted]
+    default = [each for each in configs if each.get("default")] or [
+        each for name, each in known.items() if name == "default" or len(known) == 1
+    ]
+    if wanted is None and default:
+        return default[0]
+    given = "is needed" if wanted is None else f"there is no {wanted!r}"
+    raise UserError(f"config: {given}; it has {', '.join(known)}")
+
+
+def _of_card(data: Sequence[str], config: Mapping[str, Any], split: str) -> list[str]:
+    folder = str(config.get("data_dir") or "").strip("/")
+    inside = [name for name in data if not folder or name.startswith(f"{folder}/")]
+    if (files := config.get("data_files")) is None:
+        return _by_name(inside, split)
+    patterns = [
+        re.compile(_regex(f"{folder}/{glob}" if folder else glob))
+        for name, glob in _globs(files)
+        if name == split
+    ]
+    return [name for name in inside if any(each.fullmatch(name) for each in patterns)]
+
+
+def _globs(files: Any) -> Iterator[tuple[str, str]]:
+    """Yield split and pattern of each of a card's `data_files`, in any of the forms it may have."""
+    if isinstance(files, Mapping):
+        for split, paths in files.items():
+            for path in [paths] if isinstance(paths, str) else paths:
+                yield str(split), str(path)
+        return
+    for each in [files] if isinstance(files, str) else files:
+        if isinstance(each, Mapping):
+            yield from _globs({each.get("split", "train"): each.get("path", [])})
+        else:
+            yield "train", str(each)
+
+
+def _regex(glob: str) -> str:
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", glob.removeprefix("./"))
+    signs = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return "".join(signs.get(part, re.escape(part)) for part in parts)
+
+
+def _below(data: Sequence[str], config: str | None) -> list[str]:
+    if config is None:
+        return list(data)
+    below = [name for name in data if name.startswith(f"{config}/")]
+    if not below:
+        folders = sorted({name.split("/")[0] for name in data if "/" in name})
+        raise UserError(
+            f"config: there is no {config!r}; its folders are {', '.join(folders) or 'none'}"
+        )
+    return below
+
+
+def _by_name(data: Sequence[str], split: str) -> list[str]:
+    named = [name for name in data if _has_word(name, SPLIT_NAMES.get(split, (split,)))]
+    known = [word for words in SPLIT_NAMES.values() for word in words]
+    if named or split != "train" or any(_has_word(name, known) for name in data):
+        return named
+    return list(data)
+
+
+def _has_word(name: str, words: Sequence[str]) -> bool:
+    return not {*words}.isdisjoint(re.split(r"[^a-z0-9]+", name.lower())[:-1])
