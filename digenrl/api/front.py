@@ -2,7 +2,8 @@
 
 What has happened is read from the store here; it is there as well once the run is over. What is
 now, and what changes the run, is asked from the scheduler: an answer is given again for half a
-second, however many ask, so that the scheduler's load does not grow with them.
+second, however many ask, so that the scheduler's load does not grow with them. Of a run that is
+over, the store says what is now as well.
 """
 
 import time
@@ -17,6 +18,8 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from digenrl.api.events import event_routes
 from digenrl.api.feed import Feed
 from digenrl.api.history import history_routes
+from digenrl.api.stored import stored_routes
+from digenrl.view.history import RunHistory
 from shared.process.http_access import CALLER, ON_BEHALF, OPERATIONS, Caller
 from shared.process.http_once import HEADER as IDEMPOTENCY_KEY
 from shared.store import ObjectStore
@@ -60,7 +63,7 @@ class Scheduler:
             HTTPException: if it does not.
         """
         if not self.live.url:
-            raise HTTPException(503, "the run is over: no scheduler answers for it")
+            raise HTTPException(409, "the run is over: `digenrl up --resume` goes on with it")
         try:
             found = await self.live.client.request(method, f"{self.live.url}{path}", **more)
         except httpx.HTTPError as error:
@@ -69,8 +72,15 @@ class Scheduler:
         return Response(found.content, found.status_code, kept)
 
 
-def api_routes(store: ObjectStore, run: str, live: Live) -> APIRouter:
-    """Return the routes of the API of a run, those of its scheduler last."""
+def api_routes(
+    store: ObjectStore, run: str, live: Live, history: RunHistory | None = None
+) -> APIRouter:
+    """Return the routes of the API of a run, those of its scheduler last.
+
+    Args:
+        live: its scheduler; without an address, the run is over.
+        history: what the page has read of the run.
+    """
     router, scheduler = APIRouter(), Scheduler(live)
 
     async def say_run() -> Any | None:
@@ -78,6 +88,15 @@ def api_routes(store: ObjectStore, run: str, live: Live) -> APIRouter:
 
     router.include_router(event_routes(Feed(store, run), say_run))
     router.include_router(history_routes(store, run))
+    if not live.url:
+        router.include_router(stored_routes(history or RunHistory(store, run)))
+
+    _add_scheduler(router, scheduler)
+    return router
+
+
+def _add_scheduler(router: APIRouter, scheduler: Scheduler) -> None:
+    """Add the routes that the scheduler answers."""
 
     @router.get("/v1/{path:path}", include_in_schema=False)
     async def read(path: str, request: Request) -> Response:
@@ -98,4 +117,3 @@ def api_routes(store: ObjectStore, run: str, live: Live) -> APIRouter:
         method, path = operation.split(" ")
         if method == "POST" and needs == "operator" and path.startswith("/v1/"):
             router.add_api_route(path, change, methods=["POST"], include_in_schema=False)
-    return router

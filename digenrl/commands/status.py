@@ -1,10 +1,10 @@
 """`digenrl status` and `digenrl watch`: what a run does, once or until it ends."""
 
 import asyncio
-import json
-from contextlib import AsyncExitStack
+import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import typer
 
@@ -21,9 +21,9 @@ from digenrl.commands.options import (
 from shared.errors import DigenRLError
 
 if TYPE_CHECKING:
-    from digenrl.local.display import Display
-    from digenrl.view.live import LiveRun
-    from digenrl.view.state import RunState
+    from digenrl.client import Client
+    from digenrl.view.history import RunHistory
+    from services.scheduler.shell.api_models import RunView, WorkerView
 
 EVERY_S = 1.0
 
@@ -37,28 +37,17 @@ def status(
     runs: Runs = RUNS,
 ) -> None:
     """Say what a run does, what its devices wait for, and what would help."""
-    from digenrl.local.preflight import InProgress
-    from digenrl.local.store import store_of
-    from digenrl.view.history import RunHistory
-    from digenrl.view.state import stored_state
-    from shared.process.settings import ServiceSettings
-    from shared.store import open_store
+    from digenrl.view.state import live_state, stored_state
     from shared.telemetry import quiet_logs
 
     quiet_logs()
-    wanted = named(name, run)
-    state = asyncio.run(_live(runs / wanted, scheduler, token_file))
-    if state is None and scheduler:
-        raise DigenRLError(f"--scheduler: {scheduler} does not answer, or refuses the token")
-    if state is None:
-        try:
-            with store_of(runs / wanted):
-                store = open_store(ServiceSettings(run=wanted).store)
-                state = asyncio.run(stored_state(RunHistory(store, wanted)))
-        except InProgress as error:
-            raise DigenRLError(
-                f"{wanted}: its scheduler does not answer: it starts or ends, or the report is made"
-            ) from error
+    folder = runs / named(name, run)
+    with ExitStack() as stack:
+        client = _reach(stack, folder, scheduler, token_file)
+        if client is None:
+            state = asyncio.run(stored_state(_history(stack, folder)))
+        else:
+            state = live_state(client)
     typer.echo(state.model_dump_json(indent=1) if as_json else "\n".join(state.lines()))
 
 
@@ -72,73 +61,140 @@ def watch(
 ) -> None:
     """Show a run as it goes on, on a terminal as a table; end with it, with 1 if it failed.
 
-    With --json a line is written whenever something has changed: what the API says of the run.
+    With --json a line is written whenever something has changed: what the API says of the run. Of a
+    run that is over, say once how it ended.
     """
+    from shared.telemetry import quiet_logs
+
+    quiet_logs()
     folder = runs / named(name, run)
-    raise typer.Exit(asyncio.run(_watch(folder, scheduler, token_file, as_json=as_json)))
+    with ExitStack() as stack:
+        client = _reach(stack, folder, scheduler, token_file)
+        if client is None:
+            raise typer.Exit(_say_end(_history(stack, folder), as_json=as_json))
+        shown = Lines() if as_json else Table(stack, client, folder)
+        raise typer.Exit(_watch(client, shown))
 
 
-async def _live(folder: Path, scheduler: str, token_file: Path | None) -> "RunState | None":
-    from digenrl.view.state import live_state
+class Shown(Protocol):
+    """Shows a run as it goes on."""
 
-    async with AsyncExitStack() as stack:
-        return await live_state(await _reach(stack, folder, scheduler, token_file))
+    def update(self, run: "RunView", workers: "list[WorkerView]") -> None: ...
+
+    def tell(self, text: str) -> None: ...
 
 
 class Lines:
     """Writes what the API says of a run as lines of JSON."""
 
     def __init__(self) -> None:
-        self._seen: object = None
+        self._seen: RunView | None = None
 
-    def update(self, run: object, workers: object) -> None:
+    def update(self, run: "RunView", workers: "list[WorkerView]") -> None:
         if run != self._seen:
             self._seen = run
-            typer.echo(json.dumps(run))
+            typer.echo(run.model_dump_json())
 
     def tell(self, text: str) -> None:
         typer.echo(text, err=True)
 
 
-async def _watch(folder: Path, scheduler: str, token_file: Path | None, *, as_json: bool) -> int:
-    async with AsyncExitStack() as stack:
-        live = await _reach(stack, folder, scheduler, token_file)
-        display = Lines() if as_json else _table(stack, live, folder)
-        seen = None
-        while True:
-            run, workers = await live.get("/v1/run"), await live.get("/v1/workers")
-            if run is None and seen is None:
-                raise DigenRLError(f"{folder.name} does not run, or its scheduler does not answer")
-            if run is None:
-                display.tell("the scheduler does not answer any more")
-                return 0 if seen == "finished" else 1
-            display.update(run, workers or [])
-            seen = run["phase"]
-            if seen in ("finished", "stopped", "failed"):
-                display.tell(run["failure"] or f"the run is {seen}")
-                return 1 if seen == "failed" else 0
-            await asyncio.sleep(EVERY_S)
+class Table:
+    """Draws the table of `digenrl up`."""
+
+    def __init__(self, stack: ExitStack, client: "Client", folder: Path) -> None:
+        from rich.console import Console
+
+        from digenrl.local.display import Display
+
+        url = str(client.http.base_url).rstrip("/")
+        self._display = Display(Console(), url, str(folder / "logs"))
+        stack.enter_context(self._display.shown())
+
+    def update(self, run: "RunView", workers: "list[WorkerView]") -> None:
+        self._display.update(
+            run.model_dump(mode="json"), [each.model_dump(mode="json") for each in workers]
+        )
+
+    def tell(self, text: str) -> None:
+        self._display.tell(text)
 
 
-def _table(stack: AsyncExitStack, live: "LiveRun", folder: Path) -> "Display":
-    from rich.console import Console
+def _watch(client: "Client", shown: Shown) -> int:
+    """Show a run until it ends; returns the exit code."""
+    from digenrl.client import NoAnswer
 
-    from digenrl.local.display import Display
+    phase = ""
+    while True:
+        try:
+            run = client.get_run()
+            shown.update(run, client.list_workers())
+        except NoAnswer:
+            shown.tell("the scheduler does not answer any more")
+            return 0 if phase == "finished" else 1
+        phase = run.phase
+        if phase in ("finished", "stopped", "failed"):
+            shown.tell(run.failure or f"the run is {phase}")
+            return 1 if phase == "failed" else 0
+        time.sleep(EVERY_S)
 
-    display = Display(Console(), live.url, str(folder / "logs"))
-    stack.enter_context(display.shown())
-    return display
+
+def _say_end(history: "RunHistory", *, as_json: bool) -> int:
+    """Say how a run has ended; returns the exit code."""
+    from digenrl.api.stored import run_view
+    from digenrl.view.state import stored_state
+
+    state = asyncio.run(stored_state(history))
+    if as_json:
+        found = asyncio.run(run_view(history))
+        assert found is not None  # or else there is no state
+        typer.echo(found.model_dump_json())
+    else:
+        typer.echo("\n".join(state.lines()))
+    return 1 if state.phase == "failed" else 0
 
 
-async def _reach(
-    stack: AsyncExitStack, folder: Path, scheduler: str, token_file: Path | None
-) -> "LiveRun":
-    """Return how to ask a run's scheduler; its address is empty if nobody has said where it is."""
-    from digenrl.local.address import address_of
-    from digenrl.local.tokens import KEYS
-    from digenrl.view.live import LiveRun, client_of
+def _reach(
+    stack: ExitStack, folder: Path, scheduler: str, token_file: Path | None
+) -> "Client | None":
+    """Return a client of a run in progress; None if no scheduler of the run answers.
 
-    if not scheduler and (scheduler := address_of(folder)):
-        token_file = token_file or folder / KEYS / "viewer.token"
-    client = await stack.enter_async_context(client_of(scheduler, token_file))
-    return LiveRun(scheduler.rstrip("/"), client)
+    Raises:
+        UserError: if the one that was named does not answer, or refuses.
+    """
+    from digenrl.client import NoAnswer, Refused
+    from digenrl.local.address import address_of, client_of
+
+    if not scheduler and not address_of(folder):
+        return None
+    client = stack.enter_context(client_of(folder, scheduler, token_file))
+    try:
+        run = client.get_run()
+    except (NoAnswer, Refused):
+        if scheduler:
+            raise
+        return None
+    is_this = bool(scheduler) or run.run == folder.name  # another run may have the port now
+    return client if is_this else None
+
+
+def _history(stack: ExitStack, folder: Path) -> "RunHistory":
+    """Return what is stored of a run that is over; its store is open as long as the stack.
+
+    Raises:
+        DigenRLError: if it is not over.
+    """
+    from digenrl.local.preflight import InProgress
+    from digenrl.local.store import store_of
+    from digenrl.view.history import RunHistory
+    from shared.process.settings import ServiceSettings
+    from shared.store import open_store
+
+    try:
+        stack.enter_context(store_of(folder))
+    except InProgress as error:
+        raise DigenRLError(
+            f"{folder.name}: its scheduler does not answer: it starts or ends, or the report is "
+            "made"
+        ) from error
+    return RunHistory(open_store(ServiceSettings(run=folder.name).store), folder.name)

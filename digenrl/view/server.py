@@ -93,7 +93,8 @@ def create_app(view: View, access: Access) -> FastAPI:
     _add_data(app, view)
     _add_files(app, view)
     _add_actions(app, view)
-    app.include_router(api_routes(view.history.store, view.history.run, view.live))
+    history = view.history
+    app.include_router(api_routes(history.store, history.run, view.live, history))
     check_routes(app)
     return app
 

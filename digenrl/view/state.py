@@ -2,15 +2,17 @@
 from its store."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from digenrl.api.stored import run_view
+from digenrl.client import Client, Refused
 from digenrl.report.summary import summarise_schedule
 from digenrl.view import sentences
 from digenrl.view.history import RECENT, RunHistory
-from digenrl.view.live import LiveRun
+from services.scheduler.core.state import Phase
 from services.scheduler.core.usage import BatchUsage
+from services.scheduler.shell.api_models import RunView, WorkerView
 from shared.errors import UserError
 
 
@@ -22,8 +24,8 @@ class RunState(BaseModel):
     run: str
     status: str
     """What it does now, in words."""
-    phase: str
-    """Phase that the scheduler reports; over: there is no scheduler."""
+    phase: Phase
+    """Phase that the scheduler reports, or in which a run that is over has ended."""
     step: int
     """Optimizer steps committed."""
     steps: int
@@ -38,12 +40,8 @@ class RunState(BaseModel):
     bottleneck: str
     """For what devices wait most, and which setting may change that."""
     alarms: list[str]
-    workers: list[dict[str, Any]]
+    workers: list[WorkerView]
     """Live workers, as the API shows them."""
-
-    @property
-    def is_over(self) -> bool:
-        return self.phase in ("over", "finished", "stopped", "failed")
 
     def lines(self) -> list[str]:
         """Return the state as a person reads it."""
@@ -51,7 +49,7 @@ class RunState(BaseModel):
         reward = "" if self.reward_mean is None else f", reward {self.reward_mean:.3f}"
         counts: dict[str, int] = {}
         for worker in self.workers:
-            counts[worker["service"]] = counts.get(worker["service"], 0) + 1
+            counts[worker.service] = counts.get(worker.service, 0) + 1
         workers = ", ".join(f"{number} {service}" for service, number in counts.items())
         return [
             f"{self.run}: {self.status}; step {self.step} of {self.steps}{reward}{left}",
@@ -66,18 +64,24 @@ def _clock(seconds: float) -> str:
     return f"{minutes}:{rest:02d}"
 
 
-async def live_state(live: LiveRun) -> RunState | None:
-    """Return the state of a run that goes on; None if its scheduler does not answer."""
-    run = await live.get("/v1/run")
-    if run is None:
-        return None
-    workers = await live.get("/v1/workers") or []
+def live_state(client: Client) -> RunState:
+    """Return the state of a run that goes on.
+
+    Raises:
+        NoAnswer: if its scheduler does not answer.
+        Refused: if it refuses.
+    """
+    run = client.get_run()
     usage: list[BatchUsage] = []
-    for batch in range(max(0, run["step"] - RECENT), run["step"]):
-        found = await live.get(f"/v1/batches/{batch}/usage")
-        if found is not None:
-            usage.append(BatchUsage.model_validate(found))
-    return _state(run["run"], run, usage, workers=workers)
+    for batch in range(max(0, run.step - RECENT), run.step):
+        try:
+            found = client.get_usage(batch)
+        except Refused:
+            continue  # of batches that another scheduler opened, nothing is known
+        usage.append(BatchUsage.model_validate(found.model_dump()))
+    status = sentences.status(run.model_dump(), run.step, run.steps)
+    alarms = sentences.alarms(run.model_dump(), (), ())
+    return _state(run, usage, alarms, status, client.list_workers())
 
 
 async def stored_state(history: RunHistory) -> RunState:
@@ -87,38 +91,29 @@ async def stored_state(history: RunHistory) -> RunState:
         UserError: if the store holds no such run.
         Unavailable: if it does not answer.
     """
-    await history.look()
-    if history.recipe is None:
+    run = await run_view(history)
+    if run is None or history.recipe is None:
         raise UserError(f"--run: the store holds no run {history.run!r}")
     usage = [history.usage[each] for each in sorted(history.usage)]
     exact = history.recipe.largest_weight is None
     newest = history.evaluations[-1].alarms if history.evaluations else ()
-    wanted = history.recipe.run.steps
-    step = max(0, history.version)
-    run = {
-        "phase": "over", "step": step, "steps": wanted, "eta_seconds": None,
-        "reward_mean": history.steps[-1].metrics.get("reward_mean") if history.steps else None,
-    }  # fmt: skip
-    alarms = sentences.alarms(None, history.steps if exact else (), newest)
-    status = sentences.status(None, history.version, wanted)
-    return _state(history.run, run, usage, alarms=alarms, status=status)
+    alarms = sentences.alarms(run.model_dump(), history.steps if exact else (), newest)
+    ended = run.phase in ("finished", "failed")
+    status = run.phase if ended else sentences.status(None, history.version, run.steps)
+    return _state(run, usage, alarms, status)
 
 
 def _state(
-    name: str,
-    run: dict[str, Any],
+    run: RunView,
     usage: Sequence[BatchUsage],
-    *,
-    workers: Sequence[dict[str, Any]] = (),
-    alarms: list[str] | None = None,
-    status: str | None = None,
+    alarms: list[str],
+    status: str,
+    workers: Sequence[WorkerView] = (),
 ) -> RunState:
     schedule = summarise_schedule([], list(usage))
     return RunState(
-        run=name,
-        status=sentences.status(run, run["step"], run["steps"]) if status is None else status,
-        phase=run["phase"], step=run["step"], steps=run["steps"], eta_seconds=run["eta_seconds"],
-        reward_mean=run["reward_mean"], seconds_per_step=schedule.seconds_per_step,
-        utilisation=schedule.utilisation, bottleneck=sentences.bottleneck(schedule),
-        alarms=sentences.alarms(run, (), ()) if alarms is None else alarms, workers=list(workers),
+        run=run.run, status=status, phase=run.phase, step=run.step, steps=run.steps,
+        eta_seconds=run.eta_seconds, reward_mean=run.reward_mean,
+        seconds_per_step=schedule.seconds_per_step, utilisation=schedule.utilisation,
+        bottleneck=sentences.bottleneck(schedule), alarms=alarms, workers=list(workers),
     )  # fmt: skip

@@ -122,6 +122,27 @@ def test_what_is_read_from_the_store_is_read(past: Client) -> None:
     assert page.samples[0].reward == 0.0 and page.next == "2"
 
 
+def test_what_a_scheduler_answered_is_answered_after_the_end_from_the_store(past: Client) -> None:
+    """All reads; the run has one batch, which dead letter 1 is about."""
+    run = past.get_run()
+    assert (run.phase, run.step, run.waiting_for) == ("stopped", 1, "operator")
+    assert (run.reward_mean, run.num_dead_letters) == (0.5, 1)
+    assert past.list_workers() == [] and past.get_tag().mode == "auto"
+    assert [each.version for each in past.list_versions()] == [1, 0]
+    assert [each.version for each in past.list_versions(before=1)] == [0]
+    [batch] = past.list_batches()
+    assert past.list_batches(before=0) == [] and batch.status == "committed"
+    assert past.get_batch(0).groups[1].rewards == [None, 0.75, 0.5, 0.5]
+    [letter] = past.list_dead_letters()
+    assert past.get_dead_letter(1).reason == letter.reason == "out of memory"
+    for name, call in REFUSED.items():
+        with pytest.raises(Refused) as found:
+            call(past)
+        assert found.value.status == (404 if name.startswith("get_") else 409), name
+    with pytest.raises(Refused, match="batch 1 was not committed"):
+        past.get_batch(1)
+
+
 def test_a_request_whose_answer_is_lost_is_sent_again_with_the_same_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -105,9 +105,9 @@ def test_storage_says_what_takes_space_and_for_how_long(client: TestClient) -> N
     assert found["bytes"] == sum(each["bytes"] for each in found["folders"]) > 0
 
 
-def test_what_is_now_is_refused_of_a_run_that_is_over(client: TestClient) -> None:
-    answer = client.get("/v1/run")
-    assert answer.status_code == 503 and "over" in answer.json()["detail"]
+def test_what_would_change_a_run_that_is_over_is_refused(client: TestClient) -> None:
+    answer = client.post("/v1/run/pause")
+    assert answer.status_code == 409 and "--resume" in answer.json()["detail"]
 
 
 def test_every_model_has_an_example_that_it_accepts_and_describes_each_field() -> None:

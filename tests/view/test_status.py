@@ -9,11 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
+from digenrl.client import Client
+from digenrl.commands import status
 from digenrl.commands.logs import fields_of
-from digenrl.view.live import LiveRun
-from digenrl.view.state import live_state
+from digenrl.local import address
 from shared.errors import DigenRLError
+from shared.run.journal import PhaseChange, entry_key
 from tests.follow.runs import RUN, Run
+from tests.view.sight import NOW, WORKER
 
 LOGS: dict[str, list[dict[str, object]]] = {
     "trainer-0": [
@@ -42,40 +45,70 @@ def test_a_run_that_is_over_is_told_from_its_store(stored: Run, tmp_path: Path) 
     text = invoke("status", RUN, "--runs", str(tmp_path))
     assert text.startswith("test: not running; stopped after step 3; step 3 of 30, reward 0.750\n")
     state = json.loads(invoke("status", RUN, "--runs", str(tmp_path), "--json"))
-    assert (state["phase"], state["step"], state["workers"]) == ("over", 3, [])
+    assert (state["phase"], state["step"], state["workers"]) == ("stopped", 3, [])
 
 
 def test_a_run_that_is_not_there_is_named(stored: Run, tmp_path: Path) -> None:
     with pytest.raises(DigenRLError, match="the store holds no run 'other'"):
         invoke("status", "other", "--runs", str(tmp_path))
-    with pytest.raises(DigenRLError, match="does not answer, or refuses the token"):
+    with pytest.raises(DigenRLError, match=r"--scheduler: http://127\.0\.0\.1:1 does not answer"):
         invoke("status", RUN, "--scheduler", "http://127.0.0.1:1", "--runs", str(tmp_path))
 
 
-def test_a_live_run_is_told_by_its_scheduler() -> None:
-    run = {
-        "run": "demo", "phase": "running", "waiting_for": "trainer", "step": 2, "steps": 9,
-        "eta_seconds": 75.2, "reward_mean": 0.5, "missing_workers": [], "failure": None,
-        "num_dead_letters": 0,
-    }  # fmt: skip
-    answers: dict[str, object] = {
-        "/v1/run": run,
-        "/v1/workers": [{"service": "rollout"}, {"service": "rollout"}],
-    }
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]:
+    """Answers of a scheduler of the run ``test`` by their paths, which commands find."""
+    answers: dict[str, object] = {"/v1/run": NOW, "/v1/workers": [WORKER, WORKER]}
     for batch in range(2):
         devices = {"rollout-0": {"generating": 1.0, "waiting_for_trainer": 3.0}}
         usage = {"batch": batch, "seconds": 4.0, "devices": devices}
         answers[f"/v1/batches/{batch}/usage"] = usage
 
     def answer(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, json=answers[request.url.path])
+        found = answers.get(request.url.path)
+        if isinstance(found, list) and request.url.path == "/v1/run":
+            found = found.pop(0)
+        return httpx.Response(404 if found is None else 200, json=found or {"detail": "no"})
 
-    live = LiveRun("http://scheduler", httpx.AsyncClient(transport=httpx.MockTransport(answer)))
-    state = asyncio.run(live_state(live))
-    assert state is not None and not state.is_over
-    first, workers, wait = state.lines()
-    assert first == "demo: running, waits for trainer; step 2 of 9, reward 0.500, 1:15 left"
+    def client_of(*_: object, **__: object) -> Client:
+        transport = httpx.MockTransport(answer)
+        return Client(httpx.Client(transport=transport, base_url="http://scheduler"))
+
+    monkeypatch.setattr(address, "client_of", client_of)
+    (tmp_path / RUN).mkdir()
+    address.write_address(tmp_path / RUN, "http://scheduler")
+    return answers
+
+
+def test_a_live_run_is_told_by_its_scheduler(served: dict[str, object], tmp_path: Path) -> None:
+    served["/v1/run"] = NOW | {"waiting_for": "trainer", "step": 2, "eta_seconds": 75.2}
+    first, workers, wait = invoke("status", RUN, "--runs", str(tmp_path)).splitlines()
+    assert first == "test: running, waits for trainer; step 2 of 30, reward 0.500, 1:15 left"
     assert workers == "workers: 2 rollout" and "at work 25%" in wait
+    state = json.loads(invoke("status", RUN, "--runs", str(tmp_path), "--json"))
+    assert state["workers"][0] == WORKER and state["phase"] == "running"
+
+
+def test_a_run_is_watched_until_it_ends_and_one_that_has_ended_is_told_once(
+    served: dict[str, object], stored: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "EVERY_S", 0.0)
+    ended = NOW | {"phase": "finished"}
+    served["/v1/run"] = [NOW, NOW, NOW, ended]  # the first one says only whose scheduler it is
+    found = invoke("watch", RUN, "--runs", str(tmp_path), "--json").splitlines()
+    assert [json.loads(line)["phase"] for line in found[:2]] == ["running", "finished"]
+    # Another run has the port now.
+    served["/v1/run"] = NOW | {"run": "other"}
+    [line] = invoke("watch", RUN, "--runs", str(tmp_path), "--json").splitlines()
+    assert (json.loads(line)["phase"], json.loads(line)["step"]) == ("stopped", 3)
+    assert "stopped after step 3" in invoke("watch", RUN, "--runs", str(tmp_path))
+
+
+def test_a_run_that_has_failed_says_why_after_its_end(stored: Run, tmp_path: Path) -> None:
+    change = PhaseChange(before="running", phase="failed", failure="the disk is full")
+    asyncio.run(stored.store.create(entry_key(RUN, 1), change.model_dump_json().encode()))
+    found = CliRunner().invoke(app, ["watch", RUN, "--runs", str(tmp_path)])
+    assert found.exit_code == 1 and "! the run has failed: the disk is full" in found.stdout
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from fastapi import APIRouter, FastAPI, HTTPException, Path, Query
 from services.scheduler.shell import api_batches, views
 from services.scheduler.shell import api_models as models
 from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.committed import stored_usage
 from services.scheduler.shell.dead_letters_api import dead_letters
 from shared.messages.contracts import OperatorRequest, TagRequest, WorkerRequest
 from shared.process.http_access import Access, check_routes, sign_in
@@ -92,7 +93,7 @@ def _batches(scheduler: Scheduler) -> APIRouter:
     @router.get("/v1/batches/{batch}/usage", operation_id="get_usage", responses=ABSENT)
     async def usage(batch: Number) -> api_batches.UsageView:
         """What the devices did from the opening of a batch to its commit."""
-        found = await views.usage_view(scheduler, batch)
+        found = await stored_usage(scheduler.store, scheduler.bus.run, batch)
         return _there(found, f"what devices did in batch {batch} is not known")
 
     @router.get("/v1/batches/{batch}/timeline", operation_id="get_timeline", responses=ABSENT)

@@ -1,8 +1,10 @@
 """What the HTTP API says of dead letters."""
 
+from typing import Any
+
 from services.scheduler.shell.api_models import View, example
+from shared.run.dead_letters import DeadLetter, Letters
 from shared.run.dead_letters import Kind as LetterKind
-from shared.run.dead_letters import Letters
 
 A_LETTER = {
     "number": 3, "kind": "failed", "state": "open", "stream": "DG_EVT",
@@ -75,3 +77,17 @@ class Settled(View):
     """What it is now."""
     note: str
     """What happens, in words."""
+
+
+def letter_view(letter: DeadLetter, state: Letters) -> DeadLetterView:
+    return DeadLetterView(**_fields(letter, state))
+
+
+def letter_detail(letter: DeadLetter, state: Letters) -> DeadLetterDetail:
+    return DeadLetterDetail(**_fields(letter, state), data=letter.data)
+
+
+def _fields(letter: DeadLetter, state: Letters) -> dict[str, Any]:
+    work = None if letter.work is None else WorkView(**letter.work.model_dump())
+    stored = letter.model_dump(include={"number", "kind", "stream", "subject", "reason", "found"})
+    return {**stored, "state": state, "work": work, "num_bytes": len(letter.bytes)}

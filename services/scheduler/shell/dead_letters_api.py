@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request
 
@@ -36,13 +36,13 @@ def dead_letters(scheduler: Scheduler, store_s: float) -> APIRouter:
         """Messages that nobody could use and attempts that failed, newest first."""
         kept = scheduler.dead_letters.letters
         found = page(kept, state=state, before=before, limit=limit)
-        return [models.DeadLetterView(**_fields(*each)) for each in found]
+        return [models.letter_view(*each) for each in found]
 
     @router.get("/v1/dead-letters/{number}", operation_id="get_dead_letter", responses=errors(404))
     def letter(number: Number) -> models.DeadLetterDetail:
         """One dead letter with its bytes."""
         found, state = _known(scheduler, number)
-        return models.DeadLetterDetail(**_fields(found, state), data=found.data)
+        return models.letter_detail(found, state)
 
     def add(how: Settlement, action: str, description: str) -> None:
         @router.post(
@@ -123,9 +123,3 @@ def _known(scheduler: Scheduler, number: int) -> tuple[DeadLetter, Letters]:
     if found is None:
         raise HTTPException(404, f"there is no dead letter {number}")
     return found
-
-
-def _fields(letter: DeadLetter, state: Letters) -> dict[str, Any]:
-    work = None if letter.work is None else models.WorkView(**letter.work.model_dump())
-    stored = letter.model_dump(include={"number", "kind", "stream", "subject", "reason", "found"})
-    return {**stored, "state": state, "work": work, "num_bytes": len(letter.bytes)}

@@ -1,20 +1,18 @@
 """Makes the answers of the HTTP API from the scheduler's state and the commit records."""
 
-import asyncio
 import itertools
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from services.scheduler.core.state import BatchState, Plan, Stage, State, TagRecord
 from services.scheduler.core.tag.estimates import Estimate
-from services.scheduler.core.usage import BatchUsage, Timeline, Use, uses
+from services.scheduler.core.usage import Use, uses
 from services.scheduler.core.workers import WorkerState
 from services.scheduler.shell.api_batches import (
     BatchDetail,
     BatchView,
     GroupView,
     TimelineView,
-    UsageView,
     VersionView,
 )
 from services.scheduler.shell.api_models import (
@@ -26,12 +24,17 @@ from services.scheduler.shell.api_models import (
     WorkerView,
 )
 from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.committed import (
+    committed_batch,
+    committed_detail,
+    count_staleness,
+    stored_timeline,
+    version_view,
+)
+from services.scheduler.shell.committed import timeline_view as timeline_of
 from services.scheduler.shell.metrics import RunFigures
 from services.scheduler.shell.roster import Seen
 from shared.messages.workers import Service, WorkerStatus
-from shared.run.chain import Step
-from shared.run.commits import CommitRecord, read_commit
-from shared.run.layout import timeline_key, usage_key
 
 AS_REPORTED = (WorkerView.model_fields.keys() & WorkerStatus.model_fields.keys()) - {"device"}
 """Fields of a worker that are shown as its status has them."""
@@ -224,36 +227,21 @@ async def batch_views(scheduler: Scheduler, limit: int, before: int | None) -> l
     shown = [_in_flight_view(scheduler.state, batch) for batch in running[:limit]]
     number = min(limit - len(shown), max(0, min(end, newest)))
     steps = await scheduler.chain.page(end + 1, number)  # batch k made version k + 1
-    return [*shown, *map(_committed_view, steps)]
+    return [*shown, *map(committed_batch, steps)]
 
 
 async def batch_detail(scheduler: Scheduler, batch: int) -> BatchDetail | None:
     if batch < scheduler.chain.version:
-        record = await read_commit(scheduler.store, scheduler.bus.run, batch + 1)
-        return None if record is None else await asyncio.to_thread(_committed, record)
+        return await committed_detail(scheduler.store, scheduler.bus.run, batch)
     found = scheduler.state.find_batch(batch)
     return None if found is None else _in_flight(scheduler.state, found)
-
-
-async def usage_view(scheduler: Scheduler, batch: int) -> UsageView | None:
-    """What the devices did in a batch; None if it is not stored."""
-    data = await scheduler.store.read(usage_key(scheduler.bus.run, batch))
-    if data is None:
-        return None
-    usage = BatchUsage.model_validate_json(data)
-    return UsageView(batch=usage.batch, seconds=usage.seconds, devices=usage.devices)
 
 
 async def timeline_view(scheduler: Scheduler, batch: int) -> TimelineView | None:
     """When devices changed what they did in a batch; None if that is not stored."""
     if batch == max(0, scheduler.chain.version):
-        timeline = scheduler.meter.timeline(batch)
-    else:
-        data = await scheduler.store.read(timeline_key(scheduler.bus.run, batch))
-        if data is None:
-            return None
-        timeline = await asyncio.to_thread(Timeline.decode, data)
-    return TimelineView(batch=batch, seconds=timeline.seconds, devices=timeline.devices)
+        return timeline_of(scheduler.meter.timeline(batch))
+    return await stored_timeline(scheduler.store, scheduler.bus.run, batch)
 
 
 async def version_views(scheduler: Scheduler, limit: int, before: int | None) -> list[VersionView]:
@@ -263,54 +251,9 @@ async def version_views(scheduler: Scheduler, limit: int, before: int | None) ->
     for seen in scheduler.roster.seen.values():
         adopted.setdefault(seen.status.policy_version, []).append(seen.status.worker)
     return [
-        VersionView(
-            version=step.version,
-            weights_digest=step.policy.weights_digest,
-            weights=step.weights.key,
-            trained_from_batch=step.batch,
-            onpolicy_ratio_error=step.metrics.get("onpolicy_ratio_error"),
-            adopted_by=sorted(adopted.get(step.version, ())),
-        )
+        version_view(step, adopted.get(step.version, ()))
         for step in await scheduler.chain.page(end, limit)
     ]
-
-
-def _committed_view(step: Step) -> BatchView:
-    assert step.batch is not None
-    return BatchView(
-        batch=step.batch,
-        status="committed",
-        staleness=dict(step.staleness),
-        reward_mean=step.metrics["reward_mean"],
-        metrics=dict(step.metrics),
-    )
-
-
-def _committed(record: CommitRecord) -> BatchDetail:
-    assert record.batch is not None
-    return BatchDetail(
-        batch=record.batch,
-        status="committed",
-        staleness=_staleness(
-            (record.batch - group.policy_version, len(group.rewards)) for group in record.trained
-        ),
-        reward_mean=record.metrics["reward_mean"],
-        metrics=dict(record.metrics),
-        groups=[
-            GroupView(
-                **group.model_dump(include=GroupView.model_fields.keys() - {"stages"}),
-                stages=["trained"] * len(group.fragments),
-            )
-            for group in record.trained
-        ],
-    )
-
-
-def _staleness(samples: Iterable[tuple[int, int]]) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for steps, number in samples:
-        counts[steps] = counts.get(steps, 0) + number
-    return counts
 
 
 def _in_flight_view(state: State, batch: BatchState) -> BatchView:
@@ -318,7 +261,7 @@ def _in_flight_view(state: State, batch: BatchState) -> BatchView:
     return BatchView(
         batch=batch.index,
         status="in_flight" if batch is state.batch else "early",
-        staleness=_staleness(
+        staleness=count_staleness(
             (batch.index - group.policy.version, group.num_cut)
             for group in batch.groups
             if group.policy is not None

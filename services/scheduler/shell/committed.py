@@ -1,0 +1,98 @@
+"""Makes the HTTP API's answers about what is committed, from the run's store alone.
+
+The scheduler answers with them, and once it is gone the run's page does.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from services.scheduler.core.usage import BatchUsage, Timeline
+from services.scheduler.shell.api_batches import (
+    BatchDetail,
+    BatchView,
+    GroupView,
+    TimelineView,
+    UsageView,
+    VersionView,
+)
+from shared.run.chain import Step
+from shared.run.commits import CommitRecord, read_commit
+from shared.run.layout import timeline_key, usage_key
+from shared.store import ObjectStore
+
+
+def committed_batch(step: Step) -> BatchView:
+    assert step.batch is not None
+    return BatchView(
+        batch=step.batch,
+        status="committed",
+        staleness=dict(step.staleness),
+        reward_mean=step.metrics["reward_mean"],
+        metrics=dict(step.metrics),
+    )
+
+
+async def committed_detail(store: ObjectStore, run: str, batch: int) -> BatchDetail | None:
+    """Return a committed batch with its groups; None if it is not committed."""
+    record = await read_commit(store, run, batch + 1)
+    return None if record is None else await asyncio.to_thread(_detail, record)
+
+
+def _detail(record: CommitRecord) -> BatchDetail:
+    assert record.batch is not None
+    return BatchDetail(
+        batch=record.batch,
+        status="committed",
+        staleness=count_staleness(
+            (record.batch - group.policy_version, len(group.rewards)) for group in record.trained
+        ),
+        reward_mean=record.metrics["reward_mean"],
+        metrics=dict(record.metrics),
+        groups=[
+            GroupView(
+                **group.model_dump(include=GroupView.model_fields.keys() - {"stages"}),
+                stages=["trained"] * len(group.fragments),
+            )
+            for group in record.trained
+        ],
+    )
+
+
+def count_staleness(samples: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Return the number of samples by staleness, of pairs of a staleness and a number."""
+    counts: dict[int, int] = {}
+    for steps, number in samples:
+        counts[steps] = counts.get(steps, 0) + number
+    return counts
+
+
+def version_view(step: Step, adopted_by: Sequence[str] = ()) -> VersionView:
+    return VersionView(
+        version=step.version,
+        weights_digest=step.policy.weights_digest,
+        weights=step.weights.key,
+        trained_from_batch=step.batch,
+        onpolicy_ratio_error=step.metrics.get("onpolicy_ratio_error"),
+        adopted_by=sorted(adopted_by),
+    )
+
+
+async def stored_usage(store: ObjectStore, run: str, batch: int) -> UsageView | None:
+    """Return what the devices did in a batch; None if it is not stored."""
+    data = await store.read(usage_key(run, batch))
+    if data is None:
+        return None
+    usage = BatchUsage.model_validate_json(data)
+    return UsageView(batch=usage.batch, seconds=usage.seconds, devices=usage.devices)
+
+
+async def stored_timeline(store: ObjectStore, run: str, batch: int) -> TimelineView | None:
+    """Return when devices changed what they did in a batch; None if that is not stored."""
+    data = await store.read(timeline_key(run, batch))
+    if data is None:
+        return None
+    return timeline_view(await asyncio.to_thread(Timeline.decode, data))
+
+
+def timeline_view(timeline: Timeline) -> TimelineView:
+    return TimelineView(batch=timeline.batch, seconds=timeline.seconds, devices=timeline.devices)
