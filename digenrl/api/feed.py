@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from shared.errors import ContractError
-from shared.run.commits import read_commit
+from shared.run.commits import CommitRecord, read_commit
 from shared.run.dead_letters import letter_key, read_letter
 from shared.run.journal import entry_key, read_entry
 from shared.run.layout import commit_key, timeline_key
@@ -67,6 +67,15 @@ class Position:
         """
         found = POSITION.fullmatch(text)
         return None if found is None else cls(*map(int, found.groups()))
+
+
+def commit_fields(record: CommitRecord) -> Fields:
+    """Return what a reader is told of a commit."""
+    return {
+        "version": record.policy.version, "batch": record.batch,
+        "reward_mean": record.metrics.get("reward_mean"), "metrics": dict(record.metrics),
+        "weights_digest": record.policy.weights_digest,
+    }  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -181,11 +190,7 @@ class Feed:
             return NOTHING  # a damaged one stops the run, not its readers
         if record is None:
             return None
-        return Fact("commit", {
-            "version": version, "batch": record.batch,
-            "reward_mean": record.metrics.get("reward_mean"), "metrics": dict(record.metrics),
-            "weights_digest": record.policy.weights_digest,
-        })  # fmt: skip
+        return Fact("commit", commit_fields(record))
 
     async def _timeline(self, batch: int) -> Fact | None:
         for is_last_look in (False, True):

@@ -4,12 +4,13 @@ DIGENRL_STORE_URL names the run's object store, as for `digenrl report`.
 """
 
 import asyncio
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, RunArgument, RunOption, Runs, named
+from digenrl.commands.options import RUNS, AsJson, RunArgument, RunOption, Runs, named
 
 if TYPE_CHECKING:
     from digenrl.report.layouts import Layout
@@ -29,6 +30,7 @@ def export(
     out: Annotated[
         Path | None, typer.Option(help="folder; by default adapter-LAYOUT in the run's folder")
     ] = None,
+    as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
     """Write the adapter of a run's version under the key names that other tools read."""
@@ -40,8 +42,16 @@ def export(
     wanted, chosen = named(name, run), _layout(layout)
     folder = out or runs / wanted / f"adapter-{chosen}"
     with store_of(runs / wanted):
-        for path in asyncio.run(export_run(wanted, folder, chosen, version)):
-            typer.echo(path)
+        exported, paths = asyncio.run(export_run(wanted, folder, chosen, version))
+    if as_json:
+        said = {
+            "run": wanted, "version": exported, "layout": chosen, "folder": str(folder),
+            "files": [str(path) for path in paths],
+        }  # fmt: skip
+        typer.echo(json.dumps(said, indent=1))
+        return
+    for path in paths:
+        typer.echo(path)
 
 
 def _layout(name: str) -> "Layout":

@@ -69,7 +69,13 @@ def versions(
 
 def samples(
     run: RunName,
-    batch: Annotated[int, typer.Argument(min=0, help="number of the batch: step 20 is batch 19")],
+    batch: Annotated[
+        int | None,
+        typer.Argument(metavar="[BATCH]", min=0, help="number of the batch; or give --step"),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(min=1, help="optimizer step: step 20 trained batch 19")
+    ] = None,
     order: Annotated[str, typer.Option(help="worst or best first, or by number")] = "worst",
     limit: Limit = 10,
     after: Cursor = None,
@@ -80,22 +86,26 @@ def samples(
 ) -> None:
     """List samples of a committed batch with rewards and scores; by default the worst first.
 
-    Examples: `digenrl samples demo 19`, `digenrl samples demo 19 --order best --limit 5`.
+    Examples: `digenrl samples demo --step 20`, `digenrl samples demo 19 --order best --limit 5`.
     """
+    wanted = _batch(batch, step)
     if order not in ("worst", "best", "number"):
         raise UserError(f"--order: {order} is none of worst, best, number")
 
     async def stored(store: "ObjectStore") -> "SamplePage | None":
         from digenrl.api.past import Past
 
-        return await Past(store, run).samples(batch, after or 0, limit, order)  # type: ignore[arg-type]
+        return await Past(store, run).samples(wanted, after or 0, limit, order)  # type: ignore[arg-type]
 
     def asked(client: "Client") -> "SamplePage | None":
-        return client.list_samples(batch, order, limit, _text(after))  # type: ignore[arg-type]
+        return client.list_samples(wanted, order, limit, _text(after))  # type: ignore[arg-type]
 
     page = _from_either(runs / run, scheduler, token_file, asked, stored)
     if page is None:
-        raise UserError(f"BATCH: {batch} is not committed")
+        raise UserError(
+            f"BATCH: {wanted} is not committed" if step is None
+            else f"--step: step {step} is not committed"
+        )  # fmt: skip
     if as_json:
         typer.echo(page.model_dump_json(indent=1))
         return
@@ -112,6 +122,17 @@ def samples(
         )
     if page.next is not None:
         typer.echo(f"more: --after {page.next}")
+
+
+def _batch(batch: int | None, step: int | None) -> int:
+    """Return the number of the batch.
+
+    Raises:
+        UserError: unless one of both is given.
+    """
+    if (batch is None) == (step is None):
+        raise UserError("BATCH: name a batch, or with --step a step, which trained the one before")
+    return batch if batch is not None else (step or 1) - 1
 
 
 def _text(cursor: int | None) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, RunArgument, RunOption, Runs, named
+from digenrl.commands.options import RUNS, AsJson, RunArgument, RunOption, Runs, named
 
 
 def report(
@@ -24,9 +24,15 @@ def report(
         str, typer.Option(help="scheduler's API; wait for its run to finish")
     ] = "",
     wall_seconds: Annotated[float, typer.Option(help="duration of the run, for the summary")] = 0.0,
+    as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Evaluate a run's first and last version, draw curves and a gallery, export the adapter."""
+    """Evaluate a run's first and last version, draw curves and a gallery, export the adapter.
+
+    With --json, what summary.json has is written to stdout, and everything else to stderr.
+    """
+    from rich.console import Console
+
     from digenrl.local.store import store_of
     from digenrl.report.make import make_report
     from shared.telemetry import quiet_logs
@@ -35,6 +41,9 @@ def report(
     wanted = named(name, run)
     with store_of(runs / wanted):
         making = make_report(
-            wanted, out or runs / wanted, scheduler=scheduler, wall_seconds=wall_seconds
-        )
-        asyncio.run(making)
+            wanted, out or runs / wanted, scheduler=scheduler, wall_seconds=wall_seconds,
+            console=Console(stderr=as_json),
+        )  # fmt: skip
+        summary = asyncio.run(making)
+    if as_json:
+        typer.echo(summary.model_dump_json(indent=1))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, RecipeFile, TensorBoardFolder, WandbProject
+from digenrl.commands.options import RUNS, AsJson, RecipeFile, TensorBoardFolder, WandbProject
 from digenrl.commands.recipe_options import given_keys
 
 
@@ -53,8 +53,13 @@ def up(
     runs: Annotated[Path, typer.Option(help="folder of all runs")] = RUNS,
     tensorboard: TensorBoardFolder = None,
     wandb: WandbProject = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Run a recipe on this machine: brokers, services and report, without Docker."""
+    """Run a recipe on this machine: brokers, services and report, without Docker.
+
+    With --json stdout gets a line whenever something has changed, which is what the API says of the
+    run, as `digenrl watch --json` writes it; everything else goes to stderr.
+    """
     from digenrl.follow.steps import Targets
     from digenrl.local.preflight import Request, prepare, resume_command
     from digenrl.local.up import run_locally
@@ -79,7 +84,7 @@ def up(
         recipe, options, resume=resume, port=port, runs=runs.resolve(),
         targets=Targets(tensorboard, wandb), again=resume_command(sys.argv),
     )  # fmt: skip
-    raise typer.Exit(asyncio.run(run_locally(prepare(request))))
+    raise typer.Exit(asyncio.run(run_locally(prepare(request), as_json=as_json)))
 
 
 def _rollout_workers(asked: int | None, mode: str | None) -> int | None:

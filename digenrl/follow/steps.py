@@ -1,4 +1,4 @@
-"""Writes each optimizer step of a run once to TensorBoard or Weights & Biases.
+"""Writes each optimizer step of a run once to TensorBoard or Weights & Biases, or as lines.
 
 It reads only commit records, as they appear: no service knows of it, and it may end and start at
 any time. Each writer finds its position in what it has written.
@@ -9,7 +9,7 @@ any time. Each writer finds its position in what it has written.
 
 import asyncio
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,7 +21,7 @@ import structlog
 from shared.errors import Unavailable, UserError, how_to_install
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
-from shared.run.commits import read_commit, stored_digest
+from shared.run.commits import CommitRecord, read_commit, stored_digest
 from shared.run.run_recipe import needed_recipe, read_recipe
 from shared.store import ObjectStore, open_store
 
@@ -34,7 +34,7 @@ class Writer(Protocol):
     next_step: int
     """First step that is not written yet; steps count from 1."""
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, record: CommitRecord) -> None:
         """Write the metrics of a step; steps come in order."""
 
     def close(self) -> None: ...
@@ -48,9 +48,11 @@ class Targets:
     """Folder in which each run gets a folder of its own."""
     wandb: str | None = None
     """Project of Weights & Biases."""
+    lines: bool = False
+    """Whether to write lines of JSON to stdout."""
 
     def __bool__(self) -> bool:
-        return self.tensorboard is not None or self.wandb is not None
+        return self.tensorboard is not None or self.wandb is not None or self.lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,9 @@ async def follow(settings: ServiceSettings, targets: Targets, *, once: bool = Fa
         UserError: if no target is given, or with ``once``, if there is no run.
     """
     if not targets:
-        raise UserError("--tensorboard, --wandb: name a folder, or a project, to write to")
+        raise UserError(
+            "--tensorboard, --wandb: name a folder, or a project, to write to; or --json"
+        )
     check_installed(targets)
     store = open_store(settings.store)
     with _told_to_end() as ended:
@@ -140,7 +144,7 @@ async def _write_new(store: ObjectStore, run: str, writers: Sequence[Writer]) ->
     while (record := await read_commit(store, run, step)) is not None:
         for writer in writers:
             if writer.next_step == step:
-                writer.write(step, record.metrics)
+                writer.write(record)
         step += 1
 
 
@@ -154,6 +158,10 @@ def _open(targets: Targets, began: Began) -> list[Writer]:
         from digenrl.follow.wandb import WeightsAndBiases
 
         writers.append(WeightsAndBiases(targets.wandb, began.label, began.recipe))
+    if targets.lines:
+        from digenrl.follow.lines import Lines
+
+        writers.append(Lines())
     return writers
 
 

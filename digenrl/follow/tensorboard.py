@@ -5,13 +5,15 @@ written, and the step is written again.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from shared.run.commits import CommitRecord
 
 EVENT_FILES = "events.out.tfevents.*"
 
@@ -23,7 +25,8 @@ class TensorBoard:
         self.next_step = max(_steps(folder), default=0) + 1
         self._file = EventFileWriter(str(folder))
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def write(self, record: CommitRecord) -> None:
+        step, metrics = record.policy.version, record.metrics
         values = [Summary.Value(tag=tag, simple_value=metrics[tag]) for tag in sorted(metrics)]
         self._file.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
         self._file.flush()

@@ -4,13 +4,13 @@ Online, the service reports which steps it has. Offline, a file beside the runs 
 step.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import wandb
 
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
+from shared.run.commits import CommitRecord
 
 
 class WeightsAndBiases:
@@ -30,8 +30,9 @@ class WeightsAndBiases:
         self._kept = Path(self._run.dir).parents[1] / f"{label}.next-step"
         self.next_step = max(1, self._kept_step() if self._run.offline else self._run.step)
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
+    def write(self, record: CommitRecord) -> None:
+        step = record.policy.version
+        self._run.log(dict(record.metrics), step=step)
         self.next_step = step + 1
         if self._run.offline:
             self._kept.write_text(str(self.next_step))

@@ -1,5 +1,6 @@
 """Shows the progress of a run: a live table on a terminal, otherwise a line per step."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,11 +25,15 @@ class Display:
     logs: str
     weighted: bool = False
     """Whether samples are weighted, as `rollout.weights` are not the trainer's."""
+    lines: bool = False
+    """Whether stdout gets what the API says of the run, as lines of JSON, and nothing else; the
+    console is not stdout then."""
     note: str = "starting"
     rewards: list[float] = field(default_factory=list)
     _shortages: dict[str, str] = field(default_factory=dict)
     """Newest shortage of memory of each worker, as it was shown."""
     _last_step: int = -1
+    _written: dict[str, Any] = field(default_factory=dict)
     _live: Live | None = None
     _progress: Progress = field(
         default_factory=lambda: Progress(
@@ -39,7 +44,7 @@ class Display:
     @contextmanager
     def shown(self) -> Iterator[None]:
         self._progress.add_task("step", total=None)
-        if not self.console.is_terminal:
+        if self.lines or not self.console.is_terminal:
             yield
             return
         with Live(self._render({}, []), console=self.console, refresh_per_second=4) as live:
@@ -64,6 +69,9 @@ class Display:
 
     def update(self, run: dict[str, Any], workers: list[dict[str, Any]]) -> None:
         self._warn_of_shortages(workers)
+        if self.lines and run != self._written:
+            self._written = run
+            print(json.dumps(run), flush=True)  # noqa: T201 -- what was asked for
         stepped = run["step"] != self._last_step
         if stepped and run["reward_mean"] is not None and run["step"] > 0:
             self.rewards.append(run["reward_mean"])

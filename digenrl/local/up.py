@@ -32,6 +32,7 @@ POLL_S = 0.5
 PAGE_S = 30.0
 """Time after which nobody waits for the run's page any more."""
 EXIT_INTERRUPTED = 130
+STDERR = 2
 BROKERS = ["nats", "valkey", "objects"]
 
 Outcome = Literal["finished", "stopped", "failed", "interrupted"]
@@ -66,9 +67,12 @@ class Api:
         return f"{self.url}{answer.json()['path']}"
 
 
-async def run_locally(local: LocalRun) -> int:
-    """Run until the run finishes, stops or is interrupted. Returns the exit code of the command."""
-    console = Console()
+async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
+    """Run until the run finishes, stops or is interrupted. Returns the exit code of the command.
+
+    With ``as_json``, stdout gets what the API says of the run, and nothing else.
+    """
+    console = Console(stderr=as_json)
     client = httpx.AsyncClient(  # on loopback: there is no certificate to check
         timeout=10, verify=False, headers=local.tokens.headers("operator")
     )
@@ -77,7 +81,7 @@ async def run_locally(local: LocalRun) -> int:
     write_address(local.folder, api.url)
     write_address(local.folder, page.url, "page")
     weighted = local.recipe.largest_weight is not None
-    display = Display(console, api.url, str(local.folder / "logs"), weighted)
+    display = Display(console, api.url, str(local.folder / "logs"), weighted, as_json)
     brokers = plan_brokers(local.folder, local.keys)
     local.keys.write(brokers.secrets)
     for name in brokers.secrets["client"]:  # files name this run's; variables would go before
@@ -101,7 +105,7 @@ async def run_locally(local: LocalRun) -> int:
                 outcome = await _until(_finish(evaluation), supervisor, interrupted)
             await _stop_services(supervisor)
         if outcome == "finished":
-            code = await _report(local, supervisor, wall_seconds, interrupted)
+            code = await _report(local, supervisor, wall_seconds, interrupted, as_json=as_json)
             return code if code != EXIT_INTERRUPTED else _explain("interrupted", local, console)
         return _explain(outcome, local, console)
     finally:
@@ -249,13 +253,21 @@ def _evaluation(
 
 
 async def _report(
-    local: LocalRun, supervisor: Supervisor, wall_seconds: float, interrupted: asyncio.Event
+    local: LocalRun,
+    supervisor: Supervisor,
+    wall_seconds: float,
+    interrupted: asyncio.Event,
+    *,
+    as_json: bool,
 ) -> int:
     argv = command(
         "report", "--run", local.recipe.run.name, "--out", str(local.folder),
         "--wall-seconds", str(wall_seconds),
     )  # fmt: skip
-    return await run_to_end(supervisor, argv, local.gpus.environments[REPORT], interrupted)
+    environment = local.gpus.environments[REPORT]
+    return await run_to_end(
+        supervisor, argv, environment, interrupted, output=STDERR if as_json else None
+    )
 
 
 async def run_to_end(
@@ -263,9 +275,14 @@ async def run_to_end(
     argv: Sequence[str],
     environment: Mapping[str, str],
     interrupted: asyncio.Event,
+    *,
+    output: int | None = None,
 ) -> int:
-    """Run a program and return its exit code; if it is interrupted, terminate it."""
-    process = await supervisor.launch(argv, environment)
+    """Run a program and return its exit code; if it is interrupted, terminate it.
+
+    ``output``: file that it writes to; by default, what this process writes to.
+    """
+    process = await supervisor.launch(argv, environment, output)
     ending, asked = asyncio.create_task(process.wait()), asyncio.create_task(interrupted.wait())
     await asyncio.wait({ending, asked}, return_when=asyncio.FIRST_COMPLETED)
     asked.cancel()

@@ -14,9 +14,11 @@ from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
 
 
-async def export_run(run: str, out: Path, layout: Layout, version: int | None) -> list[Path]:
-    """Write the adapter of a version, or of the newest, into ``out``; return its files. Where the
-    run averages, it is the average.
+async def export_run(
+    run: str, out: Path, layout: Layout, version: int | None
+) -> tuple[int, list[Path]]:
+    """Write the adapter of a version, or of the newest, into ``out``; return the version and its
+    files. Where the run averages, it is the average.
 
     Raises:
         UserError: if the store has no such run or version, or the run trains all weights.
@@ -35,7 +37,7 @@ async def export_run(run: str, out: Path, layout: Layout, version: int | None) -
             f"--version: the weights of version {record.policy.version} are not kept: {error}"
         ) from error
     await asyncio.to_thread(export_adapter, out, weights, recipe, layout)
-    return await asyncio.to_thread(lambda: sorted(out.iterdir()))
+    return record.policy.version, await asyncio.to_thread(lambda: sorted(out.iterdir()))
 
 
 async def _version(store: ObjectStore, recipe: Recipe, version: int | None) -> CommitRecord:

@@ -75,7 +75,9 @@ def _scorer(scorer: ScorerTable) -> str:
     return f"{weight}{scorer.type}"
 
 
-async def make_report(run: str, out: Path, *, scheduler: str, wall_seconds: float) -> None:
+async def make_report(
+    run: str, out: Path, *, scheduler: str, wall_seconds: float, console: Console
+) -> Summary:
     """Write summary.json, pictures and adapter/ with its model card into ``out``; print the table.
 
     With ``scheduler``, the address of its API, wait first until the run has finished.
@@ -93,7 +95,6 @@ async def make_report(run: str, out: Path, *, scheduler: str, wall_seconds: floa
     if len(chain) < 2:
         raise UserError(f"--run: {run} has trained nothing yet; report it after its first step")
     await asyncio.to_thread(out.mkdir, parents=True, exist_ok=True)
-    console = Console()
     console.print("evaluating before and after at the same seeds ...", highlight=False)
     summary = await _measure(store, recipe, chain, out, console, wall_seconds=wall_seconds)
     await asyncio.to_thread((out / "summary.json").write_text, summary.model_dump_json(indent=1))
@@ -104,6 +105,7 @@ async def make_report(run: str, out: Path, *, scheduler: str, wall_seconds: floa
         console.print(warning, style="bold red", highlight=False)
     for path in await asyncio.to_thread(_written, out):
         console.print(f"{path}", highlight=False, soft_wrap=True)
+    return summary
 
 
 def _written(out: Path) -> list[Path]:

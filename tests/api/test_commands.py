@@ -100,8 +100,15 @@ def test_a_run_that_is_over_shows_versions_samples_and_who_has_asked(
     page = json.loads(run("samples", RUN, "0", "--order", "best", "--limit", "1", "--json").output)
     assert page["samples"][0]["reward"] == 1.0 and page["next"] == "1"
     assert run("audit", RUN).output == "nobody has asked for anything\n"
-    with pytest.raises(UserError, match="BATCH: 7 is not committed"):
-        run("samples", RUN, "7")
+    assert json.loads(run("samples", RUN, "--step", "1", "--json").output)["next"] is None
+    for arguments, fault in (
+        (["7"], "BATCH: 7 is not committed"),
+        (["--step", "7"], "--step: step 7 is not committed"),
+        ([], "BATCH: name a batch, or with --step"),
+        (["0", "--step", "1"], "BATCH: name a batch, or with --step"),
+    ):
+        with pytest.raises(UserError, match=fault):
+            run("samples", RUN, *arguments)
 
 
 def test_the_help_lists_every_command_by_its_task_and_says_the_exit_codes() -> None:

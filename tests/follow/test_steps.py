@@ -1,6 +1,7 @@
 """Every step of a run is written once, whatever becomes of the process that writes it."""
 
 import asyncio
+import json
 import re
 import signal
 import subprocess
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from typer.testing import CliRunner
 
+from digenrl.api.feed import Feed, Position
+from digenrl.cli import app
 from digenrl.follow.steps import Targets, check_installed, follow
 from shared.errors import UserError
 from shared.run.layout import commit_key
@@ -51,6 +55,16 @@ def test_each_step_is_written_once_however_often_it_is_started(run: Run, tmp_pat
     write(run, tmp_path / "tb")
     write(run, tmp_path / "tb")
     assert curves(tmp_path / "tb") == wanted(1, 2, 3, 4, 5)
+
+
+def test_steps_are_lines_that_say_what_the_events_say(run: Run) -> None:
+    run.commit(2)
+    command = ["follow", RUN, "--json", "--once"]
+    said = CliRunner().invoke(app, command, env=run.environment, catch_exceptions=False)
+    found = [json.loads(line) for line in said.stdout.splitlines()]
+    told = asyncio.run(Feed(run.store, RUN).after(Position(commits=1)))
+    assert found == [{"event": fact.name, "data": fact.fields} for _, fact in told[:2]]
+    assert [each["data"]["version"] for each in found] == [1, 2]
 
 
 def test_a_step_that_was_cut_off_while_it_was_written_is_written_anew(

@@ -1,6 +1,11 @@
 """How a run's devices were used, as the report says it."""
 
-from digenrl.local.display import doing
+import json
+
+import pytest
+from rich.console import Console
+
+from digenrl.local.display import Display, doing
 from digenrl.report.summary import summarise_schedule
 from services.scheduler.core.usage import BatchUsage, TagUsage
 from shared.run.commits import CommitRecord, TrainedGroup
@@ -62,3 +67,20 @@ def test_the_display_says_for_whom_a_device_waits_and_why_it_is_refused() -> Non
     lent = view | {"service": "trainer", "activity": "generating", "lent": True}
     assert doing(lent) == "generating (lent)"
     assert doing(view | {"refused": "too small"}) == "refused: too small"
+
+
+def test_for_programs_stdout_gets_each_change_once_and_nothing_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    display = Display(Console(stderr=True), "http://scheduler", "logs", lines=True)
+    run = {
+        "run": "demo", "phase": "running", "step": 1, "steps": 2, "reward_mean": 0.5,
+        "waiting_for": "nothing", "eta_seconds": None,
+    }  # fmt: skip
+    with display.shown():
+        for each in (run, dict(run), run | {"step": 2}):
+            display.update(each, [])
+        display.say("draining the services")
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["step"] for line in out.splitlines()] == [1, 2]
+    assert "draining" in err

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
+from rich.console import Console
 
 from digenrl.report.make import make_report
 from shared.errors import UserError
@@ -26,7 +27,9 @@ async def test_a_scheduler_that_refuses_is_not_asked_for_ever(tmp_path: Path) ->
     try:
         async with asyncio.timeout(10):
             with pytest.raises(UserError, match=r"--scheduler: http.* refuses: Not Found"):
-                await make_report("run", tmp_path, scheduler=listener.url, wall_seconds=0)
+                await make_report(
+                    "run", tmp_path, scheduler=listener.url, wall_seconds=0, console=Console()
+                )
     finally:
         done.set()
         await serving
