@@ -1,8 +1,10 @@
 """Small random models of every family, as diffusers folders: what the real ones are loaded by."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -15,14 +17,14 @@ from tests.tiny_pipelines import BUILDERS
 FAMILIES = ("sd3", "flux", "qwen-image", "wan", "hunyuan-video")
 OTHERS = (
     "sd3-large", "wan-small", "wan22", "flux2", "flux2-klein", "z-image", "hunyuan-video15",
-    "flux-kontext", "ltx2",
+    "flux-kontext", "ltx2", "qwen-image-edit",
 )  # fmt: skip
 """Models of a family that are not shaped like its first: no dual attention, other heads, two
 networks; and families that only the slow tests go through."""
 MODELS = (*FAMILIES, *OTHERS)
-EDITS = ("flux-kontext",)
+EDITS = ("flux-kontext", "qwen-image-edit")
 """Models that edit an image."""
-PACKED = ("flux", "qwen-image", "flux-kontext")
+PACKED = ("flux", "qwen-image", "flux-kontext", "qwen-image-edit")
 VIDEO = ("wan", "hunyuan-video", "wan-small", "wan22", "hunyuan-video15", "ltx2")
 CFG = (
     "sd3",
@@ -65,6 +67,14 @@ def run(
     guidance_2: float | None = None,
 ) -> torch.Tensor:
     """What diffusers makes of the noise ``start`` (B, ...): latents, or pixels in [0, 1]."""
+    if family == "qwen-image-edit" and len(start) > 1:  # its pipeline takes a prompt for an image
+        return torch.cat([
+            run(
+                family, pipeline, each[None], guidance=guidance, output=output, height=height,
+                width=width, frames=frames, steps=steps,
+            )
+            for each in start
+        ])  # fmt: skip
     call = _guidance(family, pipeline, guidance)
     if guidance_2 is not None:
         call["guidance_scale_2"] = guidance_2
@@ -77,10 +87,11 @@ def run(
     noise = pack(start) if family in PACKED else start.clone()
     if family == "ltx2":
         noise, call["audio_latents"] = tiny_ltx2.tokens(pipeline, start)
-    result = pipeline(
-        prompt=[PROMPT] * len(start), height=height, width=width, num_inference_steps=steps,
-        output_type=output, latents=noise, **call,
-    )  # fmt: skip
+    with _at_its_size(family, height, width):
+        result = pipeline(
+            prompt=[PROMPT] * len(start), height=height, width=width, num_inference_steps=steps,
+            output_type=output, latents=noise, **call,
+        )  # fmt: skip
     found = torch.as_tensor(result.frames if family in VIDEO else result.images)
     if family == "ltx2" and output == "latent":
         return tiny_ltx2.joined(pipeline, found, result.audio, start)
@@ -89,7 +100,7 @@ def run(
 
 def _guidance(family: str, pipeline: Any, guidance: float) -> dict[str, Any]:
     """The arguments by which a pipeline is given a guidance."""
-    if family == "qwen-image":
+    if family.startswith("qwen-image"):
         return {"true_cfg_scale": guidance, "negative_prompt": ""}
     if family == "hunyuan-video15":
         pipeline.guider = pipeline.guider.new(guidance_scale=guidance)
@@ -120,6 +131,16 @@ _UNSCALED: Mapping[str, Callable[[int, int], dict[str, Any]]] = {
     "flux-kontext": lambda height, width: {"max_area": height * width, "_auto_resize": False},
 }
 """Arguments by which a pipeline leaves the picture at its size."""
+
+
+def _at_its_size(family: str, height: int, width: int) -> Any:
+    """Has Qwen-Image-Edit's pipeline leave the picture at its size."""
+    if family != "qwen-image-edit":
+        return nullcontext()
+    return mock.patch(
+        "diffusers.pipelines.qwenimage.pipeline_qwenimage_edit.calculate_dimensions",
+        lambda area, ratio: (width, height, None),
+    )
 
 
 def picture(height: int, width: int) -> Any:

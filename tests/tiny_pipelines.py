@@ -85,15 +85,15 @@ def _without_projection(cls: Any, tokenizer: Any) -> Any:
     return randomized(cls(config), _generator())
 
 
-def _qwen_image() -> Any:
-    from diffusers import (
-        AutoencoderKLQwenImage,
-        FlowMatchEulerDiscreteScheduler,
-        QwenImagePipeline,
-    )
+def _qwen_image(pipeline: str = "QwenImagePipeline", **parts: Callable[[Any], Any]) -> Any:
+    """``parts`` are made of the tokenizer."""
+    import diffusers
+    from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     tokenizer = _byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>")
+    signs = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>") if parts else ()
+    tokenizer.add_tokens(list(signs), special_tokens=True)
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
     config = Qwen2_5_VLConfig(
         text_config={
@@ -107,9 +107,10 @@ def _qwen_image() -> Any:
             "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
             "out_hidden_size": T5_WIDTH, "fullatt_block_indexes": [0],
         },
+        **({"image_token_id": tokenizer.convert_tokens_to_ids(signs[-1])} if parts else {}),
     )  # fmt: skip
     encoder = randomized(Qwen2_5_VLForConditionalGeneration(config), _generator())
-    return QwenImagePipeline(
+    return getattr(diffusers, pipeline)(
         transformer=_network(ModelName.qwen_image, num_layers=2),
         scheduler=FlowMatchEulerDiscreteScheduler(
             use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, max_image_seq_len=8192,
@@ -118,7 +119,26 @@ def _qwen_image() -> Any:
         vae=AutoencoderKLQwenImage(base_dim=4, z_dim=16, num_res_blocks=1),
         tokenizer=tokenizer,
         text_encoder=encoder,
+        **{name: build(tokenizer) for name, build in parts.items()},
     )  # fmt: skip
+
+
+def _text_and_image(tokenizer: Any) -> Any:
+    """Transformers' own processor, but for the part for videos, which needs torchvision."""
+    from transformers import Qwen2VLImageProcessor, Qwen2VLProcessor
+
+    def save(self: Any, folder: str, **_: Any) -> None:
+        self.image_processor.save_pretrained(folder)
+
+    without_videos = type(
+        "Qwen2VLProcessor",
+        (Qwen2VLProcessor,),
+        {
+            "__module__": Qwen2VLProcessor.__module__, "save_pretrained": save,
+            "check_argument_for_proper_class": lambda self, name, part: None,
+        },
+    )  # fmt: skip
+    return without_videos(Qwen2VLImageProcessor(), tokenizer, None)
 
 
 def _flux2() -> Any:
@@ -340,6 +360,7 @@ BUILDERS: Mapping[str, Callable[[], Any]] = {
     "flux2-klein": _flux2_klein,
     "z-image": _z_image,
     "hunyuan-video15": _hunyuan_video15,
+    "qwen-image-edit": partial(_qwen_image, "QwenImageEditPipeline", processor=_text_and_image),
     "flux-kontext": partial(_flux, "FluxKontextPipeline"),
     "ltx2": lambda: tiny_ltx2.build(_byte_tokenizer("LlamaTokenizerFast", "</s>")),
 }

@@ -22,6 +22,7 @@ from shared.recipe.tables import Model
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SIGMAS_PER_LINE = 8
+QWEN_EDIT = "QwenImageEditPipeline"
 
 
 def base_model(model: Model) -> str:
@@ -131,6 +132,8 @@ def _conditioning(model: Model) -> dict[str, object]:
         tokens = min(tokens, int(tokenizer.get("model_max_length", tokens)))
     if "guider" in family.components:
         return {}
+    if family.pipeline == QWEN_EDIT:  # takes a prompt of any length
+        return {**family.guidance_arguments(model.guidance)}
     second = {} if model.guidance_2 is None else {"guidance_scale_2": model.guidance_2}
     return {
         **family.guidance_arguments(model.guidance), **second, "max_sequence_length": tokens,
@@ -138,11 +141,15 @@ def _conditioning(model: Model) -> dict[str, object]:
 
 
 def _settings(model: Model) -> Iterator[str]:
-    """Yield the lines that give a pipeline guidance and length of a prompt, where its call does not
-    take them."""
+    """Yield the lines that give a pipeline guidance, length of a prompt and size of the source
+    image, where its call does not take them."""
     if "guider" in family_of(model.folder).components:
         yield f"pipeline.guider = pipeline.guider.new(guidance_scale={model.guidance})"
         yield f"pipeline.tokenizer_max_length = {text_tokens(model.folder, model.text_tokens)}"
+    if family_of(model.folder).pipeline == QWEN_EDIT:
+        size = f"({model.width}, {model.height}, None)"
+        yield "from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit"
+        yield f"pipeline_qwenimage_edit.calculate_dimensions = lambda area, ratio: {size}"
 
 
 def _read(path: Path) -> dict[str, Any]:

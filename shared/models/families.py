@@ -152,6 +152,17 @@ _QWEN_IMAGE = FamilySpec(
     native_layers=SAME,
 )  # fmt: skip
 
+_QWEN_IMAGE_EDIT = replace(
+    _QWEN_IMAGE,
+    pipeline="QwenImageEditPipeline",
+    adapter="shared.diffusion.families.qwen_image:QwenImageEdit",
+    components=_ONE_ENCODER | {"processor"},
+    # The text has the source image before the prompt: 1369 tokens of 1024 x 1024 pixels.
+    text_tokens=2400,
+    max_text_tokens=1024 + 16384,
+    image_shapes=lambda latents: {"image": latents},
+)
+
 _WAN = FamilySpec(
     pipeline="WanPipeline",
     adapter="shared.diffusion.families.wan:Wan",
@@ -367,6 +378,7 @@ FAMILIES: dict[str, FamilySpec] = {
         _FLUX2_KLEIN,
         _Z_IMAGE,
         _QWEN_IMAGE,
+        _QWEN_IMAGE_EDIT,
         _WAN,
         _HUNYUAN_VIDEO,
         _HUNYUAN_VIDEO_15,

@@ -22,7 +22,7 @@ _BY_REASON: Mapping[str, str] = {
     LTX2VideoDiffusionDecode LTXCondition LTXI2VLongMultiPrompt LTXImageToVideo LTXLatentUpsample
     LatentConsistencyModelImg2Img LongCatImageEdit LucyEdit MotifVideoImage2Video
     OnnxStableDiffusionImg2Img OnnxStableDiffusionInpaint OnnxStableDiffusionUpscale PIA
-    PaintByExample QwenImageControlNet QwenImageControlNetInpaint QwenImageEdit
+    PaintByExample QwenImageControlNet QwenImageControlNetInpaint
     QwenImageEditInpaint QwenImageEditPlus QwenImageImg2Img QwenImageInpaint QwenImageLayered
     SanaControlNet SanaImageToVideo SanaSprintImg2Img SanaWM
     SkyReelsV2DiffusionForcingImageToVideo SkyReelsV2DiffusionForcingVideoToVideo

@@ -28,7 +28,8 @@ SHIPPED = [
     *SMALL_CARDS,
 ]
 WITHOUT_COSTS = (
-    "flux1-kontext", "flux2-dev", "flux2-klein-4b", "hunyuanvideo-1.5", "ltx-2", "z-image",
+    "flux1-kontext", "flux2-dev", "flux2-klein-4b", "hunyuanvideo-1.5", "ltx-2", "qwen-image-edit",
+    "z-image",
 )  # fmt: skip
 """Recipes of models that have no cost profile yet."""
 

@@ -33,7 +33,7 @@ NEGATIVE = "negative_"
 
 _TEXT = ("text_encoder", "text_encoder_2", "text_encoder_3", "connectors")
 
-_TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3")
+_TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3", "processor")
 
 
 @dataclass(eq=False)
@@ -384,6 +384,15 @@ def standardised(latents: Tensor, vae: Any) -> Tensor:
         for values in (vae.config.latents_mean, vae.config.latents_std)
     )
     return latents * std + mean
+
+
+def normalised(held: Tensor, vae: Any) -> Tensor:
+    """Latents (B, C, F, h, w) of an encoder as a network takes them; undoes `standardised`."""
+    mean, std = (
+        torch.tensor(values).view(1, -1, 1, 1, 1).to(held)
+        for values in (vae.config.latents_mean, vae.config.latents_std)
+    )
+    return (held - mean) / std
 
 
 def decode_image(latents: Tensor, vae: Any) -> Tensor:

@@ -30,7 +30,8 @@ GUIDANCES = {
     "sd3": (1.0, 4.0), "flux": (3.5,), "qwen-image": (1.0, 4.0), "wan": (1.0, 4.0),
     "hunyuan-video": (3.5,), "sd3-large": (1.0, 4.0), "wan-small": (1.0, 4.0),
     "wan22": (1.0, 4.0), "flux2": (3.5,), "flux2-klein": (1.0, 4.0), "z-image": (1.0, 4.0),
-    "hunyuan-video15": (1.0, 4.0), "flux-kontext": (2.5,), "ltx2": (1.0, 4.0),
+    "hunyuan-video15": (1.0, 4.0), "flux-kontext": (2.5,), "qwen-image-edit": (1.0, 4.0),
+    "ltx2": (1.0, 4.0),
 }  # fmt: skip
 """With classifier-free guidance, where the family has it, and without."""
 FORMS: tuple[Form, ...] = ("bf16", "int8", "fp8")

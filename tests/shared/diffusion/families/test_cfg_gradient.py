@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shared.diffusion.experts import networks_of
 from shared.diffusion.families.base import NEGATIVE, Family
-from shared.diffusion.models import Conditions, load_model, repeat_rows
+from shared.diffusion.models import IMAGE, Conditions, load_model, repeat_rows
 from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.diffusion.recomputation import checkpoint_blocks
 from shared.diffusion.weights import trained_parameters
@@ -26,7 +26,7 @@ GUIDANCE = 4.0
 ROWS = 3
 QUICK = ("qwen-image", "flux")
 """Texts of two lengths, and no second half at all."""
-OWN_LENGTHS = ("qwen-image", "hunyuan-video15")
+OWN_LENGTHS = ("qwen-image", "hunyuan-video15", "qwen-image-edit")
 """Texts are as long as they are, and the empty one is shorter."""
 Velocity = Callable[[Family, Tensor, Tensor, Conditions], Tensor]
 
@@ -75,7 +75,7 @@ def ours(model: Family, latents: Tensor, sigma: Tensor, told: Conditions) -> Ten
 def plain(model: Family, latents: Tensor, sigma: Tensor, told: Conditions) -> Tensor:
     """Compute one half after the other, as loops do that detach."""
     prompt = {name: each for name, each in told.items() if not name.startswith(NEGATIVE)}
-    empty = {name: told[NEGATIVE + name] for name in prompt}
+    empty = {name: told[name if name.startswith(IMAGE) else NEGATIVE + name] for name in prompt}
     unconditional = model.forward(latents, sigma, empty, GUIDANCE).detach()
     conditional = model.forward(latents, sigma, prompt, GUIDANCE)
     strength = model.strength(GUIDANCE, sigma, conditional)
