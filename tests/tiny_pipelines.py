@@ -92,7 +92,9 @@ def _qwen_image(pipeline: str = "QwenImagePipeline", **parts: Callable[[Any], An
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     tokenizer = _byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>")
-    signs = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>") if parts else ()
+    signs: tuple[str, ...] = (
+        ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>") if parts else ()
+    )
     tokenizer.add_tokens(list(signs), special_tokens=True)
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
     config = Qwen2_5_VLConfig(

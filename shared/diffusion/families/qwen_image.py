@@ -136,7 +136,7 @@ class TextAndImage:
     def num_tokens(self, picture: Any) -> int:
         """Returns the number of tokens that an image is in a text."""
         patches = self.images(images=picture, return_tensors="pt")["image_grid_thw"].prod()
-        return int(patches) // self.images.merge_size**2
+        return int(patches // self.images.merge_size**2)
 
     def __call__(self, text: list[str], images: Any, **given: Any) -> Any:
         """Returns token ids, their mask and the patches of the image, which stands in each text at
