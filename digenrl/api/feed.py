@@ -1,5 +1,5 @@
 """What has happened in a run, in an order that everybody sees alike: commits, timelines, dead
-letters and the journal.
+letters, the journal and evaluations.
 
 Each of these is numbered without gaps in the object store, where it outlasts whoever wrote it. A
 position says how many of each kind were read, so whoever goes on from it, wherever and after
@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from digenrl.evaluation.records import Evaluations
+from digenrl.evaluation.told import read_told, told_key
 from shared.errors import ContractError
 from shared.run.commits import CommitRecord, read_commit
 from shared.run.dead_letters import letter_key, read_letter
@@ -31,7 +33,8 @@ AT_ONCE = 64
 COMMITS_AFTER = 3
 """A timeline that is not there although so many versions were committed after its batch began was
 never stored: the scheduler died."""
-POSITION = re.compile(r"c(\d{1,9})\.t(\d{1,9})\.d(\d{1,9})\.j(\d{1,9})", re.ASCII)
+POSITION = re.compile(r"c(\d{1,9})\.t(\d{1,9})\.d(\d{1,9})\.j(\d{1,9})(?:\.e(\d{1,9}))?", re.ASCII)
+"""Those of releases that told no evaluations have no last part."""
 
 Fields = dict[str, Any]
 
@@ -54,19 +57,22 @@ class Position:
     timelines: int = 0
     letters: int = 0
     entries: int = 0
+    evaluations: int = 0
 
     def __str__(self) -> str:
-        return f"c{self.commits}.t{self.timelines}.d{self.letters}.j{self.entries}"
+        known = f"c{self.commits}.t{self.timelines}.d{self.letters}.j{self.entries}"
+        return f"{known}.e{self.evaluations}"
 
     @classmethod
     def parse(cls, text: str) -> "Position | None":
         """Return the position; None if the text is none.
 
-        >>> str(Position.parse("c3.t2.d0.j7")), Position.parse("12")
-        ('c3.t2.d0.j7', None)
+        >>> str(Position.parse("c3.t2.d0.j7.e1")), str(Position.parse("c3.t2.d0.j7"))
+        ('c3.t2.d0.j7.e1', 'c3.t2.d0.j7.e0')
+        >>> Position.parse("12")
         """
         found = POSITION.fullmatch(text)
-        return None if found is None else cls(*map(int, found.groups()))
+        return None if found is None else cls(*(int(each or 0) for each in found.groups()))
 
 
 def commit_fields(record: CommitRecord) -> Fields:
@@ -139,6 +145,7 @@ class Feed:
     _timelines: Source = field(init=False)
     _letters: Source = field(init=False)
     _entries: Source = field(init=False)
+    _evaluations: Source = field(init=False)
 
     def __post_init__(self) -> None:
         store, run = self.store, self.run
@@ -156,13 +163,14 @@ class Feed:
         self._timelines = Source(self._timeline, never)
         self._letters = Source(self._letter, there(lambda n: letter_key(run, n + 1)))
         self._entries = Source(self._entry, there(lambda n: entry_key(run, n + 1)))
+        self._evaluations = Source(self._evaluation, there(lambda n: told_key(run, n + 1)))
 
     async def now(self) -> Position:
         """Return the position after everything that has happened."""
         commits = await self._commits.end()
         return Position(
             commits, max(0, commits - COMMITS_AFTER), await self._letters.end(),
-            await self._entries.end(),
+            await self._entries.end(), await self._evaluations.end(),
         )  # fmt: skip
 
     async def after(self, at: Position) -> list[tuple[Position, Fact]]:
@@ -172,7 +180,7 @@ class Feed:
             Unavailable: if the store does not answer.
         """
         found: list[tuple[Position, Fact]] = []
-        for name in ("commits", "timelines", "letters", "entries"):
+        for name in ("commits", "timelines", "letters", "entries", "evaluations"):
             source: Source = getattr(self, f"_{name}")
             while len(found) < AT_ONCE:
                 number = getattr(at, name)
@@ -213,3 +221,21 @@ class Feed:
         if entry is None:
             return None
         return Fact(entry.kind, entry.model_dump(exclude={"kind"}))
+
+    async def _evaluation(self, index: int) -> Fact | None:
+        if await self.store.read(told_key(self.run, index + 1)) is None:
+            return None
+        told = await read_told(self.store, self.run, index + 1)
+        if told is None:
+            return NOTHING
+        try:
+            record = await Evaluations(self.store, self.run, told.settings).read(told.version)
+        except ContractError:
+            return NOTHING
+        if record is None:
+            return NOTHING
+        figures = record.quality.model_dump(exclude_none=True)
+        return Fact("evaluation", {
+            "version": record.version, "settings": told.settings, "seconds": record.seconds,
+            "alarms": list(record.alarms), **figures,
+        })  # fmt: skip

@@ -22,6 +22,7 @@ from shared.errors import UserError
 if TYPE_CHECKING:
     from digenrl.api.models import AuditPage, SamplePage
     from digenrl.client import Client
+    from services.scheduler.shell.api_batches import VersionView
     from shared.store import ObjectStore
 
 T = TypeVar("T")
@@ -42,29 +43,26 @@ def versions(
 ) -> None:
     """List the newest policy versions of a run, and which workers have loaded each."""
 
-    async def stored(store: "ObjectStore") -> list[dict[str, Any]]:
+    async def stored(store: "ObjectStore") -> "list[VersionView]":
+        from services.scheduler.shell.committed import version_view
         from shared.run.chain import read_chain
 
         chain = await read_chain(store, run)
         steps = await chain.page(chain.version + 1 if before is None else before, limit)
-        return [
-            {
-                "version": each.version, "weights_digest": each.policy.weights_digest,
-                "weights": each.weights.key, "trained_from_batch": each.batch, "adopted_by": [],
-            }
-            for each in steps
-        ]  # fmt: skip
+        return [version_view(each) for each in steps]
 
-    def asked(client: "Client") -> list[dict[str, Any]]:
-        return [each.model_dump(mode="json") for each in client.list_versions(limit, before)]
+    def asked(client: "Client") -> "list[VersionView]":
+        return client.list_versions(limit, before)
 
     found = _from_either(runs / run, scheduler, token_file, asked, stored)
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
         return
     for each in found:
-        adopted = ", ".join(each["adopted_by"])
-        typer.echo(f"{each['version']:6d}  {each['weights_digest'][:12]}  {adopted}".rstrip())
+        adopted = ", ".join(each.adopted_by)
+        lags = (each.first_adopted_seconds, each.last_adopted_seconds)
+        pace = "" if lags[0] is None else f"  loaded after {lags[0]:.1f} to {lags[1]:.1f} s"
+        typer.echo(f"{each.version:6d}  {each.weights_digest[:12]}  {adopted}{pace}".rstrip())
 
 
 def samples(

@@ -106,6 +106,7 @@ class Follower:
     async def _evaluator_of(self, recipe: Recipe) -> RunEvaluator:
         if self._evaluator is None or self._evaluator.recipe != recipe:
             self._evaluator = RunEvaluator(self._store, recipe, worker=self._worker)
+            await self._evaluator.tell()  # of what an evaluator had added when it was killed
             for version in (await self._evaluator.evaluations.versions())[-1:]:
                 newest = await self._evaluator.evaluations.read(version)
                 if newest is not None:  # measured before this process started

@@ -2,6 +2,7 @@
 
 <run>/evaluations/<settings>/records/<version>.json   one record per policy version
 <run>/evaluations/<settings>/media/<sha256>...        its images and videos
+<run>/evaluations/told/<number>.json                  in which order they were finished (told.py)
 
 A record is made by exclusive create, after all objects that it names: an evaluator that is killed
 leaves a complete evaluation or none, and if two evaluate the same version, one record stays. Each
@@ -131,6 +132,11 @@ class Evaluations:
     def media_folder(self) -> str:
         return f"{self._folder}/media"
 
+    @property
+    def name(self) -> str:
+        """Name of the folder of these settings."""
+        return self.settings[:SETTINGS_DIGITS]
+
     async def versions(self) -> list[int]:
         """List the evaluated versions."""
         keys = await self.store.keys(f"{self._folder}/records")
@@ -160,7 +166,7 @@ class Evaluations:
 
     @property
     def _folder(self) -> str:
-        return f"{evaluations_folder(self.run)}/{self.settings[:SETTINGS_DIGITS]}"
+        return f"{evaluations_folder(self.run)}/{self.name}"
 
     def _key(self, version: int) -> str:
         return f"{self._folder}/records/{version:08d}.json"

@@ -16,6 +16,7 @@ from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample
 from digenrl.evaluation.sampler import OnProgress
 from digenrl.evaluation.samples import Judges, PromptSampler, Samples
 from digenrl.evaluation.settings import settings_digest
+from digenrl.evaluation.told import Teller
 from services.reward.scorer import SOURCES
 from services.trainer.engine.checkpoint import AVERAGE
 from shared.diffusion.shards import whole_tensors
@@ -54,6 +55,7 @@ class RunEvaluator:
         prompts = read_prompts(recipe.evaluation.prompts or recipe.data.prompts)
         settings = settings_digest(recipe, prompts)
         self.evaluations = Evaluations(store, recipe.run.name, settings)
+        self._teller = Teller(store, recipe.run.name)
         self._store = store
         self._worker = worker
         self._progress = progress
@@ -73,10 +75,15 @@ class RunEvaluator:
             return known
         made = await self._evaluate(commit)
         if await self.evaluations.add(made):
+            await self.tell()
             return made
         first = await self.evaluations.read(made.version)  # another evaluator was faster
         assert first is not None, "records are never deleted"
         return first
+
+    async def tell(self) -> None:
+        """Tell readers of events of the records that nobody has told of yet."""
+        await self._teller.tell(self.evaluations.name, await self.evaluations.versions())
 
     async def _evaluate(self, commit: CommitRecord) -> EvaluationRecord:
         began = time.monotonic()

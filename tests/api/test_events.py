@@ -13,6 +13,8 @@ import pytest
 
 from digenrl.api.feed import Feed, Position
 from digenrl.api.front import api_routes
+from digenrl.evaluation.records import EvaluationRecord, Evaluations, Quality
+from digenrl.evaluation.told import Teller
 from digenrl.local.tokens import Tokens, tokens_of
 from digenrl.view.live import LiveRun
 from services.scheduler.core.usage import Timeline
@@ -22,6 +24,7 @@ from shared.run.dead_letters import DeadLetter, add_letter
 from shared.run.journal import Alarm, PhaseChange, Request, read_entry
 from shared.run.layout import timeline_key
 from shared.store import ObjectStore
+from tests import examples
 from tests.api.served import Event, events_of, serving
 from tests.follow.runs import RUN, Run
 
@@ -68,6 +71,27 @@ async def test_what_is_missing_although_the_next_is_there_holds_nobody_up(run: R
         await letter(run.store, number)
     told = await Feed(run.store, RUN).after(Position())
     assert [f.fields["number"] for _, f in told if f.name == "dead_letter"] == [1, 3]
+
+
+async def test_evaluations_are_told_once_whoever_was_killed_or_tells_as_well(run: Run) -> None:
+    kept = Evaluations(run.store, RUN, "a" * 64)
+    for version in (4, 0):  # the older one is evaluated later
+        record = EvaluationRecord(
+            run=RUN, policy=examples.policy(version), settings="a" * 64, worker="x", seconds=1.0,
+            quality=Quality(reward=version / 8, num_samples=6, gold={"other": 0.5}), samples=(),
+        )  # fmt: skip
+        await kept.add(record)
+        if version:  # the evaluator of the other is killed before it tells
+            await Teller(run.store, RUN).tell(kept.name, await kept.versions())
+    before = await Feed(run.store, RUN).now()
+    tellers = [Teller(run.store, RUN) for _ in range(3)]
+    versions = await kept.versions()
+    await asyncio.gather(*(each.tell(kept.name, versions) for each in tellers))
+    told = [f.fields for _, f in await Feed(run.store, RUN).after(Position(1)) if f.name]
+    assert [(each["version"], each["reward"], each["gold"]) for each in told] == [
+        (4, 0.5, {"other": 0.5}), (0, 0.0, {"other": 0.5}),
+    ]  # fmt: skip
+    assert [f.fields["version"] for _, f in await Feed(run.store, RUN).after(before)] == [0]
 
 
 async def test_the_journal_of_two_schedulers_notes_each_phase_once(run: Run) -> None:
@@ -171,7 +195,7 @@ async def test_an_event_of_the_scheduler_s_has_no_id_and_comes_when_it_changes(
             bad = await client.get(f"{url}/v1/events?after=yesterday")
             assert bad.status_code == 422 and "after" in bad.json()["detail"]
     assert [each.name for each in found] == ["hello", "run", "run"]
-    assert found[0].id == "c1.t0.d0.j0" and not found[1].id
+    assert found[0].id == "c1.t0.d0.j0.e0" and not found[1].id
 
 
 async def test_a_request_is_passed_on_only_by_whoever_may_make_it(run: Run, tmp_path: Path) -> None:

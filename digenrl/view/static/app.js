@@ -130,7 +130,7 @@ function tickSoon() {
   waiting ??= setTimeout(() => { waiting = null; ticked = Date.now(); tick(); }, SOON_MS);
 }
 
-for (const name of ["commit", "timeline", "dead_letter", "phase", "request", "alarm", "run"]) feed.addEventListener(name, tickSoon);
+for (const name of ["commit", "timeline", "dead_letter", "phase", "request", "alarm", "evaluation", "run"]) feed.addEventListener(name, tickSoon);
 tick();
 setInterval(() => {
   const told = feed.readyState === EventSource.OPEN && document.body.dataset.page !== "workers";
