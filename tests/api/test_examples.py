@@ -25,7 +25,7 @@ def test_examples_with_jq_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(EXAMPLES) == 4
     said = []
     for command, query in EXAMPLES:
-        typed = command.replace("demo", RUN).replace(" 19", " 0")
+        typed = command.replace("demo", RUN).replace("--step 20", "--step 1")
         printed = CliRunner().invoke(app, shlex.split(typed))
         assert printed.exit_code == 0, printed.output
         found = subprocess.run(
