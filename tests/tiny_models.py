@@ -17,15 +17,15 @@ from tests.tiny_pipelines import BUILDERS
 FAMILIES = ("sd3", "flux", "qwen-image", "wan", "hunyuan-video")
 OTHERS = (
     "sd3-large", "wan-small", "wan22", "flux2", "flux2-klein", "z-image", "hunyuan-video15",
-    "flux-kontext", "ltx2", "qwen-image-edit",
+    "flux-kontext", "ltx2", "qwen-image-edit", "wan-i2v",
 )  # fmt: skip
 """Models of a family that are not shaped like its first: no dual attention, other heads, two
 networks; and families that only the slow tests go through."""
 MODELS = (*FAMILIES, *OTHERS)
-EDITS = ("flux-kontext", "qwen-image-edit")
+EDITS = ("flux-kontext", "qwen-image-edit", "wan-i2v")
 """Models that edit an image."""
 PACKED = ("flux", "qwen-image", "flux-kontext", "qwen-image-edit")
-VIDEO = ("wan", "hunyuan-video", "wan-small", "wan22", "hunyuan-video15", "ltx2")
+VIDEO = ("wan", "hunyuan-video", "wan-small", "wan22", "hunyuan-video15", "ltx2", "wan-i2v")
 CFG = (
     "sd3",
     "qwen-image",
@@ -87,7 +87,7 @@ def run(
     noise = pack(start) if family in PACKED else start.clone()
     if family == "ltx2":
         noise, call["audio_latents"] = tiny_ltx2.tokens(pipeline, start)
-    with _at_its_size(family, height, width):
+    with _changed(family, height, width):
         result = pipeline(
             prompt=[PROMPT] * len(start), height=height, width=width, num_inference_steps=steps,
             output_type=output, latents=noise, **call,
@@ -133,8 +133,13 @@ _UNSCALED: Mapping[str, Callable[[int, int], dict[str, Any]]] = {
 """Arguments by which a pipeline leaves the picture at its size."""
 
 
-def _at_its_size(family: str, height: int, width: int) -> Any:
-    """Has Qwen-Image-Edit's pipeline leave the picture at its size."""
+def _changed(family: str, height: int, width: int) -> Any:
+    """Has Qwen-Image-Edit's pipeline leave the picture at its size, and that of Wan's models which
+    begin with an image do without ftfy, as that of the others does."""
+    if family == "wan-i2v":
+        from diffusers.pipelines.wan import pipeline_wan, pipeline_wan_i2v
+
+        return mock.patch.object(pipeline_wan_i2v, "basic_clean", pipeline_wan.basic_clean)
     if family != "qwen-image-edit":
         return nullcontext()
     return mock.patch(
@@ -160,7 +165,9 @@ def source(family: str, height: int, width: int) -> torch.Tensor | None:
 
 def encoded(family: str, model: Any, guidance: float, size: int, prompt: str = PROMPT) -> Any:
     """Conditions of the prompt, and of the picture where one is edited, of a square sample."""
-    return model.encode(prompt, guidance=guidance, image=source(family, size, size))
+    frames = 5 if family in VIDEO else 1
+    image = source(family, size, size)
+    return model.encode(prompt, guidance=guidance, image=image, frames=frames)
 
 
 def _as_the_network_s(pipeline: Any, latents: torch.Tensor) -> torch.Tensor:
@@ -187,6 +194,8 @@ def latent_shape(
     channels, factor = pipeline.transformer.config.in_channels, _decoder_factor(family, pipeline)
     if family == "hunyuan-video15":
         channels = pipeline.num_channels_latents
+    if family == "wan-i2v":
+        channels = pipeline.vae.config.z_dim
     size = (height // factor, width // factor)
     if family == "ltx2":
         return tiny_ltx2.latent_shape(pipeline, *size, frames)

@@ -256,6 +256,26 @@ def _wan(*, experts: bool = False, **network: Any) -> Any:
     )
 
 
+def _wan_from_image() -> Any:
+    from diffusers import WanImageToVideoPipeline
+    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
+
+    width = 16
+    config = CLIPVisionConfig(
+        hidden_size=width, intermediate_size=width, num_hidden_layers=2, num_attention_heads=2,
+        image_size=224, patch_size=14,
+    )  # fmt: skip
+    network = _network(ModelName.wan21_14b).config
+    inner = network.num_attention_heads * network.attention_head_dim
+    plain = _wan(in_channels=36, out_channels=16, image_dim=width, added_kv_proj_dim=inner)
+    parts = {name: part for name, part in plain.components.items() if part is not None}
+    return WanImageToVideoPipeline(
+        **parts,
+        image_encoder=randomized(CLIPVisionModel(config), _generator()),
+        image_processor=CLIPImageProcessor(),
+    )
+
+
 def _hunyuan_video() -> Any:
     from diffusers import (
         AutoencoderKLHunyuanVideo,
@@ -364,5 +384,6 @@ BUILDERS: Mapping[str, Callable[[], Any]] = {
     "hunyuan-video15": _hunyuan_video15,
     "qwen-image-edit": partial(_qwen_image, "QwenImageEditPipeline", processor=_text_and_image),
     "flux-kontext": partial(_flux, "FluxKontextPipeline"),
+    "wan-i2v": _wan_from_image,
     "ltx2": lambda: tiny_ltx2.build(_byte_tokenizer("LlamaTokenizerFast", "</s>")),
 }

@@ -72,7 +72,9 @@ class UnencodedModel:
     def image_channels(self) -> int | None:
         return None  # nothing is encoded, no image either
 
-    def encode(self, prompt: str, *, guidance: float, image: Tensor | None = None) -> Conditions:
+    def encode(
+        self, prompt: str, *, guidance: float, image: Tensor | None = None, frames: int = 1
+    ) -> Conditions:
         """Returns tensors (1, ...) of zeros; nothing is read."""
         return {
             prefix + name: torch.zeros(1, *shape, dtype=self.family.dtype)
@@ -139,7 +141,7 @@ def fake_model(
     shapes = {**spec.condition_shapes(family.config, tokens)}
     if spec.image_shapes is not None:
         size = {"height": table.height, "width": table.width, "frames": table.frames}
-        shapes |= spec.image_shapes(family.latent_shape(**size))
+        shapes |= spec.image_shapes(family.config, family.latent_shape(**size))
     model = UnencodedModel(family, shapes, guided=forwards == 2)
     with torch.device("meta"):  # peft does not move what is there
         policy = policy_of(recipe, model, CPU)
@@ -177,7 +179,7 @@ def text_bytes(folder: Path, dtype: str) -> dict[str, int]:
     """Returns the bytes of each text encoder's weights, held as ``dtype``."""
     found = {}
     for name, made in PartConfig(folder / "model_index.json").items():
-        is_text = name.startswith("text_encoder") or name == "connectors"
+        is_text = name.startswith("text_encoder") or name in ("connectors", "image_encoder")
         if is_text and isinstance(made, list) and all(made):
             found[name] = _num_weights(folder / name, *made) * ITEM_BYTES[dtype]
     return found

@@ -30,4 +30,5 @@ def encoded(
         )
     except ContractError as error:
         raise ContractError(f"the prompt's source image {error}") from error
-    return model.encode(prompt, guidance=table.guidance, image=torch.from_numpy(pixels)[None])
+    image = torch.from_numpy(pixels)[None]
+    return model.encode(prompt, guidance=table.guidance, image=image, frames=table.frames)

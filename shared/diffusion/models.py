@@ -55,9 +55,12 @@ class ModelAdapter(Protocol):
     def image_channels(self) -> int | None:
         """Returns the channels of the source images that are edited; None if there are none."""
 
-    def encode(self, prompt: str, *, guidance: float, image: Tensor | None = None) -> Conditions:
+    def encode(
+        self, prompt: str, *, guidance: float, image: Tensor | None = None, frames: int = 1
+    ) -> Conditions:
         """Encodes a prompt; for classifier-free guidance the empty prompt, too. ``image`` is the
-        source image (1, C, H, W), uint8 and of the samples' size, of a model that takes one."""
+        source image (1, C, H, W), uint8 and of the samples' size, of a model that takes one; a
+        sample has so many ``frames``."""
 
     def latent_shape(self, *, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
         """Returns the shape of one sample's latents from its size in pixels.

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 from shared.models.family import FamilySpec as FamilySpec
+from shared.models.family import Shapes
 from shared.models.native_layers import (
     FLUX,
     FLUX2,
@@ -118,7 +119,7 @@ _FLUX_KONTEXT = replace(
     _FLUX,
     pipeline="FluxKontextPipeline",
     adapter="shared.diffusion.families.flux:FluxKontext",
-    image_shapes=lambda latents: {"image": latents},
+    image_shapes=lambda _, latents: {"image": latents},
 )
 
 _QWEN_IMAGE = FamilySpec(
@@ -160,7 +161,7 @@ _QWEN_IMAGE_EDIT = replace(
     # The text has the source image before the prompt: 1369 tokens of 1024 x 1024 pixels.
     text_tokens=2400,
     max_text_tokens=1024 + 16384,
-    image_shapes=lambda latents: {"image": latents},
+    image_shapes=lambda _, latents: {"image": latents},
 )
 
 _WAN = FamilySpec(
@@ -194,6 +195,27 @@ _WAN = FamilySpec(
     ),
     native_layers=WAN,
 )  # fmt: skip
+
+CLIP_IMAGE_TOKENS = 257
+"""Tokens of an image of 224 x 224 pixels in pieces of 14, and one for the whole."""
+
+
+def _first_frame_shapes(network: Config, latents: tuple[int, ...]) -> Shapes:
+    """Returns shapes of the first frame's latents with its mask, and of what CLIP sees in it."""
+    shapes = {"image": (network["in_channels"] - latents[0], *latents[1:])}
+    if network.get("image_dim") is None:  # Wan2.2
+        return shapes
+    return shapes | {"image_seen": (CLIP_IMAGE_TOKENS, network["image_dim"])}
+
+
+_WAN_FROM_IMAGE = replace(
+    _WAN,
+    pipeline="WanImageToVideoPipeline",
+    adapter="shared.diffusion.families.wan:WanFromImage",
+    components=_ONE_ENCODER | {"image_encoder", "image_processor"},
+    network_keys=_WAN.network_keys | {"added_kv_proj_dim", "image_dim"},
+    image_shapes=_first_frame_shapes,
+)
 
 _HUNYUAN_VIDEO = FamilySpec(
     pipeline="HunyuanVideoPipeline",
@@ -380,6 +402,7 @@ FAMILIES: dict[str, FamilySpec] = {
         _QWEN_IMAGE,
         _QWEN_IMAGE_EDIT,
         _WAN,
+        _WAN_FROM_IMAGE,
         _HUNYUAN_VIDEO,
         _HUNYUAN_VIDEO_15,
         _LTX2,

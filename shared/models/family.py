@@ -49,9 +49,10 @@ class FamilySpec:
     condition_shapes: Callable[[Config, int], Shapes]
     """Returns the shapes, without rows, of what its adapter encodes a prompt of so many tokens to,
     from the network's configuration. They have the network's type."""
-    image_shapes: Callable[[tuple[int, ...]], Shapes] | None
-    """Returns the shapes, without rows, of what its adapter encodes a source image to, from that of
-    a sample's latents; None if its prompts have no source image."""
+    image_shapes: Callable[[Config, tuple[int, ...]], Shapes] | None
+    """Returns the shapes, without rows, of what its adapter encodes a source image to, from the
+    network's configuration and the shape of a sample's latents; None if its prompts have no source
+    image."""
     embeds_guidance: bool
     """Whether the network takes guidance as an input, so that one forward pass is enough."""
     guidance_arguments: Callable[[float], Mapping[str, object]]

@@ -182,7 +182,7 @@ def part_folders(folder: Path, part: Part) -> list[str]:
         ) from error
     begin = {
         "transformer": ("transformer",),
-        "text": ("text_encoder", "connectors"),
+        "text": ("text_encoder", "connectors", "image_encoder"),
         "decoder": ("vae",),
     }[part]
     return [name for name in there if name.startswith(begin)]

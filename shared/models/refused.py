@@ -43,7 +43,7 @@ _BY_REASON: Mapping[str, str] = {
     StableDiffusionXLInstructPix2Pix StableDiffusionXLPAGImg2Img StableDiffusionXLPAGInpaint
     StableUnCLIPImg2Img StableVideoDiffusion UnCLIPImageVariation VersatileDiffusionDualGuided
     VersatileDiffusionImageVariation VideoToVideoSD VisualCloze VisualClozeGeneration WanAnimate
-    WanImageToVideo WanVACE WanVideoToVideo ZImageControlNet ZImageControlNetInpaint ZImageImg2Img
+    WanVACE WanVideoToVideo ZImageControlNet ZImageControlNetInpaint ZImageImg2Img
     ZImageInpaint ZImageOmni
     """,
     "has no adapter here (CONTRIBUTING.md says how to add a family in two files)": """

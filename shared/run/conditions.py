@@ -32,8 +32,8 @@ class Encoding:
     text_tokens: int
     dtype: str
     matmul_precision: str
-    size: tuple[int, int] | None = None
-    """Height and width to which a source image is scaled."""
+    size: tuple[int, ...] | None = None
+    """Height and width to which a source image is scaled; and frames, of a video."""
 
     def digest(self, prompt: str, image: SourceImage | None = None) -> str:
         said = {**asdict(self), "prompt": prompt}
@@ -56,7 +56,7 @@ async def encoding_of(store: ObjectStore, recipe: Recipe) -> Encoding:
         text_tokens=text_tokens(model.folder, model.text_tokens),
         dtype=model.dtype,
         matmul_precision=model.matmul_precision,
-        size=(model.height, model.width),
+        size=(model.height, model.width, *((model.frames,) if model.frames > 1 else ())),
     )
 
 

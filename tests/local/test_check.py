@@ -29,7 +29,7 @@ SHIPPED = [
 ]
 WITHOUT_COSTS = (
     "flux1-kontext", "flux2-dev", "flux2-klein-4b", "hunyuanvideo-1.5", "ltx-2", "qwen-image-edit",
-    "z-image",
+    "wan2.1-i2v-14b", "z-image",
 )  # fmt: skip
 """Recipes of models that have no cost profile yet."""
 

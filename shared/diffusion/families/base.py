@@ -31,9 +31,9 @@ from shared.recipe.sampling import CfgGradient
 NEGATIVE = "negative_"
 """Prefix of the names of the empty prompt's conditions, for classifier-free guidance."""
 
-_TEXT = ("text_encoder", "text_encoder_2", "text_encoder_3", "connectors")
+_TEXT = ("text_encoder", "text_encoder_2", "text_encoder_3", "connectors", "image_encoder")
 
-_TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3", "processor")
+_TOKENIZERS = ("tokenizer", "tokenizer_2", "tokenizer_3", "processor", "image_processor")
 
 
 @dataclass(eq=False)
@@ -176,13 +176,17 @@ class Family(ABC):
         # Video decoders' configurations name no channels: they are all of colour.
         return 3 if vae is None else int(vae.config.get("in_channels", 3))
 
-    def encode(self, prompt: str, *, guidance: float, image: Tensor | None = None) -> Conditions:
+    def encode(
+        self, prompt: str, *, guidance: float, image: Tensor | None = None, frames: int = 1
+    ) -> Conditions:
         negative = self.spec.forwards(guidance) == 2
         with torch.no_grad():
             if image is None:
                 conditions = self.encode_prompt(prompt, negative=negative)
             else:
-                conditions = self.encode_edit(prompt, image.to(self.device), negative=negative)
+                conditions = self.encode_edit(
+                    prompt, image.to(self.device), negative=negative, frames=frames
+                )
         return {name: tensor.detach().contiguous() for name, tensor in conditions.items()}
 
     @abstractmethod
@@ -190,9 +194,10 @@ class Family(ABC):
         """Encodes a prompt to tensors (1, ...); if ``negative``, the empty prompt as well, by the
         same names after `NEGATIVE`."""
 
-    def encode_edit(self, prompt: str, image: Tensor, *, negative: bool) -> Conditions:
-        """Encodes a prompt and the image (1, C, H, W), uint8, that it edits; tensors of the image
-        have names that begin with `IMAGE`. Only of a family that takes images."""
+    def encode_edit(self, prompt: str, image: Tensor, *, negative: bool, frames: int) -> Conditions:
+        """Encodes a prompt and the image (1, C, H, W), uint8, that it edits, or that a video of so
+        many frames begins with; tensors of the image have names that begin with `IMAGE`. Only of a
+        family that takes images."""
         raise NotImplementedError(f"{type(self).__name__} takes no image")
 
     def latent_shape(self, *, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
@@ -370,6 +375,13 @@ def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
     rows, _, channels = tokens.shape
     patches = tokens.reshape(rows, height // 2, width // 2, channels // 4, 2, 2)
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(rows, channels // 4, height, width)
+
+
+def as_picture(image: Tensor) -> Any:
+    """Pixels (1, 3, H, W), uint8, as an image of Pillow."""
+    from PIL import Image
+
+    return Image.fromarray(image[0].permute(1, 2, 0).cpu().numpy())
 
 
 def in_model_space(image: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ class Flux(Family):
 
 
 class FluxKontext(Flux):
-    def encode_edit(self, prompt: str, image: Tensor, *, negative: bool) -> Conditions:
+    def encode_edit(self, prompt: str, image: Tensor, *, negative: bool, frames: int) -> Conditions:
         vae = self.pipeline.vae
         held = vae.encode(in_model_space(image).to(vae.dtype)).latent_dist.mode()
         latents = (held - vae.config.shift_factor) * vae.config.scaling_factor

@@ -12,6 +12,7 @@ from torch import Tensor
 from shared.diffusion.families.base import (
     NEGATIVE,
     Family,
+    as_picture,
     in_model_space,
     normalised,
     pack,
@@ -82,7 +83,7 @@ class QwenImageEdit(QwenImage):
             made.pipeline.processor = TextAndImage.load(folder, made.pipeline.tokenizer)
         return made
 
-    def encode_edit(self, prompt: str, image: Tensor, *, negative: bool) -> Conditions:
+    def encode_edit(self, prompt: str, image: Tensor, *, negative: bool, frames: int) -> Conditions:
         vae = self.pipeline.vae
         pixels = in_model_space(image).to(vae.dtype).unsqueeze(2)
         held = vae.encode(pixels).latent_dist.mode()
@@ -97,7 +98,7 @@ class QwenImageEdit(QwenImage):
     def _text_beside(self, prompt: str, image: Tensor) -> Tensor:
         """Encodes an image (1, 3, H, W), uint8, and a prompt after it to (1, L, width), without
         padding; raises UserError if the image alone is as long as the text may be."""
-        picture = _picture(image)
+        picture = as_picture(image)
         tokens = self.pipeline.processor.num_tokens(picture)
         if tokens >= self.text_tokens:
             raise UserError(
@@ -145,9 +146,3 @@ class TextAndImage:
         signs = IMAGE_SIGN * self.num_tokens(images)
         told = self.tokenizer([each.replace(IMAGE_SIGN, signs) for each in text], **given)
         return type(told)({**told, **seen})
-
-
-def _picture(image: Tensor) -> Any:
-    from PIL import Image
-
-    return Image.fromarray(image[0].permute(1, 2, 0).cpu().numpy())

@@ -1,12 +1,25 @@
-"""Wan 2.1, and 2.2 with an expert for high and one for low noise: text-to-video."""
+"""Wan 2.1, and 2.2 with an expert for high and one for low noise: text-to-video; and their models
+that begin with an image, which stands beside the noise as the video's first frame."""
 
 import torch
 from torch import Tensor, nn
 
 from shared.diffusion.experts import LOW, Experts
-from shared.diffusion.families.base import NEGATIVE, Family, standardised
-from shared.diffusion.models import Conditions
+from shared.diffusion.families.base import (
+    NEGATIVE,
+    Family,
+    as_picture,
+    in_model_space,
+    normalised,
+    standardised,
+)
+from shared.diffusion.models import IMAGE, Conditions
 from shared.models.sigmas import TRAIN_TIMESTEPS
+
+SEEN = f"{IMAGE}_seen"
+"""What CLIP sees in the first frame; Wan2.2 does not ask it."""
+NETWORK_TEXT = 512
+"""Tokens of text that the network of Wan2.1 counts on beside an image's."""
 
 
 class Wan(Family):
@@ -39,6 +52,56 @@ class Wan(Family):
         vae = self.pipeline.vae
         video: Tensor = vae.decode(standardised(latents, vae), return_dict=False)[0]
         return video.transpose(1, 2)
+
+
+class WanFromImage(Wan):
+    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+        # As the pipeline's own, which fails where the package ftfy is not installed.
+        from diffusers import WanPipeline
+
+        text, *empty = (
+            WanPipeline._get_t5_prompt_embeds(
+                self.pipeline, each, max_sequence_length=self.text_tokens
+            )
+            for each in ([prompt, ""] if negative else [prompt])
+        )
+        return {"text": text} | ({NEGATIVE + "text": empty[0]} if negative else {})
+
+    def encode_edit(self, prompt: str, image: Tensor, *, negative: bool, frames: int) -> Conditions:
+        conditions = {
+            **self.encode_prompt(prompt, negative=negative),
+            IMAGE: self._first_frame(image, frames).to(self.dtype),
+        }
+        if self.config.image_dim is not None:
+            seen = self.pipeline.encode_image(as_picture(image), self.device)
+            conditions[SEEN] = seen.to(self.dtype)
+        return conditions
+
+    def _first_frame(self, image: Tensor, frames: int) -> Tensor:
+        """Returns (1, mask + C, F, h, w): the latents of a video whose other frames are gray, and
+        before them 1 in each frame of pixels that is the image's, and 0 elsewhere."""
+        vae = self.pipeline.vae
+        first = in_model_space(image).unsqueeze(2)
+        others = first.new_zeros(*first.shape[:2], frames - 1, *first.shape[3:])
+        video = torch.cat([first, others], dim=2).to(vae.dtype)
+        latents = normalised(vae.encode(video).latent_dist.mode(), vae)
+        per_latent = vae.config.scale_factor_temporal
+        mask = latents.new_zeros(1, per_latent, *latents.shape[2:])
+        mask[:, :, 0] = 1
+        return torch.cat([mask, latents], dim=1)
+
+    def forward(
+        self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
+    ) -> Tensor:
+        beside = torch.cat([latents, conditions[IMAGE].to(latents.dtype)], dim=1)
+        inputs = {}
+        if SEEN in conditions:
+            inputs["encoder_hidden_states_image"] = conditions[SEEN].to(self.dtype)
+            # The pipeline's texts are that long, with zeros at the end.
+            missing = NETWORK_TEXT - conditions["text"].shape[1]
+            text = nn.functional.pad(conditions["text"], (0, 0, 0, missing))
+            conditions = {**conditions, "text": text}
+        return self.run(beside, _timestep(sigma), conditions, **inputs)
 
 
 def _timestep(sigma: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def test_every_pipeline_of_diffusers_is_supported_or_refused_with_a_reason() -> 
     ("pipeline", "reason"),
     [
         ("QwenImageEditPlusPipeline", "takes an image or a video besides the text"),
-        ("WanImageToVideoPipeline", "takes an image or a video besides the text"),
+        ("LTX2ImageToVideoPipeline", "takes an image or a video besides the text"),
         ("LTXPipeline", "has no adapter here"),
         ("StableDiffusionXLPipeline", "predicts noise"),
         ("StableCascadeCombinedPipeline", "is made of several diffusion models"),

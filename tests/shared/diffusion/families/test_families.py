@@ -183,7 +183,8 @@ def test_shapes_are_those_of_the_pipeline(tiny: Tiny) -> None:
     encoded = tiny.encoded(1.0)
     tokens = encoded["text"].shape[1] - (CLIP_TOKENS if "sd3" in tiny.family else 0)
     encoded_shapes = {name: tuple(tensor.shape[1:]) for name, tensor in encoded.items()}
-    of_image = {} if family.image_shapes is None else family.image_shapes(tiny.shape)
+    image_shapes = family.image_shapes
+    of_image = {} if image_shapes is None else image_shapes(config, tiny.shape)
     assert {**family.condition_shapes(config, tokens), **of_image} == encoded_shapes
 
 
@@ -276,14 +277,14 @@ def with_keys(file: Path, keys: dict[str, Any]) -> None:
 def test_a_part_that_the_adapter_would_leave_out_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     folder = described(tiny, tmp_path)
     assert checked_family_of(folder) == family_of(tiny.folder)
-    second = {"image_encoder": ["transformers", "SomeEncoder"], "expand_timesteps": True}
+    second = {"some_encoder": ["transformers", "SomeEncoder"], "expand_timesteps": True}
     with_keys(folder / "model_index.json", second)
     with pytest.raises(UserError) as refused:
         load_model(folder, {"transformer"}, device=CPU, dtype=torch.float32)
     said = str(refused.value)
-    assert "image_encoder" in said and "expand_timesteps = true" in said and "\n" not in said
+    assert "some_encoder" in said and "expand_timesteps = true" in said and "\n" not in said
     with_keys(
-        folder / "model_index.json", {"image_encoder": [None, None], "expand_timesteps": False}
+        folder / "model_index.json", {"some_encoder": [None, None], "expand_timesteps": False}
     )
     assert checked_family_of(folder) == family_of(tiny.folder)
 
@@ -316,11 +317,11 @@ def test_a_network_with_a_switch_that_the_adapter_does_not_know_is_refused(
     folder = described(tiny, tmp_path)
     networks = list(folder.glob("transformer*/config.json"))
     for network in networks:
-        with_keys(network, {"zero_cond_t": False, "image_dim": None})
+        with_keys(network, {"zero_cond_t": False, "pos_embed_seq_len": None})
     assert checked_family_of(folder) == family_of(tiny.folder)
     for network in networks:
-        with_keys(network, {"zero_cond_t": True, "image_dim": 1280})
+        with_keys(network, {"zero_cond_t": True, "pos_embed_seq_len": 514})
     with pytest.raises(UserError, match=r"zero_cond_t = true.*does not know"):
         checked_family_of(folder)
-    with pytest.raises(UserError, match=r"image_dim = 1280"):
+    with pytest.raises(UserError, match=r"pos_embed_seq_len = 514"):
         checked_family_of(folder)
