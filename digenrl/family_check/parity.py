@@ -18,6 +18,7 @@ from digenrl.family_check.probe import (
     Row,
     Sampled,
     apart,
+    has_own_pass,
     networks_of,
     recording,
     sample,
@@ -61,7 +62,7 @@ def compare(model: Family, pipeline: Any, guidance: float, size: Size) -> Compar
     plain = sample(pipeline, arguments(model, pipeline, one, size, "latent"))
     [my_prompt] = _taken(model, start, theirs.sigmas, one, steps=1)[0].first
     ours, velocity, latents = _taken(model, start, theirs.sigmas, guidance, steps=size.steps)
-    found = _Found(theirs, ours, plain.calls.first[0], my_prompt)
+    found = _Found(theirs, ours, plain.calls.first[0], my_prompt, has_own_pass(model.pipeline))
     mistake = next(found.mistakes(velocity, guidance), None)
     if mistake is not None:
         return Compared(mistake)
@@ -118,8 +119,24 @@ class _Found:
     their_prompt: Row
     my_prompt: Row
     """Rows of the prompt alone, without classifier-free guidance."""
+    own_pass: bool
+    """Whether inputs of the two networks have other meanings; then results alone are compared."""
 
     def mistakes(self, velocity: Tensor, guidance: float) -> Iterator[str]:
+        their_prompt, their_empty = _told_apart(self.theirs.calls.first, self.their_prompt)
+        if not self.own_pass:
+            yield from self._of_calls()
+        yield from self._of_velocity(velocity, guidance, their_prompt, their_empty)
+        for number, (a, b) in enumerate(zip(self.ours.steps, self.theirs.calls.steps, strict=True)):
+            difference = apart(a[0].inputs[STATE], b[0].inputs[STATE])
+            if difference > _tolerance(b[0].inputs[STATE]):
+                yield (
+                    f"packing: after {number} steps the network's tokens differ by "
+                    f"{difference:.1g}, though velocities are the same numbers: they come back in "
+                    "another order"
+                )
+
+    def _of_calls(self) -> Iterator[str]:
         mine, theirs = self.ours.first, self.theirs.calls.first
         if len(mine) != len(theirs):
             yield (
@@ -133,15 +150,6 @@ class _Found:
         yield from _of_inputs(my_prompt, their_prompt)
         if my_empty is not None and their_empty is not None:
             yield from _of_texts("negative prompt", my_empty, their_empty)
-        yield from self._of_velocity(velocity, guidance, their_prompt, their_empty)
-        for number, (a, b) in enumerate(zip(self.ours.steps, self.theirs.calls.steps, strict=True)):
-            difference = apart(a[0].inputs[STATE], b[0].inputs[STATE])
-            if difference > _tolerance(b[0].inputs[STATE]):
-                yield (
-                    f"packing: after {number} steps the network's tokens differ by "
-                    f"{difference:.1g}, though velocities are the same numbers: they come back in "
-                    "another order"
-                )
 
     def _of_velocity(
         self, velocity: Tensor, guidance: float, prompt: Row, empty: Row | None
@@ -197,7 +205,7 @@ def _of_state(mine: Row, theirs: Row) -> Iterator[str]:
 
 
 def _of_inputs(mine: Row, theirs: Row) -> Iterator[str]:
-    """Compare time, guidance and places."""
+    """Compare time and guidance, then places."""
     names = {TIME: "sigma rule: the network's time", GUIDANCE: "guidance: the network's guidance"}
     for name, what in names.items():
         a, b = mine.inputs.get(name), theirs.inputs.get(name)
@@ -208,9 +216,18 @@ def _of_inputs(mine: Row, theirs: Row) -> Iterator[str]:
         if apart(a.flatten(), b.flatten()) > _tolerance(b):
             kind = f"dtype: {name}" if _is_rounded(a.flatten(), b.flatten()) else what
             yield f"{kind} is {a.flatten()[0]:g}, and {b.flatten()[0]:g} in the pipeline"
+    yield from _of_places(mine, theirs)
+
+
+def _of_places(mine: Row, theirs: Row) -> Iterator[str]:
     for name, b in theirs.inputs.items():
-        if name.endswith("_ids") and apart(mine.inputs.get(name, b), b) > 0:
-            yield f"packing: {name}, the places of tokens, {_how(mine.inputs[name], b)}"
+        if not name.endswith("_ids"):
+            continue
+        a = mine.inputs.get(name, b)
+        if b.ndim == a.ndim + 1 and b.shape[0] == 1:
+            a = a[None]  # networks that take places per row take the places of all rows as well
+        if apart(a, b) > 0:
+            yield f"packing: {name}, the places of tokens, {_how(a, b)}"
 
 
 def _of_guidance(mine: Tensor, guidance: float, prompt: Tensor, empty: Tensor) -> Iterator[str]:

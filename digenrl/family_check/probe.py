@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 STATE, TIME, GUIDANCE = "hidden_states", "timestep", "guidance"
 """Inputs of every network that diffusers has for these families."""
+OTHER_NAMES = {"x": STATE, "t": TIME}
+"""Other names for them; Z-Image's network has these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +76,46 @@ def recording(networks: list[nn.Module]) -> Iterator[Calls]:
 
 def _hook(calls: Calls) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
+        bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         found = output[0] if isinstance(output, tuple) else output
-        found = found if isinstance(found, Tensor) else found.sample
-        calls.steps[-1] += _rows(bound, found.detach())
+        found = found if isinstance(found, Tensor | list) else found.sample
+        calls.steps[-1] += _rows(bound, found)
 
     return hook
 
 
-def _rows(bound: dict[str, Any], output: Tensor) -> Iterator[Row]:
-    tensors = {name: each.detach() for name, each in bound.items() if isinstance(each, Tensor)}
-    state = tensors[STATE]
+def _rows(bound: dict[str, Any], output: Tensor | list[Tensor]) -> Iterator[Row]:
+    """Yield the rows of a call whose inputs are tensors with a row in each place of their first
+    dimension, or lists with a tensor for each row."""
+    given = {OTHER_NAMES.get(name, name): each for name, each in bound.items()}
+    inputs_of_all = {name: each for name, each in given.items() if _is_of_tensors(each)}
+    state = inputs_of_all[STATE]
     for row in range(len(state)):
         inputs = {}
-        for name, each in tensors.items():
+        for name, each in inputs_of_all.items():
+            if isinstance(each, list):
+                inputs[name] = each[row].detach()
+                continue
             is_of_rows = each.ndim > 0 and len(each) == len(state) and not name.endswith("_ids")
-            inputs[name] = each[row] if is_of_rows else each
-            if name == TIME and each.ndim == 0:
-                inputs[name] = each
-        yield Row(inputs, output[row])
+            inputs[name] = (each[row] if is_of_rows else each).detach()
+        yield Row(inputs, output[row].detach())
+
+
+def _is_of_tensors(value: object) -> bool:
+    is_list = isinstance(value, list) and value and all(isinstance(one, Tensor) for one in value)
+    return isinstance(value, Tensor) or bool(is_list)
 
 
 def networks_of(pipeline: Any) -> list[nn.Module]:
     """The networks that a pipeline denoises with."""
     found = [getattr(pipeline, name, None) for name in ("transformer", "transformer_2")]
     return [each for each in found if isinstance(each, nn.Module)]
+
+
+def has_own_pass(pipeline: Any) -> bool:
+    """Whether an adapter has put a forward pass of its own in place of the network's, whose inputs
+    are then not those that the pipeline gives."""
+    return any("forward" in vars(each) for each in networks_of(pipeline))
 
 
 @dataclass(frozen=True, slots=True)

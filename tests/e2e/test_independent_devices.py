@@ -52,7 +52,7 @@ def commits(run: LocalRun) -> list[dict[str, Any]]:
 def test_rollout_devices_train_for_a_trainer_that_is_behind_and_one_may_be_killed(
     start_run: StartRun, recipe_with: Callable[[dict[str, Any]], Path]
 ) -> None:
-    run = start_run("--steps", "10", recipe=recipe_with(TRAINER_STARVED))
+    run = start_run("--steps", "14", recipe=recipe_with(TRAINER_STARVED))
     run.wait_for(lambda view: view["step"] >= 4)
     child(run, "rollout-1").kill()  # whatever it is at; it is started again
     run.wait_for(lambda view: view["step"] >= 9)
@@ -64,7 +64,7 @@ def test_rollout_devices_train_for_a_trainer_that_is_behind_and_one_may_be_kille
     assert sum(helped.values()) >= 3
     assert all(address.startswith("rollout-") for address in helped)
     summary = run.finish()
-    assert sum(summary["schedule"]["staleness"].values()) == 10 * 10 * 8
+    assert sum(summary["schedule"]["staleness"].values()) == 14 * 10 * 8
 
 
 def test_one_device_generates_and_trains_by_turns(

@@ -55,7 +55,7 @@ def test_ctrl_c_leaves_no_process_behind_and_a_stop_ends_the_resumed_run(
     run = start_run("--steps", "400")
     step = run.wait_for(lambda view: view["step"] >= 1)["step"]
     children = run.children()
-    assert len(children) == 9  # three brokers, five services, the starter
+    assert len(children) == 10  # three brokers, five services, the page, the starter
     run.process.send_signal(signal.SIGINT)
     output, _ = run.process.communicate(timeout=60)
     assert run.process.returncode == 130

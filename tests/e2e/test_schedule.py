@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from digenrl.local.keys import keys_of
 from shared.recipe.recipe import load_recipe, override
 from tests.e2e.local_run import SMALL, LocalRun, StartRun, wait_until
 from tests.paths import DIGITS
@@ -159,10 +160,11 @@ def start_worker(
     """Starts one more rollout worker for the run, as on another host."""
     given = {f"DIGENRL_{key.upper()}": str(value) for key, value in settings.items()}
     where = {"PYTHONPATH": str(ROOT)}
+    keys = keys_of(run.folder).environment("rollout")  # a forked process does not show its own
     command = [sys.executable, *(program or SERVE_ROLLOUT), "--run", run.folder.name]
     return subprocess.Popen(
         [*command, "--worker", name, "--port", str(run.free_port())],
-        env=child(run, "rollout-0").environ() | given | where,
+        env=child(run, "rollout-0").environ() | keys | given | where,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
