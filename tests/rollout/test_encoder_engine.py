@@ -1,6 +1,7 @@
 """What an encoder makes is what a device that generates would have made itself, to the last bit."""
 
 import asyncio
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,16 @@ def recipe_of(family: str, folder: Path, **changes: object) -> Recipe:
     })  # fmt: skip
 
 
-def made(engine: RolloutEngine, conditions: bytes | None) -> Generated:
+def source_of(family: str) -> bytes | None:
+    """The file of the image that a prompt edits."""
+    if family not in tiny_models.EDITS:
+        return None
+    file = io.BytesIO()
+    tiny_models.picture(32, 32).save(file, "PNG")
+    return file.getvalue()
+
+
+def made(engine: RolloutEngine, conditions: bytes | None, source: bytes | None = None) -> Generated:
     task = GenerateFragment(
         fragment=Fragment(batch=0, group=0, first_sample=0, num_samples=2),
         policy=Policy(version=0, weights_digest=engine.weights_digest()),
@@ -45,7 +55,7 @@ def made(engine: RolloutEngine, conditions: bytes | None) -> Generated:
     )
 
     async def work() -> Generated:
-        generation = await engine.begin(task, conditions)
+        generation = await engine.begin(task, conditions, source)
         while not generation.done:
             await generation.advance()
         return await generation.finish()
@@ -53,8 +63,8 @@ def made(engine: RolloutEngine, conditions: bytes | None) -> Generated:
     return asyncio.run(work())
 
 
-def encoded(recipe: Recipe) -> bytes:
-    return asyncio.run(EncoderEngine(recipe).conditions(tiny_models.PROMPT))
+def encoded(recipe: Recipe, source: bytes | None = None) -> bytes:
+    return asyncio.run(EncoderEngine(recipe).conditions(tiny_models.PROMPT, source))
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
@@ -67,9 +77,10 @@ def test_a_device_without_text_encoders_makes_the_same_samples(
     whole, bare = RolloutEngine(plain), RolloutEngine(override(plain, {"encoder.workers": 1}))
     network: Any = bare._generator._model
     assert network.pipeline.text_encoder is None and network.pipeline.vae is not None
-    conditions = encoded(plain)
-    assert conditions == asyncio.run(whole.conditions(tiny_models.PROMPT))
-    expected, found = made(whole, None), made(bare, conditions)
+    source = source_of(family)
+    conditions = encoded(plain, source)
+    assert conditions == asyncio.run(whole.conditions(tiny_models.PROMPT, source))
+    expected, found = made(whole, None, source), made(bare, conditions)
     assert (found.trajectory, found.media) == (expected.trajectory, expected.media)
     assert made(whole, conditions).trajectory == expected.trajectory
 

@@ -134,13 +134,13 @@ def test_gradient_help_is_never_forecast_to_cost_much(profile, generate, train, 
         pytest.param("hunyuanvideo", 4, marks=pytest.mark.slow),
     ],
 )
-def test_forecasts_of_gradient_help_rank_splits(name: str, size: int) -> None:
+def test_forecasts_of_gradient_help_are_near_and_rather_too_long(name: str, size: int) -> None:
+    """They count a helped group as one piece of work; the scheduler cuts it more finely."""
     profile, schedule = load_profile(name), ONE_STEP.changed(tag=0, gradient_help=True)
     split = Split({"H100": 24}, {"H100": 8})
     simulated = simulate(
         profile, rollout=split.rollout, trainer=split.trainer, batches=6, causes=False,
         schedule=schedule.changed(fragment_size=size),
     )  # fmt: skip
-    assert forecast(profile, split, size, schedule).seconds == pytest.approx(
-        simulated.step_seconds, rel=0.1
-    )
+    found = forecast(profile, split, size, schedule)
+    assert 0.98 <= found.seconds / simulated.step_seconds <= 1.12
