@@ -25,6 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from digenrl.api.models import (
     AuditPage,
     GroupPage,
+    PlanView,
     SampleHistory,
     SamplePage,
     StorageView,
@@ -46,6 +47,8 @@ from shared.process.service import ProbeView
 from shared.process.settings import ClientSettings
 
 TIMEOUT_S = 30.0
+PLAN_S = 400.0
+"""Longest time that a plan takes that waits for others."""
 TRIES = 3
 AGAIN_S = 1.0
 """Seconds before the next try, and before events are asked for anew."""
@@ -199,6 +202,20 @@ class Client:
     def get_storage(self) -> StorageView:
         return self._get(StorageView, "/v1/storage")
 
+    def get_plan(
+        self,
+        hosts: str = "",
+        devices: str = "",
+        profile: str = "",
+        staleness: int | None = None,
+        host_gpus: int | None = None,
+    ) -> PlanView:
+        wanted: Params = {
+            "hosts": hosts, "devices": devices, "profile": profile, "staleness": staleness,
+            "host_gpus": host_gpus,
+        }  # fmt: skip
+        return self._get(PlanView, "/v1/plan", wanted, timeout=PLAN_S)
+
     # --- events ------------------------------------------------------------------------------
 
     def get_events(self, after: str = "") -> Iterator[Event]:
@@ -236,10 +253,15 @@ class Client:
                 fields = {}
 
     def _get(
-        self, kind: type[T], path: str, params: Params | None = None, ok: tuple[int, ...] = ()
+        self,
+        kind: type[T],
+        path: str,
+        params: Params | None = None,
+        ok: tuple[int, ...] = (),
+        **more: Any,
     ) -> T:
         given = {name: each for name, each in (params or {}).items() if each not in (None, "")}
-        return self._read(kind, self._ask("GET", path, ok, params=given))
+        return self._read(kind, self._ask("GET", path, ok, params=given, **more))
 
     def _post(self, kind: type[T], path: str, **more: Any) -> T:
         headers = {IDEMPOTENCY_KEY: uuid.uuid4().hex}

@@ -19,6 +19,7 @@ from digenrl.api.events import event_routes
 from digenrl.api.feed import Feed
 from digenrl.api.history import history_routes
 from digenrl.api.stored import stored_routes
+from digenrl.api.what_if import WhatIf, plan_routes
 from digenrl.view.history import RunHistory
 from shared.process.http_access import CALLER, ON_BEHALF, OPERATIONS, Caller
 from shared.process.http_once import HEADER as IDEMPOTENCY_KEY
@@ -73,13 +74,18 @@ class Scheduler:
 
 
 def api_routes(
-    store: ObjectStore, run: str, live: Live, history: RunHistory | None = None
+    store: ObjectStore,
+    run: str,
+    live: Live,
+    history: RunHistory | None = None,
+    what_if: WhatIf | None = None,
 ) -> APIRouter:
     """Return the routes of the API of a run, those of its scheduler last.
 
     Args:
         live: its scheduler; without an address, the run is over.
         history: what the page has read of the run.
+        what_if: what plans for other devices.
     """
     router, scheduler = APIRouter(), Scheduler(live)
 
@@ -88,8 +94,10 @@ def api_routes(
 
     router.include_router(event_routes(Feed(store, run), say_run))
     router.include_router(history_routes(store, run))
+    history = history or RunHistory(store, run)
+    router.include_router(plan_routes(what_if or WhatIf(history)))
     if not live.url:
-        router.include_router(stored_routes(history or RunHistory(store, run)))
+        router.include_router(stored_routes(history))
 
     _add_scheduler(router, scheduler)
     return router

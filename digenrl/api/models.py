@@ -1,4 +1,6 @@
-"""What the API says of what has happened: groups, samples, the audit log, storage."""
+"""What the API says of what has happened (groups, samples, audit log, storage), and of plans."""
+
+from typing import Any, Literal
 
 from services.scheduler.shell.api_models import View, example
 
@@ -16,6 +18,17 @@ A_PAST_GROUP = {
 A_REQUEST = {
     "number": 17, "at": 1795447812.4, "caller": "ann", "role": "operator", "on_behalf": "",
     "operation": "POST /v1/run/pause", "client": "10.0.0.9", "status": 202,
+}  # fmt: skip
+A_CHOICE: dict[str, Any] = {
+    "mode": "pipelined", "rollout": {"A100": 16, "H100": 8}, "trainer": {"H100": 8},
+    "fragment_size": 4, "tag_groups": 2, "max_staleness": 0, "step_seconds": 61.2,
+    "utilisation": 0.91, "gain": {"tuned": 1.31}, "recipe": {"rollout.workers": 24},
+    "commands": {"h100-1": "digenrl serve trainer --run RUN"},
+}  # fmt: skip
+A_PLAN: dict[str, Any] = {
+    "profile": "sd35-medium", "devices": {"A100": 16, "H100": 16}, "bound_seconds": 55.4,
+    "colocated_seconds": {"tuned": 80.2}, "forecast": 212, "reasons": [], "left_out": [],
+    "choices": [A_CHOICE],
 }  # fmt: skip
 A_FOLDER = {
     "folder": "weights", "objects": 12, "bytes": 184_000_000,
@@ -112,6 +125,58 @@ class GroupPage(View):
     """Groups in order."""
     next: str | None
     """Cursor of the next page; null if this is the last one."""
+
+
+class PlanChoice(View):
+    """One way to use the devices."""
+
+    model_config = example(**A_CHOICE)
+
+    mode: str
+    """Mode of the schedule: pipelined or fluid."""
+    rollout: dict[str, int]
+    """Devices that generate, by kind."""
+    trainer: dict[str, int]
+    """Devices that train, by kind; in mode fluid they do both."""
+    fragment_size: int
+    """Samples that a device generates at once."""
+    tag_groups: int | Literal["auto", "off"]
+    """Groups that the trainer's devices generate at most."""
+    max_staleness: int
+    """Steps by which samples may be stale."""
+    step_seconds: float
+    """Simulated seconds of a step."""
+    utilisation: float
+    """Share of their time that the devices work."""
+    gain: dict[str, float | None]
+    """Seconds of a step with all devices colocated over these, by baseline."""
+    recipe: dict[str, Any]
+    """Recipe keys that say so."""
+    commands: dict[str, str]
+    """What is typed on each host, by its name; nothing where hosts are unknown."""
+
+
+class PlanView(View):
+    """What other devices would make of a run's recipe."""
+
+    model_config = example(**A_PLAN)
+
+    profile: str
+    """Cost profile that the seconds come from."""
+    devices: dict[str, int]
+    """Devices that were planned for, by kind."""
+    bound_seconds: float | None
+    """No split takes fewer seconds per step."""
+    colocated_seconds: dict[str, float | None]
+    """Seconds of a step if every device generates and trains, by baseline; null: impossible."""
+    forecast: int
+    """Number of ways that were forecast; the best were simulated."""
+    reasons: list[str]
+    """Why the model is held as it is, in sentences."""
+    left_out: list[str]
+    """A sentence for each kind of device that takes no part."""
+    choices: list[PlanChoice]
+    """What was simulated, fastest first."""
 
 
 class AuditView(View):

@@ -96,8 +96,13 @@ def alike_hosts(commands: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]
 
 
 def plan_as_json(advice: Advice) -> str:
+    return json.dumps(plan_fields(advice), indent=2)
+
+
+def plan_fields(advice: Advice) -> dict[str, Any]:
+    """Return all that a plan says, for programs."""
     planned, way = advice.planned, advice.way
-    return json.dumps({
+    return {
         **_head(planned.profile, planned.devices, planned.floor_seconds, planned.colocated),
         "excluded": dict(planned.excluded),
         "left_out": list(advice.left_out),
@@ -121,7 +126,7 @@ def plan_as_json(advice: Advice) -> str:
             }
             for choice in planned.choices
         ],
-    }, indent=2)  # fmt: skip
+    }  # fmt: skip
 
 
 def show_simulated(found: Comparison, console: Console) -> None:

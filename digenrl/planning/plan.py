@@ -94,6 +94,25 @@ def plan(
     Raises:
         UserError: names the option and the remedy.
     """
+    loaded = None if recipe is None else load_recipe(recipe, options)
+    return plan_for(
+        loaded, devices, profile=profile, variant=variant, staleness=staleness,
+        host_gpus=host_gpus, hosts=hosts, host_memory=host_memory,
+    )  # fmt: skip
+
+
+def plan_for(
+    loaded: Recipe | None,
+    devices: str | None,
+    *,
+    profile: str | None,
+    variant: VariantName = "lora",
+    staleness: Literal[0, 1] | None,
+    host_gpus: int,
+    hosts: str | None = None,
+    host_memory: str | None = None,
+) -> Advice:
+    """Plan as `plan` does, for a recipe that was read already."""
     if variant == "full":
         raise UserError(
             "--variant: what all weights take of a device depends on the ranks that share them, "
@@ -102,15 +121,13 @@ def plan(
     pool = given_pool(devices, hosts)
     if pool is None:
         raise UserError("--hosts: say which GPUs there are, e.g. h100x8*4, or --devices h100=32")
-    loaded = None
-    if recipe is None:
+    if loaded is None:
         if profile is None:
             raise UserError("give a recipe, or --profile; known are " + ", ".join(known_profiles()))
         costs = load_profile(profile, variant)
         use = None if costs.memory is None else usual(costs.memory)
         schedule = RunSchedule()
     else:
-        loaded = load_recipe(recipe, options)
         costs, use = costs_and_use(loaded, profile or profile_of(loaded, known_profiles()))
         schedule = loaded.run_schedule
     given = parse_hosts(*pool, costs, host_gpus=host_gpus)

@@ -5,13 +5,14 @@
     /batches     training samples, worst first, and why  /evaluations  figures at fixed seeds
     /schedule    what was decided and what it gave       /versions   all policy versions
     /letters     dead letters            /recipe      the resolved recipe
+    /plan        what other devices would make of it
 
 A process of its own, so that whoever looks never delays the scheduler. What the run has done is
 read from its object store, what it does now is asked from the scheduler's API; once the run is
 over, everything but that is still there.
 """
 
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated, Any, Literal
@@ -23,9 +24,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from digenrl.api.front import api_routes
 from digenrl.api.past import Order, Past
-from digenrl.evaluation.records import Quality
+from digenrl.api.what_if import POOL, Refused, WhatIf
 from digenrl.report.summary import summarise_schedule
 from digenrl.view import sentences
+from digenrl.view.figures import USES, curves_of, figures_of, samples_of, schedule_of, worth_of
 from digenrl.view.history import RECENT, RunHistory
 from digenrl.view.live import LiveRun
 from shared.errors import ContractError, IntegrityError, Unavailable
@@ -36,7 +38,7 @@ from shared.run.dead_letters import page as letter_page
 
 PAGES = (
     "overview", "timeline", "samples", "batches", "evaluations", "workers", "schedule", "versions",
-    "letters", "recipe",
+    "letters", "recipe", "plan",
 )  # fmt: skip
 TITLES = {"samples": "gallery", "batches": "training samples", "letters": "dead letters"}
 """What pages are called whose address says less."""
@@ -55,12 +57,11 @@ PER_PAGE = 50
 SAMPLES_PER_PAGE = 24
 DRAINABLE = ("rollout", "trainer")
 """Services of workers that can be drained by their name."""
-SHOWN = 60
-"""Samples of an evaluation that are shown, as many of each prompt."""
 Batches = Annotated[int, Query(ge=1, le=MAX_BATCHES, description="how many of the newest batches")]
 Before = Annotated[int | None, Query(ge=0, lt=2**31)]
 Number = Annotated[int, Path(ge=1, lt=2**31)]
 Step = Annotated[int | None, Query(ge=1, lt=2**31)]
+Stale = Literal["", "0", "1"]
 Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
 
 
@@ -93,8 +94,9 @@ def create_app(view: View, access: Access) -> FastAPI:
     _add_data(app, view)
     _add_files(app, view)
     _add_actions(app, view)
-    history = view.history
-    app.include_router(api_routes(history.store, history.run, view.live, history))
+    history, what_if = view.history, WhatIf(view.history)
+    _add_plan(app, pages, what_if)
+    app.include_router(api_routes(history.store, history.run, view.live, history, what_if))
     check_routes(app)
     return app
 
@@ -149,7 +151,7 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
     async def schedule(request: Request) -> HTMLResponse:
         await view.history.look()
         tag = await view.live.get("/v1/tag")
-        return await pages.page(request, "schedule", tag=tag, **_schedule(view.history))
+        return await pages.page(request, "schedule", tag=tag, **schedule_of(view.history))
 
 
 def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
@@ -159,7 +161,7 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
     @app.get("/samples")
     async def samples(request: Request, version: Before = None) -> HTMLResponse:
         await history.look()
-        return await pages.page(request, "samples", **_samples(history, version))
+        return await pages.page(request, "samples", **samples_of(history, version))
 
     @app.get("/batches")
     async def batches(
@@ -177,7 +179,7 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
     @app.get("/evaluations")
     async def evaluations(request: Request) -> HTMLResponse:
         await history.look()
-        rows = [(each, _figures(each.quality)) for each in reversed(history.evaluations)]
+        rows = [(each, figures_of(each.quality)) for each in reversed(history.evaluations)]
         names = sorted({name for _, figures in rows for name in figures})
         return await pages.page(request, "evaluations", rows=rows, names=names)
 
@@ -186,7 +188,7 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
         await history.look()
         measured = {each.version: each.quality for each in history.evaluations}
         shown = history.steps[:before][-PER_PAGE:][::-1]
-        best = max(measured, key=lambda version: _worth(measured[version]), default=None)
+        best = max(measured, key=lambda version: worth_of(measured[version]), default=None)
         return await pages.page(request, "versions", shown=shown, measured=measured, best=best)
 
     @app.get("/letters")
@@ -203,13 +205,32 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
         return await pages.page(request, "recipe", text=text)
 
 
+def _add_plan(app: FastAPI, pages: Pages, what_if: WhatIf) -> None:
+    @app.get("/plan")
+    async def plan(
+        request: Request, hosts: str = Query("", max_length=200), staleness: Stale = ""
+    ) -> HTMLResponse:
+        found, refused = None, ""
+        if hosts and re.fullmatch(POOL, hosts) is None:
+            refused = "hosts: say kinds and GPUs, e.g. h100x8*2+a100x8*2"
+        elif hosts:
+            try:
+                asked = int(staleness) if staleness else None
+                found = await what_if.plan(hosts=hosts, staleness=asked)
+            except Refused as reason:
+                refused = str(reason)
+        return await pages.page(
+            request, "plan", found=found, refused=refused, hosts=hosts, staleness=staleness
+        )
+
+
 def _add_data(app: FastAPI, view: View) -> None:
     @app.get("/data/steps")
     async def steps(after: int = Query(-1, ge=-1, lt=2**31)) -> JSONResponse:
         """Metrics of the steps after a version, and all evaluations, of each run."""
         for each in view.runs:
             await each.look()
-        return JSONResponse([_curves(each, after) for each in view.runs])
+        return JSONResponse([curves_of(each, after) for each in view.runs])
 
     @app.get("/data/timeline")
     async def timeline(batches: Batches = 4) -> JSONResponse:
@@ -303,94 +324,3 @@ def _overview(view: View) -> dict[str, Any]:
         "bottleneck": sentences.bottleneck(schedule), "schedule": schedule, "newest": newest,
         "staleness": staleness, "first": first, "last": last,
     }  # fmt: skip
-
-
-def _curves(history: RunHistory, after: int) -> dict[str, Any]:
-    """Return columns of numbers: one row per step, and one per evaluation."""
-    steps = [step for step in history.steps[max(0, after + 1) :] if step.batch is not None]
-    names = sorted({name for step in steps for name in step.metrics})
-    figures = [_figures(each.quality) for each in history.evaluations]
-    return {
-        "run": history.run,
-        "version": [step.version for step in steps],
-        "metrics": {name: [step.metrics.get(name) for step in steps] for name in names},
-        "evaluated": [each.version for each in history.evaluations],
-        "figures": {
-            name: [each.get(name) for each in figures]
-            for name in sorted({name for each in figures for name in each})
-        },
-    }
-
-
-def _figures(quality: Any) -> dict[str, float]:
-    """Return the figures of an evaluation that are numbers, gold rewards under their own names."""
-    plain = quality.model_dump(exclude={"num_samples", "gold", "rewards"})
-    numbers = {name: value for name, value in plain.items() if isinstance(value, float)}
-    return numbers | {f"gold {name}": value for name, value in quality.gold.items()}
-
-
-def _worth(quality: Quality) -> float:
-    """Return what a version is chosen by: its mean gold reward, or without one its reward."""
-    gold = [*quality.gold.values()]
-    known = [
-        each for each in (quality.gold_accuracy, quality.gold_svm_accuracy) if each is not None
-    ]
-    values = gold or known or [quality.reward]
-    return sum(values) / len(values)
-
-
-def _samples(history: RunHistory, version: int | None) -> dict[str, Any]:
-    """Return the first samples of every prompt, of the first version and of another."""
-    if not history.evaluations:
-        return {"pairs": [], "chosen": None, "evaluated": []}
-    first = history.evaluations[0]
-    known = {each.version: each for each in history.evaluations}
-    if version is not None and version not in known:
-        raise HTTPException(404, f"version {version} was not evaluated")
-    chosen = history.evaluations[-1] if version is None else known[version]
-    each_prompt = max(1, SHOWN // max(1, len({sample.prompt for sample in chosen.samples})))
-    seen: dict[str, int] = {}
-    pairs: list[dict[str, Any]] = []
-    for before, after in zip(first.samples, chosen.samples, strict=True):
-        seen[after.prompt] = seen.get(after.prompt, 0) + 1
-        if seen[after.prompt] <= each_prompt and len(pairs) < SHOWN:
-            pairs.append({
-                "prompt": after.prompt, "right": after.right,
-                "source": None if after.source is None else _name(after.source.key),
-                "before": _name(before.still.key), "after": _name(after.still.key),
-                "video": _name(after.media.key) if after.media != after.still else None,
-            })  # fmt: skip
-    return {"pairs": pairs, "chosen": chosen.version, "evaluated": sorted(known)}
-
-
-def _name(key: str) -> str:
-    return key.rsplit("/", 1)[1]
-
-
-def _schedule(history: RunHistory) -> dict[str, Any]:
-    batches = [history.usage[each] for each in sorted(history.usage, reverse=True)]
-    devices: dict[str, dict[str, float]] = {}
-    for batch in batches:
-        for device, uses in batch.devices.items():
-            sums = devices.setdefault(device, {})
-            for use, seconds in uses.items():
-                sums[use] = sums.get(use, 0.0) + seconds
-    shares = {
-        device: _shares(sums) for device, sums in sorted(devices.items()) if sum(sums.values()) > 0
-    }
-    return {"batches": batches, "shares": shares, "uses": USES}
-
-
-def _shares(sums: Mapping[str, float]) -> dict[str, float]:
-    whole = sum(sums.values())
-    return {use: seconds / whole for use, seconds in sums.items()}
-
-
-USES = {
-    "generating": "generates", "training": "trains", "scoring": "scores", "committing": "commits",
-    "waiting_for_rollout": "waits for generation", "waiting_for_trainer": "waits for the trainer",
-    "waiting_for_reward": "waits for rewards", "waiting_for_weights": "loads weights",
-    "waiting_for_conditions": "waits for encoded prompts", "tail": "nothing left in this batch",
-    "paused": "paused",
-}  # fmt: skip
-"""What devices do, in words, in the order of the legend."""

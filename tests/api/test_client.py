@@ -82,7 +82,7 @@ PAST: dict[str, Callable[[Client], object]] = {
     "list_audit": Client.list_audit,
     "get_storage": Client.get_storage,
 }
-ELSEWHERE = {"get_events"}
+ELSEWHERE = {"get_events", "get_plan"}
 """Operations whose method is asked in test_events.py and below."""
 
 
@@ -141,6 +141,12 @@ def test_what_a_scheduler_answered_is_answered_after_the_end_from_the_store(past
         assert found.value.status == (404 if name.startswith("get_") else 409), name
     with pytest.raises(Refused, match="batch 1 was not committed"):
         past.get_batch(1)
+
+
+def test_a_run_without_a_cost_profile_is_not_planned(past: Client) -> None:
+    with pytest.raises(Refused, match="profile: no cost profile is named like the model") as found:
+        past.get_plan("h100x8*2")
+    assert found.value.status == 422
 
 
 def test_a_request_whose_answer_is_lost_is_sent_again_with_the_same_key(

@@ -159,6 +159,13 @@ def test_samples_are_compared_and_prompts_are_text(client: TestClient) -> None:
         assert client.get(f"/media/{name}").status_code in (404, 422)
 
 
+def test_a_plan_that_is_refused_keeps_what_was_asked(client: TestClient) -> None:
+    shown = client.get("/plan", params={"hosts": "h100x8*100", "staleness": "1"}).text
+    assert "at most 512 devices" in shown and 'value="h100x8*100"' in shown
+    assert '<option value="1" selected>' in shown
+    assert "hosts: say kinds and GPUs" in client.get("/plan", params={"hosts": "<b>"}).text
+
+
 def test_nobody_sees_it_without_a_token_and_a_viewer_steers_nothing(
     run: Run, client: TestClient, tokens: Tokens
 ) -> None:

@@ -1,0 +1,175 @@
+"""Plans for other devices than a run has: what `digenrl plan` would say of its recipe.
+
+Each plan is made by a process of its own, with limits of time and size, so neither readers of the
+page nor the scheduler wait for it. A few answers are kept: what is asked again costs nothing.
+"""
+
+import asyncio
+import contextlib
+import re
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, HTTPException, Query
+from pydantic import BaseModel, ValidationError
+
+from digenrl.api.models import PlanView
+from digenrl.local.linux import die_with_parent
+from digenrl.planning.child import MAX_DEVICES, Question
+from digenrl.view.history import RunHistory
+from shared.process.http_api import errors
+
+PLAN_S = 60.0
+"""Longest time that a plan takes; then it is given up."""
+WAITING = 4
+"""Plans that may wait for the one that is made."""
+KEPT = 32
+"""Answers that are kept."""
+POOL = r"^[A-Za-z0-9_.=+*, -]{1,200}$"
+Pool = Annotated[
+    str | None,
+    Query(pattern=POOL, description="hosts by kind and GPUs, e.g. h100x8*4 or h100x8*2+a100x8*2"),
+]
+Devices = Annotated[
+    str | None, Query(pattern=POOL, description="GPUs by kind, e.g. h100=16,a100=16")
+]
+ProfileName = Annotated[
+    str | None,
+    Query(
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="cost profile; by default the one named like the model",
+    ),
+]
+Staleness = Annotated[
+    int | None, Query(ge=0, le=1, description="0 or 1, instead of what the recipe says")
+]
+HostGpus = Annotated[int, Query(ge=1, le=64, description="GPUs per host where only GPUs count")]
+
+
+class Refused(Exception):
+    """A plan cannot be made; says why, and the HTTP status for it."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Answer(BaseModel):
+    """What the process says that makes a plan (`digenrl.planning.child`)."""
+
+    plan: PlanView | None = None
+    refused: str = ""
+
+
+@dataclass(slots=True)
+class WhatIf:
+    """Plans for a run's recipe, one plan at a time."""
+
+    history: RunHistory
+    _kept: OrderedDict[Question, PlanView] = field(default_factory=OrderedDict)
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _waiting: int = 0
+
+    async def plan(self, **asked: Any) -> PlanView:
+        """Return a plan.
+
+        Raises:
+            Refused: if it cannot be made, or not in time.
+        """
+        await self.history.look()
+        if self.history.recipe is None:
+            raise Refused(404, f"the store holds no run {self.history.run!r}")
+        _check_size(asked.get("hosts"), asked.get("devices"))
+        question = Question(recipe=self.history.recipe.model_dump_json(), **asked)
+        if question not in self._kept:
+            self._keep(question, await self._in_turn(question))
+        return self._kept[question]
+
+    def _keep(self, question: Question, found: PlanView) -> None:
+        self._kept[question] = found
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+
+    async def _in_turn(self, question: Question) -> PlanView:
+        if self._waiting > WAITING:
+            raise Refused(503, f"{WAITING} plans wait already; ask again in a moment")
+        self._waiting += 1
+        try:
+            async with self._one:
+                return self._kept.get(question) or await _made(question)
+        finally:
+            self._waiting -= 1
+
+
+async def _made(question: Question) -> PlanView:
+    """Return the plan that a process of its own makes."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "digenrl.planning.child",
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        preexec_fn=die_with_parent if sys.platform == "linux" else None,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(PLAN_S):
+            said, _ = await process.communicate(question.model_dump_json().encode())
+    except TimeoutError:
+        raise Refused(
+            503, f"hosts: no plan within {PLAN_S:g} s; ask for fewer kinds or devices, or use "
+            "`digenrl plan`",
+        ) from None  # fmt: skip
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    try:
+        answer = Answer.model_validate_json(said)
+    except ValidationError:
+        raise Refused(503, "the plan was given up; `digenrl plan` says more") from None
+    if answer.plan is None:
+        raise Refused(422, answer.refused)
+    return answer.plan
+
+
+def _check_size(*pools: str | None) -> None:
+    """Raises Refused if one of these names more devices than are planned for here."""
+    for pool in pools:
+        number = 0
+        for part in re.split(r"[,+]", pool or ""):
+            counts = [int(each) for each in re.findall(r"(?:=|x|\*)(\d{1,9})", part)]
+            product = 1
+            for each in counts:
+                product *= each
+            number += product if counts else 0
+        if number > MAX_DEVICES:
+            raise Refused(
+                422, f"hosts: at most {MAX_DEVICES} devices are planned here, not {number}; use "
+                "`digenrl plan`",
+            )  # fmt: skip
+
+
+def plan_routes(what_if: WhatIf) -> APIRouter:
+    router = APIRouter(tags=["plan"])
+
+    @router.get("/v1/plan", operation_id="get_plan", responses=errors(404, 503))
+    async def plan(
+        hosts: Pool = None,
+        devices: Devices = None,
+        profile: ProfileName = None,
+        staleness: Staleness = None,
+        host_gpus: HostGpus = 8,
+    ) -> PlanView:
+        """What other devices would make of the run's recipe: the splits that `digenrl plan` finds.
+
+        Takes seconds, and changes nothing.
+        """
+        given: Literal[0, 1] | None = None if staleness is None else 1 if staleness else 0
+        try:
+            return await what_if.plan(
+                hosts=hosts, devices=devices, profile=profile, staleness=given, host_gpus=host_gpus
+            )
+        except Refused as refused:
+            raise HTTPException(refused.status, str(refused)) from None
+
+    return router

@@ -1,0 +1,103 @@
+"""Picks what the pages show of a run's steps, evaluations and devices."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import HTTPException
+
+from digenrl.evaluation.records import Quality
+from digenrl.view.history import RunHistory
+
+SHOWN = 60
+"""Samples of an evaluation that are shown, as many of each prompt."""
+
+
+def curves_of(history: RunHistory, after: int) -> dict[str, Any]:
+    """Return columns of numbers: one row per step, and one per evaluation."""
+    steps = [step for step in history.steps[max(0, after + 1) :] if step.batch is not None]
+    names = sorted({name for step in steps for name in step.metrics})
+    figures = [figures_of(each.quality) for each in history.evaluations]
+    return {
+        "run": history.run,
+        "version": [step.version for step in steps],
+        "metrics": {name: [step.metrics.get(name) for step in steps] for name in names},
+        "evaluated": [each.version for each in history.evaluations],
+        "figures": {
+            name: [each.get(name) for each in figures]
+            for name in sorted({name for each in figures for name in each})
+        },
+    }
+
+
+def figures_of(quality: Any) -> dict[str, float]:
+    """Return the figures of an evaluation that are numbers, gold rewards under their own names."""
+    plain = quality.model_dump(exclude={"num_samples", "gold", "rewards"})
+    numbers = {name: value for name, value in plain.items() if isinstance(value, float)}
+    return numbers | {f"gold {name}": value for name, value in quality.gold.items()}
+
+
+def worth_of(quality: Quality) -> float:
+    """Return what a version is chosen by: its mean gold reward, or without one its reward."""
+    gold = [*quality.gold.values()]
+    known = [
+        each for each in (quality.gold_accuracy, quality.gold_svm_accuracy) if each is not None
+    ]
+    values = gold or known or [quality.reward]
+    return sum(values) / len(values)
+
+
+def samples_of(history: RunHistory, version: int | None) -> dict[str, Any]:
+    """Return the first samples of every prompt, of the first version and of another."""
+    if not history.evaluations:
+        return {"pairs": [], "chosen": None, "evaluated": []}
+    first = history.evaluations[0]
+    known = {each.version: each for each in history.evaluations}
+    if version is not None and version not in known:
+        raise HTTPException(404, f"version {version} was not evaluated")
+    chosen = history.evaluations[-1] if version is None else known[version]
+    each_prompt = max(1, SHOWN // max(1, len({sample.prompt for sample in chosen.samples})))
+    seen: dict[str, int] = {}
+    pairs: list[dict[str, Any]] = []
+    for before, after in zip(first.samples, chosen.samples, strict=True):
+        seen[after.prompt] = seen.get(after.prompt, 0) + 1
+        if seen[after.prompt] <= each_prompt and len(pairs) < SHOWN:
+            pairs.append({
+                "prompt": after.prompt, "right": after.right,
+                "source": None if after.source is None else _name(after.source.key),
+                "before": _name(before.still.key), "after": _name(after.still.key),
+                "video": _name(after.media.key) if after.media != after.still else None,
+            })  # fmt: skip
+    return {"pairs": pairs, "chosen": chosen.version, "evaluated": sorted(known)}
+
+
+def _name(key: str) -> str:
+    return key.rsplit("/", 1)[1]
+
+
+def schedule_of(history: RunHistory) -> dict[str, Any]:
+    batches = [history.usage[each] for each in sorted(history.usage, reverse=True)]
+    devices: dict[str, dict[str, float]] = {}
+    for batch in batches:
+        for device, uses in batch.devices.items():
+            sums = devices.setdefault(device, {})
+            for use, seconds in uses.items():
+                sums[use] = sums.get(use, 0.0) + seconds
+    shares = {
+        device: _shares(sums) for device, sums in sorted(devices.items()) if sum(sums.values()) > 0
+    }
+    return {"batches": batches, "shares": shares, "uses": USES}
+
+
+def _shares(sums: Mapping[str, float]) -> dict[str, float]:
+    whole = sum(sums.values())
+    return {use: seconds / whole for use, seconds in sums.items()}
+
+
+USES = {
+    "generating": "generates", "training": "trains", "scoring": "scores", "committing": "commits",
+    "waiting_for_rollout": "waits for generation", "waiting_for_trainer": "waits for the trainer",
+    "waiting_for_reward": "waits for rewards", "waiting_for_weights": "loads weights",
+    "waiting_for_conditions": "waits for encoded prompts", "tail": "nothing left in this batch",
+    "paused": "paused",
+}  # fmt: skip
+"""What devices do, in words, in the order of the legend."""

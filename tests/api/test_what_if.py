@@ -1,0 +1,67 @@
+"""Plans for other devices than a run has, each by a process of its own."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from digenrl.api import what_if
+from digenrl.api.what_if import Refused, WhatIf
+from digenrl.planning.child import Question, answer
+from digenrl.view.history import RunHistory
+from shared.recipe.recipe import load_recipe, override
+from shared.run.run_recipe import store_recipe
+from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
+from tests.follow.runs import RUN, Run
+from tests.paths import ROOT
+
+SD35 = ROOT / "recipes" / "sd35-large.toml"
+
+
+@pytest.fixture
+def planner(tmp_path: Path) -> WhatIf:
+    store = ObjectStore(FolderBackend(tmp_path / "objects"))
+    asyncio.run(store_recipe(store, override(load_recipe(SD35), {"run.name": RUN})))
+    return WhatIf(RunHistory(store, RUN))
+
+
+async def test_a_run_is_planned_as_the_command_plans_it_and_once(planner: WhatIf) -> None:
+    found = await planner.plan(hosts="h100x2*1", staleness=0)
+    assert (found.profile, found.devices) == ("sd35-large", {"H100": 2})
+    seconds = [each.step_seconds for each in found.choices]
+    assert seconds == sorted(seconds) and seconds[0] >= (found.bound_seconds or 0) > 0
+    assert await planner.plan(hosts="h100x2*1", staleness=0) is found
+
+
+async def test_what_cannot_be_planned_is_refused_in_a_line(
+    planner: WhatIf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for asked, status, reason in (
+        ({"hosts": "h100x8*100"}, 422, "hosts: at most 512 devices are planned here, not 800"),
+        ({"devices": "h100=9999"}, 422, "at most 512 devices"),
+    ):
+        with pytest.raises(Refused, match=reason) as found:
+            await planner.plan(**asked)
+        assert found.value.status == status
+    monkeypatch.setattr(what_if, "PLAN_S", 0.01)
+    with pytest.raises(Refused, match=r"no plan within 0\.01 s") as late:
+        await planner.plan(hosts="h100x8*2")
+    assert late.value.status == 503 and not planner._kept
+
+
+def test_a_run_without_a_cost_profile_is_refused(tmp_path: Path) -> None:
+    history = RunHistory(Run(tmp_path).begin().store, RUN)
+    asyncio.run(history.look())
+    assert history.recipe is not None
+    question = Question(recipe=history.recipe.model_dump_json(), hosts="h100x8*2")
+    assert str(answer(question)["refused"]).startswith("profile: no cost profile is named like")
+    for given, reason in (
+        ({"profile": "sd35-large"}, "hosts: say which GPUs there are"),
+        ({"profile": "sd35-large", "hosts": "z80x8*2"}, "hosts: sd35-large knows no z80"),
+    ):
+        asked = Question(recipe=SD35_RECIPE, **given)  # type: ignore[arg-type]
+        assert str(answer(asked)["refused"]).startswith(reason)
+
+
+SD35_RECIPE = load_recipe(SD35).model_dump_json()
