@@ -214,7 +214,8 @@ class Client:
             "hosts": hosts, "devices": devices, "profile": profile, "staleness": staleness,
             "host_gpus": host_gpus,
         }  # fmt: skip
-        return self._get(PlanView, "/v1/plan", wanted, timeout=PLAN_S)
+        patience = {"timeout": httpx.Timeout(PLAN_S).as_dict()}
+        return self._get(PlanView, "/v1/plan", wanted, extensions=patience)
 
     # --- events ------------------------------------------------------------------------------
 
