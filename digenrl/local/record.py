@@ -3,18 +3,13 @@
 import json
 import platform
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from shared.process.libraries import versions
+
 STARTED_JSON = "started.json"
 """File in a run's folder."""
-
-LIBRARIES = (
-    "digenrl", "torch", "diffusers", "transformers", "peft", "accelerate", "safetensors", "numpy",
-    "scikit-learn", "tokenizers", "torchao",
-)  # fmt: skip
-"""Libraries of which samples and gradients are made, in every process of a local run."""
 
 
 def write_started(folder: Path, recipe: Path, options: Mapping[str, Any]) -> None:
@@ -22,21 +17,10 @@ def write_started(folder: Path, recipe: Path, options: Mapping[str, Any]) -> Non
     started = {
         "recipe": str(recipe.resolve()),
         "options": dict(options),
-        "versions": versions(),
+        "versions": dict(versions()),
         "machine": machine(),
     }
     (folder / STARTED_JSON).write_text(json.dumps(started, indent=1))
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the libraries that are installed, and of Python."""
-    found = {"python": platform.python_version()}
-    for name in LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def machine() -> dict[str, str]:

@@ -11,9 +11,10 @@ from digenrl.local.preflight import FILES_JSON
 from digenrl.local.record import STARTED_JSON
 from digenrl.local.store import store_of
 from shared.errors import UserError
+from shared.process.libraries import recorded_versions
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, stored_recipe
-from shared.run.commits import commit_chain
+from shared.run.commits import CommitRecord, commit_chain
 from shared.store import open_store
 
 NAMES = {"run.name", "model.folder"}
@@ -86,18 +87,46 @@ def _shown(value: Any) -> str:
     return "not recorded" if value is None else json.dumps(value)
 
 
-def weights_digests(record: RunRecord) -> list[str]:
-    """Return the digest of the weights of each version of a run that has ended, from its store.
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Holds what the store of a run that has ended says of it."""
+
+    weights: Sequence[str]
+    """Digest of the weights of each version."""
+    versions: Mapping[str, str]
+    """Versions of libraries, such as those of "torch of rollout"; none of an earlier release."""
+
+
+def stored(record: RunRecord) -> Stored:
+    """Read the store of a run that has ended.
 
     Raises:
         UserError: if the run is in progress, or its store holds no version.
     """
     run = record.recipe.run.name
     with store_of(record.folder):
-        chain = asyncio.run(commit_chain(open_store(ServiceSettings(run=run).store), run))
+        chain, libraries = asyncio.run(_read_store(run))
     if not chain:
         raise UserError(f"{record.folder}: the run has no version yet")
-    return [each.policy.weights_digest for each in chain]
+    return Stored([each.policy.weights_digest for each in chain], libraries)
+
+
+async def _read_store(run: str) -> tuple[Sequence[CommitRecord], dict[str, str]]:
+    store = open_store(ServiceSettings(run=run).store)
+    return await commit_chain(store, run), await recorded_versions(store, run)
+
+
+def workers_differences(one: Stored, other: Stored) -> list[str]:
+    """Name each library of which the workers of two runs had other versions. A run of an earlier
+    release did not record them: nothing is said."""
+    if not (one.versions and other.versions):
+        return []
+    return [
+        f"version of {name} workers was {_shown(one.versions.get(name))}, and is "
+        f"{_shown(other.versions.get(name))}"
+        for name in dict.fromkeys((*one.versions, *other.versions))
+        if one.versions.get(name) != other.versions.get(name)
+    ]
 
 
 def first_difference(one: Sequence[str], other: Sequence[str]) -> int | None:
@@ -112,8 +141,10 @@ def first_difference(one: Sequence[str], other: Sequence[str]) -> int | None:
 
 def verdict(one: RunRecord, other: RunRecord) -> tuple[bool, list[str]]:
     """Say whether two runs have the same weights, at which version they first differ, and why."""
-    mine, theirs = weights_digests(one), weights_digests(other)
-    at, found = first_difference(mine, theirs), differences(one, other)
+    my_store, their_store = stored(one), stored(other)
+    mine, theirs = my_store.weights, their_store.weights
+    at = first_difference(mine, theirs)
+    found = [*differences(one, other), *workers_differences(my_store, their_store)]
     common = min(len(mine), len(theirs))
     if at is None:
         lines = [f"{other.folder} has the weights of {one.folder} in each of {common} versions"]

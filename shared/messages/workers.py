@@ -121,6 +121,8 @@ class WorkerStatus(Record):
     """The newest shortage of memory; None if everything has fitted."""
     holds: Holds | None = Field(default=None, exclude_if=is_none)
     """What a fluid device could step from, its own step included; None: it has yet to load it."""
+    versions: dict[Text, Text] = Field(default_factory=dict, max_length=64, exclude_if=is_empty)
+    """Versions of the libraries that it computes with, and of Python."""
 
 
 class WorkerRefused(Record):

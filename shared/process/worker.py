@@ -25,6 +25,7 @@ from shared.messages.workers import (
     WorkerRefused,
     WorkerStatus,
 )
+from shared.process.libraries import versions
 from shared.process.watchdog import WARNED_AT, Progress
 from shared.store import ObjectStore
 from shared.telemetry import QUARANTINED
@@ -201,6 +202,7 @@ class Worker:
             holds=self.holds,
             host=self.host,
             url=self.url,
+            versions=dict(versions()),
             note=self.progress.hangs(WARNED_AT)
             or self._says
             or ("" if self._doing or not self._lacks else self._lacks[0][1]),

@@ -21,6 +21,7 @@ from shared.messages import subjects
 from shared.messages.contracts import PolicyPublished
 from shared.messages.workers import Activity, Device
 from shared.models.catalogue import check_weights
+from shared.process.libraries import record_versions
 from shared.process.otlp import tracing
 from shared.process.service import Health, serve, worker_app
 from shared.process.settings import ServiceSettings
@@ -165,6 +166,7 @@ async def run_worker(
         store = open_store(settings.store)
         recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
         await check_files(store, recipe, READS[service], needed=True)
+        await record_versions(store, settings.run, service)
         prepare_libraries(
             recipe,
             threads=getattr(recipe, service).threads,

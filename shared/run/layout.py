@@ -3,6 +3,7 @@
 <run>/recipe.json                    the resolved recipe that every service reads (run_recipe.py)
 <run>/staleness.json                 what schedule.max_staleness = "auto" was decided to be, and why
 <run>/files/<key>.json               digests of the model and the rewards (files.py)
+<run>/files/libraries.<...>.json     versions of libraries, of each service (process/libraries.py)
 <run>/commits/<version>.json         the commit records (commits.py)
 <run>/chain/<size>/<version>.json    what is needed of so many old ones (chain.py)
 <run>/copies/<version>/<sha256>.z    each commit record once more, in case it is damaged (copies.py)

@@ -9,9 +9,18 @@ import pytest
 from digenrl.local import reproduce
 from digenrl.local.preflight import Request, prepare
 from digenrl.local.record import STARTED_JSON
-from digenrl.local.reproduce import differences, first_difference, record_of, verdict
+from digenrl.local.reproduce import (
+    Stored,
+    differences,
+    first_difference,
+    record_of,
+    verdict,
+    workers_differences,
+)
 from shared.errors import UserError
 from tests.paths import DIGITS
+
+VERSIONS = {"torch of rollout": "2.10.0"}
 
 
 @pytest.fixture
@@ -66,13 +75,29 @@ def test_the_first_version_that_differs_is_named_with_the_reason(
 ) -> None:
     other = again(recorded, run__seed=1)
     digests = {recorded.name: ["a", "b", "c"], other.name: ["a", "b", "x"]}
-    monkeypatch.setattr(reproduce, "weights_digests", lambda record: digests[record.folder.name])
+    monkeypatch.setattr(
+        reproduce, "stored", lambda record: Stored(digests[record.folder.name], VERSIONS)
+    )
     same, lines = verdict(record_of(recorded), record_of(other))
     assert not same
     assert "first differs" in lines[0] and "at step 2 (version 2 of 3)" in lines[0]
     assert lines[1:] == ["because run.seed was 0, and is 1"]
     _, lines = verdict(record_of(recorded), record_of(again(recorded)))
     assert lines[1].startswith("because trainer.deterministic is false")
+
+
+def test_versions_of_workers_on_other_hosts_are_compared(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = again(recorded)
+    theirs = {**VERSIONS, "torch of rollout": "2.9.0, 2.10.0"}
+    found = {recorded.name: Stored(["a", "b"], VERSIONS), other.name: Stored(["a", "x"], theirs)}
+    monkeypatch.setattr(reproduce, "stored", lambda record: found[record.folder.name])
+    _, lines = verdict(record_of(recorded), record_of(other))
+    assert lines[1:] == [
+        'because version of torch of rollout workers was "2.10.0", and is "2.9.0, 2.10.0"'
+    ]
+    assert workers_differences(Stored([], {}), found[other.name]) == []
 
 
 def test_a_run_of_more_steps_has_the_same_versions() -> None:

@@ -108,6 +108,7 @@ class WorkerView(View):
         lent=False,
         seconds_per_sample=0.42, num_in_hand=2, trains_group=None, seconds_per_gradient=None,
         seconds_since_seen=0.3, memory_shortage=None,
+        versions={"python": "3.11.9", "torch": "2.10.0", "diffusers": "0.42.1"},
     )  # fmt: skip
 
     worker: str
@@ -128,6 +129,8 @@ class WorkerView(View):
     """Memory of its device."""
     activity: Activity
     """What the worker reports that it does."""
+    versions: dict[str, str]
+    """Versions of the libraries that it computes with, and of Python."""
     note: str
     """What the worker lacks and which setting decides that; empty if it lacks nothing."""
     use: Use | None

@@ -36,7 +36,10 @@ from services.scheduler.shell.metrics import RunFigures
 from services.scheduler.shell.roster import Seen
 from shared.messages.workers import Service, WorkerStatus
 
-AS_REPORTED = (WorkerView.model_fields.keys() & WorkerStatus.model_fields.keys()) - {"device"}
+AS_REPORTED = (WorkerView.model_fields.keys() & WorkerStatus.model_fields.keys()) - {
+    "device",
+    "versions",
+}
 """Fields of a worker that are shown as its status has them."""
 UNKNOWN = Estimate()
 SERVICES: tuple[Service, ...] = ("rollout", "reward", "trainer")
@@ -145,6 +148,7 @@ def _worker_view(
     return WorkerView(
         **status.model_dump(include=AS_REPORTED),
         use=current.get(status.worker),
+        versions=status.versions,
         device=status.device.kind,
         gpu=status.device.gpu,
         memory_bytes=status.device.memory_bytes,
