@@ -21,6 +21,7 @@ from shared.process.service import Server
 from tests.follow.runs import RUN, Run
 
 WORKER: dict[str, Any] = {
+    "versions": {"torch": "2.10.0"},
     "worker": "rollout-0", "address": "rollout-0-1", "service": "rollout", "host": "node7",
     "url": "", "device": "NVIDIA H100 80GB HBM3", "gpu": "0", "memory_bytes": 85_000_000_000,
     "activity": "generating", "use": "generating", "policy_version": 4, "note": "", "num_done": 96,

@@ -129,7 +129,7 @@ class WorkerView(View):
     """Memory of its device."""
     activity: Activity
     """What the worker reports that it does."""
-    versions: dict[str, str]
+    versions: dict[str, str] = Field(default_factory=dict)
     """Versions of the libraries that it computes with, and of Python."""
     note: str
     """What the worker lacks and which setting decides that; empty if it lacks nothing."""
