@@ -150,8 +150,12 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
     @app.get("/schedule")
     async def schedule(request: Request) -> HTMLResponse:
         await view.history.look()
-        tag = await view.live.get("/v1/tag")
-        return await pages.page(request, "schedule", tag=tag, **schedule_of(view.history))
+        tag, recipe = await view.live.get("/v1/tag"), view.history.recipe
+        can_lend = tag is not None and recipe is not None and recipe.schedule.mode == "pipelined"
+        return await pages.page(
+            request, "schedule", tag=tag, can_lend=can_lend,
+            groups=0 if recipe is None else recipe.batch.groups, **schedule_of(view.history),
+        )  # fmt: skip
 
 
 def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:

@@ -33,6 +33,14 @@ async def test_the_page_follows_the_run_and_pauses_it(tmp_path: Path) -> None:
         await tab.page.get_by_role("button", name="resume").click()
         await tab.page.get_by_role("button", name="pause").wait_for()
         assert scheduler.asked == ["/v1/run/pause", "/v1/run/resume"]
+        await tab.open("/schedule")
+        await tab.page.get_by_label("or a number of groups").fill("3")
+        for name in ("lend", "auto"):
+            await tab.page.get_by_role("button", name=name).click()
+            await tab.page.get_by_role("button", name=name, disabled=False).wait_for()
+        assert scheduler.asked[2:] == ["/v1/tag"] * 2
+        assert scheduler.bodies[2:] == [{"mode": "fixed", "groups": 3}, {"mode": "auto"}]
+        assert await tab.faults() == []
         tab.check()
 
 

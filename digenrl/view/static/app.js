@@ -104,13 +104,16 @@ document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-post]");
   if (!button || !confirm(button.dataset.ask)) return;
   button.disabled = true;
+  const groups = document.getElementById(button.dataset.groups)?.valueAsNumber;
+  const body = groups === undefined ? button.dataset.body ?? "{}" : JSON.stringify({ mode: "fixed", groups });
   for (const address of button.dataset.post.trim().split(/\s+/)) {
     const answer = await fetch(address, {
-      method: "POST", headers: { "content-type": "application/json", "idempotency-key": crypto.randomUUID?.() ?? String(Math.random()) }, body: "{}",
+      method: "POST", headers: { "content-type": "application/json", "idempotency-key": crypto.randomUUID?.() ?? String(Math.random()) }, body,
     });
     if (!answer.ok) alert((await answer.json()).detail);
   }
   await refreshPart();
+  button.disabled = false;
 });
 
 document.addEventListener("input", (event) => {

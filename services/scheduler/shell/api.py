@@ -34,7 +34,6 @@ Errors are problem+json (RFC 9457). A request that is accepted (202) takes effec
 """
 T = TypeVar("T")
 ABSENT = errors(404)
-UNSTORED = errors(503)
 NOT_NOW = errors(409, 503)
 
 
@@ -139,9 +138,11 @@ def _tag(scheduler: Scheduler) -> APIRouter:
         """Trainer-assisted generation: decisions with their predicted and measured gains."""
         return views.tag_view(scheduler)
 
-    @router.post("/v1/tag", operation_id="set_tag", status_code=202, responses=UNSTORED)
+    @router.post("/v1/tag", operation_id="set_tag", status_code=202, responses=NOT_NOW)
     async def set_tag(body: models.TagBody) -> models.Accepted:
         """Choose how many groups the trainer generates: auto, off, or a fixed number."""
+        if reason := views.cannot_lend(scheduler):
+            raise HTTPException(409, reason)
         limit = scheduler.plan.num_groups
         if body.mode == "fixed" and body.groups is None:
             raise HTTPException(422, "groups: mode fixed needs it")

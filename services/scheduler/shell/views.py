@@ -208,6 +208,14 @@ def is_known(scheduler: Scheduler, worker: str) -> bool:
     return worker in scheduler.state.draining or any(s.status.worker == worker for s in seen)
 
 
+def cannot_lend(scheduler: Scheduler) -> str:
+    """Return why nobody can choose how much the trainer generates; empty if an operator can."""
+    mode = scheduler.plan.schedule.mode
+    if mode == "pipelined":
+        return ""
+    return f"schedule.mode {mode}: no trainer is lent; TAG is for mode pipelined"
+
+
 def cannot_drain(scheduler: Scheduler, worker: str) -> str:
     """Return why a worker cannot be drained and what to do instead; empty if it can."""
     mode = scheduler.plan.schedule.mode

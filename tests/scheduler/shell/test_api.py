@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -150,6 +151,16 @@ def test_an_operator_chooses_the_mode_of_tag(client: TestClient, scheduler: Sche
     assert client.post("/v1/tag", json={"mode": "fixed", "groups": 1}).status_code == 202
     [request] = cast(Outbox, scheduler.bus).published
     assert request.kind == "tag_request" and (request.mode, request.groups) == ("fixed", 1)
+
+
+def test_where_no_trainer_can_be_lent_nobody_lends_it(
+    client: TestClient, scheduler: Scheduler
+) -> None:
+    schedule = scheduler.plan.schedule.model_copy(update={"mode": "fluid"})
+    scheduler.plan = replace(scheduler.plan, schedule=schedule)
+    answer = client.post("/v1/tag", json={"mode": "off"})
+    assert answer.status_code == 409 and "schedule.mode fluid" in answer.json()["detail"]
+    assert cast(Outbox, scheduler.bus).published == []
 
 
 @pytest.mark.parametrize(
