@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from digenrl.evaluation.records import Evaluations
+from digenrl.evaluation.records import EvaluationRecord, Evaluations
 from digenrl.evaluation.told import read_told, told_key
 from shared.errors import ContractError
 from shared.run.commits import CommitRecord, read_commit
@@ -81,6 +81,14 @@ def commit_fields(record: CommitRecord) -> Fields:
         "version": record.policy.version, "batch": record.batch,
         "reward_mean": record.metrics.get("reward_mean"), "metrics": dict(record.metrics),
         "weights_digest": record.policy.weights_digest,
+    }  # fmt: skip
+
+
+def evaluation_fields(record: EvaluationRecord, settings: str) -> Fields:
+    """Return what a reader is told of a finished evaluation at settings of this name."""
+    return {
+        "version": record.version, "settings": settings, "seconds": record.seconds,
+        "alarms": list(record.alarms), **record.quality.model_dump(exclude_none=True),
     }  # fmt: skip
 
 
@@ -234,8 +242,4 @@ class Feed:
             return NOTHING
         if record is None:
             return NOTHING
-        figures = record.quality.model_dump(exclude_none=True)
-        return Fact("evaluation", {
-            "version": record.version, "settings": told.settings, "seconds": record.seconds,
-            "alarms": list(record.alarms), **figures,
-        })  # fmt: skip
+        return Fact("evaluation", evaluation_fields(record, told.settings))

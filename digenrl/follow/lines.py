@@ -1,10 +1,11 @@
-"""Writes steps as lines of JSON to stdout, each as `/v1/events` tells it."""
+"""Writes steps and evaluations as lines of JSON to stdout, each as `/v1/events` tells it."""
 
 import json
 
 import typer
 
-from digenrl.api.feed import commit_fields
+from digenrl.api.feed import commit_fields, evaluation_fields
+from digenrl.follow.panels import Finished, Panel
 from shared.run.commits import CommitRecord
 
 
@@ -17,6 +18,15 @@ class Lines:
     def write(self, record: CommitRecord) -> None:
         typer.echo(json.dumps({"event": "commit", "data": commit_fields(record)}))
         self.next_step = record.policy.version + 1
+
+    def needs(self, finished: Finished) -> bool:
+        """Write what is told of an evaluation; pictures are not for lines."""
+        told = evaluation_fields(finished.record, finished.settings)
+        typer.echo(json.dumps({"event": "evaluation", "data": told}))
+        return False
+
+    def show(self, finished: Finished, panel: Panel) -> None:
+        """Do nothing."""
 
     def close(self) -> None:
         """Do nothing: each line is written at once."""

@@ -1,7 +1,7 @@
 """Writes each optimizer step of a run once to TensorBoard or Weights & Biases, or as lines.
 
-It reads only commit records, as they appear: no service knows of it, and it may end and start at
-any time. Each writer finds its position in what it has written.
+It reads only commit records and evaluations, as they appear: no service knows of it, and it may
+end and start at any time. Each writer finds its position in what it has written.
 
     object store                     this process                      a folder, or a service
     commits/00000004.json  --------> step 4, if it is missing  ------> an event with all its values
@@ -18,7 +18,8 @@ from typing import Protocol
 
 import structlog
 
-from shared.errors import Unavailable, UserError, how_to_install
+from digenrl.follow.panels import Finished, Panel, ToldEvaluations, panel_of
+from shared.errors import IntegrityError, Unavailable, UserError, how_to_install
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, read_commit, stored_digest
@@ -36,6 +37,12 @@ class Writer(Protocol):
 
     def write(self, record: CommitRecord) -> None:
         """Write the metrics of a step; steps come in order."""
+
+    def needs(self, finished: Finished) -> bool:
+        """Return whether the picture of an evaluation is missing; its version is written."""
+
+    def show(self, finished: Finished, panel: Panel) -> None:
+        """Write the picture of an evaluation."""
 
     def close(self) -> None: ...
 
@@ -127,11 +134,13 @@ async def _began(store: ObjectStore, run: str, ended: asyncio.Event) -> Began | 
 async def _follow(
     store: ObjectStore, run: str, writers: Sequence[Writer], ended: asyncio.Event
 ) -> None:
+    told = ToldEvaluations(store, run)
     while True:
         # read before the look, so that all that is committed by then is written
         last_look = ended.is_set()
         try:
             await _write_new(store, run, writers)
+            await _show_new(store, told, writers)
         except Unavailable as error:
             log.warning("store_unavailable", error=str(error))
         if last_look:
@@ -146,6 +155,20 @@ async def _write_new(store: ObjectStore, run: str, writers: Sequence[Writer]) ->
             if writer.next_step == step:
                 writer.write(record)
         step += 1
+
+
+async def _show_new(store: ObjectStore, told: ToldEvaluations, writers: Sequence[Writer]) -> None:
+    written = min(writer.next_step for writer in writers) - 1
+    while (finished := await told.next(written)) is not None:
+        missing = [writer for writer in writers if writer.needs(finished)]
+        try:
+            panel = await panel_of(store, finished.record) if missing else None
+        except IntegrityError as error:
+            log.warning("panel_without_pictures", version=finished.record.version, why=str(error))
+            continue
+        if panel is not None:
+            for writer in missing:
+                writer.show(finished, panel)
 
 
 def _open(targets: Targets, began: Began) -> list[Writer]:

@@ -16,10 +16,15 @@ from typer.testing import CliRunner
 
 from digenrl.api.feed import Feed, Position
 from digenrl.cli import app
+from digenrl.evaluation.records import Evaluations, KeptSample
+from digenrl.evaluation.told import Teller
+from digenrl.follow.panels import shown_samples
 from digenrl.follow.steps import Targets, check_installed, follow
 from shared.errors import UserError
 from shared.run.layout import commit_key
+from tests import examples
 from tests.follow.runs import RUN, Run, metrics_of
+from tests.view.stored import stored_run
 
 WAIT_S = 60.0
 
@@ -65,6 +70,39 @@ def test_steps_are_lines_that_say_what_the_events_say(run: Run) -> None:
     told = asyncio.run(Feed(run.store, RUN).after(Position(commits=1)))
     assert found == [{"event": fact.name, "data": fact.fields} for _, fact in told[:2]]
     assert [each["data"]["version"] for each in found] == [1, 2]
+
+
+def panels(folder: Path) -> list[tuple[int, int, int]]:
+    """Reads step, height and width of what was shown of evaluations, as TensorBoard does."""
+    [of_run] = folder.iterdir()
+    read = EventAccumulator(str(of_run), size_guidance={"images": 0}).Reload()
+    return [
+        (event.step, event.height, event.width)
+        for tag in read.Tags()["images"]
+        for event in read.Images(tag)
+    ]
+
+
+def test_an_evaluation_is_one_panel_once_beside_its_step(tmp_path: Path) -> None:
+    run = stored_run(tmp_path)  # with evaluations of versions 0 and 4, six samples each
+    settings = Evaluations(run.store, RUN, "a" * 64).name
+    write(run, tmp_path / "tb")
+    assert panels(tmp_path / "tb") == []
+    asyncio.run(Teller(run.store, RUN).tell(settings, [0, 4]))
+    for _ in range(2):
+        write(run, tmp_path / "tb")
+    assert panels(tmp_path / "tb") == [(0, 64, 96), (4, 64, 96)]
+    assert curves(tmp_path / "tb") == wanted(1, 2, 3, 4)
+
+
+def test_a_panel_has_few_samples_of_many_prompts() -> None:
+    still = examples.ref("still")
+    samples = [
+        KeptSample(prompt=f"{number % 20}", media=still, still=still) for number in range(400)
+    ]
+    assert [each.prompt for each in shown_samples(samples)] == [str(n) for n in range(16)]
+    few = [each.model_copy(update={"prompt": "1"}) for each in samples[:3]]
+    assert len(shown_samples([*few, samples[0]])) == 4
 
 
 def test_a_step_that_was_cut_off_while_it_was_written_is_written_anew(

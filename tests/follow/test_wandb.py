@@ -1,5 +1,6 @@
 """Weights & Biases without a network: what it would send, read back from its files."""
 
+import asyncio
 import json
 import struct
 import subprocess
@@ -11,7 +12,10 @@ from typing import Any
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 
+from digenrl.evaluation.records import Evaluations
+from digenrl.evaluation.told import Teller
 from tests.follow.runs import RUN, Run, metrics_of
+from tests.view.stored import stored_run
 
 BLOCK, HEADER = 32768, struct.Struct("<IHB")
 WHOLE, LAST = 1, 4
@@ -54,6 +58,21 @@ def steps(folder: Path) -> list[dict[str, float]]:
         {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row.item}
         for row in rows
     ]
+
+
+@pytest.mark.slow
+def test_an_evaluation_s_panel_joins_the_newest_step(tmp_path: Path) -> None:
+    run = stored_run(tmp_path)
+    settings = Evaluations(run.store, RUN, "a" * 64).name
+    asyncio.run(Teller(run.store, RUN).tell(settings, [0, 4]))
+    for _ in range(2):
+        ended = follow(run, tmp_path / "w")
+        assert ended.returncode == 0, ended.stderr
+    logged = steps(tmp_path / "w")
+    assert [row["_step"] for row in logged] == [1, 2, 3, 4]
+    captions = [row.get("samples.captions") for row in logged]
+    assert captions[:3] == [None] * 3 and captions[3] is not None
+    assert [str(each)[:10] for each in captions[3]] == ["version 0:", "version 4:"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

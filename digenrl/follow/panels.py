@@ -1,0 +1,106 @@
+"""Makes one picture of each finished evaluation, for panels of TensorBoard and Weights & Biases."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+
+from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample
+from digenrl.evaluation.told import Told, read_told
+from shared.errors import ContractError
+from shared.store import ObjectStore
+
+SAMPLES = 16
+"""Most samples of a panel: the first of each prompt, then the others."""
+SIDE = 256
+"""Largest height and width of a sample in a panel, in pixels."""
+TAG = "samples"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Holds a finished evaluation."""
+
+    tag: str
+    """Name of its panel: evaluations at the same settings share it."""
+    settings: str
+    record: EvaluationRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Holds the picture of an evaluation."""
+
+    png: bytes
+    height: int
+    width: int
+    caption: str
+    """What its samples were asked for, row by row."""
+
+
+@dataclass(slots=True)
+class ToldEvaluations:
+    """Reads finished evaluations of a run in the order in which they were told."""
+
+    store: ObjectStore
+    run: str
+    _number: int = 0
+    _first: str = ""
+    """Settings of the first one."""
+
+    async def next(self, version: int) -> Finished | None:
+        """Return the next evaluation; None if there is none yet, or it is of a later version."""
+        while True:
+            told = await read_told(self.store, self.run, self._number + 1)
+            if told is None or told.version > version:
+                return None
+            self._number += 1
+            record = await self._record(told)
+            if record is not None:
+                self._first = self._first or told.settings
+                is_first = told.settings == self._first
+                tag = TAG if is_first else f"{TAG} {told.settings[:6]}"
+                return Finished(tag, told.settings, record)
+
+    async def _record(self, told: Told) -> EvaluationRecord | None:
+        try:
+            return await Evaluations(self.store, self.run, told.settings).read(told.version)
+        except ContractError:
+            return None  # a damaged one is no reason to write no metrics
+
+
+async def panel_of(store: ObjectStore, record: EvaluationRecord) -> Panel | None:
+    """Return the picture of an evaluation's samples; None if it has none."""
+    chosen = shown_samples(record.samples)
+    if not chosen:
+        return None
+    pictures = [await store.get(sample.still) for sample in chosen]
+    return drawn(pictures, [sample.prompt for sample in chosen])
+
+
+def shown_samples(samples: Sequence[KeptSample]) -> list[KeptSample]:
+    """Return as many samples as a panel has, of as many prompts as possible."""
+    seen: dict[str, int] = {}
+    ranked: list[tuple[int, int]] = []
+    for place, sample in enumerate(samples):
+        seen[sample.prompt] = seen.get(sample.prompt, 0) + 1
+        ranked.append((seen[sample.prompt], place))
+    return [samples[place] for place in sorted(each for _, each in sorted(ranked)[:SAMPLES])]
+
+
+def drawn(pictures: Sequence[bytes], prompts: Sequence[str]) -> Panel:
+    """Return PNGs side by side, as near to a square as possible."""
+    from PIL import Image  # what writes no pictures does not need it
+
+    tiles = [Image.open(BytesIO(each)).convert("RGB") for each in pictures]
+    for tile in tiles:
+        tile.thumbnail((SIDE, SIDE))
+    columns = math.ceil(math.sqrt(len(tiles)))
+    height, width = max(tile.height for tile in tiles), max(tile.width for tile in tiles)
+    rows = math.ceil(len(tiles) / columns)
+    whole = Image.new("RGB", (columns * width, rows * height))
+    for place, tile in enumerate(tiles):
+        whole.paste(tile, (place % columns * width, place // columns * height))
+    file = BytesIO()
+    whole.save(file, format="PNG")
+    return Panel(file.getvalue(), whole.height, whole.width, "; ".join(prompts))
