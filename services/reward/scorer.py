@@ -13,7 +13,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from services.reward.kinds import PACKAGES, Kind, kind_named
+from services.reward.kinds import OBJECTS, PACKAGES, Kind, kind_named
+from services.reward.object_checks import requirements_of
 from services.reward.reward_file import read_table
 from shared.errors import UserError, how_to_install
 from shared.messages.contracts import Prompt
@@ -130,15 +131,25 @@ def check_packages(table: recipe_rewards.ScorerTable) -> None:
 
 def check_prompts(table: recipe_rewards.ScorerTable, prompts: Sequence[Prompt]) -> None:
     """Checks that the metadata of every prompt have what a function of the user's own asks for by
-    name; reads its file and does not run it.
+    name, reading its file without running it; and that they name objects as `OBJECTS` reads them.
 
     Raises:
         UserError: if they do not.
     """
+    if table.type == OBJECTS:
+        _check_objects(f"reward.scorers.{table.name}", prompts)
     if table.source is None:
         return
     with _of(f"reward.scorers.{table.name}"):
         read_table(table).check_names(prompt.metadata for prompt in prompts)
+
+
+def _check_objects(field: str, prompts: Sequence[Prompt]) -> None:
+    for prompt in prompts:
+        try:
+            requirements_of(prompt.metadata)
+        except ValueError as error:
+            raise UserError(f"{field}: the prompt {prompt.text[:40]!r}: {error}") from error
 
 
 def _check_folder(field: str, folder: Path, kind: Kind, *, of: str) -> None:

@@ -83,7 +83,7 @@ def test_a_scorer_of_videos_takes_no_images_and_no_single_frames() -> None:
 def test_every_type_says_what_it_needs() -> None:
     assert {name for name, kind in KINDS.items() if kind.needs == "folder"} == {
         "aesthetic", "clip-score", "digit-edit", "digit-probability", "hpsv2", "image-reward",
-        "pick-score",
+        "objects", "pick-score",
     }  # fmt: skip
     assert all((kind.needs == "folder") >= bool(kind.files) for kind in KINDS.values())
     assert {name for name, kind in KINDS.items() if kind.takes == "videos"} == {

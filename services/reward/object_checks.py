@@ -1,0 +1,153 @@
+"""What objects an image has to show, as GenEval's prompts say it, and how much of that it shows.
+
+The conditions are those of GenEval (Ghosh et al. 2023, evaluate_images.py): at least so many
+objects of a class, so many of them in a colour, each of them in a direction from each object of an
+earlier entry; and less than so many of a class. GenEval counts an image as right or wrong; the
+score here is the share of the conditions that hold.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+INCLUDE, EXCLUDE = "include", "exclude"
+"""Metadata of a prompt: JSON lists, as texts."""
+COLOURS = (
+    "red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white",
+)  # fmt: skip
+Direction = Literal["left of", "right of", "above", "below"]
+MARGIN = 0.1
+"""Share of two boxes' widths and heights by which their middles may overlap, in no direction."""
+LEAST_SHARE = 0.5
+"""Least share of the distance between two middles that lies in a direction."""
+
+
+class Wanted(BaseModel):
+    """Some objects that an image has to show, or must not."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(alias="class", min_length=1, max_length=100)]
+    count: Annotated[int, Field(ge=1, le=100)] = 1
+    color: Literal[COLOURS] | None = None  # type: ignore[valid-type]
+    position: tuple[Direction, Annotated[int, Field(ge=0)]] | None = None
+    """Direction, and the earlier entry that it is seen from, counted from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    include: tuple[Wanted, ...]
+    exclude: tuple[Wanted, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Describes an object that a detector has found."""
+
+    name: str
+    score: float
+    box: tuple[float, float, float, float]
+    """Left, top, right, bottom, in pixels."""
+    colour: str | None = None
+    """The likeliest of `COLOURS`, where one was asked for."""
+
+
+_LIST = TypeAdapter(tuple[Wanted, ...])
+
+
+def requirements_of(metadata: Mapping[str, object]) -> Requirements:
+    """Read what a prompt's metadata ask for.
+
+    Raises:
+        ValueError: one line that names the metadata and what is wrong.
+    """
+    if INCLUDE not in metadata:
+        raise ValueError(
+            f"metadata.{INCLUDE}: missing; say what the image has to show, as the text "
+            '[{"class": "cat", "count": 2}]'
+        )
+    include = _read(INCLUDE, metadata[INCLUDE])
+    for number, each in enumerate(include):
+        if each.position is not None and each.position[1] >= number:
+            raise ValueError(
+                f"metadata.{INCLUDE}: entry {number}: position is seen from entry "
+                f"{each.position[1]}, which has to be an earlier one"
+            )
+    if not include:
+        raise ValueError(f"metadata.{INCLUDE}: is empty; name an object")
+    return Requirements(include, _read(EXCLUDE, metadata.get(EXCLUDE, "[]")))
+
+
+def _read(key: str, text: object) -> tuple[Wanted, ...]:
+    try:
+        plain: Any = json.loads(text) if isinstance(text, str) else text
+        return _LIST.validate_python(plain)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in fault["loc"])
+        raise ValueError(f"metadata.{key}: entry {where}: {fault['msg']}") from error
+    except ValueError as error:
+        raise ValueError(f"metadata.{key}: is no JSON list, as a text ({error})") from error
+
+
+def share_met(wanted: Requirements, found: Sequence[Found]) -> float:
+    """Return the share, from 0 to 1, of the conditions that the objects of an image meet."""
+    results = [*_included(wanted.include, found), *_left_out(wanted.exclude, found)]
+    return sum(results) / len(results)
+
+
+def _included(include: Sequence[Wanted], found: Sequence[Found]) -> Iterator[bool]:
+    groups: list[Sequence[Found] | None] = []
+    for each in include:
+        best = _of(each.name, found)[: each.count]
+        results = [len(best) >= each.count]
+        if each.color is not None:
+            in_colour = sum(one.colour == each.color for one in best)
+            results.append(in_colour >= each.count)
+        if each.position is not None:
+            direction, other = each.position
+            results.append(all(results) and _all_stand(best, direction, groups[other]))
+        groups.append(best if all(results) else None)
+        yield from results
+
+
+def _left_out(exclude: Sequence[Wanted], found: Sequence[Found]) -> Iterator[bool]:
+    for each in exclude:
+        yield len(_of(each.name, found)) < each.count
+
+
+def _of(name: str, found: Sequence[Found]) -> list[Found]:
+    """Return the objects of a class, the surest first."""
+    return sorted((one for one in found if one.name == name), key=lambda one: -one.score)
+
+
+def _all_stand(
+    objects: Sequence[Found], direction: Direction, others: Sequence[Found] | None
+) -> bool:
+    if others is None:
+        return False
+    return all(direction in directions(one.box, other.box) for one in objects for other in others)
+
+
+Box = tuple[float, float, float, float]
+
+
+def directions(box: Box, other: Box) -> set[Direction]:
+    """Return the directions in which a box is seen from another (GenEval's relative_position)."""
+    offsets, revised = [], []
+    for low, high in ((0, 2), (1, 3)):
+        offset = (box[low] + box[high] - other[low] - other[high]) / 2
+        sizes = abs(box[high] - box[low]) + abs(other[high] - other[low])
+        offsets.append(offset)
+        revised.append(math.copysign(max(abs(offset) - MARGIN * sizes, 0), offset))
+    if max(map(abs, revised)) < 1e-3:
+        return set()
+    right, down = (each / math.hypot(*offsets) for each in revised)
+    shares: dict[Direction, float] = {
+        "left of": -right, "right of": right, "above": -down, "below": down,
+    }  # fmt: skip
+    return {name for name, share in shares.items() if share > LEAST_SHARE}
