@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from digenrl.api.models import PlanView
 from digenrl.local.linux import die_with_parent
-from digenrl.planning.child import MAX_DEVICES, Question
+from digenrl.planning.question import MAX_DEVICES, Question
 from digenrl.view.history import RunHistory
 from shared.process.http_api import errors
 

@@ -10,32 +10,14 @@ import json
 import os
 import resource
 import sys
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict
 
 from digenrl.planning.output import plan_fields
 from digenrl.planning.plan import plan_for
+from digenrl.planning.question import Question
 from shared.errors import UserError
 from shared.recipe.recipe import stored_recipe
 
 CPU_S = 60
-MAX_DEVICES = 512
-"""Devices that are planned for; `digenrl plan` takes more."""
-
-
-class Question(BaseModel):
-    """Says what is to be planned."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    recipe: str
-    """The resolved recipe as JSON."""
-    hosts: str | None = None
-    devices: str | None = None
-    profile: str | None = None
-    staleness: Literal[0, 1] | None = None
-    host_gpus: int = 8
 
 
 def answer(question: Question) -> dict[str, object]:

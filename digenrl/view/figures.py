@@ -85,7 +85,16 @@ def schedule_of(history: RunHistory) -> dict[str, Any]:
     shares = {
         device: _shares(sums) for device, sums in sorted(devices.items()) if sum(sums.values()) > 0
     }
-    return {"batches": batches, "shares": shares, "uses": USES}
+    recipe = history.recipe
+    is_fluid = recipe is not None and recipe.schedule.mode == "fluid"
+    exchanged = {
+        device: sums["committing"] / len(batches)
+        for device, sums in sorted(devices.items()) if is_fluid and sums.get("committing")
+    }  # fmt: skip
+    return {
+        "batches": batches, "shares": shares, "exchanged": exchanged,
+        "uses": words_of(mode="" if recipe is None else recipe.schedule.mode),
+    }  # fmt: skip
 
 
 def _shares(sums: Mapping[str, float]) -> dict[str, float]:
@@ -101,3 +110,9 @@ USES = {
     "paused": "paused",
 }  # fmt: skip
 """What devices do, in words, in the order of the legend."""
+
+
+def words_of(mode: str) -> dict[str, str]:
+    """Return what devices do, in words, in a mode of the schedule: fluid devices commit by adding
+    up each other's gradients."""
+    return USES | {"committing": "exchanges gradients"} if mode == "fluid" else USES

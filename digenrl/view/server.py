@@ -27,7 +27,7 @@ from digenrl.api.past import Order, Past
 from digenrl.api.what_if import POOL, Refused, WhatIf
 from digenrl.report.summary import summarise_schedule
 from digenrl.view import sentences
-from digenrl.view.figures import USES, curves_of, figures_of, samples_of, schedule_of, worth_of
+from digenrl.view.figures import curves_of, figures_of, samples_of, schedule_of, words_of, worth_of
 from digenrl.view.history import RECENT, RunHistory
 from digenrl.view.live import LiveRun
 from shared.errors import ContractError, IntegrityError, Unavailable
@@ -138,7 +138,10 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
 
     @app.get("/timeline")
     async def timeline(request: Request, batches: Batches = 4) -> HTMLResponse:
-        return await pages.page(request, "timeline", batches=batches, uses=USES)
+        await view.history.look()
+        recipe = view.history.recipe
+        words = words_of(mode="" if recipe is None else recipe.schedule.mode)
+        return await pages.page(request, "timeline", batches=batches, uses=words)
 
     @app.get("/workers")
     async def workers(request: Request) -> HTMLResponse:
