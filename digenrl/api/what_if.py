@@ -81,6 +81,8 @@ class WhatIf:
         await self.history.look()
         if self.history.recipe is None:
             raise Refused(404, f"the store holds no run {self.history.run!r}")
+        if not asked.get("hosts") and not asked.get("devices"):
+            raise Refused(422, "hosts: say which GPUs there are, e.g. h100x8*4")
         _check_size(asked.get("hosts"), asked.get("devices"))
         question = Question(recipe=self.history.recipe.model_dump_json(), **asked)
         if question not in self._kept:

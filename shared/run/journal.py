@@ -76,7 +76,8 @@ async def read_newest(
     store: ObjectStore, run: str, before: int | None = None
 ) -> AsyncIterator[tuple[int, Entry]]:
     """Yield entries with their numbers, newest first, those with numbers below ``before``."""
-    last = await newest_number(store, run) if before is None else before - 1
+    newest = await newest_number(store, run)
+    last = newest if before is None else min(newest, before - 1)  # a cursor may be made up
     for number in range(last, 0, -1):
         entry = await read_entry(store, run, number)
         if entry is not None:

@@ -94,6 +94,8 @@ def test_the_audit_log_has_requests_alone_newest_first(client: TestClient, run: 
             await run.store.create(entry_key(RUN, number), entry.model_dump_json().encode())
 
     asyncio.run(fill())
+    made_up = client.get("/v1/audit", params={"limit": 1, "after": "999999999"}).json()
+    assert made_up["requests"] == client.get("/v1/audit?limit=1").json()["requests"]
     found = pages(client, "/v1/audit", "requests", limit=2)
     assert [each["operation"] for each in found] == ["7", "5", "4", "2", "1"]
 

@@ -41,6 +41,7 @@ async def test_what_cannot_be_planned_is_refused_in_a_line(
     for asked, status, reason in (
         ({"hosts": "h100x8*100"}, 422, "hosts: at most 512 devices are planned here, not 800"),
         ({"devices": "h100=9999"}, 422, "at most 512 devices"),
+        ({}, 422, "hosts: say which GPUs there are"),
     ):
         with pytest.raises(Refused, match=reason) as found:
             await planner.plan(**asked)
