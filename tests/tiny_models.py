@@ -17,15 +17,24 @@ from tests.tiny_pipelines import BUILDERS
 FAMILIES = ("sd3", "flux", "qwen-image", "wan", "hunyuan-video")
 OTHERS = (
     "sd3-large", "wan-small", "wan22", "flux2", "flux2-klein", "z-image", "hunyuan-video15",
-    "flux-kontext", "ltx2", "qwen-image-edit", "wan-i2v",
+    "flux-kontext", "ltx2", "qwen-image-edit", "wan-i2v", "wan22-i2v",
 )  # fmt: skip
 """Models of a family that are not shaped like its first: no dual attention, other heads, two
 networks; and families that only the slow tests go through."""
 MODELS = (*FAMILIES, *OTHERS)
-EDITS = ("flux-kontext", "qwen-image-edit", "wan-i2v")
+EDITS = ("flux-kontext", "qwen-image-edit", "wan-i2v", "wan22-i2v")
 """Models that edit an image."""
 PACKED = ("flux", "qwen-image", "flux-kontext", "qwen-image-edit")
-VIDEO = ("wan", "hunyuan-video", "wan-small", "wan22", "hunyuan-video15", "ltx2", "wan-i2v")
+VIDEO = (
+    "wan",
+    "hunyuan-video",
+    "wan-small",
+    "wan22",
+    "hunyuan-video15",
+    "ltx2",
+    "wan-i2v",
+    "wan22-i2v",
+)
 CFG = (
     "sd3",
     "qwen-image",
@@ -136,7 +145,7 @@ _UNSCALED: Mapping[str, Callable[[int, int], dict[str, Any]]] = {
 def _changed(family: str, height: int, width: int) -> Any:
     """Has Qwen-Image-Edit's pipeline leave the picture at its size, and that of Wan's models which
     begin with an image do without ftfy, as that of the others does."""
-    if family == "wan-i2v":
+    if family.endswith("i2v"):
         from diffusers.pipelines.wan import pipeline_wan, pipeline_wan_i2v
 
         return mock.patch.object(pipeline_wan_i2v, "basic_clean", pipeline_wan.basic_clean)
@@ -194,7 +203,7 @@ def latent_shape(
     channels, factor = pipeline.transformer.config.in_channels, _decoder_factor(family, pipeline)
     if family == "hunyuan-video15":
         channels = pipeline.num_channels_latents
-    if family == "wan-i2v":
+    if family.endswith("i2v"):
         channels = pipeline.vae.config.z_dim
     size = (height // factor, width // factor)
     if family == "ltx2":

@@ -245,7 +245,9 @@ def _wan(*, experts: bool = False, **network: Any) -> Any:
         vocab_size=len(tokenizer), d_model=T5_WIDTH, d_kv=8, d_ff=2 * T5_WIDTH, num_layers=1,
         num_heads=4, dropout_rate=0.0, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
-    second = {"transformer_2": _network(ModelName.wan21_14b), "boundary_ratio": BOUNDARY}
+    second = {
+        "transformer_2": _network(ModelName.wan21_14b, **network), "boundary_ratio": BOUNDARY,
+    }  # fmt: skip
     return WanPipeline(
         transformer=_network(ModelName.wan21_14b, **network),
         **(second if experts else {}),
@@ -256,7 +258,7 @@ def _wan(*, experts: bool = False, **network: Any) -> Any:
     )
 
 
-def _wan_from_image() -> Any:
+def _wan_from_image(*, experts: bool = False) -> Any:
     from diffusers import WanImageToVideoPipeline
     from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 
@@ -267,7 +269,12 @@ def _wan_from_image() -> Any:
     )  # fmt: skip
     network = _network(ModelName.wan21_14b).config
     inner = network.num_attention_heads * network.attention_head_dim
-    plain = _wan(in_channels=36, out_channels=16, image_dim=width, added_kv_proj_dim=inner)
+    shapes: dict[str, Any] = {"in_channels": 36, "out_channels": 16}
+    if experts:  # CLIP has no part in these
+        plain = _wan(experts=True, **shapes)
+        parts = {name: part for name, part in plain.components.items() if part is not None}
+        return WanImageToVideoPipeline(**parts, boundary_ratio=BOUNDARY)
+    plain = _wan(**shapes, image_dim=width, added_kv_proj_dim=inner)
     parts = {name: part for name, part in plain.components.items() if part is not None}
     return WanImageToVideoPipeline(
         **parts,
@@ -385,5 +392,6 @@ BUILDERS: Mapping[str, Callable[[], Any]] = {
     "qwen-image-edit": partial(_qwen_image, "QwenImageEditPipeline", processor=_text_and_image),
     "flux-kontext": partial(_flux, "FluxKontextPipeline"),
     "wan-i2v": _wan_from_image,
+    "wan22-i2v": partial(_wan_from_image, experts=True),
     "ltx2": lambda: tiny_ltx2.build(_byte_tokenizer("LlamaTokenizerFast", "</s>")),
 }

@@ -22,7 +22,7 @@ GUIDANCE = {
     "sd3": 1.0, "flux": 3.5, "qwen-image": 4.0, "wan": 4.0, "hunyuan-video": 6.0,
     "sd3-large": 4.0, "wan-small": 4.0, "wan22": 4.0, "flux2": 4.0, "flux2-klein": 4.0,
     "z-image": 4.0, "hunyuan-video15": 4.0, "flux-kontext": 2.5, "ltx2": 3.0,
-    "qwen-image-edit": 4.0, "wan-i2v": 4.0,
+    "qwen-image-edit": 4.0, "wan-i2v": 4.0, "wan22-i2v": 4.0,
 }  # fmt: skip
 ALGORITHMS = {
     "sd3": 'name = "mix-grpo"\nadvantage_std = "batch"',
@@ -41,6 +41,7 @@ ALGORITHMS = {
     "ltx2": 'name = "flow-grpo"',
     "qwen-image-edit": 'name = "flow-grpo-fast"',
     "wan-i2v": 'name = "cps"',
+    "wan22-i2v": 'name = "flow-grpo"',
 }
 SHARED = ("flux", "wan")
 """Whose groups share their noise."""
@@ -77,7 +78,7 @@ prompts = "prompts.jsonl"
 steps = 5
 sigmas = "model"
 window = 2
-{"first_window_starts = [1, 1]" if family == "wan22" else ""}
+{"first_window_starts = [1, 1]" if family.startswith("wan22") else ""}
 {"shared_noise = true" if family in SHARED else ""}
 
 [batch]

@@ -31,7 +31,7 @@ GUIDANCES = {
     "hunyuan-video": (3.5,), "sd3-large": (1.0, 4.0), "wan-small": (1.0, 4.0),
     "wan22": (1.0, 4.0), "flux2": (3.5,), "flux2-klein": (1.0, 4.0), "z-image": (1.0, 4.0),
     "hunyuan-video15": (1.0, 4.0), "flux-kontext": (2.5,), "qwen-image-edit": (1.0, 4.0),
-    "wan-i2v": (1.0, 4.0),
+    "wan-i2v": (1.0, 4.0), "wan22-i2v": (1.0, 4.0),
     "ltx2": (1.0, 4.0),
 }  # fmt: skip
 """With classifier-free guidance, where the family has it, and without."""
