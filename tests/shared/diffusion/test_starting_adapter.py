@@ -24,9 +24,11 @@ from shared.models.memory import Part
 from shared.recipe.recipe import Recipe, load_recipe
 from tests import tiny_models
 from tests.report import tiny_recipes
-from tests.report.tiny_recipes import HEIGHT, STEPS, WIDTH, recipe_of
+from tests.report.tiny_recipes import HEIGHT, STEPS, recipe_of
 
 RANK, ALPHA = 4, 16.0
+WIDTH = 64
+"""LTX-2's pipeline takes multiples of 32."""
 QUICK = ("sd3", "flux")
 FAMILIES = [
     family if family in QUICK else pytest.param(family, marks=pytest.mark.slow)
