@@ -17,7 +17,7 @@ from tests.stored import packed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-STEPS, EDIT_STEPS = 8, 16
+STEPS, EDIT_STEPS = 8, 36
 
 
 @pytest.fixture(scope="module")
