@@ -101,7 +101,8 @@ class Versions:
         reach("commit.before-record")
         await self._stored(partial(commit, self._store, record))
         reach("commit.after-record")
-        self.resumption = at
+        if checkpoint is not None:  # otherwise newer states may have been stored meanwhile
+            self.resumption = at
         log.info("committed", version=version, **metrics)
         return record
 
