@@ -3,8 +3,8 @@
 import random
 from typing import Literal, get_args
 
-import nats
 import nats.errors
+from nats.aio.client import Client
 
 from shared.messages.codec import encode
 from shared.messages.contracts import (
@@ -33,15 +33,15 @@ async def forge(run: Cluster, role: Forger, draw: random.Random) -> None:
     batch = max(0, await run.num_commits() - 1)
     subject, data = draw.choice(_forgeries(run, role, batch, draw))
     url = run.secrets[role]["DIGENRL_NATS_URL"]
+    client = Client()
     try:
-        client = await nats.connect(url, allow_reconnect=False, connect_timeout=2)
-        try:
-            await client.publish(subject, data)
-            await client.flush(2)
-        finally:
-            await client.close()
+        await client.connect(url, allow_reconnect=False, connect_timeout=2)
+        await client.publish(subject, data)
+        await client.flush(2)
     except (nats.errors.Error, OSError):
         return
+    finally:
+        await client.close()  # also where it has not got further than a socket
 
 
 def _forgeries(
