@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import subprocess
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from tests.local.test_power_cut import DISK_BYTES, mounted
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 CUT_S = (0.3, 1.5)
 """Seconds of writing before the power goes."""
+ANSWERS_S = 20.0
 NAMES = {"nats": "nats", "redis": "valkey"}
 log = structlog.get_logger()
 TIMES = pytest.mark.parametrize("times", [1, pytest.param(30, marks=pytest.mark.night)])
@@ -113,7 +115,20 @@ async def until_cut(kind: str, place: Path, planned: Brokers, cut: Callable[[], 
     return counted
 
 
+async def answered(kind: str, place: Path, planned: Brokers) -> None:
+    """Wait until a server that has just been started answers, if it ever does: before that it has
+    no files, and nothing of what it reads again."""
+    async with opened(kind, place, planned) as opening:
+        deadline = time.monotonic() + ANSWERS_S
+        while kind == "redis" and time.monotonic() < deadline:
+            with contextlib.suppress(DigenRLError):
+                await opening.lookup(0)
+                return
+            await asyncio.sleep(0.1)
+
+
 async def num_lost(kind: str, place: Path, planned: Brokers, written: int) -> int:
+    await answered(kind, place, planned)
     async with opened(kind, place, planned) as opening:
         there = [await KINDS[kind].has(opening, number) for number in range(written)]
     return there.count(False)
@@ -131,6 +146,7 @@ def lost(kind: str, folder: Path, start: StartProgram, change: Callable[[Path], 
         server = start(program(planned, NAMES[kind])) if kind in NAMES else None
         if server is not None:
             cleanup.callback(_kill, server)
+        asyncio.run(answered(kind, before, planned))
         subprocess.run(["sync", "-f", str(before)], check=True)  # what was there before the writing
 
         def cut() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from math import gcd
 from pathlib import Path
 
 import pytest
@@ -158,7 +159,8 @@ async def test_the_best_rows_run_with_services(
         run="row", profile=model, rollout=dict(best.split.rollout),
         trainer=dict(best.split.trainer), steps=2,
         scale=max(1.0, floor_seconds(profile, hosts.devices) / BATCH_S),
-        schedule=best.chosen.changed(fragment_size=best.size),
+        # The emulated batch is that of the profile, whose groups may be of another size.
+        schedule=best.chosen.changed(fragment_size=gcd(best.size, profile.shape.group_size)),
         streamed=tuple(way.environment(best.split)),
     )  # fmt: skip
     async with opened(tmp_path / "bench") as session:
