@@ -37,9 +37,10 @@ async def kill_at(run: Cluster, point: str) -> None:
     """Start a process again that ends at a point, wait until it has, and until the run goes on."""
     name = victim(point)
     child = run.children[name]
-    (run.folder / f"fail-{name}").write_text(f"{point}:1")
+    await until(lambda: child.is_alive)  # a signal in the moment before it starts again is lost
     deaths = child.num_deaths
     run.send(name, signal.SIGKILL)
+    (run.folder / f"fail-{name}").write_text(f"{point}:1")  # read by the next start only
     await until(lambda: child.num_deaths >= deaths + 2)
     await run.until_step(await run.num_commits())
 
