@@ -147,12 +147,18 @@ def _fail_if_all_dropped(plan: Plan, state: State, event: FragmentScored) -> Sta
     """Fail the run if every group of the batch is dropped: its scorers are broken."""
     batch = state.find_batch(event.fragment.batch)
     assert batch is not None
-    for group in batch.groups:
-        scored = [fragment.scored for fragment in group.fragments if fragment.scored is not None]
-        rewards = [reward for part in scored for reward in part.rewards]
-        if len(rewards) < plan.group_size or plan.advantages.why_dropped(rewards) is None:
-            return state
+    if not all(is_dropped(plan, group) for group in batch.groups):
+        return state
     return fail_run(state, f"batch {batch.index}: too few of its samples could be scored")
+
+
+def is_dropped(plan: Plan, group: GroupState) -> bool:
+    """Whether the group is whole, and too few of its samples have a score to be trained on."""
+    if group.num_scored < plan.group_size:
+        return False
+    scored = (fragment.scored for fragment in group.fragments if fragment.scored is not None)
+    rewards = [reward for part in scored for reward in part.rewards]
+    return plan.advantages.why_dropped(rewards) is not None
 
 
 def retry(plan: Plan, state: State, slot: FragmentSlot, reason: str, now: float) -> State:
@@ -260,10 +266,14 @@ def fail_run(state: State, reason: str) -> State:
     return replace(state, phase="failed", failure=reason)
 
 
-def forget_failures(state: State) -> State:
-    """Let every fragment have all its attempts again: somebody has mended what made it fail."""
+def forget_failures(plan: Plan, state: State) -> State:
+    """Let every fragment have all its attempts again: somebody has mended what made it fail. What
+    could not be scored, and was not given to be trained, is generated again."""
     for batch in state.batches:
         for index, group in enumerate(batch.groups):
+            if not group.sent and is_dropped(plan, group):
+                state = state.change_group(batch.index, index, discard_group)
+                continue
             for fragment in group.fragments:
                 if fragment.num_failures or fragment.num_losses:
                     forgiven = replace(fragment, num_failures=0, num_losses=0)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from services.scheduler.core.device_queues import sample_seconds, seconds_left
+from services.scheduler.core.fragments import is_dropped
 from services.scheduler.core.state import (
     BatchState,
     GradientTask,
@@ -71,16 +72,28 @@ def missing(plan: Plan, group: GroupState) -> int:
 
 
 def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
-    """Groups that are whole, and that nobody was given to train."""
+    """Groups that are whole, and that nobody was given to train.
+
+    Groups that are dropped wait for the first of their batch that is not. Without one the run
+    fails, and nothing of the batch has been trained when it goes on.
+    """
     for batch in state.batches:
         samples = len(batch.groups) * plan.group_size
         if plan.schedule.mode not in ("pipelined", "fluid") and batch.tally.scored < samples:
             continue
-        for index in sorted(batch.tally.maybe_whole):
-            group = batch.groups[index]
-            is_whole = not group.sent and not missing(plan, group)
-            if is_whole and (group.computed_by is None or group.contribution is not None):
-                yield ReadyGroup(batch, index, group)
+        found = [
+            ReadyGroup(batch, index, group)
+            for index in sorted(batch.tally.maybe_whole)
+            if not missing(plan, group := batch.groups[index])
+            and (group.computed_by is None or group.contribution is not None)
+        ]
+        if found and (_is_begun(batch) or not all(is_dropped(plan, each.group) for each in found)):
+            yield from found
+
+
+def _is_begun(batch: BatchState) -> bool:
+    """Whether a group of the batch was given to somebody to train."""
+    return any(group.sent or group.computed_by is not None for group in batch.groups)
 
 
 def _rounds_ahead(plan: Plan, state: State) -> int:

@@ -271,7 +271,7 @@ def _record_request(plan: Plan, state: State, event: MachineInput, now: float) -
     """Record what operators request."""
     match event:
         case OperatorRequest(action=action):
-            return _set_phase(state, action)
+            return _set_phase(plan, state, action)
         case TagRequest():
             return tag_requested(state, event)
         case WorkerRequest():
@@ -340,13 +340,13 @@ def _worker_joined(plan: Plan, state: State, event: WorkerJoined, now: float) ->
     return state.with_worker(worker)
 
 
-def _set_phase(state: State, action: Literal["pause", "resume", "stop"]) -> State:
+def _set_phase(plan: Plan, state: State, action: Literal["pause", "resume", "stop"]) -> State:
     match action, state.phase:
         case "pause", "running":
             return replace(state, phase="paused")
         case "resume", "paused" | "stopped" | "failed":
             if state.phase == "failed":
-                state = fragments.forget_failures(state)
+                state = fragments.forget_failures(plan, state)
             return exclusion.readmit_returning(replace(state, phase="running", failure=None))
         case "stop", "waiting" | "running" | "paused":
             return replace(state, phase="stopped")
