@@ -10,6 +10,7 @@ from digenrl.hub.fetch import Download, Say, alone, check_space, name_commit
 from shared.errors import UserError
 from shared.learning.dataset_rows import make_prompts
 from shared.learning.hub_datasets import chosen_files
+from shared.messages.records import MAX_TEXT
 from shared.models.hub import MAIN
 from shared.recipe.dataset import Dataset
 
@@ -68,6 +69,8 @@ def _make(dataset: Dataset, download: Download, names: list[str], key: str, say:
     say(f"{dataset.id}: {made.prompts} prompts of the split {dataset.split}")
     if made.empty_rows:
         say(f"left out: {made.empty_rows} rows without a prompt, or without an image")
+    if made.long_rows:
+        say(f"left out: {made.long_rows} rows whose prompt has more than {MAX_TEXT} characters")
     if made.left_out:
         say(f"left out, neither text, number nor bool: {', '.join(sorted(made.left_out))}")
 

@@ -13,9 +13,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from shared.errors import ContractError, UserError, how_to_install
-from shared.learning.hub_datasets import PROMPTS_FILE
+from shared.learning.hub_datasets import CONVERTED, PROMPTS_FILE
 from shared.learning.pictures import check_picture
+from shared.learning.prompts import said
 from shared.messages.contracts import Prompt
+from shared.messages.records import MAX_TEXT
 
 IMAGES = "images"
 ROWS_AT_ONCE = 32
@@ -43,6 +45,8 @@ class Made:
     prompts: int = 0
     empty_rows: int = 0
     """Rows without a prompt, or without an image where one is asked for."""
+    long_rows: int = 0
+    """Rows whose prompt is longer than any may be."""
     left_out: set[str] = field(default_factory=set)
     """Columns that hold neither text, numbers nor bools."""
 
@@ -82,7 +86,8 @@ class _Maker:
     made: Made
 
     def line(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-        """Return a line of `PROMPTS_FILE`; None for a row without a prompt, or its image."""
+        """Return a line of `PROMPTS_FILE`; None for a row without a prompt, or its image, and for
+        one whose prompt is too long."""
         text, image = row.get(self.columns.prompt), self.columns.image
         if text is not None and not isinstance(text, str):
             raise UserError(
@@ -91,6 +96,9 @@ class _Maker:
             )
         if not text or (image is not None and not row.get(image)):
             self.made.empty_rows += 1
+            return None
+        if len(text) > MAX_TEXT:
+            self.made.long_rows += 1
             return None
         line: dict[str, Any] = {"prompt": text, "metadata": self._metadata(row, where)}
         self._check(line, where)
@@ -124,7 +132,7 @@ class _Maker:
             fault = error.errors(include_url=False)[0]
             at = "prompt" if fault["loc"][0] == "text" else "metadata"
             remedy = "" if at == "prompt" else "; name the columns to keep"
-            raise UserError(f"{self.key}.{at}: {where}: {fault['msg']}{remedy}") from error
+            raise UserError(f"{self.key}.{at}: {where}: {said(fault)}{remedy}") from error
 
     def _image(self, value: Any, where: str) -> str:
         data = self._bytes_of(value, where)
@@ -154,53 +162,79 @@ def _is_no_number(value: Any) -> bool:
 
 
 def _rows(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a file by their columns' names; raises UserError if one is missing."""
+    """Yield the rows of a file by their columns' names; raises UserError if one is missing, or if
+    the file is none of its kind."""
     if file.suffix == ".parquet":
         yield from _of_parquet(file, columns, key)
-        return
-    for number, row in enumerate(_of_csv(file) if file.suffix == ".csv" else _of_json(file, key)):
-        if number == 0:
-            _check_columns(list(row), columns, key)
-        yield row
+    elif file.suffix == ".csv":
+        yield from _of_csv(file, columns, key)
+    else:
+        yield from _of_json(file, columns, key)
 
 
 def _of_parquet(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise UserError(f"{key}.id: {file.name} {how_to_install('data')} ({error})") from error
-    with parquet.ParquetFile(file) as opened:
-        names = opened.schema_arrow.names
-        _check_columns(names, columns, key)
-        named = (columns.prompt, columns.image, *(columns.metadata or ()))
-        wanted = names if columns.metadata is None else [name for name in names if name in named]
-        for rows in opened.iter_batches(ROWS_AT_ONCE, columns=wanted):
-            yield from rows.to_pylist()
+    try:
+        with parquet.ParquetFile(file) as opened:
+            names = opened.schema_arrow.names
+            _check_columns(names, columns, key)
+            named = (columns.prompt, columns.image, *(columns.metadata or ()))
+            wanted = (
+                names if columns.metadata is None else [name for name in names if name in named]
+            )
+            for rows in opened.iter_batches(ROWS_AT_ONCE, columns=wanted):
+                yield from rows.to_pylist()
+    except (OSError, ArrowException) as error:
+        raise UserError(_unreadable(file, key, error)) from error
 
 
-def _of_csv(file: Path) -> Iterator[Mapping[str, Any]]:
+def _of_csv(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
     """Yield rows of texts; an empty cell is none."""
-    with file.open(encoding="utf-8-sig", newline="") as stream:
-        for row in csv.DictReader(stream):
-            yield {name: cell or None for name, cell in row.items() if name is not None}
-
-
-def _of_json(file: Path, key: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects of a list, or of lines."""
-    with file.open(encoding="utf-8-sig") as stream:
-        is_list = stream.read(1) == "["
-        stream.seek(0)
-        number = 0
-        try:
-            rows = json.load(stream) if is_list else map(json.loads, filter(str.strip, stream))
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            rows = csv.DictReader(stream)
+            _check_columns(list(rows.fieldnames or ()), columns, key)
             for row in rows:
-                yield {**row}
-                number += 1
-        except (ValueError, TypeError) as error:
-            raise UserError(
-                f"{key}.id: {file.name} after row {number}: holds no JSON objects ({error}); set "
-                "the revision to refs/convert/parquet if the hub shows its rows"
-            ) from error
+                yield {name: cell or None for name, cell in row.items() if name}
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(_unreadable(file, key, error)) from error
+
+
+def _of_json(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects of a list, or of lines; a column need not be in each of them."""
+    names: dict[str, None] = {}
+    try:
+        for row in _objects(file):
+            names |= dict.fromkeys(row)
+            yield {**row}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{key}.id: {file.name} holds no JSON objects ({error}); set the revision to "
+            f"{CONVERTED} if the hub shows its rows"
+        ) from error
+    if names:
+        _check_columns(list(names), columns, key)
+
+
+def _objects(file: Path) -> Iterator[Mapping[str, Any]]:
+    with file.open(encoding="utf-8-sig") as stream:
+        first = next((line for line in stream if line.strip()), "")
+        stream.seek(0)
+        if first.lstrip().startswith("["):
+            yield from json.load(stream)
+        else:
+            yield from map(json.loads, filter(str.strip, stream))
+
+
+def _unreadable(file: Path, key: str, error: Exception) -> str:
+    reason = str(error).splitlines()[0]
+    return (
+        f"{key}.id: {file.name} cannot be read ({reason}); set the revision to {CONVERTED} if the "
+        "hub shows its rows"
+    )
 
 
 def _check_columns(names: list[str], columns: Columns, key: str) -> None:

@@ -18,7 +18,7 @@ def source_image(path: Path, where: str, image: Any) -> tuple[SourceImage | None
     """Return what a row's image is, and where; ``where`` is the row, for a UserError."""
     if image is None:
         return None, None
-    if not isinstance(image, str) or not _is_below(image):
+    if not isinstance(image, str) or "\0" in image or not _is_below(image):
         raise UserError(
             f"{where}: {IMAGE}: {json.dumps(image)[:80]} is no path below the folder of the "
             "prompts; put the image there, and name it relative to the file"

@@ -1,8 +1,9 @@
 """Source images of prompts: which files are taken, and the pixels that they are.
 
 A file is looked at before anything of it is decoded: PNG or JPEG, of at most `MAX_BYTES`, with
-sides from `MIN_SIDE` to `MAX_SIDE` and at most `MAX_PIXELS`. Whoever makes or judges samples scales
-it to their size, so that a source image and its edited version are compared pixel by pixel.
+sides from `MIN_SIDE` to `MAX_SIDE` and at most `MAX_PIXELS`, and not broken off. Whoever makes or
+judges samples scales it to their size, so that a source image and its edited version are compared
+pixel by pixel.
 """
 
 import io
@@ -13,15 +14,16 @@ from shared.errors import ContractError
 MAX_BYTES = 32 << 20
 MIN_SIDE, MAX_SIDE, MAX_PIXELS = 4, 16384, 64 << 20
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
+_JPEG_END = b"\xff\xd9"
 _FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """JPEG's markers of a frame, which begins with its size."""
 
 
 def check_picture(data: bytes) -> tuple[int, int]:
-    """Return height and width of a PNG or JPEG file, from its header alone.
+    """Return height and width of a PNG or JPEG file; nothing of it is decoded.
 
     Raises:
-        ContractError: if it is of another format, too large, or too small.
+        ContractError: if it is of another format, too large, too small, or broken off.
     """
     if len(data) > MAX_BYTES:
         raise ContractError(
@@ -39,6 +41,8 @@ def check_picture(data: bytes) -> tuple[int, int]:
             f"has {height} x {width} pixels; sides may be {MIN_SIDE} to {MAX_SIDE} and all pixels "
             f"{MAX_PIXELS}: scale it"
         )
+    if _is_broken_off(data):
+        raise ContractError("is a damaged image: it is broken off; save it again")
     return size
 
 
@@ -72,15 +76,34 @@ def _size_of_png(data: bytes) -> tuple[int, int]:
     return int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big")
 
 
+def _is_broken_off(data: bytes) -> bool:
+    """Whether the pixels of a file end early, as those of a download that was not finished."""
+    if data.startswith(_JPEG):
+        return data.find(_JPEG_END, _frame_of_jpeg(data)) < 0  # before it, a preview may end
+    place = len(_PNG)
+    while place + 8 <= len(data):
+        length, kind = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
+        if kind == b"IDAT" and place + 8 + length > len(data):
+            return True
+        place += 12 + length
+    return False
+
+
 def _size_of_jpeg(data: bytes) -> tuple[int, int]:
+    place = _frame_of_jpeg(data)
+    rows, columns = data[place + 5 : place + 7], data[place + 7 : place + 9]
+    return int.from_bytes(rows, "big"), int.from_bytes(columns, "big")
+
+
+def _frame_of_jpeg(data: bytes) -> int:
+    """Return where the header of a JPEG's frame begins."""
     place = 2
     while place + 9 <= len(data) and data[place] == 0xFF:
         marker, length = data[place + 1], int.from_bytes(data[place + 2 : place + 4], "big")
         if marker == 0xFF:  # a byte that only fills
             place += 1
         elif marker in _FRAME_HEADERS:
-            rows, columns = data[place + 5 : place + 7], data[place + 7 : place + 9]
-            return int.from_bytes(rows, "big"), int.from_bytes(columns, "big")
+            return place
         else:
             place += 2 + length
     raise ContractError("is a damaged JPEG; save it again")

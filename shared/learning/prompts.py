@@ -20,7 +20,7 @@ from shared.learning.hub_datasets import not_fetched
 from shared.learning.image_files import IMAGE, source_image
 from shared.messages.contracts import Prompt, SourceImage
 
-CSV, PARQUET, ARROW = ".csv", ".parquet", ".arrow"
+TXT, CSV, PARQUET, ARROW = ".txt", ".csv", ".parquet", ".arrow"
 PROMPT, METADATA = "prompt", "metadata"
 MAX_REPEATS = 1000
 """Most times that an epoch takes a prompt for once that it takes the rarest."""
@@ -174,17 +174,19 @@ def _read_lines(path: Path) -> Iterator[Row]:
             f"data.prompts: {path} is no text; prompts are .txt, .csv, JSON lines, .parquet, or a "
             "folder made by save_to_disk"
         ) from error
-    if path.suffix == CSV:
+    if path.suffix.lower() == CSV:
         yield from _rows(path, text)
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    is_plain = path.suffix.lower() == TXT
+    # Not `splitlines`, which also ends lines at signs that a prompt may hold, such as U+2028.
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            is_plain = path.suffix == ".txt"
             yield _made(path, number, line.strip(), {}) if is_plain else _prompt(path, number, line)
 
 
 def _rows(path: Path, text: str) -> Iterator[Row]:
-    """Read a CSV file: metadata are texts, and an empty cell is left out."""
+    """Read a CSV file: metadata are texts. An empty cell is left out, and so is a column without a
+    name, such as the row numbers that pandas writes."""
     rows = csv.DictReader(io.StringIO(text, newline=""), restval="", strict=True)
     try:
         names = rows.fieldnames or []
@@ -192,6 +194,11 @@ def _rows(path: Path, text: str) -> Iterator[Row]:
             raise UserError(
                 f'data.prompts: {path} has no column "{PROMPT}" in its first line, but '
                 f"{', '.join(names) or 'nothing'}; name the one that holds the prompts so"
+            )
+        twice = next((name for name in names if name and names.count(name) > 1), None)
+        if twice is not None:
+            raise UserError(
+                f'data.prompts: {path} has two columns "{twice}" in its first line; rename one'
             )
         for row in rows:
             if None in row:  # cells beyond the last name
@@ -202,7 +209,7 @@ def _rows(path: Path, text: str) -> Iterator[Row]:
             if not row[PROMPT]:
                 raise UserError(f"data.prompts: {path} line {rows.line_num}: prompt: is empty")
             told = {
-                name: cell for name, cell in row.items() if cell and name not in (PROMPT, IMAGE)
+                name: cell for name, cell in row.items() if cell and name not in ("", PROMPT, IMAGE)
             }
             yield _made(path, rows.line_num, row[PROMPT], told, row.get(IMAGE) or None)
     except csv.Error as error:
@@ -213,9 +220,11 @@ def _prompt(path: Path, number: int, line: str) -> Row:
     try:
         plain = json.loads(line)
         text, metadata, image = plain["prompt"], plain.get("metadata", {}), plain.get(IMAGE)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
-            f'data.prompts: {path} line {number} is not {{"prompt": "...", "metadata": {{...}}}}'
+            f'data.prompts: {path} line {number} is not {{"prompt": "...", "metadata": {{...}}}}; '
+            f"write each line so, or end the file's name in {TXT} if it has a prompt on each line, "
+            f"or in {CSV}"
         ) from error
     return _made(path, number, text, metadata, image)
 
@@ -229,17 +238,24 @@ def _made(path: Path, number: int, text: Any, metadata: Any, image: Any = None) 
                 f"{where}: metadata.{name}: {json.dumps(value)[:40]} is no text, number or bool, "
                 "as metadata must be; write it as text, or leave it out"
             )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{where}: metadata.{name}: {value} is no number; leave it out")
     source, file = source_image(path, where, image)
     try:
         return Prompt(text=text, metadata=metadata, image=source), file
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         key = "prompt" if fault["loc"][0] == "text" else "metadata"
-        raise UserError(f"{where}: {key}: {fault['msg']}") from error
+        raise UserError(f"{where}: {key}: {said(fault)}") from error
+
+
+def said(fault: Any) -> str:
+    """Return what pydantic says of a fault, without its word for errors of our own."""
+    return str(fault["msg"]).removeprefix("Value error, ")
 
 
 def is_table(path: Path) -> bool:
-    return path.is_dir() or path.suffix in (PARQUET, ARROW)
+    return path.is_dir() or path.suffix.lower() in (PARQUET, ARROW)
 
 
 def read_table(path: Path) -> Iterator[Row]:
@@ -248,8 +264,8 @@ def read_table(path: Path) -> Iterator[Row]:
 
     The column ``prompt`` is the prompt, ``image`` the path of its source image, every other column
     is metadata. A struct column
-    ``metadata``, which JSON lines become, stands for its fields; what is null in a row is left out
-    there.
+    ``metadata``, which JSON lines become, stands for its fields; what is null or NaN in a row is
+    left out there.
 
     Raises:
         UserError: naming the file, the row or column, and the remedy.
@@ -306,7 +322,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Iterable[Any]]]:
     import pyarrow.ipc
     import pyarrow.parquet
 
-    if path.suffix == ARROW:
+    if path.suffix.lower() == ARROW:
         with pyarrow.OSFile(str(path)) as source, pyarrow.ipc.open_stream(source) as reader:
             yield reader.schema, reader
     else:
@@ -326,6 +342,11 @@ def _check_columns(path: Path, schema: Any) -> None:
     for field in schema:
         if field.name == PROMPT and not _is_one_of(TEXT, field.type):
             raise UserError(f"data.prompts: {path}, column {PROMPT}: {field.type} is no text")
+        if field.name == IMAGE and not _is_one_of((*TEXT, "null"), field.type):
+            raise UserError(
+                f"data.prompts: {path}, column {IMAGE}: {field.type} is no path; save the images "
+                "as files below the folder of the prompts, and name these in the column"
+            )
         if field.name == METADATA and types.is_struct(field.type):
             for part in field.type:
                 _check_plain(path, f"{METADATA}.{part.name}", part.type)
@@ -356,11 +377,15 @@ def _table_row(path: Path, number: int, row: dict[str, Any], beside: Path) -> Ro
     if isinstance(nested, dict):
         del row[METADATA]
         row = nested | row
-    metadata = {name: value for name, value in row.items() if value is not None}
+    metadata = {name: value for name, value in row.items() if not _is_nothing(value)}
     source, file = source_image(beside, f"data.prompts: {path} row {number}", image)
     try:
         return Prompt(text=text, metadata=metadata, image=source), file
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         where = f"column {PROMPT}" if fault["loc"] == ("text",) else "metadata"
-        raise UserError(f"data.prompts: {path} row {number}, {where}: {fault['msg']}") from error
+        raise UserError(f"data.prompts: {path} row {number}, {where}: {said(fault)}") from error
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))

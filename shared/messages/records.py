@@ -17,7 +17,9 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Token = Annotated[str, Field(pattern=TOKEN_PATTERN)]
 """A name that becomes part of subjects, keys and paths."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Text = Annotated[str, Field(max_length=4096)]
+MAX_TEXT = 4096
+"""Most characters of a text, such as a prompt."""
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

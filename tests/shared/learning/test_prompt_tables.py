@@ -58,6 +58,17 @@ def test_all_columns_of_a_parquet_file_but_the_prompt_are_metadata(tmp_path: Pat
     assert digest(path) == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def test_what_is_no_number_is_left_out_as_what_is_null(tmp_path: Path) -> None:
+    path = parquet(tmp_path, {"prompt": ["a", "b"], "weight": [float("nan"), 0.5]})
+    assert read(path) == [("a", {}), ("b", {"weight": 0.5})]
+
+
+def test_a_column_of_images_themselves_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    path = parquet(tmp_path, {"prompt": ["a"], "image": [{"bytes": b"x", "path": None}]})
+    with pytest.raises(UserError, match=r"column image: .* is no path; save the images"):
+        read(path)
+
+
 def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> None:
     table = pa.table(COLUMNS)
     folder = saved(tmp_path / "prompts", table.slice(0, 1), table.slice(1))

@@ -62,8 +62,29 @@ def test_a_bomb_is_refused_by_its_header() -> None:
 
 
 def test_a_damaged_file_with_a_good_header_is_refused_when_decoded() -> None:
+    data = bytearray(as_file(20, 20))
+    data[-200:-100] = bytes(100)
+    assert check_picture(bytes(data)) == (20, 20)
     with pytest.raises(ContractError, match="damaged image"):
-        decoded(as_file(20, 20)[:-60], height=8, width=8, channels=1)
+        decoded(bytes(data), height=8, width=8, channels=1)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_file_that_is_broken_off_is_refused_before_a_run_begins(kind: str) -> None:
+    whole = as_file(20, 20, kind)
+    for lost in (60, len(whole) // 2):
+        with pytest.raises(ContractError, match="damaged image: it is broken off; save it again"):
+            check_picture(whole[:-lost])
+    check_picture(whole + b"what comes after its end")
+
+
+def test_the_preview_in_a_photograph_does_not_end_it() -> None:
+    whole = as_file(20, 20, "JPEG")
+    preview = b"\xff\xe1" + (len(whole) + 2).to_bytes(2, "big") + whole
+    photograph = whole[:2] + preview + whole[2:]
+    check_picture(photograph)
+    with pytest.raises(ContractError, match="broken off"):
+        check_picture(photograph[:-100])
 
 
 @pytest.fixture
@@ -97,6 +118,7 @@ def test_json_lines_and_csv_name_images_beside_them(folder: Path) -> None:
         ("/etc/hosts", "line 1: image: .* is no path below the folder"),
         ("images/2.png", "line 1: image: cannot read"),
         ("p.jsonl", "line 1: image: .* is no PNG or JPEG"),
+        ("images/0.png\0", "line 1: image: .* is no path below the folder"),
     ],
 )
 def test_an_image_that_cannot_be_taken_names_its_line(folder: Path, image: str, said: str) -> None:
