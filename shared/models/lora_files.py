@@ -5,7 +5,9 @@ several layers of diffusers' network is cut into theirs: where it is made of blo
 each (zeros elsewhere), each layer gets its block; otherwise all share the rows of A.
 """
 
+import contextlib
 import json
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,16 +29,17 @@ PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 Role = Literal["down", "up", "alpha"]
 
+ALPHA = ".alpha"
 ENDINGS: Mapping[str, Role] = {
     ".lora_A.weight": "down", ".lora_B.weight": "up",
     ".lora_A.default.weight": "down", ".lora_B.default.weight": "up",
     ".lora_down.weight": "down", ".lora_up.weight": "up",
     ".lora.down.weight": "down", ".lora.up.weight": "up",
-    ".alpha": "alpha",
+    ALPHA: "alpha",
 }  # fmt: skip
 TEXT = re.compile(r"(base_model\.model\.)?(text_encoder|text_model|lora_te|te\d?[._]|clip)")
-FORMATS = {"F64": "d", "F32": "f", "F16": "e"}
-FLOATS = {**FORMATS, "BF16": ""}
+FORMATS = {"F64": "d", "F32": "f", "F16": "e", "I64": "q", "I32": "i"}
+FLOATS = ("F64", "F32", "F16", "BF16")
 NEUTRAL = frozenset({
     "auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode",
     "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "peft_version",
@@ -121,6 +124,11 @@ def _files(path: Path, networks: Sequence[str], key: str) -> dict[str, Path]:
     if path.is_file():
         if path.suffix != ".safetensors":
             raise UserError(f"{key}: {path} is no safetensors file, and no other is read")
+        if LOW in networks and "low" in path.stem.lower():
+            raise UserError(
+                f"{key}: {path} alone would be taken for high noise; name a folder that holds it "
+                f"as {FILES[LOW]}, and beside it that for high noise, if any, as {FILES[HIGH]}"
+            )
         return {HIGH: path}
     if (path / PEFT_FILE).is_file():
         return {HIGH: path / PEFT_FILE}
@@ -146,8 +154,12 @@ class _File:
         self.metadata: Mapping[str, Any] = header.pop("__metadata__", {})
         self.tensors = header
         for name, entry in header.items():
-            if entry["dtype"] not in FLOATS:
+            is_number = name.endswith(ALPHA) and entry["dtype"] in FORMATS
+            if entry["dtype"] not in FLOATS and not is_number:
                 raise ValueError(f"holds {name} as {entry['dtype']}; convert it to bfloat16")
+        last = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        if path.stat().st_size < self._start + last:
+            raise ValueError("is broken off; copy or fetch it again")
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.tensors[name]["shape"])
@@ -184,6 +196,8 @@ def _read_file(path: Path, network: str, model: NamedLayers) -> Iterator[_Scaled
         _check_shapes(stem, down, up, [model.shapes[each] for each in layers])
         rank = down[0]
         alpha = file.number(names["alpha"]) if "alpha" in names else alpha_of(stem, rank)
+        if not 0 < alpha < math.inf:
+            raise ValueError(f"has the alpha {alpha:g} for {stem}; it has to be above 0")
         outputs = [model.shapes[each][0] for each in layers]
         kind = re.sub(r"\d+", "{}", stem)
         if kind not in ways:  # all blocks are made alike; who reads the tensors compares
@@ -222,6 +236,8 @@ def _check_shapes(
     stem: str, down: tuple[int, ...], up: tuple[int, ...], layers: Sequence[tuple[int, int]]
 ) -> None:
     outputs, inputs = sum(each[0] for each in layers), layers[0][1]
+    if 0 in down:
+        raise ValueError(f"has matrices without numbers for {stem}; make it anew")
     if len(down) != 2 or len(up) != 2 or (up[0], down[1], up[1]) != (outputs, inputs, down[0]):
         raise ValueError(
             f"has {list(up)} x {list(down)} for {stem}, which is a layer of {[outputs, inputs]}; "
@@ -298,8 +314,11 @@ def _alphas(file: _File) -> Callable[[str, int], float]:
     patterns: Mapping[str, float] = config.get("alpha_pattern") or {}
 
     def alpha_of(stem: str, rank: int) -> float:
-        own = (a for key, a in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", stem))
-        return float(next(own, config.get("lora_alpha", rank)))
+        try:
+            own = (a for key, a in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", stem))
+            return float(next(own, config.get("lora_alpha", rank)))
+        except re.error as error:
+            raise ValueError(f"has an alpha_pattern that is none: {error}") from error
 
     return alpha_of
 
@@ -308,17 +327,25 @@ def _config(file: _File) -> dict[str, Any] | None:
     """Returns peft's configuration, from the file's metadata or from the file beside it."""
     said = file.metadata.get(METADATA_KEY)
     if said is not None:
-        plain: dict[str, Any] = json.loads(said)
+        plain = _object(METADATA_KEY, said)
         return {
             name.removeprefix(f"{LOW}.").removeprefix(f"{HIGH}."): v for name, v in plain.items()
         }
     beside = file.path.parent / PEFT_CONFIG
     if beside.is_file():
-        found: dict[str, Any] = json.loads(beside.read_text())
-        return found
+        return _object(PEFT_CONFIG, beside.read_text())
     if any(name.startswith("base_model.model.") for name in file.tensors):
         raise ValueError(f"is peft's, and needs its {PEFT_CONFIG} beside it")
     return None
+
+
+def _object(what: str, text: str) -> dict[str, Any]:
+    found: Any = None
+    with contextlib.suppress(ValueError):
+        found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"has no JSON object as its {what}; copy or fetch it again")
+    return found
 
 
 def _uniform(path: Path, found: Sequence[_Scaled], model: NamedLayers, key: str) -> LoraFile:

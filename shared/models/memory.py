@@ -238,7 +238,9 @@ def read_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
             (size,) = struct.unpack("<Q", stream.read(8))
             if size > MAX_HEADER:
                 raise ValueError("its header is too long")
-            header: dict[str, dict[str, Any]] = json.loads(stream.read(size))
+            header: Any = json.loads(stream.read(size))
+            if not isinstance(header, dict):
+                raise ValueError("its header is no JSON object")
             return header, 8 + size
     except (OSError, ValueError, struct.error) as error:
         raise UserError(f"model.folder: {file} is not a safetensors file: {error}") from error
