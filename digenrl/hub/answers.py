@@ -1,10 +1,12 @@
 """What the hub answers, as errors that say what to do."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shared.errors import Unavailable, UserError, how_to_install
+from shared.models.hub import ID_PATTERN, REVISION_PATTERN
 
 ENDPOINT = "https://huggingface.co"
 
@@ -20,6 +22,19 @@ def check_installed() -> None:
         import huggingface_hub  # noqa: F401
     except ImportError as error:
         raise UserError(f"the Hugging Face hub {how_to_install('hub')} ({error})") from error
+
+
+def check_names(name: str, revision: str | None, key: str) -> None:
+    """Raises UserError unless the hub may have a repository and a revision of these names."""
+    if not re.fullmatch(ID_PATTERN, name):
+        raise UserError(
+            f"{key}: {name!r} is no name on the hub; give the owner and the name, org/name"
+        )
+    if revision is not None and not re.fullmatch(REVISION_PATTERN, revision):
+        raise UserError(
+            f"{key.rpartition('.')[0]}.revision: {revision!r} is no branch, tag or commit; leave "
+            "it out for main"
+        )
 
 
 @contextmanager
@@ -52,7 +67,7 @@ def explained(
     except errors.HfHubHTTPError as error:
         raise _of_status(error, model) from error
     except (OSError, RuntimeError, errors.FileMetadataError) as error:
-        raise Unavailable(_broken(model, error)) from error
+        raise _of_connection(error, model) from error
     except Exception as error:
         if not type(error).__module__.startswith("httpx"):
             raise
@@ -65,6 +80,16 @@ def _of_status(error: Exception, model: str) -> Exception:
         return UserError(
             f"{endpoint()} refuses the token for {model} (status {status}); set HF_TOKEN to one of "
             "an account that may do this"
+        )
+    return Unavailable(_broken(model, error))
+
+
+def _of_connection(error: Exception, model: str) -> Exception:
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    if isinstance(error, OfflineModeIsEnabled):
+        return UserError(
+            f"HF_HUB_OFFLINE: is set, so that {model} cannot be fetched; unset it for this command"
         )
     return Unavailable(_broken(model, error))
 

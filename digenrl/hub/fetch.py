@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from digenrl.hub.answers import check_installed, endpoint, explained
+from digenrl.hub.answers import check_installed, check_names, endpoint, explained
 from shared.errors import UserError
 from shared.models.hub import (
     CONFIGS,
@@ -34,6 +34,8 @@ from shared.models.memory import pieces, weight_names
 
 Say = Callable[[str], None]
 BLOCK = 8 << 20
+PARTIAL = ".partial"
+"""Suffix of a blob that was not fetched to its end."""
 GIT_DIGEST, LFS_DIGEST = 40, 64
 """Lengths of the hub's digests of small files, and of large ones."""
 
@@ -47,6 +49,7 @@ def fetch(model: str, revision: str | None, say: Say) -> Path:
         Unavailable: if the hub does not answer, or breaks off more often than is tried again.
     """
     check_installed()
+    check_names(model, revision, "model.id")
     with explained(model, revision):
         from huggingface_hub import HfApi
 
@@ -83,7 +86,7 @@ class Download:
     @cached_property
     def needed(self) -> list[str]:
         """The files that runs read, small ones first; indexes of weights are here after that."""
-        parts = needed_parts(json.loads((self.folder / INDEX).read_text()))
+        parts = needed_parts(self._index())
         inside = {part: of_part(list(self.sizes), part) for part in parts}
         configs = [
             f"{part}/{name}"
@@ -102,6 +105,15 @@ class Download:
             raise UserError(f"model.id: {self.model} has no {absent[0]}, which its index names")
         return [*configs, *weights]
 
+    def _index(self) -> Mapping[str, Any]:
+        try:
+            found: Any = json.loads((self.folder / INDEX).read_text())
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise UserError(f"model.id: {self.model} has a {INDEX} that is none; choose another")
+        return found
+
     def _pieces(self, part: str, index: str) -> Sequence[str]:
         return pieces(self.folder / part / index)
 
@@ -110,6 +122,11 @@ class Download:
 
     def bytes_of(self, names: Sequence[str]) -> int:
         return sum(self.sizes[name] for name in names)
+
+    def bytes_to_fetch(self, names: Sequence[str]) -> int:
+        """Return how many bytes these files still need, without what has been fetched of some."""
+        begun = sum(each.stat().st_size for each in (self.place / "blobs").glob(f"*{PARTIAL}"))
+        return max(0, self.bytes_of(self.missing(names)) - begun)
 
     def get(self, names: Sequence[str]) -> None:
         """Fetch these files, as far as they are not here."""
@@ -128,7 +145,7 @@ class Download:
         blob = self.place / "blobs" / found.etag
         if not blob.exists():
             blob.parent.mkdir(parents=True, exist_ok=True)
-            partial = blob.with_name(f"{found.etag}.partial")
+            partial = blob.with_name(f"{found.etag}{PARTIAL}")
             _receive(found.location, url, partial, found.size, name)
             if not _is_whole(partial, found.etag):
                 partial.unlink()
@@ -139,6 +156,7 @@ class Download:
     def _link(self, name: str, blob: Path) -> None:
         link = self.folder / name
         link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)  # one whose blob was removed
         link.symlink_to(os.path.relpath(blob, link.parent))
 
 
@@ -194,7 +212,7 @@ def alone(place: Path, say: Say) -> Iterator[None]:
 
 def check_space(download: Download, names: Sequence[str], say: Say) -> None:
     absent = download.missing(names)
-    wanted, free = download.bytes_of(absent), shutil.disk_usage(download.place).free
+    wanted, free = download.bytes_to_fetch(names), shutil.disk_usage(download.place).free
     gib = f"{download.bytes_of(names) / 2**30:.2f} GiB"
     say(
         f"{download.model} at {download.commit[:12]}: {len(names)} files that runs read, {gib}, of "
@@ -202,8 +220,8 @@ def check_space(download: Download, names: Sequence[str], say: Say) -> None:
     )
     if wanted > free:
         raise UserError(
-            f"DIGENRL_MODELS, HF_HOME: {download.place} has {free >> 30} GiB of free space, and "
-            f"{wanted >> 30} are needed; set one of them to a larger disk"
+            f"DIGENRL_MODELS, HF_HOME: {download.place} has {free / 2**30:.1f} GiB of free space, "
+            f"and {wanted / 2**30:.1f} are needed; set one of them to a larger disk"
         )
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
-from shared.models.brought import family_named, known_pipelines
+from shared.models.brought import family_named
 from shared.models.families import EXPERTS, FamilySpec
 from shared.models.hub import NEEDED, missing
 from shared.models.memory import PARTS, Part, part_folders, weight_files
-from shared.models.refused import REFUSED
+from shared.models.refused import unsupported
 from shared.models.sigmas import Sigmas
 
 _SCHEDULE = "scheduler/scheduler_config.json"
@@ -53,11 +53,7 @@ def family_of(folder: Path) -> FamilySpec:
         ) from error
     family = family_named(pipeline)
     if family is None:
-        known, reason = ", ".join(known_pipelines()), REFUSED.get(pipeline)
-        because = "" if reason is None else f", which {reason}"
-        raise UserError(
-            f"model.folder: {folder} holds a {pipeline}{because}; supported are: {known}"
-        )
+        raise UserError(f"model.folder: {folder} holds {unsupported(pipeline)}")
     return family
 
 

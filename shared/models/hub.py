@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
-from shared.models.brought import family_named, known_pipelines
+from shared.models.brought import family_named
 from shared.models.families import EXPERTS
+from shared.models.refused import unsupported
 
 ROOT = "DIGENRL_MODELS"
 MAIN = "main"
@@ -116,8 +117,7 @@ def needed_parts(index: Mapping[str, Any]) -> list[str]:
     pipeline = str(index.get("_class_name"))
     family = family_named(pipeline)
     if family is None:
-        known = ", ".join(known_pipelines())
-        raise UserError(f"model.id: it is a {pipeline}; supported are: {known}")
+        raise UserError(f"model.id: it is {unsupported(pipeline)}")
     known_parts = NEEDED | family.components | ({EXPERTS["low"]} if family.has_experts else set())
     return [
         name

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from shared.models.brought import known_pipelines
+
 _BY_REASON: Mapping[str, str] = {
     "takes an image or a video besides the text, in a way that no adapter here knows": """
     AltDiffusionImg2Img AmusedImg2Img AmusedInpaint BlipDiffusion BlipDiffusionControlNet
@@ -95,3 +97,10 @@ REFUSED: Mapping[str, str] = {
     f"{name}Pipeline": reason for reason, names in _BY_REASON.items() for name in names.split()
 }
 """Reason by the name of the pipeline."""
+
+
+def unsupported(pipeline: str) -> str:
+    """Return what to say of a pipeline that nobody has an adapter for: why, and which have one."""
+    reason, known = REFUSED.get(pipeline), ", ".join(known_pipelines())
+    because = "" if reason is None else f", which {reason}"
+    return f"a {pipeline}{because}; supported are: {known}"

@@ -139,6 +139,61 @@ def test_what_the_hub_refuses_is_one_line_with_the_remedy(
         fetch("tiny/private", None, quiet)
 
 
+@pytest.mark.parametrize(
+    "name", ["gpt2", "org/na me", "https://huggingface.co/org/name", "a/b/c", ""]
+)
+def test_what_is_no_name_on_the_hub_is_refused(name: str, hub: Mirror) -> None:
+    with pytest.raises(UserError, match=r"^model\.id: .* is no name on the hub; give the owner"):
+        fetch(name, None, quiet)
+    with pytest.raises(UserError, match=r"^model\.revision: 'a b' is no branch, tag or commit"):
+        fetch(NAME, "a b", quiet)
+
+
+def test_without_the_network_it_is_said_what_forbids_it(
+    hub: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"^HF_HUB_OFFLINE: is set, so that .*; unset it"):
+        fetch(NAME, None, quiet)
+
+
+@pytest.mark.parametrize("index", [b"{nonsense", b"[]"])
+def test_an_index_that_is_none_is_said_to_be(index: bytes, hub: Mirror) -> None:
+    hub.repositories[NAME].files["model_index.json"] = index
+    with pytest.raises(UserError, match=r"^model\.id: .* has a model_index.json that is none"):
+        fetch(NAME, None, quiet)
+
+
+def test_a_pipeline_without_an_adapter_is_refused_with_the_reason(hub: Mirror) -> None:
+    index = b'{"_class_name": "QwenImageEditPlusPipeline"}'
+    hub.repositories[NAME].files["model_index.json"] = index
+    with pytest.raises(UserError, match=r"^model\.id: it is a QwenImageEditPlus.*, which takes an"):
+        fetch(NAME, None, quiet)
+
+
+def test_a_blob_that_was_removed_is_fetched_again(hub: Mirror) -> None:
+    folder = fetch(NAME, None, quiet)
+    (folder / NETWORK).resolve().unlink()
+    check_weights(fetch(NAME, None, quiet))
+
+
+def test_what_has_been_fetched_of_a_file_needs_no_space_again(
+    hub: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = (fetch(NAME, None, quiet) / NETWORK).resolve()
+    whole = blob.read_bytes()
+    blob.with_name(f"{blob.name}.partial").write_bytes(whole[:-10])
+    blob.unlink()
+    for free, fits in ((9, False), (10, True)):
+        usage = type("Usage", (), {"free": free})
+        monkeypatch.setattr("digenrl.hub.fetch.shutil.disk_usage", lambda path, of=usage: of)
+        if fits:
+            check_weights(fetch(NAME, None, quiet))
+        else:
+            with pytest.raises(UserError, match="of free space, and"):
+                fetch(NAME, None, quiet)
+
+
 def test_a_hub_that_does_not_answer_is_said_to(
     hub: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
