@@ -81,7 +81,10 @@ class StoreDesk:
     def settle(self, number: int, action: Literal["retry", "drop"]) -> str:
         self.letter(number)
         if action == "retry":
-            raise UserError("the run is not in progress: resume it, and retry then")
+            raise UserError(
+                "the run is not in progress; `digenrl up RECIPE --run "
+                f"{self.run} --resume` goes on with it, and does the work of its open batch again"
+            )
         settled = Settled(by=getpass.getuser(), at=time.time(), note="the run was not in progress")
         asyncio.run(settle(self.store, self.run, number, "dropped", settled))
         return "nobody needs it any more"

@@ -93,7 +93,7 @@ class Past:
             return None
         places = [(g, s) for g in record.trained for s in range(len(g.rewards))]
         if order != "number":
-            places.sort(key=lambda each: _rank(each[0].rewards[each[1]], worst=order == "worst"))
+            places.sort(key=lambda each: rank(each[0].rewards[each[1]], worst=order == "worst"))
         is_there, letters = await self._has_media(record), await self._found_letters(batch)
         recipe = await self._known_recipe()
         found = [
@@ -104,14 +104,20 @@ class Past:
 
     async def sample(self, batch: int, group: int, sample: int) -> SampleHistory | None:
         """Return a sample; None if there is none."""
+        found = await self.group_samples(batch, group)
+        return found[sample] if 0 <= sample < len(found) else None
+
+    async def group_samples(self, batch: int, group: int) -> list[SampleHistory]:
+        """Return all samples of a group in order; none if there is no such group."""
         record = await self._record(batch)
         if record is None or not 0 <= group < len(record.trained):
-            return None
-        found = record.trained[group]
-        if not 0 <= sample < len(found.rewards):
-            return None
+            return []
         is_there, letters = await self._has_media(record), await self._found_letters(batch)
-        return self._sample(batch, found, sample, await self._known_recipe(), letters, is_there)
+        recipe, found = await self._known_recipe(), record.trained[group]
+        return [
+            self._sample(batch, found, sample, recipe, letters, is_there)
+            for sample in range(len(found.rewards))
+        ]
 
     async def picture(self, batch: int, group: int, sample: int) -> bytes | None:
         """Return a sample, or the middle frame of a video, as PNG; None if there is none.
@@ -228,7 +234,9 @@ def _figures(rewards: Sequence[float | None]) -> dict[str, float | None]:
     }
 
 
-def _rank(reward: float | None, *, worst: bool) -> tuple[bool, float]:
+def rank(reward: float | None, *, worst: bool) -> tuple[bool, float]:
+    """Return what samples are sorted by, the worst or the best first; those without a reward come
+    last."""
     return reward is None, 0.0 if reward is None else reward if worst else -reward
 
 

@@ -17,10 +17,11 @@ from digenrl.commands.options import (
     SchedulerAddress,
     TokenFile,
 )
+from digenrl.commands.tables import table
 from shared.errors import UserError
 
 if TYPE_CHECKING:
-    from digenrl.api.models import AuditPage, SamplePage
+    from digenrl.api.models import AuditPage, SampleHistory, SamplePage
     from digenrl.client import Client
     from services.scheduler.shell.api_batches import VersionView
     from shared.store import ObjectStore
@@ -58,11 +59,20 @@ def versions(
     if as_json:
         typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
         return
-    for each in found:
-        adopted = ", ".join(each.adopted_by)
-        lags = (each.first_adopted_seconds, each.last_adopted_seconds)
-        pace = "" if lags[0] is None else f"  loaded after {lags[0]:.1f} to {lags[1]:.1f} s"
-        typer.echo(f"{each.version:6d}  {each.weights_digest[:12]}  {adopted}{pace}".rstrip())
+    table(
+        ("version", "reward of its batch", "digest of its weights", "s to load", "loaded now by"),
+        [_version_row(each) for each in found],
+    )
+    if found and found[-1].version:
+        typer.echo(f"older ones: --before {found[-1].version}")
+
+
+def _version_row(each: "VersionView") -> tuple[str, ...]:
+    lags = (each.first_adopted_seconds, each.last_adopted_seconds)
+    pace = "" if lags[0] is None else f"{lags[0]:.1f} to {lags[1]:.1f}"
+    reward = "" if each.reward_mean is None else f"{each.reward_mean:.3f}"
+    digest = each.weights_digest[:12]
+    return str(each.version), reward, digest, pace, ", ".join(each.adopted_by)
 
 
 def samples(
@@ -107,19 +117,26 @@ def samples(
     if as_json:
         typer.echo(page.model_dump_json(indent=1))
         return
-    for each in page.samples:
-        reward = "none" if each.reward is None else f"{each.reward:.3f}"
-        scores = ", ".join(
-            f"{name} {'none' if score is None else f'{score:.3f}'}"
-            for name, score in each.scores.items()
-        )
-        notes = "; ".join(filter(None, [each.why_not, _letters(each.letters)]))
-        typer.echo(
-            f"{each.group:4d}/{each.sample:<3d} {reward:>7}  {scores}  {each.generated_by}  "
-            f"{each.prompt or ''}  {notes}".rstrip()
-        )
+    table(
+        ("group/sample", "reward", "advantage", "scores", "version", "device", "prompt", "notes"),
+        [_sample_row(each) for each in page.samples],
+    )
     if page.next is not None:
         typer.echo(f"more: --after {page.next}")
+
+
+def _sample_row(each: "SampleHistory") -> tuple[str, ...]:
+    scores = (
+        f"{name} {'none' if score is None else f'{score:.3f}'}"
+        for name, score in each.scores.items()
+    )
+    return (
+        f"{each.group}/{each.sample}",
+        "none" if each.reward is None else f"{each.reward:.3f}",
+        "" if each.advantage is None else f"{each.advantage:+.2f}",
+        ", ".join(scores), str(each.policy_version), each.generated_by, each.prompt or "",
+        "; ".join(filter(None, [each.why_not, _letters(each.letters)])),
+    )  # fmt: skip
 
 
 def _batch(batch: int | None, step: int | None) -> int:

@@ -14,6 +14,7 @@ from digenrl.commands.options import (
     SchedulerAddress,
     TokenFile,
 )
+from digenrl.commands.tables import table
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,9 +52,10 @@ def workers(
             _show(found, as_json=as_json)
             return
         said = [
-            _told(client.drain_worker if drain else client.undrain_worker, each.worker)
+            _told(client.drain_worker, each.worker, "it finishes what it has, and gets nothing new")
+            if drain else _told(client.undrain_worker, each.worker, "it gets work again")
             for each in found
-        ]
+        ]  # fmt: skip
     if as_json:
         typer.echo(json.dumps(said, indent=1))
     else:
@@ -63,14 +65,14 @@ def workers(
         raise typer.Exit(1)
 
 
-def _told(ask: Callable[[str], object], worker: str) -> dict[str, object]:
+def _told(ask: Callable[[str], object], worker: str, note: str) -> dict[str, object]:
     from digenrl.client import Refused
 
     try:
         ask(worker)
     except Refused as refused:
         return {"worker": worker, "done": False, "note": str(refused)}
-    return {"worker": worker, "done": True, "note": "it is told"}
+    return {"worker": worker, "done": True, "note": note}
 
 
 def _chosen(found: "list[WorkerView]", names: list[str], host: str) -> "list[WorkerView]":
@@ -92,14 +94,20 @@ def _show(found: "list[WorkerView]", *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
         return
-    for each in found:
-        version = "" if each.policy_version is None else f"v{each.policy_version}"
-        state = each.refused or (each.drain if each.drain != "no" else each.use or each.activity)
-        pace = "" if each.seconds_per_sample is None else f"{each.seconds_per_sample:.2f} s/sample"
-        line = f"{each.worker:16} {each.service:8} {each.host:16} {version:6} {state:22} {pace}"
-        typer.echo(line.rstrip())
+    names = ("worker", "service", "host", "version", "does", "s per sample")
+    table(names, [_row(each) for each in found])
     if not found:
         typer.echo("no workers")
+
+
+def _row(worker: "WorkerView") -> tuple[str, ...]:
+    from digenrl.view.words import words_for
+
+    does = worker.drain if worker.drain != "no" else words_for(worker.use, worker.activity)
+    version = "" if worker.policy_version is None else str(worker.policy_version)
+    pace = "" if worker.seconds_per_sample is None else f"{worker.seconds_per_sample:.3g}"
+    said = f"refused: {worker.refused}" if worker.refused else does
+    return worker.worker, worker.service, worker.host, version, said, pace
 
 
 def tag(

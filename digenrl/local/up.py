@@ -302,7 +302,8 @@ def _explain(outcome: Outcome, local: LocalRun, console: Console) -> int:
         console.print(f"stopped on request; {again}", highlight=False, soft_wrap=True)
         return 0
     logs = local.folder / "logs"
-    console.print(f"the run has failed; see {logs}; {again}", highlight=False, soft_wrap=True)
+    why = f"`digenrl dlq list {local.recipe.run.name}` and the logs in {logs} say why"
+    console.print(f"the run has failed; {why}; {again}", highlight=False, soft_wrap=True)
     return 1
 
 

@@ -1,13 +1,23 @@
 """Picks what the pages show of a run's steps, evaluations and devices."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
 from typing import Any
 
 from fastapi import HTTPException
 
+from digenrl.api.models import SampleHistory
+from digenrl.api.past import rank
 from digenrl.evaluation.records import Quality
 from digenrl.view.history import RunHistory
+from digenrl.view.words import words_of
+from shared.run.dead_letters import DeadLetter, Letters, page, why_not_retried
 
+PER_PAGE = 50
+"""Rows of a table."""
+FREQUENT = 5
+"""Reasons of dead letters that are counted on top."""
 SHOWN = 60
 """Samples of an evaluation that are shown, as many of each prompt."""
 
@@ -70,6 +80,34 @@ def samples_of(history: RunHistory, version: int | None) -> dict[str, Any]:
     return {"pairs": pairs, "chosen": chosen.version, "evaluated": sorted(known)}
 
 
+def sample_of(group: Sequence[SampleHistory], number: int) -> dict[str, Any] | None:
+    """Return a sample among the others of its group; None if the group has none of this number."""
+    if not 0 <= number < len(group):
+        return None
+    one, ranked = group[number], sorted(group, key=lambda each: rank(each.reward, worst=True))
+    known = [each.reward for each in group if each.reward is not None]
+    return {
+        "one": one, "ranked": ranked, "place": ranked.index(one) + 1,
+        "mean": fmean(known) if known else None, "spread": pstdev(known) if known else None,
+    }  # fmt: skip
+
+
+def letters_of(
+    kept: Sequence[tuple[DeadLetter, Letters]], committed: int, before: int | None
+) -> dict[str, Any]:
+    """Return a page of dead letters, each with why a retry would not help, and why most are here.
+
+    Args:
+        committed: number of committed batches.
+    """
+    shown = page(kept, state="all", before=before, limit=PER_PAGE)
+    reasons = Counter(letter.reason for letter, state in kept if state == "open")
+    return {
+        "letters": [(each, state, why_not_retried(each, committed)) for each, state in shown],
+        "reasons": reasons.most_common(FREQUENT),
+    }
+
+
 def _name(key: str) -> str:
     return key.rsplit("/", 1)[1]
 
@@ -100,19 +138,3 @@ def schedule_of(history: RunHistory) -> dict[str, Any]:
 def _shares(sums: Mapping[str, float]) -> dict[str, float]:
     whole = sum(sums.values())
     return {use: seconds / whole for use, seconds in sums.items()}
-
-
-USES = {
-    "generating": "generates", "training": "trains", "scoring": "scores", "committing": "commits",
-    "waiting_for_rollout": "waits for generation", "waiting_for_trainer": "waits for the trainer",
-    "waiting_for_reward": "waits for rewards", "waiting_for_weights": "loads weights",
-    "waiting_for_conditions": "waits for encoded prompts", "tail": "nothing left in this batch",
-    "paused": "paused",
-}  # fmt: skip
-"""What devices do, in words, in the order of the legend."""
-
-
-def words_of(mode: str) -> dict[str, str]:
-    """Return what devices do, in words, in a mode of the schedule: fluid devices commit by adding
-    up each other's gradients."""
-    return USES | {"committing": "exchanges gradients"} if mode == "fluid" else USES

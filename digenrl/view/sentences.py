@@ -8,6 +8,8 @@ from services.scheduler.core.usage import BUSY
 from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.run.chain import Step
 
+STILL_STEPS = 4
+"""So many steps in a row may leave the weights as they were before somebody should look."""
 GOOD_SHARE = 0.9
 """Share of their time that devices work from which no setting is worth a try."""
 
@@ -61,7 +63,10 @@ def status(run: Mapping[str, Any] | None, version: int, wanted: int) -> str:
 
 
 def alarms(
-    run: Mapping[str, Any] | None, steps: Sequence[Step], evaluation: Sequence[str]
+    run: Mapping[str, Any] | None,
+    steps: Sequence[Step],
+    evaluation: Sequence[str],
+    workers: Sequence[Mapping[str, Any]] = (),
 ) -> list[str]:
     """Return a line for each thing that somebody should look at."""
     lines = [f"reward hacking? {line}" for line in evaluation]
@@ -69,8 +74,12 @@ def alarms(
         lines.insert(0, f"the run has failed: {run['failure']}")
     if run is not None and run["missing_workers"]:
         lines.append(f"no worker of: {', '.join(run['missing_workers'])}")
+    if run is not None and run["phase"] in ("running", "waiting"):
+        lines += _drained(workers)
     if run is not None and run["num_dead_letters"]:
-        lines.append(f"{run['num_dead_letters']} dead letters are open: `digenrl dlq list` has why")
+        number = run["num_dead_letters"]
+        are = "dead letter is" if number == 1 else "dead letters are"
+        lines.append(f"{number} {are} open: `digenrl dlq list {run['run']}` has why")
     errors = {step.version: step.metrics.get("onpolicy_ratio_error", 0.0) for step in steps}
     if errors and (worst := max(errors.values())) > ALARMING_RATIO_ERROR:
         version = next(version for version, error in errors.items() if error == worst)
@@ -78,7 +87,34 @@ def alarms(
             f"on-policy ratios were off by {worst:.2g} in step {version}: rollout and trainer "
             "compute different values from the same weights"
         )
-    return lines
+    return [*lines, *frozen(steps)]
+
+
+def _drained(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what stands still because operators have drained all who could do it."""
+    there = [each for each in workers if each["service"] == "rollout"]
+    if not there or any(each["drain"] == "no" for each in there):
+        return []
+    return [
+        "every rollout worker is drained, so nothing is generated: `digenrl workers RUN --host "
+        "HOST --undrain`, or the page of workers, gives them work again"
+    ]
+
+
+def frozen(steps: Sequence[Step]) -> list[str]:
+    """Return since when steps have left the weights as they were, if it is more than a few."""
+    newest = steps[-1].policy.weights_digest if steps else ""
+    same = 0
+    for step in reversed(steps):
+        if step.policy.weights_digest != newest:
+            break
+        same += 1
+    if same <= STILL_STEPS:
+        return []
+    return [
+        f"the weights have not changed since version {steps[-same].version}: if "
+        "trainer.decay_steps has brought the learning rate to 0, the run can end"
+    ]
 
 
 def is_busy(use: str | None) -> bool:

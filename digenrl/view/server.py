@@ -3,6 +3,7 @@
     /            what the run does, curves, alarms       /timeline   what every device did, and when
     /samples     what the model makes, over time         /workers    who works, by host
     /batches     training samples, worst first, and why  /evaluations  figures at fixed seeds
+    /sample      what became of one of them
     /schedule    what was decided and what it gave       /versions   all policy versions
     /letters     dead letters            /recipe      the resolved recipe
     /plan        what other devices would make of it
@@ -27,14 +28,23 @@ from digenrl.api.past import Order, Past
 from digenrl.api.what_if import POOL, Refused, WhatIf
 from digenrl.report.summary import summarise_schedule
 from digenrl.view import sentences
-from digenrl.view.figures import curves_of, figures_of, samples_of, schedule_of, words_of, worth_of
+from digenrl.view.figures import (
+    PER_PAGE,
+    curves_of,
+    figures_of,
+    letters_of,
+    sample_of,
+    samples_of,
+    schedule_of,
+    worth_of,
+)
 from digenrl.view.history import RECENT, RunHistory
 from digenrl.view.live import LiveRun
+from digenrl.view.words import words_for, words_of
 from shared.errors import ContractError, IntegrityError, Unavailable
 from shared.process.http_access import CALLER, Access, Caller, check_routes, sign_in
 from shared.process.http_api import add_problems, problem
 from shared.process.service import Health, probes
-from shared.run.dead_letters import page as letter_page
 
 PAGES = (
     "overview", "timeline", "samples", "batches", "evaluations", "workers", "schedule", "versions",
@@ -53,7 +63,6 @@ POLICY = (
 """Content security policy: the page asks no other host for anything and runs no inline script."""
 MAX_BATCHES = 100
 """Batches of a timeline."""
-PER_PAGE = 50
 SAMPLES_PER_PAGE = 24
 DRAINABLE = ("rollout", "trainer")
 """Services of workers that can be drained by their name."""
@@ -61,6 +70,8 @@ Batches = Annotated[int, Query(ge=1, le=MAX_BATCHES, description="how many of th
 Before = Annotated[int | None, Query(ge=0, lt=2**31)]
 Number = Annotated[int, Path(ge=1, lt=2**31)]
 Step = Annotated[int | None, Query(ge=1, lt=2**31)]
+OneStep = Annotated[int, Query(ge=1, lt=2**31)]
+Place = Annotated[int, Query(ge=0, lt=2**31)]
 Stale = Literal["", "0", "1"]
 Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
 
@@ -90,6 +101,7 @@ def create_app(view: View, access: Access) -> FastAPI:
     app.add_exception_handler(ContractError, lambda _, error: problem(500, str(error)))
     pages = _pages_of(view)
     _add_pages_of_now(app, pages)
+    _add_samples(app, pages)
     _add_pages_of_the_past(app, pages)
     _add_data(app, view)
     _add_files(app, view)
@@ -148,7 +160,9 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
         hosts: dict[str, list[Any]] = {}
         for worker in await view.live.get("/v1/workers") or []:
             hosts.setdefault(worker["host"], []).append(worker)
-        return await pages.page(request, "workers", hosts=hosts, drainable=DRAINABLE)
+        return await pages.page(
+            request, "workers", hosts=hosts, drainable=DRAINABLE, words_for=words_for
+        )
 
     @app.get("/schedule")
     async def schedule(request: Request) -> HTMLResponse:
@@ -161,7 +175,7 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
         )  # fmt: skip
 
 
-def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
+def _add_samples(app: FastAPI, pages: Pages) -> None:
     history = pages.view.history
     past = Past(history.store, history.run)
 
@@ -183,6 +197,19 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
             request, "batches", batch=found, at=at, order=order, newest=history.version
         )
 
+    @app.get("/sample")
+    async def sample(request: Request, step: OneStep, group: Place, number: Place) -> HTMLResponse:
+        await history.look()
+        found = sample_of(await past.group_samples(step - 1, group), number)
+        if found is None:
+            raise HTTPException(404, f"step {step} has no sample {number} of a group {group}")
+        reasons = {letter.number: letter.reason for letter, _ in await history.letters()}
+        return await pages.page(request, "sample", at=step, reasons=reasons, **found)
+
+
+def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
+    history = pages.view.history
+
     @app.get("/evaluations")
     async def evaluations(request: Request) -> HTMLResponse:
         await history.look()
@@ -200,9 +227,10 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
 
     @app.get("/letters")
     async def letters(request: Request, before: Before = None) -> HTMLResponse:
-        kept = await history.letters()
-        found = letter_page(kept, state="all", before=before, limit=PER_PAGE)
-        return await pages.page(request, "letters", letters=found)
+        await history.look()
+        done = max(0, history.version)
+        found = letters_of(await history.letters(), done, before)
+        return await pages.page(request, "letters", committed=done, **found)
 
     @app.get("/recipe")
     async def recipe(request: Request) -> HTMLResponse:
@@ -308,11 +336,12 @@ async def _head(view: View) -> dict[str, Any]:
     step = max(0, history.version)
     exact = recipe is None or recipe.largest_weight is None
     newest = history.evaluations[-1].alarms if history.evaluations else ()
+    workers = await view.live.get("/v1/workers") or []
     return {
         "run": history.run, "live": run, "step": step, "steps": wanted,
         "others": [each.run for each in view.others],
         "status": sentences.status(run, history.version, wanted),
-        "alarms": sentences.alarms(run, history.steps if exact else (), newest),
+        "alarms": sentences.alarms(run, history.steps if exact else (), newest, workers),
         "eta": None if run is None else run["eta_seconds"],
     }  # fmt: skip
 

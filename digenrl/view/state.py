@@ -38,7 +38,7 @@ class RunState(BaseModel):
     utilisation: float | None
     """Share of their time that rollout and trainer devices worked, over the newest batches."""
     bottleneck: str
-    """For what devices wait most, and which setting may change that."""
+    """For what devices wait most, and which setting may change that; empty if it has failed."""
     alarms: list[str]
     workers: list[WorkerView]
     """Live workers, as the API shows them."""
@@ -54,7 +54,7 @@ class RunState(BaseModel):
         return [
             f"{self.run}: {self.status}; step {self.step} of {self.steps}{reward}{left}",
             *([f"workers: {workers}"] if workers else []),
-            self.bottleneck,
+            *([self.bottleneck] if self.bottleneck else []),
             *(f"! {alarm}" for alarm in self.alarms),
         ]
 
@@ -80,8 +80,9 @@ def live_state(client: Client) -> RunState:
             continue  # of batches that another scheduler opened, nothing is known
         usage.append(BatchUsage.model_validate(found.model_dump()))
     status = sentences.status(run.model_dump(), run.step, run.steps)
-    alarms = sentences.alarms(run.model_dump(), (), ())
-    return _state(run, usage, alarms, status, client.list_workers())
+    workers = client.list_workers()
+    alarms = sentences.alarms(run.model_dump(), (), (), [each.model_dump() for each in workers])
+    return _state(run, usage, alarms, status, workers)
 
 
 async def stored_state(history: RunHistory) -> RunState:
@@ -111,9 +112,11 @@ def _state(
     workers: Sequence[WorkerView] = (),
 ) -> RunState:
     schedule = summarise_schedule([], list(usage))
+    # Settings do not help a run that has failed: its alarms say what does.
+    bottleneck = "" if run.phase == "failed" else sentences.bottleneck(schedule)
     return RunState(
         run=run.run, status=status, phase=run.phase, step=run.step, steps=run.steps,
         eta_seconds=run.eta_seconds, reward_mean=run.reward_mean,
         seconds_per_step=schedule.seconds_per_step, utilisation=schedule.utilisation,
-        bottleneck=sentences.bottleneck(schedule), alarms=alarms, workers=list(workers),
+        bottleneck=bottleneck, alarms=alarms, workers=list(workers),
     )  # fmt: skip

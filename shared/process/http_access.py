@@ -76,6 +76,7 @@ OPERATIONS: Mapping[str, Needs] = {
     "GET /workers": "viewer",
     "GET /schedule": "viewer",
     "GET /batches": "viewer",
+    "GET /sample": "viewer",
     "GET /evaluations": "viewer",
     "GET /versions": "viewer",
     "GET /letters": "viewer",

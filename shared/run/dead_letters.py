@@ -85,6 +85,19 @@ class Settled(BaseModel):
     note: str = ""
 
 
+def why_not_retried(letter: DeadLetter, committed: int) -> str | None:
+    """Return why a retry of the letter would change nothing; None if it may.
+
+    Args:
+        committed: number of committed batches.
+    """
+    if letter.kind == "unscored":
+        return "its samples count as unscored already"
+    if letter.work is not None and letter.work.batch < committed:
+        return f"batch {letter.work.batch} is committed"
+    return "what it says is not true" if letter.kind == "refused" else None
+
+
 def encoded(data: bytes) -> str:
     """Return bytes as a letter holds them."""
     return base64.b64encode(data[:MAX_DATA]).decode()

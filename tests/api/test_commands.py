@@ -58,10 +58,13 @@ def live(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
 def test_a_host_is_drained_and_what_cannot_be_is_said(live: Scheduler) -> None:
     shown = run("workers", "demo").output.splitlines()
     assert [line.split()[:3] for line in shown] == [
-        ["reward-0", "reward", "b"], ["rollout-0", "rollout", "a"],
+        ["worker", "service", "host"], ["reward-0", "reward", "b"], ["rollout-0", "rollout", "a"],
     ]  # fmt: skip
     done = run("workers", "demo", "--host", "a", "--drain")
-    assert (done.exit_code, done.output) == (0, "rollout-0: it is told\n")
+    assert (done.exit_code, done.output) == (
+        0,
+        "rollout-0: it finishes what it has, and gets nothing new\n",
+    )
     [request] = cast(Outbox, live.bus).published
     live.state, _ = step(live.plan, live.state, request, 2.0)  # type: ignore[arg-type]
     assert "draining" in run("workers", "demo", "rollout-0").output
@@ -93,9 +96,11 @@ def test_a_run_that_is_over_shows_versions_samples_and_who_has_asked(
 ) -> None:
     past_run(tmp_path)
     monkeypatch.setenv("DIGENRL_STORE_URL", f"file://{tmp_path}")
-    assert [line.split()[0] for line in run("versions", RUN).output.splitlines()] == ["1", "0"]
-    first, *_, last = run("samples", RUN, "0").output.splitlines()
-    assert first.split()[:2] == ["0/3", "0.000"]
+    shown = [line.split()[0] for line in run("versions", RUN).output.splitlines()]
+    assert shown == ["version", "1", "0"]
+    names, first, *_, last = run("samples", RUN, "0").output.splitlines()
+    assert names.split()[:3] == ["group/sample", "reward", "advantage"]
+    assert first.split()[:2] == ["0/3", "0.000"] and first.split()[2].startswith("-")
     assert "could not be scored" in last and "dead letters 1" in last
     page = json.loads(run("samples", RUN, "0", "--order", "best", "--limit", "1", "--json").output)
     assert page["samples"][0]["reward"] == 1.0 and page["next"] == "1"

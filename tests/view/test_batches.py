@@ -1,5 +1,6 @@
 """Pages that say what became of each sample, which version is the best, and who can be drained."""
 
+import asyncio
 import html
 import re
 from pathlib import Path
@@ -9,8 +10,9 @@ from fastapi.testclient import TestClient
 
 from digenrl.local.tokens import Tokens, tokens_of
 from digenrl.view.live import LiveRun
+from shared.run.dead_letters import DeadLetter, Kind, Work, add_letter
 from tests.api.past_run import past_run
-from tests.follow.runs import Run
+from tests.follow.runs import RUN, Run
 from tests.view.sight import Scheduler
 from tests.view.stored import stored_run
 from tests.view.test_page import client_of
@@ -36,7 +38,7 @@ def test_the_worst_samples_of_a_step_come_first_and_say_why(tmp_path: Path, toke
     text = page_text(run, tokens, "/batches?step=1")
     rewards = re.findall(r"<b>([\d.]+|no score)</b>", text)
     assert rewards[:2] == ["0.000", "0.250"] and rewards[-1] == "no score"
-    assert "group 0, sample 3; version 0, rollout-0-a" in text and "advantage -" in text
+    assert "group 0, sample 3</a>; version 0, rollout-0-a" in text and "advantage -" in text
     assert "dead letter 1" in text
     pictures = re.findall(r'src="(/v1/batches/[^"]+)"', text)
     client = operator_of(run, tokens)
@@ -46,6 +48,49 @@ def test_the_worst_samples_of_a_step_come_first_and_say_why(tmp_path: Path, toke
     )
     assert client.get("/batches?step=2").status_code == 404
     assert client.get("/batches?order=loud").status_code == 422
+
+
+def test_a_sample_says_why_it_is_as_it_is_beside_the_others_of_its_group(
+    tmp_path: Path, tokens: Tokens
+) -> None:
+    run = past_run(tmp_path / "objects")
+    worst, *_, last = re.findall(
+        r'href="(/sample\?[^"]+)"', page_text(run, tokens, "/batches?step=1")
+    )
+    text = page_text(run, tokens, worst)
+    assert worst == "/sample?step=1&group=0&number=3"
+    assert "<b>0.000</b>; its group has" in text and "on average" in text
+    assert re.search(r"<dt>score of \w+</dt><dd>", text) and "such samples less likely" in text
+    assert "1 of 4 in its group" in text and text.count('href="/sample?') == 4
+    failed = page_text(run, tokens, last)
+    assert (
+        "not trained: it could not be scored" in failed and "dead letter 1</a></dt><dd>" in failed
+    )
+    client = operator_of(run, tokens)
+    for path in ("/sample?step=1&group=0&number=99", "/sample?step=9&group=0&number=0"):
+        assert client.get(path).status_code == 404
+
+
+def test_what_no_retry_would_change_says_so_and_is_dropped_at_once(
+    tmp_path: Path, tokens: Tokens
+) -> None:
+    run = Run(tmp_path / "objects").begin()
+    run.commit(2)  # batches 0 and 1, so that 2 is open
+    kinds: list[tuple[Kind, int]] = [("failed", 0), ("failed", 2), ("failed", 2), ("unscored", 2)]
+    for number, (kind, batch) in enumerate(kinds, 1):
+        letter = DeadLetter(
+            number=number, digest=f"{number:064x}", kind=kind, stream="DG_EVT", subject="s",
+            reason="no memory" if number < 3 else "no server", found=1.0, data="",
+            work=Work(batch=batch, group=1, first_sample=0),
+        )  # fmt: skip
+        asyncio.run(add_letter(run.store, RUN, letter))
+    text = page_text(run, tokens, "/letters", Scheduler().live)
+    posts = [posted.split() for posted in re.findall(r'data-post="([^"]+)"', text)]
+    assert ["/letters/3/retry", "/letters/2/retry"] in posts
+    assert ["/letters/4/drop", "/letters/1/drop"] in posts
+    assert ["/letters/4/retry"] not in posts and ["/letters/2/retry"] in posts
+    assert "nothing: batch 0 is committed" in text and "count as unscored already" in text
+    assert re.findall(r"<li><b>(\d)</b> no (\w+)", text) == [("2", "memory"), ("2", "server")]
 
 
 def test_before_the_first_step_there_are_no_samples(tmp_path: Path, tokens: Tokens) -> None:
@@ -77,6 +122,10 @@ def test_a_host_is_drained_with_one_click_and_one_worker_is_given_work_again(
     assert posts == [
         ["/steer/pause"], drains, drains[:1], ["/v1/workers/rollout-1/undrain"], drains[1:],
     ]  # fmt: skip
+    for each in scheduler.answers["/v1/workers"]:
+        each["drain"] = "drained"
+    text = page_text(run, tokens, "/workers", Scheduler(scheduler.answers).live)
+    assert "every rollout worker is drained" in text and "undrain this host" in text
     viewer = client_of(run, tokens, scheduler.live)
     assert "drain this host" not in viewer.get("/workers").text
     answered = operator_of(run, tokens, scheduler.live).post(drains[0], json={})

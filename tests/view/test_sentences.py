@@ -5,10 +5,12 @@ import pytest
 from digenrl.report.summary import summarise_schedule
 from digenrl.view.sentences import REMEDIES, alarms, bottleneck, status
 from services.scheduler.core.usage import BUSY, BatchUsage, Use
+from shared.run.chain import Step
+from tests import examples
 
 RUN: dict[str, object] = {
     "phase": "running", "waiting_for": "nothing", "missing_workers": [], "failure": None,
-    "num_dead_letters": 0,
+    "num_dead_letters": 0, "run": "test",
 }  # fmt: skip
 
 
@@ -47,6 +49,25 @@ def test_the_state_of_a_run_in_words(
     run: dict[str, object] | None, version: int, said: str
 ) -> None:
     assert status(run, version, 30) == said
+
+
+def test_whoever_has_drained_everything_is_told_what_stands_still() -> None:
+    drained = {"service": "rollout", "drain": "drained"}
+    [line] = alarms(RUN, (), (), [drained, {"service": "trainer", "drain": "no"}])
+    assert "every rollout worker is drained" in line and "--undrain" in line
+    assert alarms(RUN, (), (), [drained, drained | {"drain": "no"}]) == []
+
+
+def test_steps_that_change_nothing_are_an_alarm() -> None:
+    steps = [step(version, version) for version in range(8)]
+    assert alarms(RUN, steps, ()) == []
+    [line] = alarms(RUN, [*steps[:3], *(step(version, 2) for version in range(3, 8))], ())
+    assert "have not changed since version 2" in line and "trainer.decay_steps" in line
+
+
+def step(version: int, weights: int) -> Step:
+    policy = examples.policy(weights).model_copy(update={"version": version})
+    return Step(run="test", policy=policy, digest="0" * 64, weights=examples.ref("weights"))
 
 
 def test_a_failure_is_the_first_alarm() -> None:

@@ -103,7 +103,7 @@ class VersionView(View):
 
     model_config = example(
         version=12, weights_digest="0" * 63 + "c", weights="digits/weights/5e88.safetensors",
-        trained_from_batch=11, onpolicy_ratio_error=0.0, adopted_by=["rollout-0"],
+        trained_from_batch=11, reward_mean=0.71, onpolicy_ratio_error=0.0, adopted_by=["rollout-0"],
         first_adopted_seconds=0.4, last_adopted_seconds=1.3,
     )  # fmt: skip
 
@@ -115,6 +115,8 @@ class VersionView(View):
     """Key of its adapter or weights in the object store."""
     trained_from_batch: int | None
     """Batch of its optimizer step; null for version 0."""
+    reward_mean: float | None
+    """Mean reward of that batch, which the version before has generated."""
     onpolicy_ratio_error: float | None
     """How far the ratio of on-policy samples was from 1."""
     adopted_by: list[str]

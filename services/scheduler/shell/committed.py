@@ -73,6 +73,7 @@ def version_view(step: Step, adopted_by: Sequence[str] = (), lag: Lag = UNKNOWN)
         weights_digest=step.policy.weights_digest,
         weights=step.weights.key,
         trained_from_batch=step.batch,
+        reward_mean=step.metrics.get("reward_mean"),
         onpolicy_ratio_error=step.metrics.get("onpolicy_ratio_error"),
         adopted_by=sorted(adopted_by),
         first_adopted_seconds=lag.first_seconds,

@@ -1,0 +1,25 @@
+"""Names what devices do in the words of the run's page and of the command line."""
+
+USES = {
+    "generating": "generates", "training": "trains", "scoring": "scores", "committing": "commits",
+    "waiting_for_rollout": "waits for generation", "waiting_for_trainer": "waits for the trainer",
+    "waiting_for_reward": "waits for rewards", "waiting_for_weights": "loads weights",
+    "waiting_for_conditions": "waits for encoded prompts", "tail": "nothing left in this batch",
+    "paused": "paused",
+}  # fmt: skip
+"""What devices do, in the order of the legend."""
+
+
+def words_of(mode: str) -> dict[str, str]:
+    """Return what devices do, in words, in a mode of the schedule: fluid devices commit by adding
+    up each other's gradients."""
+    return USES | {"committing": "exchanges gradients"} if mode == "fluid" else USES
+
+
+def words_for(use: str | None, activity: str) -> str:
+    """Return what a worker does: by the scheduler's account, or else by its own.
+
+    >>> words_for("tail", "idle"), words_for(None, "waiting_for_work")
+    ('nothing left in this batch', 'waiting for work')
+    """
+    return USES.get(use or "", (use or activity).replace("_", " "))
