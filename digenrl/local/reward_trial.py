@@ -129,13 +129,13 @@ def _stacked(frames: Sequence[Pixels], folder: Path) -> Pixels:
 
 
 def _pixels(path: Path) -> Pixels:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     try:
         with Image.open(path) as image:
             is_gray = image.mode in ("1", "L", "LA", "I;16")
             pixels = np.asarray(image.convert("L" if is_gray else "RGB"), dtype=np.uint8)
-    except (OSError, UnidentifiedImageError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"--images: {path} is no image: {error}") from None
     return pixels[None] if is_gray else np.moveaxis(pixels, -1, 0)
 

@@ -143,7 +143,7 @@ def _text_of(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise UserError(f"source: {path} has more than {MAX_BYTES >> 20} MiB; it is no source")
-        return path.read_text()
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a text"
         raise UserError(f"source: cannot read {path}: {reason}") from None

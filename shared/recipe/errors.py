@@ -6,7 +6,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from shared.messages.records import TOKEN_PATTERN, TOKEN_WORDS
-from shared.recipe.keys import nearest
+from shared.recipe.keys import ELSEWHERE, keys_of, nearest
 
 
 def describe(error: ValidationError, recipe: type[BaseModel]) -> str:
@@ -57,9 +57,17 @@ def _walk(location: tuple[int | str, ...], recipe: type[BaseModel]) -> tuple[lis
 
 def _remedy(path: list[str], table: type[BaseModel], recipe: type[BaseModel]) -> str:
     """Name the nearest key of the table, or else of all tables."""
-    known = list(table.model_fields)
-    close = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-    meant = close[0] if close else nearest(recipe, ".".join(path))
+    known, said = list(table.model_fields), path[-1]
+    last = ELSEWHERE.get(said, said)
+    close = difflib.get_close_matches(last, known, n=1, cutoff=0.5)
+    tables = {key.rpartition(".")[0] for key in keys_of(recipe)}
+    inner = [name for name in tables if name.rpartition(".")[2] == said]
+    if inner and len(path) == 1:
+        meant: str | None = inner[0]
+    elif close and (last == said or last in known):
+        meant = close[0]
+    else:
+        meant = nearest(recipe, ".".join(path))
     return f"; did you mean {meant}?" if meant else f"; known are {', '.join(known)}"
 
 

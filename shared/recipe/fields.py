@@ -45,7 +45,8 @@ class Renamed:
 
 
 class Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # JSON, in which a recipe is stored, has no infinity.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     RENAMED: ClassVar[tuple[Renamed, ...]] = ()
 

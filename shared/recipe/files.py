@@ -34,9 +34,11 @@ PATHS = (
     ("reward", "scorers", "folder"),
     ("reward", "scorers", "source"),
     ("reward", "scorers", "judge", "key_file"),
+    ("reward", "scorers", "remote", "key_file"),
     ("evaluation", "scorers", "folder"),
     ("evaluation", "scorers", "source"),
     ("evaluation", "scorers", "judge", "key_file"),
+    ("evaluation", "scorers", "remote", "key_file"),
 )
 """Keys that name a file or a folder, relative to the recipe that they stand in."""
 
@@ -123,7 +125,7 @@ def _read(path: Path) -> dict[str, Any]:
     if path.suffix.lower() in YAML:
         raise UserError(f"{path}: YAML is not read; write the recipe as TOML (docs/recipes.md)")
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")
         plain: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise UserError(f"cannot read the recipe {path}: {error.strerror}") from error

@@ -12,8 +12,20 @@ from pydantic.fields import FieldInfo
 
 ANY = "*"
 """Stands for the name of a table in a list."""
+NAMES = f"{ANY}.name"
+"""End of the keys that are these names, which nobody looks for."""
 CLOSE = 0.6
 """Least likeness, from 0 to 1, of a name and of the key that is meant."""
+
+ELSEWHERE: Mapping[str, str] = {
+    "cfg": "guidance", "cfg_scale": "guidance", "ema_decay": "ema", "ga": "updates",
+    "guidance_scale": "guidance", "max_norm": "max_grad_norm", "max_steps": "steps",
+    "mixed_precision": "dtype", "model_id": "id", "num_epochs": "steps",
+    "num_generations": "group_size", "num_inference_steps": "steps", "path": "folder",
+    "precision": "dtype", "pretrained_model_name_or_path": "id", "r": "rank",
+    "target_modules": "targets",
+}  # fmt: skip
+"""Words that other trainers have for what the last word of a key says here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +91,24 @@ def _is_meant(part: str, given: str) -> bool:
 def nearest(recipe: type[BaseModel], name: str) -> str | None:
     """Return the key that ``name`` most likely stands for; None if there is nothing like it.
 
-    The last word counts twice, so that a key in the wrong table, or in none, is found.
+    The last word counts twice, so that a key in the wrong table, or in none, is found; but not by
+    a word that several tables have.
     """
-    *tables, last = name.replace("-", "_").split(".")
-    table = ".".join(tables)
+    *tables, said = name.replace("-", "_").split(".")
+    table, last = ".".join(tables), ELSEWHERE.get(said, said)
+    keys = [key.name for key in keys_of(recipe).values() if key.field is not None]
+    known = [key for key in keys if not key.endswith(NAMES)]
+    is_common = sum(key.rpartition(".")[2] == last for key in known) > 1
 
     def likeness(key: str) -> float:
         *of, own = key.split(".")
         same = _likeness(last, own)
-        return same if not table else (2 * same + _likeness(table, ".".join(of))) / 3
+        if not table:
+            return same
+        if is_common and own == last:
+            return _likeness(table, ".".join(of[: len(tables)]))
+        return (2 * same + _likeness(table, ".".join(of))) / 3
 
-    known = [key.name for key in keys_of(recipe).values() if key.field is not None]
     best = max(known, key=likeness)
     return best.replace(ANY, "NAME") if likeness(best) >= CLOSE else None
 

@@ -98,6 +98,11 @@ def scored(scorer: WeightedScorer, levels: tuple[int, ...], digits: tuple[int, .
     return outcome_of(scorer, bright(*levels), metadata, may_all_fail=True)
 
 
+def test_a_file_may_begin_with_the_mark_of_its_encoding(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def score(image): return 1.0", encoding="utf-8-sig")
+    assert RewardFile.read(tmp_path / "mine.py").parameters.names == ("image",)
+
+
 def test_each_fault_costs_its_own_sample_and_says_why(made: Made) -> None:
     levels, digits = (1, 2, 3, 4, 5, 6, 7, 8), (0, 1, 4, 5, 6, 2, 3, 0)
     found = scored(made("fault", patience=1.0), levels, digits)

@@ -167,6 +167,19 @@ TYPOS = {
     "reward.scorer": "reward.scorers",
     "schedule.fragmentsize": "schedule.fragment_size",
     "trainer.mircobatch": "trainer.micro_batch",
+    "model.path": "model.folder",
+    "model.model_id": "model.id",
+    "model.guidance_scale": "model.guidance",
+    "sampling.cfg": "model.guidance",
+    "lora.r": "model.lora.rank",
+    "model.lora.target_modules": "model.lora.targets",
+    "trainer.ema_decay": "trainer.ema",
+    "model.precision": "model.dtype",
+    "sampling.num_inference_steps": "sampling.steps",
+    "data.prompt_file": "data.prompts",
+    "reward.weight": "reward.scorers.NAME.weight",
+    "evaluation.promts": "evaluation.prompts",
+    "data.dataset.splits": "data.dataset.split",
 }
 
 
@@ -188,6 +201,52 @@ def test_a_key_in_the_wrong_table_of_a_file_names_the_right_one(tmp_path: Path) 
     path.write_text(f'base = "{DIGITS}"\ntrainer.group_size = 3')
     with pytest.raises(UserError, match=r"trainer[.]group_size: .* did you mean batch.group_size"):
         load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("model.guidance_scale = 4", "guidance"),
+        ("model.lora.r = 4", "rank"),
+        ("[lora]\nrank = 4", "model.lora"),
+        ("trainer.lr = 1e-4", "trainer.learning_rate"),
+        ('[[reward.scorers]]\nname = "a"\ntyp = "ocr"', "type"),
+    ],
+)
+def test_a_typo_in_a_file_names_the_key_that_was_meant(
+    line: str, meant: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(f'base = "{DIGITS}"\n{line}\n')
+    with pytest.raises(UserError, match=rf"recipe.toml: .*: unknown key; did you mean {meant}[?]$"):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize("name", ["trainer.max_grad_norm", "model.lora.alpha", "sampling.shift"])
+def test_a_number_that_a_stored_recipe_could_not_hold_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=rf"^--{name}: input should be a finite number, not inf$"):
+        one(name, "inf")
+
+
+def test_a_recipe_may_begin_with_the_mark_of_its_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(f'base = "{DIGITS}"', encoding="utf-8-sig")
+    assert load_recipe(path) == load_recipe(DIGITS)
+
+
+def test_files_with_keys_are_relative_to_the_recipe_that_names_them(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    scorers = [
+        'name = "r"\ntype = "remote"\nurl = "http://x"\nremote = {key_file = "key"}',
+        'name = "j"\ntype = "judge"\nurl = "http://x"\njudge = {model = "m", key_file = "key"}',
+    ]
+    tables = "".join(f"[[reward.scorers]]\n{each}\n" for each in scorers)
+    (tmp_path / "recipe.toml").write_text(f'base = "{DIGITS}"\n{tables}')
+    based = tmp_path / "below" / "recipe.toml"
+    based.write_text('base = "../recipe.toml"')
+    remote, judge = load_recipe(based).reward.scorers
+    assert judge.judge is not None
+    assert remote.remote.key_file == judge.judge.key_file == tmp_path / "key"
 
 
 def one(name: str, text: str | None, folder: Path = DIGITS.parent) -> Recipe:
