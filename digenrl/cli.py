@@ -54,6 +54,8 @@ TASKS = {
     "Mend": ("doctor", "gc", "repair", "keys"),
 }
 """Commands by what they are for, as the help lists them."""
+LONGEST = 200
+"""Letters of a command's first sentence: it goes on in the next line, and is not cut."""
 EPILOG = (
     "Exit codes: 0 done; 1 failed, or something is wrong; 2 the request is wrong, the message says "
     "how to mend it; 130 interrupted. Most commands print JSON with --json. Completion for your "
@@ -65,11 +67,10 @@ class ByTask(TyperGroup):
     """Lists commands by their tasks."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        width = formatter.width - 6 - max(map(len, self.commands))
         for task, names in TASKS.items():
             with formatter.section(task):
                 formatter.write_dl(
-                    [(each, self.commands[each].get_short_help_str(width)) for each in names]
+                    [(each, self.commands[each].get_short_help_str(LONGEST)) for each in names]
                 )
 
 

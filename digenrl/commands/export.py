@@ -13,6 +13,7 @@ import typer
 from digenrl.commands.options import RUNS, AsJson, RunArgument, RunOption, Runs, named
 
 if TYPE_CHECKING:
+    from digenrl.report.export_run import Wanted
     from digenrl.report.layouts import Layout
 
 LAYOUTS = ("diffusers", "peft", "comfyui", "kohya")
@@ -25,24 +26,29 @@ def export(
         str, typer.Option(help=f"key names of the files: {', '.join(LAYOUTS)}")
     ] = "diffusers",
     version: Annotated[
-        int | None, typer.Option(min=0, help="version to export; by default the newest")
-    ] = None,
+        str,
+        typer.Option(help="number of the version to export; newest, or best by its evaluation"),
+    ] = "newest",
     out: Annotated[
         Path | None, typer.Option(help="folder; by default adapter-LAYOUT in the run's folder")
     ] = None,
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Write the adapter of a run's version under the key names that other tools read."""
-    from digenrl.local.store import store_of
+    """Write an adapter under the key names that other tools read, of any version of a run.
+
+    Examples: `digenrl export demo`, `digenrl export demo --version best --layout comfyui`. The run
+    may be in progress.
+    """
+    from digenrl.local.store import store_to_read
     from digenrl.report.export_run import export_run
     from shared.telemetry import quiet_logs
 
     quiet_logs()
-    wanted, chosen = named(name, run), _layout(layout)
+    wanted, chosen, number = named(name, run), _layout(layout), _version(version)
     folder = out or runs / wanted / f"adapter-{chosen}"
-    with store_of(runs / wanted):
-        exported, paths = asyncio.run(export_run(wanted, folder, chosen, version))
+    with store_to_read(runs / wanted):
+        exported, paths = asyncio.run(export_run(wanted, folder, chosen, number))
     if as_json:
         said = {
             "run": wanted, "version": exported, "layout": chosen, "folder": str(folder),
@@ -50,8 +56,20 @@ def export(
         }  # fmt: skip
         typer.echo(json.dumps(said, indent=1))
         return
+    typer.echo(f"version {exported}", err=True)
     for path in paths:
         typer.echo(path)
+
+
+def _version(text: str) -> "Wanted":
+    """Raises UserError if the text names no version."""
+    from shared.errors import UserError
+
+    if text == "best" or text == "newest":
+        return text
+    if not text.isdecimal():
+        raise UserError(f"--version: {text!r} is none of best, newest and a number")
+    return int(text)
 
 
 def _layout(name: str) -> "Layout":

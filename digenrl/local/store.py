@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from digenrl.local.brokers import plan_brokers, wait_ready
@@ -21,6 +21,8 @@ from shared.process.settings import Endpoints
 STORE = "objects"
 NOTE = "open-store.json"
 """File beside the keys: where a command has started the store of a run that is over."""
+LIVE = "live-store.json"
+"""File beside the keys: where `digenrl up` has started the store of a run in progress."""
 
 
 @contextmanager
@@ -39,7 +41,7 @@ def store_of(folder: Path) -> Iterator[bool]:
     try:
         lock = lock_run(folder.parent, folder.name)
     except InProgress as error:
-        with _started_by_another(folder, error):
+        with _started_by_another(folder, NOTE, error):
             yield True
         return
     with lock:
@@ -67,15 +69,42 @@ def store_of(folder: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def _started_by_another(folder: Path, error: InProgress) -> Iterator[None]:
-    """Name the store that another command has started for a run that is over.
+def store_to_read(folder: Path) -> Iterator[None]:
+    """Name the store of the run in ``folder`` as `store_of` does, and that of a run in progress as
+    well: for a command that only reads what is committed.
 
     Raises:
-        InProgress: if none has: the run goes on.
+        UserError: if the run is in progress, and its store is not there yet, or no more.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(store_of(folder))
+        except InProgress as error:
+            stack.enter_context(_started_by_another(folder, LIVE, error))
+        yield
+
+
+@contextmanager
+def noted_store(folder: Path, named: Mapping[str, str]) -> Iterator[None]:
+    """Note where the store of a run in progress is, for commands that read it meanwhile."""
+    note = folder / KEYS / LIVE
+    write_secret(note, json.dumps([os.getpid(), dict(named)]))
+    try:
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+
+
+@contextmanager
+def _started_by_another(folder: Path, note: str, error: InProgress) -> Iterator[None]:
+    """Name the store that another process has started for a run and noted.
+
+    Raises:
+        InProgress: if none has.
     """
     named: dict[str, str]
     try:
-        process, named = json.loads((folder / KEYS / NOTE).read_text())
+        process, named = json.loads((folder / KEYS / note).read_text())
         os.kill(process, 0)  # one that was killed has left its note
     except (OSError, ValueError):
         raise error from None

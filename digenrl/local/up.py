@@ -25,6 +25,7 @@ from digenrl.local.ports import free_ports
 from digenrl.local.preflight import LocalRun
 from digenrl.local.processes import command, follower_of, page_of, scheduler_of, workers_of
 from digenrl.local.starter import Starter
+from digenrl.local.store import noted_store
 from digenrl.local.supervisor import BROKER_STOP_S, Supervisor
 from shared.process.outgoing import SETTING, named_in
 
@@ -95,7 +96,10 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
     interrupted = _on_interrupt()
     began = time.monotonic()
     try:
-        with display.shown():
+        with (
+            noted_store(local.folder, brokers.environment | brokers.secrets["client"]),
+            display.shown(),
+        ):
             run = _start_and_watch(local, brokers, supervisor, display, api, page, evaluation)
             outcome = await _until(run, supervisor, interrupted)
             wall_seconds = time.monotonic() - began

@@ -1,8 +1,11 @@
 """Exports the adapter of one version of a run from its object store alone."""
 
 import asyncio
+from itertools import groupby
 from pathlib import Path
+from typing import Literal
 
+from digenrl.evaluation.best import ranked_versions
 from digenrl.evaluation.run import weights_to_use, with_weights_to_use
 from digenrl.report.export import export_adapter
 from digenrl.report.layouts import Layout
@@ -10,15 +13,20 @@ from shared.errors import IntegrityError, UserError
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, commit_chain
+from shared.run.layout import weights_folder
 from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
 
+Wanted = int | Literal["best", "newest"]
+"""Which version is exported: one of a number, the one that is best by its evaluation, or the
+newest."""
+
 
 async def export_run(
-    run: str, out: Path, layout: Layout, version: int | None
+    run: str, out: Path, layout: Layout, version: Wanted
 ) -> tuple[int, list[Path]]:
-    """Write the adapter of a version, or of the newest, into ``out``; return the version and its
-    files. Where the run averages, it is the average.
+    """Write the adapter of a version into ``out``; return the version and its files. Where the run
+    averages, it is the average.
 
     Raises:
         UserError: if the store has no such run or version, or the run trains all weights.
@@ -34,20 +42,62 @@ async def export_run(
         weights = await weights_to_use(store, recipe, record)
     except IntegrityError as error:
         raise UserError(
-            f"--version: the weights of version {record.policy.version} are not kept: {error}"
+            f"--version: the weights of version {record.policy.version} are not kept ({error}); "
+            f"{await _kept(store, run)}run.keep_every and run.keep_best keep more"
         ) from error
     await asyncio.to_thread(export_adapter, out, weights, recipe, layout)
     return record.policy.version, await asyncio.to_thread(lambda: sorted(out.iterdir()))
 
 
-async def _version(store: ObjectStore, recipe: Recipe, version: int | None) -> CommitRecord:
+async def _version(store: ObjectStore, recipe: Recipe, version: Wanted) -> CommitRecord:
     chain = await commit_chain(store, recipe.run.name)
     if not chain:
         raise UserError(f"--run: {recipe.run.name} has no version yet")
-    if version is None:
+    if version == "best":
+        version = await _best(store, recipe.run.name)
+    if version == "newest":
         return (await with_weights_to_use(store, recipe, chain))[-1]
     found = next((each for each in chain if each.policy.version == version), None)
     if found is None:
         newest = chain[-1].policy.version
         raise UserError(f"--version: there is no version {version}; the newest is {newest}")
     return found
+
+
+async def _best(store: ObjectStore, run: str) -> int:
+    """Return the version that is best by its evaluation.
+
+    Raises:
+        UserError: if none is evaluated.
+    """
+    ranked = await ranked_versions(store, run)
+    if not ranked:
+        raise UserError(
+            f"--version: no version of {run} is evaluated; `digenrl evaluate {run} --once --every "
+            "10` does it, and evaluation.every in the recipe during a run"
+        )
+    return ranked[0]
+
+
+async def _kept(store: ObjectStore, run: str) -> str:
+    """Say which versions' weights are in the store, as a part of a sentence."""
+    there = set(await store.keys(weights_folder(run)))
+    kept = [
+        record.policy.version for record in await commit_chain(store, run)
+        if record.learned.ref.key in there
+    ]  # fmt: skip
+    return f"those of {_ranges(kept)} are; " if kept else ""
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return ascending numbers as a person writes them.
+
+    >>> _ranges([0, 3, 4, 5, 9])
+    '0, 3 to 5, 9'
+    """
+    found = []
+    for _, run in groupby(enumerate(numbers), key=lambda each: each[1] - each[0]):
+        members = [number for _, number in run]
+        more = f" to {members[-1]}" if len(members) > 1 else ""
+        found.append(f"{members[0]}{more}")
+    return ", ".join(found)

@@ -9,7 +9,6 @@ from fastapi import HTTPException
 
 from digenrl.api.models import SampleHistory
 from digenrl.api.past import rank
-from digenrl.evaluation.records import Quality
 from digenrl.view.history import RunHistory
 from digenrl.view.words import words_of
 from shared.run.dead_letters import DeadLetter, Letters, page, why_not_retried
@@ -44,16 +43,6 @@ def figures_of(quality: Any) -> dict[str, float]:
     plain = quality.model_dump(exclude={"num_samples", "gold", "rewards"})
     numbers = {name: value for name, value in plain.items() if isinstance(value, float)}
     return numbers | {f"gold {name}": value for name, value in quality.gold.items()}
-
-
-def worth_of(quality: Quality) -> float:
-    """Return what a version is chosen by: its mean gold reward, or without one its reward."""
-    gold = [*quality.gold.values()]
-    known = [
-        each for each in (quality.gold_accuracy, quality.gold_svm_accuracy) if each is not None
-    ]
-    values = gold or known or [quality.reward]
-    return sum(values) / len(values)
 
 
 def samples_of(history: RunHistory, version: int | None) -> dict[str, Any]:

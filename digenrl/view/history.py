@@ -5,13 +5,13 @@ looks at the page.
 """
 
 import asyncio
-import re
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
+from digenrl.evaluation.best import comparable
 from digenrl.evaluation.records import EvaluationRecord
 from services.scheduler.core.usage import BatchUsage, Timeline
 from shared.errors import ContractError
@@ -31,7 +31,6 @@ TIMELINES = 256
 """Timelines that are kept in memory."""
 RECENT = 20
 """Newest batches of which the use of devices is summed up."""
-_RECORD = re.compile(r"/(?P<settings>[0-9a-f]+)/records/(?P<version>\d+)\.json\Z")
 
 
 @dataclass(slots=True)
@@ -95,19 +94,11 @@ class RunHistory:
         self.usage = {batch: each for batch, each in self.usage.items() if batch in wanted}
 
     async def _read_evaluations(self) -> None:
-        keys = await self.store.keys(evaluations_folder(self.run))
-        found: dict[str, list[str]] = {}
-        for key in keys:
-            if (match := _RECORD.search(key)) is not None:
-                found.setdefault(match["settings"], []).append(key)
-        if not found:
-            return
-        # Figures of other settings are not comparable: those that most versions have are shown.
-        chosen = max(found.values(), key=len)
+        chosen = comparable(await self.store.keys(evaluations_folder(self.run)))
         for key in chosen:
             if key not in self._evaluated:
                 self._evaluated[key] = await self._read_evaluation(key)
-        self.evaluations = [self._evaluated[key] for key in sorted(chosen)]
+        self.evaluations = [self._evaluated[key] for key in chosen]
 
     async def _read_evaluation(self, key: str) -> EvaluationRecord:
         """Return a record, whose pictures can be asked for from now on."""

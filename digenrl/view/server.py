@@ -26,6 +26,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from digenrl.api.front import api_routes
 from digenrl.api.past import Order, Past
 from digenrl.api.what_if import POOL, Refused, WhatIf
+from digenrl.evaluation.best import worth_of
 from digenrl.report.summary import summarise_schedule
 from digenrl.view import sentences
 from digenrl.view.figures import (
@@ -36,7 +37,6 @@ from digenrl.view.figures import (
     sample_of,
     samples_of,
     schedule_of,
-    worth_of,
 )
 from digenrl.view.history import RECENT, RunHistory
 from digenrl.view.live import LiveRun
@@ -45,6 +45,7 @@ from shared.errors import ContractError, IntegrityError, Unavailable
 from shared.process.http_access import CALLER, Access, Caller, check_routes, sign_in
 from shared.process.http_api import add_problems, problem
 from shared.process.service import Health, probes
+from shared.run.layout import weights_folder
 
 PAGES = (
     "overview", "timeline", "samples", "batches", "evaluations", "workers", "schedule", "versions",
@@ -223,7 +224,10 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
         measured = {each.version: each.quality for each in history.evaluations}
         shown = history.steps[:before][-PER_PAGE:][::-1]
         best = max(measured, key=lambda version: worth_of(measured[version]), default=None)
-        return await pages.page(request, "versions", shown=shown, measured=measured, best=best)
+        there = set(await history.store.keys(weights_folder(history.run)))
+        return await pages.page(
+            request, "versions", shown=shown, measured=measured, best=best, there=there
+        )
 
     @app.get("/letters")
     async def letters(request: Request, before: Before = None) -> HTMLResponse:

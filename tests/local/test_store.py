@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from digenrl.local import preflight
-from digenrl.local.store import store_of
+from digenrl.local.preflight import InProgress, lock_run
+from digenrl.local.store import noted_store, store_of, store_to_read
 from shared.errors import UserError
 from shared.process.settings import Endpoints
 from shared.recipe.recipe import load_recipe
@@ -58,6 +59,21 @@ def test_a_run_that_goes_on_keeps_its_store_to_itself(left: Path) -> None:
         store_of(left),
     ):
         raise AssertionError("two had the store")
+
+
+def test_what_only_reads_finds_the_store_of_a_run_that_goes_on(left: Path) -> None:
+    with lock_run(left.parent, left.name):
+        with pytest.raises(InProgress), store_to_read(left):
+            pass
+        with noted_store(left, {"DIGENRL_STORE_URL": "s3://here"}):
+            assert (left / "keys" / "live-store.json").stat().st_mode & 0o077 == 0
+            with store_to_read(left):
+                assert os.environ["DIGENRL_STORE_URL"] == "s3://here"
+            with pytest.raises(InProgress), store_of(left):
+                pass  # whoever changes what is stored waits for the end
+        with pytest.raises(InProgress), store_to_read(left):
+            pass
+    assert "DIGENRL_STORE_URL" not in os.environ
 
 
 def test_a_store_that_the_settings_name_is_left_alone(

@@ -102,7 +102,11 @@ def test_the_best_version_is_named_with_the_command_that_exports_it(
 ) -> None:
     run = stored_run(tmp_path)
     text = page_text(run, tokens, "/versions")
-    assert re.search(r"digenrl export test --version \d+", text)
+    assert "Version <b>0</b> has the best evaluation" in text
+    assert "digenrl export test --version best" in text and '0 <span class="right">best' in text
+    assert text.count("its weights are deleted") == 5, "this store holds none"
+    young = page_text(Run(tmp_path / "young").begin(), tokens, "/versions")
+    assert "has the best" not in young
     rows = re.findall(r"/samples\?version=(\d+)", page_text(run, tokens, "/evaluations"))
     assert rows == ["4", "0"]
 
