@@ -65,8 +65,9 @@ def _version(text: str) -> "Wanted":
     """Raises UserError if the text names no version."""
     from shared.errors import UserError
 
-    if text == "best" or text == "newest":
-        return text
+    words: dict[str, Wanted] = {"best": "best", "newest": "newest"}
+    if text in words:
+        return words[text]
     if not text.isdecimal():
         raise UserError(f"--version: {text!r} is none of best, newest and a number")
     return int(text)

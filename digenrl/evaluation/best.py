@@ -17,7 +17,7 @@ def comparable(keys: Iterable[str]) -> list[str]:
     for key in keys:
         if (match := _RECORD.search(key)) is not None:
             found.setdefault(match["settings"], []).append(key)
-    return sorted(max(found.values(), key=len)) if found else []
+    return sorted(max(found.values(), key=_count, default=()))
 
 
 def worth_of(quality: Quality) -> float:
@@ -28,6 +28,10 @@ def worth_of(quality: Quality) -> float:
     ]
     values = gold or known or [quality.reward]
     return sum(values) / len(values)
+
+
+def _count(keys: list[str]) -> int:
+    return len(keys)
 
 
 async def ranked_versions(store: ObjectStore, run: str) -> list[int]:
