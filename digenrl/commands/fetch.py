@@ -44,7 +44,7 @@ def _fetch_named(path: Path, options: dict[str, object]) -> None:
     if recipe.model.id is None and not any(datasets.values()):
         raise UserError(
             f"{path}: model.folder is a folder; give model.id of a model on the hub, or "
-            "data.dataset.id"
+            "data.dataset.id, or data.dataset.folder of files of your own"
         )
     said = put_options(merged(read_layers(path)), options)
     if recipe.model.id is not None:

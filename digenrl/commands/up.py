@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -83,6 +84,7 @@ def up(
     request = Request(
         recipe, options, resume=resume, port=port, runs=runs.resolve(),
         targets=Targets(tensorboard, wandb), again=resume_command(sys.argv),
+        say=partial(typer.echo, err=True),
     )  # fmt: skip
     raise typer.Exit(asyncio.run(run_locally(prepare(request), as_json=as_json)))
 

@@ -1,5 +1,7 @@
-"""Fetches the files of a data set's split from the hub, and makes a file of prompts of them."""
+"""Fetches the files of a data set's split from the hub, or takes files of this host, and makes a
+file of prompts of them."""
 
+import hashlib
 import posixpath
 import shutil
 from collections.abc import Callable
@@ -8,18 +10,21 @@ from pathlib import Path
 from digenrl.hub.answers import check_installed, endpoint, explained
 from digenrl.hub.fetch import Download, Say, alone, check_space, name_commit
 from shared.errors import UserError
-from shared.learning.dataset_rows import make_prompts
-from shared.learning.hub_datasets import chosen_files
+from shared.learning.dataset_rows import Made, UnreadableError, make_prompts
+from shared.learning.hub_datasets import PROMPTS_FILE, chosen_files
+from shared.learning.own_files import note_made, rows_of, state_of
 from shared.messages.records import MAX_TEXT
 from shared.models.hub import MAIN
 from shared.recipe.dataset import Dataset
+from shared.recipe.recipe import Recipe
 
 PAGES = "datasets/"
 """Folder of the hub's pages of data sets."""
 
 
 def fetch_prompts(dataset: Dataset, key: str, say: Say) -> Path:
-    """Fetch what is not here yet of a data set's split. Returns the file of its prompts.
+    """Fetch what is not here yet of a data set's split, or make it of files of this host. Returns
+    the file of its prompts.
 
     Args:
         key: table of the recipe, for errors.
@@ -29,6 +34,9 @@ def fetch_prompts(dataset: Dataset, key: str, say: Say) -> Path:
             is gated, or larger than the disk.
         Unavailable: if the hub does not answer, or breaks off more often than is tried again.
     """
+    if dataset.folder is not None:
+        return make_of_files(dataset, dataset.folder, key, say)
+    assert dataset.id is not None
     check_installed()
     with explained(dataset.id, dataset.revision, key=f"{key}.id", folder=PAGES):
         from huggingface_hub import HfApi
@@ -66,13 +74,95 @@ def _make(dataset: Dataset, download: Download, names: list[str], key: str, say:
     files = [(download.folder / name, _images_beside(download, name, key)) for name in names]
     made = make_prompts(files, dataset.columns, unfinished, key)
     unfinished.rename(folder)
-    say(f"{dataset.id}: {made.prompts} prompts of the split {dataset.split}")
+    _tell(f"{dataset.id}: {made.prompts} prompts of the split {dataset.split}", made, say)
+
+
+def make_of_files(dataset: Dataset, source: Path, key: str, say: Say) -> Path:
+    """Make prompts of files of this host, unless they are made. Returns the file of the prompts.
+
+    Raises:
+        UserError: as `fetch_prompts` does.
+    """
+    try:
+        root, names = rows_of(source, dataset.config, dataset.split)
+    except UserError as error:
+        raise UserError(f"{key}.{error}") from error
+    here = dataset.model_copy(update={"revision": None})
+    with alone(here.storage, say):
+        if (known := here.commit) is None:
+            known = _make_of_files(here, source, [(root, name) for name in names], key, say)
+    if dataset.revision not in (None, known):
+        raise UserError(
+            f"{key}.revision: the prompts of {source} have the digest {known} now, not "
+            f"{dataset.revision}; leave the revision out to take them as they are"
+        )
+    return here.file(known)
+
+
+def _make_of_files(
+    dataset: Dataset, source: Path, rows: list[tuple[Path, str]], key: str, say: Say
+) -> str:
+    """Return the digest of the prompts that were made."""
+    state, unfinished = state_of(source), dataset.storage / "unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    files = [(root / name, _images_below(root, name, key)) for root, name in rows]
+    try:
+        made = make_prompts(files, dataset.columns, unfinished, key)
+    except UnreadableError as error:
+        raise UserError(f"{key}.folder: {error.reason}; mend the file, or move it away") from error
+    digest = hashlib.sha256((unfinished / PROMPTS_FILE).read_bytes()).hexdigest()[:40]
+    folder = dataset.file(digest).parent
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.rename(folder)
+    note_made(dataset.storage, source, dataset.selection, digest, state)
+    _tell(f"{source}: {made.prompts} prompts", made, say)
+    return digest
+
+
+def make_own_prompts(recipe: Recipe, say: Say) -> bool:
+    """Make the prompts of a recipe's own files that are not made yet; returns whether some were, so
+    that the recipe is to be read again.
+
+    Raises:
+        UserError: as `fetch_prompts` does.
+    """
+    found, named = False, {"data": recipe.data.dataset, "evaluation": recipe.evaluation.dataset}
+    for table, dataset in named.items():
+        if dataset is not None and dataset.folder is not None and dataset.commit is None:
+            make_of_files(dataset, dataset.folder, f"{table}.dataset", say)
+            found = True
+    return found
+
+
+def _tell(what: str, made: Made, say: Say) -> None:
+    say(what)
     if made.empty_rows:
         say(f"left out: {made.empty_rows} rows without a prompt, or without an image")
     if made.long_rows:
         say(f"left out: {made.long_rows} rows whose prompt has more than {MAX_TEXT} characters")
     if made.left_out:
         say(f"left out, neither text, number nor bool: {', '.join(sorted(made.left_out))}")
+
+
+def _images_below(root: Path, rows: str, key: str) -> Callable[[str], bytes]:
+    """Return what reads an image that a row of the file ``rows`` in ``root`` names."""
+
+    def read(path: str) -> bytes:
+        file = (root / rows).parent / path
+        if not file.resolve().is_relative_to(root.resolve()):
+            raise UserError(
+                f"{key}.image: {rows} names {path!r}, which is not below {root}; put it there"
+            )
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"{key}.image: {rows} names {path!r}, which cannot be read ({error.strerror}); "
+                "name a column that holds images, or their paths relative to that file"
+            ) from error
+
+    return read
 
 
 def _images_beside(download: Download, rows: str, key: str) -> Callable[[str], bytes]:

@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from digenrl.local.preflight import check_inputs, check_rest, versions_bytes
+from digenrl.hub.dataset import make_own_prompts
+from digenrl.local.preflight import check_inputs, check_rest, ignore, versions_bytes
 from digenrl.planning.forecast import Forecast, as_dict, forecast, lines
 from digenrl.planning.plan import given_pool
 from digenrl.tail.results import tail_line
@@ -32,10 +33,6 @@ from shared.recipe.recipe import (
 RUNS = Path("runs")
 """Folder in which `digenrl up` looks for results of tail checks, unless it is told another."""
 Say = Callable[[str], None]
-
-
-def ignore(_: str) -> None:
-    """Hears what nobody wants to know."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +142,8 @@ def check(
         UserError: for the first problem, with its remedy.
     """
     recipe, found = load_recipe(path, options), None
+    if not elsewhere and make_own_prompts(recipe, say):
+        recipe = load_recipe(path, options)
     if traced:
         recipe, elsewhere, found = _traced(recipe, elsewhere, say)
     elif elsewhere and (recipe.model.folder / "model_index.json").is_file():

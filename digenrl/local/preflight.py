@@ -5,7 +5,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from digenrl.follow.steps import Targets
 from digenrl.follow.steps import check_installed as check_targets
+from digenrl.hub.dataset import make_own_prompts
 from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
 from digenrl.local.keys import Keys, keys_of
 from digenrl.local.ports import free_ports, hold_port
@@ -50,6 +51,10 @@ NEEDED_BYTES = 1 << 30
 """Space for everything but weights and checkpoints; JetStream's limit is the largest part."""
 
 
+def ignore(_: str) -> None:
+    """Hears what nobody wants to know."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """Holds what the user asked of `digenrl up`."""
@@ -64,6 +69,8 @@ class Request:
     """Targets for the metrics of its steps."""
     again: str = "digenrl up RECIPE --resume"
     """Command that continues the run."""
+    say: Callable[[str], None] = ignore
+    """Hears what is prepared, such as prompts of the user's own files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,8 @@ def prepare(request: Request) -> LocalRun:
         UserError: for the first problem, with its remedy.
     """
     recipe = load_recipe(request.recipe, request.options)
+    if make_own_prompts(recipe, request.say):
+        recipe = load_recipe(request.recipe, request.options)
     check_inputs(recipe)
     check_targets(request.targets)
     if not request.resume:

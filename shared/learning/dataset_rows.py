@@ -20,11 +20,21 @@ from shared.messages.contracts import Prompt
 from shared.messages.records import MAX_TEXT
 
 IMAGES = "images"
+OTHER_FILES = f"set the revision to {CONVERTED} if the hub shows its rows"
 ROWS_AT_ONCE = 32
 """Rows of a Parquet file in memory; a row may hold an image."""
 
 ReadFile = Callable[[str], bytes]
 """Returns the bytes of an image by its path, relative to the file of its row."""
+
+
+class UnreadableError(UserError):
+    """A file of rows cannot be read. The key that names the files, and the remedy, are those of a
+    data set of the hub; who has other files says others."""
+
+    def __init__(self, key: str, reason: str, remedy: str = f"; {OTHER_FILES}") -> None:
+        super().__init__(f"{key}.id: {reason}{remedy}")
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,8 @@ class _Maker:
     def _metadata(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
         named, taken = self.columns.metadata, {self.columns.prompt, self.columns.image}
         found = {}
+        if named is None and isinstance(fields := row.get("metadata"), Mapping):
+            row = {**{key: row[key] for key in row if key != "metadata"}, **fields}
         for name in row if named is None else named:
             value = row.get(name)
             if value is None or (named is None and name in taken):
@@ -176,7 +188,8 @@ def _of_parquet(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str,
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise UserError(f"{key}.id: {file.name} {how_to_install('data')} ({error})") from error
+        needs = f"{file.name} {how_to_install('data')} ({error})"
+        raise UnreadableError(key, needs, remedy="") from error
     try:
         with parquet.ParquetFile(file) as opened:
             names = opened.schema_arrow.names
@@ -188,7 +201,7 @@ def _of_parquet(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str,
             for rows in opened.iter_batches(ROWS_AT_ONCE, columns=wanted):
                 yield from rows.to_pylist()
     except (OSError, ArrowException) as error:
-        raise UserError(_unreadable(file, key, error)) from error
+        raise _unreadable(file, key, error) from error
 
 
 def _of_csv(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
@@ -200,7 +213,7 @@ def _of_csv(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any
             for row in rows:
                 yield {name: cell or None for name, cell in row.items() if name}
     except (csv.Error, UnicodeDecodeError) as error:
-        raise UserError(_unreadable(file, key, error)) from error
+        raise _unreadable(file, key, error) from error
 
 
 def _of_json(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
@@ -211,10 +224,7 @@ def _of_json(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, An
             names |= dict.fromkeys(row)
             yield {**row}
     except (ValueError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{key}.id: {file.name} holds no JSON objects ({error}); set the revision to "
-            f"{CONVERTED} if the hub shows its rows"
-        ) from error
+        raise UnreadableError(key, f"{file.name} holds no JSON objects ({error})") from error
     if names:
         _check_columns(list(names), columns, key)
 
@@ -229,12 +239,8 @@ def _objects(file: Path) -> Iterator[Mapping[str, Any]]:
             yield from map(json.loads, filter(str.strip, stream))
 
 
-def _unreadable(file: Path, key: str, error: Exception) -> str:
-    reason = str(error).splitlines()[0]
-    return (
-        f"{key}.id: {file.name} cannot be read ({reason}); set the revision to {CONVERTED} if the "
-        "hub shows its rows"
-    )
+def _unreadable(file: Path, key: str, error: Exception) -> UnreadableError:
+    return UnreadableError(key, f"{file.name} cannot be read ({str(error).splitlines()[0]})")
 
 
 def _check_columns(names: list[str], columns: Columns, key: str) -> None:

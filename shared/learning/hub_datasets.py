@@ -3,6 +3,7 @@ prompts that are made of them are on this host.
 
     CACHE/datasets--ORG--NAME/snapshots/COMMIT/...                   files of the repository
     CACHE/datasets--ORG--NAME/prompts/COMMIT/COLUMNS/prompts.jsonl   made of them; images beside it
+    CACHE/datasets--@files/prompts/DIGEST/COLUMNS/prompts.jsonl      made of files of this host
 
 The files of a split are those that the card's `configs` name. Without these they are the ones
 whose name or folder has the split's name as a word; where no name has a split's, all are of
@@ -17,6 +18,8 @@ from typing import Any
 from shared.errors import UserError
 
 PREFIX = "datasets--"
+HERE = f"{PREFIX}@files"
+"""Folder of what is made of files of this host; no name on the hub has an @."""
 PROMPTS_FILE = "prompts.jsonl"
 FORMATS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv")
 """Suffixes of files that are read; of a split with several, those of the first."""
@@ -32,13 +35,18 @@ NO_ROWS = ("dataset_infos.json", "dataset_info.json", "state.json")
 
 
 def not_fetched(path: Path) -> str | None:
-    """Say that prompts of a data set of the hub are not on this host, and how to get them; None for
-    any other file, and for one that is here."""
+    """Say that prompts of a data set are not on this host, and how to get them; None for any other
+    file, and for one that is here."""
     if path.name != PROMPTS_FILE or path.exists():
         return None
     folder = next((part for part in path.parts if part.startswith(PREFIX)), None)
     if folder is None:
         return None
+    if folder == HERE:
+        return (
+            "data.dataset.folder, evaluation.dataset.folder: no prompts are made of its files as "
+            "they are now, with these columns; make them with: digenrl fetch RECIPE"
+        )
     name = folder.removeprefix(PREFIX).replace("--", "/", 1)
     return (
         f"data.dataset, evaluation.dataset: {name} is not on this host with these columns; fetch "

@@ -1,13 +1,14 @@
-"""A data set of the Hugging Face hub that prompts are taken from."""
+"""A data set that prompts are taken from: one of the Hugging Face hub, or files of this host."""
 
 import hashlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from shared.learning.dataset_rows import Columns
-from shared.learning.hub_datasets import PREFIX, PROMPTS_FILE
+from shared.learning.hub_datasets import HERE, PREFIX, PROMPTS_FILE
+from shared.learning.own_files import made_of
 from shared.models.hub import ID_PATTERN, MAIN, REVISION_PATTERN, commit_at, storage, target
 from shared.recipe.fields import Table
 
@@ -17,10 +18,14 @@ MAKING = "1"
 
 
 class Dataset(Table):
-    id: Annotated[str, Field(pattern=ID_PATTERN)]
+    id: Annotated[str, Field(pattern=ID_PATTERN)] | None = None
     """Name of a data set on the Hugging Face hub; `digenrl fetch` brings it."""
+    folder: Path | None = None
+    """In place of `id`: a folder of files of this host, or one such file; relative to the
+    recipe."""
     revision: Annotated[str, Field(pattern=REVISION_PATTERN)] | None = None
-    """Branch, tag or commit, by default main; once the prompts are here, the commit."""
+    """Branch, tag or commit, by default main; once the prompts are here, the commit, or of files of
+    this host the digest of what was made of them."""
     config: Name | None = None
     """Configuration (subset), by default the one that the data set names."""
     split: Name = "train"
@@ -31,33 +36,52 @@ class Dataset(Table):
     metadata: tuple[Name, ...] | None = None
     """Columns that rewards receive; without it, all others of texts, numbers or bools."""
 
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> Self:
+        if (self.id is None) == (self.folder is None):
+            raise ValueError(
+                "id: give id, the name of a data set on the hub, or folder, files of this host"
+            )
+        return self
+
     @property
     def columns(self) -> Columns:
         return Columns(self.prompt, self.image, self.metadata)
 
     @property
     def storage(self) -> Path:
-        """The folder of the data set on this host."""
-        return storage(target(), self.id, PREFIX)
+        """The folder of the data set on this host; of files of this host, that of what is made of
+        them."""
+        return target() / HERE if self.id is None else storage(target(), self.id, PREFIX)
 
     @property
     def commit(self) -> str | None:
-        """The commit that the revision was at when it was fetched; None if it was not."""
-        revision = self.revision or MAIN
-        named = commit_at(self.storage, revision) or revision
-        return named if self.file(named).is_file() else None
+        """The commit that the revision was at when it was fetched; of files of this host, the
+        digest of the prompts that were made of them as they are now. None if there are none."""
+        if self.folder is not None:
+            named = self.revision or made_of(self.storage, self.folder, self.selection)
+        else:
+            revision = self.revision or MAIN
+            named = commit_at(self.storage, revision) or revision
+        return named if named is not None and self.file(named).is_file() else None
+
+    @property
+    def selection(self) -> str:
+        """A name for what is taken of the files."""
+        made_by = (MAKING, self.config, self.split, self.columns)
+        return hashlib.sha256(repr(made_by).encode()).hexdigest()[:16]
 
     def file(self, commit: str) -> Path:
         """Return where the prompts that are made of a commit are."""
-        made_by = (MAKING, self.config, self.split, self.columns)
-        selection = hashlib.sha256(repr(made_by).encode()).hexdigest()[:16]
-        return self.storage / "prompts" / commit / selection / PROMPTS_FILE
+        return self.storage / "prompts" / commit / self.selection / PROMPTS_FILE
 
     @property
     def prompts(self) -> Path:
         """Where the prompts are on this host, or would be."""
         return self.file(self.commit or self.revision or MAIN)
 
-    def pinned(self) -> "Dataset":
-        """Return the table with the commit of what is on this host."""
-        return self.model_copy(update={"revision": self.commit or self.revision})
+    def located(self, base: Path) -> Self:
+        """Return the table with the folder that it means on this host, relative to ``base``, and
+        with the commit of what is on this host."""
+        here = self.absolute(base, "folder")
+        return here.model_copy(update={"revision": here.commit or here.revision})

@@ -29,7 +29,9 @@ PATHS = (
     ("model", "folder"),
     ("model", "adapter"),
     ("data", "prompts"),
+    ("data", "dataset", "folder"),
     ("evaluation", "prompts"),
+    ("evaluation", "dataset", "folder"),
     ("evaluation", "digits"),
     ("reward", "scorers", "folder"),
     ("reward", "scorers", "source"),
@@ -47,6 +49,7 @@ EXCLUDES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "model": {"folder": ("id", "revision"), "id": ("folder", "revision"), "adapter": ("lora",)},
     "data": {"prompts": ("dataset",), "dataset": ("prompts",)},
     "evaluation": {"prompts": ("dataset",), "dataset": ("prompts",)},
+    "dataset": {"id": ("folder", "revision"), "folder": ("id", "revision", "config")},
     "judge": {"key_env": ("key_file",), "key_file": ("key_env",)},
     "remote": {"key_env": ("key_file",), "key_file": ("key_env",)},
 }

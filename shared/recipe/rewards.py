@@ -185,7 +185,8 @@ class Evaluation(Table):
     prompts: Path | None = None
     """Held out, read as `data.prompts` is; relative to the recipe. Without it, training's."""
     dataset: Dataset | None = None
-    """A data set of the Hugging Face hub, in place of `prompts`."""
+    """A data set of the Hugging Face hub, or files of this host with columns of other names, in
+    place of `prompts`."""
     scorers: tuple[ScorerTable, ...] = ()
     """Gold rewards: measured at evaluations, and never trained on."""
     digits: Path | None = None
@@ -202,7 +203,8 @@ class Evaluation(Table):
         table = self.absolute(base, "digits", "prompts")
         if self.dataset is None:
             return table
-        update = {"prompts": self.dataset.prompts, "dataset": self.dataset.pinned()}
+        dataset = self.dataset.located(base)
+        update = {"prompts": dataset.prompts, "dataset": dataset}
         return table.model_copy(update=update)
 
 

@@ -178,7 +178,8 @@ class Data(Table):
     """A file or a folder, see `shared.learning.prompts.read_prompts`; relative to the recipe. With
     `dataset`, its place on this host."""
     dataset: Dataset | None = None
-    """A data set of the Hugging Face hub, in place of `prompts`."""
+    """A data set of the Hugging Face hub, or files of this host with columns of other names, in
+    place of `prompts`."""
     weights: Annotated[str, Field(min_length=1)] | None = None
     """Name of the prompts' metadata that says how often each is taken, in proportion; without it,
     all are taken as often."""
@@ -197,7 +198,8 @@ class Data(Table):
         """Return the table with the file that it means on this host, and with a commit."""
         if self.dataset is None:
             return self.absolute(base, "prompts")
-        update = {"prompts": self.dataset.prompts, "dataset": self.dataset.pinned()}
+        dataset = self.dataset.located(base)
+        update = {"prompts": dataset.prompts, "dataset": dataset}
         return self.model_copy(update=update)
 
 

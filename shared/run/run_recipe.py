@@ -243,7 +243,8 @@ def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ())
     """Compare the recipe of a resumed run with the one that it was started with.
 
     Args:
-        same: keys whose path may differ, because the files themselves have been compared.
+        same: keys whose path may differ, because the files themselves have been compared. Files of
+            a data set are compared by its revision.
 
     Raises:
         UserError: naming the first changed key that a resumed run may not change.
@@ -260,7 +261,7 @@ def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ())
         {
             key: paths[key]
             for key in paths_of(old)
-            if key in paths and (key in same or key.endswith(".key_file"))
+            if key in paths and (key in same or key.endswith((".key_file", ".dataset.folder")))
         },
     )
     before, after = _flat(old), _flat(new)

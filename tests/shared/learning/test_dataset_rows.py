@@ -40,6 +40,13 @@ def test_rows_of_json_need_not_have_every_column(tmp_path: Path) -> None:
     assert (found.prompts, found.empty_rows, texts(tmp_path)) == (2, 1, ["a", "b"])
 
 
+def test_an_object_of_metadata_stands_for_its_fields(tmp_path: Path) -> None:
+    rows = lines({"prompt": "a", "metadata": {"digit": 3, "prompt": "b"}, "kind": "slant"})
+    made(tmp_path, "rows.jsonl", rows)
+    [prompt] = read_prompts(tmp_path / "made" / PROMPTS_FILE)
+    assert (prompt.text, prompt.metadata) == ("a", {"digit": 3, "kind": "slant"})
+
+
 def test_a_list_may_begin_after_spaces(tmp_path: Path) -> None:
     made(tmp_path, "rows.json", b'\n  [{"prompt": "a"}]')
     assert texts(tmp_path) == ["a"]
