@@ -54,6 +54,8 @@ class Child:
     process: "ForkServerProcess | subprocess.Popen[bytes]"
     kept: bool = True
     num_deaths: int = 0
+    num_starts: int = 0
+    """How often it was started again."""
 
     @property
     def is_alive(self) -> bool:
@@ -147,6 +149,7 @@ class Cluster:
                     await asyncio.sleep(AGAIN_S)
                     if child.kept:  # it may have been removed meanwhile
                         child.process = child.start()
+                        child.num_starts += 1
             await asyncio.sleep(LOOK_S)
 
     def send(self, name: str, signum: int) -> None:
@@ -196,7 +199,7 @@ class Cluster:
             found = await self.get("/v1/run") or {}
             return bool(found) and holds(found)
 
-        await until_true(look)
+        await self.until(look, "a view of the run that fulfils what was asked")
         return found
 
     async def until_step(self, step: int, *, seconds: float = PATIENCE_S) -> None:
@@ -205,11 +208,21 @@ class Cluster:
         async def look() -> bool:
             return await self.num_commits() > step
 
+        await self.until(look, f"version {step}", seconds=seconds)
+
+    async def until(
+        self, look: Callable[[], Awaitable[bool]], what: str, *, seconds: float = PATIENCE_S
+    ) -> None:
+        """Wait for something that the run does; the error says what, and where the run is."""
         try:
             await until_true(look, seconds=seconds)
-        except AssertionError as error:
+        except AssertionError:
             view, deaths = await self.get("/v1/run"), self.num_deaths
-            raise AssertionError(f"no version {step}: {view}, started again: {deaths}") from error
+            dead = [child.name for child in self.children.values() if not child.is_alive]
+            raise AssertionError(
+                f"not within {seconds:.0f} s: {what}; {await self.num_commits()} versions, {view}, "
+                f"not alive: {dead}, started again: {deaths}"
+            ) from None
 
     @property
     def num_deaths(self) -> dict[str, int]:

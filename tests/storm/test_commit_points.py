@@ -34,14 +34,23 @@ def victim(point: str) -> str:
 
 
 async def kill_at(run: Cluster, point: str) -> None:
-    """Start a process again that ends at a point, wait until it has, and until the run goes on."""
+    """Start a process again that ends at a point, wait until it has, and until the run goes on.
+
+    It is not started before the point is named. Otherwise one that was just being started, after
+    the point before, might take the name, and be killed in place of the one that was meant.
+    """
     name = victim(point)
     child = run.children[name]
-    await until(lambda: child.is_alive)  # a signal in the moment before it starts again is lost
-    deaths = child.num_deaths
-    run.send(name, signal.SIGKILL)
-    (run.folder / f"fail-{name}").write_text(f"{point}:1")  # read by the next start only
-    await until(lambda: child.num_deaths >= deaths + 2)
+    child.kept = False
+    child.send(signal.SIGKILL)
+    await until(lambda: not child.is_alive)
+    (run.folder / f"fail-{name}").write_text(f"{point}:1")
+    starts, child.kept = child.num_starts, True
+
+    async def has_ended() -> bool:
+        return child.num_starts >= starts + 2
+
+    await run.until(has_ended, f"{name} ends at {point} and is started again")
     await run.until_step(await run.num_commits())
 
 
