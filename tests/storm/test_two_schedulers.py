@@ -59,13 +59,13 @@ async def test_a_second_scheduler_takes_over_and_what_was_decided_holds(tmp_path
         seconds = {"killed": await until_commands(run, other(first))}
         await run.until_step(await run.num_commits())
         run.children[first].kept = True  # it is started again, and stands by
-        await until_true(lambda: _stands_by(run, first))
+        await until_true(lambda: stands_by(run, first))
 
         run.send(other(first), signal.SIGSTOP)
         seconds["stopped"] = await until_commands(run, first)
         await run.until_step(await run.num_commits())
         run.send(other(first), signal.SIGCONT)
-        await until_true(lambda: _stands_by(run, other(first)))
+        await until_true(lambda: stands_by(run, other(first)))
         assert "lease_lost" in run.log(other(first))
 
         await run.post("/v1/run/pause")
@@ -80,5 +80,6 @@ async def test_a_second_scheduler_takes_over_and_what_was_decided_holds(tmp_path
         assert await violations_of(run) == []
 
 
-async def _stands_by(run: Cluster, name: str) -> bool:
+async def stands_by(run: Cluster, name: str) -> bool:
+    """Return whether a scheduler answers that another one commands."""
     return (await run.status(name))[1].startswith("standby")
