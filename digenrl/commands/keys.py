@@ -9,6 +9,8 @@ import typer
 from shared.errors import UserError
 
 if TYPE_CHECKING:
+    import ssl
+
     from digenrl.local.tokens import Tokens
 
 keys = typer.Typer(help="Keys of a deployment: one secret per role.", no_args_is_help=True)
@@ -69,15 +71,25 @@ def link(
     """Print a link that signs a browser in, once, within ten minutes."""
     import httpx
 
-    from shared.process.settings import ClientSettings
-
     headers = _tokens(folder).headers(role)
     try:
-        with httpx.Client(headers=headers, verify=ClientSettings().trusted, timeout=10) as client:
+        with httpx.Client(headers=headers, verify=_trusted(folder), timeout=10) as client:
             answer = client.post(f"{scheduler.rstrip('/')}/v1/codes").raise_for_status()
     except httpx.HTTPError as error:
         raise UserError(f"--scheduler: {scheduler} gives no link: {error}; is it up?") from error
     typer.echo(f"{(shown or scheduler).rstrip('/')}{answer.json()['path']}")
+
+
+def _trusted(folder: Path) -> "ssl.SSLContext":
+    """Return what verifies the scheduler: also the authority of these keys, unless another one is
+    named."""
+    from shared.process.settings import ClientSettings
+    from shared.process.trust import trusted_with
+
+    settings, own = ClientSettings(), folder / "ca" / "cert.pem"
+    if settings.ca is None and own.exists():
+        return trusted_with(own.read_text())
+    return settings.trusted
 
 
 def _tokens(folder: Path) -> "Tokens":
