@@ -82,6 +82,8 @@ class Bus:
         self.jetstream = client.jetstream(timeout=PUBLISH_TIMEOUT_S)
         self.full: dict[str, str] = {}
         """Stream of each subject whose message waits for room."""
+        self._waiting: dict[object, tuple[str, float]] = {}
+        """Subject of each message that is being stored, and since when."""
         self.epoch = 0
         """Epoch of the commands that this bus publishes; 0 for none."""
         self._marks: dict[str, int] = {}
@@ -183,6 +185,20 @@ class Bus:
         subject, data = subject_of(self.run, message), encode(message)
         in_force = in_epoch(self.epoch) if isinstance(message, Command) and self.epoch else None
         headers = sent(message, in_force)
+        publication = object()
+        self._waiting[publication] = subject, time.monotonic()
+        try:
+            return await self._published(subject, data, headers)
+        finally:
+            del self._waiting[publication]
+
+    @property
+    def seconds_unstored(self) -> float:
+        """Seconds for which a message has waited to be stored by now, unless its stream is full."""
+        since = [began for subject, began in self._waiting.values() if subject not in self.full]
+        return time.monotonic() - min(since) if since else 0.0
+
+    async def _published(self, subject: str, data: bytes, headers: dict[str, str] | None) -> bool:
         while True:
             try:
                 with as_unavailable():

@@ -20,6 +20,7 @@
 <run>/conditions/by/<digest>.json    which of them encoders have made of a prompt (conditions.py)
 <run>/usage/<batch>.json             what the devices did in that batch, and what TAG decided
 <run>/timeline/<batch>.z             when each device changed what it did
+<run>/timeline/room                  written all the time, to see whether the store takes anything
 <run>/evaluations/<settings>/...     what was measured, and the pictures (docs/evaluation.md)
 <run>/batches/<batch>/<sha256>...    trajectories and media, until no recovery needs them
     .../exchange/<attempt>.<round>/  which sums fluid devices have stored for a total
@@ -188,6 +189,11 @@ async def measured_versions(store: ObjectStore, run: str) -> set[int]:
 
 def usage_key(run: str, batch: int) -> str:
     return f"{usage_folder(run)}/{batch:08d}.json"
+
+
+def room_key(run: str) -> str:
+    """Return what the scheduler writes to see whether the store takes anything."""
+    return f"{run}/timeline/room"
 
 
 def timeline_key(run: str, batch: int) -> str:

@@ -89,6 +89,10 @@ class VersionIndex:
                 except WatchError:
                     continue
 
+    async def try_to_write(self) -> None:
+        """Write what nobody reads; raises RedisError if Redis does not take it."""
+        await self._redis.set(f"{self._newest_key}:room", self.epoch)
+
     async def lookup(self, number: int) -> Version | None:
         """Return a version, None if it is not in the index.
 

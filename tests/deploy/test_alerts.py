@@ -70,6 +70,8 @@ CLEAN = merged(
     series("digenrl_redeliveries_total", f"0+0.1x{MINUTES}", of="reward", stream="DG_TRAJ"),
     series("digenrl_alarm", constant(0), what="nats_stores_nothing"),
     series("digenrl_alarm", constant(0), what="stream_full"),
+    series("digenrl_alarm", constant(0), what="store_takes_nothing"),
+    series("digenrl_alarm", constant(0), what="redis_takes_nothing"),
     series("digenrl_announcements_refused_total", constant(0)),
     series("digenrl_seconds_since_commit", constant(30)),
     series("digenrl_seconds_per_step", constant(60)),
@@ -96,6 +98,9 @@ FAULTS: Mapping[str, Series] = {
     ),
     "DigenrlNatsStoresNothing": series(
         "digenrl_alarm", from_minute(30, 1), what="nats_stores_nothing"
+    ),
+    "DigenrlStoreTakesNothing": series(
+        "digenrl_alarm", from_minute(30, 1), what="store_takes_nothing"
     ),
     "DigenrlStreamFull": series("digenrl_alarm", from_minute(30, 1), what="stream_full"),
     # A counter with labels is not there before its first event.

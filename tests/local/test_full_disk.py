@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from digenrl.local.brokers import plan_brokers
-from services.scheduler.shell import housekeeping
+from services.scheduler.shell import housekeeping, room_watch
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.lease import Lease
 from shared.bus.bus import Bus
@@ -92,7 +92,43 @@ async def test_a_nats_that_stores_nothing_is_an_alarm_until_it_is_started_with_r
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until(health: Health, reason: str) -> None:
+@pytest.mark.broker
+async def test_a_store_or_a_redis_without_room_is_an_alarm_until_there_is_some(
+    small_disk: Path, nats_url: str, start: StartProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room_watch, "SILENT_S", 1.0)
+    monkeypatch.setattr(room_watch, "TRY_S", 0.02)  # Redis has room left in its log's last page
+    brokers = plan_brokers(small_disk, PASSWORD)
+    redis = program(brokers, "valkey")
+    server = await asyncio.to_thread(start, redis)
+    url, health = brokers.environment["DIGENRL_REDIS_URL"], Health()
+    store = ObjectStore(FolderBackend(small_disk / "objects"))
+    async with (
+        Bus.connect(nats_url, run="test", name="test") as bus,
+        VersionIndex.connect(url, run="test") as index,
+    ):
+        scheduler = Scheduler(examples.plan(), bus, store, index, health)
+        task = asyncio.create_task(scheduler.run())
+        try:
+            await until(health, "ready")
+            filler = await asyncio.to_thread(fill, small_disk)
+            await until(health, "the object store takes nothing (the store's disk is full")
+            await asyncio.to_thread(server.wait, 60)  # it cannot write its log
+            await until(health, "", "Redis takes nothing")
+            fired = [ALARM.labels(what=what)._value.get() for what in room_watch.ADVICE]
+            assert fired == [1, 1]
+            filler.unlink()
+            await until(health, "Redis takes nothing")
+            await asyncio.to_thread(start, redis)
+            await until(health, "ready")
+            fired = [ALARM.labels(what=what)._value.get() for what in room_watch.ADVICE]
+            assert fired == [0, 0]
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(health: Health, reason: str, within: str = "") -> None:
     async with asyncio.timeout(60):
-        while not health.reason.startswith(reason):  # noqa: ASYNC110
+        while not (health.reason.startswith(reason) and within in health.reason):  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -73,11 +73,12 @@ async def fill_store(run: Cluster, seconds: float) -> None:
 async def fill_nats(run: Cluster) -> float | None:
     """Fill the disk of NATS until a scheduler says what is wrong; then do as it says.
 
-    Returns the seconds until it said so; None if it did not, as when NATS was killed meanwhile.
+    Returns the seconds until it said so, since there was no room; None if it did not, as when NATS
+    was killed meanwhile.
     """
     folder = run.folder / "nats"
-    began = asyncio.get_running_loop().time()
     await asyncio.to_thread(fill, folder)
+    began = asyncio.get_running_loop().time()
     said: float | None = None
 
     async def is_said() -> bool:

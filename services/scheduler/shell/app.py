@@ -39,6 +39,7 @@ from services.scheduler.shell.inbox import Inbox, follow, tick
 from services.scheduler.shell.journal import Journal
 from services.scheduler.shell.lease import Lease
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
+from services.scheduler.shell.room_watch import RoomWatch
 from services.scheduler.shell.roster import Roster
 from services.scheduler.shell.waves import in_waves
 from shared.bus.bus import Bus, Received
@@ -164,10 +165,11 @@ class Scheduler:
         if self.lease is not None:
             await retry(partial(self.bus.begin_epoch, self.lease.epoch))
         states = await retry(self.bus.stream_states)
+        room = RoomWatch(self.store, self.index, self.bus.run)
         watch = StreamWatch(
             self.bus, self.health, lambda: self._cleanup.make_room(self.chain.version),
             lambda: 0.0 if self.lease is None else self.lease.seconds_unrenewed,
-            self.journal.alarm,
+            self.journal.alarm, lambda: room.reasons,
         )  # fmt: skip
         in_use = self.roster.versions_in_use
         versions = VersionCleanup(
@@ -177,6 +179,7 @@ class Scheduler:
         )  # fmt: skip
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(watch.run(states))
+            tasks.create_task(room.run())
             last = await self._recover(before)
             tasks.create_task(self.horizon.run())
             for stream in FOLLOWED:

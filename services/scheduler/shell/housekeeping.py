@@ -77,9 +77,12 @@ class StreamWatch:
     make_room: Callable[[], None]
     """Called as long as a stream is nearly full."""
     seconds_unstored: Callable[[], float] = lambda: 0.0
-    """Seconds for which NATS has taken nothing that was to be stored."""
+    """Seconds for which NATS has not taken what is stored all the time. It is small, and a disk
+    that is full may have room for some of it; what the bus wants to store tells as well."""
     alarm: Callable[[str, bool], None] = lambda what, firing: None
     """Called with each alarm and whether it is firing, at every look."""
+    refused: Callable[[], Mapping[str, str]] = dict
+    """Alarms of the stores, with what each says; empty if it is not firing."""
 
     async def run(self, before: Mapping[str, StreamState | None]) -> None:
         """Look for ever; ``before``: the streams' states when they were made.
@@ -87,25 +90,34 @@ class StreamWatch:
         Raises:
             StreamsLost: as soon as a stream is gone, was made again or set back.
         """
+        looked = answers_since = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_S)
             try:
                 now = await self.bus.stream_states()
             except Unavailable as error:
                 self._say(str(error))
+                answers_since = time.monotonic()
                 continue
+            looked, before_that = time.monotonic(), looked
+            if looked - before_that > 3 * WATCH_S:  # it did not answer, or this process stood still
+                answers_since = looked
             lost = [n for n, state in before.items() if state is None or state.is_lost_in(now[n])]
             if lost:
                 raise StreamsLost(f"{', '.join(lost)}: messages are lost")
             before = now
-            self._look_for_room(now)
+            self._look_for_room(now, looked - answers_since)
 
-    def _look_for_room(self, states: Mapping[str, StreamState | None]) -> None:
+    def _look_for_room(self, states: Mapping[str, StreamState | None], answers_for: float) -> None:
+        """Say what has no room; ``answers_for``: seconds for which NATS has answered by now."""
         slots = ((stream.name, states[stream.name]) for stream in subjects.STREAMS if stream.slots)
         full = {name for name, state in slots if state is not None and state.filled > NEARLY_FULL}
         full.update(self.bus.full.values())
-        stores = self.seconds_unstored() < SILENT_S
-        for what, firing in (("nats_stores_nothing", not stores), ("stream_full", bool(full))):
+        unstored = max(self.seconds_unstored(), min(self.bus.seconds_unstored, answers_for))
+        stores = unstored < SILENT_S
+        refused = self.refused()
+        alarms = {"nats_stores_nothing": not stores, "stream_full": bool(full)}
+        for what, firing in {**alarms, **{what: bool(refused[what]) for what in refused}}.items():
             ALARM.labels(what=what).set(firing)
             self.alarm(what, firing)
         if not stores:
@@ -113,6 +125,8 @@ class StreamWatch:
         elif full:
             self.make_room()
             self._say(f"{', '.join(sorted(full))}: full; messages wait for room")
+        elif any(refused.values()):
+            self._say("; ".join(filter(None, refused.values())))
         elif not self.health.ready:
             log.info("streams_in_order")
             self.health.is_ready()

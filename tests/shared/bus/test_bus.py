@@ -36,6 +36,17 @@ async def test_a_slot_takes_one_message_whoever_publishes_it(nats_url: str) -> N
         assert len(await take(bus, subjects.TASK, 2)) == 2
 
 
+async def test_a_bus_says_for_how_long_a_message_waits_to_be_stored(nats_url: str) -> None:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        publishing = asyncio.create_task(bus.publish(examples.task()))
+        async with asyncio.timeout(30):
+            while bus.seconds_unstored < 0.2:  # noqa: ASYNC110 -- there is no stream for it
+                await asyncio.sleep(0.02)
+            await bus.ensure_streams()
+            assert await publishing
+        assert bus.seconds_unstored == 0
+
+
 def test_slots_stay_taken_when_the_server_is_killed(brokers: Brokers, start: StartProgram) -> None:
     url = brokers.environment["DIGENRL_NATS_URL"]
 

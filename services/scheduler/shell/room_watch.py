@@ -1,0 +1,90 @@
+"""Tries all the time whether the object store and Redis take what is written.
+
+A full disk lets both answer, and read; who has to write waits, and goes on by itself when there is
+room. So that a person makes room, it has to be said: by what is written here and read by nobody.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+from redis.exceptions import RedisError
+
+from shared.errors import Unavailable
+from shared.run.layout import room_key
+from shared.run.versions import VersionIndex
+from shared.store import ObjectStore
+
+TRY_S = 3.0
+"""Seconds between two attempts."""
+SILENT_S = 6.0
+"""Time without anything taken after which there is an alarm; one attempt may take as long."""
+
+ADVICE = {
+    "store_takes_nothing": (
+        "the object store takes nothing ({}): make room on its disk (df -h there; digenrl gc "
+        "deletes what no run needs); the run then goes on by itself"
+    ),
+    "redis_takes_nothing": (
+        "Redis takes nothing ({}): make room on the disk of its dir, and start it if it has ended "
+        "(digenrl up does so; systemctl start redis; docker compose up -d redis); the run then "
+        "goes on by itself"
+    ),
+}
+"""What each alarm says, with the newest error."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class RoomWatch:
+    store: ObjectStore
+    index: VersionIndex
+    run_name: str
+    reasons: dict[str, str] = field(default_factory=lambda: dict.fromkeys(ADVICE, ""))
+    """What each alarm says; empty while something is taken."""
+
+    async def run(self) -> None:
+        """Try for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            for what, attempt in self._attempts.items():
+                tasks.create_task(self._look(what, attempt))
+
+    @property
+    def _attempts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        return {
+            "store_takes_nothing": lambda: self.store.write(room_key(self.run_name), b"room"),
+            "redis_takes_nothing": self.index.try_to_write,
+        }
+
+    async def _look(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
+        failing_since: float | None = None
+        while True:
+            began = time.monotonic()
+            error = await _failure(attempt)
+            if not error:
+                failing_since = None
+            elif failing_since is None:
+                failing_since = began
+            is_silent = failing_since is not None and time.monotonic() - failing_since >= SILENT_S
+            self._say(what, ADVICE[what].format(error) if is_silent else "")
+            await asyncio.sleep(TRY_S)
+
+    def _say(self, what: str, reason: str) -> None:
+        if reason and not self.reasons[what]:
+            log.error(what, reason=reason)
+        self.reasons[what] = reason
+
+
+async def _failure(attempt: Callable[[], Awaitable[None]]) -> str:
+    """Return why nothing was taken; empty if something was."""
+    try:
+        async with asyncio.timeout(SILENT_S):
+            await attempt()
+    except TimeoutError:
+        return f"no answer for {SILENT_S:.0f} s"
+    except (Unavailable, RedisError, OSError) as error:
+        return str(error)[:500]
+    return ""
