@@ -42,6 +42,10 @@ ASK_S = 0.2
 HOLDER_FIRST_S = 1.5
 """After the broker was away, others wait so long: the holder may go on where it was."""
 
+ENTRY_BYTES = 2048
+"""Size of an entry, filled up with spaces. On a full disk the last page of a file takes what is
+small for a while: with this size two renewals at most are taken, and the alarm is not late."""
+
 log = structlog.get_logger()
 
 
@@ -261,7 +265,8 @@ class Lease:
         return self._held.goes_on(revision)
 
     async def _write(self, *, on: int) -> int | None:
-        return await self._register.write(self._mine.model_dump_json().encode(), on=on)
+        data = self._mine.model_dump_json().encode()
+        return await self._register.write(data.ljust(ENTRY_BYTES), on=on)
 
     async def _release(self) -> None:
         held, self._held = self._held, None
