@@ -3,13 +3,21 @@
 #
 #   ADDRESS=10.0.0.1 examples/two-hosts/first-host.sh
 #
-# ADDRESS is this host's own in the private network; RECIPE, STEPS and DATA may be set as well. With TLS=1
-# everything that hosts say to the brokers and to the scheduler is encrypted, by certificates made here.
+# ADDRESS is this host's own in the network of the hosts; RECIPE, STEPS and DATA may be set as well. All that
+# hosts say to the brokers and to the scheduler is encrypted, by certificates made here (openssl). With TLS=0
+# nothing is, and the scheduler answers this host alone.
 set -eu
 cd "$(dirname "$0")/../.."
 : "${ADDRESS:?this host's address in the private network, as 10.0.0.1}"
 RECIPE=${RECIPE:-recipes/digits.toml}
 DATA=${DATA:-runs/two-hosts}
+if [ "${TLS:-1}" = 0 ]; then
+    TLS=
+    echo "TLS=0: nothing is encrypted; whoever can read this network can read the secrets and the data" >&2
+else
+    TLS=1
+    command -v openssl >/dev/null || { echo "openssl is missing: install it, or set TLS=0 in a network that nobody else can read" >&2; exit 2; }
+fi
 export DIGENRL_MODELS="${DIGENRL_MODELS:-$PWD/models}"
 export PATH="${VENV:-.venv}/bin:$PATH"
 
@@ -34,7 +42,7 @@ done
 export DIGENRL_RUN="${DIGENRL_RUN:-two-hosts}"
 export DIGENRL_API_TOKENS="$DATA/keys/api_tokens.json"
 
-if [ -n "${TLS:-}" ]; then # then the API may be reached from other hosts
+if [ -n "$TLS" ]; then # then the API may be reached from other hosts
     export DIGENRL_TLS_CERT="$DATA/keys/scheduler/cert.pem" DIGENRL_TLS_KEY="$DATA/keys/scheduler/key.pem"
 fi
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -61,6 +62,7 @@ def test_a_run_on_two_hosts_needs_one_command_on_each(tmp_path: Path) -> None:
             settings = data / "hosts.env"
             wait_for(settings, one, first_log)
             assert settings.stat().st_mode & 0o077 == 0
+            hosts_env = settings.read_text()
             of_second = {
                 "SETTINGS": str(settings), "ADDRESS": second.address, "WORKERS": "2",
                 "XDG_CACHE_HOME": str(tmp_path / "cache"),
@@ -68,10 +70,34 @@ def test_a_run_on_two_hosts_needs_one_command_on_each(tmp_path: Path) -> None:
             with running(second, EXAMPLE / "second-host.sh", second_log, of_second) as other:
                 assert ended(other, second_log) == 0
             assert ended(one, first_log) == 0
+    assert "BEGIN CERTIFICATE" in hosts_env and f"https://{first.address}" in hosts_env
+    assert f"https://{first.address}:8000" in first_log.read_text()
     logs = second_log.read_text()
     assert logs.count('"event": "run_finished"') == 2
     assert '"event": "sharing"' in logs and "host_cache_unusable" not in logs
     assert list((tmp_path / "cache" / "digenrl").glob("*/" + "[0-9a-f]" * 64))
+
+
+@pytest.mark.parametrize(
+    ("tls", "says"), [("0", "TLS=0: nothing is encrypted"), ("1", "openssl is missing")]
+)
+def test_a_run_without_encryption_says_so_and_is_asked_for(
+    tls: str, says: str, tmp_path: Path
+) -> None:
+    for name in ("dirname", "sh", "rm"):  # and no openssl
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    (tmp_path / "bin").mkdir()
+    fails = tmp_path / "bin" / "digenrl"
+    fails.write_text("#!/bin/sh\nexit 1\n")
+    fails.chmod(0o755)
+    environment = {
+        "PATH": str(tmp_path), "VENV": str(tmp_path), "ADDRESS": "127.0.0.1", "TLS": tls,
+        "DATA": str(tmp_path / "data"),
+    }  # fmt: skip
+    done = subprocess.run(
+        [str(EXAMPLE / "first-host.sh")], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode != 0 and says in done.stderr
 
 
 def smaller(recipe: str) -> str:
