@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from digenrl.planning.work import work_line
 from services.scheduler.costs.memory import FIGURES_BYTES, Use, usual, with_memory
-from services.scheduler.costs.profile import PROFILES, Profile, VariantName, load_profile
+from services.scheduler.costs.profile import Profile, VariantName, load_profile, profile_names
 from services.scheduler.planning.hosts import (
     Hosts,
     check_host_memory,
@@ -72,7 +72,7 @@ def parse_kinds(option: str, text: str, devices: Mapping[str, int]) -> tuple[str
 
 
 def known_profiles() -> list[str]:
-    return sorted(path.stem for path in PROFILES.glob("*.json"))
+    return profile_names()
 
 
 def plan(

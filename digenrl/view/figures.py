@@ -97,6 +97,20 @@ def letters_of(
     }
 
 
+def slowest_of(workers: Sequence[Mapping[str, Any]]) -> tuple[str, float] | None:
+    """Return the worker that takes longest for a sample, and how many times the mean that is; None
+    where fewer than two generate."""
+    known = {
+        str(each["worker"]): float(each["seconds_per_sample"])
+        for each in workers
+        if each["service"] == "rollout" and each["seconds_per_sample"]
+    }
+    if len(known) < 2:
+        return None
+    name = max(known, key=lambda worker: known[worker])
+    return name, known[name] / fmean(known.values())
+
+
 def _name(key: str) -> str:
     return key.rsplit("/", 1)[1]
 

@@ -14,6 +14,7 @@ over, everything but that is still there.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated, Any, Literal
@@ -37,10 +38,12 @@ from digenrl.view.figures import (
     sample_of,
     samples_of,
     schedule_of,
+    slowest_of,
 )
 from digenrl.view.history import RECENT, RunHistory
 from digenrl.view.live import LiveRun
-from digenrl.view.words import words_for, words_of
+from digenrl.view.words import FIGURES, words_for, words_of
+from services.scheduler.costs.profile import profile_names
 from shared.errors import ContractError, IntegrityError, Unavailable
 from shared.process.http_access import CALLER, Access, Caller, check_routes, sign_in
 from shared.process.http_api import add_problems, problem
@@ -147,7 +150,8 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
     @app.get("/")
     async def overview(request: Request) -> HTMLResponse:
         await view.history.look()
-        return await pages.page(request, "overview", **_overview(view))
+        workers = await view.live.get("/v1/workers") or []
+        return await pages.page(request, "overview", **_overview(view, workers))
 
     @app.get("/timeline")
     async def timeline(request: Request, batches: Batches = 4) -> HTMLResponse:
@@ -216,7 +220,7 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
         await history.look()
         rows = [(each, figures_of(each.quality)) for each in reversed(history.evaluations)]
         names = sorted({name for _, figures in rows for name in figures})
-        return await pages.page(request, "evaluations", rows=rows, names=names)
+        return await pages.page(request, "evaluations", rows=rows, names=names, words=FIGURES)
 
     @app.get("/versions")
     async def versions(request: Request, before: Before = None) -> HTMLResponse:
@@ -247,20 +251,24 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
 def _add_plan(app: FastAPI, pages: Pages, what_if: WhatIf) -> None:
     @app.get("/plan")
     async def plan(
-        request: Request, hosts: str = Query("", max_length=200), staleness: Stale = ""
-    ) -> HTMLResponse:
+        request: Request, hosts: str = Query("", max_length=200), staleness: Stale = "",
+        profile: str = Query("", max_length=100),
+    ) -> HTMLResponse:  # fmt: skip
         found, refused = None, ""
         if hosts and re.fullmatch(POOL, hosts) is None:
             refused = "hosts: say kinds and GPUs, e.g. h100x8*2+a100x8*2"
+        elif profile and profile not in profile_names():
+            refused = f"profile: {profile} is none of {', '.join(profile_names())}"
         elif hosts:
             try:
                 asked = int(staleness) if staleness else None
-                found = await what_if.plan(hosts=hosts, staleness=asked)
+                found = await what_if.plan(hosts=hosts, staleness=asked, profile=profile or None)
             except Refused as reason:
                 refused = str(reason)
         return await pages.page(
-            request, "plan", found=found, refused=refused, hosts=hosts, staleness=staleness
-        )
+            request, "plan", found=found, refused=refused, hosts=hosts, staleness=staleness,
+            profile=profile, profiles=profile_names(),
+        )  # fmt: skip
 
 
 def _add_data(app: FastAPI, view: View) -> None:
@@ -350,7 +358,7 @@ async def _head(view: View) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _overview(view: View) -> dict[str, Any]:
+def _overview(view: View, workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     history = view.history
     schedule = summarise_schedule([], [history.usage[each] for each in sorted(history.usage)])
     trained = [step for step in history.steps if step.batch is not None]
@@ -362,5 +370,6 @@ def _overview(view: View) -> dict[str, Any]:
     first, last = (history.evaluations[index] if history.evaluations else None for index in (0, -1))
     return {
         "bottleneck": sentences.bottleneck(schedule), "schedule": schedule, "newest": newest,
-        "staleness": staleness, "first": first, "last": last,
+        "staleness": staleness, "first": first, "last": last, "words": FIGURES,
+        "slowest": slowest_of(workers),
     }  # fmt: skip

@@ -10,6 +10,16 @@ USES = {
 """What devices do, in the order of the legend."""
 
 
+FIGURES = {
+    "reward": "training reward", "proxy_accuracy": "accuracy, training classifier",
+    "gold_accuracy": "gold accuracy, held-out network",
+    "gold_svm_accuracy": "gold accuracy, held-out SVM",
+    "gold_worst_digit": "gold accuracy, worst digit",
+    "gold_nn": "distance to real images", "gold_div": "distance within a digit",
+}  # fmt: skip
+"""Figures of evaluations in words; others have the names of their scorers."""
+
+
 def words_of(mode: str) -> dict[str, str]:
     """Return what devices do, in words, in a mode of the schedule: fluid devices commit by adding
     up each other's gradients."""

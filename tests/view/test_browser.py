@@ -8,6 +8,7 @@ import pytest
 from digenrl.local.tokens import tokens_of
 from digenrl.view.server import PAGES
 from shared.run.layout import timeline_key
+from tests.api.past_run import past_run
 from tests.follow.runs import RUN
 from tests.view.browser import browsing
 from tests.view.sight import Scheduler, busy_timeline, page_of
@@ -60,6 +61,24 @@ async def test_every_page_is_usable_by_everybody(tmp_path: Path, view: str, dark
                 wide = "document.documentElement.scrollWidth > innerWidth"
                 assert not await tab.page.evaluate(wide), f"{page} is wider than the window"
             tab.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("view", ["laptop", "phone"])
+async def test_a_sample_s_page_is_usable_by_everybody(tmp_path: Path, view: str) -> None:
+    run = await asyncio.to_thread(past_run, tmp_path / "objects")
+    tokens = tokens_of(tmp_path)
+    async with (
+        page_of(run, tokens, Scheduler().live) as url,
+        browsing(url, tokens.headers("operator"), view=view, dark=view == "phone") as tab,
+    ):
+        await tab.open("/batches?step=1")
+        await tab.page.get_by_role("link", name="group 0, sample 3", exact=True).click()
+        await tab.page.get_by_text("its group has").wait_for()
+        assert await tab.faults() == []
+        wide = "document.documentElement.scrollWidth > innerWidth"
+        assert not await tab.page.evaluate(wide)
+        tab.check()
 
 
 @pytest.mark.slow

@@ -163,6 +163,10 @@ def test_a_plan_that_is_refused_keeps_what_was_asked(client: TestClient) -> None
     shown = client.get("/plan", params={"hosts": "h100x8*100", "staleness": "1"}).text
     assert "at most 512 devices" in shown and 'value="h100x8*100"' in shown
     assert '<option value="1" selected>' in shown
+    named = {"hosts": "h100x8*100", "profile": "flux1-dev"}
+    assert "<option selected>flux1-dev</option>" in client.get("/plan", params=named).text
+    unknown = client.get("/plan", params={"hosts": "h100x8", "profile": "../x"}).text
+    assert "profile: ../x is none of flux1-dev" in unknown
     assert "hosts: say kinds and GPUs" in client.get("/plan", params={"hosts": "<b>"}).text
 
 

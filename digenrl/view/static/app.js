@@ -56,6 +56,7 @@ function draw(figure, runs) {
   const width = figure.clientWidth - 20;
   if (known && known.names === names.join()) {
     known.plot.setData(data);
+    newest(known.plot);
     if (known.plot.width !== width) known.plot.setSize({ width, height: 220 });
     return;
   }
@@ -67,12 +68,19 @@ function draw(figure, runs) {
     width, height: 220,
     scales: { x: { time: false } },
     axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => Number(tick.toPrecision(6)).toString()) }],
+    hooks: { setCursor: [newest] },
     series: [{ label: "version" }, ...names.map((label, index) => ({
       label, value: (_, y) => (y === null || y === undefined ? "-" : y.toPrecision(4)), stroke: COLOURS[index % COLOURS.length], width: 2, spanGaps: true,
       points: { show: data[0].length < 60, size: 5 },
     }))],
   }, data, figure);
+  newest(plot);
   drawn.set(figure, { plot, names: names.join() });
+}
+
+// While nobody points at a chart, its legend has the newest values.
+function newest(plot) {
+  if (plot.cursor.idx === null || plot.cursor.idx === undefined) plot.setLegend({ idx: plot.data[0].length - 1 });
 }
 
 let curves = null;
@@ -115,6 +123,14 @@ document.addEventListener("click", async (event) => {
   await refreshPart();
   button.disabled = false;
 });
+
+// Pictures of few pixels are shown as they are, and not blurred; large ones are made smaller smoothly.
+function sharpen(image) {
+  if (image.naturalWidth && image.naturalWidth < 64) image.classList.add("small");
+}
+
+document.addEventListener("load", (event) => { if (event.target.tagName === "IMG") sharpen(event.target); }, true);
+document.querySelectorAll("img").forEach(sharpen);
 
 document.addEventListener("input", (event) => {
   if (event.target.id === "reveal") document.body.style.setProperty("--reveal", `${event.target.value}%`);

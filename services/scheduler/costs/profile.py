@@ -202,8 +202,13 @@ def load_profile(name_or_path: str | Path, variant: VariantName = "lora") -> Pro
     return Profile(**plain, variant=costs.variants[variant])
 
 
+def profile_names() -> list[str]:
+    """Return the names of the package's profiles."""
+    return sorted(path.stem for path in PROFILES.glob("*.json"))
+
+
 def _known() -> str:
-    names = sorted(path.stem for path in PROFILES.glob("*.json"))
+    names = profile_names()
     known = f"known are {', '.join(names)}" if names else f"there are none in {PROFILES}"
     return f"{known}; or give the path of a JSON file"
 

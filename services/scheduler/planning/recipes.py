@@ -25,11 +25,14 @@ def profile_of(recipe: Recipe, known: Iterable[str]) -> str:
     Raises:
         UserError: if there is none.
     """
-    model = recipe.model.name
-    for name in sorted(known, key=len, reverse=True):
+    model, names = recipe.model.name, sorted(known)
+    for name in sorted(names, key=len, reverse=True):
         if _plain(name) in _plain(model):
             return name
-    raise UserError(f"--profile: no cost profile is named like the model {model}; name one")
+    raise UserError(
+        f"--profile: no cost profile is named like the model {model}; name one of "
+        f"{', '.join(names)}, or measure one with `digenrl profile`"
+    )
 
 
 def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:

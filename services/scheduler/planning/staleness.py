@@ -9,7 +9,7 @@ import math
 from typing import Literal
 
 from services.scheduler.costs.counted import COUNTED, DEVICE, counted_profile
-from services.scheduler.costs.profile import PROFILES, Profile, load_profile
+from services.scheduler.costs.profile import Profile, load_profile, profile_names
 from services.scheduler.planning.forecast import forecast
 from services.scheduler.planning.planner import fragment_sizes
 from services.scheduler.planning.recipes import (
@@ -107,7 +107,7 @@ def _profile(recipe: Recipe) -> Profile | None:
     if recipe.model.trained == "full" or recipe.trainer.sharded:
         return None
     try:
-        name = profile_of(recipe, [path.stem for path in PROFILES.glob("*.json")])
+        name = profile_of(recipe, profile_names())
     except UserError:
         return None
     return with_shape_of(load_profile(name), recipe)
