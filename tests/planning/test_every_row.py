@@ -76,15 +76,17 @@ def spread(rows: Sequence[tuple[Hosts, Way, Candidate]], number: int) -> list[in
     return sorted({*first.values(), *range(0, len(rows), step)})
 
 
+def holds(model: str, pool: str) -> bool:
+    """Whether the devices of a pool hold a model: 4090s hold SD3.5-M alone."""
+    return "4090" not in pool or model == "sd35-medium"
+
+
 def refused(model: str, pool: str, staleness: int, number: int, folder: Path) -> list[str]:
     """Rows that `digenrl check` refuses, and why."""
     path = recipe_of(model, "", folder)
     recipe = load_recipe(path)
-    try:
-        rows = rows_of(recipe, model, pool, staleness)
-    except UserError:
-        return []
-    found = []
+    rows, found = rows_of(recipe, model, pool, staleness), []
+    assert bool(rows) == holds(model, pool)
     for place in spread(rows, number):
         hosts, way, each = rows[place]
         keys = advised_keys(way, each.split, each.chosen, hosts.gpus, recipe)

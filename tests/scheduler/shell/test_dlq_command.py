@@ -65,7 +65,9 @@ def test_letters_of_a_run_that_is_over_are_read_in_its_store() -> None:
     ]
     retried = dlq("retry", "test", "4")
     assert (retried.exit_code, retried.output) == (
-        1, "4: the run is not in progress: resume it, and retry then\n"
+        1,
+        "4: the run is not in progress; `digenrl up RECIPE --run test --resume` goes on with it, "
+        "and does the work of its open batch again\n",
     )  # fmt: skip
     assert dlq("drop", "test", "--all").exit_code == 0
     assert dlq("list", "test").output == "no dead letters\n"
