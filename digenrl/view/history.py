@@ -128,6 +128,10 @@ class RunHistory:
                 self._timelines.popitem(last=False)
         return self._timelines[batch]
 
+    def forget_letters(self) -> None:
+        """Read the dead letters again when they are asked for next: one was settled."""
+        self._looked_for_letters = float("-inf")
+
     async def letters(self) -> list[tuple[DeadLetter, Letters]]:
         """Return all dead letters with their state; they are read again every few seconds."""
         if time.monotonic() - self._looked_for_letters > LETTERS_S:

@@ -319,7 +319,9 @@ def _add_actions(app: FastAPI, view: View) -> None:
 
     @app.post("/letters/{number}/{action}")
     async def settle(number: Number, action: Literal["retry", "drop"]) -> Response:
-        return await _pass_on(view.live, f"/v1/dead-letters/{number}/{action}")
+        answer = await _pass_on(view.live, f"/v1/dead-letters/{number}/{action}")
+        view.history.forget_letters()
+        return answer
 
 
 async def _pass_on(live: LiveRun, path: str) -> Response:

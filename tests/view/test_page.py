@@ -18,7 +18,7 @@ from digenrl.view.server import PAGES, View, create_app
 from services.scheduler.core.usage import BatchUsage, Timeline
 from shared.process.http_access import Access, TokenFile
 from shared.process.http_guard import Guard, own_names
-from shared.run.dead_letters import DeadLetter, Work, add_letter
+from shared.run.dead_letters import DeadLetter, Settled, Work, add_letter, settle
 from shared.run.layout import timeline_key, usage_key
 from tests import examples
 from tests.follow.runs import RUN, Run
@@ -237,6 +237,9 @@ def test_dead_letters_are_shown_and_settled_by_operators(run: Run, tokens: Token
     assert 'data-post="/letters/1/drop"' in client.get("/letters").text
     assert client.post("/letters/1/retry", json={}).json() == {"note": "done again"}
     assert f"POST {settled}" in asked
+    asyncio.run(settle(run.store, RUN, 1, "retried", Settled(by="ann", at=2.0)))
+    client.post("/letters/1/retry", json={})
+    assert "<td>retried</td>" in client.get("/letters").text, "what is settled is seen at once"
 
 
 def test_two_runs_are_compared(run: Run, tokens: Tokens, tmp_path: Path) -> None:
