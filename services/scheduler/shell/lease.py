@@ -23,6 +23,7 @@ import structlog
 from pydantic import ValidationError
 
 from services.scheduler.shell.housekeeping import SILENT_S, STORES_NOTHING, retry
+from services.scheduler.shell.room_watch import ADVICE, STORE
 from shared.bus.bus import Bus
 from shared.bus.register import Entry, Register
 from shared.errors import LeaseLost, Unavailable
@@ -208,8 +209,7 @@ class Lease:
 
     async def _begin(self, revision: int, began: float) -> bool:
         """Begin an epoch with this entry; False if the lease was lost meanwhile."""
-        store, run, name = self.store, self.bus.run, self._mine.scheduler
-        epoch = await retry(lambda: claim_epoch(store, run, revision, name))
+        epoch = await self._new_epoch(revision)
         self._held, self._renewed_at = Held(epoch, revision), began
         if self.clock() - began > FRESH_S:  # it took long: somebody else may have the lease
             try:
@@ -220,7 +220,7 @@ class Lease:
         self.holder = self.url
         LEADER.set(1)
         LEASE_EPOCH.set(epoch)
-        log.info("lease_taken", epoch=epoch, scheduler=name)
+        log.info("lease_taken", epoch=epoch, scheduler=self._mine.scheduler)
         return True
 
     async def _renew(self) -> bool:
@@ -241,6 +241,22 @@ class Lease:
         self._held, self._renewed_at = held, began
         self._renewed.set()
         return True
+
+    async def _new_epoch(self, revision: int) -> int:
+        """Make a new epoch, over outages of the store; say so if it takes long: nobody commands who
+        could."""
+        store, run, name = self.store, self.bus.run, self._mine.scheduler
+        claiming = asyncio.create_task(retry(lambda: claim_epoch(store, run, revision, name)))
+        alarm = ALARM.labels(what=STORE)
+        try:
+            await asyncio.wait({claiming}, timeout=SILENT_S)
+            if not claiming.done():
+                alarm.set(1)
+                self._stand_by(ADVICE[STORE].format(f"no new epoch for {SILENT_S:.0f} s"))
+            return await claiming
+        finally:
+            alarm.set(0)
+            claiming.cancel()
 
     async def _ask_again(self) -> int | None:
         entry = await self._register.read()

@@ -22,12 +22,13 @@ TRY_S = 3.0
 SILENT_S = 6.0
 """Time without anything taken after which there is an alarm; one attempt may take as long."""
 
+STORE, REDIS = "store_takes_nothing", "redis_takes_nothing"
 ADVICE = {
-    "store_takes_nothing": (
+    STORE: (
         "the object store takes nothing ({}): make room on its disk (df -h there; digenrl gc "
         "deletes what no run needs); the run then goes on by itself"
     ),
-    "redis_takes_nothing": (
+    REDIS: (
         "Redis takes nothing ({}): make room on the disk of its dir, and start it if it has ended "
         "(digenrl up does so; systemctl start redis; docker compose up -d redis); the run then "
         "goes on by itself"
@@ -55,8 +56,8 @@ class RoomWatch:
     @property
     def _attempts(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         return {
-            "store_takes_nothing": lambda: self.store.write(room_key(self.run_name), b"room"),
-            "redis_takes_nothing": self.index.try_to_write,
+            STORE: lambda: self.store.write(room_key(self.run_name), b"room"),
+            REDIS: self.index.try_to_write,
         }
 
     async def _look(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:

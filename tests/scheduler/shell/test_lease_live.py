@@ -4,16 +4,18 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from services.scheduler.shell import lease as leases
 from services.scheduler.shell.lease import Lease, LeaseRecord, ProcessRecord
+from services.scheduler.shell.room_watch import STORE
 from shared.bus.bus import Bus
 from shared.bus.register import Entry, Register
 from shared.errors import LeaseLost, Unavailable
 from shared.process.service import Health
-from shared.run.epochs import newest_epoch
+from shared.run.epochs import claim_epoch, newest_epoch
 from shared.store import ObjectStore
 from shared.telemetry import ALARM, NATS_STORES_NOTHING
 
@@ -166,6 +168,29 @@ async def test_a_register_that_was_lost_is_made_again_and_epochs_go_on(
     await lease._release()
     await later._take()
     assert later.epoch > epoch
+
+
+async def test_who_takes_over_says_that_the_store_takes_nothing(
+    bus: Bus, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "SILENT_S", 0.1)
+    is_full = True
+
+    async def may_claim(*given: Any) -> int:
+        if is_full:
+            raise Unavailable("the store's disk is full")
+        return await claim_epoch(*given)
+
+    monkeypatch.setattr(leases, "claim_epoch", may_claim)
+    lease = another(bus, folder_store, "first")
+    async with taking(lease):
+        async with asyncio.timeout(WAIT_S):
+            while "the object store takes nothing" not in lease.health.reason:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert ALARM.labels(what=STORE)._value.get() == 1
+        is_full = False
+        await until_held(lease)
+        assert ALARM.labels(what=STORE)._value.get() == 0
 
 
 def test_an_entry_of_another_release_is_nobodys() -> None:
