@@ -97,7 +97,8 @@ class Judges:
         """Return (n,) whether the held-out classifier recognizes each digit; None without it."""
         if self._digits is None:
             return None
-        from services.reward.scorers.digits import DigitProbability, wanted_digit
+        from services.reward.prompt_checks import wanted_digit
+        from services.reward.scorers.digits import DigitProbability
 
         wanted = np.array([wanted_digit(metadata) for metadata in samples.metadata])
         predicted = DigitProbability(self._digits, "gold_mlp").predict(samples.images)
@@ -115,12 +116,8 @@ def _means(scorers: list[WeightedScorer], samples: Samples) -> dict[str, float]:
 def _digit_figures(folder: Path, samples: Samples) -> dict[str, object]:
     from digenrl.digits.classifiers import load_real
     from digenrl.digits.data import NUM_DIGITS, Half, diversity, nearest_real
-    from services.reward.scorers.digits import (
-        DigitProbability,
-        DigitSvm,
-        to_model_space,
-        wanted_digit,
-    )
+    from services.reward.prompt_checks import wanted_digit
+    from services.reward.scorers.digits import DigitProbability, DigitSvm, to_model_space
 
     wanted = np.array([wanted_digit(metadata) for metadata in samples.metadata])
     right = DigitProbability(folder, "gold_mlp").predict(samples.images) == wanted

@@ -39,7 +39,8 @@ def listed_families() -> list[Listed]:
     def note(pipeline: str) -> str:
         spec = brought.family_named(pipeline)
         assert spec is not None
-        return "makes videos" if spec.makes_videos else "makes images"
+        made = "videos" if spec.makes_videos else "images"
+        return f"makes {made}" + (" from an image and a text" if spec.takes_image else "")
 
     return _listed(list(FAMILIES), brought.brought(), note)
 

@@ -21,7 +21,7 @@ from digenrl.local.ports import free_ports, hold_port
 from digenrl.local.record import write_started
 from digenrl.local.tokens import Tokens, tokens_of
 from digenrl.tail.results import check_tail
-from services.reward.scorer import check_packages, check_prompts, kind_of
+from services.reward.scorer import check_digits, check_packages, check_prompts, kind_of
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts, repeated
 from shared.messages.contracts import Prompt
@@ -35,6 +35,7 @@ from shared.models.catalogue import (
 )
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
 from shared.models.quantised import check_installed
+from shared.models.source_tokens import check_source_tokens
 from shared.recipe.adapter import check_adapter_here
 from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe, load_recipe, stored_recipe
@@ -101,7 +102,7 @@ def prepare(request: Request) -> LocalRun:
     recipe = load_recipe(request.recipe, request.options)
     if make_own_prompts(recipe, request.say):
         recipe = load_recipe(request.recipe, request.options)
-    check_inputs(recipe)
+    check_inputs(recipe, begun=request.resume)
     check_targets(request.targets)
     if not request.resume:
         check_tail(recipe, request.recipe, request.runs)
@@ -147,12 +148,15 @@ def resume_command(typed: Sequence[str]) -> str:
     return shlex.join([*program, *arguments, "--resume"])
 
 
-def check_inputs(recipe: Recipe, *, weights: bool = True, elsewhere: bool = False) -> None:
+def check_inputs(
+    recipe: Recipe, *, weights: bool = True, elsewhere: bool = False, begun: bool = False
+) -> None:
     """Check that every file and name in the recipe exists.
 
     Args:
         weights: the network's weights have to be there, not only configurations.
         elsewhere: as in `check_rest`.
+        begun: as in `check_rest`.
 
     Raises:
         UserError: if something is missing.
@@ -170,7 +174,8 @@ def check_inputs(recipe: Recipe, *, weights: bool = True, elsewhere: bool = Fals
     text_tokens(recipe.model.folder, recipe.model.text_tokens)
     if not elsewhere:
         check_adapter_here(recipe)
-    check_rest(recipe, elsewhere=elsewhere)
+        _check_source_tokens(recipe)
+    check_rest(recipe, elsewhere=elsewhere, begun=begun)
     for key, path in (("data", recipe.data.prompts), ("evaluation", recipe.evaluation.prompts)):
         if path is not None:
             _check_images(f"{key}.prompts", path, recipe.model.folder, family.takes_image)
@@ -208,11 +213,23 @@ def _check_sizes(recipe: Recipe) -> None:
     )
 
 
-def check_rest(recipe: Recipe, *, elsewhere: bool = False) -> None:
+def _check_source_tokens(recipe: Recipe) -> None:
+    model, evaluated = recipe.model, recipe.evaluation
+    for table, height, width in (
+        ("model", model.height, model.width),
+        ("evaluation", evaluated.height or model.height, evaluated.width or model.width),
+    ):
+        check_source_tokens(
+            model.folder, model.text_tokens, table=table, height=height, width=width
+        )
+
+
+def check_rest(recipe: Recipe, *, elsewhere: bool = False, begun: bool = False) -> None:
     """Check everything that `check_inputs` does, except the model.
 
     Args:
         elsewhere: the rewards and rollout, with their packages and folders, are on other hosts.
+        begun: it is the recipe of a run that goes on, whatever its prompts lack.
 
     Raises:
         UserError: if something is missing."""
@@ -222,12 +239,12 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False) -> None:
     held_out = prompts
     if recipe.evaluation.prompts is not None:
         held_out = read_prompts(recipe.evaluation.prompts)
-    if not elsewhere:
-        _check_reward_files(recipe, prompts, held_out)
     for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
         kind_of(scorer, here=not elsewhere)
         if not elsewhere:
             check_packages(scorer)
+    if not (elsewhere or begun):
+        _check_asked_of_prompts(recipe, prompts, held_out)
     if not elsewhere:
         check_installed(recipe.holding.weights)
     judges = None if elsewhere else recipe.evaluation.digits
@@ -235,15 +252,18 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False) -> None:
         raise UserError(f"evaluation.digits: no folder {judges}")
 
 
-def _check_reward_files(
+def _check_asked_of_prompts(
     recipe: Recipe, prompts: Sequence[Prompt], held_out: Sequence[Prompt]
 ) -> None:
-    """Raises UserError if a prompt does not have what a function of the user's own asks for."""
+    """Raises UserError if a prompt does not have what a scorer, or the judges of digits, asks
+    for."""
     trained = recipe.reward.scorers
     for table in trained:
         check_prompts(table, prompts)
     for table in (*trained, *recipe.evaluation.scorers):
         check_prompts(table, held_out)
+    if recipe.evaluation.digits is not None:
+        check_digits(held_out)
 
 
 def _check_space(runs: Path, versions: int) -> None:

@@ -48,9 +48,6 @@ def _network(scorer: str, *files: str) -> Kind:
     return Kind(scorer, needs="folder", files=("config.json", *files), extra="reward-models")
 
 
-OBJECTS = "objects"
-"""Type of the scorer that finds what prompts' metadata name."""
-
 KINDS: dict[str, Kind] = {
     "aesthetic": _network("services.reward.scorers.aesthetic:Aesthetic", "aesthetic.safetensors"),
     "clip-score": _network("services.reward.scorers.clip_score:ClipScore"),
@@ -63,7 +60,7 @@ KINDS: dict[str, Kind] = {
     "jpeg-incompressibility": Kind("services.reward.scorers.jpeg:JpegIncompressibility"),
     "jpeg-compressibility": Kind("services.reward.scorers.jpeg:JpegCompressibility"),
     "judge": Kind("services.reward.scorers.judge:JudgeScorer", needs="judge"),
-    OBJECTS: _network("services.reward.scorers.objects:Objects"),
+    "objects": _network("services.reward.scorers.objects:Objects"),
     "ocr": Kind("services.reward.scorers.ocr:OcrText", extra="ocr"),
     "pick-score": _network("services.reward.scorers.pick_score:PickScore"),
     PYTHON: Kind("services.reward.scorers.python_file:PythonScorer", needs="source", takes="both"),

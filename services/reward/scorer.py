@@ -5,7 +5,7 @@ NaN means that the sample could not be scored, an exception that at least one co
 is ever turned into a number.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -13,8 +13,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from services.reward.kinds import OBJECTS, PACKAGES, Kind, kind_named
-from services.reward.object_checks import requirements_of
+from services.reward.kinds import PACKAGES, Kind, kind_named
+from services.reward.prompt_checks import ASKED, wanted_digit
 from services.reward.reward_file import read_table
 from shared.errors import UserError, how_to_install
 from shared.messages.contracts import Prompt
@@ -130,26 +130,39 @@ def check_packages(table: recipe_rewards.ScorerTable) -> None:
 
 
 def check_prompts(table: recipe_rewards.ScorerTable, prompts: Sequence[Prompt]) -> None:
-    """Checks that the metadata of every prompt have what a function of the user's own asks for by
-    name, reading its file without running it; and that they name objects as `OBJECTS` reads them.
+    """Checks that every prompt has what the scorer asks of it: of a function of the user's own, the
+    metadata that it names, reading its file without running it.
 
     Raises:
-        UserError: if they do not.
+        UserError: if one has not.
     """
-    if table.type == OBJECTS:
-        _check_objects(f"reward.scorers.{table.name}", prompts)
+    for read in ASKED.get(table.type, ()):
+        _check_asked(f"reward.scorers.{table.name}", prompts, read, "choose another reward")
     if table.source is None:
         return
     with _of(f"reward.scorers.{table.name}"):
         read_table(table).check_names(prompt.metadata for prompt in prompts)
 
 
-def _check_objects(field: str, prompts: Sequence[Prompt]) -> None:
+def check_digits(prompts: Sequence[Prompt]) -> None:
+    """Raises UserError unless every prompt names a digit, which held-out judges look for."""
+    _check_asked("evaluation.digits", prompts, wanted_digit, "set it to none")
+
+
+def _check_asked(
+    field: str,
+    prompts: Sequence[Prompt],
+    read: Callable[[Mapping[str, object]], object],
+    otherwise: str,
+) -> None:
     for prompt in prompts:
         try:
-            requirements_of(prompt.metadata)
+            read(scorer_inputs(prompt))
         except ValueError as error:
-            raise UserError(f"{field}: the prompt {prompt.text[:40]!r}: {error}") from error
+            raise UserError(
+                f"{field}: the prompt {prompt.text[:40]!r}: {error}; correct the prompts, or "
+                f"{otherwise}"
+            ) from error
 
 
 def _check_folder(field: str, folder: Path, kind: Kind, *, of: str) -> None:

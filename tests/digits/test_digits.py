@@ -127,7 +127,7 @@ def test_a_score_is_the_probability_of_the_wanted_digit(halves: tuple[Half, Half
     assert rows.sum(axis=1) == pytest.approx(np.ones(5), abs=1e-5)
 
 
-@pytest.mark.parametrize("metadata", [{}, {"digit": "3"}, {"digit": 10}, {"digit": True}])
+@pytest.mark.parametrize("metadata", [{}, {"digit": "33"}, {"digit": 10}, {"digit": True}])
 def test_metadata_without_a_digit_is_refused(metadata: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="digit"):
         DigitProbability(REWARDS).score(np.zeros((1, 1, 8, 8), dtype=np.uint8), [metadata])

@@ -208,8 +208,10 @@ def test_a_reward_that_is_not_installed_is_named_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "reads.toml"
+    (tmp_path / "three.csv").write_text("prompt,digit,text\na three,3,3\n")
     path.write_text(
-        f'base = "{RECIPES / "digits.toml"}"\n[[evaluation.scorers]]\nname = "gold"\ntype = "ocr"'
+        f'base = "{RECIPES / "digits.toml"}"\ndata.prompts = "three.csv"\n'
+        '[[evaluation.scorers]]\nname = "gold"\ntype = "ocr"'
     )
     assert check(path).lines
     monkeypatch.setitem(sys.modules, "rapidfuzz", None)

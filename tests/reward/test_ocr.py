@@ -7,8 +7,9 @@ import numpy.typing as npt
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
+from services.reward.prompt_checks import wanted_text
 from services.reward.scorer import build_scorers
-from services.reward.scorers.ocr import text_score, wanted_text
+from services.reward.scorers.ocr import text_score
 from shared.recipe.rewards import ScorerTable
 
 WORDS = [

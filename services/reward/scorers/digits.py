@@ -5,7 +5,6 @@ Four files without pickle make up the folder: ``proxy`` (a CNN, the reward), ``g
 ``real`` (images of that half). Images are uint8 (n, 1, 8, 8); inside, -1..1.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -15,9 +14,9 @@ import torch
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 
+from services.reward.prompt_checks import NUM_DIGITS, wanted_digit
 from services.reward.scorer import Media, Metadata
 
-NUM_DIGITS = 10
 SHAPE = (1, 8, 8)
 
 Network = Literal["proxy", "gold_mlp"]
@@ -107,16 +106,6 @@ class DigitSvm:
         differences = rows[:, None].astype(np.float64) - self._vectors[None]
         kernel: npt.NDArray[np.float64] = np.exp(-self._gamma * (differences**2).sum(-1))
         return kernel
-
-
-def wanted_digit(metadata: Mapping[str, object]) -> int:
-    """Returns the digit that the metadata name; raises ValueError if there is none."""
-    digit = metadata.get("digit")
-    if not isinstance(digit, int) or isinstance(digit, bool) or not 0 <= digit < NUM_DIGITS:
-        raise ValueError(
-            f'a digit scorer needs metadata like {{"digit": 3}}, from 0 to 9; got {dict(metadata)}'
-        )
-    return digit
 
 
 def to_model_space(images: Media) -> npt.NDArray[np.float32]:

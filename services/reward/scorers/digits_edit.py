@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from services.reward.prompt_checks import wanted_digit, wanted_edit
 from services.reward.scorer import SOURCES, Media, Metadata
-from services.reward.scorers.digits import DigitProbability, wanted_digit
+from services.reward.scorers.digits import DigitProbability
 
-EDITS = ("thicken", "slant", "invert")
 MORE_INK = 1.15
 """Least ink of a thicker digit, over the source's."""
 SLOPE = 0.15
@@ -40,7 +40,7 @@ class DigitEdit:
         Raises:
             ValueError: if there is no source image, edit or digit in the metadata.
         """
-        edits = [_wanted_edit(one) for one in metadata]
+        edits = [wanted_edit(one) for one in metadata]
         digits = [wanted_digit(one) for one in metadata]
         upright = [_undone(image, edit) for image, edit in zip(images, edits, strict=True)]
         read = self._classifier.predict(np.stack(upright))
@@ -88,13 +88,6 @@ def _correlation(before: Ink, after: Ink) -> float:
     if before.std() < 1e-6 or after.std() < 1e-6:
         return 0.0
     return float(np.corrcoef(before.ravel(), after.ravel())[0, 1])
-
-
-def _wanted_edit(metadata: Mapping[str, object]) -> str:
-    edit = metadata.get("edit")
-    if edit not in EDITS:
-        raise ValueError(f"metadata need an edit, one of {', '.join(EDITS)}; got {edit!r}")
-    return str(edit)
 
 
 def _source(metadata: Mapping[str, object]) -> npt.NDArray[np.uint8]:

@@ -5,17 +5,12 @@ quotes; spaces and case do not count. 1 if it is part of what is read, otherwise
 distance over the length of the wanted text, at least 0. Nothing read is 0.
 """
 
-import re
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 from rapidfuzz.distance import Levenshtein
 
+from services.reward.prompt_checks import wanted_text, without_spaces
 from services.reward.scorer import Media, Metadata
-
-QUOTED = re.compile(r'"([^"]*)"')
-SPACES = re.compile(r"\s+")
 
 
 class OcrText:
@@ -45,33 +40,14 @@ class OcrText:
         return "".join(pieces)
 
 
-def wanted_text(metadata: Mapping[str, object]) -> str:
-    """Returns ``text`` of the metadata, or the prompt's part in double quotes, without spaces and
-    in lower case.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    found = QUOTED.search(str(metadata.get("prompt", "")))
-    text = metadata.get("text", found.group(1) if found else "")
-    plain = _plain(str(text))
-    if not plain:
-        raise ValueError('the prompt has no text in "double quotes", nor its metadata a "text"')
-    return plain
-
-
 def text_score(wanted: str, read: str) -> float:
     """Returns a score from 0 to 1.
 
     >>> text_score("hello", "say Hello!"), text_score("hello", "hallo"), text_score("hi", "")
     (1.0, 0.8, 0.0)
     """
-    read = _plain(read)
+    read = without_spaces(read)
     if wanted in read:
         return 1.0
     distance = min(Levenshtein.distance(wanted, read), len(wanted))
     return 1 - distance / len(wanted)
-
-
-def _plain(text: str) -> str:
-    return SPACES.sub("", text).lower()

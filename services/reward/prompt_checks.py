@@ -1,0 +1,66 @@
+"""What scorers ask of a prompt's text and metadata: it is looked for before a run begins."""
+
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from services.reward.object_checks import requirements_of
+
+QUOTED = re.compile(r'"([^"]*)"')
+SPACES = re.compile(r"\s+")
+NUM_DIGITS = 10
+EDITS = ("thicken", "slant", "invert")
+"""Edits of the editing demo."""
+
+
+def wanted_text(metadata: Mapping[str, object]) -> str:
+    """Return ``text`` of the metadata, or the prompt's part in double quotes, without spaces and in
+    lower case.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    found = QUOTED.search(str(metadata.get("prompt", "")))
+    text = metadata.get("text", found.group(1) if found else "")
+    plain = without_spaces(str(text))
+    if not plain:
+        raise ValueError('the prompt has no text in "double quotes", nor its metadata a "text"')
+    return plain
+
+
+def without_spaces(text: str) -> str:
+    return SPACES.sub("", text).lower()
+
+
+def wanted_digit(metadata: Mapping[str, object]) -> int:
+    """Return the digit that the metadata name, as a number or, as in a .csv file, as a text.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    digit = metadata.get("digit")
+    if isinstance(digit, str) and re.fullmatch("[0-9]", digit):
+        return int(digit)
+    if not isinstance(digit, int) or isinstance(digit, bool) or not 0 <= digit < NUM_DIGITS:
+        raise ValueError(
+            f'a digit scorer needs metadata like {{"digit": 3}}, from 0 to 9; got {digit!r}'
+        )
+    return digit
+
+
+def wanted_edit(metadata: Mapping[str, object]) -> str:
+    """Return the edit that the metadata name; raises ValueError if there is none."""
+    edit = metadata.get("edit")
+    if edit not in EDITS:
+        raise ValueError(f"metadata need an edit, one of {', '.join(EDITS)}; got {edit!r}")
+    return str(edit)
+
+
+ASKED: Mapping[str, tuple[Callable[[Mapping[str, object]], object], ...]] = MappingProxyType({
+    "digit-edit": (wanted_edit, wanted_digit),
+    "digit-probability": (wanted_digit,),
+    "objects": (requirements_of,),
+    "ocr": (wanted_text,),
+})  # fmt: skip
+"""Type of a scorer -> what reads its prompts' metadata, with the text as ``prompt``; each raises
+ValueError where it finds nothing."""
