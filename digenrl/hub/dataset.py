@@ -149,7 +149,7 @@ def _images_below(root: Path, rows: str, key: str) -> Callable[[str], bytes]:
     """Return what reads an image that a row of the file ``rows`` in ``root`` names."""
 
     def read(path: str) -> bytes:
-        file = (root / rows).parent / path
+        file = (root / rows).parent / path.replace("\0", "")
         if not file.resolve().is_relative_to(root.resolve()):
             raise UserError(
                 f"{key}.image: {rows} names {path!r}, which is not below {root}; put it there"

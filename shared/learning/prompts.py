@@ -344,8 +344,8 @@ def _check_columns(path: Path, schema: Any) -> None:
             raise UserError(f"data.prompts: {path}, column {PROMPT}: {field.type} is no text")
         if field.name == IMAGE and not _is_one_of((*TEXT, "null"), field.type):
             raise UserError(
-                f"data.prompts: {path}, column {IMAGE}: {field.type} is no path; save the images "
-                "as files below the folder of the prompts, and name these in the column"
+                f"data.prompts: {path}, column {IMAGE}: {field.type} is no path; name the file "
+                "as data.dataset.folder, which takes images themselves, in place of data.prompts"
             )
         if field.name == METADATA and types.is_struct(field.type):
             for part in field.type:
