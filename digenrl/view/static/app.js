@@ -9,6 +9,7 @@ const CHARTS = {
   gradient: (run) => pick(run.version, run.metrics, ["grad_norm"]),
   figures: (run) => pick(run.evaluated, run.figures, Object.keys(run.figures).filter((name) => !/_(nn|div)$/.test(name))),
 };
+const WHOLE = [0, 1, 2, 3, 4, 5, 6, 7].flatMap((zeros) => [1, 2, 5].map((first) => first * 10 ** zeros));  // between ticks of steps
 const drawn = new Map();
 
 function pick(x, columns, names) {
@@ -67,7 +68,7 @@ function draw(figure, runs) {
   const plot = new uPlot({
     width, height: 220,
     scales: { x: { time: false } },
-    axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => Number(tick.toPrecision(6)).toString()) }],
+    axes: [{ ...axis, incrs: WHOLE }, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => Number(tick.toPrecision(6)).toString()) }],
     hooks: { setCursor: [newest] },
     series: [{ label: "version" }, ...names.map((label, index) => ({
       label, value: (_, y) => (y === null || y === undefined ? "-" : y.toPrecision(4)), stroke: COLOURS[index % COLOURS.length], width: 2, spanGaps: true,
