@@ -90,7 +90,7 @@ def _read(key: str, text: object) -> tuple[Wanted, ...]:
         fault = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in fault["loc"])
         raise ValueError(f"metadata.{key}: entry {where}: {fault['msg']}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"metadata.{key}: is no JSON list, as a text ({error})") from error
 
 

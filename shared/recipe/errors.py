@@ -6,7 +6,15 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from shared.messages.records import TOKEN_PATTERN, TOKEN_WORDS
+from shared.models.hub import ID_PATTERN, REVISION_PATTERN
 from shared.recipe.keys import ELSEWHERE, keys_of, nearest
+
+WORDS = {
+    TOKEN_PATTERN: TOKEN_WORDS,
+    ID_PATTERN: "the owner and the name on the hub, org/name",
+    REVISION_PATTERN: "a branch, tag or commit",
+}
+"""What the patterns of values mean."""
 
 
 def describe(error: ValidationError, recipe: type[BaseModel]) -> str:
@@ -32,8 +40,8 @@ def describe(error: ValidationError, recipe: type[BaseModel]) -> str:
 
 def _wanted(fault: Any) -> str:
     """Say what a value should have been."""
-    if fault["type"] == "string_pattern_mismatch" and fault["ctx"]["pattern"] == TOKEN_PATTERN:
-        return f"use {TOKEN_WORDS}"
+    if fault["type"] == "string_pattern_mismatch" and fault["ctx"]["pattern"] in WORDS:
+        return f"use {WORDS[fault['ctx']['pattern']]}"
     message: str = fault["msg"]
     return message[0].lower() + message[1:]
 

@@ -228,6 +228,13 @@ def test_a_number_that_a_stored_recipe_could_not_hold_is_refused(name: str) -> N
         one(name, "inf")
 
 
+@pytest.mark.parametrize("name", ["model.id", "data.dataset.id"])
+def test_a_name_that_the_hub_does_not_have_is_refused_in_words(name: str) -> None:
+    address = "https://huggingface.co/org/name"
+    with pytest.raises(UserError, match=rf"^--{name}: use the owner and the name on the hub, org"):
+        one(name, address)
+
+
 def test_a_recipe_may_begin_with_the_mark_of_its_encoding(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(f'base = "{DIGITS}"', encoding="utf-8-sig")
