@@ -1,6 +1,7 @@
 """Describes what is wrong with a recipe in one line that names the key and the remedy."""
 
 import difflib
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -8,22 +9,25 @@ from pydantic import BaseModel, ValidationError
 from shared.messages.records import TOKEN_PATTERN, TOKEN_WORDS
 from shared.models.hub import ID_PATTERN, REVISION_PATTERN
 from shared.recipe.keys import ELSEWHERE, keys_of, nearest
+from shared.recipe.rewards import IDENTIFIER
 
 WORDS = {
     TOKEN_PATTERN: TOKEN_WORDS,
     ID_PATTERN: "the owner and the name on the hub, org/name",
     REVISION_PATTERN: "a branch, tag or commit",
+    IDENTIFIER: "the name of a Python function",
 }
 """What the patterns of values mean."""
 
 
-def describe(error: ValidationError, recipe: type[BaseModel]) -> str:
-    """Describe the first fault of a ``recipe`` in one line."""
+def describe(error: ValidationError, recipe: type[BaseModel], plain: Any = None) -> str:
+    """Describe the first fault of a ``recipe`` in one line; ``plain`` are its tables as they were
+    given, from which tables in a list have their names."""
     faults = error.errors(include_url=False)
     # A misspelt key is the cause of the missing one.
     first = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
     path, table = _walk(first["loc"], recipe)
-    where = ".".join(path)
+    where = ".".join(_by_name(path, plain))
     match first["type"]:
         case "extra_forbidden":
             return f"{where}: unknown key{_remedy(path, table, recipe)}"
@@ -36,6 +40,20 @@ def describe(error: ValidationError, recipe: type[BaseModel]) -> str:
             # Of a key that takes values of several kinds, every kind has its fault.
             wanted = [_wanted(fault) for fault in faults if _walk(fault["loc"], recipe)[0] == path]
             return f"{where}: {', or '.join(wanted)}, not {first['input']!r}"
+
+
+def _by_name(path: list[str], plain: Any) -> list[str]:
+    """Return the path with the names of tables in place of their numbers in a list."""
+    found, named = plain, list[str]()
+    for part in path:
+        if isinstance(found, list) and part.isdigit() and int(part) < len(found):
+            found = found[int(part)]
+            name = found.get("name") if isinstance(found, Mapping) else None
+            named.append(name if isinstance(name, str) and name else part)
+        else:
+            found = found.get(part) if isinstance(found, Mapping) else None
+            named.append(part)
+    return named
 
 
 def _wanted(fault: Any) -> str:

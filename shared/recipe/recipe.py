@@ -66,7 +66,7 @@ def resolve(path: Path, layers: Sequence[Layer], options: Mapping[str, Any]) -> 
     try:
         return _resolved(Recipe.model_validate(plain), path.resolve().parent)
     except ValidationError as error:
-        fault = describe(error, Recipe)
+        fault = describe(error, Recipe, plain)
         is_option = fault.split(":")[0] in options
         raise UserError(f"--{fault}" if is_option else f"{path}: {fault}") from error
 

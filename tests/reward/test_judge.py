@@ -317,7 +317,7 @@ def test_a_recipe_names_the_judge_and_where_its_key_is(tmp_path: Path) -> None:
 def test_a_faulty_table_of_the_judge_names_its_key(tmp_path: Path, table: str, said: str) -> None:
     with pytest.raises(UserError) as raised:
         load_recipe(with_judge(tmp_path, table))
-    assert f"reward.scorers.0.{said}" in str(raised.value) and "\n" not in str(raised.value)
+    assert f"reward.scorers.j.{said}" in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_a_request_shows_frames_of_a_video_evenly_spread() -> None:

@@ -228,6 +228,15 @@ def test_a_number_that_a_stored_recipe_could_not_hold_is_refused(name: str) -> N
         one(name, "inf")
 
 
+def test_a_fault_of_a_scorer_is_said_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^--reward.scorers.proxy.function: use the name of a Py"):
+        one("reward.scorers.proxy.function", "1")
+    path = tmp_path / "recipe.toml"
+    path.write_text(f'base = "{DIGITS}"\n[[reward.scorers]]\nname = "mine"\ntype = "python"')
+    with pytest.raises(UserError, match=r"reward.scorers.mine.source: missing; name your file"):
+        load_recipe(path)
+
+
 @pytest.mark.parametrize("name", ["model.id", "data.dataset.id"])
 def test_a_name_that_the_hub_does_not_have_is_refused_in_words(name: str) -> None:
     address = "https://huggingface.co/org/name"
