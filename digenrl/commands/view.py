@@ -29,7 +29,7 @@ def view(
 ) -> None:
     """Show a run's page in a browser: curves, timeline, samples, workers and decisions."""
     from digenrl.view.process import Wanted, show
-    from shared.telemetry import configure_logs
+    from shared.telemetry import configure_logs, quiet_logs
 
     paths = [Path(name) for name in names or [os.environ.get("DIGENRL_RUN", "")] if name]
     if not paths:
@@ -41,5 +41,8 @@ def view(
     settings = settings_of(
         run=wanted[0], worker="view", host=host, port=port, open_api=open_api, plain_http=plain_http
     )
-    configure_logs(service="view", worker=settings.worker, run=settings.run)
+    if scheduler:
+        configure_logs(service="view", worker=settings.worker, run=settings.run)
+    else:
+        quiet_logs()  # somebody reads the terminal
     show(Wanted(wanted, next(iter(folders), runs), settings, scheduler, token_file))

@@ -81,6 +81,12 @@ class Checked:
         recipe = self.recipe
         if recipe.sampling.tail is not None and not self.elsewhere:
             yield tail_line(recipe, self.path, RUNS)
+        decay = recipe.trainer.decay_steps
+        if decay is not None and recipe.run.steps > decay:
+            yield (
+                f"trainer.decay_steps: the learning rate is 0 after {decay} of {recipe.run.steps} "
+                "steps, and nothing is learned from there on; raise it with run.steps"
+            )
         every = recipe.trainer.checkpoint_every
         if every is not None and every != recipe.checkpoint_every:
             yield (

@@ -57,6 +57,14 @@ def test_a_key_that_fluid_devices_do_not_obey_is_named(every: int, said: int) ->
     assert recipe.checkpoint_every == 1
 
 
+def test_steps_from_which_nothing_is_learned_are_named() -> None:
+    def lines(steps: int) -> str:
+        return "\n".join(check(RECIPES / "digits.toml", options={"run.steps": steps}).lines)
+
+    assert "trainer.decay_steps: the learning rate is 0 after 26 of 27 steps" in lines(27)
+    assert "decay_steps" not in lines(26)
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_weights_that_are_not_here_are_no_reason_to_be_content(name: str) -> None:
     with pytest.raises(UserError, match=r"model\.folder: .* does not exist.*--elsewhere"):
