@@ -102,11 +102,13 @@ def test_a_recipe_names_files_relative_to_itself_and_their_prompts_are_made_once
     path = recipe_of(
         mine.parent, "[data.dataset]", 'folder = "mine"', 'prompt = "text"',
         "[evaluation.dataset]", 'folder = "mine"', 'prompt = "text"', 'split = "test"',
+        "[[reward.scorers]]", 'name = "size"', 'type = "jpeg-compressibility"',
     )  # fmt: skip
     recipe = load_recipe(path)
     with pytest.raises(UserError, match=r"data\.dataset\.folder.* make them with: digenrl fetch"):
         read_prompts(recipe.data.prompts)
-    said = CliRunner().invoke(cli.app, ["check", str(path)], catch_exceptions=False)
+    words = ["check", str(path), "--evaluation.digits", "none"]
+    said = CliRunner().invoke(cli.app, words, catch_exceptions=False)
     assert said.exit_code == 0 and f"{mine}: 2 prompts" in said.output
     begun = load_recipe(path)
     assert [each.text for each in read_prompts(begun.data.prompts)] == ["red", "blue"]

@@ -65,7 +65,7 @@ def test_prompts_that_have_moved_are_the_same_and_changed_ones_are_named(
     shutil.copy(record_of(recorded).recipe.data.prompts, moved)
     same = again(recorded, data__prompts=str(moved))
     assert differences(record_of(recorded), record_of(same)) == []
-    moved.write_text('{"prompt": "another"}\n')
+    moved.write_text('{"prompt": "another", "metadata": {"digit": 3}}\n')
     named = differences(record_of(recorded), record_of(again(recorded, data__prompts=str(moved))))
     assert any(line.startswith("digest of data.prompts was ") for line in named)
 
