@@ -1,6 +1,7 @@
 """`digenrl check`: whether a recipe can run."""
 
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -42,20 +43,37 @@ def check(
             "storage; takes a minute or two, and needs no weights and no GPU",
         ),
     ] = False,
+    save_profile: Annotated[
+        Path | None,
+        typer.Option(
+            help="with --trace: write what it counts as a cost profile, for plan and --profile"
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say whether a recipe can run, without starting anything."""
     from digenrl.local.check import check as check_recipe
     from digenrl.local.check import failed_as_json
 
+    if save_profile is not None and not traced:
+        raise UserError("--save-profile: a profile is made of a trace; add --trace")
     try:
         checked = check_recipe(
             recipe, devices, profile, options=given_keys(context), hosts=hosts, host_gpus=host_gpus,
             host_memory=host_memory, streamed=streamed,
-            elsewhere=elsewhere, traced=traced, say=partial(typer.echo, err=True),
+            elsewhere=elsewhere, traced=traced, counted=save_profile is not None,
+            say=partial(typer.echo, err=True),
         )  # fmt: skip
     except UserError as error:
         if as_json:
             typer.echo(failed_as_json(recipe, error))
         raise
+    if save_profile is not None:
+        from digenrl.profile.profile import write_profile
+        from digenrl.trace.profile import traced_profile
+
+        assert checked.trace is not None
+        made = traced_profile(checked.recipe, checked.trace, name=save_profile.stem)
+        write_profile(made, save_profile)
+        typer.echo(f"cost profile: {save_profile}", err=True)
     typer.echo(checked.as_json if as_json else "\n".join(checked.lines))

@@ -9,7 +9,7 @@ from typing import Any
 
 from digenrl.hub.dataset import make_own_prompts
 from digenrl.local.preflight import check_inputs, check_rest, ignore, versions_bytes
-from digenrl.planning.forecast import Forecast, as_dict, forecast, lines
+from digenrl.planning.forecast import Forecast, as_dict, forecast, has_profile, lines
 from digenrl.planning.plan import given_pool
 from digenrl.tail.results import tail_line
 from digenrl.trace.output import lines as trace_lines
@@ -125,6 +125,7 @@ def check(
     elsewhere: bool = False,
     timing: bool = True,
     traced: bool = False,
+    counted: bool = False,
     say: Say = ignore,
 ) -> Checked:
     """Check everything that could make a run fail at its start.
@@ -142,6 +143,8 @@ def check(
         timing: forecast the step time and look for a faster split, not only the memory.
         traced: trace the model's configuration, and forecast with what it takes. Only its
             configuration files have to be here, or it is one of the published models.
+        counted: count with the trace what a cost profile is made of. So it is if no profile is
+            named like the model.
         say: is told what a trace is at.
 
     Raises:
@@ -151,7 +154,8 @@ def check(
     if not elsewhere and make_own_prompts(recipe, say):
         recipe = load_recipe(path, options)
     if traced:
-        recipe, elsewhere, found = _traced(recipe, elsewhere, say)
+        counted = counted or (profile is None and not has_profile(recipe))
+        recipe, elsewhere, found = _traced(recipe, elsewhere, counted, say)
     elif elsewhere and (recipe.model.folder / "model_index.json").is_file():
         check_inputs(recipe, weights=False, elsewhere=True)
     elif elsewhere:
@@ -175,7 +179,9 @@ def check(
     return Checked(path, recipe, elsewhere, expected, found)
 
 
-def _traced(recipe: Recipe, elsewhere: bool, say: Say) -> tuple[Recipe, bool, Trace]:
+def _traced(
+    recipe: Recipe, elsewhere: bool, is_counted: bool, say: Say
+) -> tuple[Recipe, bool, Trace]:
     """Returns the recipe with the configuration that was traced, and whether its model and rewards
     were taken to be on other hosts."""
     configuration = configuration_of(recipe.model.folder, recipe.model.name)
@@ -190,11 +196,13 @@ def _traced(recipe: Recipe, elsewhere: bool, say: Say) -> tuple[Recipe, bool, Tr
     from digenrl.trace.runs import setting_of, trace  # torch
 
     setting = setting_of(recipe, fragment_of(recipe))
-    return (
-        recipe,
-        elsewhere,
-        trace(recipe, setting, is_published=configuration.is_published, say=say),
-    )
+    found = trace(recipe, setting, is_published=configuration.is_published, say=say)
+    if is_counted and recipe.model.trained == "lora":
+        from digenrl.trace.work import counted
+
+        say("what the network computes, by the size of its samples")
+        found = found.model_copy(update={"counted": counted(recipe, setting)})
+    return recipe, elsewhere, found
 
 
 def failed_as_json(path: Path, error: UserError) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from digenrl.planning.plan import accepts, known_profiles, parse_kinds, with_weights
 from digenrl.planning.work import sample_seconds, work_line
+from digenrl.trace.profile import traced_profile
 from digenrl.trace.record import Trace
 from services.scheduler.costs.memory import (
     Needed,
@@ -43,6 +44,7 @@ from services.scheduler.planning.staleness import line as staleness_line
 from services.scheduler.planning.ways import Way
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import simulate
+from shared.errors import UserError
 from shared.recipe.recipe import Recipe
 
 BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
@@ -119,8 +121,7 @@ def forecast(
     Raises:
         UserError: if the devices are too few, too small or unknown.
     """  # fmt: skip
-    name = profile or profile_of(recipe, known_profiles())
-    costs = with_shape_of(load_profile(name), recipe)
+    costs = with_shape_of(_costs(recipe, profile, trace), recipe)
     hosts = parse_hosts(option, devices, costs, host_gpus=host_gpus)
     if host_memory is not None:
         hosts = replace(hosts, memory_gib=parse_host_memory(host_memory, costs))
@@ -243,6 +244,25 @@ def better_keys(found: Forecast) -> dict[str, Any]:
         found.profile, found.better.split, found.better.schedule, host_gpus=found.hosts.gpus,
         recipe=found.recipe,
     )  # fmt: skip
+
+
+def has_profile(recipe: Recipe) -> bool:
+    """Return whether a cost profile is named like the model."""
+    try:
+        profile_of(recipe, known_profiles())
+    except UserError:
+        return False
+    return True
+
+
+def _costs(recipe: Recipe, name: str | None, trace: Trace | None) -> Profile:
+    """Return the profile of that name, or the one named like the model, or what a trace has counted
+    where there is none."""
+    if name is None and trace is not None and trace.counted is not None and not has_profile(recipe):
+        made = traced_profile(recipe, trace)
+        plain = {key: getattr(made, key) for key in type(made).model_fields if key != "variants"}
+        return Profile(**plain, variant=made.variants["lora"])
+    return load_profile(name or profile_of(recipe, known_profiles()))
 
 
 def with_trace(profile: Profile, trace: Trace, use: Use) -> Profile:

@@ -100,7 +100,7 @@ def profile_of(costs: ProfileFile, variant: VariantName = "lora") -> Profile:
 
 def write_profile(costs: ProfileFile, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(costs.model_dump_json(indent=2) + "\n")
+    path.write_text(costs.model_dump_json(indent=2, exclude_defaults=True) + "\n")
 
 
 def row_seconds(

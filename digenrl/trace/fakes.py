@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 
-from shared.diffusion.families.base import NEGATIVE, Family, decoder_dtype
+from shared.diffusion.families.base import NEGATIVE, Family, decoder_dtype, quiet_diffusers
 from shared.diffusion.masters import TrainedWeights
 from shared.diffusion.models import IMAGE, Conditions
 from shared.diffusion.policy import LoadedPolicy, policy_of
@@ -178,6 +178,7 @@ def shard_fakes(recipe: Recipe, model: FakeModel, mesh: DeviceMesh) -> FakeModel
 def text_bytes(folder: Path, dtype: str) -> dict[str, int]:
     """Returns the bytes of each text encoder's weights, held as ``dtype``."""
     found = {}
+    quiet_diffusers()
     for name, made in PartConfig(folder / "model_index.json").items():
         is_text = name.startswith("text_encoder") or name in ("connectors", "image_encoder")
         if is_text and isinstance(made, list) and all(made):
@@ -250,10 +251,9 @@ def _pipeline(folder: Path, dtype: torch.dtype, decodes_in: torch.dtype) -> Simp
 
 def _of_configuration(folder: Path, part: str) -> Any:
     """Builds a part of a diffusers folder, with values or not, as the mode is."""
+    quiet_diffusers()  # a configuration may have keys that no network takes
     import diffusers
-    from diffusers.utils import logging
 
-    logging.set_verbosity_error()  # a configuration may have keys that no network takes
     made = PartConfig(folder / "model_index.json")[part][1]
     return getattr(diffusers, made).from_config(dict(PartConfig(folder / part / "config.json")))
 

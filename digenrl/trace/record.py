@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from services.scheduler.costs.memory import FIGURES_BYTES
-from services.scheduler.costs.sizes import Memory, Positive
+from services.scheduler.costs.sizes import Memory, Positive, Work
 from shared.messages.records import Count, Record, Text
 from shared.models.memory import ITEM_BYTES
 
@@ -129,6 +129,16 @@ class Stored(Record):
         )
 
 
+class Counted(Record):
+    """Holds what a cost profile needs besides a trace."""
+
+    work: Work
+    whole: Pass
+    """Decoding one sample as a whole."""
+    tiled: Pass
+    """The same in tiles, or as a whole if the decoder knows none."""
+
+
 class Trace(Record):
     model: Text
     """Name of the model's folder."""
@@ -143,6 +153,8 @@ class Trace(Record):
     """Training on a device that holds all weights; None if they are shared."""
     sharded: Sharded | None
     stored: Stored
+    counted: Counted | None = None
+    """What makes it a cost profile, if that was asked for."""
 
     @property
     def training(self) -> Training:

@@ -22,22 +22,29 @@ SMALL_CARDS = {
     "qwen-image.48gb": "l40s=8",
     "hunyuanvideo.48gb": "l40s=8",
 }
+BY_TRACE = {
+    "flux1-kontext": 8,
+    "flux2-dev": 8,
+    "flux2-klein-4b": 4,
+    "hunyuanvideo-1.5": 8,
+    "ltx-2": 8,
+    "qwen-image-edit": 8,
+    "wan2.1-i2v-14b": 8,
+    "z-image": 4,
+}
+"""Recipes of models whose cost profile is made of a trace, and their GPUs of 80 GB."""
 SHIPPED = [
     *(f"{model}{size}" for model in MODELS for size in ("", ".1-gpu", ".mixed")),
     *IN_ONE_SIZE,
     *SMALL_CARDS,
+    *BY_TRACE,
 ]
-WITHOUT_COSTS = (
-    "flux1-kontext", "flux2-dev", "flux2-klein-4b", "hunyuanvideo-1.5", "ltx-2", "qwen-image-edit",
-    "wan2.1-i2v-14b", "z-image",
-)  # fmt: skip
-"""Recipes of models that have no cost profile yet."""
 
 
 def test_there_are_recipes_for_every_model_and_size() -> None:
     found = {path.stem for path in RECIPES.glob("*.toml")}
     demos = {"digits", "digits-edit", "digits-fluid", "digits-my-reward", "digits-nft"}
-    assert found == {*SHIPPED, *WITHOUT_COSTS, *demos}
+    assert found == {*SHIPPED, *demos}
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
@@ -76,7 +83,7 @@ def test_a_recipe_s_devices_are_those_that_it_says(name: str) -> None:
     recipe = load_recipe(RECIPES / f"{name}.toml")
     devices = recipe.rollout.workers + max(recipe.trainer.devices, recipe.trainer.ranks)
     size = next(size for size in (".1-gpu", ".mixed", "") if name.endswith(size))
-    assert devices == {"": 8, ".1-gpu": 1, ".mixed": 24}[size]
+    assert devices == BY_TRACE.get(name, {"": 8, ".1-gpu": 1, ".mixed": 24}[size])
     assert recipe.schedule.mode == ("colocated" if size == ".1-gpu" else "pipelined")
 
 
@@ -87,6 +94,8 @@ CARDS_OF_48 = "h100=8,l40s=16"
 def stated_devices(name: str) -> str:
     if name in SMALL_CARDS:
         return SMALL_CARDS[name]
+    if name in BY_TRACE:
+        return f"h100={BY_TRACE[name]}"
     model = next(model for model in (*MODELS, *IN_ONE_SIZE) if name.startswith(model))
     size = name.removeprefix(model)
     return CARDS_OF_48 if size == ".mixed" else CARDS_OF_80[size]

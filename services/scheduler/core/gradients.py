@@ -93,7 +93,7 @@ def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
 
 def _is_begun(batch: BatchState) -> bool:
     """Whether a group of the batch was given to somebody to train."""
-    return any(group.sent or group.computed_by is not None for group in batch.groups)
+    return batch.tally.sent[0] > 0 or any(g.computed_by is not None for g in batch.groups)
 
 
 def _rounds_ahead(plan: Plan, state: State) -> int:

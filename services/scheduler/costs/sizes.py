@@ -2,7 +2,7 @@
 
 A forward pass of one row of the network, with n tokens of latents and t of text, takes
 
-    products with weights    a n + b t
+    products with weights    a n + b t + c
     attention                p n^2 + q n t + r t^2
 
 operations. A trained row takes as many again for each pass that it makes: forward, forward again
@@ -88,6 +88,8 @@ class Work(Record):
     cross_flop: NotNegative
     """Operations for each pair of a token of latents and one of text."""
     text_pair_flop: NotNegative
+    row_gflop: NotNegative = 0.0
+    """Operations of every row, whatever its size: of what is embedded from time and guidance."""
 
     @property
     def size(self) -> Size:
@@ -145,7 +147,7 @@ def num_tokens(work: Work, size: Size) -> int:
 
 def _products(work: Work, size: Size) -> float:
     latents, text = num_tokens(work, size), _text_tokens(work, size)
-    return (work.token_gflop * latents + work.text_token_gflop * text) / 1e3
+    return (work.token_gflop * latents + work.text_token_gflop * text + work.row_gflop) / 1e3
 
 
 def _attention(work: Work, size: Size) -> float:

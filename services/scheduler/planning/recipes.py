@@ -31,7 +31,8 @@ def profile_of(recipe: Recipe, known: Iterable[str]) -> str:
             return name
     raise UserError(
         f"--profile: no cost profile is named like the model {model}; name one of "
-        f"{', '.join(names)}, or measure one with `digenrl profile`"
+        f"{', '.join(names)}, measure one with `digenrl profile`, or make one with `digenrl check "
+        "RECIPE --trace --save-profile FILE.json`"
     )
 
 

@@ -105,7 +105,7 @@ class Family(ABC):
         Raises:
             UserError: if they are incomplete, or if a package that ``holding`` needs is missing.
         """
-        _quiet_diffusers()
+        quiet_diffusers()
         pipeline_class = cls.class_named(spec.pipeline)
         names = part_folders(folder, "transformer") if "transformer" in parts else []
         computes_in = network_dtype(holding.weights, dtype)
@@ -348,7 +348,7 @@ def _copied(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
     return nn.Parameter(parameter.detach().to(device, copy=True), parameter.requires_grad)
 
 
-def _quiet_diffusers() -> None:
+def quiet_diffusers() -> None:
     """Imports diffusers without progress bars and warnings, which do not belong in a log."""
     for library in ("DIFFUSERS", "TRANSFORMERS"):  # read when they are imported
         os.environ.setdefault(f"{library}_VERBOSITY", "error")

@@ -22,7 +22,11 @@ from shared.errors import UserError
 from tests.scheduler.costs.tables import NAMES
 
 names = st.sampled_from(NAMES)
-SIZED = ("sd35-medium", "sd35-large", "wan2.1-1.3b", "wan2.2-a14b")
+TRACED = (
+    "flux1-kontext", "flux2-dev", "flux2-klein-base-4b", "hunyuanvideo-1.5", "ltx-2",
+    "qwen-image-edit", "wan2.1-i2v-14b", "z-image",
+)  # fmt: skip
+SIZED = ("sd35-medium", "sd35-large", "wan2.1-1.3b", "wan2.2-a14b", *TRACED)
 """Of which no figures are known that it could be compared with."""
 
 

@@ -1,0 +1,137 @@
+"""Makes a cost profile of a trace: its memory and operations, and seconds by assumed rates.
+
+Nothing in it was measured. Operations become seconds at rates that the profiles of known models
+have; what no trace sees, such as a reward or the speed of another device, is taken over from one of
+them. Imports no torch.
+"""
+
+import math
+from typing import Any
+
+from digenrl.trace.record import Trace
+from services.scheduler.costs.memory import rollout_needs, trainer_needs, usual
+from services.scheduler.costs.profile import PROFILES, ProfileFile
+from services.scheduler.costs.sizes import forward_tflop
+from services.scheduler.planning.recipes import fragment_of, shape_of
+from shared.errors import UserError
+from shared.models.catalogue import family_of
+from shared.recipe.recipe import Recipe
+
+FORWARD_TFLOPS = 400.0
+"""Operations of an H100 per second in a network's forward pass, in 1e12: those of SD3.5-M and
+HunyuanVideo by their profiles; Wan2.1-14B has 410, FLUX.1-dev 370."""
+DECODING_TFLOPS = 80.0
+"""The same of a decoder in float32: an image's .03 s, and HunyuanVideo's 3.2 s."""
+REWARD_SECONDS = {"image": 0.05, "video": 0.8}
+CALL_SECONDS = {"image": 0.02, "video": 0.012}
+LIKE = {"image": "flux1-dev", "video": "wan2.1-14b"}
+"""Profiles that have what no trace sees."""
+GIB = 2**30
+DIGITS = 4
+
+
+def traced_profile(recipe: Recipe, trace: Trace, *, name: str | None = None) -> ProfileFile:
+    """Returns the cost profile of a model that is trained by LoRA, from a trace with its work.
+
+    Args:
+        name: name of the profile, by default the model's.
+
+    Raises:
+        UserError: if all weights are trained, of which a profile's tables say nothing.
+    """
+    if recipe.model.trained != "lora":
+        raise UserError(
+            'model.trained: a trace makes a cost profile of "lora" only; name one with --profile'
+        )
+    assert trace.counted is not None, "a trace without the work of its network"
+    what = "video" if recipe.model.frames > 1 else "image"
+    like = ProfileFile.model_validate_json((PROFILES / f"{LIKE[what]}.json").read_text())
+    memory = trace.memory(fragment=fragment_of(recipe)).model_copy(
+        update={
+            "decode_gib": trace.counted.whole.peak_bytes / GIB,
+            "tiled_gib": trace.counted.tiled.peak_bytes / GIB,
+        }
+    )
+    alone = usual(memory)
+    forward = forward_tflop(trace.counted.work, trace.counted.work.size)
+    decoding = sum(trace.counted.whole.flops.values()) / 1e12
+    published = trace.stored.weights / 1e9
+    plain: dict[str, Any] = {
+        "name": name or recipe.model.name,
+        "description": _description(recipe),
+        "shape": shape_of(recipe).model_dump(exclude_defaults=True),
+        "embeds_guidance": family_of(recipe.model.folder).embeds_guidance,
+        "rollout": {
+            **like.rollout.model_dump(exclude={"held_gib", "sample_gib"}),
+            "call_seconds": CALL_SECONDS[what],
+            "sample_seconds": forward / FORWARD_TFLOPS,
+            "decode_seconds": decoding / DECODING_TFLOPS,
+            "reward_seconds": REWARD_SECONDS[what],
+            "memory_gib": rollout_needs(memory, alone).total - memory.text_gib,
+        },
+        "variants": {
+            "lora": {
+                **like.variants["lora"].model_dump(exclude_defaults=True),
+                "forwards_per_step": trace.shape.forwards,
+                "rho": trace.rho,
+                "memory_gib": trainer_needs(memory, alone).total - memory.text_gib,
+                "sharded": recipe.trainer.sharded,
+                "published_gb": published,
+                "publish_seconds": published,
+            }
+        },
+        "colocated": {
+            **like.colocated.model_dump(),
+            "engine_gb": (memory.network_gib + memory.text_gib + memory.decoder_gib) * GIB / 1e9,
+        },
+        "memory": memory.model_dump(),
+        "work": trace.counted.work.model_dump(exclude_defaults=True),
+        "devices": {
+            kind: device.model_dump(exclude_defaults=True) for kind, device in like.devices.items()
+        },
+        "sources": _sources(like.name, forward),
+    }
+    return ProfileFile.model_validate(_rounded(plain))
+
+
+def _description(recipe: Recipe) -> str:
+    table, shape = recipe.model, shape_of(recipe)
+    frames = f"{table.frames} frames, " if table.frames > 1 else ""
+    return (
+        f"{table.name}, {table.height}x{table.width}, {frames}{shape.steps} steps of which "
+        f"{shape.trained_steps} are trained"
+    )
+
+
+def _sources(like: str, forward: float) -> dict[str, dict[str, str]]:
+    def source(kind: str, note: str) -> dict[str, str]:
+        return {"kind": kind, "note": note}
+
+    counted = "Counted by a trace of the configuration"
+    return {
+        "colocated": source("assumed", f"As {like}, with the sizes of this model."),
+        "devices": source("assumed", f"As {like}."),
+        "memory": source(
+            "traced",
+            f"{counted}: peaks of a step of a fragment, of one decoded sample, and of one and two "
+            "trained rows. Without the allocator's slack and kernels' work spaces.",
+        ),
+        "rollout": source(
+            "assumed",
+            f"Not measured: {forward:.3g} TFLOP for a row at {FORWARD_TFLOPS:g} TFLOP/s, decoding "
+            f"at {DECODING_TFLOPS:g}; rewards as of other models.",
+        ),
+        "shape": source("recipe", "The shape of its recipe."),
+        "variants": source("assumed", f"As {like} by size; rho by counted operations."),
+        "work": source("traced", f"{counted}, with its adapter and prompts of full length."),
+    }
+
+
+def _rounded(plain: Any) -> Any:
+    """Returns a tree with its numbers rounded to the digits that count."""
+    if isinstance(plain, dict):
+        return {key: _rounded(value) for key, value in plain.items()}
+    if not isinstance(plain, float) or plain == 0:
+        return plain
+    digits = max(DIGITS, math.ceil(math.log10(abs(plain))))  # whole numbers stay whole
+    return round(plain, digits - 1 - math.floor(math.log10(abs(plain))))

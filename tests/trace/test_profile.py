@@ -1,0 +1,84 @@
+"""A trace makes a cost profile, where a model has none."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from digenrl.cli import app
+from digenrl.local.check import check
+from digenrl.planning.forecast import forecast
+from digenrl.profile.profile import write_profile
+from digenrl.trace.profile import FORWARD_TFLOPS, traced_profile
+from digenrl.trace.record import Trace
+from digenrl.trace.runs import setting_of, trace
+from digenrl.trace.work import counted
+from services.scheduler.costs.profile import load_profile
+from services.scheduler.costs.sizes import Size, forward_tflop
+from shared.errors import UserError
+from shared.recipe.recipe import load_recipe, override
+from tests.paths import DIGITS, RECIPES
+from tests.scheduler.costs.test_profile import numbers
+
+FRAGMENT = 2
+
+
+@pytest.fixture(scope="module")
+def traced() -> Trace:
+    recipe = load_recipe(DIGITS)
+    setting = setting_of(recipe, FRAGMENT)
+    found = trace(recipe, setting, is_published=False, say=lambda _: None)
+    return found.model_copy(update={"counted": counted(recipe, setting)})
+
+
+def test_six_passes_give_the_operations_of_every_size(traced: Trace) -> None:
+    height, width = 4, 8
+    recipe = override(load_recipe(DIGITS), {"model.height": height, "model.width": width})
+    found = trace(recipe, setting_of(recipe, FRAGMENT), is_published=False, say=lambda _: None)
+    assert traced.counted is not None
+    size = Size(height=height, width=width, frames=1, text_tokens=found.shape.text_tokens)
+    row = found.step_flops / found.shape.forwards / 1e12
+    assert forward_tflop(traced.counted.work, size) == pytest.approx(row, rel=1e-6)
+
+
+def test_a_model_without_a_profile_is_forecast_by_its_trace(traced: Trace, tmp_path: Path) -> None:
+    recipe, path = load_recipe(DIGITS), tmp_path / "made.json"
+    found = forecast(recipe, "h100=3", None, host_gpus=8, trace=traced)
+    assert found.profile.name == recipe.model.name and found.simulated is not None
+    write_profile(traced_profile(recipe, traced, name="made"), path)
+    plain, made = json.loads(path.read_text()), load_profile(path)
+    assert made.name == "made" and made.work is not None and made.memory is not None
+    expected = forward_tflop(made.work, made.work.size) / FORWARD_TFLOPS
+    assert made.rollout.sample_seconds == pytest.approx(expected, rel=1e-3)
+    sources = plain.pop("sources")
+    assert all(any(f"{n}.".startswith(f"{key}.") for key in sources) for n in numbers(plain))
+    said = check(DIGITS, "h100=3", str(path)).lines
+    assert any(line.startswith("by the cost profile made: ") for line in said)
+
+
+@pytest.mark.slow
+def test_a_profile_is_written_by_an_option(tmp_path: Path) -> None:
+    path = tmp_path / "made.json"
+    options = ["--trace", "--devices", "h100=3", "--save-profile", str(path)]
+    run = CliRunner().invoke(app, ["check", str(DIGITS), *options])
+    assert run.exit_code == 0, run.output
+    assert f"by the cost profile {load_recipe(DIGITS).model.name}: " in run.output
+    assert load_profile(path).name == "made"
+
+
+def test_a_profile_needs_a_trace_and_an_adapter(traced: Trace, tmp_path: Path) -> None:
+    path = str(tmp_path / "made.json")
+    run = CliRunner().invoke(app, ["check", str(DIGITS), "--save-profile", path])
+    assert isinstance(run.exception, UserError) and "--save-profile: " in str(run.exception)
+    full = override(load_recipe(DIGITS), {"model.trained": "full"})
+    with pytest.raises(UserError, match=r"model\.trained: "):
+        traced_profile(full, traced)
+
+
+@pytest.mark.parametrize("name", ["qwen-image-edit", "hunyuanvideo-1.5"])
+def test_a_model_is_not_forecast_by_the_profile_of_one_whose_name_its_own_begins_with(
+    name: str,
+) -> None:
+    found = check(RECIPES / f"{name}.toml", "h100=8", elsewhere=True, timing=False).forecast
+    assert found is not None and found.profile.name == name
