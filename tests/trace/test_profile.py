@@ -71,7 +71,7 @@ def test_a_profile_needs_a_trace_and_an_adapter(traced: Trace, tmp_path: Path) -
     path = str(tmp_path / "made.json")
     run = CliRunner().invoke(app, ["check", str(DIGITS), "--save-profile", path])
     assert isinstance(run.exception, UserError) and "--save-profile: " in str(run.exception)
-    full = override(load_recipe(DIGITS), {"model.trained": "full"})
+    full = override(load_recipe(DIGITS), {"model.trained": "full", "algorithm.kl_beta": 0.0})
     with pytest.raises(UserError, match=r"model\.trained: "):
         traced_profile(full, traced)
 

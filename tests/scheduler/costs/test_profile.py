@@ -60,7 +60,7 @@ def test_profiles_of_the_repository_are_known_by_name() -> None:
 
 
 def test_an_unknown_profile_is_refused_with_the_known_names() -> None:
-    with pytest.raises(UserError, match=r"no cost profile sdxl; known are flux1-dev, hunyuan"):
+    with pytest.raises(UserError, match=r"no cost profile sdxl; known are flux1-dev, flux1-kon"):
         load_profile("sdxl")
 
 
