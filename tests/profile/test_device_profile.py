@@ -209,7 +209,6 @@ def test_a_measured_profile_is_found_by_its_name(
         on("NVIDIA H200"),
     )  # fmt: skip
     write_profile(found, tmp_path / f"{found.name}.json")
-    for module in (planning, costs):
-        monkeypatch.setattr(module, "PROFILES", tmp_path)
+    monkeypatch.setattr(costs, "PROFILES", tmp_path)
     assert planning.known_profiles() == ["wan2.1-14b@H200"]
     assert load_profile("wan2.1-14b@H200").variant.rho == found.variants["lora"].rho
