@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench.growth.commands import growth
-from bench.learning.commands import learning, learning_services, learning_tables
+from bench.learning.commands import learning, learning_services, learning_tables, shared_noise
 from bench.spread.commands import spread
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 bench = typer.Typer(help="Measure: schedules, devices, control.", no_args_is_help=True)
-for command in (learning, learning_services, learning_tables, growth, spread):
+for command in (learning, learning_services, learning_tables, shared_noise, growth, spread):
     bench.command()(command)
 MIN_COLUMNS = 170
 PLAIN_ROWS = 9
@@ -160,6 +160,40 @@ def rows(
         sys.stdout.write(f"{row.name}: about {length.seconds(row):.0f} s; {row.command}\n")
     if not list_only:
         asyncio.run(run_rows(chosen, length, results, folder.resolve(), _console()))
+
+
+@bench.command("lost-host")
+def lost_host(
+    name: Annotated[str, typer.Argument(help="the row")] = "qwen-image-32-on-policy",
+    scale: Annotated[float, typer.Option(min=1, help="times faster than real")] = 4.0,
+    rounds: Annotated[int, typer.Option(min=1, help="runs")] = 3,
+    folder: ClusterFolder = CLUSTER_FOLDER,
+) -> None:
+    """Measure what it costs that a host dies in the middle of a batch and comes back."""
+    from bench.cluster.lost_host import measure
+    from bench.cluster.rows import row_of
+    from bench.cluster.session import opened
+
+    case = row_of(name).case(rounds=rounds, batches=1, one_step_batches=2)
+    setting = case.setting(case.modes[0], 0).model_copy(update={"scale": scale})
+
+    async def measured() -> None:
+        async with opened(folder.resolve()) as session:
+            for number in range(rounds):
+                found = await measure(session, setting.model_copy(update={"seed": number}))
+                _print(
+                    {
+                        "row": name,
+                        "scale": scale,
+                        "usual_s": round(scale * found.usual_seconds, 2),
+                        "killed_after_s": round(scale * found.lost_after, 2),
+                        "lost_s": round(scale * found.lost_seconds, 2),
+                        "lost_wall_s": round(found.lost_seconds, 2),
+                        "batches_s": [round(scale * each, 2) for each in found.batch_seconds],
+                    }
+                )
+
+    asyncio.run(measured())
 
 
 @bench.command("forecasts")

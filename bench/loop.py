@@ -57,7 +57,7 @@ def compare(recipe: Recipe, rounds: int, groups: int, plain_rows: int) -> Compar
     loaded = load_policy(recipe, {"transformer", "text", "decoder"})
     prompt = read_prompts(recipe.data.prompts)[0].text
     plain = _Plain(recipe, loaded, prompt, plain_rows)
-    ours = _Ours(recipe, loaded, prompt)
+    ours = Ours(recipe, loaded, prompt)
     size = recipe.batch.group_size
     found: dict[str, list[float]] = {}
 
@@ -133,7 +133,7 @@ class _Plain:
         return self._loaded.model.velocity(latents, sigma, rows, guidance=guidance)
 
 
-class _Ours:
+class Ours:
     def __init__(self, recipe: Recipe, loaded: LoadedPolicy, prompt: str) -> None:
         self._recipe, self._prompt = recipe, prompt
         self._generator = Generator(recipe, loaded)

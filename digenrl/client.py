@@ -30,6 +30,7 @@ from digenrl.api.models import (
     SamplePage,
     StorageView,
 )
+from digenrl.api.shown import CurvesView, EvaluationDetail, EvaluationView, RecipeView
 from services.scheduler.shell.api_batches import (
     BatchDetail,
     BatchView,
@@ -38,6 +39,7 @@ from services.scheduler.shell.api_batches import (
     VersionView,
 )
 from services.scheduler.shell.api_letters import DeadLetterDetail, DeadLetterView, Settled
+from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import Accepted, RunView, TagView, WorkerView
 from shared.errors import UserError
 from shared.messages.contracts import TagMode
@@ -120,6 +122,9 @@ class Client:
     def get_run(self) -> RunView:
         return self._get(RunView, "/v1/run")
 
+    def get_load(self) -> LoadView:
+        return self._get(LoadView, "/v1/load")
+
     def pause_run(self) -> Accepted:
         return self._post(Accepted, "/v1/run/pause")
 
@@ -178,6 +183,24 @@ class Client:
     def get_sample_media(self, batch: int, group: int, sample: int) -> bytes:
         path = f"/v1/batches/{batch}/samples/{group}/{sample}/media"
         return self._ask("GET", path).content
+
+    # --- recipe, curves, evaluations ---------------------------------------------------------
+
+    def get_recipe(self) -> RecipeView:
+        return self._get(RecipeView, "/v1/recipe")
+
+    def get_curves(self, after: int = 0, limit: int = 500) -> CurvesView:
+        return self._get(CurvesView, "/v1/curves", {"after": after, "limit": limit})
+
+    def list_evaluations(self, limit: int = 50, before: int | None = None) -> list[EvaluationView]:
+        wanted: Params = {"limit": limit, "before": before}
+        return self._get(list[EvaluationView], "/v1/evaluations", wanted)
+
+    def get_evaluation(self, version: int) -> EvaluationDetail:
+        return self._get(EvaluationDetail, f"/v1/evaluations/{version}")
+
+    def get_media(self, name: str) -> bytes:
+        return self._ask("GET", f"/v1/media/{quote(name, safe='')}").content
 
     # --- dead letters, audit, storage --------------------------------------------------------
 

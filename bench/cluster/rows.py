@@ -33,11 +33,11 @@ POOLS = {
     "16-l40s-16": "h100x8*2+l40sx8*2",
 }
 """What rows are called by -> their hosts."""
-BATCH_SECONDS: dict[Way, float] = {"on-policy": 7.0, "one-step": 4.0}
+BATCH_SECONDS: dict[Way, float] = {"on-policy": 7.0, "one-step": 6.0}
 """Seconds that an emulated batch takes at its best. Messages and fsync take as many milliseconds as
 in a real run; on-policy they lie between two batches, where no other work hides them."""
 LONGER = 2.0
-"""Times as long if a real batch takes minutes: a millisecond counts 15 to 60 times even then."""
+"""Times as long if a real batch takes minutes: a millisecond counts 15 to 72 times even then."""
 MINUTES = 200.0
 """Seconds that such a batch takes at least."""
 ATTENTION = [
@@ -175,8 +175,7 @@ class Row:
     @property
     def batch_seconds(self) -> float:
         """Seconds that an emulated batch takes at its best."""
-        is_long = self.way == "on-policy" and self.floor_seconds > MINUTES
-        return BATCH_SECONDS[self.way] * (LONGER if is_long else 1.0)
+        return BATCH_SECONDS[self.way] * (LONGER if self.floor_seconds > MINUTES else 1.0)
 
     @property
     def scale(self) -> float:

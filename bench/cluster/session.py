@@ -16,7 +16,7 @@ from bench.cluster.setting import Setting, recipe_of, write_prompts
 from bench.runner import figures
 from bench.runner.figures import Interval
 from bench.runner.session import Session, open_session
-from bench.runner.watch import OnCommit, service, watching
+from bench.runner.watch import OnCommit, Watch, service, watching
 from digenrl.local.brokers import Program
 from digenrl.local.ports import free_ports
 from digenrl.local.supervisor import STOP_S
@@ -55,18 +55,8 @@ async def run(
     """
     session.num_runs += 1
     setting = setting.model_copy(update={"run": f"{setting.run}-{session.num_runs}"})
-    folder = session.new_folder(setting.run)
-    _prepare(folder, setting)
-    emulated = services_of(setting)
-    [port] = free_ports(1)
-    announcements = [subjects.event_subject(setting.run, "policy_published")]
-    async with watching(
-        session, setting.run, folder / "logs", announcements, patience_s=SILENCE_S, stop_s=STOP_S
-    ) as watch:
-        for program in _programs(session, folder, emulated, port):
-            await watch.services.start(program, wait=False)
-        await watch.or_failed(_all_joined(session.tokens, port, setting))
-        await session.store.create(joined_key(setting.run), b"")
+    folder, emulated = session.new_folder(setting.run), services_of(setting)
+    async with started(session, setting, folder) as watch:
         begin, end = await watch.follow(warm_up - 1, last, note, streams=True)
         usage = await watch.usage(last)
     found = {name: json.loads((folder / f"{name}.json").read_text()) for name in emulated}
@@ -79,6 +69,22 @@ async def run(
         intervals=[Interval(**each) for one in found.values() for each in one["intervals"]],
         overshoot={name: one["overshoot"] for name, one in found.items()},
     )
+
+
+@contextlib.asynccontextmanager
+async def started(session: Session, setting: Setting, folder: Path) -> AsyncIterator[Watch]:
+    """Starts the services of a run, and returns once all devices have joined."""
+    _prepare(folder, setting)
+    [port] = free_ports(1)
+    announcements = [subjects.event_subject(setting.run, "policy_published")]
+    async with watching(
+        session, setting.run, folder / "logs", announcements, patience_s=SILENCE_S, stop_s=STOP_S
+    ) as watch:
+        for program in _programs(session, folder, services_of(setting), port):
+            await watch.services.start(program, wait=False)
+        await watch.or_failed(_all_joined(session.tokens, port, setting))
+        await session.store.create(joined_key(setting.run), b"")
+        yield watch
 
 
 @contextlib.asynccontextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.growth import core, fluid_core, history, live
+from services.scheduler.shell.heap import settle_heap
 
 Row = dict[str, Any]
 FEW_MEMBERS = 64
@@ -30,6 +31,7 @@ def measure_all(
         groups: of a commit record.
         num_live: workers of the real scheduler, which opens so many ``batches``; 0: none.
     """
+    settle_heap()  # as the scheduler does: otherwise collections of garbage grow with all there is
     for number in devices:
         yield {"opening": asdict(core.measure(number))}
         yield {"opening, five fragments each": asdict(core.measure(number, fragments_per_device=5))}

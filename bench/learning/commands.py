@@ -57,6 +57,18 @@ def learning_services(
     sys.stdout.write(json.dumps(compared(results, "old", "new"), indent=1) + "\n")
 
 
+def shared_noise(
+    recipe: Annotated[Path, typer.Argument(help="for its model, sampling and batch")],
+    rounds: Annotated[int, typer.Option(min=1, help="of each, by turns")] = 9,
+    groups: Annotated[int, typer.Option(min=1, help="of each round")] = 4,
+) -> None:
+    """Compare what shared noise saves with what the planner forecasts of it."""
+    from bench.shared_noise import compare, show
+    from shared.recipe.recipe import load_recipe
+
+    show(compare(load_recipe(recipe), rounds, groups))
+
+
 def learning_tables(
     results: LearningResults = LEARNING_RESULTS,
     page: Annotated[Path, typer.Option(help="whose tables are written anew")] = Path(

@@ -69,6 +69,8 @@ class Watch:
     heard: list[Heard] = field(default_factory=list)
     commits: list[float] = field(default_factory=list)
     """When each version was announced, the first one first."""
+    may_die: set[str] = field(default_factory=set)
+    """Processes that are killed, and start anew."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def receive(self, raw: Msg) -> None:
@@ -152,7 +154,7 @@ class Watch:
         """Refuses a run in which something was done twice: it tells nothing about its schedule."""
         logs = f"see {self.services.logs}"
         for name, child in self.services.children.items():
-            if child.num_restarts or _has_ended(child):
+            if name not in self.may_die and (child.num_restarts or _has_ended(child)):
                 raise Unavailable(f"{self.run}: {name} has died: {last_line(child.log_path)}")
         for each in self.heard:
             if isinstance(each.message, FragmentFailed | GroupFailed):

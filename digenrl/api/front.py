@@ -18,6 +18,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from digenrl.api.events import event_routes
 from digenrl.api.feed import Feed
 from digenrl.api.history import history_routes
+from digenrl.api.shown import shown_routes
 from digenrl.api.stored import stored_routes
 from digenrl.api.what_if import WhatIf, plan_routes
 from digenrl.view.history import RunHistory
@@ -95,6 +96,7 @@ def api_routes(
     router.include_router(event_routes(Feed(store, run), say_run))
     router.include_router(history_routes(store, run))
     history = history or RunHistory(store, run)
+    router.include_router(shown_routes(history))
     router.include_router(plan_routes(what_if or WhatIf(history)))
     if not live.url:
         router.include_router(stored_routes(history))

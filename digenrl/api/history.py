@@ -9,6 +9,7 @@ from digenrl.api.past import Gone, Past
 from shared.process.http_api import errors
 from shared.run.journal import Request, read_newest
 from shared.store import ObjectStore
+from shared.store.previews import content_type
 
 Number = Annotated[int, Path(ge=0, lt=2**31, description="number of the batch")]
 Group = Annotated[int, Path(ge=0, lt=2**31, description="group of the batch")]
@@ -19,8 +20,10 @@ Cursor = Annotated[
 ]
 Order = Annotated[Literal["number", "worst", "best"], Query(description="by number, or by reward")]
 T = TypeVar("T")
-PNG: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}}
+CACHED = "private, max-age=86400"
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+PICTURE: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"image/png": BINARY, "image/jpeg": BINARY}}
 }
 
 
@@ -76,17 +79,16 @@ def _add_samples(router: APIRouter, past: Past) -> None:
 
     @router.get(
         "/v1/batches/{batch}/samples/{group}/{sample}/media", operation_id="get_sample_media",
-        response_class=Response, responses={**PNG, **errors(404, 410)},
+        response_class=Response, responses={**PICTURE, **errors(404, 410)},
     )  # fmt: skip
     async def picture(batch: Number, group: Group, sample: Sample) -> Response:
-        """The sample as PNG, of a video the middle frame."""
+        """The sample as PNG, of a video the middle frame; once that is deleted, a small preview of
+        it as PNG or JPEG, if there is one."""
         try:
             found = _there(await past.picture(batch, group, sample), batch)
         except Gone as gone:
             raise HTTPException(410, f"sample {sample} of batch {batch}: {gone}") from gone
-        return Response(
-            found, media_type="image/png", headers={"cache-control": "private, max-age=86400"}
-        )
+        return Response(found, media_type=content_type(found), headers={"cache-control": CACHED})
 
 
 def _there(found: T | None, batch: int) -> T:

@@ -69,9 +69,11 @@ class SampleHistory(View):
     letters: list[int]
     """Numbers of the dead letters about it: which attempts have failed, and why."""
     media: str | None
-    """Where its picture is, or the middle frame of its video; null if it was deleted."""
+    """Where its picture is, or the middle frame of its video; if `media_gone` says why that was
+    deleted, a small preview of it. Null: there is neither."""
     media_gone: str | None
-    """The rule by which its media were deleted; null if they are there, or there were none."""
+    """The rule by which its media were deleted; null if they are there, or there were none. A
+    preview may be left."""
 
 
 class SamplePage(View):

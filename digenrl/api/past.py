@@ -1,7 +1,8 @@
 """Reads what became of each group and sample of committed batches, from the run's store.
 
 Commit records name rewards, versions and devices for ever. Media are kept as long as trajectories
-are: of the newest batches, and of those that a resume would train again.
+are: of the newest batches, and of those that a resume would train again. Of some others previews
+are left.
 """
 
 import asyncio
@@ -22,16 +23,18 @@ from digenrl.api.models import (
     SamplePage,
     StorageView,
 )
-from shared.errors import DigenRLError, IntegrityError, UserError
+from shared.errors import ContractError, DigenRLError, IntegrityError, UserError
 from shared.learning.prompts import PromptOrder
 from shared.messages.contracts import TrainGroup
 from shared.recipe.recipe import Recipe
 from shared.run.checkpoints import read_commands
 from shared.run.commits import CommitRecord, TrainedGroup, read_commit
 from shared.run.dead_letters import DeadLetter, read_letters
-from shared.run.layout import KEPT_BATCHES
+from shared.run.layout import KEPT_BATCHES, previews_folder
+from shared.run.previews import preview_key
 from shared.run.run_recipe import prompt_order, read_recipe
 from shared.store import ObjectStore
+from shared.store.previews import unpacked_previews
 
 Order = Literal["number", "worst", "best"]
 RECORDS = 32
@@ -43,6 +46,7 @@ GONE = (
     f"deleted: media are kept of the {KEPT_BATCHES} newest committed batches, and of those after "
     "the newest checkpoint"
 )
+NO_PREVIEW = "small pictures of some steps stay as long as run.preview_mb has room"
 
 
 class Gone(DigenRLError):
@@ -56,6 +60,8 @@ class Past:
     store: ObjectStore
     run: str
     _records: OrderedDict[int, CommitRecord] = field(default_factory=OrderedDict)
+    _previews: OrderedDict[int, frozenset[str]] = field(default_factory=OrderedDict)
+    """Keys of the previews of batches whose media are deleted."""
     _letters: list[DeadLetter] = field(default_factory=list)
     _letters_at: float = float("-inf")
     _recipe: Recipe | None = None
@@ -94,10 +100,10 @@ class Past:
         places = [(g, s) for g in record.trained for s in range(len(g.rewards))]
         if order != "number":
             places.sort(key=lambda each: rank(each[0].rewards[each[1]], worst=order == "worst"))
-        is_there, letters = await self._has_media(record), await self._found_letters(batch)
+        left, letters = await self._left(record), await self._found_letters(batch)
         recipe = await self._known_recipe()
         found = [
-            self._sample(batch, group, sample, recipe, letters, is_there)
+            self._sample(batch, group, sample, recipe, letters, left)
             for group, sample in places[after : after + limit]
         ]
         return SamplePage(samples=found, next=_next(after + limit, len(places)))
@@ -112,21 +118,24 @@ class Past:
         record = await self._record(batch)
         if record is None or not 0 <= group < len(record.trained):
             return []
-        is_there, letters = await self._has_media(record), await self._found_letters(batch)
+        left, letters = await self._left(record), await self._found_letters(batch)
         recipe, found = await self._known_recipe(), record.trained[group]
         return [
-            self._sample(batch, found, sample, recipe, letters, is_there)
+            self._sample(batch, found, sample, recipe, letters, left)
             for sample in range(len(found.rewards))
         ]
 
     async def picture(self, batch: int, group: int, sample: int) -> bytes | None:
-        """Return a sample, or the middle frame of a video, as PNG; None if there is none.
+        """Return a sample, or the middle frame of a video, as PNG; None if there is none. Of what
+        was deleted, return its preview, PNG or JPEG.
 
         Raises:
-            Gone: if it was deleted.
+            Gone: if it was deleted, and has no preview.
         """
         record = await self._record(batch)
         if record is None or not 0 <= group < len(record.trained):
+            return None
+        if not 0 <= sample < len(record.trained[group].rewards):
             return None
         try:
             commands = await read_commands(self.store, record)
@@ -135,7 +144,10 @@ class Past:
                 return None
             data = await self.store.get(fragment.stored.media)
         except IntegrityError as error:
-            raise Gone(GONE) from error
+            preview = await self._preview(batch, record.trained[group], sample)
+            if preview is None:
+                raise Gone(f"{GONE}; {NO_PREVIEW}") from error
+            return preview
         return await asyncio.to_thread(_picture, data, index)
 
     async def storage(self) -> StorageView:
@@ -175,9 +187,30 @@ class Past:
                     self._records.popitem(last=False)
         return record
 
-    async def _has_media(self, record: CommitRecord) -> bool:
-        ref = record.commands
-        return ref is not None and await self.store.backend.size(ref.key) == ref.size
+    async def _left(self, record: CommitRecord) -> frozenset[str] | None:
+        """Return the keys of the previews that are left of a batch; None if its media are there."""
+        ref, batch = record.commands, record.batch
+        if batch is None or (
+            ref is not None and await self.store.backend.size(ref.key) == ref.size
+        ):
+            return None
+        if batch not in self._previews:
+            found = await self.store.keys(previews_folder(self.run, batch))
+            self._previews[batch] = frozenset(found)
+            while len(self._previews) > RECORDS:
+                self._previews.popitem(last=False)
+        return self._previews[batch]
+
+    async def _preview(self, batch: int, group: TrainedGroup, sample: int) -> bytes | None:
+        """Return the preview of a sample; None if there is none."""
+        key, place = _preview_of(self.run, batch, group, sample)
+        data = await self.store.read(key)
+        if data is None:
+            return None
+        try:
+            return unpacked_previews(data)[place]
+        except (ContractError, IndexError):
+            return None
 
     async def _found_letters(self, batch: int) -> list[DeadLetter]:
         if time.monotonic() - self._letters_at > LETTERS_S:
@@ -202,17 +235,15 @@ class Past:
 
     def _sample(
         self, batch: int, group: TrainedGroup, sample: int, recipe: Recipe | None,
-        letters: Sequence[DeadLetter], has_media: bool,
+        letters: Sequence[DeadLetter], left: frozenset[str] | None,
     ) -> SampleHistory:  # fmt: skip
-        place = next(
-            place for place, (first, number, _) in enumerate(group.fragments)
-            if first <= sample < first + number
-        )  # fmt: skip
+        place = _place_of(group, sample)
         first, _, attempt = group.fragments[place]
         reward, mean, spread = group.rewards[sample], *_figures(group.rewards).values()
         known = reward is not None and mean is not None and bool(spread)
         why_not = group.dropped or ("it could not be scored" if reward is None else None)
         path = f"/v1/batches/{batch}/samples/{group.group}/{sample}/media"
+        is_there = left is None or _preview_of(self.run, batch, group, sample)[0] in left
         return SampleHistory(
             batch=batch, group=group.group, sample=sample,
             prompt=self._prompt(recipe, batch, group.group), reward=reward,
@@ -220,8 +251,8 @@ class Past:
             scores={name: scores[sample] for name, scores in group.parts.items()},
             policy_version=group.policy_version, generated_by=group.workers[place],
             attempt=attempt, trained=why_not is None, why_not=why_not,
-            letters=_about(letters, group.group, first), media=path if has_media else None,
-            media_gone=None if has_media else GONE,
+            letters=_about(letters, group.group, first), media=path if is_there else None,
+            media_gone=None if left is None else GONE,
         )  # fmt: skip
 
 
@@ -259,6 +290,20 @@ def _fragment_of(group: TrainGroup, sample: int) -> "tuple[Any, int]":
         if sample in each.fragment.samples:
             return each, sample - each.fragment.first_sample
     return None, 0
+
+
+def _place_of(group: TrainedGroup, sample: int) -> int:
+    """Return the place of the fragment with a sample."""
+    return next(
+        place for place, (first, number, _) in enumerate(group.fragments)
+        if first <= sample < first + number
+    )  # fmt: skip
+
+
+def _preview_of(run: str, batch: int, group: TrainedGroup, sample: int) -> tuple[str, int]:
+    """Return the object with the preview of a sample, and its place in it."""
+    first, _, attempt = group.fragments[_place_of(group, sample)]
+    return preview_key(run, batch, group.group, first, attempt), sample - first
 
 
 def _picture(data: bytes, index: int) -> bytes:
@@ -305,5 +350,5 @@ def _rules(recipe: Recipe | None) -> dict[str, str]:
     trajectories = GONE.removeprefix("deleted: media are kept ")
     return {
         "weights": versions, "checkpoints": versions, "states": versions,
-        "batches": trajectories,
+        "batches": trajectories, "previews": "for ever, within run.preview_mb",
     }  # fmt: skip

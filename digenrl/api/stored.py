@@ -4,15 +4,18 @@ The routes and their types are the scheduler's; no worker is there, and nothing 
 """
 
 import json
+from statistics import median
 from typing import Annotated, Literal, TypeVar
 
 from fastapi import APIRouter, HTTPException, Path, Query
 
 from digenrl.report.summary import summarise_schedule
 from digenrl.view.history import RunHistory
+from services.scheduler.core.outlook import per_second
 from services.scheduler.core.state import Phase
 from services.scheduler.core.usage import BatchUsage
 from services.scheduler.shell import api_batches, api_letters, committed
+from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, TagDecisionView, TagView, WorkerView
 from shared.run.dead_letters import page
 from shared.run.journal import PhaseChange, read_newest
@@ -89,6 +92,28 @@ async def _staleness(store: ObjectStore, run: str) -> tuple[int | None, str | No
     return int(found["max_staleness"]), str(found["reason"])
 
 
+async def load_view(history: RunHistory) -> LoadView:
+    """Return what the newest batches took, and what they should have taken; nothing waits any
+    more."""
+    await history.look()
+    newest = [history.usage[each] for each in sorted(history.usage)]
+    schedule = summarise_schedule([], newest)
+    batch = None if history.recipe is None else history.recipe.batch
+    samples = 0 if batch is None else batch.groups * batch.group_size
+    forecast, bound = (
+        median(known) if (known := [each for each in seconds if each is not None]) else None
+        for seconds in (
+            [each.forecast_seconds for each in newest], [each.bound_seconds for each in newest]
+        )
+    )  # fmt: skip
+    return LoadView(
+        samples_per_second=per_second(samples, schedule.seconds_per_step),
+        forecast_samples_per_second=per_second(samples, forecast),
+        bound_samples_per_second=per_second(samples, bound),
+        queues=[], slowest=None,
+    )  # fmt: skip
+
+
 def tag_view(history: RunHistory) -> TagView:
     """Return what the recipe asked for, and what was decided in the newest batches."""
     fixed = None if history.recipe is None else history.recipe.schedule.fixed_tag
@@ -127,6 +152,10 @@ def _add_run(router: APIRouter, history: RunHistory) -> None:
     @router.get("/v1/run")
     async def run() -> RunView:
         return _there(await run_view(history), f"the store holds no run {history.run!r}")
+
+    @router.get("/v1/load")
+    async def load() -> LoadView:
+        return await load_view(history)
 
     @router.get("/v1/workers")
     async def workers() -> list[WorkerView]:

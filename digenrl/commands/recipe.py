@@ -7,6 +7,7 @@ import typer
 
 from digenrl.commands.options import AsJson, RecipeFile
 from digenrl.commands.recipe_options import RecipeCommand, given_keys
+from shared.errors import UserError
 
 if TYPE_CHECKING:
     from shared.recipe.keys import Key
@@ -44,10 +45,12 @@ def keys(
     from shared.recipe.keys import ANY, keys_of
     from shared.recipe.recipe import Recipe
 
-    for key in keys_of(Recipe).values():
-        name = key.name.replace(ANY, "NAME")
-        if key.field is not None and word in name:
-            typer.echo(f"--{name:<42} {_default(key)}")
+    named = {key.name.replace(ANY, "NAME"): key for key in keys_of(Recipe).values()}
+    found = {name: key for name, key in named.items() if key.field and word in name}
+    if not found:
+        raise UserError(f"WORD: no key has {word!r} in its name; without a word, all are listed")
+    for name, key in found.items():
+        typer.echo(f"--{name:<42} {_default(key)}")
 
 
 def _default(key: "Key") -> str:

@@ -1,6 +1,8 @@
 """`digenrl serve-scorer`: one scorer, or a reward function of the user's own, as an HTTP server."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 15.0
 """Seconds for a call: a client waits a minute for an answer, in which a few calls may hang."""
+
+
+OPTIONS = {"type": "TYPE", "source": "TYPE", "folder": "--folder", "scores": "--groups"}
+"""Options of the command, by the keys of a recipe's table that they stand for."""
 
 
 def serve_scorer(
@@ -37,18 +43,22 @@ def serve_scorer(
     plain_http: PlainHttp = False,
 ) -> None:
     """Serve a scorer over HTTP, for recipes that name it with type "remote"."""
-    from services.reward.scorer import build_scorers
+    from services.reward.scorer import build_scorers, check_packages, kind_of
     from services.reward.server import BODIES, create_app
     from shared.process.outgoing import allow
     from shared.process.service import Health, serve
     from shared.telemetry import configure_logs
 
     table = _table(type, folder and folder.resolve(), patience=patience, groups=groups)
+    with _of_options(table.name):
+        kind_of(table)
+        check_packages(table)
     configure_logs(service="scorer", worker=table.name, run="")
     http = http_settings(plain_http=plain_http)
     listener = http.listen(host, port)
     allow([table.url])
-    [scorer] = build_scorers([table])
+    with _of_options(table.name):
+        [scorer] = build_scorers([table])
     # A scorer tells nothing and changes nothing: without tokens, whoever reaches it may ask.
     access = replace(http.access(table.name), is_open=http.open_api or http.api_tokens is None)
     health = Health()
@@ -64,13 +74,25 @@ def serve_scorer(
     asyncio.run(serving)
 
 
+@contextmanager
+def _of_options(name: str) -> Iterator[None]:
+    """Name the command's options where an error names keys of a recipe's table."""
+    try:
+        yield
+    except UserError as error:
+        said = str(error)
+        for key, option in OPTIONS.items():
+            said = said.replace(f"reward.scorers.{name}.{key}:", f"{option}:", 1)
+        raise UserError(said) from error
+
+
 def _table(type: str, folder: Path | None, *, patience: float, groups: bool) -> "ScorerTable":
     from pydantic import ValidationError
 
-    from services.reward.reward_file import split_source
+    from services.reward.reward_file import function_of
     from shared.recipe.rewards import PYTHON, ScorerTable
 
-    path, function = split_source(type)
+    path, function = function_of(type, "TYPE")
     scores = "groups" if groups else "samples"
     try:
         if path.suffix == ".py":

@@ -23,6 +23,7 @@ from shared.errors import DigenRLError
 if TYPE_CHECKING:
     from digenrl.client import Client
     from digenrl.view.history import RunHistory
+    from services.scheduler.shell.api_load import LoadView
     from services.scheduler.shell.api_models import RunView, WorkerView
 
 EVERY_S = 1.0
@@ -79,7 +80,7 @@ def watch(
 class Shown(Protocol):
     """Shows a run as it goes on."""
 
-    def update(self, run: "RunView", workers: "list[WorkerView]") -> None: ...
+    def update(self, run: "RunView", workers: "list[WorkerView]", load: "LoadView") -> None: ...
 
     def tell(self, text: str) -> None: ...
 
@@ -90,7 +91,7 @@ class Lines:
     def __init__(self) -> None:
         self._seen: RunView | None = None
 
-    def update(self, run: "RunView", workers: "list[WorkerView]") -> None:
+    def update(self, run: "RunView", workers: "list[WorkerView]", load: "LoadView") -> None:
         if run != self._seen:
             self._seen = run
             typer.echo(run.model_dump_json())
@@ -111,10 +112,11 @@ class Table:
         self._display = Display(Console(), url, str(folder / "logs"))
         stack.enter_context(self._display.shown())
 
-    def update(self, run: "RunView", workers: "list[WorkerView]") -> None:
+    def update(self, run: "RunView", workers: "list[WorkerView]", load: "LoadView") -> None:
         self._display.update(
-            run.model_dump(mode="json"), [each.model_dump(mode="json") for each in workers]
-        )
+            run.model_dump(mode="json"), [each.model_dump(mode="json") for each in workers],
+            load.model_dump(mode="json"),
+        )  # fmt: skip
 
     def tell(self, text: str) -> None:
         self._display.tell(text)
@@ -128,7 +130,7 @@ def _watch(client: "Client", shown: Shown) -> int:
     while True:
         try:
             run = client.get_run()
-            shown.update(run, client.list_workers())
+            shown.update(run, client.list_workers(), client.get_load())
         except NoAnswer:
             shown.tell("the scheduler does not answer any more")
             return 0 if phase == "finished" else 1

@@ -11,7 +11,8 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from digenrl.family_check.parity import PROMPT, Size, arguments, compare
+from digenrl.family_check.inputs import Size, arguments, called, encoded
+from digenrl.family_check.parity import compare
 from digenrl.family_check.probe import apart, has_own_pass, networks_of, sample
 from shared.diffusion.families.base import Family
 from shared.diffusion.models import Conditions, load_model, repeat_rows
@@ -21,7 +22,6 @@ from shared.diffusion.transition import transition
 from shared.diffusion.weights import trained_parameters
 from shared.errors import UserError
 from shared.models.catalogue import checked_family_of, pipeline_sigmas, pixels_per_token
-from shared.models.sound import SoundFamilySpec
 
 CPU = torch.device("cpu")
 PLAN = SamplingPlan(sigmas=(1.0, 0.8, 0.5, 0.2, 0.0), window=range(3), noise_level=0.7)
@@ -49,18 +49,11 @@ def check_model(name: str, folder: Path) -> Report:
     """Compare the adapter with the pipeline, on the model in a folder.
 
     Raises:
-        UserError: if the folder holds another family, or is no model of it, or the family takes
-            images or makes sound.
+        UserError: if the folder holds another family, or is no model of it.
     """
     spec = checked_family_of(folder)
     if spec.pipeline != name:
         raise UserError(f"--model: {folder} holds a {spec.pipeline}, not a {name}")
-    if spec.takes_image or isinstance(spec, SoundFamilySpec):
-        raise UserError(
-            f"--model: a {name} takes images or makes sound, which check-family does not compare; "
-            "compare samples with those of the pipeline in a test, as "
-            "tests/shared/diffusion/families does"
-        )
     report, checks = Report(family=name), _Checks(folder)
     for each in (checks.parity, checks.sigmas, checks.ratio, checks.gradient, checks.cost):
         if any(mistake.startswith("latent shape") for mistake in report.mistakes):
@@ -88,15 +81,17 @@ class _Checks:
         )
         assert isinstance(model, Family)
         self._model, self._spec = model, model.spec
-        made = type(model).class_named(self._spec.pipeline)
-        self._pipeline: Any = made.from_pretrained(folder, local_files_only=True)
-        self._pipeline.set_progress_bar_config(disable=True)
+        self._pipeline = _own_pipeline(model, folder)
         self._size = self._chosen_size(pixels_per_token(folder))
         self._guidances = (3.5,) if self._spec.embeds_guidance else (1.0, 4.0)
 
     def _chosen_size(self, multiple: int) -> Size:
         """Return a small size that the pipeline takes as well, if the spec is mistaken."""
-        names = ("vae_scale_factor", "vae_scale_factor_spatial")
+        names = (
+            "vae_scale_factor",
+            "vae_scale_factor_spatial",
+            "vae_spatial_compression_ratio",
+        )
         factors = [getattr(self._pipeline, name, None) for name in names]
         side = math.lcm(multiple, 2 * next((factor for factor in factors if factor), 8))
         factor = self._spec.frame_factor
@@ -128,7 +123,7 @@ class _Checks:
         """Replay samples in batches of several sizes, as a trainer does."""
         guidance, size = self._guidances[-1], self._size
         model = _with_lora(self._folder)
-        conditions = model.encode(PROMPT, guidance=guidance)
+        conditions = encoded(model, guidance, size)
         shape = model.latent_shape(height=size.height, width=size.width, frames=size.frames)
         denoising = Denoising(PLAN, seeds=list(SEEDS), shape=shape, device=CPU)
         denoise(partial(_velocity, model, repeat_rows(conditions, len(SEEDS)), guidance), denoising)
@@ -151,7 +146,7 @@ class _Checks:
         itself, called with the same inputs."""
         guidance, size = self._guidances[-1], self._size
         model = _with_lora(self._folder)
-        conditions = model.encode(PROMPT, guidance=guidance)
+        conditions = encoded(model, guidance, size)
         shape = model.latent_shape(height=size.height, width=size.width, frames=size.frames)
         latents = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
         calls: list[tuple[nn.Module, Any, Any]] = []
@@ -166,9 +161,8 @@ class _Checks:
             hook.remove()
         through = _layers_with_gradient(model, velocity)
         with torch.enable_grad():
-            outputs = [module(*args, **kwargs)[0] for module, args, kwargs in calls]
-            rows = [row for output in outputs for row in output]  # of a tensor or of a list
-            direct = _layers_with_gradient(model, torch.cat([row.flatten() for row in rows]))
+            outputs = [_flat(module(*args, **kwargs)) for module, args, kwargs in calls]
+            direct = _layers_with_gradient(model, torch.cat(outputs))
         missing = sorted(direct - through)
         mistake = None
         if missing or not direct:
@@ -182,7 +176,7 @@ class _Checks:
         """Compare the arithmetic of a step."""
         guidance, size = self._guidances[-1], self._size
         shape = self._model.latent_shape(height=size.height, width=size.width, frames=size.frames)
-        conditions = self._model.encode(PROMPT, guidance=guidance)
+        conditions = encoded(self._model, guidance, size)
         latents, sigma = torch.randn(1, *shape), torch.tensor([0.7])
         with FlopCounterMode(display=False) as ours, torch.no_grad():
             self._model.velocity(latents, sigma, conditions, guidance=guidance)
@@ -193,6 +187,31 @@ class _Checks:
         less = 0.0 if has_own_pass(self._model.pipeline) else wanted - mine
         wrong = max(mine - wanted, less) > COST * wanted
         yield "operations of a step", mine, said if wrong else None
+
+
+def _own_pipeline(model: Family, folder: Path) -> Any:
+    """Load the family's own pipeline, with components of the adapter's if one cannot be loaded for
+    want of a package."""
+    made = type(model).class_named(model.spec.pipeline)
+    try:
+        pipeline = made.from_pretrained(folder, local_files_only=True)
+    except (ImportError, OSError, ValueError):
+        own = {name: getattr(model.pipeline, name) for name in type(model).leaves_out}
+        without = dict.fromkeys(name for name, part in own.items() if part is not None)
+        if not without:
+            raise
+        pipeline = made.from_pretrained(folder, local_files_only=True, **without)
+        for name in without:
+            setattr(pipeline, name, own[name])
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _flat(output: Any) -> Tensor:
+    """Return all numbers of a network's output: a tensor, or a tuple or a list of outputs."""
+    if isinstance(output, Tensor):
+        return output.flatten()
+    return torch.cat([_flat(each) for each in output])
 
 
 def _step_flops(pipeline: Any, model: Family, guidance: float, size: Size) -> int:
@@ -211,8 +230,7 @@ def _step_flops(pipeline: Any, model: Family, guidance: float, size: Size) -> in
     hooks = [each.register_forward_pre_hook(before) for each in networks_of(pipeline)]
     hooks += [each.register_forward_hook(after) for each in networks_of(pipeline)]
     try:
-        with torch.no_grad():
-            pipeline(**arguments(model, pipeline, guidance, size, "latent"))
+        called(pipeline, arguments(model, pipeline, guidance, size, "latent"))
     finally:
         for hook in hooks:
             hook.remove()

@@ -1,7 +1,5 @@
 """Compares what an adapter does in a step with what its pipeline does, and names what differs."""
 
-import ast
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from digenrl.family_check.inputs import Size, arguments, encoded
 from digenrl.family_check.probe import (
     GUIDANCE,
+    SIGMA,
+    SOUND,
     STATE,
     TIME,
     Calls,
@@ -23,23 +24,15 @@ from digenrl.family_check.probe import (
     recording,
     sample,
 )
+from digenrl.family_check.sound import joined
 from shared.diffusion.families.base import Family
 
-PROMPT = "a handwritten five"
 TOLERANCE = 2e-6
 """Largest difference of a state, relative to its largest number if that is above 1."""
 PIXELS = 1e-5
 ROUNDED = 2e-2
 """Difference, relative to the largest number, up to which it may be that of half precision."""
 NARROW = (torch.bfloat16, torch.float16)
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    height: int
-    width: int
-    frames: int
-    steps: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +47,15 @@ def compare(model: Family, pipeline: Any, guidance: float, size: Size) -> Compar
     """Sample with both, from one noise, and say what differs first."""
     theirs = sample(pipeline, arguments(model, pipeline, guidance, size, "latent"))
     shape = model.latent_shape(height=size.height, width=size.width, frames=size.frames)
-    drawn = tuple(theirs.noise.shape[1:])
+    noise = _noise(theirs)
+    drawn = tuple(noise.shape[1:])
     if _without_ones(shape) != _without_ones(drawn):
         return Compared(f"latent shape: the spec says {shape}, and the pipeline draws {drawn}")
-    start = theirs.noise.reshape(1, *shape)
+    start = noise.reshape(1, *shape)
     one = 1.0 if model.spec.forwards(guidance) == 2 else guidance
     plain = sample(pipeline, arguments(model, pipeline, one, size, "latent"))
-    [my_prompt] = _taken(model, start, theirs.sigmas, one, steps=1)[0].first
-    ours, velocity, latents = _taken(model, start, theirs.sigmas, guidance, steps=size.steps)
+    [my_prompt] = _taken(model, start, theirs.sigmas[:2], one, size)[0].first
+    ours, velocity, latents = _taken(model, start, theirs.sigmas, guidance, size)
     found = _Found(theirs, ours, plain.calls.first[0], my_prompt, has_own_pass(model.pipeline))
     mistake = next(found.mistakes(velocity, guidance), None)
     if mistake is not None:
@@ -69,28 +63,11 @@ def compare(model: Family, pipeline: Any, guidance: float, size: Size) -> Compar
     return _whole(model, pipeline, found, latents, arguments(model, pipeline, guidance, size, "pt"))
 
 
-def arguments(
-    model: Family, pipeline: Any, guidance: float, size: Size, output: str
-) -> dict[str, Any]:
-    """Return the arguments of the pipeline's call; a guider is given its guidance."""
-    spec = model.spec
-    if "guider" in pipeline.components:
-        pipeline.guider = pipeline.guider.new(guidance_scale=guidance)
-    given = {
-        name: ast.literal_eval(value) if isinstance(value, str) else value
-        for name, value in spec.guidance_arguments(guidance).items()
-    }
-    call = {
-        "prompt": PROMPT, "height": size.height, "width": size.width,
-        "num_inference_steps": size.steps, "output_type": output, **given,
-    }  # fmt: skip
-    if spec.makes_videos:
-        call["num_frames"] = size.frames
-    if "max_sequence_length" in inspect.signature(type(pipeline).__call__).parameters:
-        own = getattr(pipeline, spec.text_tokenizer, None) if spec.text_tokenizer else None
-        limit = own.model_max_length if own is not None else model.text_tokens
-        call["max_sequence_length"] = min(model.text_tokens, limit)
-    return call
+def _noise(theirs: Sampled) -> Tensor:
+    """Return the whole state (1, ...) that a pipeline begins with, with the sound if it makes
+    any."""
+    sound = theirs.calls.first[0].inputs.get(SOUND)
+    return theirs.noise if sound is None else joined(theirs.noise, sound)
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -98,12 +75,12 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _taken(
-    model: Family, start: Tensor, sigmas: tuple[float, ...], guidance: float, *, steps: int
+    model: Family, start: Tensor, sigmas: tuple[float, ...], guidance: float, size: Size
 ) -> tuple[Calls, Tensor, Tensor]:
     """Take Euler steps with the adapter: its calls, its first velocity and its last latents."""
-    conditions, latents, velocities = model.encode(PROMPT, guidance=guidance), start, []
+    conditions, latents, velocities = encoded(model, guidance, size), start, []
     with recording(networks_of(model.pipeline)) as calls, torch.no_grad():
-        for now, then in list(pairwise(sigmas))[:steps]:
+        for now, then in pairwise(sigmas):
             sigma = torch.tensor([now], dtype=torch.float32)
             velocities.append(model.velocity(latents, sigma, conditions, guidance=guidance))
             latents = latents + (then - now) * velocities[-1]
@@ -128,8 +105,8 @@ class _Found:
             yield from self._of_calls()
         yield from self._of_velocity(velocity, guidance, their_prompt, their_empty)
         for number, (a, b) in enumerate(zip(self.ours.steps, self.theirs.calls.steps, strict=True)):
-            difference = apart(a[0].inputs[STATE], b[0].inputs[STATE])
-            if difference > _tolerance(b[0].inputs[STATE]):
+            difference = _states_apart(a[0], b[0])
+            if difference > max(_tolerance(each) for each in _states(b[0])):
                 yield (
                     f"packing: after {number} steps the network's tokens differ by "
                     f"{difference:.1g}, though velocities are the same numbers: they come back in "
@@ -146,7 +123,7 @@ class _Found:
         my_prompt, my_empty = _told_apart(mine, self.my_prompt)
         their_prompt, their_empty = _told_apart(theirs, self.their_prompt)
         yield from _of_texts("prompt", self.my_prompt, self.their_prompt)
-        yield from _of_state(my_prompt, their_prompt)
+        yield from _of_state(my_prompt, their_prompt, self.theirs.noise)
         yield from _of_inputs(my_prompt, their_prompt)
         if my_empty is not None and their_empty is not None:
             yield from _of_texts("negative prompt", my_empty, their_empty)
@@ -154,7 +131,7 @@ class _Found:
     def _of_velocity(
         self, velocity: Tensor, guidance: float, prompt: Row, empty: Row | None
     ) -> Iterator[str]:
-        mine, theirs = _sorted(velocity), _sorted(self.theirs.velocity)
+        mine, theirs = _sorted(self.theirs.picture(velocity)), _sorted(self.theirs.velocity)
         if mine.shape != theirs.shape:
             yield f"latent shape: velocities have {len(mine)} numbers, not {len(theirs)}"
         difference, most = apart(mine, theirs), float(theirs.abs().max())
@@ -186,27 +163,46 @@ def _of_texts(what: str, mine: Row, theirs: Row) -> Iterator[str]:
             continue
         a, b = mine.texts[name], theirs.texts[name]
         if apart(a, b) > _tolerance(b):
-            yield f"{what}: {name} {_how(a, b)}"
+            yield f"{'source image' if 'image' in name else what}: {name} {_how(a, b)}"
 
 
-def _of_state(mine: Row, theirs: Row) -> Iterator[str]:
+def _states(row: Row) -> list[Tensor]:
+    return [row.inputs[name] for name in (STATE, SOUND) if name in row.inputs]
+
+
+def _states_apart(mine: Row, theirs: Row) -> float:
+    return max(apart(a, b) for a, b in zip(_states(mine), _states(theirs), strict=True))
+
+
+def _of_state(mine: Row, theirs: Row, noise: Tensor) -> Iterator[str]:
+    """Compare the states of the first step; ``noise`` is all that is not of a source image."""
     a, b = mine.inputs[STATE], theirs.inputs[STATE]
     if a.dtype != b.dtype:
         yield f"dtype: the network is given {a.dtype}, and {b.dtype} by the pipeline"
     if a.shape != b.shape:
         yield f"packing: the network's state {_how(a, b)}"
     if apart(a, b) <= _tolerance(b):
+        if _states_apart(mine, theirs) > _tolerance(b):
+            yield "packing: the network is given other tokens of the sound than by the pipeline"
         return
+    is_noise = torch.isin(b, noise)
+    of_noise = (a[is_noise], b[is_noise]) if is_noise.any() else (a, b)
+    if apart(*of_noise) <= _tolerance(b):
+        yield f"source image: what the network is given of it {_how(a, b)}"
     if apart(_sorted(a), _sorted(b)) <= _tolerance(b):
         yield "packing: the network is given the pipeline's numbers in another order"
-    if _is_rounded(a, b):
+    if _is_rounded(*of_noise):
         yield f"dtype: latents are rounded on their way to the network, by {apart(a, b):.1g}"
     yield f"latents: what the network is given {_how(a, b)}"
 
 
 def _of_inputs(mine: Row, theirs: Row) -> Iterator[str]:
     """Compare time and guidance, then places."""
-    names = {TIME: "sigma rule: the network's time", GUIDANCE: "guidance: the network's guidance"}
+    names = {
+        TIME: "sigma rule: the network's time",
+        SIGMA: "sigma rule: the network's sigma",
+        GUIDANCE: "guidance: the network's guidance",
+    }
     for name, what in names.items():
         a, b = mine.inputs.get(name), theirs.inputs.get(name)
         if (a is None) != (b is None):
@@ -232,9 +228,12 @@ def _of_places(mine: Row, theirs: Row) -> Iterator[str]:
 
 def _of_guidance(mine: Tensor, guidance: float, prompt: Tensor, empty: Tensor) -> Iterator[str]:
     """Name the mistake, if the velocity is another sum of the rows of prompt and empty prompt."""
-    swapped = _sorted(prompt + guidance * (empty - prompt))
-    if apart(mine, swapped) <= _tolerance(swapped):
-        yield "CFG order: the empty prompt's velocity is taken for the prompt's"
+    prompt, empty = (_leading(each, len(mine)) for each in (prompt, empty))
+    swapped = prompt + guidance * (empty - prompt)
+    rescaled = swapped * empty.norm(dim=-1, keepdim=True) / swapped.norm(dim=-1, keepdim=True)
+    for each in map(_sorted, (swapped, rescaled)):
+        if apart(mine, each) <= _tolerance(each):
+            yield "CFG order: the empty prompt's velocity is taken for the prompt's"
     spread = float((prompt - empty).double().sum())
     if spread:
         strength = (float(mine.double().sum()) - float(empty.double().sum())) / spread
@@ -243,15 +242,21 @@ def _of_guidance(mine: Tensor, guidance: float, prompt: Tensor, empty: Tensor) -
             yield f"guidance: is {strength:.3g} in the adapter, where the pipeline has {guidance:g}"
 
 
+def _leading(output: Tensor, count: int) -> Tensor:
+    """Return so many of the first numbers of an output (tokens, C), which those of a source image's
+    tokens follow."""
+    return output if output.numel() <= count else output[: count // output.shape[-1]]
+
+
 def _whole(
     model: Family, pipeline: Any, found: _Found, latents: Tensor, call: dict[str, Any]
 ) -> Compared:
     """Compare states of all steps, and the pixels in the end."""
     pairs = zip(found.ours.steps, found.theirs.calls.steps, strict=True)
-    error = max(apart(a[0].inputs[STATE], b[0].inputs[STATE]) for a, b in pairs)
-    if latents.shape == found.theirs.latents.shape:
-        error = max(error, apart(latents, found.theirs.latents))
-    pixels = sample(pipeline, call).latents
+    error = max(_states_apart(a[0], b[0]) for a, b in pairs)
+    last = _sorted(found.theirs.picture(latents)), _sorted(found.theirs.last)
+    error = max(error, apart(*last))
+    pixels = sample(pipeline, call).result
     difference = apart(model.decode(latents), pixels)
     if difference > PIXELS:
         return Compared(f"decoder: pixels differ by {difference:.1g} from the pipeline's")

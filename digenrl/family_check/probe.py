@@ -13,8 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from digenrl.family_check.inputs import called
+
 STATE, TIME, GUIDANCE = "hidden_states", "timestep", "guidance"
 """Inputs of every network that diffusers has for these families."""
+SOUND, SIGMA = "audio_hidden_states", "sigma"
+"""Inputs of LTX-2's network besides."""
 OTHER_NAMES = {"x": STATE, "t": TIME}
 """Other names for them; Z-Image's network has these."""
 
@@ -30,7 +34,7 @@ class Row:
     def texts(self) -> dict[str, Tensor]:
         """What comes from the prompt, or from places in the image, and neither from the state nor
         from the time."""
-        own = (STATE, TIME, GUIDANCE)
+        own = (STATE, TIME, GUIDANCE, SOUND, SIGMA)
         return {name: each for name, each in self.inputs.items() if name not in own}
 
     def distance(self, other: "Row") -> float:
@@ -88,7 +92,7 @@ def _rows(bound: dict[str, Any], output: Tensor | list[Tensor]) -> Iterator[Row]
     """Yield the rows of a call whose inputs are tensors with a row in each place of their first
     dimension, or lists with a tensor for each row."""
     given = {OTHER_NAMES.get(name, name): each for name, each in bound.items()}
-    inputs_of_all = {name: each for name, each in given.items() if _is_of_tensors(each)}
+    inputs_of_all = {name: each for name, each in given.items() if _is_compared(name, each)}
     state = inputs_of_all[STATE]
     for row in range(len(state)):
         inputs = {}
@@ -99,6 +103,14 @@ def _rows(bound: dict[str, Any], output: Tensor | list[Tensor]) -> Iterator[Row]
             is_of_rows = each.ndim > 0 and len(each) == len(state) and not name.endswith("_ids")
             inputs[name] = (each[row] if is_of_rows else each).detach()
         yield Row(inputs, output[row].detach())
+
+
+def _is_compared(name: str, value: object) -> bool:
+    """Whether an input means something by itself: a mask that is the same everywhere hides nothing,
+    and places as ``..._coords`` are those that the network counts itself if it is given none."""
+    if name.endswith("_mask") and isinstance(value, Tensor):
+        return bool((value != value.flatten()[0]).any())
+    return not name.endswith("_coords") and _is_of_tensors(value)
 
 
 def _is_of_tensors(value: object) -> bool:
@@ -126,17 +138,27 @@ class Sampled:
     """The noise that it has drawn, before it packs tokens: (1, ...)."""
     calls: Calls
     velocity: Tensor
-    """What its scheduler was given in the first step."""
-    latents: Tensor
+    """What its scheduler was given in the first step, without the sound."""
+    last: Tensor
+    """What its scheduler has returned in the last step, without the sound."""
+    result: Tensor
     """What it returns."""
     sigmas: tuple[float, ...]
+
+    def picture(self, state: Tensor) -> Tensor:
+        """Returns the part of an adapter's state or velocity (1, ...) that is no sound."""
+        has_sound = SOUND in self.calls.first[0].inputs
+        return state[..., : self.noise.shape[-1]] if has_sound else state
 
 
 def sample(pipeline: Any, arguments: dict[str, Any]) -> Sampled:
     """Sample once with diffusers' own pipeline."""
     drawn: list[Tensor] = []
     given: list[Tensor] = []
-    scheduler, step = pipeline.scheduler, pipeline.scheduler.step
+    made: list[Tensor] = []
+    scheduler = pipeline.scheduler
+    steps: Any = next(cls for cls in type(scheduler).__mro__ if "step" in vars(cls))
+    step = steps.step
     module = type(pipeline).prepare_latents.__globals__
     draw = module["randn_tensor"]
 
@@ -146,18 +168,20 @@ def sample(pipeline: Any, arguments: dict[str, Any]) -> Sampled:
 
     with recording(networks_of(pipeline)) as calls:
 
-        def stepping(model_output: Tensor, *args: Any, **kwargs: Any) -> Any:
-            given.append(model_output.detach().clone())
-            calls.next_step()
-            return step(model_output, *args, **kwargs)
+        def stepping(self: Any, model_output: Tensor, *args: Any, **kwargs: Any) -> Any:
+            found = step(self, model_output, *args, **kwargs)
+            if self is scheduler:  # a copy of it steps the sound
+                given.append(model_output.detach().clone())
+                made.append(found[0].detach().clone())
+                calls.next_step()
+            return found
 
-        module["randn_tensor"], scheduler.step = drawing, stepping
+        module["randn_tensor"], steps.step = drawing, stepping
         try:
-            with torch.no_grad():
-                result = pipeline(**arguments, generator=torch.Generator().manual_seed(3))
+            result = called(pipeline, arguments, generator=torch.Generator().manual_seed(3))
         finally:
-            module["randn_tensor"], scheduler.step = draw, step
+            module["randn_tensor"], steps.step = draw, step
     calls.steps.pop()
-    made = result.frames if hasattr(result, "frames") else result.images
+    found = torch.as_tensor(result.frames if hasattr(result, "frames") else result.images)
     sigmas = tuple(float(each) for each in scheduler.sigmas)
-    return Sampled(drawn[0], calls, given[0], torch.as_tensor(made), sigmas)
+    return Sampled(drawn[0], calls, given[0], made[-1], found, sigmas)

@@ -21,6 +21,7 @@ from services.scheduler.planning.staleness import decide_at_start
 from services.scheduler.planning.staleness import line as staleness_line
 from shared.errors import UserError
 from shared.models.hub import missing
+from shared.models.no_model import no_model
 from shared.models.quantised import UNTESTED
 from shared.recipe.recipe import (
     NO_OPTIONS,
@@ -213,8 +214,10 @@ def check_here(recipe: Recipe) -> None:
     """Raises UserError, with the remedy, if the model's folder is not on this host."""
     folder = recipe.model.folder
     if not folder.is_dir():
+        is_there = no_model(folder) if folder.exists() else None
         raise UserError(
             missing(folder)
+            or is_there
             or f"model.folder: {folder} does not exist; put the model there as a diffusers folder, "
             "name one on the hub with model.id, or check the rest with --elsewhere"
         )

@@ -12,6 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressC
 from rich.table import Table
 from rich.text import Text
 
+from digenrl.view import sentences
+
 SPARKS = "▁▂▃▄▅▆▇█"
 COLUMNS = ("worker", "host", "device", "gpu", "does", "version", "done", "busy", "s/sample")
 
@@ -35,6 +37,8 @@ class Display:
     _last_step: int = -1
     _written: dict[str, Any] = field(default_factory=dict)
     _live: Live | None = None
+    _load: dict[str, Any] | None = None
+    """Newest answer about throughput and queues, if it was asked for."""
     _progress: Progress = field(
         default_factory=lambda: Progress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=40), TaskProgressColumn()
@@ -52,6 +56,11 @@ class Display:
             yield
             self._live = None
 
+    @property
+    def shows(self) -> bool:
+        """Whether a table is drawn, and not only a line per step."""
+        return self._live is not None
+
     def say(self, note: str) -> None:
         self.note = note
         if self._live is None:
@@ -67,7 +76,10 @@ class Display:
         """Print a warning that stays on the screen."""
         self.console.print(line, style="bold red", highlight=False)
 
-    def update(self, run: dict[str, Any], workers: list[dict[str, Any]]) -> None:
+    def update(
+        self, run: dict[str, Any], workers: list[dict[str, Any]], load: dict[str, Any] | None = None
+    ) -> None:
+        self._load = load or self._load
         self._warn_of_shortages(workers)
         if self.lines and run != self._written:
             self._written = run
@@ -124,7 +136,25 @@ class Display:
                 f"{each:.3g}" if generates else "",
             )
         footer = Text(f"API {self.url}/docs   logs {self.logs}   Ctrl-C drains and stops", "dim")
-        return Group(heading, self._progress, table, footer)
+        return Group(heading, self._progress, *_load_lines(self._load), table, footer)
+
+
+def _load_lines(load: dict[str, Any] | None) -> list[Text]:
+    """Return throughput and late queues, each on a line."""
+    if load is None:
+        return []
+    lines = [Text(each, "bold red") for each in sentences.late(load["queues"])]
+    now, forecast, bound = (
+        load[f"{kind}samples_per_second"] for kind in ("", "forecast_", "bound_")
+    )
+    if now is not None:
+        known = "" if forecast is None else f" of {forecast:.3g} forecast"
+        most = "" if bound is None else f", {bound:.3g} at most"
+        lines.insert(0, Text(f"samples/s {now:.3g}{known}{most}"))
+    waiting = [f"{each['samples']} {each['queue'].replace('_', ' ')}" for each in load["queues"]]
+    if any(each["samples"] for each in load["queues"]):
+        lines.append(Text(f"waiting: {', '.join(waiting)}"))
+    return lines
 
 
 def doing(worker: dict[str, Any]) -> str:

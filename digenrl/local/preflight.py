@@ -26,6 +26,7 @@ from shared.errors import UserError
 from shared.learning.prompts import read_prompts, repeated
 from shared.messages.contracts import Prompt
 from shared.models.catalogue import (
+    check_parts,
     check_size,
     check_weights,
     checked_family_of,
@@ -36,6 +37,7 @@ from shared.models.catalogue import (
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
 from shared.models.quantised import check_installed
 from shared.models.source_tokens import check_source_tokens
+from shared.process.port_numbers import check_port
 from shared.recipe.adapter import check_adapter_here
 from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe, load_recipe, stored_recipe
@@ -99,6 +101,7 @@ def prepare(request: Request) -> LocalRun:
     Raises:
         UserError: for the first problem, with its remedy.
     """
+    check_port(request.port)
     recipe = load_recipe(request.recipe, request.options)
     if make_own_prompts(recipe, request.say):
         recipe = load_recipe(request.recipe, request.options)
@@ -169,6 +172,7 @@ def check_inputs(
         )
     if weights:
         check_weights(recipe.model.folder)
+        check_parts(recipe.model.folder)
     _check_sizes(recipe)
     check_networks(recipe)
     text_tokens(recipe.model.folder, recipe.model.text_tokens)
@@ -238,7 +242,7 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False, begun: bool = False) 
         repeated(prompts, recipe.data.weights)
     held_out = prompts
     if recipe.evaluation.prompts is not None:
-        held_out = read_prompts(recipe.evaluation.prompts)
+        held_out = _held_out(recipe.evaluation.prompts)
     for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
         kind_of(scorer, here=not elsewhere)
         if not elsewhere:
@@ -250,6 +254,14 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False, begun: bool = False) 
     judges = None if elsewhere else recipe.evaluation.digits
     if judges is not None and not judges.is_dir():
         raise UserError(f"evaluation.digits: no folder {judges}")
+
+
+def _held_out(path: Path) -> tuple[Prompt, ...]:
+    """Read the prompts of the evaluation; an error names their own key."""
+    try:
+        return read_prompts(path)
+    except UserError as error:
+        raise UserError(str(error).replace("data.prompts:", "evaluation.prompts:", 1)) from error
 
 
 def _check_asked_of_prompts(

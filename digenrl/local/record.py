@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.process.libraries import versions
+from shared.process.libraries import processor, versions
 
 STARTED_JSON = "started.json"
 """File in a run's folder."""
@@ -25,13 +25,4 @@ def write_started(folder: Path, recipe: Path, options: Mapping[str, Any]) -> Non
 
 def machine() -> dict[str, str]:
     """Return what arithmetic depends on of this machine."""
-    return {"system": platform.system(), "processor": _processor() or platform.machine()}
-
-
-def _processor() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return None
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, None)
+    return {"system": platform.system(), "processor": processor() or platform.machine()}

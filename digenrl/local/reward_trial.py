@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
-from services.reward.reward_file import RewardFile, read_table, split_source
+from services.reward.reward_file import RewardFile, function_of, read_table
 from services.reward.scorer import Metadata, WeightedScorer, scorer_inputs
 from services.reward.scorers.python_file import PythonScorer
 from services.reward.scorers.python_process import check_can_run
-from services.reward.scoring import outcome_of
-from shared.errors import UserError
+from services.reward.scoring import outcome_of, source_of
+from shared.errors import ContractError, UserError
 from shared.learning.prompts import read_rows
 from shared.messages.contracts import Prompt
 from shared.recipe.rewards import PYTHON, ScorerTable
@@ -59,7 +59,7 @@ def try_file(
     Raises:
         UserError: one line, if file, folder or prompts are not what they should be.
     """
-    path, function = split_source(source)
+    path, function = function_of(source, "FILE")
     table = ScorerTable(
         name=PYTHON, type=PYTHON, source=path, function=function, patience=patience,
         scores="groups" if groups else "samples",
@@ -67,7 +67,7 @@ def try_file(
     file = read_table(table)
     check_can_run(file)
     samples = read_images(images)
-    metadata = _metadata(prompts, len(samples))
+    metadata = _metadata(prompts, list(samples.values()))
     if prompts is not None:
         file.check_names(metadata)
     scorer = PythonScorer(file, patience=patience, whole_groups=groups)
@@ -129,31 +129,41 @@ def _stacked(frames: Sequence[Pixels], folder: Path) -> Pixels:
 
 
 def _pixels(path: Path) -> Pixels:
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
-        with Image.open(path) as image:
-            is_gray = image.mode in ("1", "L", "LA", "I;16")
+        with Image.open(path) as opened:
+            image = ImageOps.exif_transpose(opened)
+            is_gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I")
+            if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
+                image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
             pixels = np.asarray(image.convert("L" if is_gray else "RGB"), dtype=np.uint8)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"--images: {path} is no image: {error}") from None
     return pixels[None] if is_gray else np.moveaxis(pixels, -1, 0)
 
 
-def _metadata(prompts: Path | None, samples: int) -> Metadata:
+def _metadata(prompts: Path | None, samples: Sequence[Pixels]) -> Metadata:
     if prompts is None:
-        return [{"prompt": ""}] * samples
-    found = [_told(*row) for row in read_rows(prompts)]
-    if len(found) not in (1, samples):
+        return [{"prompt": ""}] * len(samples)
+    rows = read_rows(prompts)
+    if len(rows) not in (1, len(samples)):
         raise UserError(
-            f"--prompts: {prompts} has {len(found)} prompts for {samples} images; give one for "
+            f"--prompts: {prompts} has {len(rows)} prompts for {len(samples)} images; give one for "
             "all, or one for each in the order of their names"
         )
-    return found * (samples // len(found))
+    told = zip(rows * (len(samples) // len(rows)), samples, strict=True)
+    return [_told(prompt, source, sample) for (prompt, source), sample in told]
 
 
-def _told(prompt: Prompt, source: Path | None) -> Mapping[str, object]:
-    return scorer_inputs(prompt, None if source is None else _pixels(source))
+def _told(prompt: Prompt, source: Path | None, sample: Pixels) -> Mapping[str, object]:
+    """Return what a function is told of a sample: as in a run, a source image has its size."""
+    if source is None:
+        return scorer_inputs(prompt)
+    try:
+        return scorer_inputs(prompt, source_of(source.read_bytes(), sample))
+    except ContractError as error:
+        raise UserError(f"--prompts: {source} {error}") from error
 
 
 def _scored(

@@ -225,7 +225,7 @@ async def _watch(
     while True:
         run, workers = await api.get("/v1/run"), await api.get("/v1/workers")
         if run is not None and workers is not None:
-            display.update(run, workers)
+            display.update(run, workers, await api.get("/v1/load") if display.shows else None)
             _record_work(supervisor, workers)
             phase = run["phase"]
             if resume and phase in ("paused", "stopped", "failed"):

@@ -9,6 +9,7 @@ from fastapi import HTTPException
 
 from digenrl.api.models import SampleHistory
 from digenrl.api.past import rank
+from digenrl.api.shown import other_figures
 from digenrl.view.history import RunHistory
 from digenrl.view.words import words_of
 from shared.run.dead_letters import DeadLetter, Letters, page, why_not_retried
@@ -40,9 +41,8 @@ def curves_of(history: RunHistory, after: int) -> dict[str, Any]:
 
 def figures_of(quality: Any) -> dict[str, float]:
     """Return the figures of an evaluation that are numbers, gold rewards under their own names."""
-    plain = quality.model_dump(exclude={"num_samples", "gold", "rewards"})
-    numbers = {name: value for name, value in plain.items() if isinstance(value, float)}
-    return numbers | {f"gold {name}": value for name, value in quality.gold.items()}
+    gold = {f"gold {name}": value for name, value in quality.gold.items()}
+    return {"reward": quality.reward} | other_figures(quality) | gold
 
 
 def samples_of(history: RunHistory, version: int | None) -> dict[str, Any]:
@@ -95,20 +95,6 @@ def letters_of(
         "letters": [(each, state, why_not_retried(each, committed)) for each, state in shown],
         "reasons": reasons.most_common(FREQUENT),
     }
-
-
-def slowest_of(workers: Sequence[Mapping[str, Any]]) -> tuple[str, float] | None:
-    """Return the worker that takes longest for a sample, and how many times the mean that is; None
-    where fewer than two generate."""
-    known = {
-        str(each["worker"]): float(each["seconds_per_sample"])
-        for each in workers
-        if each["service"] == "rollout" and each["seconds_per_sample"]
-    }
-    if len(known) < 2:
-        return None
-    name = max(known, key=lambda worker: known[worker])
-    return name, known[name] / fmean(known.values())
 
 
 def _name(key: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from digenrl.report.summary import ScheduleSummary
+from digenrl.view.words import QUEUES
 from services.scheduler.core.usage import BUSY
 from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.run.chain import Step
@@ -12,6 +13,20 @@ STILL_STEPS = 4
 """So many steps in a row may leave the weights as they were before somebody should look."""
 GOOD_SHARE = 0.9
 """Share of their time that devices work from which no setting is worth a try."""
+
+GOOD_PACE = 2 / 3
+"""Part of its forecast from which a run is as fast as its schedule explains: that knows no costs
+between groups, and is learned from times that are not disturbed."""
+GOOD_FORECAST = 0.8
+"""Part of the bound from which a schedule leaves little to be had."""
+SLOWER_THAN_FORECAST = (
+    "It is slower than its schedule explains: look for late queues, the slowest worker, waits for "
+    "rewards or weights, restarts."
+)
+FORECAST_BELOW_BOUND = (
+    "The schedule leaves devices idle: another split, schedule.tag or schedule.max_staleness may "
+    "help."
+)
 
 REMEDIES: Mapping[str, tuple[str, str]] = {
     "waiting_for_rollout": (
@@ -46,6 +61,42 @@ def bottleneck(schedule: ScheduleSummary) -> str:
         f"Rollout and trainer devices are at work {share:.0%} of their time; most of the rest, "
         f"{schedule.bubbles[use]:.0%}, they wait {what}. What may help: {remedy}."
     )
+
+
+def throughput(load: Mapping[str, Any]) -> str:
+    """Return one sentence: how much gets done of what could be, and where to look if it is little;
+    empty before the second step."""
+    now, forecast, bound = (
+        load[f"{kind}samples_per_second"] for kind in ("", "forecast_", "bound_")
+    )
+    if now is None:
+        return ""
+    are = "are" if load["queues"] else "were"  # once a run is over, it has none
+    if forecast is None or bound is None:
+        return f"{now:.3g} samples {are} trained per second; what is possible is not learned yet."
+    said = (
+        f"{now:.3g} samples {are} trained per second; the schedule's forecast is {forecast:.3g}, "
+        f"and no schedule gets beyond about {bound:.3g} on these devices."
+    )
+    if now < GOOD_PACE * forecast:
+        return f"{said} {SLOWER_THAN_FORECAST}"
+    if forecast < GOOD_FORECAST * bound:
+        return f"{said} {FORECAST_BELOW_BOUND}"
+    return said
+
+
+def late(queues: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each queue whose oldest has waited far longer than it should."""
+    lines = []
+    for each in queues:
+        if each["late"]:
+            what, means = QUEUES[each["queue"]]
+            at = f" at {each['worker']}" if each["worker"] else ""
+            lines.append(
+                f"{each['samples']} samples {what}, the oldest{at} for {each['oldest_seconds']:.3g}"
+                f" s where {each['usual_seconds']:.3g} s are usual: {means}"
+            )
+    return lines
 
 
 def status(run: Mapping[str, Any] | None, version: int, wanted: int) -> str:

@@ -14,7 +14,7 @@ over, everything but that is still there.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated, Any, Literal
@@ -26,6 +26,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from digenrl.api.front import api_routes
 from digenrl.api.past import Order, Past
+from digenrl.api.stored import load_view
 from digenrl.api.what_if import POOL, Refused, WhatIf
 from digenrl.evaluation.best import worth_of
 from digenrl.report.summary import summarise_schedule
@@ -38,11 +39,10 @@ from digenrl.view.figures import (
     sample_of,
     samples_of,
     schedule_of,
-    slowest_of,
 )
 from digenrl.view.history import RECENT, RunHistory
 from digenrl.view.live import LiveRun
-from digenrl.view.words import FIGURES, words_for, words_of
+from digenrl.view.words import FIGURES, QUEUES, words_for, words_of
 from services.scheduler.costs.profile import profile_names
 from shared.errors import ContractError, IntegrityError, Unavailable
 from shared.process.http_access import CALLER, Access, Caller, check_routes, sign_in
@@ -150,8 +150,8 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
     @app.get("/")
     async def overview(request: Request) -> HTMLResponse:
         await view.history.look()
-        workers = await view.live.get("/v1/workers") or []
-        return await pages.page(request, "overview", **_overview(view, workers))
+        load = await _load(view)
+        return await pages.page(request, "overview", load=load, **_overview(view, load))
 
     @app.get("/timeline")
     async def timeline(request: Request, batches: Batches = 4) -> HTMLResponse:
@@ -229,9 +229,12 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
         shown = history.steps[:before][-PER_PAGE:][::-1]
         best = max(measured, key=lambda version: worth_of(measured[version]), default=None)
         there = set(await history.store.keys(weights_folder(history.run)))
+        newest = await pages.view.live.get(f"/v1/versions?limit={PER_PAGE}") or []
+        adopted = {each["version"]: each for each in newest}
         return await pages.page(
-            request, "versions", shown=shown, measured=measured, best=best, there=there
-        )
+            request, "versions", shown=shown, measured=measured, best=best, there=there,
+            adopted=adopted,
+        )  # fmt: skip
 
     @app.get("/letters")
     async def letters(request: Request, before: Before = None) -> HTMLResponse:
@@ -360,7 +363,13 @@ async def _head(view: View) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _overview(view: View, workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+async def _load(view: View) -> dict[str, Any]:
+    """Return what /v1/load says: of a run that is over, from its store."""
+    found: dict[str, Any] | None = await view.live.get("/v1/load")
+    return found or (await load_view(view.history)).model_dump()
+
+
+def _overview(view: View, load: Mapping[str, Any]) -> dict[str, Any]:
     history = view.history
     schedule = summarise_schedule([], [history.usage[each] for each in sorted(history.usage)])
     trained = [step for step in history.steps if step.batch is not None]
@@ -373,5 +382,5 @@ def _overview(view: View, workers: Sequence[Mapping[str, Any]]) -> dict[str, Any
     return {
         "bottleneck": sentences.bottleneck(schedule), "schedule": schedule, "newest": newest,
         "staleness": staleness, "first": first, "last": last, "words": FIGURES,
-        "slowest": slowest_of(workers),
+        "throughput": sentences.throughput(load), "queue_words": QUEUES,
     }  # fmt: skip

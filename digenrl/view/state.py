@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from digenrl.api.stored import run_view
+from digenrl.api.stored import load_view, run_view
 from digenrl.client import Client, Refused
 from digenrl.report.summary import summarise_schedule
 from digenrl.view import sentences
 from digenrl.view.history import RECENT, RunHistory
 from services.scheduler.core.state import Phase
 from services.scheduler.core.usage import BatchUsage
+from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, WorkerView
 from shared.errors import UserError
 
@@ -40,6 +41,8 @@ class RunState(BaseModel):
     bottleneck: str
     """For what devices wait most, and which setting may change that; empty if it has failed."""
     alarms: list[str]
+    load: LoadView
+    """Throughput against what is possible, and where samples wait, as the API shows it."""
     workers: list[WorkerView]
     """Live workers, as the API shows them."""
 
@@ -54,6 +57,7 @@ class RunState(BaseModel):
         return [
             f"{self.run}: {self.status}; step {self.step} of {self.steps}{reward}{left}",
             *([f"workers: {workers}"] if workers else []),
+            *([said] if (said := sentences.throughput(self.load.model_dump())) else []),
             *([self.bottleneck] if self.bottleneck else []),
             *(f"! {alarm}" for alarm in self.alarms),
         ]
@@ -80,9 +84,10 @@ def live_state(client: Client) -> RunState:
             continue  # of batches that another scheduler opened, nothing is known
         usage.append(BatchUsage.model_validate(found.model_dump()))
     status = sentences.status(run.model_dump(), run.step, run.steps)
-    workers = client.list_workers()
+    workers, load = client.list_workers(), client.get_load()
     alarms = sentences.alarms(run.model_dump(), (), (), [each.model_dump() for each in workers])
-    return _state(run, usage, alarms, status, workers)
+    alarms += sentences.late([each.model_dump() for each in load.queues])
+    return _state(run, usage, alarms, status, load, workers)
 
 
 async def stored_state(history: RunHistory) -> RunState:
@@ -101,7 +106,7 @@ async def stored_state(history: RunHistory) -> RunState:
     alarms = sentences.alarms(run.model_dump(), history.steps if exact else (), newest)
     ended = run.phase in ("finished", "failed")
     status = run.phase if ended else sentences.status(None, history.version, run.steps)
-    return _state(run, usage, alarms, status)
+    return _state(run, usage, alarms, status, await load_view(history))
 
 
 def _state(
@@ -109,6 +114,7 @@ def _state(
     usage: Sequence[BatchUsage],
     alarms: list[str],
     status: str,
+    load: LoadView,
     workers: Sequence[WorkerView] = (),
 ) -> RunState:
     schedule = summarise_schedule([], list(usage))
@@ -118,5 +124,5 @@ def _state(
         run=run.run, status=status, phase=run.phase, step=run.step, steps=run.steps,
         eta_seconds=run.eta_seconds, reward_mean=run.reward_mean,
         seconds_per_step=schedule.seconds_per_step, utilisation=schedule.utilisation,
-        bottleneck=bottleneck, alarms=alarms, workers=list(workers),
+        bottleneck=bottleneck, alarms=alarms, load=load, workers=list(workers),
     )  # fmt: skip

@@ -10,6 +10,15 @@ USES = {
 """What devices do, in the order of the legend."""
 
 
+QUEUES = {
+    "generation": ("given to no device yet", "devices are missing, or hang: see the workers"),
+    "in_hand": ("at devices that generate", "the worker hangs or has become slow: drain it"),
+    "scoring": ("waiting for rewards", "reward workers are too few, or hang: more reward.workers"),
+    "training": ("waiting to be trained", "the trainer hangs, or has become slow"),
+}  # fmt: skip
+"""Queues in the order in which samples go through them, and what it means if one is late."""
+
+
 FIGURES = {
     "reward": "training reward", "proxy_accuracy": "accuracy, training classifier",
     "gold_accuracy": "gold accuracy, held-out network",

@@ -86,7 +86,8 @@ class RewardFile:
         try:
             module = ast.parse(text, filename=str(path))
         except (SyntaxError, ValueError) as error:
-            where = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+            line = error.lineno if isinstance(error, SyntaxError) else None
+            where = "" if line is None else f":{line}"
             raise UserError(f"source: {path}{where}: is not Python: {error}") from None
         parameters = _parameters_of(_definition(module, path, function), f"{path}:{function}")
         inline = _inline(text, path)
@@ -129,6 +130,18 @@ def read_table(table: ScorerTable) -> RewardFile:
     return file
 
 
+def function_of(source: str, field: str) -> tuple[Path, str]:
+    """Return the file and the function that a command was given as ``field``.
+
+    Raises:
+        UserError: if the function's name is none.
+    """
+    path, function = split_source(source)
+    if not function.isidentifier():
+        raise UserError(f"{field}: {function!r} is no name of a function; name one, {path}:score")
+    return path, function
+
+
 def split_source(source: str) -> tuple[Path, str]:
     """Return the file and the function of `file.py:function`.
 
@@ -136,7 +149,7 @@ def split_source(source: str) -> tuple[Path, str]:
     (PosixPath('a/my_reward.py'), 'score')
     """
     file, colon, function = source.rpartition(":")
-    return (Path(file), function) if colon else (Path(source), FUNCTION)
+    return (Path(file), function or FUNCTION) if colon else (Path(source), FUNCTION)
 
 
 def _text_of(path: Path) -> str:

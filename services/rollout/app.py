@@ -25,6 +25,7 @@ from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment
 from shared.messages.staleness import check_task
 from shared.process.worker import WorkerContext
+from shared.run.previews import PreviewRule
 from shared.run.sources import SourceImages
 from shared.run.versions import VersionIndex
 
@@ -45,9 +46,11 @@ class RolloutApp:
         max_staleness: int,
         encoded: EncodedConditions | None = None,
         lossless: bool = False,
+        previews: PreviewRule | None = None,
     ) -> None:
         """``encoded``: where conditions come from, if the device does not encode. ``lossless``:
-        media are stored coded (`Rollout.media`)."""
+        media are stored coded (`Rollout.media`); ``previews``: which samples have small pictures
+        that stay."""
         self._device = device
         self._bus = context.bus
         self._worker = context.worker
@@ -55,7 +58,9 @@ class RolloutApp:
         self._work_available = asyncio.Event()
         """Set when there may be work for the device."""
         self._loader = PolicyLoader(device, context, index)
-        self._publisher = FragmentPublisher(device, context, encoded=encoded, lossless=lossless)
+        self._publisher = FragmentPublisher(
+            device, context, encoded=encoded, lossless=lossless, previews=previews
+        )
         self._gradients = Gradients(
             device, self._loader, context,
             max_staleness=max_staleness, wake=self._work_available.set,

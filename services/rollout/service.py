@@ -12,6 +12,7 @@ from shared.process.settings import ServiceSettings
 from shared.process.worker_process import WorkerProcess, run_worker
 from shared.recipe.recipe import Recipe, override
 from shared.run.conditions import encoding_of
+from shared.run.previews import PreviewRule
 
 BuildDevice = Callable[[Recipe], RolloutDevice]
 
@@ -55,10 +56,12 @@ async def _work(process: WorkerProcess, *, build_device: BuildDevice | None) -> 
     ):
         await process.refuse_or_go_on(context)
         device = await asyncio.to_thread(build_device or RolloutEngine, recipe)
+        if isinstance(device, RolloutEngine):
+            await process.compare_kinds(context, device.canary)
         app = RolloutApp(
             device, context, index, max_staleness=recipe.schedule.staleness_limit,
             encoded=await encoded_conditions(process.store, recipe),
-            lossless=recipe.rollout.media == "lossless",
+            lossless=recipe.rollout.media == "lossless", previews=PreviewRule.of(recipe),
         )  # fmt: skip
         await process.run(app.run(), context)
 

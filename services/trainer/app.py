@@ -54,6 +54,7 @@ from shared.process.service import end_soon
 from shared.process.worker import WorkerContext
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, admissible_versions, newest_commit
+from shared.run.previews import PreviewRule
 
 AGAIN = {True: "the batch begins again, in smaller passes", False: "the batch begins again"}
 ATTEMPTS = 2
@@ -115,11 +116,17 @@ class TrainerApp:
         self._exact = recipe.largest_weight is None
         """Whether everybody computes with the same weights."""
         cache, lossless = TrajectoryCache(), recipe.rollout.media == "lossless"
+        previews = PreviewRule.of(recipe)
         loanable = [
             LoanableGenerator(
                 each,
                 FragmentPublisher(
-                    each, context, encoded=encoded, lossless=lossless, keep=cache.keep
+                    each,
+                    context,
+                    encoded=encoded,
+                    lossless=lossless,
+                    keep=cache.keep,
+                    previews=previews,
                 ),
             )
             for each in generators

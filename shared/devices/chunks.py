@@ -123,8 +123,8 @@ def make_tuner(recipe: Recipe, device_bytes: float, num_samples: int | None = No
     ``num_samples`` of a group at a time, by default all that are trained.
 
     What the recipe fixes stays fixed. In deterministic mode nothing is measured: sums of floats
-    depend on how rows are cut, so "auto" is then a whole group with its whole window. A merged step
-    has passes of its own, and chunks are of the others.
+    depend on how rows are cut, so "auto" is then a whole group with its whole window. Chunks are of
+    steps that are not merged: the states of a merged one go with a chunk, or have their own pass.
     """
     table, window = recipe.trainer, recipe.sampling.window
     later = max(1, window - recipe.sampling.merged_steps)

@@ -27,8 +27,10 @@ from shared.messages.workers import MemoryShortage
 from shared.process.worker import WorkerContext, patiently
 from shared.run.conditions import StoredConditions
 from shared.run.layout import batch_folder, conditions_folder
+from shared.run.previews import PREVIEW_BYTES, PreviewRule, preview_key
 from shared.run.sources import SourceImages
 from shared.store.media import coded
+from shared.store.previews import packed_previews
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 
 KEPT_CONDITIONS = 64
@@ -47,10 +49,12 @@ class FragmentPublisher:
         encoded: EncodedConditions | None = None,
         lossless: bool = False,
         keep: Callable[[ObjectRef, bytes], None] | None = None,
+        previews: PreviewRule | None = None,
     ) -> None:
         """``encoded``: where conditions come from, if the device does not encode; ``lossless``:
         codes media, beside what the device does next; ``keep``: takes each trajectory that is
-        stored."""
+        stored; ``previews``: which samples have small pictures that stay."""
+        self._previews = previews or PreviewRule()
         self._lossless = lossless
         self._device = device
         self._bus = context.bus
@@ -85,7 +89,7 @@ class FragmentPublisher:
     async def _store_and_tell(
         self, task: GenerateFragment, generated: Generated, given: StoredConditions | None
     ) -> None:
-        slot = str(task.fragment.slot)
+        slot, raw = str(task.fragment.slot), generated.media
         if self._lossless:
             media = await asyncio.to_thread(coded, generated.media)
             generated = replace(generated, media=media)
@@ -95,6 +99,21 @@ class FragmentPublisher:
             )
         except DigenRLError as error:
             await self.fail(task, error)
+            return
+        await self._keep_previews(task, raw)
+
+    async def _keep_previews(self, task: GenerateFragment, raw: bytes) -> None:
+        """Store small pictures of a fragment's samples, if they are to have some: tried once, since
+        nothing but the run's page misses them."""
+        at = task.fragment
+        if not self._previews.has(at.batch, at.group):
+            return
+        key = preview_key(self._bus.run, at.batch, at.group, at.first_sample, at.attempt)
+        try:
+            pictures = await asyncio.to_thread(packed_previews, raw, PREVIEW_BYTES)
+            await self._store.write(key, pictures)
+        except (DigenRLError, OSError, ValueError) as error:
+            log.warning("previews_not_kept", slot=str(at.slot), error=str(error))
 
     async def _publish(
         self, task: GenerateFragment, generated: Generated, given: StoredConditions | None

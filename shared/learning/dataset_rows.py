@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from shared.errors import ContractError, UserError, how_to_install
 from shared.learning.hub_datasets import CONVERTED, PROMPTS_FILE
 from shared.learning.pictures import check_picture
-from shared.learning.prompts import said
+from shared.learning.prompt_tables import said
+from shared.learning.prompts import separated
 from shared.messages.contracts import Prompt
 from shared.messages.records import MAX_TEXT
 
@@ -208,9 +209,15 @@ def _of_csv(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any
     """Yield rows of texts; an empty cell is none."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
-            rows = csv.DictReader(stream)
+            rows = csv.DictReader(stream, strict=True)
             _check_columns(list(rows.fieldnames or ()), columns, key)
             for row in rows:
+                if None in row:  # cells beyond the last name
+                    raise UnreadableError(
+                        key,
+                        f"{file.name} line {rows.line_num} has more cells than the first line has "
+                        "names: text that has a comma belongs in double quotes",
+                    )
                 yield {name: cell or None for name, cell in row.items() if name}
     except (csv.Error, UnicodeDecodeError) as error:
         raise _unreadable(file, key, error) from error
@@ -240,7 +247,10 @@ def _objects(file: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _unreadable(file: Path, key: str, error: Exception) -> UnreadableError:
-    return UnreadableError(key, f"{file.name} cannot be read ({str(error).splitlines()[0]})")
+    reason = str(error).splitlines()[0]
+    if isinstance(error, UnicodeDecodeError):
+        reason = "it is no text in UTF-8"
+    return UnreadableError(key, f"{file.name} cannot be read ({reason})")
 
 
 def _check_columns(names: list[str], columns: Columns, key: str) -> None:
@@ -248,4 +258,7 @@ def _check_columns(names: list[str], columns: Columns, key: str) -> None:
     wanted += [("metadata", each) for each in columns.metadata or ()]
     for of, column in wanted:
         if column is not None and column not in names:
-            raise UserError(f"{key}.{of}: there is no column {column!r}; it has {', '.join(names)}")
+            raise UserError(
+                f"{key}.{of}: there is no column {column!r}; it has {', '.join(names)}"
+                f"{separated(names)}"
+            )

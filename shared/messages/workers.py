@@ -116,7 +116,8 @@ class WorkerStatus(Record):
     url: Text = ""
     """Address of its probes and metrics, such as http://10.0.0.3:8000; empty if it serves none."""
     note: Text = ""
-    """What it lacks and which setting decides that, in words; empty if it lacks nothing."""
+    """What it lacks and which setting decides that, or by how much its device differs from other
+    kinds, in words; empty if nothing."""
     memory_shortage: MemoryShortage | None = None
     """The newest shortage of memory; None if everything has fitted."""
     holds: Holds | None = Field(default=None, exclude_if=is_none)

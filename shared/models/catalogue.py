@@ -5,15 +5,16 @@ half a model, so it is refused.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
 from shared.models.brought import family_named
 from shared.models.families import EXPERTS, FamilySpec
-from shared.models.hub import NEEDED, missing
-from shared.models.memory import PARTS, Part, part_folders, weight_files
+from shared.models.hub import NEEDED, missing, needed_parts
+from shared.models.memory import METADATA, PARTS, Part, part_folders, read_header, weight_files
+from shared.models.no_model import no_model, no_weights
 from shared.models.refused import unsupported
 from shared.models.sigmas import Sigmas
 
@@ -47,10 +48,7 @@ def family_of(folder: Path) -> FamilySpec:
     try:
         pipeline = str(json.loads(index.read_text())["_class_name"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            missing(folder)
-            or f"model.folder: {folder} is not a diffusers model (no readable {index.name})"
-        ) from error
+        raise UserError(missing(folder) or no_model(folder)) from error
     family = family_named(pipeline)
     if family is None:
         raise UserError(f"model.folder: {folder} holds {unsupported(pipeline)}")
@@ -88,9 +86,29 @@ def check_weights(folder: Path) -> None:
         files = weight_files(folder / name)
         gone = next((file for file in files if not file.is_file()), None)
         if files and gone is None:
+            _check_whole(files)
             continue
         what = f"{name}/*.safetensors" if gone is None else gone.relative_to(folder).as_posix()
-        raise UserError(missing(folder, what) or f"model.folder: {folder} contains no {what}")
+        raise UserError(missing(folder, what) or no_weights(folder, what))
+
+
+def check_parts(folder: Path) -> None:
+    """Raises UserError unless the tokenizers and the noise schedule are there, which have no
+    weights."""
+    for part in needed_parts(PartConfig(folder / "model_index.json")):
+        if part.startswith(("tokenizer", "scheduler")) and not (folder / part).is_dir():
+            raise UserError(
+                missing(folder, part)
+                or f"model.folder: {folder} contains no {part}; copy or fetch it once more"
+            )
+
+
+def _check_whole(files: Sequence[Path]) -> None:
+    for file in files:
+        tensors, begin = read_header(file)
+        offsets = [each["data_offsets"][1] for name, each in tensors.items() if name != METADATA]
+        if file.stat().st_size < begin + max(offsets, default=0):
+            raise UserError(f"model.folder: {file} is broken off; copy or fetch it once more")
 
 
 def boundary(folder: Path) -> float | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from shared.errors import UserError
+from shared.models.no_model import no_model
 
 Part = Literal["transformer", "text", "decoder"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -23,6 +24,10 @@ Residence = Literal["resident", "streamed"]
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 DECODER_BYTES = 4
 """Bytes of a decoder's weight, at least: decoders are held in float32, whatever the rest is."""
+METADATA = "__metadata__"
+"""Key of a safetensors header that is no tensor."""
+LFS_POINTER = b"version "
+"""First bytes of what Git LFS leaves in place of a file."""
 MAX_HEADER = 64 * 1024 * 1024
 WHOLE = ("model.safetensors", "diffusion_pytorch_model.safetensors")
 """Names of a part's file if it has only one, by transformers and by diffusers."""
@@ -165,7 +170,7 @@ def _tensors(folder: Path, part: Part) -> Iterator[tuple[str, list[int]]]:
         prefix = f"{name}." if len(names) > 1 else ""
         for file in weight_files(folder / name):
             for tensor, entry in read_header(file)[0].items():
-                if tensor != "__metadata__":
+                if tensor != METADATA:
                     yield prefix + tensor, entry["shape"]
 
 
@@ -177,9 +182,7 @@ def part_folders(folder: Path, part: Part) -> list[str]:
         plain: dict[str, Any] = json.loads(index.read_text())
         there = [name for name, made in plain.items() if isinstance(made, list) and all(made)]
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"model.folder: {folder} is not a diffusers model (no readable {index.name})"
-        ) from error
+        raise UserError(no_model(folder)) from error
     begin = {
         "transformer": ("transformer",),
         "text": ("text_encoder", "connectors", "image_encoder"),
@@ -235,10 +238,18 @@ def read_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
     """
     try:
         with file.open("rb") as stream:
-            (size,) = struct.unpack("<Q", stream.read(8))
+            begin = stream.read(8)
+            if begin == LFS_POINTER:
+                raise ValueError("it is a pointer of Git LFS; fetch the file itself, git lfs pull")
+            if len(begin) < 8 or begin.lstrip().startswith(b"<"):
+                raise ValueError("it is empty, or a web page; fetch it once more")
+            (size,) = struct.unpack("<Q", begin)
             if size > MAX_HEADER:
-                raise ValueError("its header is too long")
-            header: Any = json.loads(stream.read(size))
+                raise ValueError("its header is too long; copy or fetch it once more")
+            text = stream.read(size)
+            if len(text) < size:
+                raise ValueError("it is broken off; copy or fetch it once more")
+            header: Any = json.loads(text)
             if not isinstance(header, dict):
                 raise ValueError("its header is no JSON object")
             return header, 8 + size

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -28,6 +29,17 @@ class LibrariesRecord(Record):
 
     service: Service
     versions: dict[Text, Text]
+
+
+@cache
+def processor() -> str | None:
+    """Return the maker's name of this machine's processor, if it says it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, None)
 
 
 @cache

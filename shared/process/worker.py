@@ -76,6 +76,8 @@ class Worker:
     seconds: dict[Activity, float] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     """What its devices are busy with, for the watchdog."""
+    remark: str = ""
+    """What is otherwise of this device than of others, in words; said while it lacks nothing."""
     _refused: str | None = None
     """Reason why the scheduler does not let it take part."""
     _activity: Activity = "starting"
@@ -203,9 +205,7 @@ class Worker:
             host=self.host,
             url=self.url,
             versions=dict(versions()),
-            note=self.progress.hangs(WARNED_AT)
-            or self._says
-            or ("" if self._doing or not self._lacks else self._lacks[0][1]),
+            note=self.progress.hangs(WARNED_AT) or self._says or self._lack or self.remark,
         )
 
 

@@ -56,6 +56,8 @@ EXCLUDES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Keys that cannot stand beside another, by the table's name and that other: a file that sets it
 takes them away from its base, and an option from the file."""
 
+HOME = "~"
+"""Stands for the home of who runs the command, at the beginning of a path."""
 YAML = (".yaml", ".yml")
 
 
@@ -81,6 +83,8 @@ def read_layers(path: Path, depth: int = 0) -> list[Layer]:
         raise UserError(f"{path}: base: the name of a file, not {base!r}")
     if depth == MAX_BASES:
         raise UserError(f"{path}: base: {MAX_BASES} files are based on one another; is it a ring?")
+    if not (path.parent / base).is_file():
+        raise UserError(f"{path}: base: there is no file {path.parent / base}; correct its name")
     below = read_layers(path.parent / base, depth + 1)
     for layer in below:
         _put_below(layer.tables, Path(base).parent, path.parent)
@@ -112,7 +116,7 @@ def _put_below(tables: Any, folder: Path, beside: Path) -> None:
     relative to. What only the host's folder of models has stays as it is, and what is no path is
     left for the recipe's own checks."""
     for _, table, key in _places(tables):
-        if isinstance(table[key], str):
+        if isinstance(table[key], str) and not table[key].startswith(f"{HOME}/"):
             below, root = folder / table[key], models_root()
             if _is_there(beside / below, key) or not (root and _is_there(root / table[key], key)):
                 table[key] = str(below)
@@ -162,6 +166,8 @@ def without_excluded(
 def resolved(path: Path, base: Path) -> Path:
     """Return what a recipe in the folder ``base`` means by ``path`` on this host."""
     beside, root = (base / path).resolve(), models_root()
+    if path.parts[:1] == (HOME,) and not beside.exists():
+        return path.expanduser().resolve()
     if root is None or path.is_absolute() or beside.exists():
         return beside
     below = (root / path).resolve()

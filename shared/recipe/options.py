@@ -130,7 +130,11 @@ def _put(tables: Any, parts: list[str], value: Any, label: str, options: Mapping
         return tables
     name = f"{label}.{part}".lstrip(".")
     left = without_excluded(label.rpartition(".")[2], tables, {part})
-    typed = {key: of for key, of in tables.items() if _is_given(f"{label}.{key}", options)}
+    typed = {
+        key: {} if isinstance(of, Mapping) else of  # of a table, only what options say
+        for key, of in tables.items()
+        if key not in left and _is_given(f"{label}.{key}", options)
+    }
     tables = {**left, **typed}
     if not rest:
         return {**tables, part: value}

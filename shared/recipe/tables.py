@@ -78,6 +78,9 @@ class Run(Table):
     stop_at: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Gold figure, as `keep_best` compares, that ends the run once two evaluations in a row have
     reached it; without it, a run takes all its steps."""
+    preview_mb: Rate = 32.0
+    """Megabytes of small pictures of samples that stay when trajectories and media are deleted, of
+    steps spread over the run; 0: none."""
     shard_bytes: Positive = 1 << 30
     """Bytes of tensors in one stored object of weights or of a checkpoint; what is larger is stored
     in shards."""

@@ -4,6 +4,7 @@
 <run>/staleness.json                 what schedule.max_staleness = "auto" was decided to be, and why
 <run>/files/<key>.json               digests of the model and the rewards (files.py)
 <run>/files/libraries.<...>.json     versions of libraries, of each service (process/libraries.py)
+<run>/files/canary.<...>.json        what a kind of device makes of one input (process/canary.py)
 <run>/commits/<version>.json         the commit records (commits.py)
 <run>/chain/<size>/<version>.json    what is needed of so many old ones (chain.py)
 <run>/copies/<version>/<sha256>.z    each commit record once more, in case it is damaged (copies.py)
@@ -24,6 +25,7 @@
 <run>/evaluations/<settings>/...     what was measured, and the pictures (docs/evaluation.md)
 <run>/batches/<batch>/<sha256>...    trajectories and media, until no recovery needs them
     .../exchange/<attempt>.<round>/  which sums fluid devices have stored for a total
+<run>/previews/<batch>/...           small pictures of samples that outlive them (previews.py)
 """
 
 import contextlib
@@ -149,6 +151,10 @@ KEPT_BATCHES = 2
 
 def _batches_folder(run: str) -> str:
     return f"{run}/batches"
+
+
+def previews_folder(run: str, batch: int) -> str:
+    return f"{run}/previews/{batch:08d}"
 
 
 def usage_folder(run: str) -> str:

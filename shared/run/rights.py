@@ -15,9 +15,9 @@ WRITES: dict[Role, tuple[str, ...]] = {
     ),
     "trainer": (
         "commits/", "copies/", "chain/", "weights/", "checkpoints/", "states/", "batches/",
-        "conditions/", "files/",
+        "conditions/", "files/", "previews/",
     ),
-    "rollout": ("batches/", "conditions/", "files/"),
+    "rollout": ("batches/", "conditions/", "files/", "previews/"),
     "encoder": ("conditions/", "files/"),
     "reward": ("files/",),
     "client": ("evaluations/", "chain/", "files/"),

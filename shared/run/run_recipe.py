@@ -24,7 +24,7 @@ from shared.store import ObjectStore
 
 MAY_CHANGE = {
     "run.steps", "run.keep_last", "run.keep_every", "run.keep_best", "run.stop_at",
-    "run.shard_bytes",
+    "run.shard_bytes", "run.preview_mb",
     "model.device", "model.vae_tiling", "sampling.tail_correlation",
     "rollout.workers", "rollout.threads", "rollout.can_train", "rollout.memory", "rollout.media",
     "trainer.devices", "trainer.checkpoint_every",

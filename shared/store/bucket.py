@@ -37,6 +37,10 @@ SILENCE = timedelta(seconds=60)
 sent. A whole request may take any time."""
 RETRIES = timedelta(seconds=60)
 """Time after which no further attempt begins."""
+PAUSE = timedelta(seconds=1)
+"""Longest pause between two attempts: how late a service that is back is noticed."""
+ATTEMPTS = 600
+"""More than there is time for, so that `RETRIES` alone decides."""
 PART = 5 * 1024 * 1024
 """Bytes of a part of a large object: a slow line sends it within `SILENCE`."""
 PARTS_AT_ONCE = 2
@@ -57,7 +61,11 @@ class BucketBackend:
                 "read_timeout": SILENCE,
                 "timeout": FOR_EVER,
             },
-            "retry_config": {"retry_timeout": RETRIES},
+            "retry_config": {
+                "retry_timeout": RETRIES,
+                "max_retries": ATTEMPTS,
+                "backoff": {"max_backoff": PAUSE},
+            },
         }
         if settings.url.startswith("s3:"):
             options |= _s3_options(settings)

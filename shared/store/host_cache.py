@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +31,9 @@ from shared.store.tensor_header import Data
 from shared.telemetry import DIGESTED_BYTES, SHARED_BYTES
 
 LOOK_S = 0.02
-"""Seconds between two looks at the lock of an object that another process fetches."""
+"""Least seconds between two looks at the lock of an object that another process fetches."""
+LOOKS = 30
+"""The longer that takes, the rarer the looks: this share of the time may be lost."""
 TRIED_PEERS = 3
 """Other hosts that are asked for an object, before the store is."""
 TRIES = 3
@@ -166,8 +169,9 @@ class HostCache:
 
     @asynccontextmanager
     async def _locked(self, digest: str) -> AsyncIterator[None]:
+        began = time.monotonic()
         while (descriptor := self.folder.lock(digest)) is None:  # noqa: ASYNC110 -- of a process
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(max(LOOK_S, (time.monotonic() - began) / LOOKS))
         try:
             yield
         finally:

@@ -11,6 +11,10 @@ It is asked in one line and answers in one, and the bytes follow:
     {"token": "...", "sha256": "...", "size": 1048576, "attempt": "...", "first": 0}
     ok
 
+The bytes themselves go from the page cache to the line (``sendfile``), and from there into memory,
+in a thread for each transfer, which waits in the kernel: the loop of the process that happens to
+answer has other things to do, and copies would take as many CPU seconds as everything else.
+
 Nothing is encrypted: it is for a network in which only one's own hosts are.
 """
 
@@ -19,8 +23,12 @@ import contextlib
 import errno
 import hmac
 import os
+import socket
+import struct
+import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
@@ -32,8 +40,10 @@ from shared.messages.contracts import ObjectRef
 from shared.messages.records import Count, Digest, Record
 from shared.store.cache_folder import CacheFolder
 
-CHUNK = 1 << 20
-"""Bytes that are passed on at a time: what a host is behind the one before it."""
+CHUNK = 1 << 19
+"""Bytes that are received at a time: what a host is behind the one before it."""
+SENT = 1 << 22
+"""Bytes that one call sends at most."""
 MAX_LINE = 1024
 CONNECT_S = 3.0
 SILENCE_S = 10.0
@@ -84,24 +94,80 @@ class Peer(Record):
         question = Question(
             token=self.token, sha256=ref.sha256, size=ref.size, attempt=self.attempt, first=first
         )
-        writer = None
+        line, reading, threads = None, None, ThreadPoolExecutor(1, "from-peer")
         try:
             async with asyncio.timeout(CONNECT_S):
-                reader, writer = await asyncio.open_connection(self.host, self.port, limit=CHUNK)
-            writer.write(question.model_dump_json().encode() + b"\n")
+                line = await _connected(self.host, self.port)
             async with asyncio.timeout(SILENCE_S):
-                if await reader.readline() != OK:
-                    raise PeerFailed(f"{self.host}:{self.port} does not have it")
+                await _ask(line, question, f"{self.host}:{self.port}")
+            _wait_in_the_kernel(line, socket.SO_RCVTIMEO)
             while first < ref.size:
-                async with asyncio.timeout(SILENCE_S):
-                    chunk = await reader.readexactly(min(CHUNK, ref.size - first))
+                wanted = min(CHUNK, ref.size - first)
+                reading = threads.submit(line.recv, wanted, socket.MSG_WAITALL)
+                chunk = await asyncio.wrap_future(reading)
                 first += len(chunk)
-                yield chunk
+                if chunk:
+                    yield chunk
+                if len(chunk) < wanted:
+                    raise EOFError(f"no more than {first} bytes")
         except (OSError, TimeoutError, EOFError, ValueError) as error:
             raise PeerFailed(f"{self.host}:{self.port}: {error!r}") from error
         finally:
-            if writer is not None:
-                writer.close()
+            if line is not None:
+                _hang_up(line, reading)
+            threads.shutdown(wait=False)
+
+
+async def _connected(host: str, port: int) -> socket.socket:
+    """Return a socket that does not block; raise OSError if there is no such host, or it takes no
+    connection."""
+    loop = asyncio.get_running_loop()
+    refusal = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in await loop.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    ):
+        line = socket.socket(family, kind, protocol)
+        line.setblocking(False)
+        try:
+            await loop.sock_connect(line, address)
+        except OSError as error:
+            line.close()
+            refusal = error
+        except BaseException:
+            line.close()
+            raise
+        else:
+            return line
+    raise refusal
+
+
+async def _ask(line: socket.socket, question: Question, whom: str) -> None:
+    """Raise PeerFailed unless the answer is yes."""
+    loop, answer = asyncio.get_running_loop(), b""
+    await loop.sock_sendall(line, question.model_dump_json().encode() + b"\n")
+    while len(answer) < len(OK):
+        more = await loop.sock_recv(line, len(OK) - len(answer))
+        if not more:
+            break
+        answer += more
+    if answer != OK:
+        raise PeerFailed(f"{whom} does not have it")
+
+
+def _wait_in_the_kernel(line: socket.socket, which: int) -> None:
+    """Have calls in a thread wait, `SILENCE_S` at most."""
+    line.setblocking(True)
+    line.setsockopt(socket.SOL_SOCKET, which, struct.pack("ll", int(SILENCE_S), 0))
+
+
+def _hang_up(line: socket.socket, reading: "Future[bytes] | None") -> None:
+    """Close a socket, once a thread that still waits for it has been woken."""
+    if reading is None or reading.done():
+        line.close()
+        return
+    with contextlib.suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
+    reading.add_done_callback(lambda _: line.close())
 
 
 class PeerList(Protocol):
@@ -119,6 +185,7 @@ class Relay:
     peers: PeerList
     _server: asyncio.Server | None = None
     _answering: "set[asyncio.Task[None]]" = field(default_factory=set)
+    _stopping: threading.Event = field(default_factory=threading.Event)
 
     async def __aenter__(self) -> "Relay":
         """Raises UserError if this machine has no such address."""
@@ -133,6 +200,7 @@ class Relay:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._stopping.set()
         if self._server is not None:
             self._server.close()
         for task in self._answering:
@@ -178,14 +246,35 @@ class Relay:
         if asked is None or descriptor is None:
             writer.write(NO)
             return
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a socket, it can
+        line = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
+        threads = ThreadPoolExecutor(1, "to-peer")
+        giving = threads.submit(self._give, line, descriptor, asked)
         try:
-            writer.write(OK)
-            async for chunk in self._received(descriptor, asked):
-                writer.write(chunk)
-                async with asyncio.timeout(SILENCE_S):
-                    await writer.drain()
+            await asyncio.shield(asyncio.wrap_future(giving))
         finally:
-            os.close(descriptor)
+            if not giving.done():
+                with contextlib.suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
+            threads.shutdown(wait=False)
+
+    def _give(self, line: socket.socket, descriptor: int, asked: Question) -> None:
+        """Send what there is of an object, and go on as more of it comes, until it is whole or
+        nobody receives it any more. Closes both."""
+        with line, os.fdopen(descriptor, "rb"):
+            _wait_in_the_kernel(line, socket.SO_SNDTIMEO)
+            line.sendall(OK)
+            at, grew = asked.first, time.monotonic()
+            while at < asked.size and not self._stopping.is_set():
+                sent = os.sendfile(line.fileno(), descriptor, at, min(SENT, asked.size - at))
+                if sent:
+                    at, grew = at + sent, time.monotonic()
+                elif time.monotonic() - grew < LOOK_S:
+                    self._stopping.wait(GROWS_S)
+                elif os.fstat(descriptor).st_nlink and self.folder.is_locked(asked.sha256):
+                    self._stopping.wait(LOOK_S)  # it is received, but slowly
+                else:
+                    return
 
     def _offered(self, asked: Question) -> int | None:
         if len(self._answering) > READERS:
@@ -193,22 +282,6 @@ class Relay:
         if not hmac.compare_digest(asked.token, self.folder.secret()):
             return None
         return self.folder.offered(asked.sha256, asked.attempt, asked.size)
-
-    async def _received(self, descriptor: int, asked: Question) -> AsyncIterator[bytes]:
-        """Yield what there is of an object, and go on as more of it comes, until it is whole or
-        nobody receives it any more."""
-        at, grew = asked.first, time.monotonic()
-        while at < asked.size:
-            chunk = os.pread(descriptor, CHUNK, at)
-            if chunk:
-                at, grew = at + len(chunk), time.monotonic()
-                yield chunk
-            elif time.monotonic() - grew < LOOK_S:
-                await asyncio.sleep(GROWS_S)
-            elif os.fstat(descriptor).st_nlink and self.folder.is_locked(asked.sha256):
-                await asyncio.sleep(LOOK_S)  # it is received, but slowly
-            else:
-                return
 
 
 def _read(line: bytes) -> Question | None:

@@ -21,9 +21,10 @@ from shared.process.http_access import Access
 from shared.process.http_api import add_problems
 from shared.process.http_guard import Guard, own_names
 from tests.api.past_run import past_run
-from tests.follow.runs import RUN
+from tests.follow.runs import RUN, Run
 from tests.paths import ROOT
 from tests.scheduler.shell.conftest import folder, scheduler
+from tests.view.stored import stored_run
 
 __all__ = ["folder", "scheduler"]  # fixtures
 
@@ -37,7 +38,11 @@ def live(scheduler: Scheduler) -> Client:
 
 @pytest.fixture
 def past(tmp_path: Path) -> Client:
-    app, run = FastAPI(), past_run(tmp_path / "past")
+    return _of_past(past_run(tmp_path / "past"))
+
+
+def _of_past(run: Run) -> Client:
+    app = FastAPI()
     add_problems(app)
     app.include_router(api_routes(run.store, RUN, LiveRun("", httpx.AsyncClient())))
     return _of(app)
@@ -53,6 +58,7 @@ CALLS: dict[str, Callable[[Client], object]] = {
     "get_readyz": Client.get_readyz,
     "get_metrics": Client.get_metrics,
     "get_run": Client.get_run,
+    "get_load": Client.get_load,
     "pause_run": Client.pause_run,
     "resume_run": Client.resume_run,
     "stop_run": Client.stop_run,
@@ -82,6 +88,15 @@ PAST: dict[str, Callable[[Client], object]] = {
     "list_audit": Client.list_audit,
     "get_storage": Client.get_storage,
 }
+SHOWN: dict[str, Callable[[Client], object]] = {
+    "get_recipe": Client.get_recipe,
+    "get_curves": lambda run: run.get_curves(after=1, limit=2).metrics,
+    "list_evaluations": lambda run: run.list_evaluations(limit=1, before=4),
+    "get_evaluation": lambda run: run.get_evaluation(4).samples,
+    "get_media": lambda run: run.get_media(
+        run.get_evaluation(4).samples[0].media.rpartition("/")[2]
+    ),
+}
 ELSEWHERE = {"get_events", "get_plan"}
 """Operations whose method is asked in test_events.py and below."""
 
@@ -100,7 +115,7 @@ def operations() -> dict[str, set[str]]:
 def test_every_operation_has_a_method_of_its_name_and_parameters_and_is_asked_here() -> None:
     known = operations()
     methods = {name for name in vars(Client) if not name.startswith("_")} - NOT_OPERATIONS
-    assert methods - {"http"} == known.keys() == {*CALLS, *REFUSED, *PAST, *ELSEWHERE}
+    assert methods - {"http"} == known.keys() == {*CALLS, *REFUSED, *PAST, *SHOWN, *ELSEWHERE}
     for name, parameters in known.items():
         taken = set(inspect.signature(getattr(Client, name)).parameters) - {"self"}
         assert parameters <= taken, name
@@ -115,11 +130,31 @@ def test_what_a_scheduler_answers_is_read(live: Client) -> None:
         assert found.value.status == 404, name
 
 
-def test_what_is_read_from_the_store_is_read(past: Client) -> None:
+def test_what_is_read_from_the_store_is_read(past: Client, tmp_path: Path) -> None:
     for name, call in PAST.items():
         assert call(past), name
+    evaluated = _of_past(stored_run(tmp_path, timelines=False))
+    for name, call in SHOWN.items():
+        assert call(evaluated), name
     page = past.list_samples(0, "worst", limit=2)
     assert page.samples[0].reward == 0.0 and page.next == "2"
+
+
+def test_recipe_curves_and_evaluations_are_those_of_the_run(tmp_path: Path) -> None:
+    run = _of_past(stored_run(tmp_path, timelines=False))
+    assert run.get_recipe().recipe["run"]["name"] == RUN
+    first, rest = run.get_curves(limit=3), run.get_curves(after=3)
+    assert (first.versions, first.next, rest.versions, rest.next) == ([1, 2, 3], 3, [4], None)
+    assert first.metrics["reward_mean"] + rest.metrics["reward_mean"] == [0.25, 0.5, 0.75, 1.0]
+    assert [each.version for each in run.list_evaluations()] == [4, 0]
+    assert run.list_evaluations()[0].gold == {"other": 0.5}
+    gallery = run.get_evaluation(4).samples
+    assert [each.prompt for each in gallery][:2] == ["the digit 0", "the digit 1"]
+    assert run.get_media(gallery[0].still.rpartition("/")[2]).startswith(b"\x89PNG")
+    for call in (lambda: run.get_evaluation(2), lambda: run.get_media("recipe.json")):
+        with pytest.raises(Refused) as found:
+            call()
+        assert found.value.status == 404
 
 
 def test_what_a_scheduler_answered_is_answered_after_the_end_from_the_store(past: Client) -> None:

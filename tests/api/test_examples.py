@@ -22,7 +22,7 @@ def test_examples_with_jq_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     past_run(tmp_path)
     monkeypatch.setenv("DIGENRL_STORE_URL", f"file://{tmp_path}")
     monkeypatch.setenv("DIGENRL_RUN", RUN)
-    assert len(EXAMPLES) == 4
+    assert len(EXAMPLES) == 5
     said = []
     for command, query in EXAMPLES:
         typed = command.replace("demo", RUN).replace("--step 20", "--step 1")
@@ -33,4 +33,4 @@ def test_examples_with_jq_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         )
         assert found.returncode == 0, found.stderr
         said.append(found.stdout.strip())
-    assert said[0].startswith("1/") and {"1/0 [1]", "1/2 [1]"} <= {*said[3].splitlines()}
+    assert said[0].startswith("1/") and {"1/0 [1]", "1/2 [1]"} <= {*said[-1].splitlines()}

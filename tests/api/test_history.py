@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+import safetensors.numpy
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from PIL import Image
@@ -17,6 +18,8 @@ from digenrl.view.live import LiveRun
 from shared.process.http_api import add_problems
 from shared.run.journal import PhaseChange, Request, entry_key
 from shared.run.layout import batch_folder
+from shared.run.previews import preview_key
+from shared.store.previews import packed_previews
 from tests.api.past_run import PIXELS, past_run
 from tests.follow.runs import RUN, Run
 
@@ -81,6 +84,23 @@ def test_a_sample_s_picture_is_there_until_it_is_deleted_and_then_gone(
     after = client.get("/v1/batches/0/samples/1/2").json()
     assert after["media"] is None and "2 newest" in after["media_gone"]
     assert client.get("/v1/batches/0/samples/1/9").status_code == 404
+    assert client.get("/v1/batches/0/samples/1/9/media").status_code == 404
+
+
+def test_of_what_was_deleted_a_preview_may_be_left(client: TestClient, run: Run) -> None:
+    previews = packed_previews(safetensors.numpy.save({"images": PIXELS}), 8192)
+    asyncio.run(run.store.write(preview_key(RUN, 0, 1, 0, 1), previews))
+    asyncio.run(run.store.delete_folder(batch_folder(RUN, 0)))
+    sample = client.get("/v1/batches/0/samples/1/2").json()
+    assert "2 newest" in sample["media_gone"]
+    answer = client.get(sample["media"])
+    assert answer.headers["content-type"] == "image/png"
+    assert Image.open(io.BytesIO(answer.content)).getpixel((4, 1)) == tuple(PIXELS[2, :, 1, 4])
+    shown = client.get("/v1/batches/0/samples").json()["samples"]
+    assert [each["media"] is None for each in shown] == [True] * 4 + [False] * 4
+    assert client.get("/v1/batches/0/samples/0/2/media").status_code == 410
+    asyncio.run(run.store.write(preview_key(RUN, 0, 1, 0, 1), b"<html>"))  # no picture
+    assert client.get(sample["media"]).status_code == 410, "only pictures are shown"
 
 
 def test_the_audit_log_has_requests_alone_newest_first(client: TestClient, run: Run) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.cluster import lost_host
 from bench.cluster.build import member_hosts
 from bench.cluster.measured import measure
 from bench.cluster.session import EmulatedRun, opened, run
@@ -13,6 +14,7 @@ from bench.cluster.setting import Setting
 from bench.runner.session import Session
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.sim.profiled import simulate
+from shared.errors import UserError
 from shared.recipe.schedule import RunSchedule
 from tests.profile.tiny import GROUP_SIZE, GROUPS, tiny_profile
 
@@ -120,3 +122,26 @@ async def test_one_step_ahead_both_run_and_are_measured(tmp_path: Path) -> None:
         fluid = await run(session, setting(tmp_path, **changes), WARM_UP, LAST, lambda _: None)
     check(ahead)
     check_fluid(fluid)
+
+
+@pytest.mark.slow
+async def test_a_host_that_dies_in_mid_run_comes_back_and_what_it_has_cost_is_told(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path / "bench") as session:
+        changes = {**FLUID, "schedule": RunSchedule(mode="fluid"), "run": "lost"}
+        found = await lost_host.measure(session, setting(tmp_path, **changes))
+        with pytest.raises(UserError, match="two or more"):
+            await lost_host.measure(session, setting(tmp_path))
+    assert found.host == "members-1" and found.struck == 2 * lost_host.WARM_UP
+    assert len(found.batch_seconds) == found.struck + 1 + lost_host.AFTER
+    assert 0 < found.lost_after < found.batch_seconds[found.struck]
+
+
+def test_lost_seconds_are_those_beyond_the_usual_ones() -> None:
+    found = lost_host.LostHost(
+        host="members-1", scale=4.0, batch_seconds=[9.0, 3.0, 2.0, 2.0, 7.0, 2.5, 2.0, 2.0],
+        struck=4, lost_after=1.0,
+    )  # fmt: skip
+    assert found.usual_seconds == 2.0
+    assert found.lost_seconds == 5.5

@@ -30,7 +30,7 @@ def test_both_train_the_same_gradient_of_the_same_path() -> None:
     moved = {n: 0.1 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
     load_weights(loaded.model.transformer, moved)
     plain = loop._Plain(RECIPE, loaded, "a handwritten three", rows=3)
-    ours = loop._Ours(RECIPE, loaded, "a handwritten three")
+    ours = loop.Ours(RECIPE, loaded, "a handwritten three")
     data = ours.generate(0)
     path = unpack_trajectory(data.trajectories[0])
     made = plain.generate(0)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from services.scheduler.core.outlook import Outlook
 from shared.learning.metrics import STEP_METRICS
 from tests.paths import ROOT
 
@@ -67,6 +68,7 @@ CLEAN = merged(
     series("digenrl_fenced_total", constant(0), what="command"),
     series("digenrl_missing_workers", constant(0), service="rollout"),
     series("digenrl_missing_workers", constant(0), service="reward"),
+    *(series("digenrl_queue_late", constant(0), queue=name) for name in ("in_hand", "scoring")),
     series("digenrl_redeliveries_total", f"0+0.1x{MINUTES}", of="reward", stream="DG_TRAJ"),
     series("digenrl_alarm", constant(0), what="nats_stores_nothing"),
     series("digenrl_alarm", constant(0), what="stream_full"),
@@ -96,6 +98,7 @@ FAULTS: Mapping[str, Series] = {
     "DigenrlWorkRepeated": series(
         "digenrl_redeliveries_total", f"0+5x{MINUTES}", of="reward", stream="DG_TRAJ"
     ),
+    "DigenrlQueueLate": series("digenrl_queue_late", from_minute(30, 1), queue="scoring"),
     "DigenrlNatsStoresNothing": series(
         "digenrl_alarm", from_minute(30, 1), what="nats_stores_nothing"
     ),
@@ -185,7 +188,7 @@ def exported() -> set[str]:
 
     assert digenrl.evaluation.progress.VERSION
     look = metrics.RUN.look
-    figures = metrics.RunFigures("running", {"rollout": 1}, (), 1.0, 1.0)
+    figures = metrics.RunFigures("running", {"rollout": 1}, (), 1.0, 1.0, seen=Outlook(1.0, 1.0))
     metrics.RUN.look = lambda: figures
     try:
         families = list(REGISTRY.collect())

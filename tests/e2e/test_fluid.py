@@ -1,5 +1,6 @@
 """Fluid devices as processes of their own, through the real services."""
 
+import signal
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -94,8 +95,8 @@ def test_members_that_are_killed_at_each_point_cost_no_sample_and_no_batch(
     start_run: StartRun, recipe_with: Write, staleness: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Processes join, and each is killed by itself at its point: while it generates, after a
-    backward pass, in the exchange, between the sum and the step, and after the step, before the
-    record of its version."""
+    backward pass, in the exchange, between the sum and the step, after the step, before the record
+    of its version, and as the one that commits it."""
     # What the starter has forked shows neither its command nor its environment to others.
     monkeypatch.setenv(SWITCH, "off")
     recipe = recipe_with(trainer__devices=1, schedule__max_staleness=staleness)
@@ -103,12 +104,22 @@ def test_members_that_are_killed_at_each_point_cost_no_sample_and_no_batch(
     run.wait_for(partial(_is_past, 1))
     joined = {point: _joins(run, point) for point in POINTS}
     assert {p: each.wait(PATIENCE_S) for p, each in joined.items()} == dict.fromkeys(POINTS, -9)
+    # The scheduler has the first member commit; without it, the one that has joined.
+    committing = _joins(run, "commits")
+    run.wait_for(lambda _: _is_at_work(run, "trainer-z-commits"))
+    member(run, "trainer-0").kill()
+    assert committing.wait(PATIENCE_S) == -signal.SIGKILL
     step = run.get("/v1/run")["step"]
     run.wait_for(partial(_is_past, step + 2))  # it goes on without them
     batches = run.get("/v1/batches")
     committed = {b["batch"]: sum(b["staleness"].values()) for b in batches if _is_committed(b)}
     assert committed == dict.fromkeys(range(min(committed), max(committed) + 1), 3 * 4)
     run.kill_everything()
+
+
+def _is_at_work(run: LocalRun, name: str) -> bool:
+    workers = run.get("/v1/workers")
+    return any(each["worker"].endswith(name) and each["alive"] for each in workers)
 
 
 def _is_committed(batch: dict[str, Any]) -> bool:

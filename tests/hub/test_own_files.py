@@ -77,6 +77,9 @@ def test_files_of_each_format_may_hold_the_images_themselves(tmp_path: Path) -> 
             {"folder": "out.csv", "image": "file"},
             r"image: out.csv names '../x', which is not below",
         ),
+        ({"folder": "semi.csv"}, r"prompt: .* it has text;file, and separate cells with commas"),
+        ({"folder": "more.csv"}, r"folder: more.csv line 2 has more cells .* in double quotes; m"),
+        ({"folder": "latin.csv"}, r"folder: latin.csv cannot be read \(it is no text in UTF-8\)"),
         (
             {"revision": "0" * 40},
             r"revision: the prompts of .*mine have the digest \w+ now, not",
@@ -86,11 +89,17 @@ def test_files_of_each_format_may_hold_the_images_themselves(tmp_path: Path) -> 
 def test_what_cannot_be_made_is_one_line_with_field_and_remedy(
     mine: Path, changes: dict[str, Any], fault: str
 ) -> None:
-    (mine / "broken.json").write_text("hello")
+    wrong = {
+        "broken.json": "hello", "semi.csv": "text;file\na;b\n", "more.csv": "text,file\na, b,c\n",
+        "latin.csv": "text,file\ncafé,b\n",
+    }  # fmt: skip
+    for name, text in wrong.items():
+        (mine / name).write_text(text, encoding="latin-1")
     (mine / "out.csv").write_text("text,file\nred,../x\n")
     folder = mine / changes.pop("folder", "")
     if folder == mine:
-        (mine / "broken.json").unlink()
+        for name in wrong:
+            (mine / name).unlink()
         (mine / "out.csv").unlink()
     with pytest.raises(UserError, match=rf"^data\.dataset\.{fault}"):
         made(folder, **{"prompt": "text", **changes})

@@ -121,6 +121,19 @@ def test_an_occupied_port(tmp_path: Path) -> None:
     assert f"--port: {port} is occupied" in ended.stderr
 
 
+def test_a_port_that_there_is_not(tmp_path: Path) -> None:
+    ended = up(str(DIGITS), "--port", "99999", "--runs", str(tmp_path / "runs"))
+    assert ended.returncode == 2
+    assert "--port: 99999 is no port; choose one up to 65535, or 0" in ended.stderr
+
+
+def test_prompts_of_the_evaluation_are_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("\n")
+    ended = up(str(DIGITS), "--evaluation.prompts", str(tmp_path / "p.txt"))
+    assert ended.returncode == 2
+    assert "digenrl: evaluation.prompts: " in ended.stderr and "holds no prompt" in ended.stderr
+
+
 def test_an_option_out_of_range(tmp_path: Path) -> None:
     ended = up(str(DIGITS), "--steps", "0", "--runs", str(tmp_path))
     assert ended.returncode == 2

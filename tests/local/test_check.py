@@ -273,7 +273,7 @@ BROKEN = {
     "no devices that generate": ("workers = 1", "workers = 0", "rollout.workers: 0 needs"),
     "no size": ("height = 512", "height = 0", "model.height: "),
     "no TOML": ("[batch]", "[batch", "not TOML"),
-    "a base that is not there": ("[run]", 'base = "nowhere.toml"\n[run]', "cannot read the recipe"),
+    "a base that is not there": ("[run]", 'base = "nowhere.toml"\n[run]', "base: there is no file"),
 }
 
 

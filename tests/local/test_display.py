@@ -11,6 +11,7 @@ from rich.console import Console
 from digenrl.local.display import Display, doing
 from digenrl.local.supervisor import Supervisor
 from digenrl.local.up import EXIT_INTERRUPTED, run_to_end
+from tests.view.sight import LOAD
 
 RUN = {
     "run": "digits", "phase": "running", "step": 3, "steps": 30, "reward_mean": 0.5,
@@ -40,6 +41,17 @@ def test_the_table_says_on_which_host_and_gpu_each_worker_is() -> None:
     assert next(line for line in lines if "reward-0" in line).split()[:4] == [
         "reward-0", "alpha", "cpu", "-",
     ]  # fmt: skip
+
+
+def test_the_table_has_throughput_and_what_is_late() -> None:
+    screen = io.StringIO()
+    display = Display(Console(file=screen, force_terminal=True, width=160), "url", "logs")
+    with display.shown():
+        display.update(RUN, [WORKER], LOAD)
+    text = screen.getvalue()
+    assert "samples/s 10 of 20 forecast, 22 at most" in text
+    assert "waiting: 96 generation, 8 in hand, 0 scoring, 8 training" in text
+    assert "the oldest at rollout-0 for 61 s where 1.7 s are usual" in text
 
 
 def test_a_line_says_what_a_step_waits_for_and_the_last_one_that_the_run_is_finished() -> None:

@@ -76,6 +76,7 @@ def test_the_keys_are_listed_with_their_defaults() -> None:
     ("words", "said"),
     [
         (("up", "r.toml", "--trainer.lr", "1"), "--trainer.lr: no key of a recipe; did you mean"),
+        (("recipe", "keys", "nonsense"), "WORD: no key has 'nonsense' in its name"),
         (("check", "r.toml", "--lr", "1"), "--lr (Possible options: --help, --trainer.le"),
         (("up", "r.toml", "--seed", "1", "--run.seed", "2"), "--run.seed: is given twice, as 2 "),
         (("up", "r.toml", "--batch.groups"), "--batch.groups: needs a value"),

@@ -1,6 +1,7 @@
 """A reward function of the user's own: what it is given, and what its faults cost."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,98 @@ def test_behind_a_server_faults_are_those_of_their_items(made: Made) -> None:
     assert [each["error"] and each["error"]["type"] for each in results[1:3]] == [
         "scoring", "bad-item",
     ]  # fmt: skip
+
+
+RETURNED = """
+import numpy as np
+
+def one(image):
+    return np.array([0.5])
+
+def many(images):
+    return np.ones((len(images), 1))
+
+def by_name(images):
+    return {number: 1.0 for number in range(len(images))}
+
+def single(images):
+    return 0.5
+
+def huge(image):
+    return 10**400
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("one", "0.5 0.5"),
+        ("many", "1.0 1.0"),
+        ("by_name", "a dict; return a list with a number each"),
+        ("single", "one float; return a list with a number each"),
+        ("huge", "inf, which is no finite number"),
+    ],
+)
+def test_arrays_of_one_number_are_numbers_and_other_things_say_what_is_missing(
+    function: str, said: str, file: Path, made: Made
+) -> None:
+    file.write_text(RETURNED)
+    found = scored(made(function), (10, 20), (0, 0))
+    assert said in " ".join(map(str, [*found.scores, *found.reasons.values()]))
+
+
+def test_a_file_that_imports_one_beside_it_is_told_to_hold_it_itself(
+    file: Path, made: Made
+) -> None:
+    file.with_name("beside.py").write_text("")
+    file.write_text("import beside\n\ndef score(image):\n    return 1.0\n")
+    with pytest.raises(UserError, match=r"named .beside. .*files beside it are not imported"):
+        made("score")
+
+
+def test_images_are_tried_as_a_run_would_see_them(tmp_path: Path) -> None:
+    """Upright, of 8 bits, and source images at the size of the samples."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("RGB", (8, 4)).save(folder / "a.jpg", exif=turned)
+    Image.fromarray(np.full((8, 4), 256 * 99, np.uint16)).save(folder / "b.png")
+    Image.new("RGB", (30, 60)).save(tmp_path / "source.png")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "x", "image": "source.png"}')
+    source = tmp_path / "mine.py"
+    source.write_text(
+        "def score(image, source_images):\n"
+        "    assert image.shape[:2] == (8, 4), image.shape\n"
+        "    assert source_images[0].shape == image.shape\n"
+        "    return image.max()\n"
+    )
+    words = ["reward", "try", f"{source}:", "--images", str(folder), "--json"]
+    tried = CliRunner().invoke(app, [*words, "--prompts", str(tmp_path / "p.jsonl")])
+    found = json.loads(tried.stdout[tried.stdout.index("{\n") :])
+    assert [each["score"] for each in found["scores"]] == [0.0, 99.0]
+    words[2] = f"{source}:my-score"
+    assert "is no name of a function" in str(CliRunner().invoke(app, words).exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("magic", r"TYPE: no scorer is called 'magic'; known are"),
+        ("{file}:my-score", r"TYPE: 'my-score' is no name of a function"),
+        ("{file}:fault --groups", r"--groups: .* takes one sample"),
+        ("{file}:nothing", r"TYPE: .* has no function 'nothing'"),
+        ("aesthetic", r"--folder: aesthetic needs the folder"),
+        ("aesthetic --folder nowhere", r"--folder: no folder .*nowhere"),
+    ],
+)
+def test_what_cannot_be_served_is_said_by_the_names_of_the_command(
+    words: str, said: str, file: Path
+) -> None:
+    typed = words.format(file=file).split()
+    tried = CliRunner().invoke(app, ["serve-scorer", *typed, "--port", "0"])
+    assert isinstance(tried.exception, UserError)
+    assert re.match(said, str(tried.exception)), tried.exception
 
 
 def test_inline_metadata_name_an_environment() -> None:

@@ -36,6 +36,21 @@ NOW: dict[str, Any] = {
     "effective_sample_share": None, "num_quarantined": 0, "max_staleness": 0,
     "max_staleness_reason": None,
 }  # fmt: skip
+LOAD: dict[str, Any] = {
+    "samples_per_second": 10.0, "forecast_samples_per_second": 20.0,
+    "bound_samples_per_second": 22.0,
+    "queues": [
+        {"queue": "generation", "samples": 96, "oldest_seconds": 1.5, "usual_seconds": 4.0,
+         "late": False, "worker": None},
+        {"queue": "in_hand", "samples": 8, "oldest_seconds": 61.0, "usual_seconds": 1.7,
+         "late": True, "worker": "rollout-0"},
+        {"queue": "scoring", "samples": 0, "oldest_seconds": None, "usual_seconds": None,
+         "late": False, "worker": None},
+        {"queue": "training", "samples": 8, "oldest_seconds": 0.2, "usual_seconds": 0.6,
+         "late": False, "worker": None},
+    ],
+    "slowest": {"worker": "rollout-0", "seconds_per_sample": 0.9, "mean_seconds_per_sample": 0.42},
+}  # fmt: skip
 TAG: dict[str, Any] = {
     "mode": "auto", "groups": 0, "lent": False, "generation": 7, "samples_left": 4, "costs": {},
     "decisions": [],
@@ -49,6 +64,7 @@ class Scheduler:
     answers: dict[str, Any] = field(
         default_factory=lambda: {
             "/v1/run": dict(NOW), "/v1/workers": [dict(WORKER)], "/v1/tag": dict(TAG),
+            "/v1/load": dict(LOAD),
         }
     )  # fmt: skip
     asked: list[str] = field(default_factory=list)

@@ -124,8 +124,13 @@ def test_a_host_is_drained_with_one_click_and_one_worker_is_given_work_again(
     posts = [posted.split() for posted in re.findall(r'data-post="([^"]+)"', text)]
     drains = [f"/v1/workers/rollout-{number}/drain" for number in (0, 2)]
     assert posts == [
-        ["/steer/pause"], drains, drains[:1], ["/v1/workers/rollout-1/undrain"], drains[1:],
-    ]  # fmt: skip
+        ["/steer/pause"],
+        ["/steer/stop"],
+        drains,
+        drains[:1],
+        ["/v1/workers/rollout-1/undrain"],
+        drains[1:],
+    ]
     for each in scheduler.answers["/v1/workers"]:
         each["drain"] = "drained"
     text = page_text(run, tokens, "/workers", Scheduler(scheduler.answers).live)

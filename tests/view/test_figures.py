@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 
-from digenrl.view.figures import schedule_of, slowest_of
+from digenrl.view.figures import schedule_of
 from digenrl.view.history import RunHistory
 from services.scheduler.core.usage import BatchUsage
 from shared.recipe.recipe import load_recipe
@@ -24,13 +24,3 @@ def test_fluid_devices_exchange_gradients_and_others_commit(recipe: str) -> None
     is_fluid = recipe == "digits-fluid"
     assert shown["exchanged"] == ({"trainer-0": 1.5} if is_fluid else {})
     assert shown["uses"]["committing"] == ("exchanges gradients" if is_fluid else "commits")
-
-
-def test_the_slowest_worker_is_named_beside_the_mean() -> None:
-    seconds = {"a": 1.0, "b": 3.0, "c": None}
-    workers = [
-        {"worker": name, "service": "rollout", "seconds_per_sample": each}
-        for name, each in seconds.items()
-    ]
-    assert slowest_of(workers) == ("b", 1.5)
-    assert slowest_of([workers[0], workers[1] | {"service": "trainer"}]) is None

@@ -22,6 +22,7 @@ from shared.run.dead_letters import DeadLetter, Settled, Work, add_letter, settl
 from shared.run.layout import timeline_key, usage_key
 from tests import examples
 from tests.follow.runs import RUN, Run
+from tests.view.sight import LOAD
 
 PICTURES = {0: b"\x89PNG zero", 4: b"\x89PNG four"}
 PROMPT = 'a "digit" <three>'
@@ -45,7 +46,10 @@ async def fill(run: Run) -> None:
         await evaluate(run, version)
     for batch in range(4):
         devices = {"rollout-0": {"generating": 3.0, "waiting_for_trainer": 1.0}}
-        usage = BatchUsage.model_validate({"batch": batch, "seconds": 4.0, "devices": devices})
+        usage = BatchUsage.model_validate({
+            "batch": batch, "seconds": 4.0, "devices": devices, "samples": 128,
+            "forecast_seconds": 3.5 if batch else None, "bound_seconds": 2.0 if batch else None,
+        })  # fmt: skip
         await run.store.create(usage_key(RUN, batch), usage.model_dump_json().encode())
         changes = ((0.0, "generating"), (3.0, "waiting_for_trainer"))
         line = Timeline.model_validate(
@@ -121,6 +125,8 @@ def test_the_overview_says_what_happened_and_what_would_help(client: TestClient)
     assert "not running; stopped after step 4" in text
     assert "at work 75% of their time" in text and "wait for the trainer" in text
     assert f"reward hacking? {ALARM}" in text
+    assert "leaves devices idle: another split" in text, "3.5 s are forecast where 2 s would do"
+    assert "Where samples wait" not in text, "nothing waits any more"
     assert re.search(r"gold: other</th><td>0.500</td><td>0.500", text)
 
 
@@ -206,7 +212,12 @@ def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Token
         "run": RUN,
     }  # fmt: skip
     flying = {"batch": 4, "seconds": 1.0, "devices": {}}
-    answers = {"/v1/run": now, "/v1/batches/4/timeline": flying, "/v1/run/pause": {"id": "1"}}
+    answers: dict[str, object] = {
+        "/v1/run": now,
+        "/v1/load": LOAD,
+        "/v1/batches/4/timeline": flying,
+        "/v1/run/pause": {"id": "1"},
+    }
     asked: list[str] = []
     client = client_of(run, tokens, scheduler_of(answers, asked))
     client.headers.update(tokens.headers("operator"))
@@ -214,6 +225,8 @@ def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Token
     assert "running, waits for rollout" in text and "1:23 left" in text
     assert "no worker of: reward" in text and "2 dead letters are open" in text
     assert 'data-post="/steer/pause"' in text
+    assert "slower than its schedule explains" in text and "61.0 s" in text and "<b>late" in text
+    assert "0.9 s per sample, the mean is 0.42" in text
     assert [each["batch"] for each in client.get("/data/timeline").json()] == [1, 2, 3, 4]
     assert client.post("/steer/pause", json={}).json() == {"id": "1"}
     assert client.post("/steer/stop", json={}).status_code == 404, "as the scheduler answers"
@@ -248,3 +261,13 @@ def test_two_runs_are_compared(run: Run, tokens: Tokens, tmp_path: Path) -> None
     client = client_of(run, tokens, others=(RunHistory(other.store, RUN),))
     assert [each["version"][-1] for each in client.get("/data/steps").json()] == [4, 2]
     assert f"compared with {RUN}" in client.get("/").text
+
+
+def test_versions_say_who_has_loaded_them(run: Run, tokens: Tokens) -> None:
+    newest = {
+        "version": 4, "adopted_by": ["rollout-0", "rollout-1"], "first_adopted_seconds": 0.5,
+        "last_adopted_seconds": 1.25,
+    }  # fmt: skip
+    client = client_of(run, tokens, scheduler_of({"/v1/versions": [newest]}, []))
+    text = client.get("/versions").text
+    assert "rollout-0, rollout-1" in text and "0.5 to 1.2 s after its commit" in text

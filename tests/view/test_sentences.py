@@ -1,9 +1,11 @@
 """What the page says in words."""
 
+import re
+
 import pytest
 
 from digenrl.report.summary import summarise_schedule
-from digenrl.view.sentences import REMEDIES, alarms, bottleneck, status
+from digenrl.view.sentences import REMEDIES, alarms, bottleneck, status, throughput
 from services.scheduler.core.usage import BUSY, BatchUsage, Use
 from shared.run.chain import Step
 from tests import examples
@@ -30,6 +32,26 @@ def test_for_whatever_devices_wait_there_is_a_remedy(use: str) -> None:
 def test_no_setting_is_named_where_none_would_help() -> None:
     assert sentence(training=95.0, tail=5.0).endswith("at work 95% of their time.")
     assert "after the second batch" in bottleneck(summarise_schedule([], []))
+
+
+@pytest.mark.parametrize(
+    ("now", "forecast", "bound", "said"),
+    [
+        (None, 1.0, 2.0, r"\A\Z"),
+        (9.0, None, None, "not learned yet"),
+        (9.0, 10.0, 11.0, r"no schedule gets beyond about 11 on these devices\.\Z"),
+        (5.0, 10.0, 11.0, "slower than its schedule explains"),
+        (10.0, 10.0, 20.0, "leaves devices idle: another split"),
+    ],
+)
+def test_throughput_is_compared_with_what_is_possible(
+    now: float | None, forecast: float | None, bound: float | None, said: str
+) -> None:
+    load: dict[str, object] = {
+        "samples_per_second": now, "forecast_samples_per_second": forecast,
+        "bound_samples_per_second": bound, "queues": [],
+    }  # fmt: skip
+    assert re.search(said, throughput(load))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from digenrl.local import address
 from shared.errors import DigenRLError
 from shared.run.journal import PhaseChange, entry_key
 from tests.follow.runs import RUN, Run
-from tests.view.sight import NOW, WORKER
+from tests.view.sight import LOAD, NOW, WORKER
 
 LOGS: dict[str, list[dict[str, object]]] = {
     "trainer-0": [
@@ -58,7 +58,9 @@ def test_a_run_that_is_not_there_is_named(stored: Run, tmp_path: Path) -> None:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]:
     """Answers of a scheduler of the run ``test`` by their paths, which commands find."""
-    answers: dict[str, object] = {"/v1/run": NOW, "/v1/workers": [WORKER, WORKER]}
+    answers: dict[str, object] = {
+        "/v1/run": NOW, "/v1/workers": [WORKER, WORKER], "/v1/load": LOAD,
+    }  # fmt: skip
     for batch in range(2):
         devices = {"rollout-0": {"generating": 1.0, "waiting_for_trainer": 3.0}}
         usage = {"batch": batch, "seconds": 4.0, "devices": devices}
@@ -82,11 +84,14 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]
 
 def test_a_live_run_is_told_by_its_scheduler(served: dict[str, object], tmp_path: Path) -> None:
     served["/v1/run"] = NOW | {"waiting_for": "trainer", "step": 2, "eta_seconds": 75.2}
-    first, workers, wait = invoke("status", RUN, "--runs", str(tmp_path)).splitlines()
+    first, workers, pace, wait, late = invoke("status", RUN, "--runs", str(tmp_path)).splitlines()
+    assert pace.startswith("10 samples are trained per second; the schedule's forecast is 20")
+    assert late.startswith("! 8 samples at devices that generate, the oldest at rollout-0 for 61 s")
     assert first == "test: running, waits for trainer; step 2 of 30, reward 0.500, 1:15 left"
     assert workers == "workers: 2 rollout" and "at work 25%" in wait
     state = json.loads(invoke("status", RUN, "--runs", str(tmp_path), "--json"))
     assert state["workers"][0] == WORKER and state["phase"] == "running"
+    assert state["load"] == LOAD
 
 
 def test_a_run_is_watched_until_it_ends_and_one_that_has_ended_is_told_once(

@@ -1,7 +1,7 @@
 // Draws what every device did in the newest batches. Only what is in sight is drawn.
 "use strict";
 {
-  const ROW = 22, LABELS = 150, AXIS = 24;
+  const LABEL = 64, ROW = 22, LABELS = 150, AXIS = 24;
   const canvas = document.getElementById("timeline"), hover = document.getElementById("hover");
   const follow = document.getElementById("follow"), batches = document.getElementById("batches");
   const style = getComputedStyle(document.documentElement);
@@ -70,10 +70,13 @@
     });
     pen.strokeStyle = colour("line");
     pen.fillStyle = colour("quiet");
+    let labelled = -LABEL;  // where the last label begins: no two lie over each other
     for (const mark of marks) {
       const at = x(mark.at);
       if (at < LABELS - 1 || at > width) continue;
       pen.beginPath(); pen.moveTo(at, 0); pen.lineTo(at, height); pen.stroke();
+      if (at - labelled < LABEL || at + LABEL > width) continue;
+      labelled = at;
       pen.fillText(`batch ${mark.batch}`, at + 3, AXIS / 2);
     }
     if (!devices.length) pen.fillText("nothing is known yet: timelines begin with the second batch", LABELS, AXIS + ROW / 2);

@@ -147,6 +147,12 @@ def check_shape(media: str, dimensions: int) -> None:
 
 
 def outcomes(scores: Any, wanted: int) -> list[dict[str, Any]]:
+    if isinstance(scores, (dict, set)):
+        raise TypeError(f"it returned a {type(scores).__name__}; return a list with a number each")
+    if not hasattr(scores, "__iter__"):
+        raise TypeError(
+            f"it returned one {type(scores).__name__}; return a list with a number each"
+        )
     found = list(scores)
     if len(found) != wanted:
         reason = f"it returned {len(found)} scores for {wanted} samples"
@@ -167,11 +173,14 @@ def mean(frames: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def number(score: Any) -> float:
-    """Returns a finite float; true, a text or an array of several numbers is none."""
+    """Returns a finite float, also of an array of one number; true, a text or an array of several
+    numbers is none."""
     if isinstance(score, (bool, str, bytes)):
-        raise TypeError(f"it returned {score!r}, which is no number")
+        raise TypeError(f"it returned {score!r}, which is no number; return a float")
     try:
-        found = float(score)
+        found = float(score.item() if hasattr(score, "item") else score)
+    except OverflowError:
+        found = float("inf")
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"it returned a {type(score).__name__}, which is no number") from error
     if found != found or found in (float("inf"), float("-inf")):

@@ -5,6 +5,7 @@ ends the process fails them as well, and the process is started anew for the oth
 times for a fragment, and what is left then is not tried.
 """
 
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -45,7 +46,7 @@ class PythonScorer:
             if not self._started().wait_until_ready(patience):
                 log.warning("slow_import", source=str(file.path), seconds=patience)
         except Lost as lost:
-            raise UserError(f"source: {file.path}: {lost}") from None
+            raise UserError(f"source: {file.path}: {lost}{_beside(file, str(lost))}") from None
 
     def score(self, media: Media, metadata: Metadata) -> list[float]:
         """Return one number per sample.
@@ -163,6 +164,14 @@ class _Asking:
             "optional": parameters.optional,
         }
         return header, b"".join(each.tobytes() for each in (media, *sources))
+
+
+def _beside(file: RewardFile, reason: str) -> str:
+    """Return what to do if the file imports one that lies beside it."""
+    missing, beside = re.search("No module named '([^'.]+)", reason), file.path.parent
+    if missing and any((beside / name).exists() for name in (f"{missing[1]}.py", missing[1])):
+        return "; files beside it are not imported: put what it needs into it, or into a package"
+    return ""
 
 
 def _runs(metadata: Metadata) -> Iterator[range]:

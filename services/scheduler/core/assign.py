@@ -340,22 +340,30 @@ def _lent_trainer(plan: Plan, state: State) -> WorkerState | None:
 
 def issue(draft: Draft, worker: WorkerState, found: NextFragment) -> GenerateFragment:
     """Give a fragment to a device, in the draft."""
-    state, plan = draft.state, draft.plan
     group = draft.group(draft.begin(found.batch), found.group)
-    policy = group.policy or state.policy
+    policy = group.policy or draft.state.policy
     assert policy is not None
     fragment = replace(found.fragment, stage="issued", worker=worker.address)
     slot = fragment.slot_in(found.batch, found.group)
     held = AssignedFragment(slot, fragment.num_samples, draft.now)
-    group = replace(group.with_fragment(fragment), policy=policy)
+    group = group.with_fragment(fragment)
+    if group.policy is not policy:
+        group = replace(group, policy=policy)
     draft.set_group(found.batch, found.group, group)
     draft.set_worker(replace(worker, assigned=(*worker.assigned, held)))
     if worker.service == "trainer":
         draft.samples_left = max(0, draft.samples_left - fragment.num_samples)
+    prompt, window_start = draft.origin(found.batch, found.group)
     return GenerateFragment(
-        fragment=Fragment(**slot.model_dump(), num_samples=fragment.num_samples),
+        fragment=Fragment(
+            batch=slot.batch,
+            group=slot.group,
+            first_sample=slot.first_sample,
+            attempt=slot.attempt,
+            num_samples=fragment.num_samples,
+        ),
         policy=policy,
-        prompt=plan.prompts.of_group(slot.batch, slot.group, plan.num_groups, state.draws),
-        window_start=plan.windows.start(plan.seed, slot.batch, slot.group),
+        prompt=prompt,
+        window_start=window_start,
         worker=worker.address,
     )

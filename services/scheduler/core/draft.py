@@ -14,6 +14,7 @@ from services.scheduler.core.state import (
     WorkerState,
     new_batch,
 )
+from shared.messages.contracts import Prompt
 
 
 @dataclass(slots=True)
@@ -29,6 +30,8 @@ class Draft:
     """Changed groups by batch and index."""
     _begun: dict[int, BatchState] = field(default_factory=dict)
     """Batches that were begun here."""
+    _origins: dict[tuple[int, int], tuple[Prompt, int]] = field(default_factory=dict)
+    """What `origin` has found, by batch and group."""
 
     def __post_init__(self) -> None:
         self.samples_left = self.state.tag.samples_left
@@ -53,6 +56,18 @@ class Draft:
 
     def set_group(self, batch: int, index: int, group: GroupState) -> None:
         self._groups.setdefault(batch, {})[index] = group
+
+    def origin(self, batch: int, group: int) -> tuple[Prompt, int]:
+        """Return a group's prompt and the first step of its window, which are found once for all of
+        its fragments."""
+        found = self._origins.get((batch, group))
+        if found is None:
+            plan = self.plan
+            found = self._origins[batch, group] = (
+                plan.prompts.of_group(batch, group, plan.num_groups, self.state.draws),
+                plan.windows.start(plan.seed, batch, group),
+            )
+        return found
 
     def done(self, first: dict[int, int]) -> State:
         """The state with all changes.

@@ -43,6 +43,12 @@ class BatchUsage(BaseModel):
     devices: dict[str, dict[Use, float]]
     """Worker -> use -> seconds."""
     tag: TagUsage | None = None
+    samples: int | None = None
+    """Samples of the batch; None in records of older releases, like the following two."""
+    forecast_seconds: float | None = None
+    """What the schedule's model makes of such a batch by its end; None if costs were unknown."""
+    bound_seconds: float | None = None
+    """What no schedule beats on the devices that were there."""
 
 
 Change = tuple[float, Use | None]

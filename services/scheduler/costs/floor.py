@@ -1,36 +1,53 @@
 """Bounds that no schedule beats: all work is done, no device is idle, and nothing else costs."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
 from services.scheduler.costs.profile import Profile, Role, speed
+
+Rates = tuple[float, float]
+"""What a device generates per second if it does nothing else, and what it trains."""
 
 
 def floor_seconds(profile: Profile, devices: Mapping[str, int]) -> float:
     """Return the least time of a batch if every device may generate and train in any mixture.
 
-    A linear program with two tasks, solved by comparative advantage: kinds in descending order of
-    generation over training speed; those in front generate, those behind train, and one kind does
-    both. Of equal devices it is all work over their number. Infinite if a task has no device.
+    Of equal devices it is all work over their number. Infinite if a task has no device.
     """
     rates = [
         (count * speed(profile, kind, "rollout"), count * speed(profile, kind, "trainer"))
         for kind, count in devices.items()
     ]
+    return least_seconds(rates, profile.generation_work, profile.training_work)
+
+
+def least_seconds(rates: Iterable[Rates], generation: float, training: float) -> float:
+    """Return the least time of two tasks on devices that may do both in any mixture.
+
+    A linear program, solved by comparative advantage: devices in descending order of generation
+    over training speed; those in front generate, those behind train, and one does both. Infinite if
+    a task has no device.
+
+    Args:
+        rates: what each device generates per second if it does nothing else, and what it trains.
+        generation: what is to be generated, in the unit of the rates.
+        training: what is to be trained, in theirs.
+    """
     able = sorted(filter(any, rates), key=_advantage, reverse=True)
-    generation, training = profile.generation_work, profile.training_work
-    for index, (generates, trains) in enumerate(able):
-        front = sum(rate for rate, _ in able[:index])
-        behind = sum(rate for _, rate in able[index + 1 :])
-        # Share of this kind's time that it generates, for both tasks to end together.
+    behind = [*accumulate((trains for _, trains in reversed(able)), initial=0.0)][::-1]
+    front = 0.0
+    for (generates, trains), rest in zip(able, behind[1:], strict=True):
+        # Share of this device's time that it generates, for both tasks to end together.
         weight = training * generates + generation * trains
-        share = (generation * (trains + behind) - training * front) / weight
+        share = (generation * (trains + rest) - training * front) / weight
         if share <= 1:
             share = max(share, 0.0)
             return max(
                 _ratio(generation, front + share * generates),
-                _ratio(training, (1 - share) * trains + behind),
+                _ratio(training, (1 - share) * trains + rest),
             )
+        front += generates
     return math.inf
 
 
@@ -46,7 +63,7 @@ def _total(profile: Profile, devices: Mapping[str, int], role: Role) -> float:
     return sum(count * speed(profile, kind, role) for kind, count in devices.items())
 
 
-def _advantage(rates: tuple[float, float]) -> float:
+def _advantage(rates: Rates) -> float:
     return _ratio(*rates)
 
 

@@ -8,9 +8,11 @@ from fastapi import APIRouter, FastAPI, HTTPException, Path, Query
 
 from services.scheduler.shell import api_batches, views
 from services.scheduler.shell import api_models as models
+from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.committed import stored_usage
 from services.scheduler.shell.dead_letters_api import dead_letters
+from services.scheduler.shell.load import Outlooks, load_view
 from shared.messages.contracts import OperatorRequest, TagRequest, WorkerRequest
 from shared.process.http_access import Access, check_routes, sign_in
 from shared.process.http_api import add_docs, add_problems, errors
@@ -66,6 +68,13 @@ def _run(scheduler: Scheduler) -> APIRouter:
     def run() -> models.RunView:
         """What the run is doing."""
         return views.run_view(scheduler)
+
+    outlooks = Outlooks()
+
+    @router.get("/v1/load", operation_id="get_load")
+    def load() -> LoadView:
+        """Throughput, what it could be, and where work waits."""
+        return load_view(scheduler, outlooks)
 
     return router
 

@@ -71,7 +71,8 @@ class UsageView(View):
     """What the devices did from the opening of a batch to its commit."""
 
     model_config = example(
-        batch=12, seconds=4.2, devices={"rollout-0": {"generating": 3.1, "tail": 1.1}}
+        batch=12, seconds=4.2, devices={"rollout-0": {"generating": 3.1, "tail": 1.1}},
+        samples=64, forecast_seconds=4.0, bound_seconds=3.6,
     )  # fmt: skip
 
     batch: int
@@ -80,6 +81,13 @@ class UsageView(View):
     """Seconds from its opening to its commit."""
     devices: dict[str, dict[Use, float]]
     """Seconds by worker and by what it did."""
+    samples: int | None = None
+    """Samples of the batch; null if an older release has recorded it, like the following two."""
+    forecast_seconds: float | None = None
+    """Seconds that the schedule's model makes of such a batch, by the costs that were learned by
+    its end; null if they were not known."""
+    bound_seconds: float | None = None
+    """Seconds that no schedule beats on the devices that were there, by the same costs."""
 
 
 class TimelineView(View):

@@ -132,7 +132,8 @@ class WorkerView(View):
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions of the libraries that it computes with, and of Python."""
     note: str
-    """What the worker lacks and which setting decides that; empty if it lacks nothing."""
+    """What the worker lacks and which setting decides that, or by how much its device differs from
+    other kinds of devices; empty if nothing."""
     use: Use | None
     """What the worker does as the scheduler sees it and, if it waits, for whom."""
     policy_version: int | None

@@ -20,6 +20,7 @@ from services.scheduler.core.machine import (
     failure_to_send,
     step,
 )
+from services.scheduler.core.outlook import outlook
 from services.scheduler.core.recovery import READ_BACK, restart_batches
 from services.scheduler.core.state import Phase, Plan, State
 from services.scheduler.core.usage import Meter, uses
@@ -379,10 +380,10 @@ class Scheduler:
         timeline, devices = self.meter.timeline(record.batch or 0), self.meter.take()
         if record.batch is None or len(self.committed_at) < 2:
             return  # this process has not seen it from its beginning
-        history = self.state.tag.history
-        tag = next((entry for entry in history if entry.batch == record.batch), None)
+        tag = next((each for each in self.state.tag.history if each.batch == record.batch), None)
         seconds = self.committed_at[-1] - self.committed_at[-2]
-        usage = batch_usage(record, seconds, devices, tag)
+        seen = await asyncio.to_thread(outlook, self.plan, self.state)
+        usage = batch_usage(record, seconds, devices, tag, seen)
         kept = {
             usage_key(self.bus.run, usage.batch): usage.model_dump_json(indent=1).encode(),
             timeline_key(self.bus.run, usage.batch): await asyncio.to_thread(timeline.encode),

@@ -87,7 +87,7 @@ async def stored_usage(store: ObjectStore, run: str, batch: int) -> UsageView | 
     if data is None:
         return None
     usage = BatchUsage.model_validate_json(data)
-    return UsageView(batch=usage.batch, seconds=usage.seconds, devices=usage.devices)
+    return UsageView(**usage.model_dump(include={*UsageView.model_fields}))
 
 
 async def stored_timeline(store: ObjectStore, run: str, batch: int) -> TimelineView | None:

@@ -1,15 +1,17 @@
 """Measures a run: steps and staleness for Prometheus, device use for the report."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import get_args
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from services.scheduler.core.outlook import Outlook
 from services.scheduler.core.state import Phase, TagRecord
 from services.scheduler.core.usage import BatchUsage, TagUsage, Use
+from services.scheduler.core.waiting import Queue
 from shared.learning.metrics import SCORER_METRICS, STEP_METRICS, scorer_of
 from shared.messages.contracts import FragmentGenerated, Policy
 from shared.messages.workers import Service
@@ -61,6 +63,10 @@ class RunFigures:
     seconds_per_step: float | None
     seconds_since_commit: float
     """Seconds since the newest commit, or since this process commands."""
+    queues: Sequence[Queue] = ()
+    """Where samples wait."""
+    seen: Outlook = field(default_factory=Outlook)
+    """What a batch should take."""
 
 
 class RunMetrics(Collector):
@@ -88,7 +94,13 @@ class RunMetrics(Collector):
         for service, number in found.workers.items():
             workers.add_metric([service], number)
             missing.add_metric([service], service in found.missing)
-        yield from (phase, workers, missing)
+        yield from (phase, workers, missing, *_queue_families(found.queues))
+        for name, what, seconds in (
+            ("forecast", "Seconds of a batch by the schedule's model", found.seen.forecast_seconds),
+            ("bound", "Seconds of a batch that no schedule beats", found.seen.bound_seconds),
+        ):
+            if seconds is not None:
+                yield GaugeMetricFamily(f"digenrl_{name}_seconds", what, seconds)
         yield GaugeMetricFamily(
             "digenrl_seconds_since_commit",
             "Seconds since the newest commit, or since this scheduler commands",
@@ -100,6 +112,23 @@ class RunMetrics(Collector):
                 "Median seconds between the newest commits",
                 found.seconds_per_step,
             )
+
+
+def _queue_families(queues: Iterable[Queue]) -> list[GaugeMetricFamily]:
+    samples = GaugeMetricFamily(
+        "digenrl_queue_samples", "Samples that wait, by queue", labels=["queue"]
+    )
+    oldest = GaugeMetricFamily(
+        "digenrl_queue_oldest_seconds", "Seconds for which the oldest waits", labels=["queue"]
+    )
+    late = GaugeMetricFamily(
+        "digenrl_queue_late", "1 if it waits far longer than it should", labels=["queue"]
+    )
+    for each in queues:
+        samples.add_metric([each.name], each.samples)
+        oldest.add_metric([each.name], each.oldest_seconds or 0.0)
+        late.add_metric([each.name], each.is_late)
+    return [samples, oldest, late]
 
 
 RUN = RunMetrics()
@@ -138,11 +167,23 @@ def batch_usage(
     seconds: float,
     devices: dict[str, dict[Use, float]],
     tag: TagRecord | None,
+    seen: Outlook,
 ) -> BatchUsage:
-    """What the devices did for the batch of this commit record, for the report."""
+    """What the devices did for the batch of this commit record, for the report.
+
+    Args:
+        seen: what such a batch should take.
+    """
     assert record.batch is not None
-    usage = None if tag is None else _tag_usage(tag, record)
-    return BatchUsage(batch=record.batch, seconds=round(seconds, 3), devices=devices, tag=usage)
+    return BatchUsage(
+        batch=record.batch,
+        seconds=round(seconds, 3),
+        devices=devices,
+        tag=None if tag is None else _tag_usage(tag, record),
+        samples=sum(len(group.rewards) for group in record.trained),
+        forecast_seconds=seen.forecast_seconds,
+        bound_seconds=seen.bound_seconds,
+    )
 
 
 def _tag_usage(entry: TagRecord, record: CommitRecord) -> TagUsage:

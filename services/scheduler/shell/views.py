@@ -4,9 +4,11 @@ import itertools
 import time
 from collections.abc import Collection
 
+from services.scheduler.core.outlook import outlook
 from services.scheduler.core.state import BatchState, Plan, Stage, State, TagRecord
 from services.scheduler.core.tag.estimates import Estimate
 from services.scheduler.core.usage import Use, uses
+from services.scheduler.core.waiting import queues
 from services.scheduler.core.workers import WorkerState
 from services.scheduler.shell.api_batches import (
     BatchDetail,
@@ -77,12 +79,16 @@ def run_view(scheduler: Scheduler) -> RunView:
 def run_figures(scheduler: Scheduler, since: float) -> RunFigures:
     """Return what alarms ask of the run; ``since``: when this scheduler began to command."""
     run, at = run_view(scheduler), scheduler.committed_at
+    plan, state = scheduler.plan, scheduler.state
+    seen = outlook(plan, state)
     return RunFigures(
         phase=run.phase,
         workers=run.num_workers,
         missing=run.missing_workers,
         seconds_per_step=run.seconds_per_step,
         seconds_since_commit=time.monotonic() - max([since, *at[-1:]]),
+        queues=queues(plan, state, time.monotonic(), seen) if run.phase == "running" else (),
+        seen=seen,
     )
 
 

@@ -26,6 +26,7 @@ from shared.devices.protocols import GeneratingDevice
 from shared.devices.publisher import FragmentPublisher
 from shared.process.worker import WorkerContext
 from shared.recipe.recipe import Recipe
+from shared.run.previews import PreviewRule
 
 
 class MemberApp:
@@ -48,8 +49,9 @@ class MemberApp:
         by_group = recipe.trainer.deterministic
         cache, lossless = TrajectoryCache(), recipe.rollout.media == "lossless"
         publisher = FragmentPublisher(
-            generator, context, encoded=encoded, lossless=lossless, keep=cache.keep
-        )
+            generator, context, encoded=encoded, lossless=lossless, keep=cache.keep,
+            previews=PreviewRule.of(recipe),
+        )  # fmt: skip
         self._state = MemberState(self._worker, Ledger(self._worker.address), exchange.host)
         fetcher = GroupFetcher(recipe, context, cache, check)
         self._work = DeviceWork(

@@ -43,8 +43,10 @@ async def be_a_member(process: WorkerProcess) -> None:
             recipe, sharing.store, member.engine.layout, broker, context.worker.address
         )
         encoded = await encoded_conditions(process.store, recipe)
+        generator = LocalGenerator(Generator(recipe, loaded))
+        await process.compare_kinds(context, generator.canary)
         app = MemberApp(
-            member, LocalGenerator(Generator(recipe, loaded)), exchange, recipe, context,
+            member, generator, exchange, recipe, context,
             encoded=encoded, check=partial(check_stored, recipe),
         )  # fmt: skip
         await process.run(app.run(), context)

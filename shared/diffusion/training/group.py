@@ -33,6 +33,10 @@ from shared.diffusion.transition import Step
 from shared.errors import ContractError
 from shared.recipe.recipe import Recipe
 
+SHARED_PART = 8
+"""Shared states go with a chunk that is full if it has so many rows for each: a call of the network
+costs more than they do, and memory that is planned by chunks has room for them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathGroup:
@@ -91,18 +95,42 @@ class PathGroup:
         return replace(self, samples=samples, steps=self.steps[steps.start : steps.stop])
 
     def rows(self, chunk: Chunk, device: torch.device) -> "Iterator[TransitionRows]":
-        """Yields every row once: in chunks, and then those that begin at shared states, in passes
-        of their own. A pass has as many rows of the network as a chunk at most."""
+        """Yields every row once: in chunks, and those that begin at shared states with the last of
+        these, or in passes of their own where they do not fit it. A pass has as many rows of the
+        network as a chunk at most, and an eighth more if they are states that are shared."""
         conditions = {name: to_device(each, device) for name, each in self.conditions.items()}
         here = replace(self, conditions=conditions)
         steps = self.steps
         if self.num_states and not bool(self.trained[self.samples, 0].any()):
             steps = steps[1:]  # the first is merged, of all samples
-        for samples, inside in chunks((len(self.samples), len(steps)), chunk):
-            found = here._apart(self.samples[samples], steps[inside])
-            if len(found[0]):
-                yield here._rows(*found, device)
-        yield from here._merged(chunk.rows, device)
+        cut = chunks((len(self.samples), len(steps)), chunk)
+        apart = [here._apart(self.samples[samples], steps[inside]) for samples, inside in cut]
+        apart = [each for each in apart if len(each[0])]
+        room = max(chunk.rows - len(apart[-1][0]), chunk.rows // SHARED_PART) if apart else 0
+        shares_last = 0 < self.num_states <= room
+        for samples, places in apart[:-1] if shares_last else apart:
+            yield here._rows(samples, places, device)
+        if shares_last:
+            yield here._with_merged(*apart[-1], device)
+        else:
+            yield from here._merged(chunk.rows, device)
+
+    def _with_merged(
+        self, samples: Tensor, places: Tensor, device: torch.device
+    ) -> "TransitionRows":
+        """Returns rows (B,) that begin each at its own state, and all that begin at shared ones: a
+        call of the network costs more than the few states that it takes along."""
+        assert self.starts is not None and self.start_of is not None
+        merged = self._first_ones()
+        own = torch.arange(len(samples))
+        first = torch.zeros_like(merged)
+        rows = self._rows(
+            torch.cat([samples, merged]), torch.cat([places, first]), device,
+            before=torch.cat([self._before(samples, places), self.starts]),
+            at=torch.cat([places, first.new_zeros(len(self.starts))]),
+        )  # fmt: skip
+        state_of = torch.cat([own, len(own) + self.start_of[merged]])
+        return replace(rows, state_of=to_device(state_of, device))
 
     def _merged(self, most: int, device: torch.device) -> "Iterator[TransitionRows]":
         """Yields the rows that begin at shared states, ``most`` states at a time.
@@ -112,14 +140,20 @@ class PathGroup:
         """
         if self.starts is None or self.start_of is None or not self.num_states:
             return
-        merged = self.samples[self.trained[self.samples, 0] == 0]
+        merged = self._first_ones()
         for first in range(0, len(self.starts), most):
             before = self.starts[first : first + most]
             state_of = self.start_of[merged] - first
             inside = (state_of >= 0) & (state_of < len(before))
             samples = merged[inside]
-            rows = self._rows(samples, torch.zeros_like(samples), device, before=before)
+            at = torch.zeros(len(before), dtype=samples.dtype)
+            places = torch.zeros_like(samples)
+            rows = self._rows(samples, places, device, before=before, at=at)
             yield replace(rows, state_of=to_device(state_of[inside], device))
+
+    def _first_ones(self) -> Tensor:
+        """Returns the samples that are trained at the first of the K steps."""
+        return self.samples[self.trained[self.samples, 0] == 0]
 
     def _apart(self, samples: Tensor, steps: range) -> tuple[Tensor, Tensor]:
         """Returns the rows (B,) that are not merged, the steps of a sample side by side: the sample
@@ -128,22 +162,25 @@ class PathGroup:
         each = samples.repeat_interleave(len(steps))
         return (each[places > 0], places[places > 0]) if self.num_states else (each, places)
 
+    def _before(self, samples: Tensor, places: Tensor) -> Tensor:
+        """Returns the states (B, ...) of samples before these places among the K steps."""
+        return self.latents[samples, places - int(self.starts is not None)]
+
     def _rows(
         self,
         samples: Tensor,
         places: Tensor,
         device: torch.device,
         before: Tensor | None = None,
+        at: Tensor | None = None,
     ) -> "TransitionRows":
-        """Returns rows of these samples, at these places among the K steps; ``before`` are states
-        that rows share, all at the first step."""
+        """Returns rows (B,) of these samples, at these places among the K steps. Where rows share
+        states, these are ``before`` (U, ...), and stand ``at`` (U,) of the K steps."""
         after = places + (self.starts is None)
         step = self.plan.step(self.step_indices[places])
-        sigma = step.sigma
         if before is None:
-            before = self.latents[samples, after - 1]
-        else:
-            sigma = self.plan.step(self.step_indices[:1].repeat(len(before))).sigma
+            before = self._before(samples, places)
+        sigma = step.sigma if at is None else self.plan.step(self.step_indices[at]).sigma
         put = partial(to_device, device=device)
         return TransitionRows(
             before=put(before),

@@ -9,6 +9,7 @@ from services.scheduler.core import device_queues, fragments
 from services.scheduler.core.assign import assign
 from services.scheduler.core.machine import WorkerJoined, step
 from services.scheduler.core.state import Plan, State, WorkerState
+from shared.learning.windows import Windows
 from shared.messages.contracts import GenerateFragment
 from tests import examples
 from tests.scheduler.core import plain_assignment
@@ -83,9 +84,10 @@ def _something_ends(random: Random, plan: Plan, state: State, now: float) -> Sta
     return state
 
 
-def opening(monkeypatch: pytest.MonkeyPatch, num_devices: int) -> tuple[int, int]:
-    """Tasks issued at the opening of a batch, and how often a device's queues were computed."""
-    count = 0
+def opening(monkeypatch: pytest.MonkeyPatch, num_devices: int) -> tuple[int, int, int]:
+    """Tasks issued at the opening of a batch, how often a device's queues were computed, and how
+    often a group's window was drawn."""
+    count = drawn = 0
     original = device_queues.queues_of
 
     def counted(
@@ -95,6 +97,12 @@ def opening(monkeypatch: pytest.MonkeyPatch, num_devices: int) -> tuple[int, int
         count += 1
         return original(state, worker, now, seconds)
 
+    def counted_start(windows: Windows, seed: int, batch: int, group: int) -> int:
+        nonlocal drawn
+        drawn += 1
+        return start(windows, seed, batch, group)
+
+    start = Windows.start
     plan = examples.plan(num_groups=num_devices, group_size=4, fragment_size=2)
     state = State()
     for number in range(num_devices):
@@ -102,13 +110,21 @@ def opening(monkeypatch: pytest.MonkeyPatch, num_devices: int) -> tuple[int, int
         state, _ = step(plan, state, joined, 0.0)
     with monkeypatch.context() as patched:
         patched.setattr(device_queues, "queues_of", counted)
+        patched.setattr(Windows, "start", counted_start)
         _, commands = step(plan, state, examples.published(0), 1.0)
-    return sum(isinstance(command, GenerateFragment) for command in commands), count
+    return sum(isinstance(command, GenerateFragment) for command in commands), count, drawn
 
 
 def test_the_queues_of_a_device_are_computed_once_and_after_it_was_given_something(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tasks, count = opening(monkeypatch, 300)
+    tasks, count, _ = opening(monkeypatch, 300)
     assert tasks == 600
     assert count <= 300 + tasks
+
+
+def test_the_window_of_a_group_is_drawn_once_for_all_of_its_fragments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tasks, _, drawn = opening(monkeypatch, 30)
+    assert (tasks, drawn) == (60, 30)

@@ -14,9 +14,10 @@ from pydantic import BaseModel
 from services.scheduler.core.machine import WorkerJoined, step
 from services.scheduler.core.usage import BatchUsage, Timeline
 from services.scheduler.planning.staleness import StalenessDecision
-from services.scheduler.shell import api_batches, api_letters, api_models
+from services.scheduler.shell import api_batches, api_letters, api_load, api_models
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.load import slowest
 from services.scheduler.shell.metrics import RUN, StepMetrics, measure_commit
 from services.scheduler.shell.roster import Seen
 from services.scheduler.shell.views import run_figures
@@ -79,7 +80,8 @@ def test_what_devices_did_is_read_of_one_batch(
     key = usage_key("test", 0)
     asyncio.run(scheduler.store.write(key, usage.model_dump_json().encode()))
     shown = client.get("/v1/batches/0/usage").json()
-    assert shown == {"batch": 0, "seconds": 2.0, "devices": {"rollout-0": {"generating": 1.5}}}
+    assert shown["devices"] == {"rollout-0": {"generating": 1.5}}
+    assert (shown["batch"], shown["seconds"], shown["forecast_seconds"]) == (0, 2.0, None)
     assert client.get("/v1/batches/1/usage").status_code == 404
 
 
@@ -292,7 +294,7 @@ def test_every_field_is_described_and_every_model_has_an_example_that_it_accepts
 ) -> None:
     known = {
         each.__name__: each
-        for module in (api_models, api_batches, api_letters)
+        for module in (api_models, api_batches, api_letters, api_load)
         for each in (*vars(module).values(), CodeView, Problem, ProbeView)
         if isinstance(each, type) and issubclass(each, BaseModel)
     }
@@ -334,3 +336,12 @@ def test_alarms_learn_what_the_run_does_while_this_scheduler_commands(
     assert missing == client.get("/v1/run").json()["missing_workers"]
     [seconds] = re.findall(r"digenrl_seconds_since_commit ([\d.]+)", metrics)
     assert float(seconds) >= 0
+    waiting = {each["queue"]: each["samples"] for each in client.get("/v1/load").json()["queues"]}
+    told = re.findall(r'digenrl_queue_samples\{queue="(\w+)"\} ([\d.]+)', metrics)
+    assert {name: float(number) for name, number in told} == waiting
+
+
+def test_the_slowest_worker_is_named_beside_the_mean() -> None:
+    found = slowest({"a": 1.0, "b": 3.0})
+    assert found is not None and (found.worker, found.mean_seconds_per_sample) == ("b", 2.0)
+    assert slowest({"a": 1.0}) is None

@@ -101,6 +101,25 @@ def test_a_fragment_with_one_bit_changed_is_trained_apart(digits: Tiny) -> None:
             assert [n for n in at_states for _ in range(2)] == rows[-2 * len(at_states) :]
 
 
+@pytest.mark.parametrize(("size", "rows"), [(8, [9, 9]), (7, [7, 7, 1, 1])])
+def test_a_shared_state_goes_with_a_full_chunk_of_eight_rows(
+    digits: Tiny, size: int, rows: list[int]
+) -> None:
+    """A call of the network costs more than one row of eight, and less than one of few."""
+    large = replace(digits, recipe=override(digits.recipe, {"batch.group_size": size}))
+    advantages = torch.linspace(-1, 1, size, dtype=torch.float64)
+    made = unpack_trajectory(large.fragment(0, size))
+    group = replace(
+        digits.group(digits.fragment()), latents=made.latents, log_probs=made.log_probs,
+        start_of=torch.zeros(size).long(), trained=torch.arange(WINDOW).expand(size, -1),
+        advantages=advantages, samples=torch.arange(size), starts=made.start,
+    )  # fmt: skip
+    wanted, _, _ = large.gradient(unmerged(group), Chunk(size, WINDOW))
+    found, _, taken = large.gradient(group, Chunk(size, 1))
+    assert taken == rows
+    assert error(found, wanted) <= TOLERANCE["float32"]
+
+
 def test_slices_of_a_group_add_up_and_its_merged_step_is_one_pass(digits: Tiny) -> None:
     group = digits.group(digits.fragment())
     wanted, counted, _ = digits.gradient(group, Chunk(SAMPLES, WINDOW))
@@ -125,7 +144,7 @@ def test_a_part_of_a_group_takes_the_passes_of_all_its_states(digits: Tiny) -> N
     group = digits.group(digits.fragment(0, 2), pack(tensors))
     halves = [group.sliced(GroupSlice(range(first, first + 2))) for first in (0, 2)]
     found = [digits.gradient(half, Chunk(2, WINDOW)) for half in halves]
-    assert found[0][2] == found[1][2] == [2, 2, 2, 2]
+    assert found[0][2] == found[1][2] == [4, 4]
     wanted, _, _ = digits.gradient(unmerged(group), Chunk(SAMPLES, WINDOW))
     both = {name: found[0][0][name] + found[1][0][name] for name in wanted}
     assert error(both, wanted) <= TOLERANCE["float32"]
@@ -239,6 +258,6 @@ def test_states_that_no_trained_sample_begins_at_take_no_pass(digits: Tiny) -> N
     picked = group.picked([3, 2])
     assert (group.num_states, picked.num_states) == (2, 1)
     found, _, rows = digits.gradient(picked, Chunk(2, WINDOW))
-    assert rows == [2, 2, 1, 1]
+    assert rows == [3, 3]
     wanted, _, _ = digits.gradient(unmerged(group).picked([2, 3]), Chunk(2, WINDOW))
     assert error(found, wanted) <= TOLERANCE["float32"]

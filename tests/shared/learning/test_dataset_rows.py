@@ -61,7 +61,11 @@ def test_a_prompt_that_is_too_long_is_left_out_and_counted(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "data", "fault"),
     [
-        ("rows.csv", "prompt\ncaf\xe9".encode("latin-1"), "id: rows.csv cannot be read .'utf-8'"),
+        (
+            "rows.csv",
+            "prompt\ncaf\xe9".encode("latin-1"),
+            "id: rows.csv cannot be read .it is no text in UTF-8",
+        ),
         ("rows.csv", b'prompt\n"' + b"a" * 200_000, "id: rows.csv cannot be read .field larger"),
         ("rows.csv", b"", "prompt: there is no column 'prompt'"),
         ("rows.parquet", b"hello", "id: rows.parquet cannot be read .Parquet file size"),

@@ -26,6 +26,28 @@ def test_json_lines_have_metadata(tmp_path: Path) -> None:
     assert [dict(prompt.metadata) for prompt in read_prompts(path)] == [{"digit": 3}, {}]
 
 
+def test_what_is_null_is_left_out_and_lines_without_metadata_have_their_other_keys(
+    tmp_path: Path,
+) -> None:
+    lines = [
+        '{"prompt": "a", "metadata": {"digit": 3, "note": null}, "other": 1}',
+        '{"prompt": "b", "digit": 3, "note": null, "box": [1, 2], "x": NaN, "kind": "red"}',
+        json.dumps({"prompt": "c", **{f"key{number}": number for number in range(40)}}),
+    ]
+    prompts = read_prompts(file(tmp_path, "p.jsonl", "\n".join(lines)))
+    assert [dict(prompt.metadata) for prompt in prompts] == [
+        {"digit": 3}, {"digit": 3, "kind": "red"}, {},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_text_of_another_encoding_is_to_be_saved_anew(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "p.csv"
+    path.write_text("prompt\ncafé", encoding=encoding)
+    with pytest.raises(UserError, match="no text in UTF-8; save it so"):
+        read_prompts(path)
+
+
 def test_columns_of_a_csv_file_but_the_prompt_are_metadata(tmp_path: Path) -> None:
     text = '\ufeffprompt,digit,note\r\n"a sign, ""hi""\nbelow",3,\r\n\r\na fox,,red\r\n'
     prompts = read_prompts(file(tmp_path, "p.csv", text))
@@ -61,7 +83,9 @@ def test_a_column_without_a_name_is_left_out_and_suffixes_may_be_capitals(tmp_pa
         ("p.json", '[{"prompt": "a"}]', "line 1 is not .* end the file's name in .txt"),
         ("p.csv", "text,digit\na,1", 'no column "prompt" in its first line, but text, digit'),
         ("p.csv", "prompt\na fox, red", "line 2: more cells than the first line has names"),
-        ("p.csv", 'prompt\n"a fox', "after line 1: unexpected end of data"),
+        ("p.csv", 'prompt\n"a fox', "after line 1: unexpected end of data; close every double"),
+        ("p.csv", "prompt;digit\na;1", "separate cells with commas, not ';'"),
+        ("p.jsonl", '{"text": "a"}', "keys of other names, are read as data.dataset.folder"),
         ("p.csv", "prompt,digit\n,3", "line 2: prompt: "),
         (
             "p.jsonl",

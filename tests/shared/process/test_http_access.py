@@ -51,6 +51,7 @@ def asked(operation: str) -> tuple[str, str]:
         "name": "x",
         "batch": 3,
         "number": 3,
+        "version": 3,
         "action": "pause",
         "worker": "x",
         "group": 0,

@@ -13,7 +13,7 @@ from shared.errors import UserError
 from shared.recipe.dataset import Dataset
 from shared.recipe.files import merged, read_layers
 from shared.recipe.keys import ANY, Key, keys_of, path_of
-from shared.recipe.options import read_options
+from shared.recipe.options import put_options, read_options
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.paths import DIGITS
 
@@ -265,6 +265,27 @@ def test_files_with_keys_are_relative_to_the_recipe_that_names_them(tmp_path: Pa
     assert remote.remote.key_file == judge.judge.key_file == tmp_path / "key"
 
 
+def test_a_path_may_begin_at_the_home_of_who_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "recipe.toml").write_text(
+        f'base = "{DIGITS}"\n[data]\nprompts = "~/mine.txt"'
+    )
+    based = tmp_path / "recipe.toml"
+    based.write_text('base = "below/recipe.toml"')
+    assert load_recipe(based).data.prompts == tmp_path / "me" / "mine.txt"
+    assert one("data.prompts", "~/mine.txt").data.prompts == tmp_path / "me" / "mine.txt"
+
+
+def test_a_base_that_is_not_there_is_named_with_the_file_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text('base = "nowhere.toml"')
+    with pytest.raises(UserError, match=r"recipe.toml: base: there is no file .*nowhere.toml"):
+        load_recipe(path)
+
+
 def one(name: str, text: str | None, folder: Path = DIGITS.parent) -> Recipe:
     return load_recipe(DIGITS, read_options(Recipe, [(name, text)], folder))
 
@@ -305,6 +326,18 @@ def test_an_option_takes_away_what_excludes_it_in_the_file(tmp_path: Path) -> No
     options = read_options(Recipe, [("reward.scorers.r.remote.key_file", "key")], tmp_path)
     [scorer] = load_recipe(path, options).reward.scorers
     assert (scorer.remote.key_env, scorer.remote.key_file) == (None, tmp_path / "key")
+
+
+def test_of_a_table_that_an_option_excludes_only_what_options_say_is_left(tmp_path: Path) -> None:
+    adapter = ("model.adapter", "sft")
+    for typed, left in {
+        (adapter, ("model.lora.rank", "8")): {"rank": 8},
+        (("model.lora.rank", "8"), ("model.lora.alpha", "2"), adapter): {"rank": 8, "alpha": 2.0},
+        (adapter,): None,
+    }.items():
+        options = read_options(Recipe, typed, tmp_path)
+        tables = put_options(merged(read_layers(DIGITS)), options)
+        assert tables["model"].get("lora") == left
 
 
 def test_the_old_name_of_a_key_is_refused_with_its_new_one() -> None:

@@ -171,18 +171,35 @@ class Costs:
     ready: Estimate = Estimate()
     """Seconds from a fragment's end to its rewards."""
     commit: Estimate = Estimate()
+    _medians: tuple[tuple[Mapping[str, Estimate], float | None], ...] = field(
+        default=(), compare=False, repr=False
+    )
+    """Estimates of workers, and the median over them: it holds for no others."""
 
     def rollout_seconds(self, worker: str) -> float | None:
         """Seconds per sample; for a worker not measured yet, what the others take."""
-        return _seconds_of(worker, self.rollout)
+        return self._seconds_of(worker, self.rollout)
 
     def gradient_seconds(self, worker: str) -> float | None:
         """Seconds per group; for a device not measured yet, what the others take."""
-        return _seconds_of(worker, self.gradient)
+        return self._seconds_of(worker, self.gradient)
 
     def help_seconds(self) -> float | None:
         """Seconds per sample of the trainer's device; before it has helped, of a rollout device."""
-        return _median(self.rollout) if self.help.value is None else self.help.value
+        return self._median(self.rollout) if self.help.value is None else self.help.value
+
+    def _seconds_of(self, worker: str, known: Mapping[str, Estimate]) -> float | None:
+        return known[worker].value if worker in known else self._median(known)
+
+    def _median(self, known: Mapping[str, Estimate]) -> float | None:
+        """Return the median over some workers, computed once: when a batch opens it is asked for
+        each of those that are not measured yet."""
+        for workers, found in self._medians:
+            if workers is known:
+                return found
+        found = _median(known)
+        object.__setattr__(self, "_medians", ((known, found), *self._medians[:1]))
+        return found
 
     def whole_samples(self, samples: float) -> float:
         """How many samples of a whole group take as long as a fragment of so many: as many, or more
@@ -251,10 +268,6 @@ class Costs:
     def observe(self, work: Shared, seconds: float) -> "Costs":
         observed: dict[str, Any] = {work: getattr(self, work).observe(seconds)}
         return replace(self, **observed)
-
-
-def _seconds_of(worker: str, known: Mapping[str, Estimate]) -> float | None:
-    return known[worker].value if worker in known else _median(known)
 
 
 def _median(known: Mapping[str, Estimate]) -> float | None:

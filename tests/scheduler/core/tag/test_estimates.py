@@ -1,9 +1,11 @@
 import pickle
+from statistics import median
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.scheduler.core.tag import estimates
 from services.scheduler.core.tag.estimates import Costs, Estimate
 
 seconds = st.floats(1e-3, 1e3)
@@ -64,6 +66,27 @@ def test_an_unmeasured_device_is_assumed_to_be_average() -> None:
     assert costs.help_seconds() == 2.0
     assert costs.observe("help", 4.0).help_seconds() == 4.0
     assert Costs(help=Estimate(value=3.0), rollout=costs.rollout).help_seconds() == 3.0
+
+
+def test_the_average_is_computed_once_until_something_is_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A batch that opens asks for every device that is not measured yet."""
+    count = 0
+
+    def counted(values: list[float]) -> float:
+        nonlocal count
+        count += 1
+        return median(values)
+
+    monkeypatch.setattr(estimates, "median", counted)
+    costs = Costs().observe_rollout("a", 1.0).observe_gradient("a", 7.0)
+    for _ in range(2):
+        costs = costs.observe_rollout("b", 3.0 + count)
+        known = {costs.rollout_seconds(f"new-{number}") for number in range(9)}
+        assert known == {median(each.value or 0.0 for each in costs.rollout.values())}
+        assert costs.gradient_seconds("new-0") == 7.0
+    assert count == 3
 
 
 def test_what_was_never_seen_costs_nothing() -> None:

@@ -1,0 +1,201 @@
+"""Routes of what the run's page shows beside batches: recipe, curves, evaluations and their media.
+
+All of it is read from the store, as the page reads it, so it is there during a run and afterwards.
+"""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, HTTPException, Path, Query, Response
+from pydantic import Field
+
+from digenrl.evaluation.records import EvaluationRecord, Quality
+from digenrl.view.history import RunHistory
+from services.scheduler.shell.api_models import View, example
+from shared.messages.contracts import ObjectRef
+from shared.process.http_api import errors
+
+A_STILL = "/v1/media/2c26b46b68ffc68ff99b453c1d304134.png"
+AN_IMAGE = {
+    "prompt": "a handwritten three", "right": True, "media": A_STILL, "still": A_STILL,
+    "source": None,
+}  # fmt: skip
+AN_EVALUATION: dict[str, Any] = {
+    "version": 10, "settings": "a" * 64, "reward": 0.81, "num_samples": 200,
+    "rewards": {"proxy": 0.81}, "gold": {"other": 0.7},
+    "figures": {"gold_accuracy": 0.88, "gold_nn": 2.4}, "alarms": [],
+}  # fmt: skip
+KINDS = {"mp4": "video/mp4", "png": "image/png"}
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+MEDIA: dict[int | str, dict[str, Any]] = {200: {"content": dict.fromkeys(KINDS.values(), BINARY)}}
+NAMED = ("reward", "num_samples", "rewards", "gold")
+"""Figures that every evaluation has, under names of their own."""
+Version = Annotated[int, Path(ge=0, lt=2**31, description="policy version")]
+Before = Annotated[int | None, Query(ge=0, lt=2**31, description="only those of smaller versions")]
+Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
+After = Annotated[int, Query(ge=0, lt=2**31, description="only versions after this one")]
+Steps = Annotated[int, Query(ge=1, le=1000, description="how many steps at most")]
+MediaName = Annotated[
+    str, Path(pattern=r"^[A-Za-z0-9_.-]{1,100}$", description="last part of a link to it")
+]
+
+
+class RecipeView(View):
+    """The recipe that every service reads, with all defaults."""
+
+    model_config = example(recipe={"run": {"name": "digits", "steps": 30}})
+
+    recipe: dict[str, Any]
+    """Its tables, as they stand in TOML; docs/recipes.md describes each key."""
+
+
+class CurvesView(View):
+    """Metrics of steps in columns: the n-th value of each is that of the n-th version."""
+
+    model_config = example(
+        versions=[1, 2], metrics={"reward_mean": [0.31, 0.38], "kl": [None, 0.002]}, next=None
+    )
+
+    versions: list[int]
+    """Versions that the steps have made, in order."""
+    metrics: dict[str, list[float | None]]
+    """Values by metric (docs/metrics.md); null where a step has none."""
+    next: int | None
+    """`after` of the next page; null if there is none yet."""
+
+
+class EvaluationView(View):
+    """What an evaluation has measured of a version, at prompts and seeds that are always the
+    same."""
+
+    model_config = example(**AN_EVALUATION)
+
+    version: int
+    """Policy version."""
+    settings: str
+    """Digest of the evaluation's settings: figures of the same settings can be compared."""
+    reward: float
+    """Mean training reward."""
+    num_samples: int
+    """Number of its samples."""
+    rewards: dict[str, float]
+    """Mean score of each training scorer, without its weight."""
+    gold: dict[str, float]
+    """Mean score of each reward that is never trained on."""
+    figures: dict[str, float]
+    """Its other figures, as in summary.json (docs/summary.md)."""
+    alarms: list[str]
+    """A line for each gold reward that fell while the training reward rose."""
+
+
+class ImageView(View):
+    """A sample of an evaluation."""
+
+    model_config = example(**AN_IMAGE)
+
+    prompt: str
+    """What was asked for."""
+    right: bool | None
+    """Whether the held-out classifier recognises it; null if there is none."""
+    media: str
+    """Where the image or video is."""
+    still: str
+    """Where the image is, or of a video the middle frame."""
+    source: str | None
+    """Where the image is that it edits; null if none."""
+
+
+class EvaluationDetail(EvaluationView):
+    """An evaluation with its samples: the gallery."""
+
+    model_config = example(**AN_EVALUATION, samples=[AN_IMAGE])
+
+    samples: list[ImageView] = Field(default_factory=list)
+    """Its samples: in every evaluation of the same settings the same prompts and noise, in the
+    same order."""
+
+
+def shown_routes(history: RunHistory) -> APIRouter:
+    router = APIRouter(tags=["history"])
+    _add_recipe_and_curves(router, history)
+
+    @router.get("/v1/evaluations", operation_id="list_evaluations")
+    async def evaluations(limit: Limit = 50, before: Before = None) -> list[EvaluationView]:
+        """Evaluated versions, newest first."""
+        await history.look()
+        found = [e for e in history.evaluations if before is None or e.version < before]
+        return [EvaluationView(**_figures(each)) for each in reversed(found[-limit:])]
+
+    @router.get("/v1/evaluations/{version}", operation_id="get_evaluation", responses=errors(404))
+    async def evaluation(version: Version) -> EvaluationDetail:
+        """One evaluation with its samples."""
+        await history.look()
+        for each in history.evaluations:
+            if each.version == version:
+                return EvaluationDetail(**_figures(each), samples=_samples(each))
+        raise HTTPException(404, f"version {version} is not evaluated")
+
+    @router.get(
+        "/v1/media/{name}", operation_id="get_media", response_class=Response,
+        responses={**MEDIA, **errors(404)},
+    )  # fmt: skip
+    async def media(name: MediaName) -> Response:
+        """An image as PNG or a video as mp4, of an evaluation."""
+        await history.look()
+        data, kind = await history.media(name), KINDS.get(name.rpartition(".")[2])
+        if data is None or kind is None:
+            raise HTTPException(404, f"{name}: no evaluation has it")
+        cached = {"cache-control": "private, max-age=86400"}
+        return Response(data, media_type=kind, headers=cached)
+
+    return router
+
+
+def _add_recipe_and_curves(router: APIRouter, history: RunHistory) -> None:
+    @router.get("/v1/recipe", operation_id="get_recipe", responses=errors(404))
+    async def recipe() -> RecipeView:
+        """The run's recipe."""
+        await history.look()
+        if history.recipe is None:
+            raise HTTPException(404, f"the store holds no run {history.run!r}")
+        return RecipeView(recipe=history.recipe.model_dump(mode="json", exclude_none=True))
+
+    @router.get("/v1/curves", operation_id="get_curves")
+    async def curves(after: After = 0, limit: Steps = 500) -> CurvesView:
+        """Metrics of all steps, in columns."""
+        await history.look()
+        newest = history.steps[after + 1 :]
+        steps = [step for step in newest[:limit] if step.batch is not None]
+        names = sorted({name for step in steps for name in step.metrics})
+        return CurvesView(
+            versions=[step.version for step in steps],
+            metrics={name: [step.metrics.get(name) for step in steps] for name in names},
+            next=steps[-1].version if steps and len(newest) > limit else None,
+        )
+
+
+def _figures(record: EvaluationRecord) -> dict[str, Any]:
+    quality = record.quality
+    return {
+        "version": record.version, "settings": record.settings, "alarms": list(record.alarms),
+        **quality.model_dump(include={*NAMED}), "figures": other_figures(quality),
+    }  # fmt: skip
+
+
+def other_figures(quality: Quality) -> dict[str, float]:
+    """Return the figures that are numbers and have no field of their own."""
+    plain = quality.model_dump(exclude={*NAMED})
+    return {name: value for name, value in plain.items() if isinstance(value, float)}
+
+
+def _samples(record: EvaluationRecord) -> list[ImageView]:
+    return [
+        ImageView(
+            prompt=each.prompt, right=each.right, media=_link(each.media), still=_link(each.still),
+            source=None if each.source is None else _link(each.source),
+        )
+        for each in record.samples
+    ]  # fmt: skip
+
+
+def _link(ref: ObjectRef) -> str:
+    return f"/v1/media/{ref.key.rsplit('/', 1)[1]}"

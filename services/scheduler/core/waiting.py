@@ -1,0 +1,128 @@
+"""Finds where work waits: how much stands in each queue, and how long the oldest has stood there.
+
+generation   samples that no device has yet         scoring    generated, and without a reward
+in_hand      at a device, in work or behind that    training   whole groups that are not trained
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from services.scheduler.core.device_queues import sample_seconds
+from services.scheduler.core.outlook import Outlook
+from services.scheduler.core.state import BatchState, GroupState, Plan, State, WorkerState
+from services.scheduler.core.supply import num_unissued
+
+QueueName = Literal["generation", "in_hand", "scoring", "training"]
+LATE = 3.0
+"""Times its usual wait after which the oldest in a queue is late."""
+LATE_S = 5.0
+"""Seconds that it is beyond its usual wait then at least: less is nobody's worry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Samples that wait for the same thing."""
+
+    name: QueueName
+    samples: int = 0
+    oldest_seconds: float | None = None
+    """Seconds for which the oldest has waited; None if none waits, or that is not known."""
+    usual_seconds: float | None = None
+    """Seconds that it should wait, by learned costs; None if they are unknown."""
+    worker: str = ""
+    """Worker that has the oldest; empty if no single one has."""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the oldest has waited far longer than it should."""
+        if self.oldest_seconds is None or self.usual_seconds is None:
+            return False
+        most = max(LATE * self.usual_seconds, self.usual_seconds + LATE_S)
+        return self.oldest_seconds > most
+
+
+def queues(plan: Plan, state: State, now: float, outlook: Outlook) -> list[Queue]:
+    """Return the queues in the order in which a sample goes through them."""
+    return [
+        _to_generate(plan, state, now, outlook),
+        _in_hand(state, now),
+        _to_score(state, now),
+        _to_train(plan, state, now),
+    ]
+
+
+def _to_generate(plan: Plan, state: State, now: float, outlook: Outlook) -> Queue:
+    samples, batch = num_unissued(plan, state), state.batch
+    if not samples or batch is None:
+        return Queue("generation")
+    opened = batch.opened_at
+    return Queue("generation", samples, _age(now, opened), outlook.forecast_seconds)
+
+
+def _in_hand(state: State, now: float) -> Queue:
+    """Return what devices have; the oldest is the one that is furthest beyond what it takes."""
+    samples, oldest, beyond = 0, Queue("in_hand"), float("-inf")
+    for worker in state.workers.values():
+        samples += sum(held.num_samples for held in worker.assigned)
+        for held in worker.assigned[: worker.concurrency]:
+            usual = _usual(state, worker, held.num_samples)
+            age = _age(now, held.since)
+            if age - (usual or 0.0) > beyond:
+                beyond = age - (usual or 0.0)
+                oldest = Queue("in_hand", 0, age, usual, worker.name)
+    if not samples:
+        return Queue("in_hand")
+    return Queue("in_hand", samples, oldest.oldest_seconds, oldest.usual_seconds, oldest.worker)
+
+
+def _usual(state: State, worker: WorkerState, samples: int) -> float | None:
+    costs = state.costs
+    if not costs.rollout and costs.help.value is None:
+        return None
+    return costs.whole_samples(samples) * sample_seconds(state, worker)
+
+
+def _to_score(state: State, now: float) -> Queue:
+    found = [
+        each
+        for batch in state.batches if batch.count("generated")
+        for group in batch.groups
+        for each in group.fragments if each.stage == "generated"
+    ]  # fmt: skip
+    if not found:
+        return Queue("scoring")
+    oldest = _age(now, min(each.generated_at for each in found))
+    return Queue(
+        "scoring", sum(each.num_samples for each in found), oldest, state.costs.ready.value
+    )
+
+
+def _to_train(plan: Plan, state: State, now: float) -> Queue:
+    batch = state.batch
+    waiting = [] if batch is None else list(_untrained(state, batch))
+    if not waiting:
+        return Queue("training")
+    # Of a fragment whose rewards were heard of first, nobody knows when it was generated.
+    since = [max(each.generated_at for each in group.fragments) for group in waiting]
+    known = [at for at in since if at]
+    each = state.costs.train.value
+    usual = None if each is None else each * len(waiting) + state.costs.ready.seconds
+    oldest = _age(now, min(known)) if known else None
+    return Queue("training", len(waiting) * plan.group_size, oldest, usual)
+
+
+def _untrained(state: State, batch: BatchState) -> Iterator[GroupState]:
+    """Yield the groups that are whole and in no gradient yet."""
+    fluid, trainer = state.fluid, state.trainer
+    done = frozenset[int]() if fluid is None else fluid.trained
+    for index, group in enumerate(batch.groups):
+        if not group.sent or index in done:
+            continue
+        if fluid is None and trainer is not None and trainer.address in group.trained_by:
+            continue
+        yield group
+
+
+def _age(now: float, since: float) -> float:
+    return max(0.0, now - since)

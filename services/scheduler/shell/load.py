@@ -1,0 +1,76 @@
+"""Makes the answer about a run's throughput and queues from the scheduler's state."""
+
+import time
+from collections.abc import Mapping
+from statistics import fmean
+
+from services.scheduler.core.outlook import Outlook, outlook, per_second
+from services.scheduler.core.state import Plan, State
+from services.scheduler.core.waiting import Queue, queues
+from services.scheduler.shell.api_load import LoadView, QueueView, SlowestView
+from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.views import seconds_per_step
+
+
+class Outlooks:
+    """Keeps the outlook of the current batch: a forecast is worth making once per batch and set of
+    devices, however often it is asked for."""
+
+    def __init__(self) -> None:
+        self._known: tuple[tuple[int, int, bool], Outlook] | None = None
+
+    def of(self, plan: Plan, state: State) -> Outlook:
+        batch = -1 if state.batch is None else state.batch.index
+        key = batch, len(state.workers), state.costs.train.value is not None
+        known = self._known
+        if known is None or known[0] != key or known[1].forecast_seconds is None:
+            self._known = known = key, outlook(plan, state)
+        return known[1]
+
+
+def load_view(scheduler: Scheduler, outlooks: Outlooks) -> LoadView:
+    plan, state = scheduler.plan, scheduler.state  # immutable, so all of this is of one moment
+    seen, samples = outlooks.of(plan, state), plan.num_groups * plan.group_size
+    names = {worker.address: worker.name for worker in state.rollout}
+    seconds = {
+        names[address]: known.value
+        for address, known in state.costs.rollout.items()
+        if address in names and known.value
+    }
+    return LoadView(
+        samples_per_second=per_second(samples, seconds_per_step(scheduler.committed_at)),
+        forecast_samples_per_second=per_second(samples, seen.forecast_seconds),
+        bound_samples_per_second=per_second(samples, seen.bound_seconds),
+        queues=[
+            _queue_view(each, is_running=state.phase == "running")
+            for each in queues(plan, state, time.monotonic(), seen)
+        ],
+        slowest=slowest(seconds),
+    )
+
+
+def _queue_view(queue: Queue, *, is_running: bool) -> QueueView:
+    oldest, usual = queue.oldest_seconds, queue.usual_seconds
+    return QueueView(
+        queue=queue.name,
+        samples=queue.samples,
+        oldest_seconds=None if oldest is None else round(oldest, 3),
+        usual_seconds=None if usual is None else round(usual, 3),
+        late=is_running and queue.is_late,
+        worker=queue.worker or None,
+    )
+
+
+def slowest(seconds: Mapping[str, float]) -> SlowestView | None:
+    """Return the worker that takes longest for a sample; None where fewer than two generate.
+
+    Args:
+        seconds: measured seconds per sample, by worker.
+    """
+    if len(seconds) < 2:
+        return None
+    name = max(seconds, key=lambda worker: seconds[worker])
+    return SlowestView(
+        worker=name, seconds_per_sample=seconds[name],
+        mean_seconds_per_sample=fmean(seconds.values()),
+    )  # fmt: skip

@@ -1,0 +1,168 @@
+"""Prompts of tables: Parquet files, and what the `datasets` library has saved."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shared.errors import UserError, how_to_install
+from shared.learning.image_files import IMAGE, source_image
+from shared.messages.contracts import Prompt
+
+PARQUET, ARROW = ".parquet", ".arrow"
+PROMPT, METADATA = "prompt", "metadata"
+STATE = "state.json"
+"""File of a saved dataset that names its data files, which are Arrow streams."""
+SPLITS = "dataset_dict.json"
+"""File of a folder that holds several saved datasets."""
+TEXT = ("string", "large_string", "string_view")
+PLAIN = (*TEXT, "integer", "floating", "boolean", "null")
+
+Row = tuple[Prompt, Path | None]
+"""A prompt, and the file of its source image on this host, if it has one."""
+
+
+def said(fault: Any) -> str:
+    """Return what pydantic says of a fault, without its word for errors of our own."""
+    return str(fault["msg"]).removeprefix("Value error, ")
+
+
+def is_table(path: Path) -> bool:
+    return path.is_dir() or path.suffix.lower() in (PARQUET, ARROW)
+
+
+def read_table(path: Path) -> Iterator[Row]:
+    """Yield a prompt for each row of a Parquet file, or of a folder or Arrow file that the
+    `datasets` library has saved, file after file.
+
+    The column ``prompt`` is the prompt, ``image`` the path of its source image, every other column
+    is metadata. A struct column
+    ``metadata``, which JSON lines become, stands for its fields; what is null or NaN in a row is
+    left out there.
+
+    Raises:
+        UserError: naming the file, the row or column, and the remedy.
+    """
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"data.prompts: {path} {how_to_install('data')} ({error})") from error
+    for file in data_files(path):
+        yield from _read_file(file, path)
+
+
+def data_files(path: Path) -> list[Path]:
+    """Return the files that hold the prompts: the file itself, or a saved dataset's, in order.
+
+    Raises:
+        UserError: if a folder is no saved dataset.
+    """
+    if not path.is_dir():
+        return [path]
+    if (path / SPLITS).is_file():
+        splits = sorted(each.parent.name for each in path.glob(f"*/{STATE}"))
+        raise UserError(f"data.prompts: {path} holds the splits {', '.join(splits)}; name one")
+    try:
+        state = json.loads((path / STATE).read_text())
+        return [path / str(each["filename"]) for each in state["_data_files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"data.prompts: the folder {path} is no dataset made by save_to_disk (no readable "
+            f"{STATE}); name such a folder, or a {PARQUET} file"
+        ) from error
+
+
+def _read_file(path: Path, beside: Path) -> list[Row]:
+    """Read a file of a table; images are relative to ``beside``."""
+    import pyarrow
+
+    prompts: list[Row] = []
+    try:
+        with _opened(path) as (schema, batches):
+            _check_columns(path, schema)
+            for batch in batches:
+                for row in batch.to_pylist():
+                    prompts.append(_table_row(path, len(prompts) + 1, row, beside))
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = str(getattr(error, "strerror", None) or error).splitlines()[0]
+        raise UserError(f"data.prompts: cannot read {path}: {reason}") from error
+    return prompts
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, Iterable[Any]]]:
+    """Open a file: its schema, and its rows as record batches, one at a time in memory."""
+    import pyarrow.ipc
+    import pyarrow.parquet
+
+    if path.suffix.lower() == ARROW:
+        with pyarrow.OSFile(str(path)) as source, pyarrow.ipc.open_stream(source) as reader:
+            yield reader.schema, reader
+    else:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            yield file.schema_arrow, file.iter_batches()
+
+
+def _check_columns(path: Path, schema: Any) -> None:
+    """Check the columns before any row is read: a column of images takes long."""
+    from pyarrow import types
+
+    if PROMPT not in schema.names:
+        raise UserError(
+            f'data.prompts: {path} has no column "{PROMPT}", but {", ".join(schema.names)}; '
+            "rename the one that holds the prompts"
+        )
+    for field in schema:
+        if field.name == PROMPT and not _is_one_of(TEXT, field.type):
+            raise UserError(f"data.prompts: {path}, column {PROMPT}: {field.type} is no text")
+        if field.name == IMAGE and not _is_one_of((*TEXT, "null"), field.type):
+            raise UserError(
+                f"data.prompts: {path}, column {IMAGE}: {field.type} is no path; name the file "
+                "as data.dataset.folder, which takes images themselves, in place of data.prompts"
+            )
+        if field.name == METADATA and types.is_struct(field.type):
+            for part in field.type:
+                _check_plain(path, f"{METADATA}.{part.name}", part.type)
+        else:
+            _check_plain(path, field.name, field.type)
+
+
+def _check_plain(path: Path, column: str, kind: Any) -> None:
+    if not _is_one_of(PLAIN, kind):
+        raise UserError(
+            f"data.prompts: {path}, column {column}: {kind} is no text, number or bool, as "
+            "metadata must be; drop the column, or turn it into one of them"
+        )
+
+
+def _is_one_of(names: tuple[str, ...], kind: Any) -> bool:
+    """Whether a column's type, or that of its dictionary's values, is one of those named."""
+    from pyarrow import types
+
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    return any(getattr(types, f"is_{name}")(value) for name in names)
+
+
+def _table_row(path: Path, number: int, row: dict[str, Any], beside: Path) -> Row:
+    text, nested, image = row.pop(PROMPT), row.get(METADATA), row.pop(IMAGE, None)
+    if text is None:
+        raise UserError(f"data.prompts: {path} row {number}, column {PROMPT}: null; drop the row")
+    if isinstance(nested, dict):
+        del row[METADATA]
+        row = nested | row
+    metadata = {name: value for name, value in row.items() if not is_nothing(value)}
+    source, file = source_image(beside, f"data.prompts: {path} row {number}", image)
+    try:
+        return Prompt(text=text, metadata=metadata, image=source), file
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = f"column {PROMPT}" if fault["loc"] == ("text",) else "metadata"
+        raise UserError(f"data.prompts: {path} row {number}, {where}: {said(fault)}") from error
+
+
+def is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))

@@ -1,0 +1,86 @@
+"""Previews in the store: a small picture of each sample of a fragment, of videos the middle frame.
+
+An object is a list of PNG or JPEG files, packed by msgpack. Whoever reads one trusts nothing of it
+but what is said here.
+"""
+
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from shared.errors import ContractError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from shared.store.media import Media
+
+SIDE = 160
+"""Largest height and width in pixels."""
+PLAIN = 64
+"""Height and width up to which a picture is kept as it is."""
+QUALITIES = (80, 50, 20)
+"""Qualities of JPEG that are tried, until a picture is small enough."""
+KINDS = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+"""What a file begins with, and its content type."""
+
+
+def packed_previews(raw: bytes, most: int) -> bytes:
+    """Return the previews of all samples of an object of media.
+
+    Args:
+        most: bytes that each may have.
+    """
+    from shared.store.media import read  # numpy, which those who only read previews do not need
+
+    pictures = read(raw, lambda shape: None)
+    return bytes(msgpack.packb([_preview(each, most) for each in pictures]))
+
+
+def unpacked_previews(data: bytes) -> list[bytes]:
+    """Return the pictures of an object; raises ContractError if it holds anything else."""
+    try:
+        found = msgpack.unpackb(data)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ContractError("this object holds no previews") from error
+    if not isinstance(found, list) or not all(isinstance(each, bytes) for each in found):
+        raise ContractError("this object holds no previews")
+    for each in found:
+        content_type(each)
+    return found
+
+
+def content_type(picture: bytes) -> str:
+    """Return the type of a picture by its first bytes; raises ContractError if it is of no kind
+    that previews are of."""
+    for beginning, kind in KINDS.items():
+        if picture.startswith(beginning):
+            return kind
+    raise ContractError("this preview is neither PNG nor JPEG")
+
+
+def _preview(sample: "Media", most: int) -> bytes:
+    import numpy as np
+    from PIL import Image
+
+    from shared.store.media import COLOURS
+
+    frame = sample if sample.ndim == 3 else sample[len(sample) // 2]
+    pixels = frame.transpose(1, 2, 0) if len(frame) == COLOURS else frame[0]
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    if max(image.size) <= PLAIN and len(plain := _saved(image, "PNG")) <= most:
+        return plain
+    side = SIDE
+    while True:
+        image.thumbnail((side, side))
+        for quality in QUALITIES:
+            if len(made := _saved(image, "JPEG", quality=quality)) <= most:
+                return made
+        side //= 2
+
+
+def _saved(image: "Image", kind: str, **options: int) -> bytes:
+    buffer = BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
