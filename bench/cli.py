@@ -17,6 +17,8 @@ from bench.spread.commands import spread
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bench.cluster.case import Case
+
 bench = typer.Typer(help="Measure: schedules, devices, control.", no_args_is_help=True)
 for command in (learning, learning_services, learning_tables, shared_noise, growth, spread):
     bench.command()(command)
@@ -120,17 +122,24 @@ def protection(
     folder: ClusterFolder = CLUSTER_FOLDER,
 ) -> None:
     """Measure what a user for each role and fsync cost: the same cluster with both and without."""
-    from bench.cluster.request import Request, modes_of
     from bench.protection import compare
 
-    console = _console()
-    request = Request(
-        workload=workload.value, pool=f"h100={devices}", split=None, modes=modes_of("gap"),
-        tag="off", gradient_help=False, fragment_size=None, rounds=rounds, batches=batches,
-        one_step_batches=2, scale=None,
-    )  # fmt: skip
-    with console.status("planning splits"):
-        case = request.case()
+    console, case = _console(), _one_case(workload, devices, rounds, batches)
+    console.print(compare(case, folder.resolve(), console).line(), highlight=False)
+
+
+@bench.command("reads")
+def reads(
+    rounds: Annotated[int, typer.Option(min=1, help="pairs of runs, by turns")] = 5,
+    batches: Annotated[int, typer.Option(min=1, help="of each run that are measured")] = 4,
+    devices: Annotated[int, typer.Option(min=2, help="emulated H100s")] = 32,
+    workload: Annotated[Workload, typer.Option(help="whose costs")] = Workload.qwen,
+    folder: ClusterFolder = CLUSTER_FOLDER,
+) -> None:
+    """Measure what 50 reads of the API a second cost a run, and how long they take."""
+    from bench.reads import compare
+
+    console, case = _console(), _one_case(workload, devices, rounds, batches)
     console.print(compare(case, folder.resolve(), console).line(), highlight=False)
 
 
@@ -413,6 +422,18 @@ def gpu_day_part(
     from bench.gpu_day.day import Day, do_part
 
     do_part(name, Day(folder, cpu=cpu, tiny=tiny))
+
+
+def _one_case(workload: Workload, devices: int, rounds: int, batches: int) -> "Case":
+    """Return fragments streamed to emulated devices of one kind, without loans."""
+    from bench.cluster.request import Request, modes_of
+
+    request = Request(
+        workload=workload.value, pool=f"h100={devices}", split=None, modes=modes_of("gap"),
+        tag="off", gradient_help=False, fragment_size=None, rounds=rounds, batches=batches,
+        one_step_batches=2, scale=None,
+    )  # fmt: skip
+    return request.case()
 
 
 def _console() -> "Console":

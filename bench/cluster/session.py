@@ -5,7 +5,8 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,7 @@ MALLOC = {
 """Makes the emulated hosts, all on this machine, use memory again: a new page costs as much time as
 filling it does."""
 SILENCE_S = 60.0
+Beside = Callable[[str, int], AbstractAsyncContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +48,16 @@ class EmulatedRun(figures.RunRecord):
 
 
 async def run(
-    session: Session, setting: Setting, warm_up: int, last: int, note: OnCommit
+    session: Session,
+    setting: Setting,
+    warm_up: int,
+    last: int,
+    note: OnCommit,
+    beside: Beside = lambda run, port: contextlib.nullcontext(),
 ) -> EmulatedRun:
     """Runs until version ``last`` is committed; ``note`` is told of each version.
+
+    ``beside``: what goes on meanwhile, by the run's name and its scheduler's port.
 
     Raises:
         Unavailable: if a service has died, or nothing is committed any more.
@@ -56,7 +65,8 @@ async def run(
     session.num_runs += 1
     setting = setting.model_copy(update={"run": f"{setting.run}-{session.num_runs}"})
     folder, emulated = session.new_folder(setting.run), services_of(setting)
-    async with started(session, setting, folder) as watch:
+    [port] = free_ports(1)
+    async with started(session, setting, folder, port) as watch, beside(setting.run, port):
         begin, end = await watch.follow(warm_up - 1, last, note, streams=True)
         usage = await watch.usage(last)
     found = {name: json.loads((folder / f"{name}.json").read_text()) for name in emulated}
@@ -72,10 +82,15 @@ async def run(
 
 
 @contextlib.asynccontextmanager
-async def started(session: Session, setting: Setting, folder: Path) -> AsyncIterator[Watch]:
-    """Starts the services of a run, and returns once all devices have joined."""
+async def started(
+    session: Session, setting: Setting, folder: Path, port: int | None = None
+) -> AsyncIterator[Watch]:
+    """Starts the services of a run, and returns once all devices have joined.
+
+    ``port``: of the scheduler; None: a free one.
+    """
     _prepare(folder, setting)
-    [port] = free_ports(1)
+    port = port or free_ports(1)[0]
     announcements = [subjects.event_subject(setting.run, "policy_published")]
     async with watching(
         session, setting.run, folder / "logs", announcements, patience_s=SILENCE_S, stop_s=STOP_S

@@ -1,11 +1,12 @@
 """The HTTP API as the process of the run's page serves it: all of it, at one address.
 
 What has happened is read from the store here; it is there as well once the run is over. What is
-now, and what changes the run, is asked from the scheduler: an answer is given again for half a
-second, however many ask, so that the scheduler's load does not grow with them. Of a run that is
-over, the store says what is now as well.
+now, and what changes the run, is asked from the scheduler: twice a second, however many ask, so
+that its load does not grow with them. An answer is at most a second old, and never from before a
+change that was asked for here. Of a run that is over, the store says what is now as well.
 """
 
+import asyncio
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ from shared.process.http_once import HEADER as IDEMPOTENCY_KEY
 from shared.store import ObjectStore
 
 FRESH_S = 0.5
+"""Age at which an answer is asked for anew."""
+STALE_S = 1.0
+"""Age up to which it is still given meanwhile: a scheduler that opens a batch answers late."""
 MAX_KEPT = 256
 """Answers that are kept."""
 PASSED_ON = ("content-type", "retry-after")
@@ -47,16 +51,49 @@ class Scheduler:
 
     live: Live
     _kept: OrderedDict[str, tuple[float, Response]] = field(default_factory=OrderedDict)
+    _asking: dict[str, "asyncio.Task[Response]"] = field(default_factory=dict)
+    """What the scheduler was asked and has not answered."""
 
     async def read(self, path: str) -> Response:
-        """Return the answer to a GET, of half a second ago at most."""
+        """Return the answer to a GET, of a second ago at most.
+
+        Raises:
+            HTTPException: if the scheduler does not answer.
+        """
         at, kept = self._kept.get(path, (float("-inf"), None))
-        if kept is None or time.monotonic() - at > FRESH_S:
-            kept = await self.ask("GET", path)
-            self._kept[path] = time.monotonic(), kept
-            while len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+        age = time.monotonic() - at
+        if age > FRESH_S and path not in self._asking:
+            task = self._asking[path] = asyncio.create_task(self._ask_once(path))
+            task.add_done_callback(_seen)
+        if kept is None or age > STALE_S:
+            kept = await asyncio.shield(self._asking[path])
         return Response(kept.body, kept.status_code, dict(kept.headers))
+
+    async def change(self, path: str, **more: Any) -> Response:
+        """Pass a POST on; nothing that was answered before it is given afterwards.
+
+        Raises:
+            HTTPException: if the scheduler does not answer.
+        """
+        try:
+            return await self.ask("POST", path, **more)
+        finally:
+            self._kept.clear()
+            self._asking.clear()
+
+    async def _ask_once(self, path: str) -> Response:
+        """Ask, and keep the answer unless it is of before a change."""
+        task = asyncio.current_task()
+        try:
+            found = await self.ask("GET", path)
+            if self._asking.get(path) is task:
+                self._kept[path] = time.monotonic(), found
+                while len(self._kept) > MAX_KEPT:
+                    self._kept.popitem(last=False)
+            return found
+        finally:
+            if self._asking.get(path) is task:
+                del self._asking[path]
 
     async def ask(self, method: str, path: str, **more: Any) -> Response:
         """Return what the scheduler answers.
@@ -72,6 +109,12 @@ class Scheduler:
             raise HTTPException(503, f"the scheduler does not answer: {error}") from error
         kept = {name: found.headers[name] for name in PASSED_ON if name in found.headers}
         return Response(found.content, found.status_code, kept)
+
+
+def _seen(task: "asyncio.Task[Response]") -> None:
+    """Look at the error of an answer that nobody waited for."""
+    if not task.cancelled():
+        task.exception()
 
 
 def api_routes(
@@ -120,7 +163,7 @@ def _add_scheduler(router: APIRouter, scheduler: Scheduler) -> None:
             if name in request.headers:
                 headers[name] = request.headers[name]
         body, path = await request.body(), quote(request.url.path)
-        return await scheduler.ask("POST", path, content=body, headers=headers)
+        return await scheduler.change(path, content=body, headers=headers)
 
     # Each by its own path: the guard has asked for the role that it needs.
     for operation, needs in OPERATIONS.items():

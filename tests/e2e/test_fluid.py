@@ -119,7 +119,7 @@ def test_members_that_are_killed_at_each_point_cost_no_sample_and_no_batch(
 
 def _is_at_work(run: LocalRun, name: str) -> bool:
     workers = run.get("/v1/workers")
-    return any(each["worker"].endswith(name) and each["alive"] for each in workers)
+    return any(each["worker"] == name for each in workers)
 
 
 def _is_committed(batch: dict[str, Any]) -> bool:
