@@ -19,7 +19,7 @@ from rich import print
 from services.reward.scorer import build_scorers, scorer_inputs
 from services.reward.scoring import source_of
 from services.trainer.engine.trainer_engine import TrainerEngine
-from shared.devices.protocols import GroupData
+from shared.devices.protocols import AdvantageKind, GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
 from shared.learning.advantages import Scored
@@ -44,29 +44,40 @@ class Loop:
         self._sources = SourceFiles(recipe.data.prompts)
 
     def steps(self, count: int) -> Iterator[dict[str, float]]:
-        """Take ``count`` optimizer steps; gives the metrics of each."""
+        """Train ``count`` batches; gives the metrics of each."""
         for batch in range(count):
             made = self.trainer.weights()
             [weights] = made.weights
             policy = Policy(version=batch, weights_digest=self._rollout.load(bytes(weights.pack())))
             assert policy.weights_digest == made.digest
-            self.trainer.begin()
-            scored: list[Scored] = []
             held: list[GroupData] = []
+            scored: list[Scored] = []
             for group in range(self.recipe.batch.groups):
                 prompt = self._order.of_group(batch, group, self.recipe.batch.groups)
                 data, rewards, parts = self._group(group, prompt, policy)
+                held.append(data)
                 scored.append((rewards, parts))
-                if self.recipe.batch_std is None:
-                    self.trainer.train(self.trainer.read(data))
-                else:
-                    held.append(data)  # the trainer's service need not wait: `Tables.batch_std`
-            final = self.recipe.advantages.of_batch(scored) if held else []
-            for data, advantages in zip(held, final, strict=True):
-                data = replace(data, advantages=advantages)
-                self.trainer.train(self.trainer.read(data), kind="final")
+            metrics = self._train(batch, held, scored)
             known = [each or 0.0 for rewards, _ in scored for each in rewards]
-            yield {"reward": sum(known) / len(known), **self.trainer.step(batch)}
+            yield {"reward": sum(known) / len(known), **metrics}
+
+    def _train(
+        self, batch: int, groups: Sequence[GroupData], scored: Sequence[Scored]
+    ) -> dict[str, float]:
+        """Take the optimizer steps of a batch, each with its part of the groups."""
+        kind: AdvantageKind | None = None
+        if self.recipe.batch_std is not None:
+            final = self.recipe.advantages.of_batch(scored)
+            groups = [replace(one, advantages=of) for one, of in zip(groups, final, strict=True)]
+            kind = "final"
+        self.trainer.begin()
+        metrics: dict[str, float] = {}
+        size = len(groups) // self.recipe.trainer.updates
+        for first in range(0, len(groups), size):
+            for data in groups[first : first + size]:
+                self.trainer.train(self.trainer.read(data), kind=kind)
+            metrics = self.trainer.step(batch)
+        return metrics
 
     def _group(
         self, group: int, prompt: Prompt, policy: Policy

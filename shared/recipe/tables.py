@@ -25,7 +25,7 @@ class Trainer(Table):
 
     learning_rate: Annotated[float, Field(gt=0, lt=1)]
     decay_steps: Positive | None = None
-    """Optimizer steps over which the learning rate falls to 0 as a cosine; without it, it stays."""
+    """Batches over which the learning rate falls to 0 as a cosine; without it, it stays."""
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: Rate = 1e-4
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
