@@ -17,7 +17,7 @@ from tests.stored import packed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-STEPS, EDIT_STEPS = 8, 36
+STEPS, EDIT_STEPS = 8, 60
 
 
 @pytest.fixture(scope="module")
