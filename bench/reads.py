@@ -71,6 +71,8 @@ class Cost:
     read: list[float]
     control: list[float]
     reads: list[Reads]
+    constants: list[Reads]
+    """What the reader saw of the process that answers constants."""
 
     @property
     def shares(self) -> list[float]:
@@ -81,6 +83,11 @@ class Cost:
     def slowest(self) -> list[float]:
         """Seconds within which 99 of 100 answers came, of each run."""
         return [hundredth(each.all) for each in self.reads]
+
+    @property
+    def slowest_constants(self) -> list[float]:
+        """The same of constants: what this machine's load and the reader take by themselves."""
+        return [hundredth(each.all) for each in self.constants]
 
     @property
     def slowest_paths(self) -> dict[str, float]:
@@ -96,11 +103,12 @@ class Cost:
         shares, number = self.shares, sum(len(each.all) for each in self.reads)
         paths = ", ".join(f"{path} {1000 * s:.0f}" for path, s in self.slowest_paths.items())
         of_runs = ", ".join(f"{1000 * each:.0f}" for each in self.slowest)
+        of_constants = ", ".join(f"{1000 * each:.0f}" for each in self.slowest_constants)
         return (
             f"read {statistics.median(self.read):.2f} s per batch, control "
             f"{statistics.median(self.control):.2f} s: {statistics.median(shares):+.2%} (median of "
             f"{len(shares)} pairs, {min(shares):+.2%} to {max(shares):+.2%}); {number} answers, "
-            f"99 % within {of_runs} ms; slowest: {paths}"
+            f"99 % within {of_runs} ms, of constants within {of_constants} ms; slowest: {paths}"
         )
 
 
@@ -115,7 +123,7 @@ def compare(case: Case, folder: Path, console: Console) -> Cost:
     Raises:
         Unavailable: if the page refuses anything.
     """
-    reads: list[Reads] = []
+    reads: dict[bool, list[Reads]] = {True: [], False: []}
 
     async def of(is_page: bool, number: int, session: Session) -> float:
         [mode] = case.modes
@@ -127,8 +135,7 @@ def compare(case: Case, folder: Path, console: Console) -> Cost:
             return _reading(session, name, scheduler if is_page else None, seen)
 
         record = await run(session, setting, warm_up, last, lambda _: None, beside)
-        if is_page:
-            reads.extend(seen)
+        reads[is_page].extend(seen)
         seconds = case.scale * measure(record, warm_up, last).step_seconds
         answers = f"{len(seen[0].all)} answers"
         name = "page" if is_page else "control"
@@ -144,7 +151,7 @@ def compare(case: Case, folder: Path, console: Console) -> Cost:
             )
 
     found = asyncio.run(all_of())
-    return Cost(found[True], found[False], reads)
+    return Cost(found[True], found[False], reads[True], reads[False])
 
 
 @contextlib.asynccontextmanager
@@ -207,6 +214,7 @@ async def read(port: int, token: str, reads: Reads) -> None:
                 status = 0
             reads.add(path, status, time.monotonic() - at)
 
+        await client.get(f"{url}/livez")  # what the client itself loads first is no answer's time
         began = time.monotonic()
         for number in range(sys.maxsize):
             at = began + number / PER_SECOND

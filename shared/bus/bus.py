@@ -26,7 +26,6 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.errors import APIError, NotFoundError
 
-from shared.bus.cancellation import cancellable
 from shared.bus.connection import check_server, open_connection
 from shared.bus.marks import begin_epoch, drop_fenced, epoch_of, in_epoch
 from shared.bus.queue import RETRY_S, Queue
@@ -43,6 +42,7 @@ from shared.bus.streams import (
     stream_state,
 )
 from shared.bus.traces import sent
+from shared.cancellation import cancellable
 from shared.errors import ContractError, SlotPoisoned, Unavailable
 from shared.messages import subjects
 from shared.messages.codec import decode, encode

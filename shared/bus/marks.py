@@ -9,7 +9,7 @@ import structlog
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 
-from shared.bus.cancellation import cancellable
+from shared.cancellation import cancellable
 from shared.messages import subjects
 from shared.messages.subjects import Stream
 

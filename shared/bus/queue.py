@@ -11,8 +11,8 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError
 
-from shared.bus.cancellation import cancellable
 from shared.bus.streams import quarantine, read_message
+from shared.cancellation import cancellable
 from shared.errors import ContractError
 from shared.messages import subjects
 from shared.messages.contracts import Message

@@ -10,8 +10,8 @@ from typing import NamedTuple, NoReturn
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
-from shared.bus.cancellation import cancellable
 from shared.bus.streams import OTHER_SETTINGS, as_unavailable
+from shared.cancellation import cancellable
 from shared.errors import Unavailable
 
 WRONG_LAST = 10071

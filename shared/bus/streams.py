@@ -15,8 +15,8 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
 
-from shared.bus.cancellation import cancellable
 from shared.bus.traces import received
+from shared.cancellation import cancellable
 from shared.errors import ContractError, Unavailable, UserError
 from shared.messages.codec import decode
 from shared.messages.contracts import FragmentGenerated, Message

@@ -1,6 +1,7 @@
 """Runs a service: HTTP for people and probes, and its work, starting and stopping together."""
 
 import asyncio
+import contextlib
 import errno
 import gc
 import ipaddress
@@ -12,6 +13,7 @@ from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import structlog
 import uvicorn
@@ -20,7 +22,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict
 from starlette.types import ASGIApp
 
-from shared.bus.cancellation import stop
+from shared.cancellation import stop
 from shared.errors import UserError
 from shared.process.http_access import Access, check_routes
 from shared.process.http_api import add_problems
@@ -32,6 +34,9 @@ GRACE_S = 10
 
 LAST_S = 18.0
 """After this long a process that was asked to end is gone."""
+
+DEPTH = 12
+"""Most places of one task that are logged."""
 
 EXIT_KILLED = 143
 """Exit status, as a shell gives it, of a process that SIGTERM has ended."""
@@ -240,9 +245,36 @@ def end_soon() -> None:
     A thread that reads weights, or waits for a device, cannot be interrupted and would keep the
     process; what it holds can be made anew."""
     ENDING.set()
-    timer = threading.Timer(LAST_S, os._exit, (EXIT_KILLED,))
+    timer = threading.Timer(LAST_S, _give_up, (_running_loop(),))
     timer.daemon = True
     timer.start()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    with contextlib.suppress(RuntimeError):
+        return asyncio.get_running_loop()
+    return None
+
+
+def _give_up(loop: asyncio.AbstractEventLoop | None) -> None:
+    """End this process, and say in the log where each of its tasks still waits."""
+    try:
+        tasks = [] if loop is None else sorted(map(_where, asyncio.all_tasks(loop)))
+        log.warning("ended_late", seconds=LAST_S, tasks=tasks)
+    finally:
+        os._exit(EXIT_KILLED)
+
+
+def _where(task: "asyncio.Task[Any]") -> str:
+    """Return the lines of ours and of libraries at which a task waits, the innermost last."""
+    places: list[str] = []
+    inner: Any = task.get_coro()
+    while inner is not None and len(places) < DEPTH:
+        frame = getattr(inner, "cr_frame", None)
+        if frame is not None:
+            places.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+        inner = getattr(inner, "cr_await", None)
+    return " > ".join(places)
 
 
 def freeze_gc() -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import structlog
 
 from shared.bus.bus import Bus
-from shared.bus.cancellation import stop
+from shared.cancellation import stop
 from shared.errors import UserError
 from shared.messages import subjects
 from shared.messages.contracts import PolicyPublished

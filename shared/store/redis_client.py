@@ -4,7 +4,9 @@ from typing import Any
 
 import redis.asyncio as redis
 import structlog
+from redis.asyncio.connection import AbstractConnection
 
+from shared.cancellation import cancellable
 from shared.errors import UserError
 from shared.telemetry import public
 
@@ -21,9 +23,23 @@ def open_redis(url: str, ca: str | None = None, *, timeout: float) -> "redis.Red
         ca: certificates, as PEM text, that verify a `rediss://` server.
         timeout: seconds for a connection, and for an answer.
     """
-    return redis.from_url(
+    client = redis.from_url(
         url, socket_timeout=timeout, socket_connect_timeout=timeout, **_verified(url, ca)
     )
+    pool = client.connection_pool
+    pool.connection_class = _cancellable(pool.connection_class)
+    return client
+
+
+def _cancellable(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+    """Return connections that keep cancellations: with a time limit the library sends by
+    `asyncio.wait_for`."""
+
+    class Cancellable(kind):  # type: ignore[valid-type, misc]
+        async def send_packed_command(self, *args: Any, **options: Any) -> None:
+            await cancellable(super().send_packed_command(*args, **options))
+
+    return Cancellable
 
 
 async def check_redis(

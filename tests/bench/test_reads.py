@@ -15,7 +15,9 @@ from digenrl.local.ports import free_ports
 
 def test_cost_is_the_median_of_pairs_and_the_hundredth_slowest_answer() -> None:
     reads = Reads(seconds={"/v1/run": [number / 1000 for number in range(1, 1001)]})
-    cost = Cost(read=[11.0, 10.1, 10.3], control=[10.0, 10.0, 10.0], reads=[reads])
+    cost = Cost(
+        read=[11.0, 10.1, 10.3], control=[10.0, 10.0, 10.0], reads=[reads], constants=[reads]
+    )
     assert cost.shares == pytest.approx([0.1, 0.01, 0.03])
     assert cost.slowest == pytest.approx([0.991], abs=0.001)
     assert list(cost.slowest_paths) == ["/v1/run"]

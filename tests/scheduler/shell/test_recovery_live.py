@@ -12,7 +12,7 @@ import pytest
 from services.scheduler.shell import app, goal, housekeeping
 from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
-from shared.bus.cancellation import stop
+from shared.cancellation import stop
 from shared.learning.prompts import PromptOrder
 from shared.messages.contracts import PolicyPublished
 from shared.process.service import Health

@@ -13,7 +13,7 @@ from services.scheduler.core.workers import Workers, WorkerState
 from services.scheduler.shell import roster as roster_module
 from services.scheduler.shell.roster import Roster
 from shared.bus.bus import Bus
-from shared.bus.cancellation import stop
+from shared.cancellation import stop
 from shared.messages.workers import Activity, Service, WorkerStatus
 
 

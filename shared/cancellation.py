@@ -1,4 +1,4 @@
-"""Cancels tasks whose library may lose a cancellation, as the NATS client does."""
+"""Cancels tasks whose library may lose a cancellation, as the clients of NATS and Redis do."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -10,10 +10,10 @@ AGAIN_S = 6.0
 
 
 async def cancellable(call: Awaitable[T]) -> T:
-    """Await a call of the NATS client; raise CancelledError if its task is cancelled meanwhile.
+    """Await a call of a client; raise CancelledError if its task is cancelled meanwhile.
 
-    Before Python 3.12 `asyncio.wait_for`, which the client uses, may lose a cancellation that comes
-    together with the result, and the client drops one that comes while it waits for room to write;
+    Before Python 3.12 `asyncio.wait_for`, which those clients use, may lose a cancellation that
+    comes together with the result, and NATS' drops one that comes while it waits for room to write;
     then the task would never end.
     """
     task = asyncio.current_task()
