@@ -16,7 +16,7 @@ from digenrl.view.history import RunHistory
 from digenrl.view.live import LiveRun, client_of
 from digenrl.view.server import View, create_app
 from shared.process.http_access import Access, Caller
-from shared.process.service import serve
+from shared.process.service import freeze_gc, serve
 from shared.process.settings import ServiceSettings
 from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
@@ -95,6 +95,7 @@ async def _show(wanted: Wanted, stores: Sequence[ObjectStore]) -> None:
         if not wanted.scheduler:
             code = access.new_code(Caller("whoever has the link", "viewer"))
             print(f"{listener.url}/sign-in?code={code}", flush=True)  # noqa: T201 -- a link to click
+        freeze_gc()
         await serve(
             app, _wait(), listener=listener, access=access, allowed_hosts=settings.allowed_hosts
         )

@@ -1,8 +1,11 @@
 """Two schedulers of one run: one commands, the other takes over, and neither is believed late."""
 
+import asyncio
 import signal
 import time
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 import pytest
 import structlog
@@ -83,3 +86,32 @@ async def test_a_second_scheduler_takes_over_and_what_was_decided_holds(tmp_path
 async def stands_by(run: Cluster, name: str) -> bool:
     """Return whether a scheduler answers that another one commands."""
     return (await run.status(name))[1].startswith("standby")
+
+
+@pytest.mark.slow
+@pytest.mark.clock
+@pytest.mark.night
+@pytest.mark.timeout(900)
+async def test_each_of_ninety_takeovers_is_over_within_five_seconds(tmp_path: Path) -> None:
+    ends = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "told to end": signal.SIGTERM}
+    seconds: dict[str, list[float]] = {why: [] for why in ends}
+    setting = small(tmp_path, steps=100_000, tag=1, trainer={"H100": 2})
+    services = [*every_service(setting), "scheduler-1"]
+    async with cluster(tmp_path / "run", setting, services=services) as run:
+        await run.until_step(1)
+        for number in range(90):
+            why = tuple(ends)[number % 3]
+            first = await commanding(run)
+            await until_true(partial(stands_by, run, other(first)))
+            await asyncio.sleep(0.11 * (number % 7))  # not always at the same moment of a batch
+            run.children[first].kept = why == "stopped"
+            run.send(first, ends[why])
+            seconds[why].append(await until_commands(run, other(first)))
+            run.children[first].kept = True
+            if why == "stopped":
+                run.send(first, signal.SIGCONT)
+            await until_true(partial(stands_by, run, first))
+        assert await violations_of(run) == []
+    for why, each in seconds.items():
+        log.info("takeovers", why=why, median=median(each), longest=max(each))
+    assert max(map(max, seconds.values())) <= 5

@@ -283,7 +283,11 @@ class Rounds:
         return {**metrics, "step_seconds": seconds}
 
     def _compare(self, step: Stepped) -> None:
-        """Compare with a step, if it is the committer's."""
+        """Compare with a step, if it is the committer's. Not with one of an attempt that was given
+        up: who has stepped in a later attempt is not compared with an earlier one."""
+        made = self._versions.made
+        if made is not None and step.batch == made.batch and step.attempt < self._attempt:
+            return
         if step.worker in self._committers.get((step.batch, step.attempt, step.update), ()):
             update = 0 if step.policy.version > step.batch else step.update + 1
             self._versions.compare(Reference(step.policy, step.checksum, step.worker, update))

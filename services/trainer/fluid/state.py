@@ -162,6 +162,15 @@ class MemberState:
         self.worker.holds = None
         self.worker.report_now()
 
+    def trust(self) -> None:
+        """Note that what the device holds is right after all."""
+        assert self.newest_checksum is not None
+        update = 0 if self.updates is None else self.updates.number
+        self.worker.holds = Holds(
+            version=self.version, checksum=self.newest_checksum, update=update, host=self.host
+        )
+        self.worker.report_now()
+
     def holds_total_of(self, batch: int) -> bool:
         return self.held is not None and self.held.message.batch == batch
 

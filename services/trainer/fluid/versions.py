@@ -85,8 +85,11 @@ class MemberVersions:
     def compare(self, reference: Reference) -> None:
         """Note what a version has to be; if this member's is something else, say so."""
         self._state.refer(reference)
-        found = self._state.differs
+        found, here = self._state.differs, self._state.newest_checksum
         if found is None:
+            if self._said is not None and (self._said, reference.checksum) == (here, here):
+                self._said = None  # the step that it differed from was not committed: this one was
+                self._state.trust()
             return
         self._news.set()
         if self._said == self._state.newest_checksum:
