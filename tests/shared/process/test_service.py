@@ -19,6 +19,7 @@ import pytest
 from shared.bus.bus import Bus
 from shared.errors import UserError
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
+from shared.process.service import listen
 from shared.process.worker_process import until_finished
 from shared.recipe.recipe import load_recipe, override
 from shared.run.run_recipe import store_recipe
@@ -220,3 +221,11 @@ async def test_a_wrong_password_is_named_with_its_setting_and_without_itself(
     with pytest.raises(UserError, match=r"DIGENRL_REDIS_URL: Redis at redis://127\.0\.0\.1:"):
         async with VersionIndex.connect(redis_url.replace(PASSWORD, "mistaken"), run="digits"):
             raise AssertionError("it was let in")
+
+
+def test_the_second_part_of_an_answer_does_not_wait_until_the_first_is_acknowledged() -> None:
+    listener = listen("127.0.0.1", 0)
+    with listener.socket, socket.create_connection(listener.socket.getsockname()):
+        accepted, _ = listener.socket.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
