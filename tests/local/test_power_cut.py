@@ -38,14 +38,19 @@ def mounted(image: Path, folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
+def empty(image: Path) -> None:
+    """Put an empty file system on an image."""
+    with image.open("wb") as file:
+        file.truncate(DISK_BYTES)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
     """An image with an empty file system on it."""
     image = tmp_path / "disk"
-    with image.open("wb") as file:
-        file.truncate(DISK_BYTES)
     try:
-        subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+        empty(image)
         with mounted(image, tmp_path / "tried"):
             pass
     except (OSError, subprocess.CalledProcessError) as error:
@@ -127,6 +132,7 @@ def test_a_power_cut_loses_nothing_that_the_object_store_has_acknowledged(
     lost: list[int] = []
     for number in range(times):
         (folder := tmp_path / str(number)).mkdir()
+        empty(disk)
         if loses_something(disk, folder, start):
             lost.append(number)
         (folder / "copy").unlink()
