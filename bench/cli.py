@@ -32,6 +32,9 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="write figures her
 Plot = Annotated[Path | None, typer.Option(help="draw bars and timelines here")]
 ClusterFolder = Annotated[Path, typer.Option(help="for the brokers' data and logs")]
 CLUSTER_FOLDER = Path("runs/bench-cluster")
+Pairs = Annotated[int, typer.Option(min=1, help="pairs of runs, by turns")]
+PairBatches = Annotated[int, typer.Option(min=1, help="of each run that are measured")]
+PairDevices = Annotated[int, typer.Option(min=2, help="emulated H100s")]
 DayFolder = Annotated[Path, typer.Option(help="for models, logs and what is found")]
 DAY_FOLDER = Path("runs/gpu-day")
 
@@ -41,6 +44,9 @@ class Workload(StrEnum):
     flux = "flux"
     wan = "wan"
     hunyuan = "hunyuan"
+
+
+PairWorkload = Annotated[Workload, typer.Option(help="whose costs")]
 
 
 class PartName(StrEnum):
@@ -115,10 +121,10 @@ def cluster(
 
 @bench.command("protection")
 def protection(
-    rounds: Annotated[int, typer.Option(min=1, help="pairs of runs, by turns")] = 5,
-    batches: Annotated[int, typer.Option(min=1, help="of each run that are measured")] = 4,
-    devices: Annotated[int, typer.Option(min=2, help="emulated H100s")] = 32,
-    workload: Annotated[Workload, typer.Option(help="whose costs")] = Workload.qwen,
+    rounds: Pairs = 5,
+    batches: PairBatches = 4,
+    devices: PairDevices = 32,
+    workload: PairWorkload = Workload.qwen,
     folder: ClusterFolder = CLUSTER_FOLDER,
 ) -> None:
     """Measure what a user for each role and fsync cost: the same cluster with both and without."""
@@ -130,10 +136,10 @@ def protection(
 
 @bench.command("reads")
 def reads(
-    rounds: Annotated[int, typer.Option(min=1, help="pairs of runs, by turns")] = 5,
-    batches: Annotated[int, typer.Option(min=1, help="of each run that are measured")] = 4,
-    devices: Annotated[int, typer.Option(min=2, help="emulated H100s")] = 32,
-    workload: Annotated[Workload, typer.Option(help="whose costs")] = Workload.qwen,
+    rounds: Pairs = 5,
+    batches: PairBatches = 4,
+    devices: PairDevices = 32,
+    workload: PairWorkload = Workload.qwen,
     folder: ClusterFolder = CLUSTER_FOLDER,
 ) -> None:
     """Measure what 50 reads of the API a second cost a run, and how long they take."""
