@@ -1,8 +1,9 @@
 """`python -m bench shared-noise`: what shared noise saves, beside what the planner forecasts of it.
 
-The costs of a call and of a row are measured on groups whose samples have noise of their own: whole
-groups, and pairs of samples. The planner's formulas then say what a group of shared noise takes to
-generate and to train, and the same rollout and trainer are timed at it, by turns with the others.
+The costs of a call and of a row, in generation and in training, are measured on groups whose
+samples have noise of their own: whole groups, and pairs of samples. The planner's formulas then say
+what a group of shared noise takes to generate and to train, and the same rollout and trainer are
+timed at it, by turns with the others.
 """
 
 import time
@@ -77,8 +78,7 @@ def compare(recipe: Recipe, rounds: int, groups: int) -> dict[str, Part]:
                 found.setdefault((part, name), []).append(_seconds(work, groups))
     seconds = {key: median(each) for key, each in found.items()}
     size = recipe.batch.group_size
-    profile = _calibrated(apart, seconds["rollout", "apart"], seconds["rollout", "pair"],
-                          seconds["trainer", "apart"])  # fmt: skip
+    profile = _calibrated(apart, seconds)
     of_shared = profile.model_copy(update={"shape": shape_of(shared)})
     forecast = {
         "rollout": fragment_seconds(of_shared, DEVICE, size),
@@ -101,15 +101,19 @@ def _seconds(work: Callable[[int], object], groups: int) -> float:
     return (time.perf_counter() - began) / groups
 
 
-def _calibrated(recipe: Recipe, group: float, pair: float, training: float) -> Profile:
-    """Return costs with which the planner's formulas give the seconds measured of a whole group
-    and of a pair of samples, and of a whole group's training."""
+def _calibrated(recipe: Recipe, seconds: dict[tuple[str, str], float]) -> Profile:
+    """Return costs with which the planner's formulas give the seconds measured of a whole group and
+    of a pair of samples, generated and trained."""
     shape, size = shape_of(recipe), recipe.batch.group_size
+    group, pair = seconds["rollout", "apart"], seconds["rollout", "pair"]
     row = (group - pair) / (size - 2) / shape.steps
     call = max(0.0, pair / shape.steps - 2 * row)
     profile = counted_profile(shape, beside=0.0, sharded=False)
     costs = {"call_seconds": call, "sample_seconds": row}
     rollout = profile.rollout.model_copy(update=costs)
     profile = profile.model_copy(update={"rollout": rollout})
-    rho = training / (size * shape.trained_steps * profile.forward_seconds)
-    return profile.model_copy(update={"variant": profile.variant.model_copy(update={"rho": rho})})
+    group, pair = (seconds["trainer", name] / shape.trained_steps for name in ("apart", "pair"))
+    rho = group / (size * profile.forward_seconds)
+    of_pass = max(0.0, pair - 2 * (group - pair) / (size - 2))
+    trained = {"rho": rho, "call_factor": of_pass / (rho * call) if call else 1.0}
+    return profile.model_copy(update={"variant": profile.variant.model_copy(update=trained)})

@@ -150,7 +150,19 @@ def _training(base: ProfileFile, measured: DeviceMeasurement, device: Device) ->
     if row is not None and forward is not None:
         rho = row * device.training_speed / (forward * device.generation_speed)
         changes["variants.lora.rho"] = rho
+        factor = _call_factor(measured, row / forward)
+        changes |= {} if factor is None else {"variants.lora.call_factor": factor}
     return changes
+
+
+def _call_factor(measured: DeviceMeasurement, rho: float) -> float | None:
+    """Returns the seconds of a training pass that its rows do not add to, over rho times those of a
+    denoising step; None if either is not known, or if the step has none."""
+    if len(measured.training.rungs) < 2:
+        return None
+    of_step, _ = call_and_row_seconds(measured.generation.rungs)
+    of_pass, _ = call_and_row_seconds(measured.training.rungs)
+    return of_pass / (rho * of_step) if of_step else None
 
 
 def _handover(measured: DeviceMeasurement) -> dict[str, float]:
@@ -179,6 +191,8 @@ def _details(measured: DeviceMeasurement) -> dict[str, str]:
         "fast as any, optimizer included.",
         "variants.lora.rho": f" Over a step in whole groups; passes over n rows: "
         f"{_listed(measured.training)}.",
+        "variants.lora.call_factor": " What passes of n rows take whatever n is, over rho times "
+        "what steps of n samples do.",
         "variants.lora.published_gb": " The adapter in float32.",
         "variants.lora.publish_seconds": f" By way of a folder on the same host: pack "
         f"{way.pack_seconds:.3g}, store {way.store_seconds:.3g}, fetch {way.fetch_seconds:.3g}, "

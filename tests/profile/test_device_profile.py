@@ -17,7 +17,12 @@ from digenrl.profile.profile import (
     profile_of,
     write_profile,
 )
-from services.scheduler.costs.profile import PROFILES, load_profile, train_group_seconds
+from services.scheduler.costs.profile import (
+    PROFILES,
+    load_profile,
+    pass_seconds,
+    train_group_seconds,
+)
 
 SIZES = (1, 2, 4, 8, 16)
 GIB = 2**30
@@ -97,6 +102,18 @@ def test_memory_is_that_of_the_smallest_call_that_is_about_as_fast() -> None:
     assert calls(0.001, 0.5).frugal.rows == 1
 
 
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA H20", "Some New Card"])
+def test_a_training_pass_of_few_rows_takes_what_was_measured(name: str) -> None:
+    found = measured_profile(
+        base_profile(ModelName.flux1_dev), measured(calls(0.02, 0.1), calls(0.15, 0.3)), on(name)
+    )
+    profile = profile_of(found)
+    rate = found.devices[device_kind(name, list(found.devices))].training_speed
+    for rows in (1, 4, 16):
+        seconds = pass_seconds(profile, rows=rows) / rate
+        assert seconds == pytest.approx(0.15 + 0.3 * rows, rel=2e-3)
+
+
 def test_an_h100_s_seconds_are_the_profiles(tmp_path: Path) -> None:
     base = base_profile(ModelName.flux1_dev)
     found = measured_profile(
@@ -113,12 +130,13 @@ def test_an_h100_s_seconds_are_the_profiles(tmp_path: Path) -> None:
     # What the profile says of training is what was measured: 16 samples of 9 rows.
     seconds = train_group_seconds(profile, {"H100": 1})
     assert seconds == pytest.approx(16 * 9 * 0.27, rel=1e-3)
+    assert pass_seconds(profile, rows=1) == pytest.approx(0.27, rel=1e-3)
     assert profile.variant.published_gb == pytest.approx(0.418)
     assert profile.variant.publish_seconds == pytest.approx(0.7)
     assert profile.variant.adopt_seconds == pytest.approx(0.002)
     assert profile.variant.switch_seconds == pytest.approx(0.02)
     assert profile.devices == base.devices
-    assert set(found.sources) == set(base.sources)
+    assert set(found.sources) == {*base.sources, "variants.lora.call_factor"}
     assert "16: 1.62 s" in found.sources["rollout.sample_seconds"].note
     unchanged = profile_of(found, "full")
     assert unchanged.variant == base.variants["full"]

@@ -6,7 +6,7 @@ bytes that it moves and the speeds below.
 
 import math
 
-from services.scheduler.costs.profile import Profile, device, speed
+from services.scheduler.costs.profile import Profile, device, pass_seconds, speed
 
 HOST_DEVICES = 8
 """Devices of a host, unless said."""
@@ -64,10 +64,8 @@ def piece_seconds(profile: Profile, kind: str, samples: int, steps: int) -> floa
 
     Infinite if the device cannot hold the model.
     """
-    rate, shape, rollout = speed(profile, kind, "trainer"), profile.shape, profile.rollout
+    rate = speed(profile, kind, "trainer")
     if not rate:
         return math.inf
     rows = samples * steps
-    calls = math.ceil(rows / shape.group_size)
-    each = calls * rollout.call_seconds + rows * rollout.sample_seconds
-    return profile.variant.forwards_per_step * profile.variant.rho * each / rate
+    return pass_seconds(profile, rows=rows, calls=math.ceil(rows / profile.shape.group_size)) / rate

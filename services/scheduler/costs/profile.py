@@ -4,12 +4,14 @@ One file per model in the folder profiles calibrates planner, simulator and emul
 its README.md says what each field means. Seconds are those of an H100, GB are 1e9 bytes.
 
     generating n samples:   forwards x (s (o + c) + (T - s) (o + c n)) + n (decode + reward)
-    training n samples:     forwards x rho x (m (o + c) + n (K - m) (o / G + c))
+    a training pass of r rows:  forwards x rho x (f o + r ((1 - f) o / G + c))
 
 with o the seconds of a call however many samples it has, c those of each sample in it, G the group
-size, T and K the denoising steps that are taken and trained, forwards 2 with classifier-free
-guidance, and rho the forward and backward pass of a trained step over a step of a rollout that
-generates whole groups. Samples of one group may share s of their steps, which a fragment then
+size, T the denoising steps that are taken, forwards 2 with classifier-free guidance, rho the
+forward and backward pass of a trained step over a step of a rollout that generates whole groups,
+and f the part of it that does not grow with its rows, over the same part of that step. Passes have
+as many rows as a group has samples; rows that a group computes once go along, or have a pass each
+if there is no other. Samples of one group may share s of their steps, which a fragment then
 computes once, and m of their trained steps, which a group computes once; as a rule both are 0.
 """
 
@@ -61,6 +63,9 @@ class Variant(Record):
     """Forward passes per step: 2 with classifier-free guidance, in rollout and training."""
     rho: Factor
     """Ratio of a trained step's forward and backward pass to a step of a rollout."""
+    call_factor: Annotated[float, Field(ge=0)] = 1.0
+    """The seconds that a training pass takes whatever its rows, over rho times those of a rollout's
+    call. A trainer also reads, and goes back through, what no row adds to."""
     memory_gib: Factor
     """Memory that each training device needs."""
     optimizer_gib: Annotated[float, Field(ge=0)] = 0.0
@@ -330,13 +335,24 @@ def row_seconds(profile: Profile) -> float:
 def merged_row_seconds(profile: Profile) -> float:
     """Return the same of a row that is all of its pass, as that of a step is which a group computes
     once."""
-    return profile.variant.rho * profile.step_seconds(1)
+    return pass_seconds(profile, rows=1)
+
+
+def pass_seconds(profile: Profile, *, rows: int, calls: int = 1) -> float:
+    """Return the seconds of so many trained rows in so many passes, guidance included, on an H100:
+    a pass of a whole group's rows takes `row_seconds` for each."""
+    variant, rollout = profile.variant, profile.rollout
+    call = variant.call_factor * rollout.call_seconds
+    row = profile.forward_seconds / variant.forwards_per_step - call / profile.shape.group_size
+    return variant.forwards_per_step * variant.rho * (calls * call + rows * max(0.0, row))
 
 
 def merged_part(profile: Profile) -> float:
-    """Return the share of a whole group's training that is in the steps which it computes once."""
+    """Return the share of a whole group's training that is in the steps which it computes once, if
+    these are a piece of their own."""
     merged = profile.shape.merged_steps * merged_row_seconds(profile)
-    return merged / _training_seconds(profile, profile.shape.group_size) if merged else 0.0
+    apart = _apart_seconds(profile, profile.shape.group_size)
+    return merged / (merged + apart) if merged else 0.0
 
 
 def whole_shares(
@@ -388,8 +404,14 @@ def _transfer_seconds(profile: Profile, kind: str) -> float:
 
 
 def _training_seconds(profile: Profile, samples: int) -> float:
-    """Return the training seconds of so many samples of one group on an H100."""
+    """Return the training seconds of so many samples of one group on an H100. What they compute
+    once goes along with a pass of other rows, if there is one."""
+    apart, merged = _apart_seconds(profile, samples), profile.shape.merged_steps
+    return apart + pass_seconds(profile, rows=merged, calls=0 if apart else merged)
+
+
+def _apart_seconds(profile: Profile, samples: int) -> float:
+    """Return the same of the steps that each sample computes for itself."""
     shape = profile.shape
     apart = (shape.trained_steps - shape.merged_steps) * shape.trained_share
-    seconds = samples * (apart * profile.variant.rho * profile.forward_seconds)
-    return seconds + shape.merged_steps * merged_row_seconds(profile)
+    return samples * apart * row_seconds(profile)

@@ -112,13 +112,16 @@ def _equivalents(shape: Shape) -> tuple[float, float]:
 
 
 @given(shapes(), st.integers(1, 24))
-def test_a_row_for_all_samples_pays_for_its_call_alone(shape: Shape, samples: int) -> None:
-    """What a call takes whatever its rows is spread over a group's samples, unless it has one."""
+def test_rows_for_all_samples_pay_for_calls_where_they_are_alone(
+    shape: Shape, samples: int
+) -> None:
+    """What a call takes whatever its rows is spread over a group's samples: rows for all samples go
+    along, or pay for calls of their own where there are no others."""
     profile = counting(shape, 1)
     called = {"call_seconds": 5.0}
     profile = profile.model_copy(update={"rollout": profile.rollout.model_copy(update=called)})
     apart = samples * (shape.trained_steps - shape.merged_steps)
-    wanted = shape.merged_steps * 6 + apart * (5 / shape.group_size + 1)
+    wanted = shape.merged_steps * (1 if apart else 6) + apart * (5 / shape.group_size + 1)
     assert gradient_seconds(profile, "H100", samples) == pytest.approx(wanted)
     generated = shape.shared_steps * 6 + (shape.steps - shape.shared_steps) * (5 + samples)
     assert fragment_seconds(profile, "H100", samples) == pytest.approx(generated)
