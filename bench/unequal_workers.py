@@ -60,9 +60,10 @@ class Run:
             sys.executable, "-m", "bench.slowed", str(slowdown), "--run", "unequal",
             "--worker", name, "--port", str(free_ports(1)[0]),
         ]  # fmt: skip
-        return subprocess.Popen(
-            command, env={**os.environ, **first.environ(), **FROM_CLONE}, stderr=subprocess.DEVNULL
-        )
+        # A service that was forked shows the environment of the process that it is a copy of.
+        role = {"DIGENRL_SECRETS_DIR": str(self.keys / "rollout")}
+        environment = {**os.environ, **first.environ(), **FROM_CLONE, **role}
+        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
 
 
 def watch(run: Run) -> tuple[float | None, list[float], dict[str, float]]:

@@ -8,7 +8,7 @@ from bench.cluster.generation import EmulatedDevice, EmulatedRollout
 from bench.cluster.hold import Held, QueuedHeld
 from bench.cluster.ledger import Ledger
 from bench.cluster.members import EmulatedMember, first_weights
-from bench.cluster.payloads import Scaled, scaled
+from bench.cluster.payloads import Scaled, scaled, whole
 from bench.cluster.setting import DEVICES_PER_NODE, Setting
 from bench.cluster.shipped import checkpoint_seconds
 from bench.cluster.training import EmulatedTraining, lanes
@@ -33,6 +33,8 @@ class Emulation:
     def of(cls, setting: Setting) -> "Emulation":
         profile = setting.load_profile()
         members = max(1, setting.num_member_hosts)
+        if setting.all_bytes:
+            return cls(setting, profile, whole(profile))
         sizes = scaled(profile, setting.scale, setting.num_nodes + members, members)
         return cls(setting, profile, sizes)
 

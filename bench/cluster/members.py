@@ -23,7 +23,6 @@ from bench.cluster.blobs import (
 from bench.cluster.generation import EmulatedDevice, check_group
 from bench.cluster.hold import QueuedHeld
 from bench.cluster.ledger import entries_of
-from bench.cluster.training import CHECKPOINT_BYTES
 from bench.runner.figures import Use
 from services.scheduler.costs import fluid
 from services.trainer.fluid.exchange import ALL, Sum
@@ -140,7 +139,7 @@ class EmulatedMember:
 
     def _packed(self, digest: str) -> Snapshot:
         adapter = adapter_blob(digest, self.generating.sizes.adapter)
-        states = filled(f"{digest}{digest}".encode(), CHECKPOINT_BYTES)
+        states = filled(f"{digest}{digest}".encode(), self.generating.sizes.checkpoint)
         return Snapshot(digest, parts_of(adapter, 1), parts_of(states, 1))
 
 

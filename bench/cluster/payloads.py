@@ -20,12 +20,13 @@ are with guidance.
 import math
 from dataclasses import dataclass
 
-from bench.cluster.shipped import FLOAT32_OVER_PUBLISHED
+from bench.cluster.shipped import CHECKPOINT_PARTS, FLOAT32_OVER_PUBLISHED
 from digenrl.profile.models import ARCHITECTURES, ModelName
 from services.scheduler.costs.profile import Profile
 from shared.errors import UserError
 
 BF16 = 2
+FLOAT32 = 4
 GUIDANCE = 2.0
 """Any that is more than none."""
 MEMORY_SHARE = 2
@@ -83,6 +84,25 @@ class Scaled:
     conditions: int
     adapter: int
     gradient: int
+    checkpoint: int = 1024
+    """The optimizer's state: it goes to the store beside the next batch, and nothing waits for it,
+    so that only its seconds count where bytes are scaled."""
+
+
+def whole(profile: Profile) -> Scaled:
+    """Returns every byte that a run moves: states in float32 as well, as recipes store them that do
+    not say otherwise, and an optimizer's state of two moments and an average."""
+    payload = payload_of(profile)
+    adapter = round(FLOAT32_OVER_PUBLISHED * profile.variant.published_gb * 1e9)
+    return Scaled(
+        window=FLOAT32 // BF16 * payload.window,
+        start=FLOAT32 // BF16 * payload.start,
+        media=payload.media,
+        conditions=payload.conditions,
+        adapter=adapter,
+        gradient=adapter,
+        checkpoint=CHECKPOINT_PARTS * adapter,
+    )
 
 
 def scaled(profile: Profile, scale: float, hosts: int, member_hosts: int = 1) -> Scaled:
@@ -96,14 +116,14 @@ def scaled(profile: Profile, scale: float, hosts: int, member_hosts: int = 1) ->
     adapter = FLOAT32_OVER_PUBLISHED * profile.variant.published_gb * 1e9
     adapter /= scale * MEMORY_SHARE * hosts
 
-    def whole(number: float) -> int:
+    def at_least(number: float) -> int:
         return max(MIN_BYTES, round(number))
 
     return Scaled(
-        window=whole(payload.window / samples),
-        start=whole(payload.start / samples) if payload.start else 0,
-        media=whole(payload.media / samples),
-        conditions=whole(payload.conditions / samples),
-        adapter=whole(adapter),
-        gradient=whole(adapter),
+        window=at_least(payload.window / samples),
+        start=at_least(payload.start / samples) if payload.start else 0,
+        media=at_least(payload.media / samples),
+        conditions=at_least(payload.conditions / samples),
+        adapter=at_least(adapter),
+        gradient=at_least(adapter),
     )

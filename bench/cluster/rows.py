@@ -31,6 +31,7 @@ POOLS = {
     "16-a100-16": "h100x8*2+a100x8*2",
     "16-h20-16": "h100x8*2+h20x8*2",
     "16-l40s-16": "h100x8*2+l40sx8*2",
+    "8": "h100x8",
 }
 """What rows are called by -> their hosts."""
 BATCH_SECONDS: dict[Way, float] = {"on-policy": 7.0, "one-step": 6.0}
@@ -117,7 +118,7 @@ class Row:
         number = sum(self.devices.values())
         found: Keys = {
             "run": {"name": self.name},
-            "sampling": {"state_dtype": "bfloat16"},
+            "sampling": {} if self == UNSCALED else {"state_dtype": "bfloat16"},
             "trainer": {"devices": number},
             "rollout": {"workers": 0},
             "schedule": {"mode": "fluid"},
@@ -192,12 +193,20 @@ class Row:
 
 
 WAYS: tuple[Way, ...] = ("on-policy", "one-step")
-ROWS = [Row(workload, pool, way) for pool in POOLS for way in WAYS for workload in WORKLOADS]
+ROWS = [
+    Row(workload, pool, way)
+    for pool in POOLS
+    if pool != "8"
+    for way in WAYS
+    for workload in WORKLOADS
+]
+UNSCALED = Row("qwen-image", "8", "on-policy")
+"""What `python -m bench unscaled` runs, in no table: a host, in real time, with all bytes."""
 
 
 def row_of(name: str) -> Row:
     """Return the row of this name."""
-    return next(row for row in ROWS if row.name == name)
+    return next(row for row in (*ROWS, UNSCALED) if row.name == name)
 
 
 def toml_of(row: Row) -> str:
@@ -210,7 +219,7 @@ def toml_of(row: Row) -> str:
         "",
         f'base = "../../recipes/{base}.toml"',
     ]
-    for table, keys in sorted(row.keys.items()):
+    for table, keys in sorted((table, keys) for table, keys in row.keys.items() if keys):
         lines += ["", f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
     return "\n".join(lines) + "\n"
 

@@ -22,6 +22,7 @@ from digenrl.local.brokers import Program
 from digenrl.local.ports import free_ports
 from digenrl.local.supervisor import STOP_S
 from digenrl.local.tokens import Tokens
+from services.scheduler.costs.floor import floor_seconds
 from shared.messages import subjects
 
 MEMORY = Path("/dev/shm")
@@ -34,6 +35,8 @@ MALLOC = {
 """Makes the emulated hosts, all on this machine, use memory again: a new page costs as much time as
 filling it does."""
 SILENCE_S = 60.0
+TIMES = 3.0
+"""A batch takes at most so many times as long as it does at its best."""
 Beside = Callable[[str, int], AbstractAsyncContextManager[None]]
 
 
@@ -93,8 +96,9 @@ async def started(
     port = port or free_ports(1)[0]
     announcements = [subjects.event_subject(setting.run, "policy_published")]
     async with watching(
-        session, setting.run, folder / "logs", announcements, patience_s=SILENCE_S, stop_s=STOP_S
-    ) as watch:
+        session, setting.run, folder / "logs", announcements, patience_s=_patience(setting),
+        stop_s=STOP_S,
+    ) as watch:  # fmt: skip
         for program in _programs(session, folder, services_of(setting), port):
             await watch.services.start(program, wait=False)
         await watch.or_failed(_all_joined(session.tokens, port, setting))
@@ -102,10 +106,24 @@ async def started(
         yield watch
 
 
+def _patience(setting: Setting) -> float:
+    """Returns the seconds without a commit after which a run has failed."""
+    profile = setting.load_profile()
+    devices = {kind: 0 for kind in (*setting.rollout, *setting.trainer)}
+    for pool in (setting.rollout, setting.trainer):
+        devices |= {kind: devices[kind] + count for kind, count in pool.items()}
+    return SILENCE_S + TIMES * floor_seconds(profile, devices) / setting.scale
+
+
 @contextlib.asynccontextmanager
-async def opened(parent: Path) -> AsyncIterator[Session]:
-    """Opens a session with brokers of its own; nothing of it is left but logs if it fails."""
+async def opened(parent: Path, *, on_disk: bool = False) -> AsyncIterator[Session]:
+    """Opens a session with brokers of its own; nothing of it is left but logs if it fails.
+
+    ``on_disk``: objects lie there, and not in memory.
+    """
     folder, memory = _folders(parent)
+    if on_disk:
+        memory = folder
     with tempfile.TemporaryDirectory(
         prefix="digenrl-bench-", dir=memory, ignore_cleanup_errors=True
     ) as objects:

@@ -61,6 +61,8 @@ class Setting(Record):
     """The row's recipe, of which everything is run but model, prompts and rewards."""
     streamed: tuple[str, ...] = ()
     """Kinds of device whose workers stream the network."""
+    all_bytes: bool = False
+    """Whether every byte is moved that a run moves, whatever the scale."""
     shard_bytes: int = Field(default=1 << 30, gt=0)
     """Most bytes of a stored object of weights; a checkpoint is in as many."""
 

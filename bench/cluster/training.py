@@ -31,7 +31,6 @@ from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
 from shared.run.manifest import StoredTensors
 
-CHECKPOINT_BYTES = 1024
 """The optimizer's state is not moved: a trainer that only restarts never reads it."""
 
 
@@ -152,7 +151,7 @@ class EmulatedTraining:
     def _snapshot(self, digest: str, sampling: str, *, states: bool) -> Snapshot:
         adapter = adapter_blob(digest, self.sizes.adapter)
         number = math.ceil(len(adapter) / self.shard_bytes)
-        checkpoint = filled(f"{digest}{sampling}".encode(), CHECKPOINT_BYTES)
+        checkpoint = filled(f"{digest}{sampling}".encode(), self.sizes.checkpoint)
         other = None
         if sampling != digest:
             other = SamplingWeights(

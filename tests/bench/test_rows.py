@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.cluster.rows import RECIPES, ROWS, Row, row_of, toml_of
+from bench.cluster.rows import RECIPES, ROWS, UNSCALED, Row, row_of, toml_of
 from bench.cluster.setting import recipe_of
 from bench.cluster.suite import FULL_LENGTH, QUICK_LENGTH, suite
 from bench.stored import RESULTS
@@ -21,8 +21,8 @@ CHECKED = "qwen-image-16-a100-16-on-policy"
 
 
 def test_every_recipe_is_made_from_its_row_and_every_row_has_one() -> None:
-    assert sorted(RECIPES.glob("*.toml")) == sorted(row.path for row in ROWS)
-    for row in ROWS:
+    assert sorted(RECIPES.glob("*.toml")) == sorted(row.path for row in (*ROWS, UNSCALED))
+    for row in (*ROWS, UNSCALED):
         assert row.path.read_text() == toml_of(row), "python -m bench recipes"
 
 
@@ -40,7 +40,7 @@ def test_a_row_on_unlike_hosts_passes_the_check_on_them() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [*ROWS, UNSCALED], ids=lambda row: row.name)
 def test_each_row_passes_the_check_on_its_hosts(row: Row) -> None:
     checked(row)
 

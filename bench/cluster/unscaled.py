@@ -1,0 +1,90 @@
+"""What a commit costs a run of full size: Qwen-Image on one host of 8 emulated H100s, in real time.
+
+    python -m bench unscaled
+
+Devices are held for the profile's seconds and nothing is scaled: adapter and optimizer's state have
+all their bytes, in float32, and so have the states of trajectories; the store is a folder on disk
+with fsync. What a commit takes of each device, and how long the next version takes to be published,
+is set beside what the cost profile says of both.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from bench.cluster.payloads import whole
+from bench.cluster.rows import UNSCALED
+from bench.cluster.session import EmulatedRun, opened, run
+from bench.runner.figures import Interval
+from services.scheduler.costs import fluid
+
+Figures = dict[str, float | list[float]]
+NEARLY = 0.001
+"""Seconds by which two clocks of one machine may differ."""
+
+
+async def measure(folder: Path, batches: int, say: Callable[[str], object]) -> Figures:
+    """Runs one batch more than are measured, and says when each is committed."""
+    case = UNSCALED.case(rounds=1, batches=batches, one_step_batches=2)
+    setting = case.setting(case.modes[0], 0).model_copy(update={"scale": 1.0, "all_bytes": True})
+
+    def committed(version: int) -> None:
+        say(f"version {version}")
+
+    async with opened(folder, on_disk=True) as session:
+        found = await run(session, setting, 1, 1 + batches, committed)
+    return figures_of(found)
+
+
+def figures_of(found: EmulatedRun) -> Figures:
+    """Returns seconds, each beside what the cost profile says; those of a commit are medians."""
+    profile = found.setting.load_profile()
+    kind = next(iter(found.setting.trainer))
+    sizes, copied = whole(profile), fluid.snapshot_seconds(profile, kind)
+    stepped = fluid.step_seconds(profile)
+    exchange = fluid.exchange_seconds(profile, found.setting.num_trainer)
+    commits = [commit_of(found.intervals, at) for at in found.commits[2:]]
+    others = [gap for commit in commits for gap in commit.others]
+    own = [each.committer for each in commits if each.committer is not None]
+    return {
+        "adapter_gb": sizes.adapter / 1e9,
+        "checkpoint_gb": sizes.checkpoint / 1e9,
+        "batch_s": _rounded(after - before for before, after in pairwise(found.commits[1:])),
+        "stands_still_s": round(median(others), 3),
+        "of_profile_s": round(exchange + stepped, 3),
+        "committer_stands_still_s": round(median(own), 3),
+        "committer_of_profile_s": round(exchange + stepped + copied, 3),
+        "published_after_s": _rounded(each.published for each in commits),
+        "publish_of_profile_s": round(profile.variant.publish_seconds / 2, 3),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    others: list[float]
+    """Seconds of each device but the committing one from the last piece's gradient, on whichever
+    device, to its next fragment; none of a run's last commit."""
+    committer: float | None
+    published: float
+    """Seconds from the copy on the host to the version's announcement."""
+
+
+def commit_of(intervals: Sequence[Interval], announced: float) -> Commit:
+    """Returns what the commit took whose version was announced at this time."""
+    copies = [each for each in intervals if each.use == "snapshot" and each.end <= announced]
+    copy = max(copies, key=lambda each: each.end)
+    trained = max(
+        each.end for each in intervals if each.use == "train" and each.end <= copy.begin + NEARLY
+    )
+    waited: dict[str, float] = {}
+    for each in sorted(intervals, key=lambda each: each.begin):
+        if each.use == "generate" and each.begin >= trained:
+            waited.setdefault(each.device, each.begin - trained)
+    committer = waited.pop(copy.device, None)
+    return Commit(list(waited.values()), committer, announced - copy.end)
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [round(each, 3) for each in values]

@@ -1,0 +1,42 @@
+"""What a commit takes, as it is read off what the devices did."""
+
+from bench.cluster.payloads import payload_of, whole
+from bench.cluster.rows import UNSCALED
+from bench.cluster.unscaled import commit_of
+from bench.runner.figures import Interval
+
+BEFORE = [
+    Interval("a", "train", 0.0, 9.0),
+    Interval("b", "train", 0.0, 10.0),
+    Interval("b", "commit", 10.1, 10.2),
+    Interval("a", "commit", 10.1, 10.2),
+    Interval("a", "snapshot", 10.2, 10.5),
+]
+
+
+def test_a_commit_is_from_the_last_piece_to_each_device_s_next_fragment() -> None:
+    following = [
+        Interval("b", "generate", 10.25, 12.0),
+        Interval("a", "generate", 10.55, 12.0),
+        Interval("b", "generate", 12.0, 13.0),
+    ]
+    found = commit_of([*following, *BEFORE], 11.4)
+    assert [round(each, 3) for each in found.others] == [0.25]
+    assert found.committer is not None and round(found.committer, 3) == 0.55
+    assert round(found.published, 3) == 0.9
+
+
+def test_the_last_commit_of_a_run_has_no_next_fragment() -> None:
+    later = Interval("a", "snapshot", 20.0, 20.3)
+    found = commit_of([*BEFORE, later], 11.4)
+    assert found.others == [] and found.committer is None
+    assert round(found.published, 3) == 0.9
+
+
+def test_nothing_of_an_unscaled_run_is_left_out() -> None:
+    sizes, payload = whole(UNSCALED.profile), payload_of(UNSCALED.profile)
+    assert sizes.adapter == 1_700_000_000 == sizes.gradient
+    assert sizes.checkpoint == 3 * sizes.adapter
+    assert sizes.window == 2 * payload.window  # float32
+    assert (sizes.media, sizes.conditions) == (payload.media, payload.conditions)
+    assert UNSCALED.devices == {"H100": 8} and sum(UNSCALED.split.trainer.values()) == 8
