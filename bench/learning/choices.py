@@ -4,7 +4,7 @@ A choice is a set of recipe keys and nothing else, so that whoever likes one can
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 KEPT = ("reward_mean", "kl", "grad_norm", "clip_fraction_low", "clip_fraction_high")
@@ -63,9 +63,9 @@ WINDOW_1_STEPS = 20
 """After ten of them single digits begin to drift, which their mean does not show."""
 WINDOW_2 = window(2) | grid(1, 0.9, 0.8, 0.7, 0.6, 0.3, 0)
 SHORT = window(1, 1, 2) | grid(1, 0.9, 0.8, 0.7, 0.35, 0) | {KL: 3.0}
-BEST = WINDOW_1 | SHORT
+BEST = WINDOW_1 | SHORT | groups(20, 14)
 """What the demo does, seed for seed."""
-BEST_STEPS = 14
+BEST_STEPS = 12
 
 SINGLE = tuple(
     Choice(name=name, title=title, changes=changes, stops=True)
@@ -183,6 +183,33 @@ MATCHING = (
     ),
 )  # fmt: skip
 
+SWEPT = (0, 1, 2)
+"""Seeds of the sweeps."""
+
+
+def _swept(choice: Choice, name: str, title: str, changes: dict[str, Any]) -> Choice:
+    """Returns a choice with another learning rate or weight of the KL."""
+    return replace(
+        choice, name=f"{choice.name}-{name}", title=f"{choice.title}, {title}",
+        changes={**choice.changes, **changes}, seeds=SWEPT,
+    )  # fmt: skip
+
+
+SWEEPS = tuple(
+    _swept(choice, name, title, changes)
+    for choice, weights in (
+        (next(each for each in ALGORITHMS if each.name == "fast"), (0.0, 2.5)),
+        (next(each for each in MATCHING if each.name == "awm"), (0.0, 1e-2)),
+    )
+    for name, title, changes in (
+        ("lr-3e-3", "lr 3e-3", lr(3e-3)),
+        ("lr-1.2e-2", "lr 1.2e-2", lr(1.2e-2)),
+        *((f"kl-{weight:g}", f"KL {weight:g}", {KL: weight}) for weight in weights),
+    )
+)
+"""Learning rates and KL weights of the algorithms that learn fastest after the best choice, whose
+own stand in `NEAR`."""
+
 CHOICES: tuple[Choice, ...] = (
     Choice(
         name="base", title="baseline: the demo until 2026-11", changes={}, is_main=True, tasks=BOTH
@@ -196,6 +223,7 @@ CHOICES: tuple[Choice, ...] = (
     *ALGORITHMS,
     *NFT,
     *MATCHING,
+    *SWEEPS,
     Choice(
         name="best", title="**best: the demo**", changes=BEST, steps=BEST_STEPS, is_main=True,
         tasks=BOTH,
