@@ -4,7 +4,7 @@ is not in progress."""
 import asyncio
 import getpass
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from digenrl.local.address import address_of, client_of
 from digenrl.local.store import store_of
 from shared.errors import UserError
 from shared.process.settings import ServiceSettings
-from shared.run.dead_letters import Settled, page, read_letters, settle
+from shared.run.dead_letters import Settled, Work, page, read_letters, settle, why_not_retried
 from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
 
@@ -40,6 +40,9 @@ class Desk(Protocol):
     def settle(self, number: int, action: Literal["retry", "drop"]) -> str:
         """Return what happens, in words; raises UserError if nothing would follow."""
 
+    def committed(self) -> int | None:
+        """Return how many batches are committed; None if the run is not in progress."""
+
 
 @dataclass(frozen=True, slots=True)
 class ApiDesk:
@@ -58,6 +61,9 @@ class ApiDesk:
         if action == "retry":
             return self.client.retry_dead_letter(number).note
         return self.client.drop_dead_letter(number).note
+
+    def committed(self) -> int | None:
+        return self.client.get_run().step
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,9 @@ class StoreDesk:
         settled = Settled(by=getpass.getuser(), at=time.time(), note="the run was not in progress")
         asyncio.run(settle(self.store, self.run, number, "dropped", settled))
         return "nobody needs it any more"
+
+    def committed(self) -> int | None:
+        return None
 
     def _by_number(self) -> Iterator[tuple[int, Letter]]:
         for letter, state in asyncio.run(read_letters(self.store, self.run)):
@@ -127,6 +136,26 @@ def _answers(address: str) -> bool:
         return bool(address) and httpx.get(f"{address}/livez", timeout=5).is_success
     except httpx.HTTPError:
         return False
+
+
+def after_list(found: Sequence[Letter], committed: int | None) -> str:
+    """Return a line that says of which of these letters a retry may change something; empty if the
+    run is not in progress, or none is open."""
+    opened = [each for each in found if each["state"] == "open"]
+    if committed is None or not opened:
+        return ""
+    useful = [
+        str(each["number"])
+        for each in opened
+        if why_not_retried(each["kind"], _work_of(each), committed) is None
+    ]
+    if not useful:
+        return "a retry would change nothing: their batches are committed, or they have no score"
+    return f"a retry may help: {', '.join(useful)}; of the others the work is done, or has no score"
+
+
+def _work_of(letter: Letter) -> Work | None:
+    return None if letter["work"] is None else Work.model_validate(letter["work"])
 
 
 def every_open(desk: Desk) -> list[int]:

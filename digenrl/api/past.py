@@ -93,7 +93,7 @@ class Past:
         self, batch: int, after: int, limit: int, order: Order = "number"
     ) -> SamplePage | None:
         """Return a page of a batch's samples; None if it was not committed. What could not be
-        scored comes last."""
+        scored is the worst."""
         record = await self._record(batch)
         if record is None:
             return None
@@ -266,9 +266,11 @@ def _figures(rewards: Sequence[float | None]) -> dict[str, float | None]:
 
 
 def rank(reward: float | None, *, worst: bool) -> tuple[bool, float]:
-    """Return what samples are sorted by, the worst or the best first; those without a reward come
-    last."""
-    return reward is None, 0.0 if reward is None else reward if worst else -reward
+    """Return what samples are sorted by, the worst or the best first. One without a reward is worse
+    than any: something is wrong with it or with its scorer."""
+    if reward is None:
+        return not worst, 0.0
+    return worst, reward if worst else -reward
 
 
 def _next(after: int, end: int) -> str | None:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -36,16 +37,18 @@ def list_letters(
     runs: Runs = RUNS,
 ) -> None:
     """List letters, newest first."""
-    from digenrl.dead_letters import desk_of, line_of
+    from digenrl.dead_letters import after_list, desk_of, line_of
 
     state: State = "all" if settled else "open"
     with desk_of(run, runs, scheduler) as desk:
-        found = desk.letters(state, limit, before)
+        found, committed = desk.letters(state, limit, before), desk.committed()
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
     for each in found:
         typer.echo(line_of(each))
+    if said := after_list(found, committed):
+        typer.echo(said)
     if not found:
         typer.echo("no dead letters")
     elif len(found) == limit:
@@ -68,6 +71,7 @@ def show(
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
+    found["found"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["found"]))
     for key, value in found.items():
         if key != "data":
             typer.echo(f"{key}: {value if isinstance(value, str) else json.dumps(value)}")

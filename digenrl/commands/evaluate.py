@@ -43,7 +43,11 @@ def evaluate(
     plain_http: PlainHttp = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Evaluate a run's policy versions during the run, every so many optimizer steps."""
+    """Evaluate a run's policy versions, every so many optimizer steps.
+
+    Beside a deployed run it goes on with it. A run of `digenrl up` evaluates by itself while it
+    goes on, if evaluation.every is in its recipe; this command then evaluates what it has left.
+    """
     from digenrl.local.store import store_of
     from shared.telemetry import configure_logs
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Coroutine
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -61,17 +62,19 @@ def versions(
         return
     table(
         ("version", "reward of its batch", "digest of its weights", "s to load", "loaded now by"),
-        [_version_row(each) for each in found],
+        [_version_row(each, before) for each, before in zip_longest(found, found[1:])],
     )
     if found and found[-1].version:
         typer.echo(f"older ones: --before {found[-1].version}")
 
 
-def _version_row(each: "VersionView") -> tuple[str, ...]:
+def _version_row(each: "VersionView", before: "VersionView | None") -> tuple[str, ...]:
     lags = (each.first_adopted_seconds, each.last_adopted_seconds)
     pace = "" if lags[0] is None else f"{lags[0]:.1f} to {lags[1]:.1f}"
     reward = "" if each.reward_mean is None else f"{each.reward_mean:.3f}"
     digest = each.weights_digest[:12]
+    if before is not None and before.weights_digest == each.weights_digest:
+        digest += f" as {before.version}"
     return str(each.version), reward, digest, pace, ", ".join(each.adopted_by)
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from digenrl.view import sentences
+from digenrl.view.words import clock
 
 SPARKS = "▁▂▃▄▅▆▇█"
 COLUMNS = ("worker", "host", "device", "gpu", "does", "version", "done", "busy", "s/sample")
@@ -189,6 +190,10 @@ def sparkline(values: list[float]) -> str:
 
 
 def _outlook(run: dict[str, Any]) -> str:
+    """Describe how a run goes on after a step; that its next batch waits for generation then says
+    nothing of what holds it up."""
+    if run["phase"] == "running" and run["waiting_for"] == "rollout":
+        return _eta(run["eta_seconds"])
     if run["waiting_for"] == "nothing":
         return str(run["phase"])
     return f"waiting for {run['waiting_for']}  {_eta(run['eta_seconds'])}"
@@ -197,5 +202,4 @@ def _outlook(run: dict[str, Any]) -> str:
 def _eta(seconds: float | None) -> str:
     if seconds is None:
         return "ETA -"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"ETA {minutes}:{rest:02d}"
+    return f"ETA {clock(seconds)}"

@@ -73,8 +73,10 @@ async def _best(store: ObjectStore, run: str) -> int:
     ranked = await ranked_versions(store, run)
     if not ranked:
         raise UserError(
-            f"--version: no version of {run} is evaluated; `digenrl evaluate {run} --once --every "
-            "10` does it, and evaluation.every in the recipe during a run"
+            f"--version: no version of {run} is evaluated, so none is known to be the best. While "
+            "the run goes on, evaluation.every in its recipe evaluates (`digenrl up RECIPE --resume"
+            f" --evaluation.every 10`); after it, `digenrl evaluate {run} --once --every 10`. Or "
+            f"name a version: `digenrl versions {run}` has the reward of each batch"
         )
     return ranked[0]
 

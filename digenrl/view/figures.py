@@ -92,7 +92,9 @@ def letters_of(
     shown = page(kept, state="all", before=before, limit=PER_PAGE)
     reasons = Counter(letter.reason for letter, state in kept if state == "open")
     return {
-        "letters": [(each, state, why_not_retried(each, committed)) for each, state in shown],
+        "letters": [
+            (each, state, why_not_retried(each.kind, each.work, committed)) for each, state in shown
+        ],
         "reasons": reasons.most_common(FREQUENT),
     }
 

@@ -1,5 +1,7 @@
 """Says in a sentence what a run does, what holds it up, and what would help."""
 
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +11,8 @@ from services.scheduler.core.usage import BUSY
 from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.run.chain import Step
 
+RECENT_S = 600.0
+"""Seconds for which a dead letter is news: afterwards only lists have it."""
 STILL_STEPS = 4
 """So many steps in a row may leave the weights as they were before somebody should look."""
 GOOD_SHARE = 0.9
@@ -37,7 +41,11 @@ REMEDIES: Mapping[str, tuple[str, str]] = {
         "for the trainer",
         "schedule.max_staleness = 1, rollout.can_train = true, or more trainer devices",
     ),
-    "waiting_for_reward": ("for rewards", "more reward.workers"),
+    "waiting_for_reward": (
+        "for rewards",
+        "a faster scorer, or more reward.workers: end the run, and go on with `digenrl up RECIPE "
+        "--resume --reward.workers N`",
+    ),
     "tail": (
         "at the end of a batch for the slowest device",
         'a smaller schedule.fragment_size, or "auto"',
@@ -118,8 +126,14 @@ def alarms(
     steps: Sequence[Step],
     evaluation: Sequence[str],
     workers: Sequence[Mapping[str, Any]] = (),
+    letters: Sequence[tuple[float, str]] | None = None,
 ) -> list[str]:
-    """Return a line for each thing that somebody should look at."""
+    """Return a line for each thing that somebody should look at.
+
+    Args:
+        letters: when each of the newest open dead letters was found, by the Unix clock, and why it
+            is one; None: not known.
+    """
     lines = [f"reward hacking? {line}" for line in evaluation]
     if run is not None and run["failure"]:
         lines.insert(0, f"the run has failed: {run['failure']}")
@@ -128,9 +142,7 @@ def alarms(
     if run is not None and run["phase"] in ("running", "waiting"):
         lines += _drained(workers)
     if run is not None and run["num_dead_letters"]:
-        number = run["num_dead_letters"]
-        are = "dead letter is" if number == 1 else "dead letters are"
-        lines.append(f"{number} {are} open: `digenrl dlq list {run['run']}` has why")
+        lines += _letters(run["run"], run["num_dead_letters"], letters)
     errors = {step.version: step.metrics.get("onpolicy_ratio_error", 0.0) for step in steps}
     if errors and (worst := max(errors.values())) > ALARMING_RATIO_ERROR:
         version = next(version for version, error in errors.items() if error == worst)
@@ -138,7 +150,23 @@ def alarms(
             f"on-policy ratios were off by {worst:.2g} in step {version}: rollout and trainer "
             "compute different values from the same weights"
         )
-    return [*lines, *frozen(steps)]
+    return [*lines, *frozen([(step.version, step.policy.weights_digest) for step in steps])]
+
+
+def _letters(run: str, number: int, letters: Sequence[tuple[float, str]] | None) -> list[str]:
+    """Return what the open dead letters say, if there are some of the last minutes."""
+    are = "dead letter is" if number == 1 else "dead letters are"
+    line = f"{number} {are} open: `digenrl dlq list {run}` has why"
+    if letters is None:
+        return [line]
+    late = [reason for found, reason in letters if found > time.time() - RECENT_S]
+    if not late:
+        return []
+    [(reason, times)] = Counter(late).most_common(1)
+    return [
+        f"{line}; {len(late)} came in the last {RECENT_S // 60:.0f} minutes, {times} of them for: "
+        f"{reason}. What fails is done up to three times, which takes its time from all else"
+    ]
 
 
 def _drained(workers: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -152,18 +180,21 @@ def _drained(workers: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def frozen(steps: Sequence[Step]) -> list[str]:
-    """Return since when steps have left the weights as they were, if it is more than a few."""
-    newest = steps[-1].policy.weights_digest if steps else ""
+def frozen(versions: Sequence[tuple[int, str]]) -> list[str]:
+    """Return since when steps have left the weights as they were, if it is more than a few.
+
+    Args:
+        versions: numbers and digests of their weights, the oldest first.
+    """
     same = 0
-    for step in reversed(steps):
-        if step.policy.weights_digest != newest:
+    for _, digest in reversed(versions):
+        if digest != versions[-1][1]:
             break
         same += 1
     if same <= STILL_STEPS:
         return []
     return [
-        f"the weights have not changed since version {steps[-same].version}: if "
+        f"the weights have not changed since version {versions[-same][0]}: if "
         "trainer.decay_steps has brought the learning rate to 0, the run can end"
     ]
 

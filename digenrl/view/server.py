@@ -42,7 +42,7 @@ from digenrl.view.figures import (
 )
 from digenrl.view.history import RECENT, RunHistory
 from digenrl.view.live import LiveRun
-from digenrl.view.words import FIGURES, QUEUES, words_for, words_of
+from digenrl.view.words import FIGURES, QUEUES, clock, words_for, words_of
 from services.scheduler.costs.profile import profile_names
 from shared.errors import ContractError, IntegrityError, Unavailable
 from shared.process.http_access import CALLER, Access, Caller, check_routes, sign_in
@@ -141,6 +141,7 @@ def _pages_of(view: View) -> Pages:
         loader=PackageLoader("digenrl.view"), undefined=StrictUndefined,
         autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    templates.globals["clock"] = clock
     return Pages(view, templates)
 
 
@@ -354,11 +355,22 @@ async def _head(view: View) -> dict[str, Any]:
     exact = recipe is None or recipe.largest_weight is None
     newest = history.evaluations[-1].alarms if history.evaluations else ()
     workers = await view.live.get("/v1/workers") or []
+    letters = (
+        [
+            (letter.found, letter.reason)
+            for letter, state in await history.letters()
+            if state == "open"
+        ]
+        if run is not None and run["num_dead_letters"]
+        else []
+    )
     return {
         "run": history.run, "live": run, "step": step, "steps": wanted,
         "others": [each.run for each in view.others],
         "status": sentences.status(run, history.version, wanted),
-        "alarms": sentences.alarms(run, history.steps if exact else (), newest, workers),
+        "alarms": sentences.alarms(
+            run, history.steps if exact else (), newest, workers, letters or None
+        ),
         "eta": None if run is None else run["eta_seconds"],
     }  # fmt: skip
 

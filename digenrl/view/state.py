@@ -10,11 +10,17 @@ from digenrl.client import Client, Refused
 from digenrl.report.summary import summarise_schedule
 from digenrl.view import sentences
 from digenrl.view.history import RECENT, RunHistory
+from digenrl.view.words import clock
 from services.scheduler.core.state import Phase
 from services.scheduler.core.usage import BatchUsage
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, WorkerView
 from shared.errors import UserError
+
+LETTERS = 200
+"""Dead letters that are looked at, the newest."""
+VERSIONS = 50
+"""Versions that are compared."""
 
 
 class RunState(BaseModel):
@@ -48,7 +54,7 @@ class RunState(BaseModel):
 
     def lines(self) -> list[str]:
         """Return the state as a person reads it."""
-        left = "" if self.eta_seconds is None else f", {_clock(self.eta_seconds)} left"
+        left = "" if self.eta_seconds is None else f", {clock(self.eta_seconds)} left"
         reward = "" if self.reward_mean is None else f", reward {self.reward_mean:.3f}"
         counts: dict[str, int] = {}
         for worker in self.workers:
@@ -61,11 +67,6 @@ class RunState(BaseModel):
             *([self.bottleneck] if self.bottleneck else []),
             *(f"! {alarm}" for alarm in self.alarms),
         ]
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
 
 
 def live_state(client: Client) -> RunState:
@@ -85,7 +86,13 @@ def live_state(client: Client) -> RunState:
         usage.append(BatchUsage.model_validate(found.model_dump()))
     status = sentences.status(run.model_dump(), run.step, run.steps)
     workers, load = client.list_workers(), client.get_load()
-    alarms = sentences.alarms(run.model_dump(), (), (), [each.model_dump() for each in workers])
+    letters = client.list_dead_letters("open", LETTERS) if run.num_dead_letters else []
+    alarms = sentences.alarms(
+        run.model_dump(), (), (), [each.model_dump() for each in workers],
+        [(each.found, each.reason) for each in letters] or None,
+    )  # fmt: skip
+    newest = client.list_versions(VERSIONS)[::-1]
+    alarms += sentences.frozen([(each.version, each.weights_digest) for each in newest])
     alarms += sentences.late([each.model_dump() for each in load.queues])
     return _state(run, usage, alarms, status, load, workers)
 

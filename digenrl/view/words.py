@@ -19,6 +19,18 @@ QUEUES = {
 """Queues in the order in which samples go through them, and what it means if one is late."""
 
 
+def clock(seconds: float) -> str:
+    """Return how long something takes, in words.
+
+    >>> clock(33507), clock(270), clock(45)
+    ('9 h 18 min', '4 min 30 s', '45 s')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 FIGURES = {
     "reward": "training reward", "proxy_accuracy": "accuracy, training classifier",
     "gold_accuracy": "gold accuracy, held-out network",

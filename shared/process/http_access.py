@@ -18,7 +18,7 @@ from typing import Literal, get_args
 
 import structlog
 from fastapi import APIRouter, FastAPI, HTTPException, Query, Request
-from fastapi.responses import RedirectResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
@@ -103,6 +103,11 @@ OPERATIONS: Mapping[str, Needs] = {
 REST: Role = "viewer"
 """What a request needs that is no operation: its answer says that there is no such thing."""
 CODE_S = 600.0
+DEAD_LINK = """<!doctype html><html lang="en"><meta charset="utf-8"><title>DigenRL: sign in</title>
+<h1>This link has been used, or is older than ten minutes</h1>
+<p>Ask for another one: <code>digenrl view RUN</code> prints it; of a deployed scheduler,
+<code>digenrl keys link</code> does.</p></html>"""
+"""What a browser shows for a link that signs nobody in any more."""
 SESSION_S = 12 * 3600.0
 MAX_SESSIONS = 256
 CALLER = "digenrl.caller"
@@ -361,10 +366,12 @@ def sign_in(access: Access, *, home: str = "/docs") -> APIRouter:
         )
 
     @router.get("/sign-in", include_in_schema=False)
-    def enter(code: str = Query("", max_length=100)) -> RedirectResponse:
+    def enter(request: Request, code: str = Query("", max_length=100)) -> Response:
         try:
             session = access.exchange(code)
         except Refused as refused:
+            if "text/html" in request.headers.get("accept", ""):
+                return HTMLResponse(DEAD_LINK, refused.status)
             raise HTTPException(refused.status, refused.detail) from None
         answer = RedirectResponse(home, 303, {"cache-control": "no-store"})
         answer.headers["referrer-policy"] = "no-referrer"

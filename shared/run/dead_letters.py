@@ -85,17 +85,18 @@ class Settled(BaseModel):
     note: str = ""
 
 
-def why_not_retried(letter: DeadLetter, committed: int) -> str | None:
-    """Return why a retry of the letter would change nothing; None if it may.
+def why_not_retried(kind: Kind, work: Work | None, committed: int) -> str | None:
+    """Return why a retry of a letter would change nothing; None if it may.
 
     Args:
+        work: what the letter is about.
         committed: number of committed batches.
     """
-    if letter.kind == "unscored":
+    if kind == "unscored":
         return "its samples count as unscored already"
-    if letter.work is not None and letter.work.batch < committed:
-        return f"batch {letter.work.batch} is committed"
-    return "what it says is not true" if letter.kind == "refused" else None
+    if work is not None and work.batch < committed:
+        return f"batch {work.batch} is committed"
+    return "what it says is not true" if kind == "refused" else None
 
 
 def encoded(data: bytes) -> str:

@@ -98,10 +98,10 @@ def test_a_run_that_is_over_shows_versions_samples_and_who_has_asked(
     monkeypatch.setenv("DIGENRL_STORE_URL", f"file://{tmp_path}")
     shown = [line.split()[0] for line in run("versions", RUN).output.splitlines()]
     assert shown == ["version", "1", "0"]
-    names, first, *_, last = run("samples", RUN, "0").output.splitlines()
+    names, unscored, first, *_ = run("samples", RUN, "0").output.splitlines()
     assert names.split()[:3] == ["group/sample", "reward", "advantage"]
     assert first.split()[:2] == ["0/3", "0.000"] and first.split()[2].startswith("-")
-    assert "could not be scored" in last and "dead letters 1" in last
+    assert "could not be scored" in unscored and "dead letters 1" in unscored
     page = json.loads(run("samples", RUN, "0", "--order", "best", "--limit", "1", "--json").output)
     assert page["samples"][0]["reward"] == 1.0 and page["next"] == "1"
     assert run("audit", RUN).output == "nobody has asked for anything\n"

@@ -56,17 +56,21 @@ def test_a_batch_s_groups_say_what_became_of_each(client: TestClient) -> None:
     assert client.get("/v1/batches/1/groups").status_code == 404
 
 
-def test_the_worst_samples_come_first_and_those_without_a_reward_last(client: TestClient) -> None:
+def test_what_could_not_be_scored_comes_before_the_worst_samples_and_after_the_best(
+    client: TestClient,
+) -> None:
     path = "/v1/batches/0/samples"
     found = pages(client, path, "samples")
     assert [(each["group"], each["sample"]) for each in found] == [
         (group, sample) for group in (0, 1) for sample in range(4)
     ]
     worst = client.get(path, params={"order": "worst"}).json()["samples"]
-    assert [each["reward"] for each in worst] == [0.0, 0.25, 0.5, 0.5, 0.5, 0.75, 1.0, None]
-    assert worst[0]["advantage"] < 0 and worst[0]["scores"] == {"proxy": 0.0}
-    assert worst[-1]["why_not"] == "it could not be scored" and not worst[-1]["trained"]
-    assert worst[-1]["letters"] == [1] and worst[-1]["attempt"] == 1
+    assert [each["reward"] for each in worst] == [None, 0.0, 0.25, 0.5, 0.5, 0.5, 0.75, 1.0]
+    assert worst[1]["advantage"] < 0 and worst[1]["scores"] == {"proxy": 0.0}
+    assert worst[0]["why_not"] == "it could not be scored" and not worst[0]["trained"]
+    assert worst[0]["letters"] == [1] and worst[0]["attempt"] == 1
+    best = client.get(path, params={"order": "best"}).json()["samples"]
+    assert [each["reward"] for each in best] == [1.0, 0.75, 0.5, 0.5, 0.5, 0.25, 0.0, None]
 
 
 def test_a_sample_s_picture_is_there_until_it_is_deleted_and_then_gone(

@@ -61,7 +61,7 @@ def test_a_line_says_what_a_step_waits_for_and_the_last_one_that_the_run_is_fini
         display.update(RUN, [])
         display.update(RUN | LAST, [])
     assert plain.getvalue().splitlines() == [
-        "step 3/30  reward 0.500  waiting for rollout  ETA 1:00",
+        "step 3/30  reward 0.500  ETA 1 min 0 s",
         "step 30/30  reward 0.900  finished",
     ]
 
@@ -71,7 +71,7 @@ def test_with_quantised_weights_a_line_says_how_much_the_samples_count() -> None
     display = Display(Console(file=plain, width=160), "url", "logs", weighted=True)
     with display.shown():
         display.update(RUN | {"effective_sample_share": 0.974}, [])
-    assert "reward 0.500  samples count 97%  waiting for rollout" in plain.getvalue()
+    assert "reward 0.500  samples count 97%  ETA 1 min 0 s" in plain.getvalue()
 
 
 def test_a_shortage_of_memory_is_said_once_with_what_the_device_does_since_and_the_remedy() -> None:

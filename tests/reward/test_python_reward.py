@@ -109,7 +109,7 @@ def test_each_fault_costs_its_own_sample_and_says_why(made: Made) -> None:
     found = scored(made("fault", patience=1.0), levels, digits)
     assert found.scores == (1.0, *6 * [None], 8.0)
     said = [found.reasons[sample] for sample in range(1, 7)]
-    assert said[0] == "ValueError: of my own (line 6)"
+    assert said[0] == "ValueError: of my own (mine.py, line 6)"
     assert "nan, which is no finite number" in said[1] and said[2].startswith("SystemExit: 2")
     assert "'much', which is no number" in said[3] and "ended with status 7" in said[4]
     assert said[5] == "a call took more than 1 s (patience)"
@@ -188,7 +188,7 @@ BAD = {
     "def score(*images): ...": "parameters without a name of their own",
     "def score(image:": "is not Python",
     "# /// script\n# dependencies = 3\n# ///\ndef score(image): ...": "a list of texts",
-    "raise OSError('no weights')\ndef score(image): ...": "OSError: no weights (line 1)",
+    "raise OSError('no weights')\ndef score(image): ...": "OSError: no weights (mine.py, line 1)",
 }
 
 
@@ -358,4 +358,4 @@ def test_trying_it_prints_scores_and_reasons(file: Path, tmp_path: Path) -> None
     assert [each["score"] for each in found["scores"]] == [10.0, None, 30.0]
     assert found["mean"] == 20.0 and found["parameters"] == ["image", "digit"]
     shown = CliRunner().invoke(app, words).stdout
-    assert "20.png  no score: ValueError: of my own (line 6)" in shown
+    assert "20.png  no score: ValueError: of my own (mine.py, line 6)" in shown

@@ -222,7 +222,7 @@ def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Token
     client = client_of(run, tokens, scheduler_of(answers, asked))
     client.headers.update(tokens.headers("operator"))
     text = client.get("/").text
-    assert "running, waits for rollout" in text and "1:23 left" in text
+    assert "running, waits for rollout" in text and "1 min 23 s left" in text
     assert "no worker of: reward" in text and "2 dead letters are open" in text
     assert 'data-post="/steer/pause"' in text
     assert "slower than its schedule explains" in text and "61.0 s" in text and "<b>late" in text

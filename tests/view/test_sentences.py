@@ -1,6 +1,7 @@
 """What the page says in words."""
 
 import re
+import time
 
 import pytest
 
@@ -90,6 +91,18 @@ def test_steps_that_change_nothing_are_an_alarm() -> None:
 def step(version: int, weights: int) -> Step:
     policy = examples.policy(weights).model_copy(update={"version": version})
     return Step(run="test", policy=policy, digest="0" * 64, weights=examples.ref("weights"))
+
+
+def test_dead_letters_are_an_alarm_while_they_come_with_what_they_cost() -> None:
+    run = RUN | {"num_dead_letters": 9}
+    now = time.time()
+    late = [(now - 5, "no table of sevens"), (now - 9, "no table of sevens"), (now - 7, "other")]
+    [line] = alarms(run, (), (), (), [*late, (now - 3600, "old")])
+    assert line.startswith("9 dead letters are open") and "3 came in the last 10 minutes" in line
+    assert "2 of them for: no table of sevens. What fails is done up to three times" in line
+    assert alarms(run, (), (), (), [(now - 3600, "old")]) == []
+    [line] = alarms(run, (), ())  # when they came is not known
+    assert line == "9 dead letters are open: `digenrl dlq list test` has why"
 
 
 def test_a_failure_is_the_first_alarm() -> None:

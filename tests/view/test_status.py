@@ -55,11 +55,19 @@ def test_a_run_that_is_not_there_is_named(stored: Run, tmp_path: Path) -> None:
         invoke("status", RUN, "--scheduler", "http://127.0.0.1:1", "--runs", str(tmp_path))
 
 
+def version_view(version: int, *, digest: str) -> dict[str, object]:
+    return {
+        "version": version, "weights_digest": digest, "weights": "key", "trained_from_batch": None,
+        "reward_mean": None, "onpolicy_ratio_error": None, "adopted_by": [],
+    }  # fmt: skip
+
+
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]:
     """Answers of a scheduler of the run ``test`` by their paths, which commands find."""
     answers: dict[str, object] = {
         "/v1/run": NOW, "/v1/workers": [WORKER, WORKER], "/v1/load": LOAD,
+        "/v1/versions": [version_view(number, digest="0" * 64) for number in range(7, 1, -1)],
     }  # fmt: skip
     for batch in range(2):
         devices = {"rollout-0": {"generating": 1.0, "waiting_for_trainer": 3.0}}
@@ -84,10 +92,12 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]
 
 def test_a_live_run_is_told_by_its_scheduler(served: dict[str, object], tmp_path: Path) -> None:
     served["/v1/run"] = NOW | {"waiting_for": "trainer", "step": 2, "eta_seconds": 75.2}
-    first, workers, pace, wait, late = invoke("status", RUN, "--runs", str(tmp_path)).splitlines()
+    told = invoke("status", RUN, "--runs", str(tmp_path)).splitlines()
+    first, workers, pace, wait, still, late = told
+    assert still.startswith("! the weights have not changed since version 2")
     assert pace.startswith("10 samples are trained per second; the schedule's forecast is 20")
     assert late.startswith("! 8 samples at devices that generate, the oldest at rollout-0 for 61 s")
-    assert first == "test: running, waits for trainer; step 2 of 30, reward 0.500, 1:15 left"
+    assert first == "test: running, waits for trainer; step 2 of 30, reward 0.500, 1 min 15 s left"
     assert workers == "workers: 2 rollout" and "at work 25%" in wait
     state = json.loads(invoke("status", RUN, "--runs", str(tmp_path), "--json"))
     assert state["workers"][0] == WORKER and state["phase"] == "running"

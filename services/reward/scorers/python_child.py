@@ -189,14 +189,14 @@ def number(score: Any) -> float:
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns one line: the error, and the line of the user's file that it came from."""
+    """Returns one line: the error, and the user's file and the line that it came from."""
     trace, line = error.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__") == NAME:
-            line = trace.tb_lineno
+            line = f"{Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno}"
         trace = trace.tb_next
     text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
-    return text if line is None else f"{text} (line {line})"
+    return text if line is None else f"{text} ({line})"
 
 
 if __name__ == "__main__":

@@ -93,13 +93,26 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
 
     monkeypatch.setattr(dead_letters, "desk_of", here)
     monkeypatch.setattr(dead_letters, "PAGE", 2)
-    assert len(dlq("list", "test").output.splitlines()) == 5
+    *listed, hint = dlq("list", "test").output.splitlines()
+    assert len(listed) == 5 and hint.startswith("a retry would change nothing")
     assert dlq("drop", "test", "2").output == "2: nobody needs it any more\n"
     assert dlq("drop", "test", "7").output == "7: there is no dead letter 7\n"
     said = dlq("retry", "test", "--all", "--json")
     notes = [each["note"] for each in json.loads(said.output)]
     assert (said.exit_code, set(notes)) == (1, {"batch 0 needs it no more; drop it"})
     assert len(notes) == 4
+
+
+def test_a_list_says_which_letters_a_retry_may_help() -> None:
+    def failed(number: int, batch: int) -> dict[str, object]:
+        work = {"batch": batch, "group": 0, "first_sample": None, "attempt": 0}
+        return {"number": number, "state": "open", "kind": "failed", "work": work}
+
+    done, under_way = failed(1, 2), failed(2, 3)
+    after_list = dead_letters.after_list
+    assert after_list([under_way, done], 3).startswith("a retry may help: 2; ")
+    assert after_list([done], 3).startswith("a retry would change nothing")
+    assert after_list([done], None) == "" == after_list([under_way | {"state": "retried"}], 3)
 
 
 def test_a_command_without_numbers_says_what_it_needs() -> None:
