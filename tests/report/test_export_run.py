@@ -30,9 +30,7 @@ def test_the_best_version_is_that_of_the_best_evaluation(
     with pytest.raises(UserError, match=r"weights of version 0 are not kept .*run\.keep_every"):
         exported(run, "best", monkeypatch, tmp_path / "out")
     young = Run(tmp_path / "young").begin()
-    with pytest.raises(
-        UserError, match=r"no version of test is evaluated.*`digenrl evaluate test"
-    ):
+    with pytest.raises(UserError, match=r"no version of test is evaluated.*`digenrl evaluate test"):
         exported(young, "best", monkeypatch, tmp_path / "out")
     with pytest.raises(UserError, match="there is no version 9; the newest is 0"):
         exported(young, 9, monkeypatch, tmp_path / "out")
