@@ -142,12 +142,13 @@ class Ours:
 
     def generate(self, group: int) -> GroupData:
         size = self._recipe.batch.group_size
+        first, last = self._recipe.sampling.first_window_starts
         made = self._generator.generate(
             GenerateFragment(
                 fragment=Fragment(batch=0, group=group, first_sample=0, num_samples=size),
                 policy=self._policy,
                 prompt=Prompt(text=self._prompt),
-                window_start=0,
+                window_start=first + group % (last - first + 1),
                 worker="loop",
             )
         )
