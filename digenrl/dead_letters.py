@@ -17,7 +17,15 @@ from digenrl.local.address import address_of, client_of
 from digenrl.local.store import store_of
 from shared.errors import UserError
 from shared.process.settings import ServiceSettings
-from shared.run.dead_letters import Settled, Work, page, read_letters, settle, why_not_retried
+from shared.run.dead_letters import (
+    Settled,
+    Work,
+    outcome_of,
+    page,
+    read_letters,
+    settle,
+    why_not_retried,
+)
 from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
 
@@ -138,20 +146,32 @@ def _answers(address: str) -> bool:
         return False
 
 
-def after_list(found: Sequence[Letter], committed: int | None) -> str:
-    """Return a line that says of which of these letters a retry may change something; empty if the
-    run is not in progress, or none is open."""
+def before_list(found: Sequence[Letter], committed: int | None, run: str) -> str:
+    """Return a line that says of which of these letters a retry may change something, and the
+    command for it; empty if the run is not in progress, or none is open."""
     opened = [each for each in found if each["state"] == "open"]
     if committed is None or not opened:
         return ""
-    useful = [
-        str(each["number"])
-        for each in opened
-        if why_not_retried(each["kind"], _work_of(each), committed) is None
-    ]
+    useful = [str(each["number"]) for each in opened if _may_help(each, committed)]
     if not useful:
-        return "a retry would change nothing: their batches are committed, or they have no score"
-    return f"a retry may help: {', '.join(useful)}; of the others the work is done, or has no score"
+        return (
+            "nothing is left to be done again: the batches of these letters are committed, or the "
+            "samples count without a score. What is generated from now on is scored anew; "
+            f"`digenrl dlq drop {run} --all` clears the list"
+        )
+    return (
+        f"a retry may help {len(useful)} of {len(opened)}: `digenrl dlq retry {run} "
+        f"{' '.join(useful)}`; of the others the work is done since, or counts without a score"
+    )
+
+
+def outcome_of_letter(letter: Letter, committed: int | None) -> str:
+    """Return in words what has become of what a letter is about; empty if that is not known."""
+    return outcome_of(letter["state"], letter["kind"], _work_of(letter), committed or 0)
+
+
+def _may_help(letter: Letter, committed: int) -> bool:
+    return why_not_retried(letter["kind"], _work_of(letter), committed) is None
 
 
 def _work_of(letter: Letter) -> Work | None:
@@ -170,8 +190,8 @@ def every_open(desk: Desk) -> list[int]:
         found += numbers
 
 
-def line_of(letter: Letter) -> str:
-    """Return a letter as one line of a table.
+def line_of(letter: Letter, committed: int | None = None) -> str:
+    """Return a letter as one line of a table, with what has become of its work.
 
     >>> line_of({"number": 3, "state": "open", "kind": "failed", "subject": "dg.x.evt.y",
     ...     "work": {"batch": 1, "group": 2, "first_sample": None, "attempt": 0}, "reason": "no"})
@@ -179,7 +199,9 @@ def line_of(letter: Letter) -> str:
     """
     what = _work(letter["work"]) or letter["subject"]
     reason = " ".join(letter["reason"].split())[:FIRST_LINE]
-    return f"{letter['number']:6d}  {letter['state']:8} {letter['kind']:12} {what}: {reason}"
+    became = outcome_of_letter(letter, committed)
+    line = f"{letter['number']:6d}  {letter['state']:8} {letter['kind']:12} {what}: {reason}"
+    return f"{line} [{became}]" if became else line
 
 
 def _work(work: dict[str, Any] | None) -> str:

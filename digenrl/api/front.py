@@ -15,14 +15,16 @@ from urllib.parse import quote
 
 import httpx
 from fastapi import APIRouter, HTTPException, Request, Response
+from pydantic import TypeAdapter
 
 from digenrl.api.events import event_routes
 from digenrl.api.feed import Feed
 from digenrl.api.history import history_routes
 from digenrl.api.shown import shown_routes
-from digenrl.api.stored import stored_routes
+from digenrl.api.stored import stored_routes, with_figures
 from digenrl.api.what_if import WhatIf, plan_routes
 from digenrl.view.history import RunHistory
+from services.scheduler.shell.api_batches import VersionView
 from shared.process.http_access import CALLER, ON_BEHALF, OPERATIONS, Caller
 from shared.process.http_once import HEADER as IDEMPOTENCY_KEY
 from shared.store import ObjectStore
@@ -33,6 +35,7 @@ STALE_S = 1.0
 """Age up to which it is still given meanwhile: a scheduler that opens a batch answers late."""
 MAX_KEPT = 256
 """Answers that are kept."""
+VERSIONS = TypeAdapter(list[VersionView])
 PASSED_ON = ("content-type", "retry-after")
 
 
@@ -111,6 +114,11 @@ class Scheduler:
         return Response(found.content, found.status_code, kept)
 
 
+def _path(request: Request) -> str:
+    query = f"?{request.url.query}" if request.url.query else ""
+    return f"{quote(request.url.path)}{query}"
+
+
 def _seen(task: "asyncio.Task[Response]") -> None:
     """Look at the error of an answer that nobody waited for."""
     if not task.cancelled():
@@ -144,6 +152,14 @@ def api_routes(
     if not live.url:
         router.include_router(stored_routes(history))
 
+    @router.get("/v1/versions", include_in_schema=False)
+    async def versions(request: Request) -> Any:
+        found = await scheduler.read(_path(request))
+        if found.status_code != 200:
+            return found
+        await history.look()
+        return await with_figures(history, VERSIONS.validate_json(bytes(found.body)))
+
     _add_scheduler(router, scheduler)
     return router
 
@@ -152,9 +168,8 @@ def _add_scheduler(router: APIRouter, scheduler: Scheduler) -> None:
     """Add the routes that the scheduler answers."""
 
     @router.get("/v1/{path:path}", include_in_schema=False)
-    async def read(path: str, request: Request) -> Response:
-        query = f"?{request.url.query}" if request.url.query else ""
-        return await scheduler.read(f"/v1/{quote(path)}{query}")
+    async def read(request: Request) -> Response:
+        return await scheduler.read(_path(request))
 
     async def change(request: Request) -> Response:
         caller: Caller | None = request.scope.get(CALLER)

@@ -32,6 +32,7 @@ from shared.run.commits import CommitRecord, TrainedGroup, read_commit
 from shared.run.dead_letters import DeadLetter, read_letters
 from shared.run.layout import KEPT_BATCHES, previews_folder
 from shared.run.previews import preview_key
+from shared.run.retention import retention_of
 from shared.run.run_recipe import prompt_order, read_recipe
 from shared.store import ObjectStore
 from shared.store.previews import unpacked_previews
@@ -343,10 +344,10 @@ def _rules(recipe: Recipe | None) -> dict[str, str]:
     """Return how long objects are kept, by folder."""
     versions = "of versions that are needed"
     if recipe is not None:
-        run = recipe.run
+        run, best = recipe.run, retention_of(recipe).keep_best
         more = [
             *([f"every {run.keep_every}th"] if run.keep_every else []),
-            *([f"the {run.keep_best} best"] if run.keep_best else []),
+            *([f"the {best} best" if best > 1 else "the best"] if best else []),
         ]
         versions = ", ".join([f"of the {run.keep_last} newest versions", *more, "and those in use"])
     trajectories = GONE.removeprefix("deleted: media are kept ")

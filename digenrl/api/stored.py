@@ -15,11 +15,12 @@ from services.scheduler.core.outlook import per_second
 from services.scheduler.core.state import Phase
 from services.scheduler.core.usage import BatchUsage
 from services.scheduler.shell import api_batches, api_letters, committed
+from services.scheduler.shell.api_batches import VersionView
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, TagDecisionView, TagView, WorkerView
 from shared.run.dead_letters import page
 from shared.run.journal import PhaseChange, read_newest
-from shared.run.layout import staleness_key
+from shared.run.layout import staleness_key, weights_folder
 from shared.store import ObjectStore
 
 Limit = Annotated[int, Query(ge=1, le=200)]
@@ -139,6 +140,19 @@ def _decision(usage: BatchUsage) -> TagDecisionView | None:
     )  # fmt: skip
 
 
+async def with_figures(history: RunHistory, versions: list[VersionView]) -> list[VersionView]:
+    """Return versions with what only the store knows: evaluations, and whose weights are kept."""
+    figures, kept = history.figures(), set(await history.store.keys(weights_folder(history.run)))
+    best = history.best()
+    return [
+        each.model_copy(update={
+            "evaluated": figures.get(each.version), "is_best": each.version == best,
+            "is_kept": each.weights in kept,
+        })
+        for each in versions
+    ]  # fmt: skip
+
+
 def stored_routes(history: RunHistory) -> APIRouter:
     """Return the routes; they are described where the scheduler has them."""
     router = APIRouter(include_in_schema=False)
@@ -167,9 +181,10 @@ def _add_run(router: APIRouter, history: RunHistory) -> None:
         return tag_view(history)
 
     @router.get("/v1/versions")
-    async def versions(limit: Limit = 50, before: Before = None) -> list[api_batches.VersionView]:
+    async def versions(limit: Limit = 50, before: Before = None) -> list[VersionView]:
         await history.look()
-        return [committed.version_view(each) for each in history.steps[:before][-limit:][::-1]]
+        found = [committed.version_view(each) for each in history.steps[:before][-limit:][::-1]]
+        return await with_figures(history, found)
 
 
 def _add_batches(router: APIRouter, history: RunHistory) -> None:

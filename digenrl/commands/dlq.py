@@ -4,9 +4,10 @@ import base64
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from digenrl.commands.options import RUNS, AsJson, RunName, Runs, SchedulerAddress
 from shared.errors import UserError
@@ -14,8 +15,21 @@ from shared.errors import UserError
 if TYPE_CHECKING:
     from digenrl.dead_letters import Desk, State
 
+
+class ListsByDefault(TyperGroup):
+    """Takes `digenrl dlq RUN` for `digenrl dlq list RUN`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        names = [each for each in args if not each.startswith("-")]
+        if len(names) == 1 and names[0] not in self.commands:
+            args = ["list", *args]
+        return super().resolve_command(ctx, args)
+
+
 dlq = typer.Typer(
-    help="Dead letters of a run: messages that nobody could use, and attempts that failed.",
+    cls=ListsByDefault,
+    help="Dead letters of a run: messages that nobody could use, and attempts that failed. "
+    "`digenrl dlq RUN` lists them.",
     no_args_is_help=True,
 )
 Numbers = Annotated[list[int] | None, typer.Argument(help="numbers of letters")]
@@ -37,7 +51,7 @@ def list_letters(
     runs: Runs = RUNS,
 ) -> None:
     """List letters, newest first."""
-    from digenrl.dead_letters import after_list, desk_of, line_of
+    from digenrl.dead_letters import before_list, desk_of, line_of
 
     state: State = "all" if settled else "open"
     with desk_of(run, runs, scheduler) as desk:
@@ -45,10 +59,10 @@ def list_letters(
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
-    for each in found:
-        typer.echo(line_of(each))
-    if said := after_list(found, committed):
+    if said := before_list(found, committed, run):
         typer.echo(said)
+    for each in found:
+        typer.echo(line_of(each, committed))
     if not found:
         typer.echo("no dead letters")
     elif len(found) == limit:
@@ -63,11 +77,12 @@ def show(
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Show all that is known of a letter, and its bytes."""
-    from digenrl.dead_letters import desk_of
+    """Show all that is known of a letter, what has become of its work, and its bytes."""
+    from digenrl.dead_letters import desk_of, outcome_of_letter
 
     with desk_of(run, runs, scheduler) as desk:
-        found = desk.letter(number)
+        found, committed = desk.letter(number), desk.committed()
+    found["outcome"] = outcome_of_letter(found, committed)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return

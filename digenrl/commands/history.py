@@ -43,15 +43,18 @@ def versions(
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """List the newest policy versions of a run, and which workers have loaded each."""
+    """List the newest policy versions of a run: how good each is, whether its weights are kept, and
+    which workers have loaded it."""
 
     async def stored(store: "ObjectStore") -> "list[VersionView]":
+        from digenrl.api.stored import with_figures
+        from digenrl.view.history import RunHistory
         from services.scheduler.shell.committed import version_view
-        from shared.run.chain import read_chain
 
-        chain = await read_chain(store, run)
-        steps = await chain.page(chain.version + 1 if before is None else before, limit)
-        return [version_view(each) for each in steps]
+        history = RunHistory(store, run)
+        await history.look()
+        steps = history.steps[:before][-limit:][::-1]
+        return await with_figures(history, [version_view(each) for each in steps])
 
     def asked(client: "Client") -> "list[VersionView]":
         return client.list_versions(limit, before)
@@ -61,9 +64,12 @@ def versions(
         typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
         return
     table(
-        ("version", "reward of its batch", "digest of its weights", "s to load", "loaded now by"),
+        (
+            "version", "reward of its batch", "evaluated", "weights", "digest of its weights",
+            "s to load", "loaded now by",
+        ),
         [_version_row(each, before) for each, before in zip_longest(found, found[1:])],
-    )
+    )  # fmt: skip
     if found and found[-1].version:
         typer.echo(f"older ones: --before {found[-1].version}")
 
@@ -75,14 +81,16 @@ def _version_row(each: "VersionView", before: "VersionView | None") -> tuple[str
     digest = each.weights_digest[:12]
     if before is not None and before.weights_digest == each.weights_digest:
         digest += f" as {before.version}"
-    return str(each.version), reward, digest, pace, ", ".join(each.adopted_by)
+    evaluated = "" if each.evaluated is None else f"{each.evaluated:.3f}{' best' * each.is_best}"
+    kept = {None: "", True: "kept", False: "deleted"}[each.is_kept]
+    return str(each.version), reward, evaluated, kept, digest, pace, ", ".join(each.adopted_by)
 
 
 def samples(
     run: RunName,
     batch: Annotated[
         int | None,
-        typer.Argument(metavar="[BATCH]", min=0, help="number of the batch; or give --step"),
+        typer.Argument(metavar="[BATCH]", min=0, help="its number; by default the newest"),
     ] = None,
     step: Annotated[
         int | None, typer.Option(min=1, help="optimizer step: step 20 trained batch 19")
@@ -95,26 +103,30 @@ def samples(
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """List samples of a committed batch with rewards and scores; by default the worst first.
+    """List samples of a committed batch with rewards and scores; by default of the newest one,
+    the worst first.
 
     Examples: `digenrl samples demo --step 20`, `digenrl samples demo 19 --order best --limit 5`.
     """
-    wanted = _batch(batch, step)
     if order not in ("worst", "best", "number"):
         raise UserError(f"--order: {order} is none of worst, best, number")
 
     async def stored(store: "ObjectStore") -> "SamplePage | None":
         from digenrl.api.past import Past
+        from shared.run.chain import read_chain
 
-        return await Past(store, run).samples(wanted, after or 0, limit, order)  # type: ignore[arg-type]
+        newest = (await read_chain(store, run)).version - 1
+        number = _chosen(run, batch, step, newest)
+        return await Past(store, run).samples(number, after or 0, limit, order)  # type: ignore[arg-type]
 
     def asked(client: "Client") -> "SamplePage | None":
-        return client.list_samples(wanted, order, limit, _text(after))  # type: ignore[arg-type]
+        number = _chosen(run, batch, step, client.get_run().step - 1)
+        return client.list_samples(number, order, limit, _text(after))  # type: ignore[arg-type]
 
     page = _from_either(runs / run, scheduler, token_file, asked, stored)
     if page is None:
         raise UserError(
-            f"BATCH: {wanted} is not committed" if step is None
+            f"BATCH: {batch} is not committed" if step is None
             else f"--step: step {step} is not committed"
         )  # fmt: skip
     if as_json:
@@ -142,15 +154,19 @@ def _sample_row(each: "SampleHistory") -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _batch(batch: int | None, step: int | None) -> int:
-    """Return the number of the batch.
+def _chosen(run: str, batch: int | None, step: int | None, newest: int) -> int:
+    """Return the number of the batch that is asked for: by itself, by its step, or the newest.
 
     Raises:
-        UserError: unless one of both is given.
+        UserError: if both are given, or there is no batch.
     """
-    if (batch is None) == (step is None):
+    if batch is not None and step is not None:
         raise UserError("BATCH: name a batch, or with --step a step, which trained the one before")
-    return batch if batch is not None else (step or 1) - 1
+    number = newest if batch is None else batch
+    number = number if step is None else step - 1
+    if number < 0:
+        raise UserError(f"RUN: {run} has no committed batch yet")
+    return number
 
 
 def _text(cursor: int | None) -> str:

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterable
 
-from digenrl.evaluation.records import EvaluationRecord, Quality
+from digenrl.evaluation.records import EvaluationRecord
+from shared.recipe.recipe import Recipe
+from shared.run.evaluations import worth_of
 from shared.run.layout import evaluations_folder
 from shared.store import ObjectStore
 
@@ -20,23 +22,25 @@ def comparable(keys: Iterable[str]) -> list[str]:
     return sorted(max(found.values(), key=_count, default=()))
 
 
-def worth_of(quality: Quality) -> float:
-    """Return what a version is chosen by: its mean gold reward, or without one its reward."""
-    gold = [*quality.gold.values()]
-    known = [
-        each for each in (quality.gold_accuracy, quality.gold_svm_accuracy) if each is not None
-    ]
-    values = gold or known or [quality.reward]
-    return sum(values) / len(values)
-
-
 def _count(keys: list[str]) -> int:
     return len(keys)
 
 
-async def ranked_versions(store: ObjectStore, run: str) -> list[int]:
+async def ranked_versions(store: ObjectStore, recipe: Recipe) -> list[int]:
     """Return the evaluated versions of a run, the best first, and the older of two equal ones."""
-    keys = comparable(await store.keys(evaluations_folder(run)))
+    keys = comparable(await store.keys(evaluations_folder(recipe.run.name)))
     records = [EvaluationRecord.model_validate_json(await store.read(key) or b"") for key in keys]
-    records.sort(key=lambda each: -worth_of(each.quality))
-    return [each.version for each in records]
+    return ranked(records, recipe)
+
+
+def ranked(records: Iterable[EvaluationRecord], recipe: Recipe) -> list[int]:
+    """Return the versions of evaluations, the best first, and the older of two equal ones."""
+    worths = {each.version: figure_of(each, recipe) for each in records}
+    return sorted(worths, key=lambda version: (-worths[version], version))
+
+
+def figure_of(record: EvaluationRecord, recipe: Recipe) -> float:
+    """Return what a version is compared by: what `run.keep_best` goes by as well."""
+    weights = {each.name: each.weight for each in recipe.evaluation.scorers}
+    worth = worth_of(record.quality, weights)
+    return record.quality.reward if worth is None else worth

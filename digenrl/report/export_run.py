@@ -43,7 +43,7 @@ async def export_run(
     except IntegrityError as error:
         raise UserError(
             f"--version: the weights of version {record.policy.version} are not kept ({error}); "
-            f"{await _kept(store, run)}run.keep_every and run.keep_best keep more"
+            f"{await _kept(store, recipe)}run.keep_every and run.keep_best keep more"
         ) from error
     await asyncio.to_thread(export_adapter, out, weights, recipe, layout)
     return record.policy.version, await asyncio.to_thread(lambda: sorted(out.iterdir()))
@@ -54,7 +54,7 @@ async def _version(store: ObjectStore, recipe: Recipe, version: Wanted) -> Commi
     if not chain:
         raise UserError(f"--run: {recipe.run.name} has no version yet")
     if version == "best":
-        version = await _best(store, recipe.run.name)
+        version = await _best(store, recipe)
     if version == "newest":
         return (await with_weights_to_use(store, recipe, chain))[-1]
     found = next((each for each in chain if each.policy.version == version), None)
@@ -64,13 +64,14 @@ async def _version(store: ObjectStore, recipe: Recipe, version: Wanted) -> Commi
     return found
 
 
-async def _best(store: ObjectStore, run: str) -> int:
+async def _best(store: ObjectStore, recipe: Recipe) -> int:
     """Return the version that is best by its evaluation.
 
     Raises:
         UserError: if none is evaluated.
     """
-    ranked = await ranked_versions(store, run)
+    run = recipe.run.name
+    ranked = await ranked_versions(store, recipe)
     if not ranked:
         raise UserError(
             f"--version: no version of {run} is evaluated, so none is known to be the best. While "
@@ -81,14 +82,29 @@ async def _best(store: ObjectStore, run: str) -> int:
     return ranked[0]
 
 
-async def _kept(store: ObjectStore, run: str) -> str:
-    """Say which versions' weights are in the store, as a part of a sentence."""
+async def _kept(store: ObjectStore, recipe: Recipe) -> str:
+    """Say which versions' weights are kept, and which is the best of them, within a sentence."""
+    run = recipe.run.name
     there = set(await store.keys(weights_folder(run)))
     kept = [
         record.policy.version for record in await commit_chain(store, run)
         if record.learned.ref.key in there
     ]  # fmt: skip
-    return f"those of {_ranges(kept)} are; " if kept else ""
+    return kept_in_words(kept, await ranked_versions(store, recipe))
+
+
+def kept_in_words(kept: list[int], ranked: list[int]) -> str:
+    """Say which versions are kept, and which of them is the best.
+
+    Args:
+        ranked: evaluated versions, the best first.
+
+    >>> kept_in_words([0, 4, 5], [2, 5, 0])
+    'those of 0, 4 to 5 are; of these `--version 5` has the best evaluation; '
+    """
+    best = next((each for each in ranked if each in kept), None)
+    said = f"those of {_ranges(kept)} are; " if kept else ""
+    return said if best is None else f"{said}of these `--version {best}` has the best evaluation; "
 
 
 def _ranges(numbers: list[int]) -> str:

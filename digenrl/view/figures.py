@@ -12,7 +12,7 @@ from digenrl.api.past import rank
 from digenrl.api.shown import other_figures
 from digenrl.view.history import RunHistory
 from digenrl.view.words import words_of
-from shared.run.dead_letters import DeadLetter, Letters, page, why_not_retried
+from shared.run.dead_letters import DeadLetter, Letters, outcome_of, page, why_not_retried
 
 PER_PAGE = 50
 """Rows of a table."""
@@ -84,7 +84,8 @@ def sample_of(group: Sequence[SampleHistory], number: int) -> dict[str, Any] | N
 def letters_of(
     kept: Sequence[tuple[DeadLetter, Letters]], committed: int, before: int | None
 ) -> dict[str, Any]:
-    """Return a page of dead letters, each with why a retry would not help, and why most are here.
+    """Return a page of dead letters, each with why a retry would not help and what has become of
+    its work, and why most are here.
 
     Args:
         committed: number of committed batches.
@@ -93,7 +94,13 @@ def letters_of(
     reasons = Counter(letter.reason for letter, state in kept if state == "open")
     return {
         "letters": [
-            (each, state, why_not_retried(each.kind, each.work, committed)) for each, state in shown
+            (
+                each,
+                state,
+                why_not_retried(each.kind, each.work, committed),
+                outcome_of(state, each.kind, each.work, committed),
+            )
+            for each, state in shown
         ],
         "reasons": reasons.most_common(FREQUENT),
     }

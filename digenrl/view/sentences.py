@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from digenrl.report.summary import ScheduleSummary
-from digenrl.view.words import QUEUES
+from digenrl.view.words import QUEUES, clock
 from services.scheduler.core.usage import BUSY
 from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.run.chain import Step
@@ -24,8 +24,8 @@ between groups, and is learned from times that are not disturbed."""
 GOOD_FORECAST = 0.8
 """Part of the bound from which a schedule leaves little to be had."""
 SLOWER_THAN_FORECAST = (
-    "It is slower than its schedule explains: look for late queues, the slowest worker, waits for "
-    "rewards or weights, restarts."
+    "It is slower than its schedule explains. First see to alarms of what is late or fails, then "
+    "to the slowest worker (`digenrl workers RUN`), then to restarts (`digenrl logs RUN`)."
 )
 FORECAST_BELOW_BOUND = (
     "The schedule leaves devices idle: another split, schedule.tag or schedule.max_staleness may "
@@ -43,8 +43,8 @@ REMEDIES: Mapping[str, tuple[str, str]] = {
     ),
     "waiting_for_reward": (
         "for rewards",
-        "a faster scorer, or more reward.workers: end the run, and go on with `digenrl up RECIPE "
-        "--resume --reward.workers N`",
+        "a faster scorer, or more reward.workers (a run that is ended and resumed takes another "
+        "number: `digenrl up RECIPE --resume --reward.workers N`)",
     ),
     "tail": (
         "at the end of a batch for the slowest device",
@@ -159,13 +159,15 @@ def _letters(run: str, number: int, letters: Sequence[tuple[float, str]] | None)
     line = f"{number} {are} open: `digenrl dlq list {run}` has why"
     if letters is None:
         return [line]
-    late = [reason for found, reason in letters if found > time.time() - RECENT_S]
+    ages = [time.time() - found for found, _ in letters]
+    late = [reason for age, (_, reason) in zip(ages, letters, strict=True) if age < RECENT_S]
     if not late:
         return []
     [(reason, times)] = Counter(late).most_common(1)
     return [
-        f"{line}; {len(late)} came in the last {RECENT_S // 60:.0f} minutes, {times} of them for: "
-        f"{reason}. What fails is done up to three times, which takes its time from all else"
+        f"{line}; {len(late)} came in the last {RECENT_S // 60:.0f} minutes, the last one "
+        f"{clock(max(0.0, min(ages)))} ago, {times} of them for: {reason}. What fails is done up "
+        "to three times, which takes its time from all else"
     ]
 
 

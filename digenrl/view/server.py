@@ -28,7 +28,6 @@ from digenrl.api.front import api_routes
 from digenrl.api.past import Order, Past
 from digenrl.api.stored import load_view
 from digenrl.api.what_if import POOL, Refused, WhatIf
-from digenrl.evaluation.best import worth_of
 from digenrl.report.summary import summarise_schedule
 from digenrl.view import sentences
 from digenrl.view.figures import (
@@ -228,7 +227,7 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
         await history.look()
         measured = {each.version: each.quality for each in history.evaluations}
         shown = history.steps[:before][-PER_PAGE:][::-1]
-        best = max(measured, key=lambda version: worth_of(measured[version]), default=None)
+        best = history.best()
         there = set(await history.store.keys(weights_folder(history.run)))
         newest = await pages.view.live.get(f"/v1/versions?limit={PER_PAGE}") or []
         adopted = {each["version"]: each for each in newest}

@@ -62,10 +62,10 @@ class RunState(BaseModel):
         workers = ", ".join(f"{number} {service}" for service, number in counts.items())
         return [
             f"{self.run}: {self.status}; step {self.step} of {self.steps}{reward}{left}",
-            *([f"workers: {workers}"] if workers else []),
-            *([said] if (said := sentences.throughput(self.load.model_dump())) else []),
-            *([self.bottleneck] if self.bottleneck else []),
             *(f"! {alarm}" for alarm in self.alarms),
+            *([self.bottleneck] if self.bottleneck else []),
+            *([said] if (said := sentences.throughput(self.load.model_dump())) else []),
+            *([f"workers: {workers}"] if workers else []),
         ]
 
 

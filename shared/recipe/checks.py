@@ -65,14 +65,12 @@ def _check_adapter(tables: Tables) -> None:
 
 def _check_best(tables: Tables) -> None:
     table = tables.evaluation
-    if table.every and (table.scorers or table.digits):
-        return
-    if tables.run.keep_best:
+    if tables.run.keep_best and not table.every:
         raise ValueError(
-            "run.keep_best: compares versions by gold rewards measured during the run; set "
-            "evaluation.every and [[evaluation.scorers]]"
+            "run.keep_best: compares versions by what is measured during the run; set "
+            "evaluation.every"
         )
-    if tables.run.stop_at is not None:
+    if tables.run.stop_at is not None and not (table.every and (table.scorers or table.digits)):
         raise ValueError(
             "run.stop_at: is reached by gold rewards measured during the run; set evaluation.every "
             "and [[evaluation.scorers]]"

@@ -73,8 +73,9 @@ class Run(Table):
     """Newest versions whose weights and checkpoint are kept."""
     keep_every: Positive | None = None
     """Versions from one that is kept for good to the next."""
-    keep_best: Positive | None = None
-    """Versions that are kept as well because no evaluated one is better, by the gold rewards."""
+    keep_best: NonNegative | None = None
+    """Versions that are kept as well because no evaluated one is better, by the gold rewards, or
+    without any by the reward. By default 1 where `evaluation.every` is set."""
     stop_at: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Gold figure, as `keep_best` compares, that ends the run once two evaluations in a row have
     reached it; without it, a run takes all its steps."""

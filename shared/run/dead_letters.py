@@ -99,6 +99,25 @@ def why_not_retried(kind: Kind, work: Work | None, committed: int) -> str | None
     return "what it says is not true" if kind == "refused" else None
 
 
+def outcome_of(state: Letters, kind: Kind, work: Work | None, committed: int) -> str:
+    """Return in words what has become of what a letter is about; empty while that is not known.
+
+    Args:
+        state: what somebody has done about the letter.
+        work: what it is about.
+        committed: number of committed batches.
+    """
+    if kind == "unscored":
+        return "its samples count without a score"
+    if work is not None and work.batch < committed:
+        return f"done since: batch {work.batch} is committed"
+    if state == "dropped":
+        return "nobody needs it any more"
+    if state == "retried":
+        return "being done again" if work is not None else "sent again"
+    return "its message was not used" if kind == "refused" else ""
+
+
 def encoded(data: bytes) -> str:
     """Return bytes as a letter holds them."""
     return base64.b64encode(data[:MAX_DATA]).decode()

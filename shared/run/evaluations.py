@@ -2,14 +2,16 @@
 
 The gold figure of a version is the weighted sum of its gold rewards (`evaluation.scorers`), as the
 training reward is one of the training rewards; without any, the accuracy of the held-out digit
-judge (`evaluation.digits`).
+judge (`evaluation.digits`). Versions are compared by it, and by the mean training reward where
+nothing else was measured.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
 import structlog
 from pydantic import BaseModel, FiniteFloat, ValidationError
@@ -26,6 +28,7 @@ log = structlog.get_logger()
 class _Quality(BaseModel):
     gold: dict[str, FiniteFloat] = {}
     gold_accuracy: FiniteFloat | None = None
+    reward: FiniteFloat | None = None
 
 
 class _Record(BaseModel):
@@ -44,6 +47,34 @@ def reached(figures: Iterable[Mapping[int, float]], goal: float) -> int | None:
     return min(found, default=None)
 
 
+class Measured(Protocol):
+    """What an evaluation has found, as far as versions are compared by it."""
+
+    @property
+    def gold(self) -> Mapping[str, float]: ...
+    @property
+    def gold_accuracy(self) -> float | None: ...
+    @property
+    def reward(self) -> float | None: ...
+
+
+def gold_figure(quality: Measured, weights: Mapping[str, float]) -> float | None:
+    """Return the gold figure of an evaluation; None if it has no gold reward.
+
+    Args:
+        weights: weight of each gold reward; 1 for others.
+    """
+    if not quality.gold:
+        return quality.gold_accuracy
+    return sum(weights.get(name, 1.0) * value for name, value in quality.gold.items())
+
+
+def worth_of(quality: Measured, weights: Mapping[str, float]) -> float | None:
+    """Return what versions are compared by: the gold figure, or without one the reward."""
+    gold = gold_figure(quality, weights)
+    return quality.reward if gold is None else gold
+
+
 @dataclass(slots=True)
 class GoldFigures:
     """Reads each record once: records never change."""
@@ -52,27 +83,35 @@ class GoldFigures:
     run: str
     weights: Mapping[str, float]
     """Weight of each gold reward."""
-    _known: dict[str, float | None] = field(default_factory=dict)
+    _known: dict[str, _Quality | None] = field(default_factory=dict)
 
     async def read(self) -> list[dict[int, float]]:
-        """Return the figure of each version that has one, for each set of evaluation settings."""
+        """Return the gold figure of each version that has one, for each set of evaluation
+        settings."""
+        return await self._by_settings(gold_figure)
+
+    async def worths(self) -> list[dict[int, float]]:
+        """Return by what each evaluated version is compared with others of the same settings."""
+        return await self._by_settings(worth_of)
+
+    async def _by_settings(
+        self, figure_of: Callable[[Measured, Mapping[str, float]], float | None]
+    ) -> list[dict[int, float]]:
         found: defaultdict[str, dict[int, float]] = defaultdict(dict)
         for key in await self.store.keys(evaluations_folder(self.run)):
             match = RECORD.search(key)
             if match is not None:
                 if key not in self._known:
-                    self._known[key] = await self._figure(key)
-                figure = self._known[key]
+                    self._known[key] = await self._quality(key)
+                quality = self._known[key]
+                figure = None if quality is None else figure_of(quality, self.weights)
                 if figure is not None:
                     found[match[1]][int(match[2])] = figure
         return list(found.values())
 
-    async def _figure(self, key: str) -> float | None:
+    async def _quality(self, key: str) -> _Quality | None:
         try:
-            quality = _Record.model_validate_json(await self.store.read(key) or b"").quality
+            return _Record.model_validate_json(await self.store.read(key) or b"").quality
         except ValidationError:
             log.warning("evaluation_unreadable", key=key)
             return None
-        if not quality.gold:
-            return quality.gold_accuracy
-        return sum(self.weights.get(name, 1.0) * value for name, value in quality.gold.items())

@@ -31,7 +31,7 @@ NEWEST_BATCHES = 2
 """Batches whose trajectories are being made or used: one is trained, one is generated."""
 
 Figures = Iterable[Mapping[int, float]]
-"""Gold figures by version, of each set of evaluation settings: only those of one are comparable."""
+"""What versions are compared by, of each set of evaluation settings: others do not compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Retention:
     evaluate_every: int | None = None
     """Every how many versions one is evaluated; None if none is."""
     gold_weights: Mapping[str, float] = field(default_factory=dict)
-    """Weight of each gold reward in what `keep_best` compares."""
+    """Weight of each gold reward in what `keep_best` compares (`evaluations.worth_of`)."""
 
     def kept(
         self,
@@ -88,15 +88,19 @@ async def kept_now(
         newest,
         in_use=in_use,
         measured=await measured_versions(store, run),
-        gold=[] if retention.keep_best is None else await gold.read(),
+        gold=[] if retention.keep_best is None else await gold.worths(),
     )
 
 
 def retention_of(recipe: Recipe) -> Retention:
+    """Return what a recipe keeps: of an evaluated run the best version, if it says nothing else."""
+    keep_best = recipe.run.keep_best
+    if keep_best is None and recipe.evaluation.every is not None:
+        keep_best = 1
     return Retention(
         keep_last=recipe.run.keep_last,
         keep_every=recipe.run.keep_every,
-        keep_best=recipe.run.keep_best,
+        keep_best=keep_best,
         max_staleness=recipe.schedule.staleness_limit,
         evaluate_every=recipe.evaluation.every,
         gold_weights={each.name: each.weight for each in recipe.evaluation.scorers},
@@ -180,7 +184,7 @@ def stored_bytes(recipe: Recipe, trained_bytes: int) -> int:
             `model.dtype`; where that is of half precision, a checkpoint holds them in float32.
     """
     retention, steps = retention_of(recipe), recipe.run.steps
-    num_kept = len(retention.kept(steps)) + (recipe.run.keep_best or 0)
+    num_kept = len(retention.kept(steps)) + (retention.keep_best or 0)
     num_versions = num_kept + 1  # and the one that is being stored
     num_copies = 1.0 + 2 + (recipe.trainer.ema is not None)
     num_copies += 2 * (recipe.algorithm.nft_decay > 0)

@@ -96,8 +96,9 @@ def test_a_run_that_is_over_shows_versions_samples_and_who_has_asked(
 ) -> None:
     past_run(tmp_path)
     monkeypatch.setenv("DIGENRL_STORE_URL", f"file://{tmp_path}")
-    shown = [line.split()[0] for line in run("versions", RUN).output.splitlines()]
-    assert shown == ["version", "1", "0"]
+    names, newest, first = run("versions", RUN).output.splitlines()
+    assert names.split()[0] == "version" and newest.split()[0] == "1" and first.split()[0] == "0"
+    assert "deleted" in newest and "evaluated" in names
     names, unscored, first, *_ = run("samples", RUN, "0").output.splitlines()
     assert names.split()[:3] == ["group/sample", "reward", "advantage"]
     assert first.split()[:2] == ["0/3", "0.000"] and first.split()[2].startswith("-")
@@ -105,11 +106,11 @@ def test_a_run_that_is_over_shows_versions_samples_and_who_has_asked(
     page = json.loads(run("samples", RUN, "0", "--order", "best", "--limit", "1", "--json").output)
     assert page["samples"][0]["reward"] == 1.0 and page["next"] == "1"
     assert run("audit", RUN).output == "nobody has asked for anything\n"
+    assert run("samples", RUN).output == run("samples", RUN, "0").output, "the newest batch"
     assert json.loads(run("samples", RUN, "--step", "1", "--json").output)["next"] is None
     for arguments, fault in (
         (["7"], "BATCH: 7 is not committed"),
         (["--step", "7"], "--step: step 7 is not committed"),
-        ([], "BATCH: name a batch, or with --step"),
         (["0", "--step", "1"], "BATCH: name a batch, or with --step"),
     ):
         with pytest.raises(UserError, match=fault):

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from digenrl.cli import app
 from digenrl.commands.export import _version
 from digenrl.evaluation.best import ranked_versions
-from digenrl.report.export_run import Wanted, export_run
+from digenrl.report.export_run import Wanted, export_run, kept_in_words
 from digenrl.report.layouts import Layout
 from shared.errors import UserError
+from shared.run.run_recipe import needed_recipe
 from tests.follow.runs import RUN, Run
 from tests.view.stored import stored_run
 
@@ -26,9 +27,15 @@ def test_the_best_version_is_that_of_the_best_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = stored_run(tmp_path, timelines=False)
-    assert asyncio.run(ranked_versions(run.store, RUN)) == [0, 4], "equal gold: the older one"
+    recipe = asyncio.run(needed_recipe(run.store, RUN))
+    ranked = asyncio.run(ranked_versions(run.store, recipe))
+    assert ranked == [0, 4], "equal gold: the older one"
     with pytest.raises(UserError, match=r"weights of version 0 are not kept .*run\.keep_every"):
         exported(run, "best", monkeypatch, tmp_path / "out")
+    assert kept_in_words([3, 4], ranked).endswith(
+        "of these `--version 4` has the best evaluation; "
+    )
+    assert kept_in_words([3], ranked) == "those of 3 are; " and kept_in_words([], ranked) == ""
     young = Run(tmp_path / "young").begin()
     with pytest.raises(UserError, match=r"no version of test is evaluated.*`digenrl evaluate test"):
         exported(young, "best", monkeypatch, tmp_path / "out")

@@ -99,6 +99,7 @@ def test_dead_letters_are_an_alarm_while_they_come_with_what_they_cost() -> None
     late = [(now - 5, "no table of sevens"), (now - 9, "no table of sevens"), (now - 7, "other")]
     [line] = alarms(run, (), (), (), [*late, (now - 3600, "old")])
     assert line.startswith("9 dead letters are open") and "3 came in the last 10 minutes" in line
+    assert "the last one 5 s ago" in line
     assert "2 of them for: no table of sevens. What fails is done up to three times" in line
     assert alarms(run, (), (), (), [(now - 3600, "old")]) == []
     [line] = alarms(run, (), ())  # when they came is not known

@@ -93,8 +93,10 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
 
     monkeypatch.setattr(dead_letters, "desk_of", here)
     monkeypatch.setattr(dead_letters, "PAGE", 2)
-    *listed, hint = dlq("list", "test").output.splitlines()
-    assert len(listed) == 5 and hint.startswith("a retry would change nothing")
+    hint, *listed = dlq("list", "test").output.splitlines()
+    assert len(listed) == 5 and hint.startswith("nothing is left to be done again")
+    assert dlq("test").output.splitlines() == [hint, *listed], "the list is what a run's name asks"
+    assert "outcome: " in dlq("show", "test", "1").output
     assert dlq("drop", "test", "2").output == "2: nobody needs it any more\n"
     assert dlq("drop", "test", "7").output == "7: there is no dead letter 7\n"
     said = dlq("retry", "test", "--all", "--json")
@@ -109,10 +111,17 @@ def test_a_list_says_which_letters_a_retry_may_help() -> None:
         return {"number": number, "state": "open", "kind": "failed", "work": work}
 
     done, under_way = failed(1, 2), failed(2, 3)
-    after_list = dead_letters.after_list
-    assert after_list([under_way, done], 3).startswith("a retry may help: 2; ")
-    assert after_list([done], 3).startswith("a retry would change nothing")
-    assert after_list([done], None) == "" == after_list([under_way | {"state": "retried"}], 3)
+    before_list, outcome = dead_letters.before_list, dead_letters.outcome_of_letter
+    hint = before_list([under_way, done], 3, "demo")
+    assert hint.startswith("a retry may help 1 of 2: `digenrl dlq retry demo 2`; ")
+    assert before_list([done], 3, "demo").startswith("nothing is left to be done again")
+    retried = under_way | {"state": "retried"}
+    assert before_list([done], None, "demo") == "" == before_list([retried], 3, "demo")
+    assert [outcome(each, 3) for each in (done, under_way, retried)] == [
+        "done since: batch 2 is committed", "", "being done again",
+    ]  # fmt: skip
+    assert outcome(retried, 4) == "done since: batch 3 is committed"
+    assert outcome(retried | {"kind": "unscored"}, 4) == "its samples count without a score"
 
 
 def test_a_command_without_numbers_says_what_it_needs() -> None:

@@ -15,6 +15,7 @@ from shared.run.retention import (
     Retention,
     deletable,
     named_by,
+    retention_of,
     stored_bytes,
     trajectory_bytes,
 )
@@ -167,6 +168,14 @@ def test_the_best_versions_stay_and_of_equal_ones_the_older() -> None:
     assert Retention(keep_last=1, keep_best=1).kept(100, gold=[gold]) == {0, 5, 100}
     assert best.kept(100, gold=[{5: 0.9}, {7: 0.2, 9: 0.1, 11: 0.3}]) == {0, 5, 7, 11, 100}
     assert Retention(keep_last=1).kept(100, gold=[gold]) == {0, 100}
+
+
+def test_the_best_version_of_a_run_that_is_evaluated_is_kept() -> None:
+    evaluated = {"evaluation.every": 5}
+    assert retention_of(recipe_of({})).keep_best is None
+    assert retention_of(recipe_of(evaluated)).keep_best == 1
+    assert retention_of(recipe_of(evaluated | {"run.keep_best": 0})).keep_best == 0
+    assert Retention(keep_last=1, keep_best=0).kept(9, gold=[{5: 0.9}]) == {0, 9}
 
 
 def test_an_object_that_is_in_no_folder_of_the_run_is_never_deleted() -> None:
