@@ -58,8 +58,10 @@ class GradientTransaction:
     """Number of optimizer steps since the batch began."""
     num_network_rows: int = 0
     """Number of rows that the network has computed with a gradient, ever."""
-    _adapter: list[Any] | None = None
-    """The adapter's layers, once they are known: looking for them takes a small pass's time."""
+    _adapter: list[Any] = field(default_factory=list)
+    """The adapter's layers."""
+    _is_ready: bool = False
+    """Whether this batch has set the network as it trains: that takes as long as a small pass."""
     kind: AdvantageKind = "final"
     """What advantages are, where a group does not say it."""
     one_forward: bool = True
@@ -108,6 +110,7 @@ class GradientTransaction:
         self.tally = Tally()
         self.num_skipped = 0
         self.num_steps = 0
+        self._is_ready = False
 
     def skip(self, num_rows: int) -> None:
         """Leaves out rows whose gradient is zero; may be called beside `accumulate`."""
@@ -139,8 +142,7 @@ class GradientTransaction:
             Untrainable: if the network cannot take its tensors.
         """
         network = self.model.transformer
-        network.eval()  # as it samples: a replay equals its sample
-        self._enable_adapter(True)
+        self._make_ready()
         device = next(each.device for each in network.parameters() if each.requires_grad)
         if isinstance(group, MergesRows) and kind != "excess":
             self._tally.note_states(group.num_states)
@@ -237,18 +239,29 @@ class GradientTransaction:
         if self.reference is not None:
             with self.reference.in_use():
                 return self.velocity(latents, sigma, conditions)
-        self._enable_adapter(False)
+        self._make_ready()
+        self._pass_by_adapter(True)
         try:
             return self.velocity(latents, sigma, conditions)
         finally:
-            self._enable_adapter(True)
+            self._pass_by_adapter(False)
 
-    def _enable_adapter(self, enabled: bool) -> None:
-        """Switches the adapter; its parameters require gradients only while it is on."""
-        if self._adapter is None:
-            from peft.tuners.tuners_utils import BaseTunerLayer
+    def _make_ready(self) -> None:
+        """Sets the network as it samples, so that a replay equals its sample, its adapter on."""
+        network = self.model.transformer
+        off = network.training or any(layer.disable_adapters for layer in self._adapter)
+        if self._is_ready and not off:
+            return
+        from peft.tuners.tuners_utils import BaseTunerLayer
 
-            modules = self.model.transformer.modules()
-            self._adapter = [each for each in modules if isinstance(each, BaseTunerLayer)]
+        network.eval()
+        self._adapter = [each for each in network.modules() if isinstance(each, BaseTunerLayer)]
         for layer in self._adapter:
-            layer.enable_adapters(enabled)
+            layer.enable_adapters(True)
+        self._is_ready = True
+
+    def _pass_by_adapter(self, passed_by: bool) -> None:
+        # peft's `enable_adapters` walks every parameter to switch what requires a gradient as well,
+        # which no pass without gradients needs, and takes a small network as long as two layers.
+        for layer in self._adapter:
+            layer._disable_adapters = passed_by

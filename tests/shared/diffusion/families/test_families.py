@@ -98,7 +98,8 @@ def test_without_noise_the_sampler_is_the_pipeline(tiny: Tiny) -> None:
         theirs = tiny.theirs(start, guidance, "latent")
         sigmas = tuple(tiny.pipeline.scheduler.sigmas.tolist())
         ours = sampled(tiny, sigmas, guidance)
-        assert float((ours - theirs).abs().max()) <= 2e-6, (tiny.family, guidance)
+        largest = max(1.0, float(theirs.abs().max()))  # float32 rounds in proportion to it
+        assert float((ours - theirs).abs().max()) <= 2e-6 * largest, (tiny.family, guidance)
         pixels = torch.as_tensor(tiny.theirs(start, guidance, "pt"))
         torch.testing.assert_close(tiny.model.decode(ours), pixels, rtol=0, atol=1e-5)
 
