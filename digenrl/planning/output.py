@@ -63,7 +63,7 @@ def show_plan(advice: Advice, console: Console) -> None:
             choice.schedule.mode,
             words(choice.split.rollout),
             words(choice.split.trainer) + (where and f" ({where})"),
-            str(choice.schedule.fixed_fragment),
+            str(choice.schedule.fixed_fragment or "auto"),
             _help_words(choice),
             str(choice.schedule.staleness_limit),
             _seconds(choice.step_seconds),
@@ -179,7 +179,7 @@ def _show_techniques(
     for row in rows:
         found, seconds = row.simulated, row.simulated.step_seconds
         table.add_row(
-            row.name, str(row.schedule.fixed_fragment), str(row.schedule.tag or "off"),
+            row.name, str(row.schedule.fixed_fragment or "auto"), str(row.schedule.tag or "off"),
             _seconds(seconds), f"{found.utilisation:.0%}",
             f"{sum(found.busy['rollout'].values()):.0%}",
             f"{sum(found.busy['trainer'].values()):.0%}",
@@ -296,7 +296,7 @@ def _technique(row: Technique) -> dict[str, Any]:
 def _schedule(schedule: RunSchedule) -> dict[str, Any]:
     return {
         "mode": schedule.mode,
-        "fragment_size": schedule.fixed_fragment,
+        "fragment_size": schedule.fixed_fragment or "auto",
         "tsp": schedule.tsp,
         "tag_groups": schedule.tag,
         "max_staleness": schedule.staleness_limit,

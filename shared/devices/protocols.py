@@ -8,7 +8,7 @@ one device they are made one at a time. Real devices are in `shared.diffusion` a
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from shared.devices.slices import GroupSlice
 from shared.messages.contracts import GenerateFragment
@@ -188,6 +188,18 @@ class TrainingDevice(Protocol):
             OutOfMemory: if it does not fit, and the batch has to be begun again.
             RanksLost: if it does not fit one of several ranks, and the others wait for that one.
         """
+
+
+@runtime_checkable
+class JoinsGroups(Protocol):
+    """A device that trains merged steps of several groups in one pass."""
+
+    @property
+    def groups_at_once(self) -> int:
+        """How many had better be trained together; 1 if each alone."""
+
+    async def accumulate_together(self, groups: Sequence[GroupData]) -> None:
+        """Add the gradients of whole groups; raises what `TrainingDevice.accumulate` does."""
 
 
 class Training(Protocol):

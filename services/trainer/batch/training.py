@@ -179,6 +179,8 @@ class BatchTraining:
         for group in held:
             if group.command.group in batch.part:
                 await self._take(batch, group)
+        if batch.num_taken == self._part_size:
+            self._pool.train_all()
 
     async def _take(self, batch: BatchInTraining, group: AdmittedGroup) -> None:
         command, work, tell = group.command, group.work, batch.outcomes.put_nowait
@@ -265,6 +267,7 @@ class BatchTraining:
             await self._pool.train(QueuedGroup(command=command, data=again, tell=ended.put_nowait))
             num_begun += 1
             batch.num_again += self._window * min(num_beyond, self._trained_samples)
+        self._pool.train_all()
         for _ in range(num_begun):
             outcome = await ended.get()
             if isinstance(outcome.error, ContractError):

@@ -6,7 +6,7 @@ however often training comes between.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from shared.devices.conditions import QueuedFragment
@@ -16,6 +16,7 @@ from shared.devices.protocols import (
     GeneratingDevice,
     Generation,
     GroupData,
+    JoinsGroups,
     TrainingDevice,
 )
 from shared.devices.publisher import FragmentPublisher
@@ -82,6 +83,17 @@ class TrainerDevice:
         holds the device."""
         with self._use.use("training"):
             return await self._trains.accumulate(group, group_slice)
+
+    @property
+    def groups_at_once(self) -> int:
+        """How many groups had better be trained together."""
+        return self._trains.groups_at_once if isinstance(self._trains, JoinsGroups) else 1
+
+    async def train_together(self, groups: Sequence[GroupData]) -> None:
+        """Add the gradients of whole groups. The caller holds the device."""
+        assert isinstance(self._trains, JoinsGroups)
+        with self._use.use("training"):
+            await self._trains.accumulate_together(groups)
 
     @property
     def publisher(self) -> FragmentPublisher:

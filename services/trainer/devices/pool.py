@@ -65,7 +65,12 @@ class QueuedSlice:
             yield
         except (ContractError, OutOfMemory) as error:
             group.error = error
-        group.seconds += time.monotonic() - began
+        self.is_done(time.monotonic() - began)
+
+    def is_done(self, seconds: float) -> None:
+        """Count this slice as done, after so many seconds of a device."""
+        group = self.group
+        group.seconds += seconds
         group.num_left -= 1
         if not group.num_left:
             group.tell(Outcome(group.command, group.seconds, group.error))
@@ -91,12 +96,15 @@ class QueuedSlices:
         self._trained_samples = trained_samples
         self._trained_steps = trained_steps
         self._waiting: deque[QueuedSlice] = deque()
-        self._none_left = asyncio.Event()
-        self._none_left.set()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
 
     async def all_taken(self) -> None:
         """Wait until every slice is taken: what is ready later need not be held in memory."""
-        await self._none_left.wait()
+        await self._has_room.wait()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def put(self, group: QueuedGroup) -> None:
         size = self._trained_samples or len(group.data.advantages)
@@ -110,19 +118,23 @@ class QueuedSlices:
         )
         self._waiting.extend(QueuedSlice(group, each) for each in slices)
         group.num_left += len(slices)
-        self._none_left.clear()
+        self._has_room.clear()
 
     def take(self) -> QueuedSlice | None:
         if not self._waiting:
             return None
         taken = self._waiting.popleft()
         if not self._waiting:
-            self._none_left.set()
+            self._has_room.set()
         return taken
+
+    def hold(self) -> None:
+        """Let another group be put beside those that wait."""
+        self._has_room.set()
 
     def clear(self) -> None:
         self._waiting.clear()
-        self._none_left.set()
+        self._has_room.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +166,8 @@ class DevicePool:
         self._devices = devices
         self._worker = worker
         self._agent = agent
+        self._is_complete = False
+        """Whether no other group comes that what is waiting could be trained with."""
         self._slices = QueuedSlices(
             len(devices), trained_steps, trained_samples, merged_steps, divides_steps=divides_steps
         )
@@ -168,15 +182,29 @@ class DevicePool:
                 tasks.create_task(device.work(self._act))
 
     async def train(self, group: QueuedGroup) -> None:
-        """Give the devices a group as soon as they have taken all that came before it."""
+        """Give the devices a group as soon as they have taken all that came before it, or hold it
+        back for others (`JoinsGroups`)."""
         await self._slices.all_taken()
+        if not len(self._slices):
+            self._is_complete = False
         self._slices.put(group)
+        for device in self._devices:
+            device.wake()
+
+    def train_all(self) -> None:
+        """Hold nothing back of what is waiting: no other group comes for now."""
+        self._is_complete = True
         for device in self._devices:
             device.wake()
 
     def drop(self) -> None:
         """Train nothing more of what is waiting. A slice that a device is at goes on."""
         self._slices.clear()
+
+    def _holds_back(self) -> bool:
+        """Return whether what is waiting waits for other groups."""
+        number = self._devices[0].groups_at_once
+        return number > 1 and not self._is_complete and len(self._slices) < number
 
     @contextlib.asynccontextmanager
     async def all_held(self) -> AsyncIterator["Held"]:
@@ -192,11 +220,44 @@ class DevicePool:
         """Train one slice, or take one denoising step; False if there is neither to do."""
         agent = self._agent
         generates = agent is not None and agent.may_go_on(device)
-        taken = None if generates and len(self._devices) > 1 else self._slices.take()
-        if taken is not None:
-            with self._worker.doing("training"), taken.training():
-                shortage = await device.train(taken.group.data, taken.group_slice)
-                self._worker.note_shortage(shortage)
+        taken = [] if generates and len(self._devices) > 1 else self._take()
+        if taken:
+            with self._worker.doing("training"):
+                await self._train(device, taken)
         elif agent is not None and generates:
             await agent.go_on(device)
-        return taken is not None or generates
+        return bool(taken) or generates
+
+    def _take(self) -> list[QueuedSlice]:
+        """Take the next slice, or all that are trained together with it."""
+        if self._holds_back():
+            self._slices.hold()
+            return []
+        taken = [self._slices.take() for _ in range(self._devices[0].groups_at_once)]
+        return [each for each in taken if each is not None]
+
+    async def _train(self, device: TrainerDevice, taken: list[QueuedSlice]) -> None:
+        if len(taken) > 1:
+            taken = await self._train_together(device, taken)
+        for each in taken:
+            with each.training():
+                shortage = await device.train(each.group.data, each.group_slice)
+                self._worker.note_shortage(shortage)
+
+    async def _train_together(
+        self, device: TrainerDevice, taken: list[QueuedSlice]
+    ) -> list[QueuedSlice]:
+        """Train groups in one pass; return those that have to be trained alone: all, to see which
+        of them cannot be trained."""
+        began = time.monotonic()
+        error: OutOfMemory | None = None
+        try:
+            await device.train_together([each.group.data for each in taken])
+        except ContractError:
+            return taken
+        except OutOfMemory as found:
+            error = found
+        for each in taken:
+            each.group.error = error
+            each.is_done((time.monotonic() - began) / len(taken))
+        return []

@@ -1,9 +1,11 @@
 """Trains on one device: holds the trained weights, their optimizer and their gradient."""
 
 import asyncio
+import contextlib
 import math
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,14 +24,16 @@ from shared.devices.protocols import (
     Snapshot,
 )
 from shared.devices.slices import GroupSlice
+from shared.devices.together import Together
 from shared.diffusion.device import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.sharding import clip_gradients, sum_gradients
 from shared.diffusion.training.auto_chunks import REMEDY, AutoChunkedGradient, words_of
+from shared.diffusion.training.group import PathGroup
 from shared.diffusion.training.group_gradient import add_gradient, read_gradient
 from shared.diffusion.training.rows import TrainingGroup, read_group
 from shared.diffusion.training.sums import in_proportion, of_rest
-from shared.errors import ContractError, IntegrityError
+from shared.errors import ContractError, IntegrityError, OutOfMemory
 from shared.learning.algorithms import old_policy_decay
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
@@ -57,6 +61,19 @@ def average_decay(table: Trainer, step: int) -> float:
     """
     decay = table.ema or 0.0
     return min((1 + step) / (10 + step), decay) if table.ema_warmup else decay
+
+
+def _joins(recipe: Recipe) -> bool:
+    """Return whether merged steps of several groups may be trained in one pass: where a group has
+    no others, and passes need not be the same each time, nor those of other devices."""
+    table, sampling = recipe.trainer, recipe.sampling
+    merged_only = sampling.merged_steps == sampling.window
+    alone = table.devices == 1 and table.ranks == 1 and not recipe.schedule.is_fluid
+    return merged_only and alone and not table.deterministic
+
+
+def _most_together(recipe: Recipe) -> int:
+    return recipe.batch.groups // recipe.trainer.updates
 
 
 class TrainerEngine:
@@ -95,6 +112,8 @@ class TrainerEngine:
         self._kept = SnapshotBuffers(recipe.run.shard_bytes)
         self._tuned = AutoChunkedGradient(recipe, self._loaded, num_samples)
         self._transaction = self._tuned.transaction
+        self._together = Together(most=_most_together(recipe)) if _joins(recipe) else None
+        """None if every group is trained alone."""
 
     @property
     def chunk(self) -> Chunk:
@@ -253,10 +272,48 @@ class TrainerEngine:
             OutOfMemory: if the batch has to be begun again.
         """
         if chunk is None:
-            return self._tuned.accumulate(group, kind)
+            with self._measured(1):
+                return self._tuned.accumulate(group, kind)
         with fits(self._loaded.device, f"training {words_of(chunk)} in one pass", REMEDY):
             self._transaction.accumulate(group, chunk, kind)
         return None
+
+    @property
+    def groups_at_once(self) -> int:
+        """Number of groups that had better be trained in one pass (`JoinsGroups`)."""
+        if self._together is None or not self._tuned.settled:
+            return 1
+        return min(self._together.number, self.chunk.rows)
+
+    def train_together(
+        self, groups: Sequence[TrainingGroup], kind: AdvantageKind | None = None
+    ) -> None:
+        """Add the gradients of groups of which only the merged step is trained.
+
+        Raises:
+            OutOfMemory: if the batch has to be begun again; the next passes are of fewer groups.
+        """
+        assert self._together is not None
+        paths = [group for group in groups if isinstance(group, PathGroup)]
+        try:
+            with self._measured(len(paths)):
+                self._tuned.accumulate_together(paths, kind)
+        except OutOfMemory as error:
+            self._together = self._together.without(len(paths))
+            error.smaller = True
+            raise
+
+    @contextlib.contextmanager
+    def _measured(self, number: int) -> Iterator[None]:
+        """Surrounds a pass of so many groups, and takes its time while that tells anything new."""
+        if self._together is None or not self._together.measures(number):
+            yield
+            return
+        device, began = self._loaded.device, time.monotonic()
+        yield
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        self._together = self._together.observe(number, time.monotonic() - began)
 
     def skip(self, num_samples: int) -> None:
         """Count samples of a group whose gradient is zero."""
@@ -373,6 +430,16 @@ class EngineDevice:
         read = await self.groups.read(group)
         part = read.sliced(group_slice)
         return await asyncio.to_thread(self.engine.train, part, kind=group.kind)
+
+    @property
+    def groups_at_once(self) -> int:
+        return self.engine.groups_at_once
+
+    async def accumulate_together(self, groups: Sequence[GroupData]) -> None:
+        read = [await self.groups.read(group) for group in groups]
+        for kind in dict.fromkeys(group.kind for group in groups):
+            alike = [part for part, given in zip(read, groups, strict=True) if given.kind == kind]
+            await asyncio.to_thread(self.engine.train_together, alike, kind)
 
 
 class ParsedGroups:

@@ -197,6 +197,7 @@ class Rounds:
         """Take an update that makes no version: nobody else ever has its weights."""
         began, state = time.monotonic(), self._state
         policy, earlier = held.message.policy, state.updates
+        await self._take_what_is_made()
         with self._worker.doing("committing"):
             async with self._changing():
                 metrics = await self._device.step(message.batch, held.total, _measure_of(message))
@@ -235,9 +236,21 @@ class Rounds:
         """Use what the step has made, between two pieces of work."""
         async with self._state.lock, self._state.sums:
             if self._state.ahead is not None and self._state.ahead[0] == made.policy:
-                self._device.take()
-                self._state.take()
-                log.info("version_taken", version=made.policy.version)
+                self._use_what_is_made()
+
+    async def _take_what_is_made(self) -> None:
+        """Use the batch's version before its weights move on: where a fragment of the version
+        before takes as long as others take to train a part of the batch, it lies beside still."""
+        if self._state.ahead is None:
+            return
+        async with self._state.lock, self._state.sums:
+            if self._state.ahead is not None:
+                self._use_what_is_made()
+
+    def _use_what_is_made(self) -> None:
+        self._device.take()
+        self._state.take()
+        log.info("version_taken", version=self._state.version_in_use)
 
     async def _step_beside(self, message: TakeStep, held: HeldTotal) -> MadeVersion:
         """Take the step, once for ever, beside the version in use, which goes on generating."""

@@ -4,7 +4,7 @@ A size that does not fit is a measurement as well: the gradient is put back, and
 trained in smaller chunks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
@@ -17,6 +17,7 @@ from shared.devices.protocols import AdvantageKind
 from shared.diffusion.device import device_bytes, fits
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.training.gradient import GradientTransaction
+from shared.diffusion.training.group import PathGroup
 from shared.diffusion.training.measurement import measured
 from shared.diffusion.training.rows import TrainingGroup
 from shared.diffusion.training.sums import Rest
@@ -107,6 +108,11 @@ class AutoChunkedGradient:
         """Chunk in which the next group is trained."""
         return self._tuner.chunk
 
+    @property
+    def settled(self) -> bool:
+        """Whether the best size of chunks is known."""
+        return self._tuner.settled
+
     def accumulate(
         self, group: TrainingGroup, kind: AdvantageKind | None = None
     ) -> MemoryShortage | None:
@@ -136,6 +142,20 @@ class AutoChunkedGradient:
                     raise
                 shortage = MemoryShortage.of(error, f"passes of {words_of(self.chunk)}")
             before.restore()
+
+    def accumulate_together(
+        self, groups: Sequence[PathGroup], kind: AdvantageKind | None = None
+    ) -> None:
+        """Adds the gradients of whole groups by passes of several.
+
+        Raises:
+            OutOfMemory: if they do not fit, and the batch has to be begun again.
+        """
+        kept = [self._with_gradient(group, kind) for group in groups]
+        paths = [each for each in kept if isinstance(each, PathGroup)]
+        words = f"training merged steps of {len(groups)} groups in one pass"
+        with fits(self._loaded.device, words, REMEDY):
+            self.transaction.accumulate_together(paths, self.chunk, kind)
 
     def _with_gradient(
         self, group: TrainingGroup, kind: AdvantageKind | None

@@ -15,7 +15,7 @@ Between two groups others may use the network, with the same weights and without
 state that a pass needs is set before each group.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import AdvantageKind
 from shared.diffusion.models import Conditions, ModelAdapter, taken
+from shared.diffusion.training.group import PathGroup, TransitionRows, can_join, joined
 from shared.diffusion.training.objective import Behaviour, LossTerms, evaluate
 from shared.diffusion.training.row_sums import RowSums
 from shared.diffusion.training.rows import MergesRows, Rows, TrainingGroup
@@ -141,14 +142,46 @@ class GradientTransaction:
         Raises:
             Untrainable: if the network cannot take its tensors.
         """
-        network = self.model.transformer
-        self._make_ready()
-        device = next(each.device for each in network.parameters() if each.requires_grad)
-        if isinstance(group, MergesRows) and kind != "excess":
-            self._tally.note_states(group.num_states)
+        device = self._begin_pass([group], kind)
         for rows in group.rows(chunk, device):
             with torch.enable_grad():
                 self._accumulate_rows(rows, group.staleness + self.num_steps, kind or self.kind)
+
+    def accumulate_together(
+        self, groups: Sequence[PathGroup], chunk: Chunk, kind: AdvantageKind | None = None
+    ) -> None:
+        """Adds the gradient of several groups, in passes of rows of as many of them as a chunk has
+        rows, where their prompts are of one length. Groups of one staleness go together.
+
+        Raises:
+            Untrainable: if the network cannot take the tensors of one of them.
+        """
+        device = self._begin_pass(groups, kind)
+        passes: dict[int, list[TransitionRows]] = {}
+        for group in groups:
+            of_group = passes.setdefault(group.staleness, [])
+            for rows in group.rows(chunk, device):
+                last = of_group[-1] if of_group else None
+                fits = last is not None and len(last.before) + len(rows.before) <= chunk.rows
+                if last is not None and fits and can_join(last, rows):
+                    of_group[-1] = joined([last, rows])
+                else:
+                    of_group.append(rows)
+        for staleness, all_rows in passes.items():
+            for rows in all_rows:
+                with torch.enable_grad():
+                    self._accumulate_rows(rows, staleness + self.num_steps, kind or self.kind)
+
+    def _begin_pass(
+        self, groups: Sequence[TrainingGroup], kind: AdvantageKind | None
+    ) -> torch.device:
+        """Makes the network ready and returns its device."""
+        network = self.model.transformer
+        self._make_ready()
+        for group in groups:
+            if isinstance(group, MergesRows) and kind != "excess":
+                self._tally.note_states(group.num_states)
+        return next(each.device for each in network.parameters() if each.requires_grad)
 
     def _accumulate_rows(self, rows: Rows, staleness: int, kind: AdvantageKind) -> None:
         def evaluated(algorithm: Algorithm) -> LossTerms:

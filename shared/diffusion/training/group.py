@@ -8,6 +8,7 @@ devices may differ in the last bit, and are then apart.
 """
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -223,6 +224,44 @@ class TransitionRows:
     def velocities(self, network: Callable[[Tensor, Tensor, Conditions], Tensor]) -> Tensor:
         """Returns the velocity of each row (B, ...), by one row of the network for each state."""
         return self.of_rows(network(self.before, self.sigma, self.conditions))
+
+
+def can_join(one: TransitionRows, other: TransitionRows) -> bool:
+    """Returns whether rows of two groups can be of one pass: their prompts are of one length."""
+    return _kind_of(one) == _kind_of(other)
+
+
+def _kind_of(rows: TransitionRows) -> object:
+    step = replace(rows.step, sigma=rows.sigma[:0], sigma_next=rows.sigma[:0])
+    conditions = {n: (t.shape[1:], t.dtype) for n, t in rows.conditions.items()}
+    same = step.sigma_max, step.noise_level, step.variant
+    return rows.before.shape[1:], rows.before.dtype, rows.behaviour_mean is None, same, conditions
+
+
+def joined(parts: Sequence[TransitionRows]) -> TransitionRows:
+    """Returns the rows of several passes as those of one."""
+    first = parts[0]
+    before = [0, *itertools.accumulate(len(each.before) for each in parts)]
+    state_of = [
+        start + (torch.arange(len(each.before)) if each.state_of is None else each.state_of)
+        for start, each in zip(before, parts, strict=False)
+    ]
+    means = [each.behaviour_mean for each in parts]
+    return TransitionRows(
+        before=torch.cat([each.before for each in parts]),
+        sigma=torch.cat([each.sigma for each in parts]),
+        conditions={n: torch.cat([each.conditions[n] for each in parts]) for n in first.conditions},
+        state_of=torch.cat(state_of),
+        arrived=torch.cat([each.arrived for each in parts]),
+        step=replace(
+            first.step,
+            sigma=torch.cat([each.step.sigma for each in parts]),
+            sigma_next=torch.cat([each.step.sigma_next for each in parts]),
+        ),
+        behaviour_log_prob=torch.cat([each.behaviour_log_prob for each in parts]),
+        behaviour_mean=_joined(means),
+        advantage=torch.cat([each.advantage for each in parts]),
+    )
 
 
 def check_path(recipe: Recipe, path: Trajectory) -> None:

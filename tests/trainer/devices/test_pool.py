@@ -63,7 +63,7 @@ async def test_a_single_device_trains_first_and_goes_on_with_its_fragment(traine
         await run.generate(0, 5)
         await run.log_holds("d0 step 5")
         await run.send(0, 0)
-        await run.until(lambda: not run.app._pool._slices._none_left.is_set())
+        await run.until(lambda: not run.app._pool._slices._has_room.is_set())
         run.run_freely()
         [made] = await run.told(FragmentGenerated)
         assert run.training.log[1:] == ["d0 step 5", "d0 train 0/0 0-3", *["d0 step 5"] * 2]

@@ -74,6 +74,13 @@ class Member:
     loaded: LoadedPolicy
     worker: Worker
     running: "asyncio.Task[None]"
+    app: MemberApp | None = None
+
+    @property
+    def lock(self) -> asyncio.Lock:
+        """Held by whoever uses the device."""
+        assert self.app is not None
+        return self.app._state.lock
 
 
 @dataclass
@@ -104,6 +111,7 @@ class Director:
                     self.make_exchange(self.store, device.engine.layout), self.recipe,
                     WorkerContext(bus, self.store, worker),
                 )  # fmt: skip
+                self.members[name].app = app
                 await app.run()
 
         self.members[name] = Member(device, loaded, worker, asyncio.create_task(run()))

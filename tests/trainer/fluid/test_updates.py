@@ -9,7 +9,7 @@ import torch
 
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.policy import load_policy
-from shared.messages.fluid import BeginAgain, Piece
+from shared.messages.fluid import BeginAgain, Piece, TakeStep
 from shared.recipe.recipe import Recipe, override
 from tests.trainer.fluid.director import Director, directing, part, whole
 
@@ -96,6 +96,46 @@ def test_the_updates_of_a_batch_are_those_of_one_trainer(
             await director.open(1, by="b")
             await take_batch(director, "ba", batch=1)
             assert (await director.record(2)).metrics["onpolicy_ratio_error"] < 1e-5
+
+    asyncio.run(scenario())
+
+
+def test_a_fragment_that_outlasts_the_batch_before_is_not_followed_by_weights_of_no_version(
+    nats_url: str, tmp_path: Path, recipe: Recipe
+) -> None:
+    """A step ahead, a slow device still generates by version 0 when the others update version 1: it
+    uses version 1 before it takes that update."""
+    recipe = settings(recipe, schedule__max_staleness=1)
+
+    async def scenario() -> None:
+        async with directing(nats_url, tmp_path, recipe) as director:
+            await director.start("a", "b")
+            slow = director.members["b"]
+            await director.open(0, by="a")
+            await director.update(0, 0, {"a": [whole(recipe, 0)], "b": []}, committer="a")
+            async with slow.lock:
+                await director.update(0, 1, {"a": [whole(recipe, 1)], "b": []}, committer="a")
+                await director.record(1)
+                await director.open(1, by="a")
+                parts: dict[str, list[Piece]] = {"a": [whole(recipe, 0)], "b": []}
+                updating = asyncio.create_task(director.update(1, 0, parts, committer="a"))
+                message = await director.told(TakeStep, 1, lambda each: each.batch == 1)
+                assert message[0].update == 0
+                await asyncio.sleep(0.3)
+                assert not updating.done(), "it waits for the device"
+                assert slow.worker.policy_version == 0
+            await updating
+            policy = await director.policy(1)
+            in_use = slow.loaded.in_use
+            assert slow.worker.policy_version == 1
+            assert in_use.digest_of(dict(slow.device.engine._sets._newest), None) == (
+                policy.weights_digest
+            )
+            await director.update(1, 1, {"a": [whole(recipe, 1)], "b": []}, committer="a")
+            record = await director.record(2)
+            await director.until(lambda: versions(director) == {2})
+            assert slow.worker.holds is not None
+            assert slow.worker.holds.checksum == record.checksum
 
     asyncio.run(scenario())
 

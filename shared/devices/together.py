@@ -1,0 +1,53 @@
+"""Decides how many groups' merged steps go through the network in one pass.
+
+A step that all samples of a group begin at one state is one row of the network, and a pass of one
+row may take as long to call as ten rows do to compute. So what groups have of it is held back until
+as many wait as take no more than twice as long together as one takes alone: the last of them is
+then trained no later than by one pass more, and the device is free for most of the time that the
+passes of each alone would take. What a pass takes is measured, as the number is doubled.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+ENOUGH = 2
+"""Passes of a size that are measured: the first of a size may take longer than others."""
+AS_LONG = 2.0
+"""Times that a pass of several groups may take as long as that of one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """Holds what passes of some numbers of groups have taken."""
+
+    most: int
+    """Number of groups that memory has room for, or that an optimizer step has."""
+    seconds: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """Return how many groups the next pass had better have."""
+        number, best = 1, 1
+        while number <= self.most:
+            taken = self.seconds.get(number, ())
+            if len(taken) < ENOUGH:
+                return number
+            if min(taken) > AS_LONG * min(self.seconds[1]):
+                return best
+            best, number = number, 2 * number
+        return best
+
+    def measures(self, number: int) -> bool:
+        """Return whether a pass of so many groups tells anything new."""
+        return number == self.number and len(self.seconds.get(number, ())) < ENOUGH
+
+    def observe(self, number: int, seconds: float) -> "Together":
+        """Return the next state. Once a size has been measured, nothing more changes."""
+        if not self.measures(number):
+            return self
+        taken = self.seconds.get(number, ())
+        return replace(self, seconds={**self.seconds, number: (*taken, seconds)})
+
+    def without(self, number: int) -> "Together":
+        """Return the next state if so many did not fit."""
+        return replace(self, most=max(1, number // 2))
