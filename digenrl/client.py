@@ -54,7 +54,7 @@ PLAN_S = 400.0
 TRIES = 3
 AGAIN_S = 1.0
 """Seconds before the next try, and before events are asked for anew."""
-Order = Literal["number", "worst", "best"]
+Order = Literal["number", "worst", "best", "unscored"]
 LetterState = Literal["open", "retried", "dropped", "all"]
 Params = dict[str, str | int | None]
 T = TypeVar("T")

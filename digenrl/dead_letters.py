@@ -2,9 +2,11 @@
 is not in progress."""
 
 import asyncio
+import base64
 import getpass
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +17,21 @@ import httpx
 from digenrl.client import Client
 from digenrl.local.address import address_of, client_of
 from digenrl.local.store import store_of
-from shared.errors import UserError
+from shared.errors import ContractError, UserError
+from shared.messages.codec import decode
 from shared.process.settings import ServiceSettings
 from shared.run.dead_letters import (
+    MOST,
+    Fates,
+    Noted,
     Settled,
     Work,
-    outcome_of,
+    cause_of,
+    mend_first,
+    named,
     page,
     read_letters,
     settle,
-    why_not_retried,
 )
 from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
@@ -34,6 +41,8 @@ Letter = dict[str, Any]
 """A letter as `/v1/dead-letters/{number}` has it."""
 PAGE = 200
 FIRST_LINE = 160
+MOST_NAMED = 20
+"""Letters that a command names one by one."""
 
 
 class Desk(Protocol):
@@ -41,6 +50,9 @@ class Desk(Protocol):
 
     def letters(self, state: State, limit: int, before: int | None) -> list[Letter]:
         """Return the newest first."""
+
+    def every(self) -> list[Letter]:
+        """Return all of the run, also those that are settled, the newest first."""
 
     def letter(self, number: int) -> Letter:
         """Return one with its bytes; raises UserError if there is none."""
@@ -61,6 +73,12 @@ class ApiDesk:
     def letters(self, state: State, limit: int, before: int | None) -> list[Letter]:
         found = self.client.list_dead_letters(state, limit, before)
         return [each.model_dump(mode="json") for each in found]
+
+    def every(self) -> list[Letter]:
+        found: list[Letter] = []
+        while more := self.letters("all", PAGE, found[-1]["number"] if found else None):
+            found += more
+        return found
 
     def letter(self, number: int) -> Letter:
         return self.client.get_dead_letter(number).model_dump(mode="json")
@@ -85,6 +103,9 @@ class StoreDesk:
         found = asyncio.run(read_letters(self.store, self.run))
         chosen = page(found, state=state, before=before, limit=limit)
         return [_shown(letter.model_dump(), state) for letter, state in chosen]
+
+    def every(self) -> list[Letter]:
+        return self.letters("all", MOST, None)
 
     def letter(self, number: int) -> Letter:
         found = dict(self._by_number())
@@ -146,51 +167,131 @@ def _answers(address: str) -> bool:
         return False
 
 
-def before_list(found: Sequence[Letter], committed: int | None, run: str) -> str:
-    """Return a line that says of which of these letters a retry may change something, and the
-    command for it; empty if the run is not in progress, or none is open."""
-    opened = [each for each in found if each["state"] == "open"]
-    if committed is None or not opened:
-        return ""
-    useful = [str(each["number"]) for each in opened if _may_help(each, committed)]
-    if not useful:
-        return (
-            "nothing is left to be done again: the batches of these letters are committed, or the "
-            "samples count without a score. What is generated from now on is scored anew; "
-            f"`digenrl dlq drop {run} --all` clears the list"
-        )
-    return (
-        f"a retry may help {len(useful)} of {len(opened)}: `digenrl dlq retry {run} "
-        f"{' '.join(useful)}`; of the others the work is done since, or counts without a score"
-    )
+@dataclass(frozen=True, slots=True)
+class Book:
+    """Has all letters of a run, and says what has become of them."""
 
+    run: str
+    letters: Sequence[Letter]
+    """The newest first."""
+    committed: int | None
+    """Number of committed batches; None if the run is not in progress."""
+    fates: Fates
 
-def outcome_of_letter(letter: Letter, committed: int | None) -> str:
-    """Return in words what has become of what a letter is about; empty if that is not known."""
-    return outcome_of(letter["state"], letter["kind"], _work_of(letter), committed or 0)
+    @classmethod
+    def of(cls, run: str, letters: Sequence[Letter], committed: int | None) -> "Book":
+        return cls(run, letters, committed, Fates.of(map(_noted, letters), committed or 0))
 
+    @classmethod
+    def read(cls, desk: Desk, run: str) -> "Book":
+        return cls.of(run, desk.every(), desk.committed())
 
-def _may_help(letter: Letter, committed: int) -> bool:
-    return why_not_retried(letter["kind"], _work_of(letter), committed) is None
-
-
-def _work_of(letter: Letter) -> Work | None:
-    return None if letter["work"] is None else Work.model_validate(letter["work"])
-
-
-def every_open(desk: Desk) -> list[int]:
-    """Return the numbers of all open letters, newest first."""
-    found: list[int] = []
-    while True:
-        numbers = [
-            each["number"] for each in desk.letters("open", PAGE, found[-1] if found else None)
+    def chosen(self, state: State, before: int | None = None, reason: str = "") -> list[Letter]:
+        """Return the letters in a state whose reason contains a text, whatever its case."""
+        return [
+            each
+            for each in self.letters
+            if state in ("all", each["state"])
+            and (before is None or each["number"] < before)
+            and reason.lower() in _cause(each).lower()
         ]
-        if not numbers:
-            return found
-        found += numbers
+
+    def outcome(self, letter: Letter) -> str:
+        """Return in words what has become of what a letter is about; empty if not known."""
+        return self.fates.outcome(_noted(letter))
+
+    def helped(self, letters: Sequence[Letter]) -> list[int]:
+        """Return the numbers of the open ones for which a retry may change something."""
+        if self.committed is None:
+            return []
+        return [
+            each["number"]
+            for each in letters
+            if each["state"] == "open" and self.fates.why_not_retried(_noted(each)) is None
+        ]
+
+    def settle(self, desk: Desk, number: int, action: Literal["retry", "drop"]) -> str:
+        """Settle a letter; return what happens, in words.
+
+        Raises:
+            UserError: if there is no such letter, or nothing would follow.
+        """
+        letter = next((each for each in self.letters if each["number"] == number), None)
+        if action == "drop" or letter is None:
+            return desk.settle(number, action)
+        later = self.fates.later(_noted(letter))
+        if letter["state"] == "retried":
+            see = f"; see {named([each.number for each in later])}" if later else ""
+            return f"letter {number} was retried before{see}"
+        if later and later[-1].kind == "unscored":
+            raise UserError(f"its samples count without a score; see letter {later[-1].number}")
+        return desk.settle(number, action)
+
+    def lines(self, letters: Sequence[Letter]) -> list[str]:
+        """Return a line for each letter."""
+        return [self._line(each) for each in letters]
+
+    def _line(self, letter: Letter) -> str:
+        why = self.fates.why_not_retried(_noted(letter)) or ""
+        is_older = letter["state"] == "open" and why.startswith("see ")
+        return line_of(letter, why if is_older else self.outcome(letter))
+
+    def reasons(self, letters: Sequence[Letter]) -> list[str]:
+        """Return a line for each reason, the most frequent first: how many letters have it, the
+        newest of them, and of how many a retry may help."""
+        grouped: dict[str, list[Letter]] = {}
+        for each in letters:
+            grouped.setdefault(_cause(each), []).append(each)
+        return [
+            f"{len(those):6d}  newest {those[0]['number']}{self._helps(those)}: "
+            f"{cause[:FIRST_LINE]}"
+            for cause, those in sorted(grouped.items(), key=lambda item: -len(item[1]))
+        ]
+
+    def _helps(self, letters: Sequence[Letter]) -> str:
+        if self.committed is None:
+            return ""
+        return f", a retry may help {len(self.helped(letters))}"
+
+    def hints(self, letters: Sequence[Letter]) -> list[str]:
+        """Return lines that say of which of these letters a retry may change something, with the
+        command for it, and what is to be mended first; none if the run is not in progress, or no
+        letter is open."""
+        opened = [each for each in letters if each["state"] == "open"]
+        if self.committed is None or not opened:
+            return []
+        useful = self.helped(opened)
+        if not useful:
+            return [
+                "nothing is left to be done again: the batches of these letters are committed, or "
+                "the samples count without a score. What is generated from now on is scored anew; "
+                f"`digenrl dlq drop {self.run} --all` clears the list"
+            ]
+        which = " ".join(map(str, useful)) if len(useful) <= MOST_NAMED else "--all"
+        first = [mend_first(each["reason"]) for each in opened if each["number"] in set(useful)]
+        return [
+            f"a retry may help {len(useful)} of {len(opened)}: `digenrl dlq retry {self.run} "
+            f"{which}`; of the others the work is done since, or counts without a score, or a "
+            "later letter tells of it",
+            *dict.fromkeys(line for line in first if line),
+        ]
 
 
-def line_of(letter: Letter, committed: int | None = None) -> str:
+def _noted(letter: Letter) -> Noted:
+    work = None if letter["work"] is None else Work.model_validate(letter["work"])
+    return Noted(letter["number"], letter["kind"], letter["state"], work)
+
+
+def _cause(letter: Letter) -> str:
+    return cause_of(letter["kind"], letter["reason"])
+
+
+def every_open(book: Book) -> list[int]:
+    """Return the numbers of all open letters, newest first."""
+    return [each["number"] for each in book.chosen("open")]
+
+
+def line_of(letter: Letter, became: str = "") -> str:
     """Return a letter as one line of a table, with what has become of its work.
 
     >>> line_of({"number": 3, "state": "open", "kind": "failed", "subject": "dg.x.evt.y",
@@ -198,8 +299,7 @@ def line_of(letter: Letter, committed: int | None = None) -> str:
     '     3  open     failed       batch 1 group 2: no'
     """
     what = _work(letter["work"]) or letter["subject"]
-    reason = " ".join(letter["reason"].split())[:FIRST_LINE]
-    became = outcome_of_letter(letter, committed)
+    reason = _cause(letter)[:FIRST_LINE]
     line = f"{letter['number']:6d}  {letter['state']:8} {letter['kind']:12} {what}: {reason}"
     return f"{line} [{became}]" if became else line
 
@@ -211,3 +311,54 @@ def _work(work: dict[str, Any] | None) -> str:
     return f"batch {work['batch']} group {work['group']}" + (
         "" if sample is None else f" sample {sample}"
     )
+
+
+def shown_lines(letter: Letter) -> list[str]:
+    """Return a letter with the fields of its message, one per line, each sentence once."""
+    found = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(letter["found"]))
+    known = {key: value for key, value in letter.items() if key != "data"} | {"found": found}
+    if letter["work"] is not None:
+        known["work"] = f"{_work(letter['work'])}, attempt {letter['work']['attempt']}"
+    lines = [f"{key}: {value}" for key, value in known.items() if value not in (None, "")]
+    return lines + _message_lines(base64.b64decode(letter["data"]), letter)
+
+
+def _message_lines(data: bytes, letter: Letter) -> list[str]:
+    """Return the fields of a message but for those that say what the letter says already."""
+    fields = _fields_of(data)
+    if fields is None:
+        return [f"data: {data!r}"]
+    if fields.get("slot") == letter["work"]:
+        fields = {key: value for key, value in fields.items() if key != "slot"}
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for path, name, value in _flat("message", fields):
+        place = (path, str(value), "" if isinstance(value, str) else name)
+        grouped.setdefault(place, []).append(name)
+    lines = []
+    for (path, text, _), names in grouped.items():
+        is_known = " " in text and text in letter["reason"]
+        if names != ["reason"] or not is_known:
+            lines.append(f"{path} {', '.join(names)}: {'see its reason' if is_known else text}")
+    return lines
+
+
+def _fields_of(data: bytes) -> dict[str, Any] | None:
+    """Return the fields of a message, or of the reasons why samples have no score."""
+    try:
+        return decode(data).model_dump(mode="json", by_alias=False)
+    except ContractError:
+        pass
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _flat(path: str, fields: Mapping[str, Any]) -> Iterator[tuple[str, str, object]]:
+    """Yield each field with the names that lead to it."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{path} {name}", value)
+        else:
+            yield path, name, value

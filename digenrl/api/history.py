@@ -18,7 +18,10 @@ Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
 Cursor = Annotated[
     str, Query(pattern="^[0-9]{0,9}$", description="`next` of the page before; nothing: the first")
 ]
-Order = Annotated[Literal["number", "worst", "best"], Query(description="by number, or by reward")]
+Order = Annotated[
+    Literal["number", "worst", "best", "unscored"],
+    Query(description="by number, or by reward; unscored: only those that have none"),
+]
 T = TypeVar("T")
 CACHED = "private, max-age=86400"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -66,7 +69,8 @@ def _add_samples(router: APIRouter, past: Past) -> None:
     async def samples(
         batch: Number, order: Order = "number", limit: Limit = 50, after: Cursor = ""
     ) -> models.SamplePage:
-        """Samples of a committed batch; with order=worst those of the smallest rewards first."""
+        """Samples of a committed batch; with order=worst those of the smallest rewards
+        first, and those that have none last."""
         return _there(await past.samples(batch, int(after or 0), limit, order), batch)
 
     @router.get(

@@ -2,13 +2,16 @@
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from services.scheduler.shell.api_models import View, example
 
 A_SAMPLE = {
     "batch": 12, "group": 3, "sample": 5, "prompt": "a handwritten three", "reward": 0.12,
     "advantage": -1.4, "scores": {"proxy": 0.12}, "policy_version": 12, "generated_by": "rollout-0",
     "attempt": 0, "trained": True, "why_not": None, "letters": [4],
-    "media": "/v1/batches/12/samples/3/5/media", "media_gone": None,
+    "media": "/v1/batches/12/samples/3/5/media", "media_gone": None, "weights": {"proxy": 1.0},
+    "normalised": False,
 }  # fmt: skip
 A_PAST_GROUP = {
     "batch": 12, "group": 3, "prompt": "a handwritten three", "attempt": 0, "policy_version": 12,
@@ -34,6 +37,9 @@ A_FOLDER = {
     "folder": "weights", "objects": 12, "bytes": 184_000_000,
     "kept": "the 3 newest versions and those that are in use",
 }  # fmt: skip
+
+
+AN_UNSCORED_GROUP = {"group": 1, "num_samples": 14, "why": "mine: ValueError: no template"}
 
 
 class SampleHistory(View):
@@ -74,17 +80,80 @@ class SampleHistory(View):
     media_gone: str | None
     """The rule by which its media were deleted; null if they are there, or there were none. A
     preview may be left."""
+    weights: dict[str, float] | None = None
+    """Weight of each score in the reward, by scorer; null if the run's recipe is not known."""
+    normalised: bool = False
+    """Whether each score becomes an advantage of its own, and these are summed by the weights."""
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether its reward is known to be the sum of its scores by their weights."""
+        return bool(self.weights and self.scores) and not self.normalised
+
+    @property
+    def made_of(self) -> str:
+        """The parts of its reward as a sum, or only its scores where it is not known to be one."""
+        weights = self.weights if self.is_sum else None
+        parts = (_part(*each, weights) for each in self.scores.items())
+        return (" + " if self.is_sum else ", ").join(parts)
+
+
+def _part(name: str, score: float | None, weights: dict[str, float] | None) -> str:
+    said = f"{name} {'none' if score is None else f'{score:.3f}'}"
+    return said if weights is None else f"{weights.get(name, 1.0):g} x {said}"
+
+
+class UnscoredGroup(View):
+    """Samples of a group that have no score."""
+
+    model_config = example(**AN_UNSCORED_GROUP)
+
+    group: int
+    """Group of the batch."""
+    num_samples: int
+    """Number of its samples without a score."""
+    why: str
+    """Why they have none."""
 
 
 class SamplePage(View):
     """Samples of a batch."""
 
-    model_config = example(samples=[A_SAMPLE], next="8")
+    model_config = example(samples=[A_SAMPLE], next="8", unscored=[AN_UNSCORED_GROUP])
 
     samples: list[SampleHistory]
     """Samples in the order that was asked for."""
     next: str | None
     """Cursor of the next page; null if this is the last one."""
+    unscored: list[UnscoredGroup] = Field(default_factory=list)
+    """Groups of the batch with samples that have no score."""
+
+    @property
+    def said_of_unscored(self) -> str:
+        """How many samples of the batch have no score, and why; empty if all have one."""
+        number = sum(each.num_samples for each in self.unscored)
+        if not number:
+            return ""
+        reasons: dict[str, list[str]] = {}
+        for each in self.unscored:
+            reasons.setdefault(each.why, []).append(str(each.group))
+        groups = "; ".join(
+            f"group{'s' * (len(found) > 1)} {', '.join(found)} ({why})"
+            for why, found in reasons.items()
+        )
+        return f"{number} sample{'s have' if number > 1 else ' has'} no score: {groups}"
+
+    @property
+    def said_of_weights(self) -> str:
+        """How the rewards of its samples come about, where they are no plain sum of scores."""
+        first = next(iter(self.samples), None)
+        if first is None or not first.normalised or first.weights is None:
+            return ""
+        parts = " + ".join(f"{weight:g} x {name}" for name, weight in first.weights.items())
+        return (
+            'rewards = "normalised": each score becomes an advantage of its own, and these are '
+            f"summed by the weights {parts}"
+        )
 
 
 class GroupHistory(View):

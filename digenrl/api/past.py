@@ -22,6 +22,7 @@ from digenrl.api.models import (
     SampleHistory,
     SamplePage,
     StorageView,
+    UnscoredGroup,
 )
 from shared.errors import ContractError, DigenRLError, IntegrityError, UserError
 from shared.learning.prompts import PromptOrder
@@ -37,7 +38,8 @@ from shared.run.run_recipe import prompt_order, read_recipe
 from shared.store import ObjectStore
 from shared.store.previews import unpacked_previews
 
-Order = Literal["number", "worst", "best"]
+Order = Literal["number", "worst", "best", "unscored"]
+"""By number, by reward with those that have none last, or only those that have none."""
 RECORDS = 32
 """Commit records that are kept in memory."""
 LETTERS_S = 3.0
@@ -93,21 +95,21 @@ class Past:
     async def samples(
         self, batch: int, after: int, limit: int, order: Order = "number"
     ) -> SamplePage | None:
-        """Return a page of a batch's samples; None if it was not committed. What could not be
-        scored is the worst."""
+        """Return a page of a batch's samples; None if it was not committed."""
         record = await self._record(batch)
         if record is None:
             return None
-        places = [(g, s) for g in record.trained for s in range(len(g.rewards))]
-        if order != "number":
-            places.sort(key=lambda each: rank(each[0].rewards[each[1]], worst=order == "worst"))
+        places = _places(record.trained, order)
         left, letters = await self._left(record), await self._found_letters(batch)
         recipe = await self._known_recipe()
         found = [
             self._sample(batch, group, sample, recipe, letters, left)
             for group, sample in places[after : after + limit]
         ]
-        return SamplePage(samples=found, next=_next(after + limit, len(places)))
+        return SamplePage(
+            samples=found, next=_next(after + limit, len(places)),
+            unscored=_unscored(record.trained, letters),
+        )  # fmt: skip
 
     async def sample(self, batch: int, group: int, sample: int) -> SampleHistory | None:
         """Return a sample; None if there is none."""
@@ -253,7 +255,7 @@ class Past:
             policy_version=group.policy_version, generated_by=group.workers[place],
             attempt=attempt, trained=why_not is None, why_not=why_not,
             letters=_about(letters, group.group, first), media=path if is_there else None,
-            media_gone=None if left is None else GONE,
+            media_gone=None if left is None else GONE, **_combined(recipe),
         )  # fmt: skip
 
 
@@ -267,11 +269,44 @@ def _figures(rewards: Sequence[float | None]) -> dict[str, float | None]:
 
 
 def rank(reward: float | None, *, worst: bool) -> tuple[bool, float]:
-    """Return what samples are sorted by, the worst or the best first. One without a reward is worse
-    than any: something is wrong with it or with its scorer."""
+    """Return what samples are sorted by, the worst or the best first. Those without a reward come
+    last: a scorer that fails fails for many at once, and they would hide what is bad."""
     if reward is None:
-        return not worst, 0.0
-    return worst, reward if worst else -reward
+        return True, 0.0
+    return False, reward if worst else -reward
+
+
+def _places(groups: Sequence[TrainedGroup], order: Order) -> list[tuple[TrainedGroup, int]]:
+    """Return groups and numbers of samples in an order."""
+    places = [(group, sample) for group in groups for sample in range(len(group.rewards))]
+    if order == "unscored":
+        return [each for each in places if each[0].rewards[each[1]] is None]
+    if order != "number":
+        places.sort(key=lambda each: rank(each[0].rewards[each[1]], worst=order == "worst"))
+    return places
+
+
+def _unscored(groups: Sequence[TrainedGroup], letters: Sequence[DeadLetter]) -> list[UnscoredGroup]:
+    """Return the groups with samples that have no score, with the reason of their newest letter."""
+    reasons = {
+        each.work.group: each.reason for each in sorted(letters, key=lambda each: each.number)
+        if each.kind == "unscored" and each.work is not None
+    }  # fmt: skip
+    return [
+        UnscoredGroup(
+            group=each.group, num_samples=number,
+            why=reasons.get(each.group) or each.dropped or "no dead letter says why",
+        )
+        for each in groups if (number := each.rewards.count(None))
+    ]  # fmt: skip
+
+
+def _combined(recipe: Recipe | None) -> dict[str, Any]:
+    """Return how a run's scores are combined to rewards; resumed runs do it alike."""
+    if recipe is None:
+        return {}
+    weights = {each.name: each.weight for each in recipe.reward.scorers}
+    return {"weights": weights, "normalised": recipe.algorithm.rewards == "normalised"}
 
 
 def _next(after: int, end: int) -> str | None:

@@ -142,12 +142,13 @@ def _decision(usage: BatchUsage) -> TagDecisionView | None:
 
 async def with_figures(history: RunHistory, versions: list[VersionView]) -> list[VersionView]:
     """Return versions with what only the store knows: evaluations, and whose weights are kept."""
-    figures, kept = history.figures(), set(await history.store.keys(weights_folder(history.run)))
-    best = history.best()
+    kept, best = set(await history.store.keys(weights_folder(history.run))), history.best()
+    figures = {} if best is None else best.figures
     return [
         each.model_copy(update={
-            "evaluated": figures.get(each.version), "is_best": each.version == best,
-            "is_kept": each.weights in kept,
+            "evaluated": figures.get(each.version), "is_kept": each.weights in kept,
+            "evaluated_by": best.measure if best and each.version in figures else None,
+            "is_best": best is not None and each.version == best.version,
         })
         for each in versions
     ]  # fmt: skip

@@ -1,8 +1,7 @@
 """`digenrl dlq`: the dead letters of a run."""
 
-import base64
 import json
-import time
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,17 +12,36 @@ from digenrl.commands.options import RUNS, AsJson, RunName, Runs, SchedulerAddre
 from shared.errors import UserError
 
 if TYPE_CHECKING:
-    from digenrl.dead_letters import Desk, State
+    from digenrl.dead_letters import Book, Desk, State
 
 
 class ListsByDefault(TyperGroup):
-    """Takes `digenrl dlq RUN` for `digenrl dlq list RUN`."""
+    """Takes `digenrl dlq RUN` for `digenrl dlq list RUN`, with its options."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        names = [each for each in args if not each.startswith("-")]
-        if len(names) == 1 and names[0] not in self.commands:
+        first = args[0]
+        if first not in self.commands and not first.startswith("-") and not ctx.resilient_parsing:
+            if not _may_be_run(first, args):
+                raise UserError(
+                    f"{first}: there is no such run, and no such command; commands are "
+                    f"{', '.join(sorted(self.commands))}, and `digenrl dlq RUN` lists the letters "
+                    "of a run"
+                )
             args = ["list", *args]
         return super().resolve_command(ctx, args)
+
+
+def _may_be_run(word: str, args: list[str]) -> bool:
+    """Return whether a word may name a run: there is one, or others than this host know."""
+    options = [each.partition("=") for each in args[1:]]
+    if any(name == "--scheduler" for name, _, _ in options):
+        return True
+    folder = RUNS
+    for number, (name, _, value) in enumerate(options):
+        if name == "--runs":
+            folder = Path(value or "".join(args[number + 2 : number + 3]))
+    is_elsewhere = "DIGENRL_STORE_URL" in os.environ and "--help" not in args
+    return is_elsewhere or (folder / word).is_dir()
 
 
 dlq = typer.Typer(
@@ -33,6 +51,8 @@ dlq = typer.Typer(
     no_args_is_help=True,
 )
 Numbers = Annotated[list[int] | None, typer.Argument(help="numbers of letters")]
+LIMIT = 50
+"""Letters that are listed one by one, unless more are asked for."""
 AllOpen = Annotated[bool, typer.Option("--all", help="every open letter")]
 
 
@@ -40,33 +60,46 @@ AllOpen = Annotated[bool, typer.Option("--all", help="every open letter")]
 def list_letters(
     run: RunName,
     settled: Annotated[
-        bool, typer.Option("--all", help="those that were retried or dropped as well")
+        bool, typer.Option("--all", help="one by one, also those that were retried or dropped")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, max=200, help="how many at most")] = 50,
+    reason: Annotated[
+        str, typer.Option(help="one by one, only those whose reason contains this text")
+    ] = "",
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=200, help="one by one, so many at most; 50 by default")
+    ] = None,
     before: Annotated[
-        int | None, typer.Option(min=1, help="only those with a smaller number")
+        int | None, typer.Option(min=1, help="one by one, only those with a smaller number")
     ] = None,
     scheduler: SchedulerAddress = "",
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """List letters, newest first."""
-    from digenrl.dead_letters import before_list, desk_of, line_of
+    """List why letters are open, a line for each reason; or letters one by one, newest first."""
+    from digenrl.dead_letters import Book, desk_of
 
-    state: State = "all" if settled else "open"
     with desk_of(run, runs, scheduler) as desk:
-        found, committed = desk.letters(state, limit, before), desk.committed()
+        book = Book.read(desk, run)
+    state: State = "all" if settled else "open"
+    found = book.chosen(state, before, reason)
+    shown = found[: limit or LIMIT]
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(shown, indent=1))
         return
-    if said := before_list(found, committed, run):
-        typer.echo(said)
-    for each in found:
-        typer.echo(line_of(each, committed))
     if not found:
         typer.echo("no dead letters")
-    elif len(found) == limit:
-        typer.echo(f"older ones: --before {found[-1]['number']}")
+    elif settled or reason or limit or before:
+        _echo(book.hints(book.chosen(state, reason=reason)) + book.lines(shown))
+        if len(shown) < len(found):
+            typer.echo(f"older ones: --before {shown[-1]['number']}")
+    else:
+        _echo(book.hints(found) + book.reasons(found))
+        typer.echo("one by one: --limit 10; those of a reason: --reason TEXT; also settled: --all")
+
+
+def _echo(lines: list[str]) -> None:
+    for each in lines:
+        typer.echo(each)
 
 
 @dlq.command()
@@ -77,20 +110,16 @@ def show(
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Show all that is known of a letter, what has become of its work, and its bytes."""
-    from digenrl.dead_letters import desk_of, outcome_of_letter
+    """Show all that is known of a letter, what has become of its work, and its message."""
+    from digenrl.dead_letters import Book, desk_of, shown_lines
 
     with desk_of(run, runs, scheduler) as desk:
-        found, committed = desk.letter(number), desk.committed()
-    found["outcome"] = outcome_of_letter(found, committed)
+        found, book = desk.letter(number), Book.read(desk, run)
+    found["outcome"] = book.outcome(found)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
-        return
-    found["found"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["found"]))
-    for key, value in found.items():
-        if key != "data":
-            typer.echo(f"{key}: {value if isinstance(value, str) else json.dumps(value)}")
-    typer.echo(f"data: {base64.b64decode(found['data'])!r}")
+    else:
+        _echo(shown_lines(found))
 
 
 def _add(action: Literal["retry", "drop"], what: str) -> None:
@@ -120,12 +149,13 @@ def _settle(
     runs: Path,
 ) -> None:
     """Settle letters one by one; exits with 1 if something could not be done."""
-    from digenrl.dead_letters import desk_of, every_open
+    from digenrl.dead_letters import Book, desk_of, every_open
 
     if bool(numbers) == every:
         raise UserError("NUMBERS: name letters, or all open ones with --all")
     with desk_of(run, runs, scheduler) as desk:
-        said = [_one(desk, each, action) for each in (every_open(desk) if every else numbers)]
+        book = Book.read(desk, run)
+        said = [_one(book, desk, each, action) for each in numbers or every_open(book)]
     if as_json:
         typer.echo(json.dumps(said, indent=1))
     else:
@@ -137,8 +167,10 @@ def _settle(
         raise typer.Exit(1)
 
 
-def _one(desk: "Desk", number: int, action: Literal["retry", "drop"]) -> dict[str, object]:
+def _one(
+    book: "Book", desk: "Desk", number: int, action: Literal["retry", "drop"]
+) -> dict[str, object]:
     try:
-        return {"number": number, "done": True, "note": desk.settle(number, action)}
+        return {"number": number, "done": True, "note": book.settle(desk, number, action)}
     except UserError as error:
         return {"number": number, "done": False, "note": str(error)}

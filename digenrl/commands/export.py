@@ -5,6 +5,7 @@ DIGENRL_STORE_URL names the run's object store, as for `digenrl report`.
 
 import asyncio
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,17 +49,31 @@ def export(
     wanted, chosen, number = named(name, run), _layout(layout), _version(version)
     folder = out or runs / wanted / f"adapter-{chosen}"
     with store_to_read(runs / wanted):
-        exported, paths = asyncio.run(export_run(wanted, folder, chosen, number))
+        exported = asyncio.run(export_run(wanted, folder, chosen, number))
     if as_json:
         said = {
-            "run": wanted, "version": exported, "layout": chosen, "folder": str(folder),
-            "files": [str(path) for path in paths],
+            "run": wanted, "version": exported.version, "layout": chosen, "folder": str(folder),
+            "files": [str(path) for path in exported.files],
         }  # fmt: skip
         typer.echo(json.dumps(said, indent=1))
         return
-    typer.echo(f"version {exported}", err=True)
-    for path in paths:
+    typer.echo(f"version {exported.version} ({exported.figure})", err=True)
+    for path in exported.files:
         typer.echo(path)
+    typer.echo(f"try it: {_trial(runs / wanted, folder, exported.prompt)}", err=True)
+
+
+def _trial(run: Path, adapter: Path, prompt: str | None) -> str:
+    """Return the command that makes samples with an adapter, as it is typed."""
+    from digenrl.local.record import STARTED_JSON
+
+    try:
+        recipe = json.loads((run / STARTED_JSON).read_text())["recipe"]
+    except (OSError, ValueError, KeyError):
+        recipe = "RECIPE"
+    words = ["digenrl", "generate", recipe, "--adapter", str(adapter), "--num", "4"]
+    words += ["--prompt", prompt or "PROMPT", "--out", f"{adapter}-samples"]
+    return shlex.join(words)
 
 
 def _version(text: str) -> "Wanted":

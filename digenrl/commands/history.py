@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 import time
 from collections.abc import Callable, Coroutine
 from itertools import zip_longest
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from shared.store import ObjectStore
 
 T = TypeVar("T")
+ORDERS = ("worst", "best", "number", "unscored")
 Limit = Annotated[int, typer.Option(min=1, max=200, help="how many at most")]
 Cursor = Annotated[
     int | None, typer.Option(min=0, help="cursor that the page before has ended with")
@@ -70,8 +72,14 @@ def versions(
         ),
         [_version_row(each, before) for each, before in zip_longest(found, found[1:])],
     )  # fmt: skip
+    measure = next((each.evaluated_by for each in found if each.evaluated_by), None)
+    if measure is not None:
+        from digenrl.evaluation.best import RULE
+
+        typer.echo(f"evaluated: {measure}; {RULE}")
     if found and found[-1].version:
-        typer.echo(f"older ones: --before {found[-1].version}")
+        again = _again("versions", run, limit=(limit, 20), before=found[-1].version)
+        typer.echo(f"older ones: {again}{_of_run(scheduler, token_file, runs)}")
 
 
 def _version_row(each: "VersionView", before: "VersionView | None") -> tuple[str, ...]:
@@ -81,7 +89,8 @@ def _version_row(each: "VersionView", before: "VersionView | None") -> tuple[str
     digest = each.weights_digest[:12]
     if before is not None and before.weights_digest == each.weights_digest:
         digest += f" as {before.version}"
-    evaluated = "" if each.evaluated is None else f"{each.evaluated:.3f}{' best' * each.is_best}"
+    mark = " best" if each.version else " best so far: the model before training"
+    evaluated = "" if each.evaluated is None else f"{each.evaluated:.3f}{mark * each.is_best}"
     kept = {None: "", True: "kept", False: "deleted"}[each.is_kept]
     return str(each.version), reward, evaluated, kept, digest, pace, ", ".join(each.adopted_by)
 
@@ -95,7 +104,7 @@ def samples(
     step: Annotated[
         int | None, typer.Option(min=1, help="optimizer step: step 20 trained batch 19")
     ] = None,
-    order: Annotated[str, typer.Option(help="worst or best first, or by number")] = "worst",
+    order: Annotated[str, typer.Option(help=f"one of {', '.join(ORDERS)}")] = "worst",
     limit: Limit = 10,
     after: Cursor = None,
     scheduler: SchedulerAddress = "",
@@ -104,12 +113,12 @@ def samples(
     runs: Runs = RUNS,
 ) -> None:
     """List samples of a committed batch with rewards and scores; by default of the newest one,
-    the worst first.
+    the worst first. Those without a score come last; `--order unscored` lists them alone.
 
     Examples: `digenrl samples demo --step 20`, `digenrl samples demo 19 --order best --limit 5`.
     """
-    if order not in ("worst", "best", "number"):
-        raise UserError(f"--order: {order} is none of worst, best, number")
+    if order not in ORDERS:
+        raise UserError(f"--order: {order} is none of {', '.join(ORDERS)}")
 
     async def stored(store: "ObjectStore") -> "SamplePage | None":
         from digenrl.api.past import Past
@@ -125,31 +134,64 @@ def samples(
 
     page = _from_either(runs / run, scheduler, token_file, asked, stored)
     if page is None:
-        raise UserError(
-            f"BATCH: {batch} is not committed" if step is None
-            else f"--step: step {step} is not committed"
-        )  # fmt: skip
+        raise UserError(f"RUN: {run} has no committed batch yet")
     if as_json:
         typer.echo(page.model_dump_json(indent=1))
         return
+    at, where = _step_of(page, batch, step), _of_run(scheduler, token_file, runs)
+    if page.unscored and order != "unscored":
+        again = _again("samples", run, step=at, order="unscored")
+        typer.echo(f"{page.said_of_unscored}; to see them: {again}{where}")
+    _sample_table(page)
+    if page.next is not None:
+        again = _again("samples", run, step=at, order=(order, "worst"), limit=(limit, 10))
+        typer.echo(f"more: {again} --after {page.next}{where}")
+
+
+def _sample_table(page: "SamplePage") -> None:
+    is_sum = any(each.is_sum for each in page.samples)
+    scores = "= weights x scores" if is_sum else "scores"
     table(
-        ("group/sample", "reward", "advantage", "scores", "version", "device", "prompt", "notes"),
+        ("group/sample", "reward", scores, "advantage", "version", "device", "prompt", "notes"),
         [_sample_row(each) for each in page.samples],
     )
-    if page.next is not None:
-        typer.echo(f"more: --after {page.next}")
+    if page.said_of_weights:
+        typer.echo(page.said_of_weights)
+    if not page.samples:
+        typer.echo("there is no such sample")
+
+
+def _step_of(page: "SamplePage", batch: int | None, step: int | None) -> int | None:
+    """Return the step whose samples a page has, so that the next page is of the same one."""
+    if page.samples:
+        return page.samples[0].batch + 1
+    return step if batch is None else batch + 1
+
+
+def _again(command: str, run: str, **options: object) -> str:
+    """Return a command as it is typed; of a pair, the second is the default, which is left out."""
+    words = ["digenrl", command, run]
+    for name, value in options.items():
+        value, default = value if isinstance(value, tuple) else (value, None)
+        if value != default:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+def _of_run(scheduler: str, token_file: Path | None, runs: Path) -> str:
+    """Return the options by which a command finds the same run, as they are typed behind others."""
+    words = ["--scheduler", scheduler] if scheduler else []
+    words += ["--token-file", str(token_file)] if token_file else []
+    words += [] if runs == RUNS else ["--runs", str(runs)]
+    return f" {shlex.join(words)}" if words else ""
 
 
 def _sample_row(each: "SampleHistory") -> tuple[str, ...]:
-    scores = (
-        f"{name} {'none' if score is None else f'{score:.3f}'}"
-        for name, score in each.scores.items()
-    )
     return (
         f"{each.group}/{each.sample}",
         "none" if each.reward is None else f"{each.reward:.3f}",
-        "" if each.advantage is None else f"{each.advantage:+.2f}",
-        ", ".join(scores), str(each.policy_version), each.generated_by, each.prompt or "",
+        each.made_of, "" if each.advantage is None else f"{each.advantage:+.2f}",
+        str(each.policy_version), each.generated_by, each.prompt or "",
         "; ".join(filter(None, [each.why_not, _letters(each.letters)])),
     )  # fmt: skip
 
@@ -158,7 +200,7 @@ def _chosen(run: str, batch: int | None, step: int | None, newest: int) -> int:
     """Return the number of the batch that is asked for: by itself, by its step, or the newest.
 
     Raises:
-        UserError: if both are given, or there is no batch.
+        UserError: if both are given, or it is not committed.
     """
     if batch is not None and step is not None:
         raise UserError("BATCH: name a batch, or with --step a step, which trained the one before")
@@ -166,6 +208,11 @@ def _chosen(run: str, batch: int | None, step: int | None, newest: int) -> int:
     number = number if step is None else step - 1
     if number < 0:
         raise UserError(f"RUN: {run} has no committed batch yet")
+    if number > newest:
+        raise UserError(
+            f"BATCH: batch {batch} is not committed yet; the newest is {newest}" if step is None
+            else f"--step: step {step} is not trained yet; the newest is {newest + 1}"
+        )  # fmt: skip
     return number
 
 
@@ -207,7 +254,8 @@ def audit(
     if not page.requests:
         typer.echo("nobody has asked for anything")
     if page.next is not None:
-        typer.echo(f"more: --after {page.next}")
+        again = _again("audit", run, limit=(limit, 20), after=page.next)
+        typer.echo(f"more: {again}{_of_run(scheduler, token_file, runs)}")
 
 
 def _from_either(

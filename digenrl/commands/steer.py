@@ -78,6 +78,8 @@ def _told(ask: Callable[[str], object], worker: str, note: str) -> dict[str, obj
 def _chosen(found: "list[WorkerView]", names: list[str], host: str) -> "list[WorkerView]":
     known = {each.worker for each in found}
     unknown = [name for name in names if name not in known]
+    if unknown and unknown[0] in {each.host for each in found}:
+        raise UserError(f"NAMES: {unknown[0]} is a host: write --host {unknown[0]}")
     if unknown:
         raise UserError(f"NAMES: {unknown[0]} is none of {', '.join(sorted(known))}")
     chosen = [
@@ -101,11 +103,11 @@ def _show(found: "list[WorkerView]", *, as_json: bool) -> None:
 
 
 def _row(worker: "WorkerView") -> tuple[str, ...]:
-    from digenrl.view.words import words_for
+    from digenrl.view.words import figure, words_for
 
-    does = worker.drain if worker.drain != "no" else words_for(worker.use, worker.activity)
+    does = words_for(worker.use, worker.activity, worker.drain)
     version = "" if worker.policy_version is None else str(worker.policy_version)
-    pace = "" if worker.seconds_per_sample is None else f"{worker.seconds_per_sample:.3g}"
+    pace = "" if worker.seconds_per_sample is None else figure(worker.seconds_per_sample)
     said = f"refused: {worker.refused}" if worker.refused else does
     return worker.worker, worker.service, worker.host, version, said, pace
 

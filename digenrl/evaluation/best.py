@@ -1,15 +1,62 @@
 """Finds the best of a run's evaluated versions."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from digenrl.evaluation.records import EvaluationRecord
+from digenrl.view.words import FIGURES
 from shared.recipe.recipe import Recipe
-from shared.run.evaluations import worth_of
+from shared.run.evaluations import Measured, gold_figure, worth_of
 from shared.run.layout import evaluations_folder
 from shared.store import ObjectStore
 
+RULE = "versions that are not evaluated do not count, and of equal ones the older is the best"
+"""How the best version is chosen, to be said beside it."""
 _RECORD = re.compile(r"/(?P<settings>[0-9a-f]+)/records/(?P<version>\d+)\.json\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best of a run's evaluated versions, and what makes it the best."""
+
+    version: int
+    figures: Mapping[int, float]
+    """What each evaluated version is compared by."""
+    measure: str
+    """What these figures are, in words."""
+    rule: str = RULE
+
+    @property
+    def is_untrained(self) -> bool:
+        """Whether no evaluated version is better than the model before training."""
+        return self.version == 0
+
+
+async def best_version(store: ObjectStore, recipe: Recipe) -> Best | None:
+    """Return the best of a run's versions; None if none is evaluated."""
+    return best_of(await _records(store, recipe), recipe)
+
+
+def best_of(records: Iterable[EvaluationRecord], recipe: Recipe) -> Best | None:
+    """Return the best of versions that were evaluated alike; None if there is none."""
+    known = list(records)
+    if not known:
+        return None
+    figures = {each.version: figure_of(each, recipe) for each in known}
+    return Best(ranked(known, recipe)[0], figures, measure_of(known[-1].quality, _weights(recipe)))
+
+
+def measure_of(quality: Measured, weights: Mapping[str, float]) -> str:
+    """Name what ``worth_of`` makes of an evaluation."""
+    if gold_figure(quality, weights) is None:
+        return FIGURES["reward"]
+    if not quality.gold:
+        return FIGURES["gold_accuracy"]
+    parts = [(weights.get(name, 1.0), name) for name in quality.gold]
+    if len(parts) == 1 and parts[0][0] == 1:
+        return f"gold reward {parts[0][1]}"
+    return "gold reward " + " + ".join(f"{weight:g} x {name}" for weight, name in parts)
 
 
 def comparable(keys: Iterable[str]) -> list[str]:
@@ -28,9 +75,12 @@ def _count(keys: list[str]) -> int:
 
 async def ranked_versions(store: ObjectStore, recipe: Recipe) -> list[int]:
     """Return the evaluated versions of a run, the best first, and the older of two equal ones."""
+    return ranked(await _records(store, recipe), recipe)
+
+
+async def _records(store: ObjectStore, recipe: Recipe) -> list[EvaluationRecord]:
     keys = comparable(await store.keys(evaluations_folder(recipe.run.name)))
-    records = [EvaluationRecord.model_validate_json(await store.read(key) or b"") for key in keys]
-    return ranked(records, recipe)
+    return [EvaluationRecord.model_validate_json(await store.read(key) or b"") for key in keys]
 
 
 def ranked(records: Iterable[EvaluationRecord], recipe: Recipe) -> list[int]:
@@ -41,6 +91,9 @@ def ranked(records: Iterable[EvaluationRecord], recipe: Recipe) -> list[int]:
 
 def figure_of(record: EvaluationRecord, recipe: Recipe) -> float:
     """Return what a version is compared by: what `run.keep_best` goes by as well."""
-    weights = {each.name: each.weight for each in recipe.evaluation.scorers}
-    worth = worth_of(record.quality, weights)
+    worth = worth_of(record.quality, _weights(recipe))
     return record.quality.reward if worth is None else worth
+
+
+def _weights(recipe: Recipe) -> dict[str, float]:
+    return {each.name: each.weight for each in recipe.evaluation.scorers}

@@ -1,15 +1,17 @@
 """Exports the adapter of one version of a run from its object store alone."""
 
 import asyncio
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from digenrl.evaluation.best import ranked_versions
+from digenrl.evaluation.best import best_version, ranked_versions
 from digenrl.evaluation.run import weights_to_use, with_weights_to_use
 from digenrl.report.export import export_adapter
 from digenrl.report.layouts import Layout
 from shared.errors import IntegrityError, UserError
+from shared.learning.prompts import read_prompts
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, commit_chain
@@ -22,11 +24,20 @@ Wanted = int | Literal["best", "newest"]
 newest."""
 
 
-async def export_run(
-    run: str, out: Path, layout: Layout, version: Wanted
-) -> tuple[int, list[Path]]:
-    """Write the adapter of a version into ``out``; return the version and its files. Where the run
-    averages, it is the average.
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written of which version, and how good that is."""
+
+    version: int
+    files: list[Path]
+    figure: str
+    """The figure that versions are compared by, with its name; or that there is none."""
+    prompt: str | None
+    """A prompt of the run to try the adapter with; None if this host has none of its prompts."""
+
+
+async def export_run(run: str, out: Path, layout: Layout, version: Wanted) -> Exported:
+    """Write the adapter of a version into ``out``. Where the run averages, it is the average.
 
     Raises:
         UserError: if the store has no such run or version, or the run trains all weights.
@@ -46,7 +57,27 @@ async def export_run(
             f"{await _kept(store, recipe)}run.keep_every and run.keep_best keep more"
         ) from error
     await asyncio.to_thread(export_adapter, out, weights, recipe, layout)
-    return record.policy.version, await asyncio.to_thread(lambda: sorted(out.iterdir()))
+    number = record.policy.version
+    return Exported(
+        number, await asyncio.to_thread(lambda: sorted(out.iterdir())),
+        await _figure(store, recipe, number), await asyncio.to_thread(_prompt, recipe),
+    )  # fmt: skip
+
+
+async def _figure(store: ObjectStore, recipe: Recipe, version: int) -> str:
+    """Say how good a version is, by what the best is chosen by."""
+    best = await best_version(store, recipe)
+    if best is None or version not in best.figures:
+        return "not evaluated"
+    mark = ", the best" if version == best.version else f"; the best is version {best.version}"
+    return f"{best.measure} {best.figures[version]:.3f}{mark}"
+
+
+def _prompt(recipe: Recipe) -> str | None:
+    try:
+        return read_prompts(recipe.data.prompts)[0].text
+    except (UserError, OSError):
+        return None
 
 
 async def _version(store: ObjectStore, recipe: Recipe, version: Wanted) -> CommitRecord:
@@ -68,18 +99,24 @@ async def _best(store: ObjectStore, recipe: Recipe) -> int:
     """Return the version that is best by its evaluation.
 
     Raises:
-        UserError: if none is evaluated.
+        UserError: if none is evaluated, or none is better than the model before training.
     """
     run = recipe.run.name
-    ranked = await ranked_versions(store, recipe)
-    if not ranked:
+    best = await best_version(store, recipe)
+    if best is None:
         raise UserError(
             f"--version: no version of {run} is evaluated, so none is known to be the best. While "
             "the run goes on, evaluation.every in its recipe evaluates (`digenrl up RECIPE --resume"
             f" --evaluation.every 10`); after it, `digenrl evaluate {run} --once --every 10`. Or "
             f"name a version: `digenrl versions {run}` has the reward of each batch"
         )
-    return ranked[0]
+    if best.is_untrained:
+        raise UserError(
+            f"--version: no evaluated version of {run} is better than 0, the model before training "
+            f"({best.measure} {best.figures[0]:.3f}), so the best has learned nothing yet; "
+            "`--version newest` takes the newest, and `--version 0` takes it all the same"
+        )
+    return best.version
 
 
 async def _kept(store: ObjectStore, recipe: Recipe) -> str:

@@ -11,8 +11,16 @@ from digenrl.api.models import SampleHistory
 from digenrl.api.past import rank
 from digenrl.api.shown import other_figures
 from digenrl.view.history import RunHistory
-from digenrl.view.words import words_of
-from shared.run.dead_letters import DeadLetter, Letters, outcome_of, page, why_not_retried
+from digenrl.view.words import cause, words_of
+from shared.run.dead_letters import (
+    DeadLetter,
+    Fates,
+    Letters,
+    Noted,
+    cause_of,
+    mend_first,
+    page,
+)
 
 PER_PAGE = 50
 """Rows of a table."""
@@ -20,6 +28,10 @@ FREQUENT = 5
 """Reasons of dead letters that are counted on top."""
 SHOWN = 60
 """Samples of an evaluation that are shown, as many of each prompt."""
+FAR_SLOWER = 2.0
+"""Times the mean of equal devices from which a worker's host is worth a look."""
+FOR_GENERATION = ("waiting_for_rollout", "tail")
+"""Waits that a slow device can bring about by generating."""
 
 
 def curves_of(history: RunHistory, after: int) -> dict[str, Any]:
@@ -85,25 +97,60 @@ def letters_of(
     kept: Sequence[tuple[DeadLetter, Letters]], committed: int, before: int | None
 ) -> dict[str, Any]:
     """Return a page of dead letters, each with why a retry would not help and what has become of
-    its work, and why most are here.
+    its work, why most are here, and what is to be mended before a retry.
 
     Args:
         committed: number of committed batches.
     """
+    noted = {each.number: Noted(each.number, each.kind, state, each.work) for each, state in kept}
+    fates = Fates.of(noted.values(), committed)
+    opened = [each for each, state in kept if state == "open"]
+    reasons = Counter(_cause(each) for each in opened)
+    useful = [each for each in opened if fates.why_not_retried(noted[each.number]) is None]
     shown = page(kept, state="all", before=before, limit=PER_PAGE)
-    reasons = Counter(letter.reason for letter, state in kept if state == "open")
     return {
         "letters": [
             (
-                each,
+                each.model_copy(update={"reason": _cause(each)}),
                 state,
-                why_not_retried(each.kind, each.work, committed),
-                outcome_of(state, each.kind, each.work, committed),
+                fates.why_not_retried(noted[each.number]),
+                fates.outcome(noted[each.number]),
             )
             for each, state in shown
         ],
         "reasons": reasons.most_common(FREQUENT),
+        "mend": list(dict.fromkeys(filter(None, (mend_first(each.reason) for each in useful)))),
     }
+
+
+def _cause(letter: DeadLetter) -> str:
+    return cause(cause_of(letter.kind, letter.reason))
+
+
+def slowest_of(
+    slowest: Mapping[str, Any] | None, workers: Sequence[Mapping[str, Any]], waits: str
+) -> dict[str, Any] | None:
+    """Return the worker that takes longest for a sample beside the mean of equal devices; None if
+    it holds nobody up: generation is not what devices wait for, and its equals are like it.
+
+    Args:
+        slowest: what the scheduler says of it.
+        waits: for what devices wait most.
+    """
+    if slowest is None:
+        return None
+    devices = {each["worker"]: each["device"] for each in workers}
+    device = devices.get(slowest["worker"])
+    equal = [
+        each["seconds_per_sample"] for each in workers
+        if each["device"] == device and each["seconds_per_sample"] is not None
+    ]  # fmt: skip
+    mean = fmean(equal) if len(equal) > 1 else slowest["mean_seconds_per_sample"]
+    has_equals = device is None or len(equal) > 1
+    is_far_slower = has_equals and slowest["seconds_per_sample"] >= FAR_SLOWER * mean
+    if not is_far_slower and waits not in FOR_GENERATION:
+        return None
+    return dict(slowest) | {"mean_seconds_per_sample": mean, "is_far_slower": is_far_slower}
 
 
 def _name(key: str) -> str:

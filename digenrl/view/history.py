@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from digenrl.evaluation.best import comparable, figure_of, ranked
+from digenrl.evaluation.best import Best, best_of, comparable
 from digenrl.evaluation.records import EvaluationRecord
 from services.scheduler.core.usage import BatchUsage, Timeline
 from shared.errors import ContractError
@@ -60,14 +60,9 @@ class RunHistory:
         """Number of the newest version; -1 before the first."""
         return len(self.steps) - 1
 
-    def figures(self) -> dict[int, float]:
-        """Return what evaluated versions are compared by."""
-        recipe = self.recipe
-        return {e.version: figure_of(e, recipe) for e in self.evaluations} if recipe else {}
-
-    def best(self) -> int | None:
+    def best(self) -> Best | None:
         """Return the version that no evaluated one is better than; None if none is evaluated."""
-        return next(iter(ranked(self.evaluations, self.recipe) if self.recipe else ()), None)
+        return best_of(self.evaluations, self.recipe) if self.recipe else None
 
     async def look(self) -> None:
         """Read what is new, at most once a second; raises Unavailable if the store is silent."""

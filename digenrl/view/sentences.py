@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from digenrl.report.summary import ScheduleSummary
-from digenrl.view.words import QUEUES, clock
+from digenrl.view.words import QUEUES, cause, clock, figure
 from services.scheduler.core.usage import BUSY
 from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.run.chain import Step
@@ -25,12 +25,27 @@ GOOD_FORECAST = 0.8
 """Part of the bound from which a schedule leaves little to be had."""
 SLOWER_THAN_FORECAST = (
     "It is slower than its schedule explains. First see to alarms of what is late or fails, then "
-    "to the slowest worker (`digenrl workers RUN`), then to restarts (`digenrl logs RUN`)."
+    "to the slowest worker (`digenrl workers {run}`), then to restarts (`digenrl logs {run}`)."
 )
 FORECAST_BELOW_BOUND = (
     "The schedule leaves devices idle: another split, schedule.tag or schedule.max_staleness may "
     "help."
 )
+NO_SCHEDULE: Mapping[str, str] = {
+    "waiting_for_reward": (
+        "The bound does not count scoring, and the forecast counts only how long one fragment "
+        "waits for it: rewards are what to see to."
+    ),
+    "waiting_for_conditions": (
+        "Neither counts the encoding of prompts: the encoder is what to see to."
+    ),
+    "waiting_for_weights": (
+        "The bound does not count how long new weights take to the devices: these are what to see "
+        "to."
+    ),
+    "paused": "Neither counts the time for which the run was paused.",
+}
+"""What holds up a run and is no part of its schedule, and what forecast and bound know of it."""
 
 REMEDIES: Mapping[str, tuple[str, str]] = {
     "waiting_for_rollout": (
@@ -60,10 +75,9 @@ def bottleneck(schedule: ScheduleSummary) -> str:
     """Return one sentence: for what devices wait most, and which setting may change that."""
     if schedule.utilisation is None or not schedule.bubbles:
         return "What devices wait for is known after the second batch."
-    share = schedule.utilisation
-    if share >= GOOD_SHARE:
+    share, use = schedule.utilisation, main_wait(schedule)
+    if not use:
         return f"Rollout and trainer devices are at work {share:.0%} of their time."
-    use = max(schedule.bubbles, key=lambda each: schedule.bubbles[each])
     what, remedy = REMEDIES.get(use, (use.replace("_", " "), "see the timeline"))
     return (
         f"Rollout and trainer devices are at work {share:.0%} of their time; most of the rest, "
@@ -71,26 +85,45 @@ def bottleneck(schedule: ScheduleSummary) -> str:
     )
 
 
-def throughput(load: Mapping[str, Any]) -> str:
+def main_wait(schedule: ScheduleSummary) -> str:
+    """Return for what devices wait most; empty if that is not known, or not worth a word."""
+    share, bubbles = schedule.utilisation, schedule.bubbles
+    if share is None or share >= GOOD_SHARE or not bubbles:
+        return ""
+    return max(bubbles, key=lambda each: bubbles[each])
+
+
+def throughput(load: Mapping[str, Any], waits: str = "", run: str = "RUN") -> str:
     """Return one sentence: how much gets done of what could be, and where to look if it is little;
-    empty before the second step."""
+    empty before the second step.
+
+    Args:
+        waits: for what devices wait most, as `main_wait` says it.
+        run: name of the run, for commands.
+    """
     now, forecast, bound = (
         load[f"{kind}samples_per_second"] for kind in ("", "forecast_", "bound_")
     )
     if now is None:
         return ""
     are = "are" if load["queues"] else "were"  # once a run is over, it has none
+    pace = f"{figure(now)} samples {are} trained per second"
     if forecast is None or bound is None:
-        return f"{now:.3g} samples {are} trained per second; what is possible is not learned yet."
-    said = (
-        f"{now:.3g} samples {are} trained per second; the schedule's forecast is {forecast:.3g}, "
-        f"and no schedule gets beyond about {bound:.3g} on these devices."
+        return f"{pace}; what is possible is not learned yet."
+    advice = _advice(now, forecast, bound, waits).format(run=run)
+    return (
+        f"{pace}; the schedule's forecast is {figure(forecast)}, and no schedule gets beyond about "
+        f"{figure(bound)} on these devices.{advice and ' '}{advice}"
     )
-    if now < GOOD_PACE * forecast:
-        return f"{said} {SLOWER_THAN_FORECAST}"
-    if forecast < GOOD_FORECAST * bound:
-        return f"{said} {FORECAST_BELOW_BOUND}"
-    return said
+
+
+def _advice(now: float, forecast: float, bound: float, waits: str) -> str:
+    """Return where to look if little gets done of what could be, else nothing: a schedule and
+    workers are not to blame for what other services hold up."""
+    is_slow = now < GOOD_PACE * forecast
+    if not is_slow and forecast >= GOOD_FORECAST * bound:
+        return ""
+    return NO_SCHEDULE.get(waits) or (SLOWER_THAN_FORECAST if is_slow else FORECAST_BELOW_BOUND)
 
 
 def late(queues: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -101,8 +134,9 @@ def late(queues: Sequence[Mapping[str, Any]]) -> list[str]:
             what, means = QUEUES[each["queue"]]
             at = f" at {each['worker']}" if each["worker"] else ""
             lines.append(
-                f"{each['samples']} samples {what}, the oldest{at} for {each['oldest_seconds']:.3g}"
-                f" s where {each['usual_seconds']:.3g} s are usual: {means}"
+                f"{each['samples']} samples {what}, the oldest{at} for "
+                f"{figure(each['oldest_seconds'])} s where {figure(each['usual_seconds'])} s are "
+                f"usual: {means}"
             )
     return lines
 
@@ -140,7 +174,7 @@ def alarms(
     if run is not None and run["missing_workers"]:
         lines.append(f"no worker of: {', '.join(run['missing_workers'])}")
     if run is not None and run["phase"] in ("running", "waiting"):
-        lines += _drained(workers)
+        lines += _drained(run["run"], workers)
     if run is not None and run["num_dead_letters"]:
         lines += _letters(run["run"], run["num_dead_letters"], letters)
     errors = {step.version: step.metrics.get("onpolicy_ratio_error", 0.0) for step in steps}
@@ -163,22 +197,23 @@ def _letters(run: str, number: int, letters: Sequence[tuple[float, str]] | None)
     late = [reason for age, (_, reason) in zip(ages, letters, strict=True) if age < RECENT_S]
     if not late:
         return []
-    [(reason, times)] = Counter(late).most_common(1)
+    [(reason, times)] = Counter(cause(each) for each in late).most_common(1)
+    why = reason if reason.startswith("in scorer ") else f"for: {reason}"
     return [
         f"{line}; {len(late)} came in the last {RECENT_S // 60:.0f} minutes, the last one "
-        f"{clock(max(0.0, min(ages)))} ago, {times} of them for: {reason}. What fails is done up "
+        f"{clock(max(0.0, min(ages)))} ago, {times} of them {why}. What fails is done up "
         "to three times, which takes its time from all else"
     ]
 
 
-def _drained(workers: Sequence[Mapping[str, Any]]) -> list[str]:
+def _drained(run: str, workers: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what stands still because operators have drained all who could do it."""
     there = [each for each in workers if each["service"] == "rollout"]
     if not there or any(each["drain"] == "no" for each in there):
         return []
     return [
-        "every rollout worker is drained, so nothing is generated: `digenrl workers RUN --host "
-        "HOST --undrain`, or the page of workers, gives them work again"
+        f"every rollout worker is drained, so nothing is generated: `digenrl workers {run} --host "
+        f"{there[0]['host']} --undrain` gives them work again"
     ]
 
 

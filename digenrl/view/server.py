@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 import httpx
 from fastapi import FastAPI, HTTPException, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from jinja2 import Environment
 
 from digenrl.api.front import api_routes
 from digenrl.api.past import Order, Past
@@ -30,6 +30,7 @@ from digenrl.api.stored import load_view
 from digenrl.api.what_if import POOL, Refused, WhatIf
 from digenrl.report.summary import summarise_schedule
 from digenrl.view import sentences
+from digenrl.view.errors import add_error_pages
 from digenrl.view.figures import (
     PER_PAGE,
     curves_of,
@@ -38,14 +39,14 @@ from digenrl.view.figures import (
     sample_of,
     samples_of,
     schedule_of,
+    slowest_of,
 )
 from digenrl.view.history import RECENT, RunHistory
 from digenrl.view.live import LiveRun
-from digenrl.view.words import FIGURES, QUEUES, clock, words_for, words_of
+from digenrl.view.markup import templates
+from digenrl.view.words import FIGURES, QUEUES, drained_of, words_for, words_of
 from services.scheduler.costs.profile import profile_names
-from shared.errors import ContractError, IntegrityError, Unavailable
 from shared.process.http_access import CALLER, Access, Caller, check_routes, sign_in
-from shared.process.http_api import add_problems, problem
 from shared.process.service import Health, probes
 from shared.run.layout import weights_folder
 
@@ -98,11 +99,8 @@ def create_app(view: View, access: Access) -> FastAPI:
     health.is_ready()
     app.include_router(probes(health))
     app.include_router(sign_in(access, home="/"))
-    add_problems(app)
-    app.add_exception_handler(Unavailable, lambda _, error: problem(503, str(error)))
-    app.add_exception_handler(IntegrityError, lambda _, error: problem(410, str(error)))
-    app.add_exception_handler(ContractError, lambda _, error: problem(500, str(error)))
-    pages = _pages_of(view)
+    pages = Pages(view, templates())
+    add_error_pages(app, pages.page)
     _add_pages_of_now(app, pages)
     _add_samples(app, pages)
     _add_pages_of_the_past(app, pages)
@@ -135,15 +133,6 @@ class Pages:
         return HTMLResponse(text, headers={"content-security-policy": POLICY})
 
 
-def _pages_of(view: View) -> Pages:
-    templates = Environment(
-        loader=PackageLoader("digenrl.view"), undefined=StrictUndefined,
-        autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    templates.globals["clock"] = clock
-    return Pages(view, templates)
-
-
 def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
     view = pages.view
 
@@ -151,7 +140,7 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
     async def overview(request: Request) -> HTMLResponse:
         await view.history.look()
         load = await _load(view)
-        return await pages.page(request, "overview", load=load, **_overview(view, load))
+        return await pages.page(request, "overview", load=load, **await _overview(view, load))
 
     @app.get("/timeline")
     async def timeline(request: Request, batches: Batches = 4) -> HTMLResponse:
@@ -380,7 +369,7 @@ async def _load(view: View) -> dict[str, Any]:
     return found or (await load_view(view.history)).model_dump()
 
 
-def _overview(view: View, load: Mapping[str, Any]) -> dict[str, Any]:
+async def _overview(view: View, load: Mapping[str, Any]) -> dict[str, Any]:
     history = view.history
     schedule = summarise_schedule([], [history.usage[each] for each in sorted(history.usage)])
     trained = [step for step in history.steps if step.batch is not None]
@@ -389,9 +378,11 @@ def _overview(view: View, load: Mapping[str, Any]) -> dict[str, Any]:
         for stale, number in step.staleness:
             staleness[stale] = staleness.get(stale, 0) + number
     newest = trained[-1].metrics if trained else {}
+    waits, workers = sentences.main_wait(schedule), await view.live.get("/v1/workers") or []
     first, last = (history.evaluations[index] if history.evaluations else None for index in (0, -1))
     return {
         "bottleneck": sentences.bottleneck(schedule), "schedule": schedule, "newest": newest,
         "staleness": staleness, "first": first, "last": last, "words": FIGURES,
-        "throughput": sentences.throughput(load), "queue_words": QUEUES,
+        "throughput": sentences.throughput(load, waits, history.run), "queue_words": QUEUES,
+        "slowest": slowest_of(load["slowest"], workers, waits), "drained": drained_of(workers),
     }  # fmt: skip

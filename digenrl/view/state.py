@@ -10,7 +10,7 @@ from digenrl.client import Client, Refused
 from digenrl.report.summary import summarise_schedule
 from digenrl.view import sentences
 from digenrl.view.history import RECENT, RunHistory
-from digenrl.view.words import clock
+from digenrl.view.words import crew, time_left
 from services.scheduler.core.state import Phase
 from services.scheduler.core.usage import BatchUsage
 from services.scheduler.shell.api_load import LoadView
@@ -46,6 +46,8 @@ class RunState(BaseModel):
     """Share of their time that rollout and trainer devices worked, over the newest batches."""
     bottleneck: str
     """For what devices wait most, and which setting may change that; empty if it has failed."""
+    throughput: str
+    """How much gets done of what could be, and where to look if it is little."""
     alarms: list[str]
     load: LoadView
     """Throughput against what is possible, and where samples wait, as the API shows it."""
@@ -54,17 +56,14 @@ class RunState(BaseModel):
 
     def lines(self) -> list[str]:
         """Return the state as a person reads it."""
-        left = "" if self.eta_seconds is None else f", {clock(self.eta_seconds)} left"
+        left = "" if self.eta_seconds is None else f", {time_left(self.eta_seconds)} left"
         reward = "" if self.reward_mean is None else f", reward {self.reward_mean:.3f}"
-        counts: dict[str, int] = {}
-        for worker in self.workers:
-            counts[worker.service] = counts.get(worker.service, 0) + 1
-        workers = ", ".join(f"{number} {service}" for service, number in counts.items())
+        workers = crew([each.model_dump() for each in self.workers])
         return [
             f"{self.run}: {self.status}; step {self.step} of {self.steps}{reward}{left}",
             *(f"! {alarm}" for alarm in self.alarms),
             *([self.bottleneck] if self.bottleneck else []),
-            *([said] if (said := sentences.throughput(self.load.model_dump())) else []),
+            *([self.throughput] if self.throughput else []),
             *([f"workers: {workers}"] if workers else []),
         ]
 
@@ -127,9 +126,12 @@ def _state(
     schedule = summarise_schedule([], list(usage))
     # Settings do not help a run that has failed: its alarms say what does.
     bottleneck = "" if run.phase == "failed" else sentences.bottleneck(schedule)
+    waits = sentences.main_wait(schedule)
+    throughput = sentences.throughput(load.model_dump(), waits, run.run)
     return RunState(
         run=run.run, status=status, phase=run.phase, step=run.step, steps=run.steps,
         eta_seconds=run.eta_seconds, reward_mean=run.reward_mean,
         seconds_per_step=schedule.seconds_per_step, utilisation=schedule.utilisation,
-        bottleneck=bottleneck, alarms=alarms, load=load, workers=list(workers),
+        bottleneck=bottleneck, throughput=throughput, alarms=alarms, load=load,
+        workers=list(workers),
     )  # fmt: skip

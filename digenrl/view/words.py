@@ -1,5 +1,11 @@
 """Names what devices do in the words of the run's page and of the command line."""
 
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
 USES = {
     "generating": "generates", "training": "trains", "scoring": "scores", "committing": "commits",
     "waiting_for_rollout": "waits for generation", "waiting_for_trainer": "waits for the trainer",
@@ -31,6 +37,45 @@ def clock(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
+def time_left(seconds: float) -> str:
+    """Return how long something still takes, as exactly as that can be known.
+
+    >>> time_left(47437), time_left(4700), time_left(270)
+    ('about 13 h', 'about 1 h 15 min', '4 min 30 s')
+    """
+    if seconds < 3600:
+        return clock(seconds)
+    step = 60 if seconds > 36000 else 15
+    hours, minutes = divmod(round(seconds / 60 / step) * step, 60)
+    return f"about {hours} h {minutes} min" if minutes else f"about {hours} h"
+
+
+def figure(value: float) -> str:
+    """Return a number to three significant digits, and never with an exponent.
+
+    >>> figure(1213.4), figure(63.77), figure(0.0053271), figure(2e-7)
+    ('1,210', '63.8', '0.00533', '0.0000002')
+    """
+    return f"{Decimal(f'{value:.3g}'):,f}"
+
+
+_SCORER = re.compile(r"(?:reward: )?(?!\w+(?:Error|Exception): )([\w-]+): (\w+: .+)", re.DOTALL)
+_OTHERS = ("rollout", "encoder", "reward", "trainer", "admission", "delivery")
+"""What stands before a reason of a dead letter and is no scorer."""
+
+
+def cause(reason: str) -> str:
+    """Return why a dead letter is one, the same for a fragment that failed and for its samples.
+
+    >>> cause("reward: mine: ValueError: no"), cause("mine: ValueError: no"), cause("no memory")
+    ('in scorer mine: ValueError: no', 'in scorer mine: ValueError: no', 'no memory')
+    """
+    found = _SCORER.fullmatch(reason)
+    if found is None or found[1] in _OTHERS:
+        return reason
+    return f"in scorer {found[1]}: {found[2]}"
+
+
 FIGURES = {
     "reward": "training reward", "proxy_accuracy": "accuracy, training classifier",
     "gold_accuracy": "gold accuracy, held-out network",
@@ -47,10 +92,40 @@ def words_of(mode: str) -> dict[str, str]:
     return USES | {"committing": "exchanges gradients"} if mode == "fluid" else USES
 
 
-def words_for(use: str | None, activity: str) -> str:
-    """Return what a worker does: by the scheduler's account, or else by its own.
+def words_for(use: str | None, activity: str, drain: str = "no") -> str:
+    """Return what a worker does: by the scheduler's account, or else by its own; of one that gets
+    nothing new, only that.
 
     >>> words_for("tail", "idle"), words_for(None, "waiting_for_work")
     ('nothing left in this batch', 'waiting for work')
+    >>> words_for("tail", "idle", "drained")
+    'drained'
     """
+    if drain != "no":
+        return drain
     return USES.get(use or "", (use or activity).replace("_", " "))
+
+
+def drained_of(workers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return how many workers of each service get nothing new, in words, if there are any.
+
+    >>> drained_of([{"service": "rollout", "drain": "drained"}])
+    {'rollout': '1 drained'}
+    """
+    found: dict[str, Counter[str]] = {}
+    for each in workers:
+        if each["drain"] != "no":
+            found.setdefault(each["service"], Counter())[each["drain"]] += 1
+    return {
+        service: ", ".join(f"{number} {drain}" for drain, number in sorted(drains.items()))
+        for service, drains in found.items()
+    }
+
+
+def crew(workers: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many workers there are of each service, and how many of these are drained."""
+    drained = drained_of(workers)
+    return ", ".join(
+        f"{number} {service}" + (f" ({drained[service]})" if service in drained else "")
+        for service, number in Counter(each["service"] for each in workers).items()
+    )

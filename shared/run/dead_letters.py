@@ -12,8 +12,10 @@ without being asked (docs/reliability.md).
 import asyncio
 import base64
 import hashlib
-from collections.abc import Sequence
-from typing import Literal
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -35,6 +37,10 @@ MOST = 10_000
 """Letters that a run keeps; further ones are only counted."""
 MAX_DATA = 64 * 1024
 READ_AT_ONCE = 16
+PREFIX = re.compile(r"(?:rollout|reward|admission|delivery|training): ")
+"""Who has given up an attempt, before its reason."""
+RAISED_AT = re.compile(r"\(([^()]+\.py), line (\d+)\)\Z")
+"""The line of a scorer's own file at the end of a reason."""
 
 
 class Work(BaseModel):
@@ -100,22 +106,115 @@ def why_not_retried(kind: Kind, work: Work | None, committed: int) -> str | None
 
 
 def outcome_of(state: Letters, kind: Kind, work: Work | None, committed: int) -> str:
-    """Return in words what has become of what a letter is about; empty while that is not known.
+    """Return in words what has become of what a letter is about, if no later one is about it;
+    empty while that is not known.
 
     Args:
         state: what somebody has done about the letter.
         work: what it is about.
         committed: number of committed batches.
     """
+    is_over = work is not None and work.batch < committed
     if kind == "unscored":
-        return "its samples count without a score"
-    if work is not None and work.batch < committed:
+        count = "its samples count without a score"
+        return f"batch {work.batch} is committed; {count}" if work and is_over else count
+    if work is not None and is_over:
         return f"done since: batch {work.batch} is committed"
     if state == "dropped":
         return "nobody needs it any more"
     if state == "retried":
         return "being done again" if work is not None else "sent again"
     return "its message was not used" if kind == "refused" else ""
+
+
+class Noted(NamedTuple):
+    """What decides of a letter what has become of it."""
+
+    number: int
+    kind: Kind
+    state: Letters
+    work: Work | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fates:
+    """Says what has become of letters: of those about the same work, the newest decides."""
+
+    _same: "Mapping[tuple[int, int, int | None], Sequence[Noted]]"
+    committed: int
+    """Number of committed batches."""
+
+    @classmethod
+    def of(cls, letters: Iterable[Noted], committed: int) -> Self:
+        """Return what these letters tell, which have to be all of the run."""
+        same: dict[tuple[int, int, int | None], list[Noted]] = {}
+        for each in sorted(letters, key=lambda each: each.number):
+            if each.work is not None:
+                same.setdefault(_piece(each.work), []).append(each)
+        return cls(same, committed)
+
+    def later(self, letter: Noted) -> list[Noted]:
+        """Return the later letters about the same work, the oldest first."""
+        same = [] if letter.work is None else self._same.get(_piece(letter.work), [])
+        return [each for each in same if each.number > letter.number]
+
+    def why_not_retried(self, letter: Noted) -> str | None:
+        """Return why a retry of a letter would change nothing; None if it may."""
+        later = self.later(letter)
+        if later:
+            return f"see letter {later[-1].number}"
+        return why_not_retried(letter.kind, letter.work, self.committed)
+
+    def outcome(self, letter: Noted) -> str:
+        """Return in words what has become of the work; empty while that is not known."""
+        later = self.later(letter)
+        decides = later[-1] if later else letter
+        became = outcome_of(decides.state, decides.kind, decides.work, self.committed)
+        again = [each.number for each in later if _attempt(each) > _attempt(letter)]
+        if again:
+            became = f"failed again: {named(again)}" + (f"; {became}" if became else "")
+        return became
+
+
+def named(numbers: Sequence[int]) -> str:
+    """Return numbers of letters as a text names them.
+
+    >>> named([83]), named([83, 84])
+    ('letter 83', 'letters 83, 84')
+    """
+    return f"letter{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+def cause_of(kind: Kind, reason: str) -> str:
+    """Return a reason in one line without who has given up the attempt: it is the same for the
+    attempt and for samples that have no score.
+
+    >>> cause_of("failed", "reward: mine: no pixels"), cause_of("unscored", "mine: no pixels")
+    ('mine: no pixels', 'mine: no pixels')
+    """
+    line = " ".join(reason.split())
+    return PREFIX.sub("", line, count=1) if kind == "failed" and PREFIX.match(line) else line
+
+
+def mend_first(reason: str) -> str:
+    """Return which line of a scorer's own file is to be mended before a retry can help, and when
+    that takes effect; empty if the reason names none."""
+    found = RAISED_AT.search(" ".join(reason.split()))
+    if found is None:
+        return ""
+    return (
+        f"mend {found[1]} line {found[2]} first: else it fails again. This run goes on with the "
+        "file that it began with, and its reward workers refuse a changed one: the mended file is "
+        "taken up by a new run, or, behind `digenrl serve-scorer`, when that is started again"
+    )
+
+
+def _piece(work: Work) -> tuple[int, int, int | None]:
+    return work.batch, work.group, work.first_sample
+
+
+def _attempt(letter: Noted) -> int:
+    return 0 if letter.work is None else letter.work.attempt
 
 
 def encoded(data: bytes) -> str:

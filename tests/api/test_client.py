@@ -137,7 +137,7 @@ def test_what_is_read_from_the_store_is_read(past: Client, tmp_path: Path) -> No
     for name, call in SHOWN.items():
         assert call(evaluated), name
     page = past.list_samples(0, "worst", limit=2)
-    assert page.samples[1].reward == 0.0 and page.next == "2"
+    assert page.samples[0].reward == 0.0 and page.next == "2"
 
 
 def test_recipe_curves_and_evaluations_are_those_of_the_run(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from tests.api.past_run import past_run
 from tests.follow.runs import RUN
 from tests.scheduler.shell.conftest import folder, scheduler
 from tests.scheduler.shell.served import Outbox
+from tests.view.stored import stored_run
 
 __all__ = ["folder", "scheduler"]  # fixtures
 
@@ -73,6 +74,7 @@ def test_a_host_is_drained_and_what_cannot_be_is_said(live: Scheduler) -> None:
     assert refused.exit_code == 1 and "SIGTERM" in refused.output
     for arguments, fault in (
         (["nobody"], "NAMES: nobody is none of reward-0, rollout-0"),
+        (["a", "--drain"], "NAMES: a is a host: write --host a"),
         (["--host", "c"], "--host: c is none of a, b"),
         (["--drain"], "NAMES: name workers, or a host"),
     ):
@@ -99,22 +101,47 @@ def test_a_run_that_is_over_shows_versions_samples_and_who_has_asked(
     names, newest, first = run("versions", RUN).output.splitlines()
     assert names.split()[0] == "version" and newest.split()[0] == "1" and first.split()[0] == "0"
     assert "deleted" in newest and "evaluated" in names
-    names, unscored, first, *_ = run("samples", RUN, "0").output.splitlines()
-    assert names.split()[:3] == ["group/sample", "reward", "advantage"]
-    assert first.split()[:2] == ["0/3", "0.000"] and first.split()[2].startswith("-")
+    above, names, first, *_, unscored = run("samples", RUN, "0").output.splitlines()
+    assert above.startswith("1 sample has no score: group 1 (")
+    assert above.endswith(f"to see them: digenrl samples {RUN} --step 1 --order unscored")
+    assert names.split()[:2] == ["group/sample", "reward"]
+    assert first.split()[:6] == ["0/3", "0.000", "1", "x", "proxy", "0.000"]
     assert "could not be scored" in unscored and "dead letters 1" in unscored
+    alone = run("samples", RUN, "0", "--order", "unscored").output.splitlines()
+    assert [line.split()[0] for line in alone] == ["group/sample", "1/0"]
+    more = run("samples", RUN, "--order", "best", "--limit", "1").output.splitlines()[-1]
+    said = f"digenrl samples {RUN} --step 1 --order best --limit 1 --after 1"
+    assert more == f"more: {said}", "typed as it is, it goes on with the same step"
     page = json.loads(run("samples", RUN, "0", "--order", "best", "--limit", "1", "--json").output)
     assert page["samples"][0]["reward"] == 1.0 and page["next"] == "1"
     assert run("audit", RUN).output == "nobody has asked for anything\n"
     assert run("samples", RUN).output == run("samples", RUN, "0").output, "the newest batch"
     assert json.loads(run("samples", RUN, "--step", "1", "--json").output)["next"] is None
     for arguments, fault in (
-        (["7"], "BATCH: 7 is not committed"),
-        (["--step", "7"], "--step: step 7 is not committed"),
+        (["7"], "BATCH: batch 7 is not committed yet; the newest is 0"),
+        (["--step", "7"], "--step: step 7 is not trained yet; the newest is 1"),
         (["0", "--step", "1"], "BATCH: name a batch, or with --step"),
     ):
         with pytest.raises(UserError, match=fault):
             run("samples", RUN, *arguments)
+
+
+def test_the_figure_that_the_best_version_is_chosen_by_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored_run(tmp_path / "better", timelines=False, gold=0.1)
+    monkeypatch.setenv("DIGENRL_STORE_URL", f"file://{tmp_path}/better/objects")
+    lines = run("versions", RUN).output.splitlines()
+    assert " 0.900 best " in lines[1] and "best" not in lines[5]
+    assert lines[-1] == (
+        "evaluated: gold reward other; versions that are not evaluated do not count, and of equal "
+        "ones the older is the best"
+    )
+    stored_run(tmp_path / "equal", timelines=False)
+    monkeypatch.setenv("DIGENRL_STORE_URL", f"file://{tmp_path}/equal/objects")
+    assert "0.500 best so far: the model before training" in run("versions", RUN).output
+    older = run("versions", RUN, "--limit", "2").output.splitlines()[-1]
+    assert older == f"older ones: digenrl versions {RUN} --limit 2 --before 3"
 
 
 def test_the_help_lists_every_command_by_its_task_and_says_the_exit_codes() -> None:

@@ -16,6 +16,7 @@ from digenrl.api import models
 from digenrl.api.front import api_routes
 from digenrl.view.live import LiveRun
 from shared.process.http_api import add_problems
+from shared.run.dead_letters import DeadLetter, Work, add_letter
 from shared.run.journal import PhaseChange, Request, entry_key
 from shared.run.layout import batch_folder
 from shared.run.previews import preview_key
@@ -56,7 +57,7 @@ def test_a_batch_s_groups_say_what_became_of_each(client: TestClient) -> None:
     assert client.get("/v1/batches/1/groups").status_code == 404
 
 
-def test_what_could_not_be_scored_comes_before_the_worst_samples_and_after_the_best(
+def test_what_could_not_be_scored_comes_after_the_worst_and_the_best_samples_and_is_counted(
     client: TestClient,
 ) -> None:
     path = "/v1/batches/0/samples"
@@ -65,12 +66,42 @@ def test_what_could_not_be_scored_comes_before_the_worst_samples_and_after_the_b
         (group, sample) for group in (0, 1) for sample in range(4)
     ]
     worst = client.get(path, params={"order": "worst"}).json()["samples"]
-    assert [each["reward"] for each in worst] == [None, 0.0, 0.25, 0.5, 0.5, 0.5, 0.75, 1.0]
-    assert worst[1]["advantage"] < 0 and worst[1]["scores"] == {"proxy": 0.0}
-    assert worst[0]["why_not"] == "it could not be scored" and not worst[0]["trained"]
-    assert worst[0]["letters"] == [1] and worst[0]["attempt"] == 1
+    assert [each["reward"] for each in worst] == [0.0, 0.25, 0.5, 0.5, 0.5, 0.75, 1.0, None]
+    assert worst[0]["advantage"] < 0 and worst[0]["scores"] == {"proxy": 0.0}
+    assert worst[-1]["why_not"] == "it could not be scored" and not worst[-1]["trained"]
+    assert worst[-1]["letters"] == [1] and worst[-1]["attempt"] == 1
+    alone = client.get(path, params={"order": "unscored"}).json()
+    assert alone["samples"] == worst[-1:] and alone["next"] is None
+    [group] = alone["unscored"]
+    assert (group["group"], group["num_samples"]) == (1, 1)
     best = client.get(path, params={"order": "best"}).json()["samples"]
     assert [each["reward"] for each in best] == [1.0, 0.75, 0.5, 0.5, 0.5, 0.25, 0.0, None]
+
+
+def test_the_reason_of_samples_without_a_score_is_said_once(client: TestClient, run: Run) -> None:
+    letter = DeadLetter(
+        number=2, digest="2", kind="unscored", stream="DG_EVT", subject="s", found=0.0, data="",
+        reason="mine: ValueError: no template", work=Work(batch=0, group=1, first_sample=0),
+    )  # fmt: skip
+    asyncio.run(add_letter(run.store, RUN, letter))
+    page = models.SamplePage.model_validate(client.get("/v1/batches/0/samples").json())
+    said = "1 sample has no score: group 1 (mine: ValueError: no template)"
+    assert page.said_of_unscored == said
+    more = [group.model_copy(update={"group": 4, "num_samples": 2}) for group in page.unscored]
+    both = page.model_copy(update={"unscored": page.unscored + more})
+    assert both.said_of_unscored.startswith("3 samples have no score: groups 1, 4 (mine: ")
+
+
+def test_a_reward_is_shown_as_the_sum_of_its_scores_unless_each_is_normalised() -> None:
+    scores = {"proxy": 0.018, "mine": 0.254}
+    given = models.A_SAMPLE | {"scores": scores, "weights": {"proxy": 1.0, "mine": 0.1}}
+    sample = models.SampleHistory.model_validate(given)
+    assert sample.made_of == "1 x proxy 0.018 + 0.1 x mine 0.254"
+    normalised = models.SampleHistory.model_validate(given | {"normalised": True})
+    assert normalised.made_of == "proxy 0.018, mine 0.254"
+    said = models.SamplePage(samples=[normalised], next=None).said_of_weights
+    assert said.startswith('rewards = "normalised"') and said.endswith("1 x proxy + 0.1 x mine")
+    assert models.SamplePage(samples=[sample], next=None).said_of_weights == ""
 
 
 def test_a_sample_s_picture_is_there_until_it_is_deleted_and_then_gone(

@@ -2,17 +2,19 @@
 
 import asyncio
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from digenrl.commands.export import _version
-from digenrl.evaluation.best import ranked_versions
+from digenrl.commands.export import _trial, _version
+from digenrl.evaluation.best import measure_of, ranked_versions
+from digenrl.evaluation.records import Quality
 from digenrl.report.export_run import Wanted, export_run, kept_in_words
 from digenrl.report.layouts import Layout
 from shared.errors import UserError
+from shared.run.evaluations import worth_of
 from shared.run.run_recipe import needed_recipe
 from tests.follow.runs import RUN, Run
 from tests.view.stored import stored_run
@@ -31,7 +33,10 @@ def test_the_best_version_is_that_of_the_best_evaluation(
     ranked = asyncio.run(ranked_versions(run.store, recipe))
     assert ranked == [0, 4], "equal gold: the older one"
     with pytest.raises(UserError, match=r"weights of version 0 are not kept .*run\.keep_every"):
-        exported(run, "best", monkeypatch, tmp_path / "out")
+        exported(run, 0, monkeypatch, tmp_path / "out")
+    better = stored_run(tmp_path / "better", timelines=False, gold=0.1)
+    with pytest.raises(UserError, match="weights of version 4 are not kept"):
+        exported(better, "best", monkeypatch, tmp_path / "out")
     assert kept_in_words([3, 4], ranked).endswith(
         "of these `--version 4` has the best evaluation; "
     )
@@ -41,6 +46,44 @@ def test_the_best_version_is_that_of_the_best_evaluation(
         exported(young, "best", monkeypatch, tmp_path / "out")
     with pytest.raises(UserError, match="there is no version 9; the newest is 0"):
         exported(young, 9, monkeypatch, tmp_path / "out")
+
+
+def test_the_model_before_training_is_not_exported_as_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stored_run(tmp_path, timelines=False)
+    said = (
+        r"better than 0, the model before training \(gold reward other 0\.500\).*--version newest"
+    )
+    with pytest.raises(UserError, match=said):
+        exported(run, "best", monkeypatch, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("quality", "weights", "figure", "measure"),
+    [
+        ({}, {}, 0.3, "training reward"),
+        ({"gold_accuracy": 0.9}, {}, 0.9, "gold accuracy, held-out network"),
+        ({"gold_accuracy": 0.9, "gold": {"a": 0.5}}, {}, 0.5, "gold reward a"),
+        ({"gold": {"a": 0.5, "b": 0.2}}, {"b": 2.0}, 0.9, "gold reward 1 x a + 2 x b"),
+    ],
+)
+def test_what_versions_are_compared_by_has_its_name(
+    quality: dict[str, Any], weights: dict[str, float], figure: float, measure: str
+) -> None:
+    measured = Quality(reward=0.3, num_samples=1, **quality)
+    assert worth_of(measured, weights) == pytest.approx(figure)
+    assert measure_of(measured, weights) == measure
+
+
+def test_an_export_says_how_to_try_the_adapter(tmp_path: Path) -> None:
+    (tmp_path / "started.json").write_text('{"recipe": "/a b/recipe.toml"}')
+    said = _trial(tmp_path, Path("out"), "the digit one")
+    assert said == (
+        "digenrl generate '/a b/recipe.toml' --adapter out --num 4 --prompt 'the digit one' "
+        "--out out-samples"
+    )
+    assert "digenrl generate RECIPE " in _trial(tmp_path / "none", Path("out"), None)
 
 
 def test_a_version_is_named_by_number_or_by_word() -> None:

@@ -17,17 +17,17 @@ VERSIONS = (0, 4)
 DEVICES = ("rollout-0", "rollout-1", "trainer-0", "reward-0")
 
 
-def stored_run(folder: Path, timelines: bool = True) -> Run:
-    """Return a run of four steps."""
+def stored_run(folder: Path, timelines: bool = True, gold: float = 0.0) -> Run:
+    """Return a run of four steps, each of which adds ``gold`` to the gold reward."""
     run = Run(folder / "objects").begin()
     run.commit(4)
-    asyncio.run(_fill(run, timelines))
+    asyncio.run(_fill(run, timelines, gold))
     return run
 
 
-async def _fill(run: Run, timelines: bool) -> None:
+async def _fill(run: Run, timelines: bool, gold: float) -> None:
     for version in VERSIONS:
-        await _evaluate(run, version)
+        await _evaluate(run, version, 0.5 + gold * version)
     for batch in range(4):
         uses = {"generating": 3.0, "waiting_for_trainer": 1.0}
         usage = {"batch": batch, "seconds": 4.0, "devices": dict.fromkeys(DEVICES, uses)}
@@ -45,7 +45,7 @@ async def _fill(run: Run, timelines: bool) -> None:
     await add_letter(run.store, RUN, letter)
 
 
-async def _evaluate(run: Run, version: int) -> None:
+async def _evaluate(run: Run, version: int, gold: float) -> None:
     folder = Evaluations(run.store, RUN, "a" * 64)
     samples = []
     for digit in range(6):
@@ -54,7 +54,7 @@ async def _evaluate(run: Run, version: int) -> None:
         samples.append(KeptSample(prompt=prompt, media=still, still=still, right=right))
     record = EvaluationRecord(
         run=RUN, policy=examples.policy(version), settings="a" * 64, worker="report", seconds=1.0,
-        quality=Quality(reward=0.25 + version / 10, num_samples=6, gold={"other": 0.5}),
+        quality=Quality(reward=0.25 + version / 10, num_samples=6, gold={"other": gold}),
         samples=tuple(samples),
     )  # fmt: skip
     await folder.add(record)

@@ -37,7 +37,11 @@ def test_the_worst_samples_of_a_step_come_first_and_say_why(tmp_path: Path, toke
     run = past_run(tmp_path / "objects")
     text = page_text(run, tokens, "/batches?step=1")
     rewards = re.findall(r"<b>([\d.]+|no score)</b>", text)
-    assert rewards[:3] == ["no score", "0.000", "0.250"]
+    assert rewards[:2] == ["0.000", "0.250"] and rewards[-1] == "no score"
+    assert "1 sample has no score: group 1 (" in text and "order=unscored" in text
+    assert 'was trained on all of them but those that say "not trained"' in text
+    alone = page_text(run, tokens, "/batches?step=1&order=unscored")
+    assert re.findall(r"<b>([\d.]+|no score)</b>", alone) == ["no score"]
     assert "group 0, sample 3</a>; version 0, rollout-0-a" in text and "advantage -" in text
     assert "dead letter 1" in text
     pictures = re.findall(r'src="(/v1/batches/[^"]+)"', text)
@@ -55,10 +59,10 @@ def test_a_sample_says_why_it_is_as_it_is_beside_the_others_of_its_group(
 ) -> None:
     run = past_run(tmp_path / "objects")
     links = re.findall(r'href="(/sample\?[^"]+)"', page_text(run, tokens, "/batches?step=1"))
-    unscored, worst, *_ = dict.fromkeys(links)
+    worst, *_, unscored = dict.fromkeys(links)
     text = page_text(run, tokens, worst)
     assert worst == "/sample?step=1&group=0&number=3"
-    assert "<b>0.000</b>; its group has" in text and "on average" in text
+    assert "<b>0.000</b> = 1 x proxy 0.000; its group has" in text and "on average" in text
     assert re.search(r"<dt>score of \w+</dt><dd>", text) and "such samples less likely" in text
     assert "1 of 4 in its group" in text and text.count('href="/sample?') == 4
     failed = page_text(run, tokens, unscored)
@@ -80,7 +84,7 @@ def test_what_no_retry_would_change_says_so_and_is_dropped_at_once(
         letter = DeadLetter(
             number=number, digest=f"{number:064x}", kind=kind, stream="DG_EVT", subject="s",
             reason="no memory" if number < 3 else "no server", found=1.0, data="",
-            work=Work(batch=batch, group=1, first_sample=0),
+            work=Work(batch=batch, group=number, first_sample=0),
         )  # fmt: skip
         asyncio.run(add_letter(run.store, RUN, letter))
     text = page_text(run, tokens, "/letters", Scheduler().live)
@@ -96,13 +100,20 @@ def test_before_the_first_step_there_are_no_samples(tmp_path: Path, tokens: Toke
     assert "No step is committed yet" in page_text(Run(tmp_path / "o").begin(), tokens, "/batches")
 
 
-def test_the_best_version_is_named_with_the_command_that_exports_it(
+def test_the_best_version_is_named_with_the_figure_that_it_is_chosen_by(
     tmp_path: Path, tokens: Tokens
 ) -> None:
-    run = stored_run(tmp_path)
+    run = stored_run(tmp_path, gold=0.1)
     text = page_text(run, tokens, "/versions")
-    assert "Version <b>0</b> has the best evaluation" in text
-    assert "digenrl export test --version best" in text and '0 <span class="right">best' in text
+    assert "Version <b>4</b> is the best by gold reward other (0.900)" in text
+    assert '<th scope="col">evaluated: gold reward other</th>' in text
+    assert ">0.900</a>" in text and ">0.500</a>" in text and ">0.650</a>" not in text
+    assert "versions that are not evaluated do not count, and of equal ones the older" in text
+    assert "digenrl export test --version best" in text
+    assert '4</a> <span class="right">best</span>' in text
+    equal = page_text(stored_run(tmp_path / "equal"), tokens, "/versions")
+    assert '0 <span class="right">best so far: the model before training</span>' in equal
+    assert "has nothing to take yet" in equal
     assert text.count("its weights are deleted") == 5, "this store holds none"
     young = page_text(Run(tmp_path / "young").begin(), tokens, "/versions")
     assert "has the best" not in young
@@ -121,6 +132,10 @@ def test_a_host_is_drained_with_one_click_and_one_worker_is_given_work_again(
     run = Run(tmp_path / "objects").begin()
     text = page_text(run, tokens, "/workers", scheduler.live)
     posts = [posted.split() for posted in re.findall(r'data-post="([^"]+)"', text)]
+    assert "3 rollout (1 drained), 1 reward" in text
+    assert re.findall(r"<td>(generates|<b>drained</b>)\s*</td>", text) == [
+        "generates", "<b>drained</b>", "generates", "generates",
+    ]  # fmt: skip
     drains = [f"/v1/workers/rollout-{number}/drain" for number in (0, 2)]
     assert posts == [
         ["/steer/pause"],

@@ -4,7 +4,7 @@ from typing import cast
 
 import pytest
 
-from digenrl.view.figures import schedule_of
+from digenrl.view.figures import schedule_of, slowest_of
 from digenrl.view.history import RunHistory
 from services.scheduler.core.usage import BatchUsage
 from shared.recipe.recipe import load_recipe
@@ -24,3 +24,25 @@ def test_fluid_devices_exchange_gradients_and_others_commit(recipe: str) -> None
     is_fluid = recipe == "digits-fluid"
     assert shown["exchanged"] == ({"trainer-0": 1.5} if is_fluid else {})
     assert shown["uses"]["committing"] == ("exchanges gradients" if is_fluid else "commits")
+
+
+def slowest(waits: str, *seconds: float, device: str = "cpu") -> dict[str, object] | None:
+    """Return what is shown of the first of these workers."""
+    workers: list[dict[str, object]] = [
+        {"worker": str(at), "device": device if at else "cpu", "seconds_per_sample": each}
+        for at, each in enumerate((*seconds, None))
+    ]
+    known = {"worker": "0", "seconds_per_sample": seconds[0], "mean_seconds_per_sample": 0.1}
+    return slowest_of(known, workers, waits)
+
+
+def test_a_worker_is_called_slow_only_if_it_holds_up_others_or_is_unlike_its_equals() -> None:
+    assert slowest("waiting_for_reward", 0.3, 0.2) is None
+    assert slowest_of(None, [], "tail") is None
+    for waits in ("waiting_for_rollout", "tail"):
+        found = slowest(waits, 0.3, 0.1)
+        assert found is not None and not found["is_far_slower"]
+        assert found["mean_seconds_per_sample"] == pytest.approx(0.2)
+    found = slowest("waiting_for_reward", 0.9, 0.1, 0.1)
+    assert found is not None and found["is_far_slower"]
+    assert slowest("waiting_for_reward", 0.9, 0.1, 0.1, device="H100") is None, "by nature"

@@ -16,6 +16,7 @@ from digenrl.view.history import RunHistory
 from digenrl.view.live import LiveRun
 from digenrl.view.server import PAGES, View, create_app
 from services.scheduler.core.usage import BatchUsage, Timeline
+from shared.errors import Unavailable
 from shared.process.http_access import Access, TokenFile
 from shared.process.http_guard import Guard, own_names
 from shared.run.dead_letters import DeadLetter, Settled, Work, add_letter, settle
@@ -224,6 +225,7 @@ def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Token
     text = client.get("/").text
     assert "running, waits for rollout" in text and "1 min 23 s left" in text
     assert "no worker of: reward" in text and "2 dead letters are open" in text
+    assert '<a href="/letters">the page of dead letters</a> has why' in text
     assert 'data-post="/steer/pause"' in text
     assert "slower than its schedule explains" in text and "61.0 s" in text and "<b>late" in text
     assert "0.9 s per sample, the mean is 0.42" in text
@@ -271,3 +273,37 @@ def test_versions_say_who_has_loaded_them(run: Run, tokens: Tokens) -> None:
     client = client_of(run, tokens, scheduler_of({"/v1/versions": [newest]}, []))
     text = client.get("/versions").text
     assert "rollout-0, rollout-1" in text and "0.5 to 1.2 s after its commit" in text
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/nowhere", 404, "There is no page /nowhere."),
+        ("/batches?step=9999", 404, "Step 9999 is not committed."),
+        ("/batches?step=<b>", 422, "Query.step: Input should be a valid integer"),
+    ],
+)
+def test_a_browser_is_led_back_from_an_address_that_does_not_exist(
+    client: TestClient, path: str, status: int, said: str
+) -> None:
+    shown = client.get(path, headers={"accept": "text/html,*/*;q=0.8"})
+    assert shown.status_code == status and said in html.unescape(shown.text)
+    assert "<nav" in shown.text and '<a href="/">Back to the overview</a>' in shown.text
+    assert (
+        "step 4 of 30" in shown.text and "default-src" in shown.headers["content-security-policy"]
+    )
+    told = client.get(path)
+    assert told.headers["content-type"] == "application/problem+json"
+    assert (told.status_code, told.json()["status"]) == (status, status)
+    assert client.get("/data/nowhere", headers={"accept": "text/html"}).json()["status"] == 404
+
+
+def test_a_fault_of_the_store_is_a_problem_for_browsers_too(
+    run: Run, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look(_: RunHistory) -> None:
+        raise Unavailable("the store does not answer")
+
+    monkeypatch.setattr(RunHistory, "look", look)
+    told = client.get("/", headers={"accept": "text/html"})
+    assert (told.status_code, told.json()["detail"]) == (503, "the store does not answer")

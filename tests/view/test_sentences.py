@@ -6,7 +6,17 @@ import time
 import pytest
 
 from digenrl.report.summary import summarise_schedule
-from digenrl.view.sentences import REMEDIES, alarms, bottleneck, status, throughput
+from digenrl.view.markup import linked
+from digenrl.view.sentences import (
+    NO_SCHEDULE,
+    REMEDIES,
+    alarms,
+    bottleneck,
+    main_wait,
+    status,
+    throughput,
+)
+from digenrl.view.words import cause, crew, figure, time_left
 from services.scheduler.core.usage import BUSY, BatchUsage, Use
 from shared.run.chain import Step
 from tests import examples
@@ -48,11 +58,71 @@ def test_no_setting_is_named_where_none_would_help() -> None:
 def test_throughput_is_compared_with_what_is_possible(
     now: float | None, forecast: float | None, bound: float | None, said: str
 ) -> None:
-    load: dict[str, object] = {
+    assert re.search(said, throughput(load_of(now, forecast, bound)))
+
+
+def load_of(now: float | None, forecast: float | None, bound: float | None) -> dict[str, object]:
+    return {
         "samples_per_second": now, "forecast_samples_per_second": forecast,
         "bound_samples_per_second": bound, "queues": [],
     }  # fmt: skip
-    assert re.search(said, throughput(load))
+
+
+@pytest.mark.parametrize("use", sorted(NO_SCHEDULE))
+@pytest.mark.parametrize("load", [load_of(17.4, 63.8, 844), load_of(60.0, 63.8, 844)])
+def test_what_no_schedule_changes_is_not_blamed_on_the_schedule_or_a_worker(
+    use: str, load: dict[str, object]
+) -> None:
+    said = throughput(load, use)
+    assert said.endswith(f"on these devices. {NO_SCHEDULE[use]}")
+    assert "split" not in said and "digenrl workers" not in said
+    assert "see to" not in throughput(load_of(60.0, 63.8, 70.0), use), "all is well"
+
+
+def test_for_what_devices_wait_is_known_unless_they_are_at_work() -> None:
+    def wait(**seconds: float) -> str:
+        usage = {"batch": 0, "seconds": 1.0, "devices": {"trainer-0": seconds}}
+        return main_wait(summarise_schedule([], [BatchUsage.model_validate(usage)]))
+
+    assert wait(training=1.0, tail=1.0, waiting_for_reward=2.0) == "waiting_for_reward"
+    assert wait(training=95.0, waiting_for_reward=5.0) == ""
+    assert main_wait(summarise_schedule([], [])) == ""
+
+
+def test_commands_in_sentences_name_the_run_and_lead_to_its_pages() -> None:
+    said = throughput(load_of(5.0, 10.0, 11.0), run="study")
+    assert "`digenrl workers study`" in said and "`digenrl logs study`" in said
+    shown = str(linked(f"<{said}"))
+    assert shown.startswith("&lt;5 samples") and '<a href="/workers">the page of workers' in shown
+    assert "<code>digenrl logs study</code>" in shown and "`" not in shown
+
+
+def test_numbers_have_three_digits_and_no_exponent() -> None:
+    said = throughput(load_of(1213.4, 1234.0, 1107.0))
+    assert said.startswith("1,210 samples") and "about 1,110 on" in said
+    assert [figure(each) for each in (0.0, 8.0, 0.00533, 2.5e-7, 9999.0)] == [
+        "0", "8", "0.00533", "0.00000025", "10,000",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (47437, "about 13 h"),
+        (35900, "about 10 h"),
+        (4700, "about 1 h 15 min"),
+        (3600, "about 1 h"),
+        (75.2, "1 min 15 s"),
+    ],
+)
+def test_time_left_is_told_no_more_exactly_than_it_is_known(seconds: float, said: str) -> None:
+    assert time_left(seconds) == said
+
+
+def test_drained_workers_are_counted_beside_the_others() -> None:
+    found = [("rollout", "no"), ("rollout", "drained"), ("rollout", "draining"), ("reward", "no")]
+    workers = [{"service": service, "drain": drain} for service, drain in found]
+    assert crew(workers) == "3 rollout (1 drained, 1 draining), 1 reward"
 
 
 @pytest.mark.parametrize(
@@ -75,9 +145,10 @@ def test_the_state_of_a_run_in_words(
 
 
 def test_whoever_has_drained_everything_is_told_what_stands_still() -> None:
-    drained = {"service": "rollout", "drain": "drained"}
+    drained = {"service": "rollout", "drain": "drained", "host": "node7"}
     [line] = alarms(RUN, (), (), [drained, {"service": "trainer", "drain": "no"}])
-    assert "every rollout worker is drained" in line and "--undrain" in line
+    assert "every rollout worker is drained" in line
+    assert "`digenrl workers test --host node7 --undrain` gives them work again" in line
     assert alarms(RUN, (), (), [drained, drained | {"drain": "no"}]) == []
 
 
@@ -104,6 +175,28 @@ def test_dead_letters_are_an_alarm_while_they_come_with_what_they_cost() -> None
     assert alarms(run, (), (), (), [(now - 3600, "old")]) == []
     [line] = alarms(run, (), ())  # when they came is not known
     assert line == "9 dead letters are open: `digenrl dlq list test` has why"
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("reward: mine: ValueError: no sevens (a.py, line 7)",
+         "in scorer mine: ValueError: no sevens (a.py, line 7)"),
+        ("mine: ValueError: no sevens", "in scorer mine: ValueError: no sevens"),
+        ("reward: the image has no pixels", "reward: the image has no pixels"),
+        ("rollout: OutOfMemoryError: 2 GB", "rollout: OutOfMemoryError: 2 GB"),
+        ("ValueError: HTTP: 500", "ValueError: HTTP: 500"),
+    ],
+)  # fmt: skip
+def test_a_reason_names_the_scorer_and_nothing_else_is_one(reason: str, said: str) -> None:
+    assert cause(reason) == said
+
+
+def test_a_fragment_that_failed_and_its_samples_have_one_reason() -> None:
+    now = time.time()
+    late = [(now, "reward: mine: ValueError: no"), (now, "x"), (now, "mine: ValueError: no")]
+    [line] = alarms(RUN | {"num_dead_letters": 3}, (), (), (), late)
+    assert "2 of them in scorer mine: ValueError: no. What fails" in line
 
 
 def test_a_failure_is_the_first_alarm() -> None:

@@ -113,7 +113,7 @@ class VersionView(View):
         version=12, weights_digest="0" * 63 + "c", weights="digits/weights/5e88.safetensors",
         trained_from_batch=11, reward_mean=0.71, onpolicy_ratio_error=0.0, adopted_by=["rollout-0"],
         first_adopted_seconds=0.4, last_adopted_seconds=1.3, evaluated=0.83, is_best=True,
-        is_kept=True,
+        is_kept=True, evaluated_by="gold accuracy, held-out network",
     )  # fmt: skip
 
     version: int
@@ -139,6 +139,8 @@ class VersionView(View):
     """What versions are compared by: the gold rewards of its evaluation, or without any the reward;
     null if it is not evaluated, or the scheduler is asked, which does not read that."""
     is_best: bool = False
-    """Whether no evaluated version is better."""
+    """Whether no evaluated version is better, and no older one is equal."""
+    evaluated_by: str | None = None
+    """What `evaluated` is, in words; null if it is null."""
     is_kept: bool | None = None
     """Whether its weights are still there; null if the scheduler is asked."""

@@ -18,6 +18,8 @@ from digenrl.client import Client
 from digenrl.local.address import address_of, write_address
 from services.scheduler.shell.app import Scheduler
 from shared.errors import UserError
+from shared.messages.codec import encode
+from shared.messages.contracts import FragmentFailed, FragmentSlot
 from shared.run.dead_letters import DeadLetter, Work, add_letter, encoded
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
@@ -51,8 +53,8 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_letters_of_a_run_that_is_over_are_read_in_its_store() -> None:
     listed = dlq("list", "test", "--limit", "2")
     assert listed.output.splitlines() == [
-        "     5  open     failed       batch 0 group 5 sample 2: reward: no pixels",
-        "     4  open     failed       batch 0 group 4 sample 2: reward: no pixels",
+        "     5  open     failed       batch 0 group 5 sample 2: no pixels",
+        "     4  open     failed       batch 0 group 4 sample 2: no pixels",
         "older ones: --before 4",
     ]
     assert "data: b'\\xc1bytes'" in dlq("show", "test", "3").output
@@ -74,6 +76,22 @@ def test_letters_of_a_run_that_is_over_are_read_in_its_store() -> None:
     assert len(json.loads(dlq("list", "test", "--all", "--json").output)) == 5
 
 
+@pytest.mark.usefixtures("left")
+def test_the_name_of_a_run_takes_the_options_of_the_list() -> None:
+    listed = dlq("test", "--limit", "2").output
+    assert listed == dlq("list", "test", "--limit", "2").output and listed.startswith("     5")
+    assert json.loads(dlq("test", "--json").output)[0]["number"] == 5
+
+
+def test_a_word_that_is_no_run_is_answered_with_the_commands(tmp_path: Path) -> None:
+    for words in (("discard", "--help"), ("discard",), ("discard", "test")):
+        said = str(dlq(*words).exception)
+        assert said.startswith("discard: there is no such run, and no such command; commands are ")
+        assert "drop, list, retry, show" in said
+    (tmp_path / "discard").mkdir()
+    assert "one by one" in dlq("discard", "--runs", str(tmp_path), "--help").output
+
+
 def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
     scheduler: Scheduler, client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,9 +111,12 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
 
     monkeypatch.setattr(dead_letters, "desk_of", here)
     monkeypatch.setattr(dead_letters, "PAGE", 2)
-    hint, *listed = dlq("list", "test").output.splitlines()
+    hint, *listed = dlq("list", "test", "--limit", "9").output.splitlines()
     assert len(listed) == 5 and hint.startswith("nothing is left to be done again")
-    assert dlq("test").output.splitlines() == [hint, *listed], "the list is what a run's name asks"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/test").mkdir(parents=True)
+    of_reason = "     5  newest 5, a retry may help 0: no pixels"
+    assert dlq("test").output.splitlines()[:2] == [hint, of_reason]
     assert "outcome: " in dlq("show", "test", "1").output
     assert dlq("drop", "test", "2").output == "2: nobody needs it any more\n"
     assert dlq("drop", "test", "7").output == "7: there is no dead letter 7\n"
@@ -105,23 +126,97 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
     assert len(notes) == 4
 
 
-def test_a_list_says_which_letters_a_retry_may_help() -> None:
-    def failed(number: int, batch: int) -> dict[str, object]:
-        work = {"batch": batch, "group": 0, "first_sample": None, "attempt": 0}
-        return {"number": number, "state": "open", "kind": "failed", "work": work}
+CAUSE = "mine: ValueError: no template (slow_reward.py, line 7)"
 
-    done, under_way = failed(1, 2), failed(2, 3)
-    before_list, outcome = dead_letters.before_list, dead_letters.outcome_of_letter
-    hint = before_list([under_way, done], 3, "demo")
+
+def about(
+    number: int, batch: int, attempt: int = 0, kind: str = "failed", state: str = "open"
+) -> dict[str, object]:
+    work = {"batch": batch, "group": 0, "first_sample": 4, "attempt": attempt}
+    reason = CAUSE if kind == "unscored" else f"reward: {CAUSE}"
+    return {
+        "number": number, "state": state, "kind": kind, "work": work, "reason": reason,
+        "subject": "s", "found": 0.0, "data": "",
+    }  # fmt: skip
+
+
+def book_of(*letters: dict[str, object], committed: int | None = 3) -> dead_letters.Book:
+    return dead_letters.Book.of("demo", letters[::-1], committed)
+
+
+def test_a_list_says_which_letters_a_retry_may_help_and_what_to_mend_first() -> None:
+    done, under_way = about(1, 2), about(2, 3)
+    book = book_of(done, under_way)
+    hint, mend = book.hints(book.letters)
     assert hint.startswith("a retry may help 1 of 2: `digenrl dlq retry demo 2`; ")
-    assert before_list([done], 3, "demo").startswith("nothing is left to be done again")
-    retried = under_way | {"state": "retried"}
-    assert before_list([done], None, "demo") == "" == before_list([retried], 3, "demo")
-    assert [outcome(each, 3) for each in (done, under_way, retried)] == [
+    assert mend.startswith("mend slow_reward.py line 7 first: else it fails again.")
+    assert book.hints([done])[0].startswith("nothing is left to be done again")
+    retried = about(2, 3, state="retried")
+    assert book_of(done, committed=None).hints([done]) == [] == book_of(retried).hints([retried])
+    assert [book_of(each).outcome(each) for each in (done, under_way, retried)] == [
         "done since: batch 2 is committed", "", "being done again",
     ]  # fmt: skip
-    assert outcome(retried, 4) == "done since: batch 3 is committed"
-    assert outcome(retried | {"kind": "unscored"}, 4) == "its samples count without a score"
+    assert book_of(retried, committed=4).outcome(retried) == "done since: batch 3 is committed"
+
+
+def test_work_that_failed_again_names_the_later_letters_and_is_not_called_done() -> None:
+    first, second = about(82, 2, state="retried"), about(83, 2, 1)
+    last = about(84, 2, 2, kind="unscored")
+    book = book_of(first, second, last)
+    unscored = "batch 2 is committed; its samples count without a score"
+    assert book.outcome(first) == f"failed again: letters 83, 84; {unscored}"
+    assert book.outcome(second) == f"failed again: letter 84; {unscored}"
+    assert book.outcome(last) == unscored
+    scored = book_of(first, second)
+    assert scored.outcome(first) == "failed again: letter 83; done since: batch 2 is committed"
+
+
+def test_the_newest_letter_of_a_piece_of_work_decides_for_all_of_it() -> None:
+    older, newest, other = about(1, 3), about(2, 3, 1, kind="unscored"), about(3, 4)
+    book = book_of(older, newest, other)
+    assert book.helped(book.letters) == [3]
+    lines = book.lines(book.letters)
+    assert [line.rpartition("[")[2] for line in lines[1:]] == [
+        "its samples count without a score]",
+        "see letter 2]",
+    ]
+    assert book_of(about(1, 3), about(2, 3, 1)).helped([about(1, 3), about(2, 3, 1)]) == [2]
+
+
+def test_letters_of_one_cause_are_one_reason_whoever_gave_up() -> None:
+    book = book_of(about(1, 3), about(2, 2, kind="unscored"), about(3, 3, 1))
+    assert book.reasons(book.letters) == [f"     3  newest 3, a retry may help 1: {CAUSE}"]
+    assert [each["number"] for each in book.chosen("open", reason="VALUEerror")] == [3, 2, 1]
+    assert book.chosen("open", reason="no pixels") == []
+
+
+def test_a_letter_shows_the_fields_of_its_message_and_each_sentence_once() -> None:
+    slot = FragmentSlot(batch=3, group=0, first_sample=4, attempt=0)
+    message = encode(FragmentFailed(slot=slot, stage="reward", reason=CAUSE))
+    lines = dead_letters.shown_lines(about(1, 3) | {"data": encoded(message)})
+    assert "work: batch 3 group 0 sample 4, attempt 0" in lines
+    assert lines[-2:] == ["message kind: fragment_failed", "message stage: reward"]
+    assert "".join(lines).count(CAUSE) == 1
+    reasons = {"scorer": "mine", "samples": {"4": CAUSE, "5": CAUSE, "6": "it hangs"}}
+    lines = dead_letters.shown_lines(
+        about(1, 3, kind="unscored") | {"data": encoded(json.dumps(reasons).encode())}
+    )
+    assert lines[-2:] == [
+        "message samples 4, 5: see its reason",
+        "message samples 6: it hangs",
+    ]
+
+
+def test_a_second_retry_names_the_letters_that_came_of_the_first(
+    scheduler: Scheduler, client: TestClient
+) -> None:
+    desk = dead_letters.ApiDesk(Client(cast(httpx.Client, client)))
+    retried, again = about(82, 3, state="retried"), about(83, 3, 1)
+    book = book_of(retried, again, about(84, 3, 2, kind="unscored"))
+    said = "letter 82 was retried before; see letters 83, 84"
+    assert book.settle(desk, 82, "retry") == said
+    with pytest.raises(UserError, match="count without a score; see letter 84"):
+        book.settle(desk, 83, "retry")
 
 
 def test_a_command_without_numbers_says_what_it_needs() -> None:

@@ -1,0 +1,65 @@
+"""Answers what cannot be shown: programs with a problem, browsers with a page that leads back."""
+
+import json
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import cast
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from shared.errors import ContractError, IntegrityError, Unavailable
+from shared.process.http_api import add_problems, problem
+
+Render = Callable[..., Awaitable[HTMLResponse]]
+"""Renders a page of a name, with its fields."""
+Tell = Callable[[Request, Exception], JSONResponse]
+"""Answers a fault with a problem."""
+OF_PROGRAMS = ("/v1/", "/data/", "/static/", "/media/")
+"""Beginnings of addresses that are no pages."""
+OF_STORE = {Unavailable: 503, IntegrityError: 410, ContractError: 500}
+"""Faults of the store, or of what it holds, and the status that says so."""
+
+
+def add_error_pages(app: FastAPI, render: Render) -> None:
+    """Answer whatever is raised in ``app`` as a problem, or for a browser as a page."""
+    add_problems(app)
+    for fault, status in OF_STORE.items():
+        app.add_exception_handler(fault, _problem_of(status))
+    kinds: tuple[type[Exception], ...] = (HTTPException, RequestValidationError, *OF_STORE)
+    for kind in kinds:
+        tell = cast(Tell, app.exception_handlers[kind])
+        app.add_exception_handler(kind, _shown(tell, render))
+
+
+def _problem_of(status: int) -> Tell:
+    return lambda _, error: problem(status, str(error))
+
+
+def _shown(tell: Tell, render: Render) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def show(request: Request, error: Exception) -> Response:
+        told = tell(request, error)
+        if not _wants_page(request):
+            return told
+        try:
+            page = await render(request, "error", sentence=_sentence(request, told))
+        except tuple(OF_STORE):
+            return told  # the frame needs the store as well
+        page.status_code = told.status_code
+        return page
+
+    return show
+
+
+def _wants_page(request: Request) -> bool:
+    is_asked = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+    return is_asked and not request.url.path.startswith(OF_PROGRAMS)
+
+
+def _sentence(request: Request, told: JSONResponse) -> str:
+    detail = str(json.loads(bytes(told.body))["detail"])
+    if detail == HTTPStatus.NOT_FOUND.phrase:
+        return f"There is no page {request.url.path}."
+    return f"{detail[:1].upper()}{detail[1:]}."

@@ -1,0 +1,42 @@
+"""Makes HTML: the templates, and sentences whose commands are links where the page has a page."""
+
+import re
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from digenrl.view.words import crew, figure, time_left
+
+LINKS = {
+    "workers": ("/workers", "the page of workers"),
+    "dlq": ("/letters", "the page of dead letters"),
+}
+"""Commands for which there is a page: its address, and what it is called in a sentence."""
+
+
+def templates() -> Environment:
+    """Return the templates of the page, with what they say numbers and sentences by."""
+    found = Environment(
+        loader=PackageLoader("digenrl.view"), undefined=StrictUndefined,
+        autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    found.globals |= {"crew": crew, "time_left": time_left}
+    found.filters |= {"figure": figure, "linked": linked}
+    return found
+
+
+def linked(sentence: str) -> Markup:
+    """Return a sentence with a link, or else as code, in place of each command in backticks.
+
+    >>> print(linked("slow <1>: `digenrl workers demo`, `digenrl logs demo`"))
+    slow &lt;1&gt;: <a href="/workers">the page of workers</a>, <code>digenrl logs demo</code>
+    """
+    parts = re.split(r"`(digenrl [^`]+)`", sentence)
+    return Markup("").join(_command(each) if at % 2 else each for at, each in enumerate(parts))
+
+
+def _command(text: str) -> Markup:
+    address, title = LINKS.get(text.split()[1], ("", ""))
+    if not address:
+        return Markup("<code>{}</code>").format(text)
+    return Markup('<a href="{}">{}</a>').format(address, title)
