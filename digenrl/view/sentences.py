@@ -13,6 +13,8 @@ from shared.run.chain import Step
 
 RECENT_S = 600.0
 """Seconds for which a dead letter is news: afterwards only lists have it."""
+QUIET_S = 60.0
+"""Seconds without another one after which what failed seems to be mended."""
 STILL_STEPS = 4
 """So many steps in a row may leave the weights as they were before somebody should look."""
 GOOD_SHARE = 0.9
@@ -199,10 +201,13 @@ def _letters(run: str, number: int, letters: Sequence[tuple[float, str]] | None)
         return []
     [(reason, times)] = Counter(cause(each) for each in late).most_common(1)
     why = reason if reason.startswith("in scorer ") else f"for: {reason}"
+    newest = max(0.0, min(ages))
+    came = f"{line}; {len(late)} came in the last {RECENT_S // 60:.0f} minutes"
+    if newest > QUIET_S:
+        return [f"{came}, {times} of them {why}; none in the last {clock(newest)}"]
     return [
-        f"{line}; {len(late)} came in the last {RECENT_S // 60:.0f} minutes, the last one "
-        f"{clock(max(0.0, min(ages)))} ago, {times} of them {why}. What fails is done up "
-        "to three times, which takes its time from all else"
+        f"{came}, the last one {clock(newest)} ago, {times} of them {why}. What fails is done up "
+        "to three times, which takes its time from all else: mend that first"
     ]
 
 

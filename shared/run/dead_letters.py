@@ -119,7 +119,7 @@ def outcome_of(state: Letters, kind: Kind, work: Work | None, committed: int) ->
         count = "its samples count without a score"
         return f"batch {work.batch} is committed; {count}" if work and is_over else count
     if work is not None and is_over:
-        return f"done since: batch {work.batch} is committed"
+        return f"done since, with success: batch {work.batch} is committed"
     if state == "dropped":
         return "nobody needs it any more"
     if state == "retried":
@@ -203,9 +203,9 @@ def mend_first(reason: str) -> str:
     if found is None:
         return ""
     return (
-        f"mend {found[1]} line {found[2]} first: else it fails again. This run goes on with the "
-        "file that it began with, and its reward workers refuse a changed one: the mended file is "
-        "taken up by a new run, or, behind `digenrl serve-scorer`, when that is started again"
+        f"mend first what makes {found[1]} line {found[2]} fail: else it fails again. What is "
+        "generated afterwards is scored without a retry. A change of the file itself takes effect "
+        "in a new run, or, behind serve-scorer, when that is started again"
     )
 
 

@@ -42,7 +42,7 @@ def test_the_page_says_what_to_mend_where_a_retry_may_help() -> None:
     found = letters_of([(about(1, 2, 0), "open"), (about(2, 2, 1), "open")], 2, None)
     assert [letter[2] for letter in found["letters"]] == [None, "see letter 2"]
     [mend] = found["mend"]
-    assert mend.startswith("mend slow_reward.py line 7 first: else it fails again.")
+    assert mend.startswith("mend first what makes slow_reward.py line 7 fail: else it fails again.")
 
 
 def test_only_the_newest_letter_of_a_piece_of_work_has_a_button_for_a_retry(tmp_path: Path) -> None:
@@ -54,4 +54,4 @@ def test_only_the_newest_letter_of_a_piece_of_work_has_a_button_for_a_retry(tmp_
     text = html.unescape(client.get("/letters").text)
     assert re.findall(r'data-post="/letters/(\d)/retry"', text) == ["2"]
     assert "see letter 2" in text and "nothing: see letter" not in text
-    assert "Before a retry: mend slow_reward.py line 7 first" in text
+    assert "Before a retry: mend first what makes slow_reward.py line 7 fail" in text

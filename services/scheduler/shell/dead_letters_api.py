@@ -71,7 +71,9 @@ async def settled(scheduler: Scheduler, number: int, how: Settlement, by: str) -
     """
     letter, state = _known(scheduler, number)
     if state == how:
-        return models.Settled(number=number, state=state, note="that was done before")
+        return models.Settled(
+            number=number, state=state, note=f"letter {number} was {state} before"
+        )
     if state == "dropped":
         raise HTTPException(409, f"letter {number} was dropped; it is not retried any more")
     note = "nobody needs it any more" if how == "dropped" else await _retry(scheduler, letter)
