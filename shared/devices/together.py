@@ -10,8 +10,9 @@ passes of each alone would take. What a pass takes is measured, as the number is
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-ENOUGH = 2
-"""Passes of a size that are measured: the first of a size may take longer than others."""
+ENOUGH = 4
+"""Passes of a size that are measured, of which the fastest counts: whatever else the machine does makes
+them longer."""
 AS_LONG = 2.0
 """Times that a pass of several groups may take as long as that of one."""
 
