@@ -41,7 +41,7 @@ def learning(
 
 
 def learning_services(
-    seed: Annotated[list[int] | None, typer.Option(help="repeatable; 40 to 44 if none")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="repeatable; 60 to 64 if none")] = None,
     old: Annotated[Path, typer.Option(help="a recipe")] = Path("bench/learning/digits.toml"),
     new: Annotated[Path, typer.Option(help="another")] = Path("recipes/digits.toml"),
     results: Annotated[Path, typer.Option(help="a JSON file per run goes here")] = Path(
@@ -52,7 +52,7 @@ def learning_services(
     """Run two recipes by turns through the real services, and compare their device seconds."""
     from bench.learning.services import compared, measure
 
-    seeds = seed or range(40, 45)
+    seeds = seed or range(60, 65)
     measure({"old": old, "new": new}, list(seeds), results, folder.resolve())
     sys.stdout.write(json.dumps(compared(results, "old", "new"), indent=1) + "\n")
 

@@ -11,10 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 ENOUGH = 4
-"""Passes of a size that are measured, of which the fastest counts: whatever else the machine does makes
-them longer."""
+"""Passes of a size that are measured, of which the fastest counts: whatever else the machine does
+makes them longer."""
 AS_LONG = 2.0
 """Times that a pass of several groups may take as long as that of one."""
+WORTH_IT = 0.75
+"""Share of the seconds of each alone that it may take: where rows fill the device, nobody waits."""
+HOLD_S = 2.0
+"""Seconds that a group is held back at most, where others are long in coming."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +37,8 @@ class Together:
             taken = self.seconds.get(number, ())
             if len(taken) < ENOUGH:
                 return number
-            if min(taken) > AS_LONG * min(self.seconds[1]):
+            alone, together = min(self.seconds[1]), min(taken)
+            if number > 1 and together > min(AS_LONG, WORTH_IT * number) * alone:
                 return best
             best, number = number, 2 * number
         return best

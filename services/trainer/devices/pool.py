@@ -21,6 +21,7 @@ from services.trainer.devices.device import TrainerDevice
 from services.trainer.devices.loan_agent import LoanAgent
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice, num_last_groups, slice_group
+from shared.devices.together import HOLD_S
 from shared.errors import ContractError, OutOfMemory
 from shared.messages.contracts import TrainGroup
 from shared.process.worker import Worker
@@ -166,6 +167,8 @@ class DevicePool:
         self._devices = devices
         self._worker = worker
         self._agent = agent
+        self._held_since = 0.0
+        """When the first of those that wait was put there."""
         self._is_complete = False
         """Whether no other group comes that what is waiting could be trained with."""
         self._slices = QueuedSlices(
@@ -186,14 +189,17 @@ class DevicePool:
         back for others (`JoinsGroups`)."""
         await self._slices.all_taken()
         if not len(self._slices):
-            self._is_complete = False
+            self._is_complete, self._held_since = False, time.monotonic()
+            asyncio.get_running_loop().call_later(HOLD_S, self._wake)
         self._slices.put(group)
-        for device in self._devices:
-            device.wake()
+        self._wake()
 
     def train_all(self) -> None:
         """Hold nothing back of what is waiting: no other group comes for now."""
         self._is_complete = True
+        self._wake()
+
+    def _wake(self) -> None:
         for device in self._devices:
             device.wake()
 
@@ -204,7 +210,9 @@ class DevicePool:
     def _holds_back(self) -> bool:
         """Return whether what is waiting waits for other groups."""
         number = self._devices[0].groups_at_once
-        return number > 1 and not self._is_complete and len(self._slices) < number
+        if number == 1 or self._is_complete or len(self._slices) >= number:
+            return False
+        return time.monotonic() - self._held_since < HOLD_S
 
     @contextlib.asynccontextmanager
     async def all_held(self) -> AsyncIterator["Held"]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from services.trainer.devices import pool
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError, OutOfMemory, Untrainable
@@ -56,6 +57,15 @@ async def test_groups_wait_for_one_another_and_the_last_ones_for_nobody(trainer:
         await run.send(0, 3, 4)
         assert len((await run.commit(1)).trained) == GROUPS
         assert passes(run) == ["together 0/0 0/1 0/2", "together 0/3 0/4"]
+
+
+async def test_nobody_waits_for_long(trainer: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "HOLD_S", 0.1)
+    async with trainer(batch__groups=GROUPS) as run:
+        joins(run, 3)
+        await run.send(0, 0)
+        await run.told(GroupTrained)
+        assert passes(run) == ["d0 train 0/0 0-3"]
 
 
 async def test_each_optimizer_step_has_its_own_passes(trainer: Start) -> None:
