@@ -1,6 +1,7 @@
 """One host of fluid devices: a process with its members, which share a connection to the bus."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 from bench.cluster.build import Emulation, Named, member
@@ -16,7 +17,8 @@ from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker, WorkerContext
 from shared.recipe.recipe import Recipe
 from shared.run.run_recipe import wait_for_recipe
-from shared.store import ObjectStore, open_store
+from shared.store import CacheSettings, ObjectStore, open_store
+from shared.store.host_cache import host_cache
 
 
 class MemberHost:
@@ -33,10 +35,29 @@ class MemberHost:
         settings: ServiceSettings,
         all_joined: Callable[[ObjectStore], Awaitable[None]],
         encoded: Callable[[ObjectStore], EncodedConditions | None],
+        cached: CacheSettings | None = None,
     ) -> None:
-        """Run all members, which make the first version once ``all_joined`` returns."""
-        backend = open_store(settings.store).backend
-        store = PublishingStore(backend, seconds=self._emulation.store_seconds)
+        """Run all members, which make the first version once ``all_joined`` returns.
+
+        Args:
+            cached: where the host keeps what it has read, if all bytes are read.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            cache = None
+            if cached is not None:
+                opened = host_cache(cached, redis_url="", run=settings.run)
+                cache = await stack.enter_async_context(opened)
+            backend, seconds = open_store(settings.store).backend, self._emulation.store_seconds
+            store = PublishingStore(backend, seconds=seconds, cache=cache)
+            await self._run(settings, store, all_joined, encoded)
+
+    async def _run(
+        self,
+        settings: ServiceSettings,
+        store: PublishingStore,
+        all_joined: Callable[[ObjectStore], Awaitable[None]],
+        encoded: Callable[[ObjectStore], EncodedConditions | None],
+    ) -> None:
         recipe = await wait_for_recipe(store, settings.run)
         exchange = await self._exchange(settings)
         url = settings.nats_url.get_secret_value()

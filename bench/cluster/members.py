@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from threading import Lock
 
 from bench.cluster.accounts import Account, PieceEntries, Total
 from bench.cluster.blobs import (
@@ -17,7 +18,7 @@ from bench.cluster.blobs import (
     adapter_blob,
     digest_of,
     filled,
-    joined,
+    head_of,
     parts_of,
 )
 from bench.cluster.generation import EmulatedDevice, check_group
@@ -32,6 +33,7 @@ from shared.errors import ContractError
 from shared.messages.fluid import Piece
 from shared.run.manifest import StoredTensors
 
+ONE_AT_A_TIME = Lock()
 CHECKSUM_DIGITS = 32
 """Hexadecimal digits of a checksum: it begins the digest of the weights, which all else follows."""
 
@@ -75,8 +77,8 @@ class EmulatedMember:
             self.generating.weights = newest
 
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
-        digest, states = digest_of(await joined(weights)), await joined(checkpoint)
-        if digest_of(states) != digest:
+        digest = digest_of(await head_of(weights))
+        if digest_of(await head_of(checkpoint)) != digest:
             raise ContractError("the checkpoint is not that of these weights")
         self.ahead = None
         if digest != self.generating.weights:  # the first version is what all begin with
@@ -138,9 +140,17 @@ class EmulatedMember:
             await self.held.hold(seconds, use)
 
     def _packed(self, digest: str) -> Snapshot:
-        adapter = adapter_blob(digest, self.generating.sizes.adapter)
-        states = filled(f"{digest}{digest}".encode(), self.generating.sizes.checkpoint)
+        sizes = self.generating.sizes
+        with ONE_AT_A_TIME:
+            adapter, states = _version(digest, sizes.adapter, sizes.checkpoint)
         return Snapshot(digest, parts_of(adapter, 1), parts_of(states, 1))
+
+
+@lru_cache(maxsize=1)
+def _version(digest: str, adapter: int, states: int) -> tuple[bytes, bytes]:
+    """Return the weights and states of a version: one object for all members of a host, each of
+    which makes the first version."""
+    return adapter_blob(digest, adapter), filled(f"{digest}{digest}".encode(), states)
 
 
 def first_weights(seed: int) -> str:

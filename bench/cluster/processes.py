@@ -101,9 +101,12 @@ async def run_host(emulation: Emulation, name: str, devices: list[EmulatedRollou
 
 
 def _cache(emulation: Emulation, settings: ServiceSettings) -> CacheSettings:
-    """Returns the cache of a host, which is in memory like the store: a few versions fit."""
+    """Returns the cache of a host, where the store is: a few versions fit, with their states if
+    these have all their bytes."""
     assert settings.cache is not None, "DIGENRL_HOST_CACHE names no folder"
-    limit = KEPT_VERSIONS * (emulation.sizes.adapter + MANIFEST_BYTES)
+    sizes = emulation.sizes
+    states = sizes.checkpoint if emulation.setting.all_bytes else 0
+    limit = KEPT_VERSIONS * (sizes.adapter + states + MANIFEST_BYTES)
     return replace(
         settings.cache, folder=settings.cache.folder / settings.run / settings.worker, limit=limit
     )
@@ -170,11 +173,12 @@ def members(emulation: Emulation, host: int) -> Work:
     here = MemberHost(emulation, member_hosts(emulation.setting)[host])
 
     async def run() -> None:
-        run = emulation.setting.run
+        run, settings = emulation.setting.run, _settings(emulation, f"members-{host}")
         await here.run(
-            _settings(emulation, f"members-{host}"),
+            settings,
             lambda store: _until_joined(store, run),
             lambda store: _encoded(emulation, store),
+            _cache(emulation, settings) if emulation.setting.all_bytes else None,
         )
 
     return Work([each.held for each in here.members.values()], run())
