@@ -59,7 +59,10 @@ class HostBus(Bus):
             del known[next(iter(known))]
         if key not in known:
             known[key] = asyncio.create_task(Bus.stored(self, stream, filters))
-        return await asyncio.shield(known[key])
+        found = await asyncio.shield(known[key])
+        if not found[0]:
+            known.pop(key, None)  # it is on its way
+        return found
 
     def _is_for_all(self, stream: Stream, filters: Sequence[str]) -> bool:
         is_round = list(filters) == subjects.fluid_subjects(self.run)

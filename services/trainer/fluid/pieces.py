@@ -25,7 +25,7 @@ from shared.devices.protocols import Generated, GeneratingDevice, GroupData
 from shared.devices.publisher import FragmentPublisher
 from shared.errors import ContractError, DigenRLError, OutOfMemory, Untrainable
 from shared.messages import subjects
-from shared.messages.contracts import GenerateFragment, Policy, TrainGroup
+from shared.messages.contracts import GenerateFragment, Message, Policy, TrainGroup
 from shared.messages.fluid import PieceReleased, PieceTrained, TrainPiece
 from shared.messages.staleness import check_task
 from shared.messages.workers import MemoryShortage
@@ -36,6 +36,8 @@ from shared.run.sources import SourceImages
 from shared.telemetry import STAGE_SECONDS
 
 DRAIN_S = 2.0
+LOOKS, LOOK_S = 50, 0.1
+"""How often, and after how long each time, a group's message is looked for."""
 KEPT_GROUPS = 3
 """Groups whose data stay at hand: pieces of one group follow one another."""
 IN_STORE = 2
@@ -133,11 +135,21 @@ class DeviceWork:
         """Return the group of a piece; None if it may not be trained, which is reported."""
         piece, run = message.piece, self._bus.run
         subject = subjects.train_subject(run, message.batch, piece.group, piece.attempt)
-        stored, _ = await self._bus.stored(subjects.TRAIN, [subject])
-        command = stored[0].message if stored else None
+        command = await self._command(subject)
         if not isinstance(command, TrainGroup):
+            self._groups.pop((message.batch, piece.group, piece.attempt), None)
             return None
         return await patiently(lambda: self._admitted(command, message.policy), "store_unavailable")
+
+    async def _command(self, subject: str) -> Message | None:
+        """Return what was sent of a group; None if it is not there after a while. It may be stored
+        later than its pieces, since commands are sent side by side."""
+        for _ in range(LOOKS):
+            stored, _ = await self._bus.stored(subjects.TRAIN, [subject])
+            if stored:
+                return stored[0].message
+            await asyncio.sleep(LOOK_S)
+        return None
 
     async def _admitted(self, command: TrainGroup, trained: Policy) -> AdmittedGroup | None:
         limit = self._max_staleness if command.policy != trained else 0

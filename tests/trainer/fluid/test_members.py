@@ -348,3 +348,19 @@ def holds(director: Director, name: str) -> tuple[int, str] | None:
 
 async def never() -> Any:
     await asyncio.Event().wait()
+
+
+def test_a_piece_that_comes_before_its_group_waits_for_it(direct: Start) -> None:
+    """Commands are sent side by side: what was not there is looked for, and not given back."""
+
+    async def scenario() -> None:
+        async with direct() as director:
+            await director.start("a")
+            parts = {"a": [whole(director.recipe, 0)]}
+            training = asyncio.create_task(director.train(0, parts))
+            await asyncio.sleep(0.4)
+            assert not training.done()
+            await director.open(0, by="a")
+            await training
+
+    asyncio.run(scenario())
