@@ -39,7 +39,8 @@ from shared.store import ObjectStore
 from shared.store.previews import unpacked_previews
 
 Order = Literal["number", "worst", "best", "unscored"]
-"""By number, by reward with those that have none last, or only those that have none."""
+"""The order of samples: by number, or by reward with those that have none last; \"unscored\" lists
+only those that have none."""
 RECORDS = 32
 """Commit records that are kept in memory."""
 LETTERS_S = 3.0

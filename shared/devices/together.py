@@ -10,6 +10,8 @@ passes of each alone would take. What a pass takes is measured, as the number is
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from shared.recipe.recipe import Recipe
+
 ENOUGH = 4
 """Passes of a size that are measured, of which the fastest counts: whatever else the machine does
 makes them longer."""
@@ -26,7 +28,7 @@ class Together:
     """Holds what passes of some numbers of groups have taken."""
 
     most: int
-    """Number of groups that memory has room for, or that an optimizer step has."""
+    """Number of groups of an optimizer step, or that memory has room for."""
     seconds: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
     @property
@@ -57,3 +59,14 @@ class Together:
     def without(self, number: int) -> "Together":
         """Return the next state if so many did not fit."""
         return replace(self, most=max(1, number // 2))
+
+
+def make_together(recipe: Recipe) -> Together | None:
+    """Return how many groups to train together, of which nothing is known yet; None where a group
+    has other steps, or passes have to be the same each time or those of other devices."""
+    table, sampling = recipe.trainer, recipe.sampling
+    merged_only = sampling.merged_steps == sampling.window
+    alone = table.devices == 1 and table.ranks == 1 and not recipe.schedule.is_fluid
+    if table.deterministic or not (merged_only and alone):
+        return None
+    return Together(most=recipe.batch.groups // table.updates)

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from services.scheduler.core import assign, fragments, gradients
+from services.scheduler.core import assign, fragments, gradients, issuing
 from services.scheduler.core.fluid import (
     control,
     events,
@@ -214,7 +214,7 @@ def an_early_fragment_is_generated_by_the_new_version() -> AbstractContextManage
 
 def a_group_that_was_begun_early_goes_on_with_the_new_version() -> AbstractContextManager[None]:
     """Its next fragments are by whatever version is newest."""
-    original = assign.issue
+    original = issuing.issue
 
     def issue(draft: Any, worker: WorkerState, found: Any) -> Any:
         group = draft.group(draft.begin(found.batch), found.group)

@@ -13,10 +13,11 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from services.scheduler.core.colocated import ColocatedAssigner
 from services.scheduler.core.device_queues import DeviceQueues, ListSchedule
 from services.scheduler.core.draft import Draft
+from services.scheduler.core.issuing import Choice, issue, lent_trainer
 from services.scheduler.core.state import (
-    AssignedFragment,
     BatchState,
     Plan,
     State,
@@ -25,14 +26,12 @@ from services.scheduler.core.state import (
 from services.scheduler.core.supply import (
     NextFragment,
     fragment_size,
-    fragments_left,
-    full_size,
     next_fragment,
     open_supply,
     size_of_next,
     unissued_samples,
 )
-from shared.messages.contracts import Fragment, GenerateFragment
+from shared.messages.contracts import GenerateFragment
 
 DEVICES_PER_EVENT = 64
 """Devices that are looked at per event, on average. A schedule of all devices, which the end of a
@@ -42,7 +41,6 @@ finished something goes on with what it has waiting."""
 GROUPS_AHEAD = 8
 """Groups behind the first one with something to issue that are looked at for a whole fragment."""
 
-Choice = tuple[WorkerState, NextFragment]
 Issued = tuple[State, list[GenerateFragment]]
 
 
@@ -51,7 +49,7 @@ def assign(plan: Plan, state: State, now: float) -> Issued:
     if state.batch is None:
         return state, []
     room = state.workers.with_room(plan.queue_depth)
-    lent = _lent_trainer(plan, state)
+    lent = lent_trainer(plan, state)
     if not room and (lent is None or not lent.has_room(plan.queue_depth)):
         return state, []
     supply = open_supply(plan, state)
@@ -72,58 +70,6 @@ def assign(plan: Plan, state: State, now: float) -> Issued:
     if not tasks and pause == state.pause:
         return state, tasks
     return replace(draft.done(assigner.first), pause=pause), tasks
-
-
-class ColocatedAssigner:
-    """Colocated: every device generates the groups that are its share."""
-
-    def __init__(self, draft: Draft, batch: BatchState) -> None:
-        state, plan = draft.state, draft.plan
-        self.first: dict[int, int] = {}
-        self.looked_at = 0
-        self._draft = draft
-        self._batch = batch
-        self._queues = DeviceQueues(draft.now)
-        devices = state.training_devices
-        self._step = len(devices)
-        self._places = {worker.address: place for place, worker in enumerate(devices)}
-        self._begun = dict(self._places)
-        """Index of the group that a device is at, by its address."""
-        lent = _lent_trainer(plan, state)
-        able = [w for w in (*state.rollout, *([lent] if lent is not None else []))
-                if w.address in self._places and w.has_room(plan.queue_depth)]  # fmt: skip
-        self._order = [worker.address for worker in able]
-        self._free = [(self._queues.free_at(state, w), n) for n, w in enumerate(able)]
-        heapq.heapify(self._free)
-        self._last: int | None = None
-        """Place in the order of the device that was chosen last."""
-
-    def choose(self) -> Choice | None:
-        draft, last = self._draft, self._last
-        if last is not None:
-            worker = draft.worker(self._order[last])
-            if worker.has_room(draft.plan.queue_depth):
-                heapq.heappush(self._free, (self._queues.free_at(draft.state, worker), last))
-        while self._free:
-            _, number = heapq.heappop(self._free)
-            worker = draft.worker(self._order[number])
-            found = self._next_of(worker)
-            if found is not None:
-                self._last = number
-                return worker, found
-        return None
-
-    def _next_of(self, worker: WorkerState) -> NextFragment | None:
-        """The next fragment of the groups that are this device's share."""
-        draft, plan, address = self._draft, self._draft.plan, worker.address
-        size = plan.schedule.fixed_fragment or full_size(plan, worker.concurrency * self._step)
-        if worker.concurrency == 1 and plan.schedule.fixed_fragment is None:
-            size = plan.group_size
-        for index in range(self._begun[address], len(self._batch.groups), self._step):
-            self._begun[address] = index
-            for fragment in fragments_left(plan, draft.group(self._batch, index), size):
-                return NextFragment(self._batch.index, index, fragment)
-        return None
 
 
 @dataclass(slots=True)
@@ -360,45 +306,3 @@ class PooledAssigner:
 
     def _find(self, groups: range, size: int) -> NextFragment | None:
         return next_fragment(self._draft.plan, self._batch, groups, size, self._draft.group)
-
-
-def _lent_trainer(plan: Plan, state: State) -> WorkerState | None:
-    """The trainer, if it may be given fragments."""
-    trainer = state.trainer
-    if trainer is None or not trainer.concurrency or state.tag.mode != "generate":
-        return None
-    if trainer.drained:
-        return None
-    has_share = plan.schedule.mode == "colocated" or state.tag.samples_left > 0
-    return trainer if has_share else None
-
-
-def issue(draft: Draft, worker: WorkerState, found: NextFragment) -> GenerateFragment:
-    """Give a fragment to a device, in the draft."""
-    group = draft.group(draft.begin(found.batch), found.group)
-    policy = group.policy or draft.state.policy
-    assert policy is not None
-    fragment = replace(found.fragment, stage="issued", worker=worker.address)
-    slot = fragment.slot_in(found.batch, found.group)
-    held = AssignedFragment(slot, fragment.num_samples, draft.now)
-    group = group.with_fragment(fragment)
-    if group.policy is not policy:
-        group = replace(group, policy=policy)
-    draft.set_group(found.batch, found.group, group)
-    draft.set_worker(replace(worker, assigned=(*worker.assigned, held)))
-    if worker.service == "trainer":
-        draft.samples_left = max(0, draft.samples_left - fragment.num_samples)
-    prompt, window_start = draft.origin(found.batch, found.group)
-    return GenerateFragment(
-        fragment=Fragment(
-            batch=slot.batch,
-            group=slot.group,
-            first_sample=slot.first_sample,
-            attempt=slot.attempt,
-            num_samples=fragment.num_samples,
-        ),
-        policy=policy,
-        prompt=prompt,
-        window_start=window_start,
-        worker=worker.address,
-    )

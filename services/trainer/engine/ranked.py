@@ -17,16 +17,12 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from services.trainer.engine.engine_device import CACHED_GROUPS, EngineDevice, ParsedGroups
 from services.trainer.engine.follower import Links, Message, join, load_engine
 from services.trainer.engine.other_ranks import FollowingRank, SentToAll, StoringRank, answer_of
 from services.trainer.engine.snapshot import EngineCopy
 from services.trainer.engine.threads import TrainingOnThreads
-from services.trainer.engine.trainer_engine import (
-    CACHED_GROUPS,
-    EngineDevice,
-    ParsedGroups,
-    TrainerEngine,
-)
+from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.engine.world import local_rank, num_ranks
 from shared.devices.protocols import GroupData, Snapshot, TrainingDevice
 from shared.devices.slices import GroupSlice

@@ -14,13 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from services.trainer.engine.engine_device import CACHED_GROUPS, EngineDevice, ParsedGroups
 from services.trainer.engine.snapshot import EngineCopy, HeldWeights
-from services.trainer.engine.trainer_engine import (
-    CACHED_GROUPS,
-    EngineDevice,
-    ParsedGroups,
-    TrainerEngine,
-)
+from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupGradient, Snapshot
 from shared.devices.slices import slice_size
 from shared.diffusion.models import Part

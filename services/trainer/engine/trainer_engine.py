@@ -4,9 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,8 +21,7 @@ from shared.devices.protocols import (
     GroupGradient,
     Snapshot,
 )
-from shared.devices.slices import GroupSlice
-from shared.devices.together import Together
+from shared.devices.together import make_together
 from shared.diffusion.device import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.sharding import clip_gradients, sum_gradients
@@ -40,13 +37,11 @@ from shared.recipe.recipe import Recipe
 from shared.recipe.tables import Trainer
 from shared.run.manifest import StoredTensors
 
-CACHED_GROUPS = 2
-"""Groups are trained one after the other: at most two at the same time, one just begun."""
 STEP_REMEDY = "train fewer weights (model.lora.rank), or share them among trainer.ranks"
 
 
 def learning_rate(table: Trainer, batch: int) -> float:
-    """Return the learning rate of a batch; it depends on the batch's number alone."""
+    """Return the learning rate of a batch, which depends on its number alone."""
     if table.decay_steps is None:
         return table.learning_rate
     progress = min(1.0, batch / table.decay_steps)
@@ -61,19 +56,6 @@ def average_decay(table: Trainer, step: int) -> float:
     """
     decay = table.ema or 0.0
     return min((1 + step) / (10 + step), decay) if table.ema_warmup else decay
-
-
-def _joins(recipe: Recipe) -> bool:
-    """Return whether merged steps of several groups may be trained in one pass: where a group has
-    no others, and passes need not be the same each time, nor those of other devices."""
-    table, sampling = recipe.trainer, recipe.sampling
-    merged_only = sampling.merged_steps == sampling.window
-    alone = table.devices == 1 and table.ranks == 1 and not recipe.schedule.is_fluid
-    return merged_only and alone and not table.deterministic
-
-
-def _most_together(recipe: Recipe) -> int:
-    return recipe.batch.groups // recipe.trainer.updates
 
 
 class TrainerEngine:
@@ -112,7 +94,7 @@ class TrainerEngine:
         self._kept = SnapshotBuffers(recipe.run.shard_bytes)
         self._tuned = AutoChunkedGradient(recipe, self._loaded, num_samples)
         self._transaction = self._tuned.transaction
-        self._together = Together(most=_most_together(recipe)) if _joins(recipe) else None
+        self._together = make_together(recipe)
         """None if every group is trained alone."""
 
     @property
@@ -306,7 +288,7 @@ class TrainerEngine:
     @contextlib.contextmanager
     def _measured(self, number: int) -> Iterator[None]:
         """Surrounds a pass of so many groups, and takes its time while that tells anything new."""
-        if self._together is None or not self._together.measures(number):
+        if not (self._together and self._together.measures(number)):
             yield
             return
         device, began = self._loaded.device, time.monotonic()
@@ -417,46 +399,3 @@ class TrainerEngine:
 
 def _beside(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"beside/{name}": each for name, each in tensors.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class EngineDevice:
-    """Trains slices of groups in a thread: the `TrainingDevice` of a network in this process."""
-
-    engine: TrainerEngine
-    groups: "ParsedGroups"
-
-    async def accumulate(self, group: GroupData, group_slice: GroupSlice) -> MemoryShortage | None:
-        read = await self.groups.read(group)
-        part = read.sliced(group_slice)
-        return await asyncio.to_thread(self.engine.train, part, kind=group.kind)
-
-    @property
-    def groups_at_once(self) -> int:
-        return self.engine.groups_at_once
-
-    async def accumulate_together(self, groups: Sequence[GroupData]) -> None:
-        read = [await self.groups.read(group) for group in groups]
-        for kind in dict.fromkeys(group.kind for group in groups):
-            alike = [part for part, given in zip(read, groups, strict=True) if given.kind == kind]
-            await asyncio.to_thread(self.engine.train_together, alike, kind)
-
-
-class ParsedGroups:
-    """Unpacks each group once, however many devices train slices of it."""
-
-    def __init__(self, read: Callable[[GroupData], TrainingGroup], size: int) -> None:
-        self._read = read
-        self._recent: deque[tuple[GroupData, asyncio.Task[TrainingGroup]]] = deque(maxlen=size)
-
-    async def read(self, group: GroupData) -> TrainingGroup:
-        """Raises ContractError if the fragments do not make up a group of this run."""
-        for known, reading in self._recent:
-            if known is group:  # comparing the bytes would take as long as reading them
-                return await reading
-        reading = asyncio.create_task(asyncio.to_thread(self._read, group))
-        self._recent.append((group, reading))
-        return await reading
-
-    def forget(self) -> None:
-        self._recent.clear()

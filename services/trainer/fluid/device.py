@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
-from services.trainer.engine.trainer_engine import ParsedGroups
+from services.trainer.engine.engine_device import ParsedGroups
 from services.trainer.fluid.engine import FluidEngine, StepScale
 from services.trainer.fluid.exchange import ALL, Sum
 from services.trainer.fluid.protocols import TotalMeasure

@@ -149,6 +149,7 @@ class DeviceWork:
             if stored:
                 return stored[0].message
             await asyncio.sleep(LOOK_S)
+        log.warning("group_missing", subject=subject, seconds=LOOKS * LOOK_S)
         return None
 
     async def _admitted(self, command: TrainGroup, trained: Policy) -> AdmittedGroup | None:

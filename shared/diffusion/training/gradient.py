@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import AdvantageKind
 from shared.diffusion.models import Conditions, ModelAdapter, taken
-from shared.diffusion.training.group import PathGroup, TransitionRows, can_join, joined
+from shared.diffusion.training.group import PathGroup, TransitionRows, joined_rows
 from shared.diffusion.training.objective import Behaviour, LossTerms, evaluate
 from shared.diffusion.training.row_sums import RowSums
 from shared.diffusion.training.rows import MergesRows, Rows, TrainingGroup
@@ -157,18 +157,11 @@ class GradientTransaction:
             Untrainable: if the network cannot take the tensors of one of them.
         """
         device = self._begin_pass(groups, kind)
-        passes: dict[int, list[TransitionRows]] = {}
+        by_staleness: dict[int, list[TransitionRows]] = {}
         for group in groups:
-            of_group = passes.setdefault(group.staleness, [])
-            for rows in group.rows(chunk, device):
-                last = of_group[-1] if of_group else None
-                fits = last is not None and len(last.before) + len(rows.before) <= chunk.rows
-                if last is not None and fits and can_join(last, rows):
-                    of_group[-1] = joined([last, rows])
-                else:
-                    of_group.append(rows)
-        for staleness, all_rows in passes.items():
-            for rows in all_rows:
+            by_staleness.setdefault(group.staleness, []).extend(group.rows(chunk, device))
+        for staleness, parts in by_staleness.items():
+            for rows in joined_rows(parts, chunk.rows):
                 with torch.enable_grad():
                     self._accumulate_rows(rows, staleness + self.num_steps, kind or self.kind)
 

@@ -226,25 +226,34 @@ class TransitionRows:
         return self.of_rows(network(self.before, self.sigma, self.conditions))
 
 
-def can_join(one: TransitionRows, other: TransitionRows) -> bool:
-    """Returns whether rows of two groups can be of one pass: their prompts are of one length."""
-    return _kind_of(one) == _kind_of(other)
+def joined_rows(parts: Sequence[TransitionRows], most: int) -> "Iterator[TransitionRows]":
+    """Yields the rows of several passes in fewer ones, of ``most`` states each: neighbours go
+    together if their states and prompts are of one shape."""
+    together: list[TransitionRows] = []
+    for rows in parts:
+        states = sum(len(each.before) for each in (*together, rows))
+        if together and (states > most or _kind_of(together[0]) != _kind_of(rows)):
+            yield _joined_in_one(together)
+            together = []
+        together.append(rows)
+    if together:
+        yield _joined_in_one(together)
 
 
 def _kind_of(rows: TransitionRows) -> object:
-    step = replace(rows.step, sigma=rows.sigma[:0], sigma_next=rows.sigma[:0])
-    conditions = {n: (t.shape[1:], t.dtype) for n, t in rows.conditions.items()}
-    same = step.sigma_max, step.noise_level, step.variant
-    return rows.before.shape[1:], rows.before.dtype, rows.behaviour_mean is None, same, conditions
+    """Returns what rows of one pass have in common."""
+    step, tensors = rows.step, {"before": rows.before, **rows.conditions}
+    shapes = {name: (each.shape[1:], each.dtype) for name, each in tensors.items()}
+    return shapes, rows.behaviour_mean is None, step.sigma_max, step.noise_level, step.variant
 
 
-def joined(parts: Sequence[TransitionRows]) -> TransitionRows:
-    """Returns the rows of several passes as those of one."""
+def _joined_in_one(parts: Sequence[TransitionRows]) -> TransitionRows:
     first = parts[0]
     before = [0, *itertools.accumulate(len(each.before) for each in parts)]
+    own = [torch.arange(len(each.before), device=each.before.device) for each in parts]
     state_of = [
-        start + (torch.arange(len(each.before)) if each.state_of is None else each.state_of)
-        for start, each in zip(before, parts, strict=False)
+        start + (mine if each.state_of is None else each.state_of)
+        for start, mine, each in zip(before, own, parts, strict=False)
     ]
     means = [each.behaviour_mean for each in parts]
     return TransitionRows(

@@ -2,9 +2,10 @@
 
 import heapq
 
-from services.scheduler.core.assign import GROUPS_AHEAD, _lent_trainer, issue
+from services.scheduler.core.assign import GROUPS_AHEAD
 from services.scheduler.core.device_queues import DeviceQueue, queues_of
 from services.scheduler.core.draft import Draft
+from services.scheduler.core.issuing import issue, lent_trainer
 from services.scheduler.core.state import BatchState, Plan, State, WorkerState
 from services.scheduler.core.supply import (
     NextFragment,
@@ -36,7 +37,7 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, NextFrag
     batch, limit = supply
     samples = unissued_samples(plan, batch, limit)
     help_work = _help(plan, state, batch, samples)
-    lent = _lent_trainer(plan, state)
+    lent = lent_trainer(plan, state)
     devices = state.rollout
     if lent is not None and help_work is not None:
         devices = [*devices, lent]
@@ -56,7 +57,7 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, NextFrag
 
 
 def _help(plan: Plan, state: State, batch: BatchState, samples: int) -> NextFragment | None:
-    lent = _lent_trainer(plan, state)
+    lent = lent_trainer(plan, state)
     if lent is None or batch is not state.batch:
         return None
     num_queues = sum(worker.concurrency for worker in (*state.rollout, lent))

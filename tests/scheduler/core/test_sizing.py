@@ -157,8 +157,8 @@ def test_fluid_devices_generate_in_fragments_of_the_best_size(members: dict[str,
 
 
 def test_a_step_ahead_slow_devices_have_smaller_fragments_than_fast_ones() -> None:
-    """Of Qwen-Image, 16 samples take an H20 77 s of a batch of 50, and 4 samples are dear on an
-    H100."""
+    """One size is either long on an H20, which takes 77 s for 16 samples in a batch of 50 s, or
+    dear on an H100, whose calls of 4 samples take a tenth more for each."""
     ahead = RunSchedule(mode="fluid", max_staleness=1)
     chosen, same = (
         simulate(

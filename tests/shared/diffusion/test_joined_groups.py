@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from shared.devices.chunks import Chunk
 from shared.diffusion.policy import load_policy
 from shared.diffusion.training.gradient import GradientTransaction
-from shared.diffusion.training.group import PathGroup, can_join
+from shared.diffusion.training.group import PathGroup
 from shared.diffusion.weights import trained_parameters
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS
@@ -102,6 +101,3 @@ def test_groups_of_another_staleness_and_prompts_of_another_length_have_passes_o
     assert error(found, alone) <= tolerance
     assert same == pytest.approx(metrics, rel=1e-4, abs=1e-6)
     assert rows == [1] * 6
-    here, there = (next(each.rows(Chunk(4, 1), CPU)) for each in (first, other))
-    of_both: Any = here, there
-    assert not can_join(*of_both)

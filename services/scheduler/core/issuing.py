@@ -1,0 +1,52 @@
+"""Gives a fragment to a device, once it is chosen which of them."""
+
+from dataclasses import replace
+
+from services.scheduler.core.draft import Draft
+from services.scheduler.core.state import AssignedFragment, Plan, State, WorkerState
+from services.scheduler.core.supply import NextFragment
+from shared.messages.contracts import Fragment, GenerateFragment
+
+Choice = tuple[WorkerState, NextFragment]
+
+
+def lent_trainer(plan: Plan, state: State) -> WorkerState | None:
+    """The trainer, if it may be given fragments."""
+    trainer = state.trainer
+    if trainer is None or not trainer.concurrency or state.tag.mode != "generate":
+        return None
+    if trainer.drained:
+        return None
+    has_share = plan.schedule.mode == "colocated" or state.tag.samples_left > 0
+    return trainer if has_share else None
+
+
+def issue(draft: Draft, worker: WorkerState, found: NextFragment) -> GenerateFragment:
+    """Give a fragment to a device, in the draft."""
+    group = draft.group(draft.begin(found.batch), found.group)
+    policy = group.policy or draft.state.policy
+    assert policy is not None
+    fragment = replace(found.fragment, stage="issued", worker=worker.address)
+    slot = fragment.slot_in(found.batch, found.group)
+    held = AssignedFragment(slot, fragment.num_samples, draft.now)
+    group = group.with_fragment(fragment)
+    if group.policy is not policy:
+        group = replace(group, policy=policy)
+    draft.set_group(found.batch, found.group, group)
+    draft.set_worker(replace(worker, assigned=(*worker.assigned, held)))
+    if worker.service == "trainer":
+        draft.samples_left = max(0, draft.samples_left - fragment.num_samples)
+    prompt, window_start = draft.origin(found.batch, found.group)
+    return GenerateFragment(
+        fragment=Fragment(
+            batch=slot.batch,
+            group=slot.group,
+            first_sample=slot.first_sample,
+            attempt=slot.attempt,
+            num_samples=fragment.num_samples,
+        ),
+        policy=policy,
+        prompt=prompt,
+        window_start=window_start,
+        worker=worker.address,
+    )
