@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import httpx
 
@@ -28,7 +28,6 @@ from shared.run.dead_letters import (
     Work,
     cause_of,
     mend_first,
-    named,
     page,
     read_letters,
     settle,
@@ -43,6 +42,14 @@ PAGE = 200
 FIRST_LINE = 160
 MOST_NAMED = 20
 """Letters that a command names one by one."""
+
+
+class Now(NamedTuple):
+    """Says where a run in progress is."""
+
+    committed: int
+    """Number of committed batches."""
+    phase: str = "running"
 
 
 class Desk(Protocol):
@@ -60,8 +67,8 @@ class Desk(Protocol):
     def settle(self, number: int, action: Literal["retry", "drop"]) -> str:
         """Return what happens, in words; raises UserError if nothing would follow."""
 
-    def committed(self) -> int | None:
-        """Return how many batches are committed; None if the run is not in progress."""
+    def now(self) -> Now | None:
+        """Return where the run is; None if it is not in progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +95,9 @@ class ApiDesk:
             return self.client.retry_dead_letter(number).note
         return self.client.drop_dead_letter(number).note
 
-    def committed(self) -> int | None:
-        return self.client.get_run().step
+    def now(self) -> Now | None:
+        run = self.client.get_run()
+        return Now(run.step, run.phase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +132,7 @@ class StoreDesk:
         asyncio.run(settle(self.store, self.run, number, "dropped", settled))
         return "nobody needs it any more"
 
-    def committed(self) -> int | None:
+    def now(self) -> Now | None:
         return None
 
     def _by_number(self) -> Iterator[tuple[int, Letter]]:
@@ -139,6 +147,7 @@ def _shown(stored: Letter, state: str) -> Letter:
     return {key: stored[key] for key in stored if key in hidden} | {
         "state": state,
         "num_bytes": size,
+        "is_given": False,
     }
 
 
@@ -174,17 +183,18 @@ class Book:
     run: str
     letters: Sequence[Letter]
     """The newest first."""
-    committed: int | None
-    """Number of committed batches; None if the run is not in progress."""
+    now: Now | None
+    """Where the run is; None if it is not in progress."""
     fates: Fates
 
     @classmethod
-    def of(cls, run: str, letters: Sequence[Letter], committed: int | None) -> "Book":
-        return cls(run, letters, committed, Fates.of(map(_noted, letters), committed or 0))
+    def of(cls, run: str, letters: Sequence[Letter], now: Now | None) -> "Book":
+        committed = 0 if now is None else now.committed
+        return cls(run, letters, now, Fates.of(map(_noted, letters), committed))
 
     @classmethod
     def read(cls, desk: Desk, run: str) -> "Book":
-        return cls.of(run, desk.every(), desk.committed())
+        return cls.of(run, desk.every(), desk.now())
 
     def chosen(self, state: State, before: int | None = None, reason: str = "") -> list[Letter]:
         """Return the letters in a state whose reason contains a text, whatever its case."""
@@ -202,7 +212,7 @@ class Book:
 
     def helped(self, letters: Sequence[Letter]) -> list[int]:
         """Return the numbers of the open ones for which a retry may change something."""
-        if self.committed is None:
+        if self.now is None:
             return []
         return [
             each["number"]
@@ -220,11 +230,10 @@ class Book:
         if action == "drop" or letter is None:
             return desk.settle(number, action)
         later = self.fates.later(_noted(letter))
-        if letter["state"] == "retried":
-            see = f"; see {named([each.number for each in later])}" if later else ""
-            return f"letter {number} was retried before{see}"
-        if later and later[-1].kind == "unscored":
-            raise UserError(f"its samples count without a score; see letter {later[-1].number}")
+        if letter["state"] == "retried" and not later:
+            return f"letter {number} was retried before"
+        if later:  # the newest says whether anything can be done
+            return self.settle(desk, later[-1].number, action)
         return desk.settle(number, action)
 
     def lines(self, letters: Sequence[Letter]) -> list[str]:
@@ -249,7 +258,7 @@ class Book:
         ]
 
     def _helps(self, letters: Sequence[Letter]) -> str:
-        if self.committed is None:
+        if self.now is None:
             return ""
         return f", a retry may help {len(self.helped(letters))}"
 
@@ -258,14 +267,19 @@ class Book:
         command for it, and what is to be mended first; none if the run is not in progress, or no
         letter is open."""
         opened = [each for each in letters if each["state"] == "open"]
-        if self.committed is None or not opened:
+        if self.now is None or not opened:
             return []
         useful = self.helped(opened)
+        pause = [] if self.now.phase != "running" else [
+            f"to have time, `digenrl pause {self.run}`: what fails from then on waits for a retry, "
+            f"which is done when you `digenrl resume {self.run}`"
+        ]  # fmt: skip
         if not useful:
             return [
                 "nothing is left to be done again: the batches of these letters are committed, or "
-                "the samples count without a score. What is generated from now on is scored anew; "
-                f"`digenrl dlq drop {self.run} --all` clears the list"
+                "their groups were trained with the scores that they had. What is generated from "
+                f"now on is scored anew; `digenrl dlq drop {self.run} --all` clears the list",
+                *pause,
             ]
         which = " ".join(map(str, useful)) if len(useful) <= MOST_NAMED else "--all"
         first = [mend_first(each["reason"]) for each in opened if each["number"] in set(useful)]
@@ -274,12 +288,13 @@ class Book:
             f"{which}`; of the others the work is done since, or counts without a score, or a "
             "later letter tells of it",
             *dict.fromkeys(line for line in first if line),
+            *pause,
         ]
 
 
 def _noted(letter: Letter) -> Noted:
     work = None if letter["work"] is None else Work.model_validate(letter["work"])
-    return Noted(letter["number"], letter["kind"], letter["state"], work)
+    return Noted(letter["number"], letter["kind"], letter["state"], work, letter["is_given"])
 
 
 def _cause(letter: Letter) -> str:

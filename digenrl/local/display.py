@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from digenrl.view import sentences
-from digenrl.view.words import clock
+from digenrl.view.words import clock, figure
 
 SPARKS = "▁▂▃▄▅▆▇█"
 COLUMNS = ("worker", "host", "device", "gpu", "does", "version", "done", "busy", "s/sample")
@@ -134,7 +134,7 @@ class Display:
                 "-" if version is None else str(version),
                 str(worker["num_done"]),
                 f"{worker['busy_seconds']:.0f} s",
-                f"{each:.3g}" if generates else "",
+                figure(each) if generates else "",
             )
         footer = Text(f"API {self.url}/docs   logs {self.logs}   Ctrl-C drains and stops", "dim")
         return Group(heading, self._progress, *_load_lines(self._load), table, footer)
@@ -149,9 +149,9 @@ def _load_lines(load: dict[str, Any] | None) -> list[Text]:
         load[f"{kind}samples_per_second"] for kind in ("", "forecast_", "bound_")
     )
     if now is not None:
-        known = "" if forecast is None else f" of {forecast:.3g} forecast"
-        most = "" if bound is None else f", {bound:.3g} at most"
-        lines.insert(0, Text(f"samples/s {now:.3g}{known}{most}"))
+        known = "" if forecast is None else f" of {figure(forecast)} forecast"
+        most = "" if bound is None else f", {figure(bound)} at most"
+        lines.insert(0, Text(f"samples/s {figure(now)}{known}{most}"))
     waiting = [f"{each['samples']} {each['queue'].replace('_', ' ')}" for each in load["queues"]]
     if any(each["samples"] for each in load["queues"]):
         lines.append(Text(f"waiting: {', '.join(waiting)}"))

@@ -1,7 +1,7 @@
 """Picks what the pages show of a run's steps, evaluations and devices."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -94,15 +94,22 @@ def sample_of(group: Sequence[SampleHistory], number: int) -> dict[str, Any] | N
 
 
 def letters_of(
-    kept: Sequence[tuple[DeadLetter, Letters]], committed: int, before: int | None
+    kept: Sequence[tuple[DeadLetter, Letters]],
+    committed: int,
+    before: int | None,
+    given: Container[int] = (),
 ) -> dict[str, Any]:
     """Return a page of dead letters, each with why a retry would not help and what has become of
     its work, why most are here, and what is to be mended before a retry.
 
     Args:
         committed: number of committed batches.
+        given: numbers of letters whose groups were given to be trained.
     """
-    noted = {each.number: Noted(each.number, each.kind, state, each.work) for each, state in kept}
+    noted = {
+        each.number: Noted(each.number, each.kind, state, each.work, each.number in given)
+        for each, state in kept
+    }
     fates = Fates.of(noted.values(), committed)
     opened = [each for each, state in kept if state == "open"]
     reasons = Counter(_cause(each) for each in opened)

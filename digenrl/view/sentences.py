@@ -207,7 +207,8 @@ def _letters(run: str, number: int, letters: Sequence[tuple[float, str]] | None)
         return [f"{came}, {times} of them {why}; none in the last {clock(newest)}"]
     return [
         f"{came}, the last one {clock(newest)} ago, {times} of them {why}. What fails is done up "
-        "to three times, which takes its time from all else: mend that first"
+        f"to three times at once, which takes its time from all else: mend that first; `digenrl "
+        f"pause {run}` gives you time, as what fails from then on waits for a retry"
     ]
 
 

@@ -65,6 +65,8 @@ POLICY = (
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
 """Content security policy: the page asks no other host for anything and runs no inline script."""
+NEWEST = 200
+"""Dead letters of which the scheduler is asked whether their work can be done again."""
 MAX_BATCHES = 100
 """Batches of a timeline."""
 SAMPLES_PER_PAGE = 24
@@ -229,7 +231,9 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
     async def letters(request: Request, before: Before = None) -> HTMLResponse:
         await history.look()
         done = max(0, history.version)
-        found = letters_of(await history.letters(), done, before)
+        newest = await pages.view.live.get(f"/v1/dead-letters?state=all&limit={NEWEST}") or []
+        given = {each["number"] for each in newest if each["is_given"]}
+        found = letters_of(await history.letters(), done, before, given)
         return await pages.page(request, "letters", committed=done, **found)
 
     @app.get("/recipe")

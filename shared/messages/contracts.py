@@ -20,6 +20,7 @@ worker does at the moment (workers.py). A message holds no tensors: it names obj
     OperatorRequest       API -> scheduler         pause, resume, stop
     TagRequest            API -> scheduler         TAG: auto, off or fixed
     WorkerRequest         API -> scheduler         give a worker nothing new, or work again
+    GroupRequest          API -> scheduler         generate again what failed in a group
     TrainPiece, ...       scheduler -> members     fluid devices: see fluid.py
     WorkerStatus          every worker -> scheduler, once a second and at changes, not stored
     WorkerRefused         scheduler -> one worker  it takes no part, and ends; not stored
@@ -317,6 +318,14 @@ class WorkerRequest(Record):
     id: Token
 
 
+class GroupRequest(Record):
+    kind: Literal["group_request"] = "group_request"
+    action: Literal["again"]
+    batch: Count
+    group: Count
+    id: Token
+
+
 Event = (
     FragmentGenerated
     | FragmentReleased
@@ -331,6 +340,7 @@ Event = (
     | OperatorRequest
     | TagRequest
     | WorkerRequest
+    | GroupRequest
     | FluidEvent
 )
 Command = GenerateFragment | TrainGroup | ComputeGradient | SetDevice | FluidCommand

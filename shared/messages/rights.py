@@ -78,6 +78,7 @@ RIGHTS = (
     ),
     Right(contracts.TagRequest, "dg.*.evt.tag_request", _SCHEDULER, ("client",)),
     Right(contracts.WorkerRequest, "dg.*.evt.worker_request", _SCHEDULER, ("client",)),
+    Right(contracts.GroupRequest, "dg.*.evt.group_request", _SCHEDULER, ("client",)),
     Right(workers.WorkerRefused, "dg.*.refused.*", _SCHEDULER, WORKERS),
     *(Right(workers.WorkerStatus, f"dg.*.live.{role}.*", (role,)) for role in WORKERS),
 )

@@ -37,6 +37,7 @@ MOST = 10_000
 """Letters that a run keeps; further ones are only counted."""
 MAX_DATA = 64 * 1024
 READ_AT_ONCE = 16
+GIVEN = "its group was given to be trained, with the scores that it had then"
 PREFIX = re.compile(r"(?:rollout|reward|admission|delivery|training): ")
 """Who has given up an attempt, before its reason."""
 RAISED_AT = re.compile(r"\(([^()]+\.py), line (\d+)\)\Z")
@@ -91,17 +92,23 @@ class Settled(BaseModel):
     note: str = ""
 
 
-def why_not_retried(kind: Kind, work: Work | None, committed: int) -> str | None:
+def why_not_retried(
+    kind: Kind, work: Work | None, committed: int, *, is_given: bool = False
+) -> str | None:
     """Return why a retry of a letter would change nothing; None if it may.
 
     Args:
         work: what the letter is about.
         committed: number of committed batches.
+        is_given: its group was given to somebody to train.
     """
-    if kind == "unscored":
+    is_over = work is not None and work.batch < committed
+    if kind == "unscored" and (is_over or is_given):
         return "its samples count as unscored already"
-    if work is not None and work.batch < committed:
+    if work is not None and is_over:
         return f"batch {work.batch} is committed"
+    if is_given:
+        return GIVEN
     return "what it says is not true" if kind == "refused" else None
 
 
@@ -115,7 +122,7 @@ def outcome_of(state: Letters, kind: Kind, work: Work | None, committed: int) ->
         committed: number of committed batches.
     """
     is_over = work is not None and work.batch < committed
-    if kind == "unscored":
+    if kind == "unscored" and state != "retried":
         count = "its samples count without a score"
         return f"batch {work.batch} is committed; {count}" if work and is_over else count
     if work is not None and is_over:
@@ -134,6 +141,8 @@ class Noted(NamedTuple):
     kind: Kind
     state: Letters
     work: Work | None
+    is_given: bool = False
+    """Whether its group was given to somebody to train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +172,7 @@ class Fates:
         later = self.later(letter)
         if later:
             return f"see letter {later[-1].number}"
-        return why_not_retried(letter.kind, letter.work, self.committed)
+        return why_not_retried(letter.kind, letter.work, self.committed, is_given=letter.is_given)
 
     def outcome(self, letter: Noted) -> str:
         """Return in words what has become of the work; empty while that is not known."""

@@ -79,7 +79,7 @@ def test_what_no_retry_would_change_says_so_and_is_dropped_at_once(
 ) -> None:
     run = Run(tmp_path / "objects").begin()
     run.commit(2)  # batches 0 and 1, so that 2 is open
-    kinds: list[tuple[Kind, int]] = [("failed", 0), ("failed", 2), ("failed", 2), ("unscored", 2)]
+    kinds: list[tuple[Kind, int]] = [("failed", 0), ("failed", 2), ("failed", 2), ("unscored", 1)]
     for number, (kind, batch) in enumerate(kinds, 1):
         letter = DeadLetter(
             number=number, digest=f"{number:064x}", kind=kind, stream="DG_EVT", subject="s",

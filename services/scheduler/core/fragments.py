@@ -175,7 +175,7 @@ def retry(plan: Plan, state: State, slot: FragmentSlot, reason: str, now: float)
         num_failures=failures,
     )
     state = state.with_fragment(slot, again).change_group(slot.batch, slot.group, requeue_group)
-    state = _discard_group_if_stale(state, slot)
+    state = discard_group_if_stale(state, slot)
     if failures >= plan.max_attempts:
         return fail_run(
             state, f"{_describe(slot)} failed {failures} times, most recently at {reason}"
@@ -254,7 +254,7 @@ def requeue_lost(
         slot_taken=False,
         is_shared=found.is_shared or is_kept,
     )
-    state = _discard_group_if_stale(state.with_fragment(slot, again), slot)
+    state = discard_group_if_stale(state.with_fragment(slot, again), slot)
     if losses >= plan.max_losses:
         return fail_run(
             state, f"{_describe(slot)} was lost with {losses} workers, one after another"
@@ -264,21 +264,6 @@ def requeue_lost(
 
 def fail_run(state: State, reason: str) -> State:
     return replace(state, phase="failed", failure=reason)
-
-
-def forget_failures(plan: Plan, state: State) -> State:
-    """Let every fragment have all its attempts again: somebody has mended what made it fail. What
-    could not be scored, and was not given to be trained, is generated again."""
-    for batch in state.batches:
-        for index, group in enumerate(batch.groups):
-            if not group.sent and is_dropped(plan, group):
-                state = state.change_group(batch.index, index, discard_group)
-                continue
-            for fragment in group.fragments:
-                if fragment.num_failures or fragment.num_losses:
-                    forgiven = replace(fragment, num_failures=0, num_losses=0)
-                    state = state.with_fragment(fragment.slot_in(batch.index, index), forgiven)
-    return state
 
 
 def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> State:
@@ -380,10 +365,10 @@ def _requeue(state: State, slot: FragmentSlot, found: FragmentState) -> State:
     again = replace(
         found, stage="pending", worker=None, attempt=found.attempt + 1, slot_taken=False
     )
-    return _discard_group_if_stale(state.with_fragment(slot, again), slot)
+    return discard_group_if_stale(state.with_fragment(slot, again), slot)
 
 
-def _discard_group_if_stale(state: State, slot: FragmentSlot) -> State:
+def discard_group_if_stale(state: State, slot: FragmentSlot) -> State:
     """Discard the whole group if it would otherwise begin again with an older version."""
     group = state.find_group(slot.batch, slot.group)
     assert group is not None

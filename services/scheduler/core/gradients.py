@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from services.scheduler.core.again import lacks_scores
 from services.scheduler.core.device_queues import sample_seconds, seconds_left
 from services.scheduler.core.fragments import is_dropped
 from services.scheduler.core.state import (
@@ -75,7 +76,8 @@ def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
     """Groups that are whole, and that nobody was given to train.
 
     Groups that are dropped wait for the first of their batch that is not. Without one the run
-    fails, and nothing of the batch has been trained when it goes on.
+    fails, and nothing of the batch has been trained when it goes on. While the run is paused, those
+    with samples that could not be scored wait as well: operators may mend what made them fail.
     """
     for batch in state.batches:
         samples = len(batch.groups) * plan.group_size
@@ -86,9 +88,15 @@ def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
             for index in sorted(batch.tally.maybe_whole)
             if not missing(plan, group := batch.groups[index])
             and (group.computed_by is None or group.contribution is not None)
+            and not waits_for_a_mend(state, group)
         ]
         if found and (_is_begun(batch) or not all(is_dropped(plan, each.group) for each in found)):
             yield from found
+
+
+def waits_for_a_mend(state: State, group: GroupState) -> bool:
+    """Whether operators have paused the run, so that they may mend what made scoring fail."""
+    return state.phase == "paused" and lacks_scores(group)
 
 
 def _is_begun(batch: BatchState) -> bool:

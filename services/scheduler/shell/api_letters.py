@@ -10,7 +10,7 @@ A_LETTER = {
     "number": 3, "kind": "failed", "state": "open", "stream": "DG_EVT",
     "subject": "dg.digits.evt.fragment_failed", "reason": "reward: the image has no pixels",
     "work": {"batch": 12, "group": 3, "first_sample": 8, "attempt": 0}, "found": 1795447812.4,
-    "num_bytes": 212,
+    "num_bytes": 212, "is_given": False,
 }  # fmt: skip
 
 
@@ -55,6 +55,8 @@ class DeadLetterView(View):
     """When it was found, in seconds of the Unix clock."""
     num_bytes: int
     """Size of the message."""
+    is_given: bool
+    """Whether the group was given to be trained: then what it lacks is not made any more."""
 
 
 class DeadLetterDetail(DeadLetterView):
@@ -79,12 +81,12 @@ class Settled(View):
     """What happens, in words."""
 
 
-def letter_view(letter: DeadLetter, state: Letters) -> DeadLetterView:
-    return DeadLetterView(**_fields(letter, state))
+def letter_view(letter: DeadLetter, state: Letters, is_given: bool = False) -> DeadLetterView:
+    return DeadLetterView(**_fields(letter, state), is_given=is_given)
 
 
-def letter_detail(letter: DeadLetter, state: Letters) -> DeadLetterDetail:
-    return DeadLetterDetail(**_fields(letter, state), data=letter.data)
+def letter_detail(letter: DeadLetter, state: Letters, is_given: bool = False) -> DeadLetterDetail:
+    return DeadLetterDetail(**_fields(letter, state), is_given=is_given, data=letter.data)
 
 
 def _fields(letter: DeadLetter, state: Letters) -> dict[str, Any]:

@@ -172,6 +172,15 @@ class DeadLetters:
     def find(self, number: int) -> "tuple[DeadLetter, Letters] | None":
         return next((each for each in self.letters if each[0].number == number), None)
 
+    def of_the_same_group(self, letter: DeadLetter) -> list[int]:
+        """Return the numbers of the other open letters about the group that a letter is about."""
+        group = _group_of(letter)
+        return [
+            each.number
+            for each, state in self.letters
+            if state == "open" and each.number != letter.number and _group_of(each) == group
+        ] if group else []  # fmt: skip
+
     async def settle(self, number: int, how: Settlement, by: str, note: str) -> None:
         """Say for good what was done about a letter that is there; again changes nothing.
 
@@ -185,6 +194,10 @@ class DeadLetters:
             for letter, state in self.letters
         ]
         self._count()
+
+
+def _group_of(letter: DeadLetter) -> tuple[int, int] | None:
+    return None if letter.work is None else (letter.work.batch, letter.work.group)
 
 
 async def letter_of(bus: Bus, received: Received) -> Found | None:

@@ -6,15 +6,16 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request
 
+from services.scheduler.core import again
 from services.scheduler.shell import api_letters as models
 from services.scheduler.shell.app import Scheduler
 from shared.errors import ContractError, Unavailable
 from shared.messages.codec import decode
-from shared.messages.contracts import Message, OperatorRequest
+from shared.messages.contracts import GroupRequest, Message, OperatorRequest
 from shared.messages.subjects import EVT, subject_of
 from shared.process.http_access import CALLER, Caller
 from shared.process.http_api import errors
-from shared.run.dead_letters import DeadLetter, Letters, Settlement, Work, page
+from shared.run.dead_letters import GIVEN, DeadLetter, Letters, Settlement, Work, page
 
 Number = Annotated[int, Path(ge=1, lt=2**31, description="number of the letter")]
 
@@ -36,13 +37,13 @@ def dead_letters(scheduler: Scheduler, store_s: float) -> APIRouter:
         """Messages that nobody could use and attempts that failed, newest first."""
         kept = scheduler.dead_letters.letters
         found = page(kept, state=state, before=before, limit=limit)
-        return [models.letter_view(*each) for each in found]
+        return [models.letter_view(*each, is_given(scheduler, each[0].work)) for each in found]
 
     @router.get("/v1/dead-letters/{number}", operation_id="get_dead_letter", responses=errors(404))
     def letter(number: Number) -> models.DeadLetterDetail:
         """One dead letter with its bytes."""
         found, state = _known(scheduler, number)
-        return models.letter_detail(found, state)
+        return models.letter_detail(found, state, is_given(scheduler, found.work))
 
     def add(how: Settlement, action: str, description: str) -> None:
         @router.post(
@@ -78,6 +79,9 @@ async def settled(scheduler: Scheduler, number: int, how: Settlement, by: str) -
         raise HTTPException(409, f"letter {number} was dropped; it is not retried any more")
     note = "nobody needs it any more" if how == "dropped" else await _retry(scheduler, letter)
     await scheduler.dead_letters.settle(number, how, by, note)
+    if how == "retried":
+        for each in scheduler.dead_letters.of_the_same_group(letter):
+            await scheduler.dead_letters.settle(each, how, by, f"with letter {number}")
     return models.Settled(number=number, state=how, note=note)
 
 
@@ -87,8 +91,6 @@ async def _retry(scheduler: Scheduler, letter: DeadLetter) -> str:
     Raises:
         HTTPException: if nothing would follow.
     """
-    if letter.kind == "unscored":
-        raise HTTPException(409, "its samples count as unscored already; drop it")
     if letter.work is not None:
         return await _again(scheduler, letter.work)
     if letter.kind == "refused":
@@ -106,18 +108,32 @@ async def _retry(scheduler: Scheduler, letter: DeadLetter) -> str:
 
 
 async def _again(scheduler: Scheduler, work: Work) -> str:
-    """Have a fragment or a group done again: that goes by itself, unless the run has failed."""
+    """Have what failed in a group done again, with all its attempts; a run that has failed goes on.
+
+    Raises:
+        HTTPException: if nobody needs it any more.
+    """
     state = scheduler.state
     if state.phase == "finished":
         raise HTTPException(409, "the run is finished; drop it")
     if state.find_batch(work.batch) is None:
         raise HTTPException(409, f"batch {work.batch} needs it no more; drop it")
+    if is_given(scheduler, work):
+        raise HTTPException(409, f"{GIVEN}; drop it")
     if state.phase == "failed":
         await scheduler.bus.publish(OperatorRequest(action="resume", id=uuid.uuid4().hex))
         return "the run goes on, and does it again"
+    request = GroupRequest(action="again", batch=work.batch, group=work.group, id=uuid.uuid4().hex)
+    await scheduler.bus.publish(request)
     if state.phase in ("paused", "stopped"):
         return "it is done again when the run is resumed"
     return "it is being done again"
+
+
+def is_given(scheduler: Scheduler, work: Work | None) -> bool:
+    """Whether the group of a piece of work was given to somebody to train, as it was then."""
+    group = None if work is None else scheduler.state.find_group(work.batch, work.group)
+    return group is not None and again.is_given(group)
 
 
 def _known(scheduler: Scheduler, number: int) -> tuple[DeadLetter, Letters]:

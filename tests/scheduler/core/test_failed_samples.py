@@ -1,8 +1,17 @@
 """Samples that could not be scored."""
 
+from typing import Any
+
 import pytest
 
-from shared.messages.contracts import GenerateFragment, OperatorRequest, TrainGroup
+from shared.messages.contracts import (
+    Command,
+    FragmentFailed,
+    GenerateFragment,
+    GroupRequest,
+    OperatorRequest,
+    TrainGroup,
+)
 from tests import examples
 from tests.scheduler.core.machine_driver import Machine
 
@@ -70,3 +79,72 @@ def test_a_batch_that_could_not_be_scored_is_generated_again_when_the_run_goes_o
     trained = machine.finish(tasks)
     assert [train.dropped for train in trained] == [None, None]
     assert all(reward is not None for train in trained for reward in train.fragments[0].rewards)
+
+
+def paused_with_a_failed_group(**plan: Any) -> tuple[Machine, list[TrainGroup]]:
+    """A run that was paused when all its fragments were issued, and then scored: no sample of group
+    0 could be. Returns also the groups that were given to be trained since."""
+    machine = Machine("a", "b", "c", "d", num_groups=2, **plan)
+    tasks = machine.tasks(examples.published(0))
+    assert len(tasks) == 4
+    machine.handle(OperatorRequest(action="pause", id="1"))
+    trained = [command for task in tasks for command in scored_if_not_broken(machine, task)]
+    return machine, [command for command in trained if isinstance(command, TrainGroup)]
+
+
+def scored_if_not_broken(machine: Machine, task: GenerateFragment) -> list[Command]:
+    rewards = (None, None) if task.fragment.group == 0 else (1.0, 2.0)
+    machine.handle(examples.generated(task))
+    return machine.handle(examples.scored(task, rewards))
+
+
+def test_what_cannot_be_scored_while_the_run_is_paused_waits_for_a_mend() -> None:
+    machine, trained = paused_with_a_failed_group()
+    assert [train.group for train in trained] == [1]
+    assert machine.tasks(GroupRequest(action="again", batch=0, group=0, id="2")) == []
+    tasks = machine.tasks(OperatorRequest(action="resume", id="3"))
+    assert {(task.fragment.group, task.fragment.attempt) for task in tasks} == {(0, 1)}
+    [again] = machine.finish(tasks)
+    assert (again.group, again.dropped) == (0, None)
+    assert all(reward is not None for part in again.fragments for reward in part.rewards)
+
+
+def test_without_a_request_it_counts_as_unscored_when_the_run_is_resumed() -> None:
+    machine, _ = paused_with_a_failed_group()
+    [dropped] = machine.handle(OperatorRequest(action="resume", id="2"))
+    assert isinstance(dropped, TrainGroup)
+    assert (dropped.group, dropped.dropped) == (0, "4 of 4 samples could not be scored")
+
+
+def test_a_group_that_was_given_to_be_trained_is_not_generated_again() -> None:
+    machine, _ = paused_with_a_failed_group()
+    machine.handle(OperatorRequest(action="resume", id="2"))
+    for group in (0, 1, 7):
+        before = machine.state
+        machine.handle(GroupRequest(action="again", batch=0, group=group, id="3"))
+        assert machine.state.batches == before.batches
+    assert not machine.handle(GroupRequest(action="again", batch=5, group=0, id="4"))
+
+
+def test_only_what_could_not_be_scored_is_generated_again() -> None:
+    machine = Machine("a", "b", "c", "d", num_groups=2)
+    tasks = machine.tasks(examples.published(0))
+    machine.handle(OperatorRequest(action="pause", id="1"))
+    for task in tasks:
+        broken = (task.fragment.group, task.fragment.first_sample) == (0, 2)
+        machine.handle(examples.generated(task))
+        machine.handle(examples.scored(task, (1.0, None) if broken else (1.0, 2.0)))
+    machine.handle(GroupRequest(action="again", batch=0, group=0, id="2"))
+    [task] = machine.tasks(OperatorRequest(action="resume", id="3"))
+    assert (task.fragment.first_sample, task.fragment.attempt) == (2, 1)
+
+
+def test_a_request_gives_a_fragment_that_failed_all_its_attempts_again() -> None:
+    machine = Machine("a", num_groups=2)
+    first = machine.tasks(examples.published(0))[0]
+    for attempt in range(2):
+        slot = first.fragment.slot.model_copy(update={"attempt": attempt})
+        machine.handle(FragmentFailed(slot=slot, stage="reward", reason="no"))
+    machine.handle(GroupRequest(action="again", batch=0, group=first.fragment.group, id="2"))
+    failed = [each.num_failures for each in machine.state.batches[0].groups[0].fragments]
+    assert machine.state.phase == "running" and set(failed) == {0}

@@ -21,6 +21,7 @@ from shared.messages.contracts import (
     FragmentReleased,
     FragmentSlot,
     GenerateFragment,
+    GroupRequest,
     GroupTrained,
     OperatorRequest,
     SetDevice,
@@ -98,8 +99,8 @@ class SchedulerModel(RuleBasedStateMachine):
         self.send(FragmentReleased(slot=task.fragment.slot, worker=task.worker, reason="stale"))
 
     @precondition(lambda self: self.to_score)
-    @rule(data=st.data(), reward=st.floats(0, 1))
-    def score(self, data: st.DataObject, reward: float) -> None:
+    @rule(data=st.data(), reward=st.one_of(st.floats(0, 1), st.none()))
+    def score(self, data: st.DataObject, reward: float | None) -> None:
         task = self.to_score.pop(data.draw(st.integers(0, len(self.to_score) - 1)))
         self.send(examples.scored(task, (reward,) * task.fragment.num_samples))
 
@@ -126,6 +127,10 @@ class SchedulerModel(RuleBasedStateMachine):
     def drain(self, action: str, worker: str) -> None:
         request = {"action": action, "worker": worker, "id": "x"}
         self.send(WorkerRequest.model_validate(request))
+
+    @rule(batch=st.integers(0, 3), group=st.integers(0, 3))
+    def do_again(self, batch: int, group: int) -> None:
+        self.send(GroupRequest(action="again", batch=batch, group=group, id="x"))
 
     @rule(mode=st.sampled_from(["auto", "off", "fixed"]), groups=st.integers(0, 3))
     def choose_tag(self, mode: str, groups: int) -> None:

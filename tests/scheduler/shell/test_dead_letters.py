@@ -8,18 +8,19 @@ import pytest
 from fastapi.testclient import TestClient
 
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.dead_letters import DeadLetters, failure_of, letter_of
+from services.scheduler.shell.dead_letters import DeadLetters, Found, failure_of, letter_of
 from shared.bus.bus import Bus, Received
 from shared.messages.codec import encode
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentSlot,
     GroupFailed,
+    GroupRequest,
     OperatorRequest,
     PolicyPublished,
 )
 from shared.messages.subjects import event_subject, unscored_subject
-from shared.run.dead_letters import Settled, read_letters, settle
+from shared.run.dead_letters import Settled, Work, read_letters, settle
 from shared.run.layout import dead_letters_folder
 from shared.store import ObjectStore
 from tests import examples
@@ -127,10 +128,35 @@ def test_a_retry_resumes_a_run_that_has_failed_once(three: Scheduler, client: Te
 
 def test_a_retry_says_what_follows_and_what_does_not(three: Scheduler, client: TestClient) -> None:
     assert client.post("/v1/dead-letters/1/retry").json()["note"] == "it is being done again"
+    assert [each["state"] for each in client.get("/v1/dead-letters?state=all").json()] == [
+        "open", "retried", "retried",
+    ]  # fmt: skip
     answer = client.post("/v1/dead-letters/3/retry")
     assert answer.status_code == 409
     assert "batch 0 needs it no more; drop it" in answer.json()["detail"]
-    assert cast(Outbox, three.bus).published == []
+    [request] = cast(Outbox, three.bus).published
+    assert isinstance(request, GroupRequest) and (request.batch, request.group) == (1, 1)
+
+
+def test_what_could_not_be_scored_is_done_again_until_its_group_is_trained(
+    scheduler: Scheduler, client: TestClient
+) -> None:
+    scheduler.state = replace(scheduler.state, phase="paused")
+    batch = scheduler.state.batch
+    assert batch is not None
+    for number, sent in enumerate((False, True)):
+        work = Work(batch=batch.index, group=number, first_sample=0)
+        found = Found("unscored", "DG_DLQ", f"s{number}", "no text", b"{}", work)
+        scheduler.dead_letters._found.put_nowait(found)
+        group = replace(batch.groups[number], sent=sent)
+        scheduler.state = scheduler.state.with_group(work.batch, number, group)
+    keep(scheduler.dead_letters, 2)
+    assert [each["is_given"] for each in client.get("/v1/dead-letters").json()] == [True, False]
+    note = client.post("/v1/dead-letters/1/retry").json()["note"]
+    assert note == "it is done again when the run is resumed"
+    answer = client.post("/v1/dead-letters/2/retry")
+    assert answer.status_code == 409 and "was given to be trained" in answer.json()["detail"]
+    assert len(cast(Outbox, scheduler.bus).published) == 1
 
 
 def test_what_is_not_true_is_kept_and_never_sent_again(

@@ -111,12 +111,12 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
 
     monkeypatch.setattr(dead_letters, "desk_of", here)
     monkeypatch.setattr(dead_letters, "PAGE", 2)
-    hint, *listed = dlq("list", "test", "--limit", "9").output.splitlines()
+    hint, pause, *listed = dlq("list", "test", "--limit", "9").output.splitlines()
     assert len(listed) == 5 and hint.startswith("nothing is left to be done again")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/test").mkdir(parents=True)
     of_reason = "     5  newest 5, a retry may help 0: no pixels"
-    assert dlq("test").output.splitlines()[:2] == [hint, of_reason]
+    assert dlq("test").output.splitlines()[:3] == [hint, pause, of_reason]
     assert "outcome: " in dlq("show", "test", "1").output
     assert dlq("drop", "test", "2").output == "2: nobody needs it any more\n"
     assert dlq("drop", "test", "7").output == "7: there is no dead letter 7\n"
@@ -136,21 +136,26 @@ def about(
     reason = CAUSE if kind == "unscored" else f"reward: {CAUSE}"
     return {
         "number": number, "state": state, "kind": kind, "work": work, "reason": reason,
-        "subject": "s", "found": 0.0, "data": "",
+        "subject": "s", "found": 0.0, "data": "", "is_given": False,
     }  # fmt: skip
 
 
-def book_of(*letters: dict[str, object], committed: int | None = 3) -> dead_letters.Book:
-    return dead_letters.Book.of("demo", letters[::-1], committed)
+def book_of(
+    *letters: dict[str, object], committed: int | None = 3, phase: str = "running"
+) -> dead_letters.Book:
+    now = None if committed is None else dead_letters.Now(committed, phase)
+    return dead_letters.Book.of("demo", letters[::-1], now)
 
 
 def test_a_list_says_which_letters_a_retry_may_help_and_what_to_mend_first() -> None:
     done, under_way = about(1, 2), about(2, 3)
     book = book_of(done, under_way)
-    hint, mend = book.hints(book.letters)
+    hint, mend, pause = book.hints(book.letters)
     assert hint.startswith("a retry may help 1 of 2: `digenrl dlq retry demo 2`; ")
     assert mend.startswith("mend first what makes slow_reward.py line 7 fail: else it fails again.")
     assert book.hints([done])[0].startswith("nothing is left to be done again")
+    assert pause.startswith("to have time, `digenrl pause demo`: what fails from then on waits")
+    assert book_of(done, under_way, phase="paused").hints(book.letters) == [hint, mend]
     retried = about(2, 3, state="retried")
     assert book_of(done, committed=None).hints([done]) == [] == book_of(retried).hints([retried])
     assert [book_of(each).outcome(each) for each in (done, under_way, retried)] == [
@@ -180,7 +185,9 @@ def test_work_that_failed_again_names_the_later_letters_and_is_not_called_done()
 def test_the_newest_letter_of_a_piece_of_work_decides_for_all_of_it() -> None:
     older, newest, other = about(1, 3), about(2, 3, 1, kind="unscored"), about(3, 4)
     book = book_of(older, newest, other)
-    assert book.helped(book.letters) == [3]
+    assert book.helped(book.letters) == [3, 2]
+    given = book_of(older, newest | {"is_given": True}, other)
+    assert given.helped(given.letters) == [3]
     lines = book.lines(book.letters)
     assert [line.rpartition("[")[2] for line in lines[1:]] == [
         "its samples count without a score]",
@@ -213,16 +220,14 @@ def test_a_letter_shows_the_fields_of_its_message_and_each_sentence_once() -> No
     ]
 
 
-def test_a_second_retry_names_the_letters_that_came_of_the_first(
+def test_a_retry_is_of_the_newest_letter_about_the_work(
     scheduler: Scheduler, client: TestClient
 ) -> None:
     desk = dead_letters.ApiDesk(Client(cast(httpx.Client, client)))
     retried, again = about(82, 3, state="retried"), about(83, 3, 1)
-    book = book_of(retried, again, about(84, 3, 2, kind="unscored"))
-    said = "letter 82 was retried before; see letters 83, 84"
-    assert book.settle(desk, 82, "retry") == said
-    with pytest.raises(UserError, match="count without a score; see letter 84"):
-        book.settle(desk, 83, "retry")
+    both = book_of(retried, again | {"state": "retried"})
+    assert both.settle(desk, 82, "retry") == "letter 83 was retried before"
+    assert book_of(retried).settle(desk, 82, "retry") == "letter 82 was retried before"
 
 
 def test_a_command_without_numbers_says_what_it_needs() -> None:

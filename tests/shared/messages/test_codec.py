@@ -20,6 +20,7 @@ from shared.messages.contracts import (
     FragmentScored,
     GroupFailed,
     GroupGradientRef,
+    GroupRequest,
     GroupTrained,
     Message,
     ObjectRef,
@@ -69,6 +70,7 @@ messages: st.SearchStrategy[Message] = st.one_of(
         worker=st.just("rollout-0"),
         id=st.just("x"),
     ),
+    st.builds(GroupRequest, action=st.just("again"), batch=counts, group=counts, id=st.just("x")),
     st.just(examples.published(2)),
     st.builds(
         WorkerStatus,

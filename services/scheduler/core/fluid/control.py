@@ -16,7 +16,11 @@ from services.scheduler.core.fluid.pieces import in_one_piece, train_pieces, who
 from services.scheduler.core.fluid.recovery import drop_lost_version
 from services.scheduler.core.fluid.rounds import decide
 from services.scheduler.core.fluid.state import FluidState, next_attempt
-from services.scheduler.core.gradients import ready_groups, train_command
+from services.scheduler.core.gradients import (
+    ready_groups,
+    train_command,
+    waits_for_a_mend,
+)
 from services.scheduler.core.state import Plan, State, new_batch
 from services.scheduler.core.supply import unissued_samples
 from services.scheduler.core.workers import Workers
@@ -133,6 +137,8 @@ def _send_groups(plan: Plan, state: State) -> tuple[State, list[TrainGroup]]:
         else None
     )
     if batch_std.is_batch_std(plan) and final is None:
+        return state, sent
+    if final is not None and any(waits_for_a_mend(state, g) for g in waiting[0].batch.groups):
         return state, sent
     for ready in waiting:
         group = train_command(plan, ready)

@@ -1,0 +1,55 @@
+"""Work that is done again because somebody has mended what made it fail."""
+
+from dataclasses import replace
+
+from services.scheduler.core.fragments import discard_group_if_stale
+from services.scheduler.core.state import FragmentState, GroupState, State
+from shared.messages.contracts import GroupRequest
+
+
+def forget_failures(state: State) -> State:
+    """Let the work of all open batches have all its attempts again, as `begin_again` does."""
+    for batch in state.batches:
+        for index in range(len(batch.groups)):
+            state = begin_again(state, batch.index, index)
+    return state
+
+
+def requested(state: State, request: GroupRequest) -> State:
+    """Let a group have all its attempts again, if its batch is open and nobody was given it to be
+    trained."""
+    return begin_again(state, request.batch, request.group)
+
+
+def begin_again(state: State, batch: int, index: int) -> State:
+    """Let the fragments of a group have all their attempts again. Those with samples that could not
+    be scored are generated again, unless the group was given to somebody to train."""
+    group = state.find_group(batch, index)
+    for fragment in () if group is None else group.fragments:
+        slot = fragment.slot_in(batch, index)
+        if state.find_fragment(slot) is None:  # the whole group was discarded meanwhile
+            continue
+        if group is not None and not is_given(group) and _lacks_scores(fragment):
+            anew = FragmentState(
+                first_sample=fragment.first_sample,
+                num_samples=fragment.num_samples,
+                attempt=fragment.attempt + 1,
+            )
+            state = discard_group_if_stale(state.with_fragment(slot, anew), slot)
+        elif fragment.num_failures or fragment.num_losses:
+            state = state.with_fragment(slot, replace(fragment, num_failures=0, num_losses=0))
+    return state
+
+
+def is_given(group: GroupState) -> bool:
+    """Whether the group was given to somebody to train: what it lacks is not made any more."""
+    return group.sent or group.computed_by is not None or bool(group.trained_by)
+
+
+def lacks_scores(group: GroupState) -> bool:
+    """Whether samples of the group could not be scored."""
+    return any(map(_lacks_scores, group.fragments))
+
+
+def _lacks_scores(fragment: FragmentState) -> bool:
+    return fragment.scored is not None and None in fragment.scored.rewards
