@@ -18,6 +18,8 @@ from shared.learning.advantages import Advantages
 from shared.messages.contracts import (
     FragmentFailed,
     GenerateFragment,
+    GroupRequest,
+    OperatorRequest,
     PolicyPublished,
     TrainGroup,
 )
@@ -25,6 +27,7 @@ from shared.messages.fluid import (
     CommitVersion,
     ExchangeMissed,
     ExchangeSums,
+    PieceReleased,
     PieceTrained,
     Stepped,
     SumHeld,
@@ -173,6 +176,41 @@ def test_over_the_batchs_deviation_groups_are_sent_together_and_all_again_if_one
     assert [(group.group, group.attempt) for group in again] == [(0, 1), (1, 1)]
     assert again[1].advantages != groups[1].advantages
     assert {piece.piece.attempt for piece in run.take(TrainPiece)} == {1}
+
+
+def test_over_the_batchs_deviation_all_groups_wait_for_a_mend_while_the_run_is_paused() -> None:
+    run = Run(advantages=Advantages(std="batch"))
+    tasks = run.take(GenerateFragment)
+    run.give(OperatorRequest(action="pause", id="1"))
+    for task in tasks:
+        broken = task is tasks[0]
+        rewards = (None,) * task.fragment.num_samples if broken else None
+        run.give(examples.generated(task), examples.scored(task, *([rewards] if broken else [])))
+    assert run.take(TrainGroup) == []
+    run.give(GroupRequest(action="again", batch=0, group=tasks[0].fragment.group, id="2"))
+    run.give(OperatorRequest(action="resume", id="3"))
+    [task] = run.take(GenerateFragment)
+    run.give(examples.generated(task), examples.scored(task))
+    groups = run.take(TrainGroup)
+    assert len(groups) == 2
+    assert all(None not in part.rewards for group in groups for part in group.fragments)
+
+
+def test_a_group_whose_message_no_member_can_read_is_sent_once_more() -> None:
+    run = Run()
+    run.generate()
+    sent = run.take(TrainGroup)
+    for _ in range(run.plan.max_attempts):
+        piece = next(each for each in run.take(TrainPiece) if each.piece.group == 0)
+        fields = piece.model_dump(exclude={"kind", "policy", "piece"})
+        run.give(PieceReleased(**fields, piece=piece.piece, reason="faulty"))
+    [again] = run.take(TrainGroup)
+    assert (again.group, again.attempt) == (0, sent[0].attempt + 1)
+    assert run.state.phase == "running"
+    run.train()
+    [command] = run.take(ExchangeSums)
+    attempts = {(each.group, each.attempt) for share in command.shares for each in share.pieces}
+    assert attempts == {(0, 1), (1, 0)}
 
 
 def test_early_fragments_are_by_the_committed_version_and_wait_for_pieces() -> None:

@@ -12,7 +12,8 @@ from services.scheduler.core.fluid.pieces import part_of_group
 from services.scheduler.core.fluid.state import FluidState, next_attempt
 from services.scheduler.core.fragments import fail_run
 from services.scheduler.core.state import Plan, State
-from shared.messages.contracts import PolicyPublished
+from services.scheduler.core.training import group_failed
+from shared.messages.contracts import GroupFailed, PolicyPublished
 from shared.messages.fluid import (
     ExchangeMissed,
     FluidEvent,
@@ -197,7 +198,7 @@ def _released(plan: Plan, state: State, fluid: FluidState, event: PieceReleased)
     if event.reason == "faulty":
         waits = replace(group.pieces[key[1]], worker=None)
         fluid = fluid.with_piece(key, waits).taken_off(key, event.worker)
-        return replace(state, fluid=fluid)
+        return _count_fault(plan, replace(state, fluid=fluid), key[0], event)
     if event.reason == "failed":
         group = replace(group, num_failures=group.num_failures + 1)
         fluid = fluid.with_group(key[0], group)
@@ -209,6 +210,22 @@ def _released(plan: Plan, state: State, fluid: FluidState, event: PieceReleased)
         where = f"batch {event.batch}, group {event.piece.group}"
         return fail_run(state, f"{where} failed {group.num_failures} times where it was trained")
     return state
+
+
+def _count_fault(plan: Plan, state: State, index: int, event: PieceReleased) -> State:
+    """Send the whole group once more if members cannot read what they are to train of it."""
+    fluid = state.fluid
+    assert fluid is not None
+    group = fluid.groups[index]
+    group = replace(group, num_faults=group.num_faults + 1)
+    state = replace(state, fluid=fluid.with_group(index, group))
+    if group.num_faults < plan.max_attempts:
+        return state
+    failure = GroupFailed(
+        batch=event.batch, group=index, attempt=group.attempt,
+        reason="members cannot read its message, or a piece's",
+    )  # fmt: skip
+    return group_changed(plan, group_failed(plan, state, failure), event.batch, index)
 
 
 def _answered(fluid: FluidState, event: SumHeld | ExchangeMissed) -> FluidState:

@@ -64,6 +64,8 @@ class GroupPieces:
     """Samples that belong to pieces, whatever of their steps the group computes once."""
     pieces: tuple[PieceState, ...] = ()
     num_failures: int = 0
+    num_faults: int = 0
+    """Times that members could not read what they were to train of it."""
     merged_steps: int = 0
     """Trained steps that the group computes once for all its samples."""
 
