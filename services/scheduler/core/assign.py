@@ -10,7 +10,7 @@ With one-step asynchrony the next batch follows as soon as the current one has n
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from services.scheduler.core.colocated import ColocatedAssigner
@@ -44,11 +44,24 @@ GROUPS_AHEAD = 8
 Issued = tuple[State, list[GenerateFragment]]
 
 
-def assign(plan: Plan, state: State, now: float) -> Issued:
-    """Issue fragments while there are some and devices have room for them."""
+def assign(
+    plan: Plan,
+    state: State,
+    now: float,
+    able: frozenset[str] | None = None,
+    delay: Callable[[], float] | None = None,
+) -> Issued:
+    """Issue fragments while there are some and devices have room for them.
+
+    Args:
+        able: devices that may get some now; None: all. The others count where it is asked who would
+            finish a fragment first.
+        delay: returns seconds for which the others have something else to do first.
+    """
     if state.batch is None:
         return state, []
     room = state.workers.with_room(plan.queue_depth)
+    room = room if able is None else room & able
     lent = lent_trainer(plan, state)
     if not room and (lent is None or not lent.has_room(plan.queue_depth)):
         return state, []
@@ -61,7 +74,7 @@ def assign(plan: Plan, state: State, now: float) -> Issued:
     assigner = (
         ColocatedAssigner(draft, state.batch)
         if plan.schedule.mode == "colocated"
-        else PooledAssigner(draft, *supply)
+        else PooledAssigner(draft, *supply, room, DeviceQueues(now, able, delay))
     )
     tasks: list[GenerateFragment] = []
     while (choice := assigner.choose()) is not None:
@@ -101,11 +114,13 @@ class PooledAssigner:
     """The batch to issue from, as it was before."""
     _limit: int
     """How many of its groups may be begun."""
+    _able: Collection[str]
+    """Rollout devices that have room and may get a fragment now."""
+    _queues: DeviceQueues
     first: dict[int, int] = field(default_factory=dict)
     """Names, for a batch, a group before which none has anything to issue."""
     looked_at: int = 0
     """Devices of which a schedule was made."""
-    _queues: DeviceQueues = field(init=False)
     _addresses: list[str] = field(init=False)
     """Rollout devices by their places; the trainer's comes last."""
     _trainer: str | None = None
@@ -125,16 +140,13 @@ class PooledAssigner:
     """Samples of a fragment while there is plenty, by the number of queues."""
 
     def __post_init__(self) -> None:
-        state, plan = self._draft.state, self._draft.plan
-        self._queues = DeviceQueues(self._draft.now)
+        state = self._draft.state
         roles, trainer = state.workers.roles, state.trainer
         self._addresses = list(roles.places)
         if trainer is not None and trainer.concurrency:
             self._trainer = trainer.address
         self._num_queues = roles.num_queues
-        self._room = sorted(
-            roles.places[each] for each in state.workers.with_room(plan.queue_depth)
-        )
+        self._room = sorted(roles.places[each] for each in self._able)
         self._take_supply(self._batch, self._limit)
 
     def choose(self) -> Choice | None:

@@ -7,6 +7,7 @@ from services.scheduler.costs.profile import fragment_seconds, load_profile
 from services.scheduler.planning.forecast import forecast
 from services.scheduler.planning.planner import plan_split
 from services.scheduler.planning.splits import Split
+from services.scheduler.sim.profiled import simulate
 from shared.recipe.schedule import RunSchedule
 
 SIZES = (1, 2, 4, 8, 16)
@@ -35,3 +36,18 @@ def test_a_plan_leaves_sizes_open_where_each_kind_of_device_has_its_own() -> Non
     assert others and found.best.step_seconds < 0.96 * min(others)
     alike = plan_split(profile, {"H100": 16}, schedule)
     assert all(each.schedule.fixed_fragment is not None for each in alike.choices)
+
+
+def test_a_slow_device_takes_no_group_that_others_finish_first_a_step_ahead_too() -> None:
+    """Of the devices that train meanwhile it is known that they are free again soon."""
+    profile = load_profile("qwen-image")
+    shape = profile.shape.model_copy(update={"groups": 8})
+    seconds = [
+        simulate(
+            profile.model_copy(update={"shape": shape}), rollout={},
+            trainer={"H100": 4, "H20": 4}, causes=False,
+            schedule=RunSchedule(mode="fluid", max_staleness=ahead, fragment_size=16),
+        ).step_seconds
+        for ahead in (0, 1)
+    ]  # fmt: skip
+    assert seconds[1] < seconds[0]

@@ -7,11 +7,12 @@ that batch are trained once the record is known.
 """
 
 from dataclasses import replace
+from functools import partial
 
 from services.scheduler.core import exclusion
 from services.scheduler.core.assign import Issued, assign
 from services.scheduler.core.fluid import batch_std
-from services.scheduler.core.fluid.members import are_together, have_made, members
+from services.scheduler.core.fluid.members import MEMBER, are_together, have_made, members
 from services.scheduler.core.fluid.pieces import in_one_piece, train_pieces, whole_group
 from services.scheduler.core.fluid.recovery import drop_lost_version
 from services.scheduler.core.fluid.rounds import decide
@@ -70,11 +71,16 @@ def _assign_early(plan: Plan, state: State, now: float) -> Issued:
     able = frozenset(state.workers.with_room(depth)) - fluid.queued
     if not able:
         return state, []
-    view = replace(state, workers=_only(state.workers, able))
-    view, issued = assign(replace(plan, queue_depth=depth), view, now)
-    if not issued:
-        return state, []
-    return replace(view, workers=state.workers.changed(view.workers.values())), issued
+    training_left = partial(_training_left, plan, state, fluid)
+    return assign(replace(plan, queue_depth=depth), state, now, able, training_left)
+
+
+def _training_left(plan: Plan, state: State, fluid: FluidState) -> float:
+    """Return about how many seconds members train before the batch is done, if all take part."""
+    left, costs = plan.num_groups - len(fluid.trained), state.costs
+    able = (w.address for w in state.rollout if w.service == MEMBER) if left else ()
+    rate = sum(1 / seconds for each in able if (seconds := costs.gradient_seconds(each)))
+    return left / rate if rate else 0.0
 
 
 def _without_early_groups(plan: Plan) -> Plan:
