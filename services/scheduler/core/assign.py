@@ -49,14 +49,14 @@ def assign(
     state: State,
     now: float,
     able: frozenset[str] | None = None,
-    delay: Callable[[], float] | None = None,
+    delay: Callable[[WorkerState], float] | None = None,
 ) -> Issued:
     """Issue fragments while there are some and devices have room for them.
 
     Args:
         able: devices that may get some now; None: all. The others count where it is asked who would
             finish a fragment first.
-        delay: returns seconds for which the others have something else to do first.
+        delay: returns seconds for which a device has something else to do first.
     """
     if state.batch is None:
         return state, []
@@ -74,7 +74,7 @@ def assign(
     assigner = (
         ColocatedAssigner(draft, state.batch)
         if plan.schedule.mode == "colocated"
-        else PooledAssigner(draft, *supply, room, DeviceQueues(now, able, delay))
+        else PooledAssigner(draft, *supply, room, DeviceQueues(now, delay))
     )
     tasks: list[GenerateFragment] = []
     while (choice := assigner.choose()) is not None:

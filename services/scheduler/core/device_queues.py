@@ -77,22 +77,18 @@ class DeviceQueues:
     """
 
     now: float
-    able: frozenset[str] | None = None
-    """Devices that may begin something now; None: all."""
-    delay: Callable[[], float] | None = None
-    """Returns seconds for which the others have something else to do first; None: nothing."""
+    delay: "Callable[[WorkerState], float] | None" = None
+    """Returns seconds for which a device has something else to do first; None: nothing."""
     _known: dict[str, tuple[WorkerState, list[DeviceQueue]]] = field(default_factory=dict)
     _others: float | None = None
     """Seconds per sample of a device that has not finished anything yet."""
-    _delay: float | None = None
 
     def of(self, state: State, worker: WorkerState) -> list[DeviceQueue]:
         known = self._known.get(worker.address)
         if known is None or known[0] is not worker:
             queues = queues_of(state, worker, self.now, self.seconds(state, worker))
-            if self.able is not None and self.delay and worker.address not in self.able:
-                self._delay = self.delay() if self._delay is None else self._delay
-                queues = [each._replace(free_at=each.free_at + self._delay) for each in queues]
+            if self.delay is not None and (delay := self.delay(worker)):
+                queues = [each._replace(free_at=each.free_at + delay) for each in queues]
             known = self._known[worker.address] = worker, queues
         return known[1]
 

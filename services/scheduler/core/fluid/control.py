@@ -7,7 +7,7 @@ that batch are trained once the record is known.
 """
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from services.scheduler.core import exclusion
 from services.scheduler.core.assign import Issued, assign
@@ -22,10 +22,10 @@ from services.scheduler.core.gradients import (
     train_command,
     waits_for_a_mend,
 )
-from services.scheduler.core.state import Plan, State, new_batch
+from services.scheduler.core.state import Plan, State, WorkerState, new_batch
 from services.scheduler.core.supply import unissued_samples
 from services.scheduler.core.workers import Workers
-from shared.messages.contracts import Command, TrainGroup
+from shared.messages.contracts import Command, GenerateFragment, TrainGroup
 
 Commanded = tuple[State, list[Command]]
 
@@ -62,7 +62,11 @@ def _assign(plan: Plan, state: State, now: float) -> Issued:
 
 def _assign_early(plan: Plan, state: State, now: float) -> Issued:
     """Give fragments of the next batch, by the committed version, to devices that have no pieces of
-    this one: those go first. While there may be more of them, one fragment at a time."""
+    this one: those go first. While there may be more of them, one fragment at a time.
+
+    Members take none that others would finish first: a batch would wait for it. Devices that only
+    generate would have nothing else to do.
+    """
     fluid = state.fluid
     if fluid is None:
         return assign(plan, state, now)
@@ -71,8 +75,23 @@ def _assign_early(plan: Plan, state: State, now: float) -> Issued:
     able = frozenset(state.workers.with_room(depth)) - fluid.queued
     if not able:
         return state, []
-    training_left = partial(_training_left, plan, state, fluid)
-    return assign(replace(plan, queue_depth=depth), state, now, able, training_left)
+    plan = replace(plan, queue_depth=depth)
+    training = frozenset(each for each in able if state.workers[each].service == MEMBER)
+    issued: list[GenerateFragment] = []
+    if training < able:
+        view = replace(state, workers=_only(state.workers, able))
+        view, issued = assign(plan, view, now, able - training)
+        if issued:
+            state = replace(view, workers=state.workers.changed(view.workers.values()))
+    training_left = cache(partial(_training_left, plan, state, fluid))
+
+    def delay(worker: WorkerState) -> float:
+        """Return for how long a member that gets no fragment now trains before it may get one."""
+        trains = worker.service == MEMBER and worker.address not in able
+        return training_left() if trains else 0.0
+
+    state, others = assign(plan, state, now, training, delay)
+    return state, [*issued, *others]
 
 
 def _training_left(plan: Plan, state: State, fluid: FluidState) -> float:
