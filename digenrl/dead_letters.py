@@ -262,6 +262,15 @@ class Book:
             return ""
         return f", a retry may help {len(self.helped(letters))}"
 
+    def _without_a_failure(self) -> list[str]:
+        """Return what to do in a paused run whose open batch lacks nothing."""
+        if self.now is None or self.now.phase != "paused":
+            return []
+        return [
+            f"nothing of the open batch has failed: `digenrl resume {self.run}`, and pause it "
+            "again when a letter comes"
+        ]
+
     def hints(self, letters: Sequence[Letter]) -> list[str]:
         """Return lines that say of which of these letters a retry may change something, with the
         command for it, and what is to be mended first; none if the run is not in progress, or no
@@ -280,6 +289,7 @@ class Book:
                 "their groups were trained with the scores that they had. What is generated from "
                 f"now on is scored anew; `digenrl dlq drop {self.run} --all` clears the list",
                 *pause,
+                *self._without_a_failure(),
             ]
         which = " ".join(map(str, useful)) if len(useful) <= MOST_NAMED else "--all"
         first = [mend_first(each["reason"]) for each in opened if each["number"] in set(useful)]

@@ -178,7 +178,7 @@ def alarms(
     if run is not None and run["phase"] in ("running", "waiting"):
         lines += _drained(run["run"], workers)
     if run is not None and run["num_dead_letters"]:
-        lines += _letters(run["run"], run["num_dead_letters"], letters)
+        lines += _letters(run["run"], run["num_dead_letters"], letters, run["phase"])
     errors = {step.version: step.metrics.get("onpolicy_ratio_error", 0.0) for step in steps}
     if errors and (worst := max(errors.values())) > ALARMING_RATIO_ERROR:
         version = next(version for version, error in errors.items() if error == worst)
@@ -189,7 +189,9 @@ def alarms(
     return [*lines, *frozen([(step.version, step.policy.weights_digest) for step in steps])]
 
 
-def _letters(run: str, number: int, letters: Sequence[tuple[float, str]] | None) -> list[str]:
+def _letters(
+    run: str, number: int, letters: Sequence[tuple[float, str]] | None, phase: str
+) -> list[str]:
     """Return what the open dead letters say, if there are some of the last minutes."""
     are = "dead letter is" if number == 1 else "dead letters are"
     line = f"{number} {are} open: `digenrl dlq list {run}` has why"
@@ -205,6 +207,11 @@ def _letters(run: str, number: int, letters: Sequence[tuple[float, str]] | None)
     came = f"{line}; {len(late)} came in the last {RECENT_S // 60:.0f} minutes"
     if newest > QUIET_S:
         return [f"{came}, {times} of them {why}; none in the last {clock(newest)}"]
+    if phase == "paused":
+        return [
+            f"{came}, {times} of them {why}. The run is paused: mend it, `digenrl dlq retry {run} "
+            f"--all`, `digenrl resume {run}`"
+        ]
     return [
         f"{came}, the last one {clock(newest)} ago, {times} of them {why}. What fails is done up "
         f"to three times at once, which takes its time from all else: mend that first; `digenrl "
@@ -236,8 +243,10 @@ def frozen(versions: Sequence[tuple[int, str]]) -> list[str]:
         same += 1
     if same <= STILL_STEPS:
         return []
+    first = versions[-same][0]
+    since = f"{first} or an earlier one" if same == len(versions) and first else f"{first}"
     return [
-        f"the weights have not changed since version {versions[-same][0]}: if "
+        f"the weights have not changed since version {since}: if "
         "trainer.decay_steps has brought the learning rate to 0, the run can end"
     ]
 

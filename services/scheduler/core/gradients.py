@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from services.scheduler.core.again import lacks_scores
+from services.scheduler.core.again import is_given, lacks_scores
 from services.scheduler.core.device_queues import sample_seconds, seconds_left
 from services.scheduler.core.fragments import is_dropped
 from services.scheduler.core.state import (
@@ -75,9 +75,10 @@ def missing(plan: Plan, group: GroupState) -> int:
 def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
     """Groups that are whole, and that nobody was given to train.
 
-    Groups that are dropped wait for the first of their batch that is not. Without one the run
-    fails, and nothing of the batch has been trained when it goes on. While the run is paused, those
-    with samples that could not be scored wait as well: operators may mend what made them fail.
+    Groups that are dropped wait for all others of their update: they take no time to train, and
+    operators may mend what made them fail, and have them generated again. Without another one in
+    the batch the run fails, and nothing of the batch has been trained when it goes on. While the
+    run is paused, all groups with samples that could not be scored wait.
     """
     for batch in state.batches:
         samples = len(batch.groups) * plan.group_size
@@ -90,8 +91,26 @@ def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
             and (group.computed_by is None or group.contribution is not None)
             and not waits_for_a_mend(state, group)
         ]
-        if found and (_is_begun(batch) or not all(is_dropped(plan, each.group) for each in found)):
+        dropped = [r for r in found if lacks_scores(r.group) and is_dropped(plan, r.group)]
+        if not dropped:
             yield from found
+        elif _is_begun(batch) or len(dropped) < len(found):
+            yield from _dropped_last(plan, batch, found, {each.index for each in dropped})
+
+
+def _dropped_last(
+    plan: Plan, batch: BatchState, found: list[ReadyGroup], dropped: set[int]
+) -> Iterator[ReadyGroup]:
+    """Yield groups that are not dropped, then those that are and whose update lacks no other."""
+    whole = {each.index for each in found}
+    yield from (each for each in found if each.index not in dropped)
+    size = plan.num_groups // plan.updates
+    lacking = {
+        index // size
+        for index, group in enumerate(batch.groups)
+        if index not in whole and not is_given(group)
+    }
+    yield from (r for r in found if r.index in dropped and r.index // size not in lacking)
 
 
 def waits_for_a_mend(state: State, group: GroupState) -> bool:

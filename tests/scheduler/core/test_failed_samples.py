@@ -109,6 +109,21 @@ def test_what_cannot_be_scored_while_the_run_is_paused_waits_for_a_mend() -> Non
     assert all(reward is not None for part in again.fragments for reward in part.rewards)
 
 
+def test_a_group_that_is_dropped_is_given_last_so_that_there_is_time_for_a_mend() -> None:
+    machine = Machine("a", "b", "c", "d", num_groups=3)
+    tasks = sorted(machine.tasks(examples.published(0)), key=lambda task: task.fragment.group)
+    trained = list[TrainGroup]()
+    while tasks:
+        told = scored_if_not_broken(machine, tasks.pop(0))
+        tasks += [each for each in told if isinstance(each, GenerateFragment)]
+        trained += [each for each in told if isinstance(each, TrainGroup)]
+        if len(trained) == 1:
+            assert not machine.state.batches[0].groups[0].sent
+    assert [(train.group, train.dropped is None) for train in trained] == [
+        (1, True), (2, True), (0, False),
+    ]  # fmt: skip
+
+
 def test_without_a_request_it_counts_as_unscored_when_the_run_is_resumed() -> None:
     machine, _ = paused_with_a_failed_group()
     [dropped] = machine.handle(OperatorRequest(action="resume", id="2"))
