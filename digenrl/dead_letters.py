@@ -280,8 +280,8 @@ class Book:
             return []
         useful = self.helped(opened)
         pause = [] if self.now.phase != "running" else [
-            f"to have time, `digenrl pause {self.run}`: what fails from then on waits for a retry, "
-            f"which is done when you `digenrl resume {self.run}`"
+            f"to have failed work done again: `digenrl pause {self.run}` (what fails from then on "
+            f"waits), mend it, `digenrl dlq retry {self.run} NUMBERS`, `digenrl resume {self.run}`"
         ]  # fmt: skip
         if not useful:
             return [

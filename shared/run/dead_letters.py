@@ -126,7 +126,7 @@ def outcome_of(state: Letters, kind: Kind, work: Work | None, committed: int) ->
         count = "its samples count without a score"
         return f"batch {work.batch} is committed; {count}" if work and is_over else count
     if work is not None and is_over:
-        return f"done since, with success: batch {work.batch} is committed"
+        return f"done since: batch {work.batch} is committed"
     if state == "dropped":
         return "nobody needs it any more"
     if state == "retried":

@@ -154,17 +154,14 @@ def test_a_list_says_which_letters_a_retry_may_help_and_what_to_mend_first() -> 
     assert hint.startswith("a retry may help 1 of 2: `digenrl dlq retry demo 2`; ")
     assert mend.startswith("mend first what makes slow_reward.py line 7 fail: else it fails again.")
     assert book.hints([done])[0].startswith("nothing is left to be done again")
-    assert pause.startswith("to have time, `digenrl pause demo`: what fails from then on waits")
+    assert pause.startswith("to have failed work done again: `digenrl pause demo` (what fails")
     assert book_of(done, under_way, phase="paused").hints(book.letters) == [hint, mend]
     retried = about(2, 3, state="retried")
     assert book_of(done, committed=None).hints([done]) == [] == book_of(retried).hints([retried])
     assert [book_of(each).outcome(each) for each in (done, under_way, retried)] == [
-        "done since, with success: batch 2 is committed", "", "being done again",
+        "done since: batch 2 is committed", "", "being done again",
     ]  # fmt: skip
-    assert (
-        book_of(retried, committed=4).outcome(retried)
-        == "done since, with success: batch 3 is committed"
-    )
+    assert book_of(retried, committed=4).outcome(retried) == "done since: batch 3 is committed"
 
 
 def test_work_that_failed_again_names_the_later_letters_and_is_not_called_done() -> None:
@@ -176,10 +173,7 @@ def test_work_that_failed_again_names_the_later_letters_and_is_not_called_done()
     assert book.outcome(second) == f"failed again: letter 84; {unscored}"
     assert book.outcome(last) == unscored
     scored = book_of(first, second)
-    assert (
-        scored.outcome(first)
-        == "failed again: letter 83; done since, with success: batch 2 is committed"
-    )
+    assert scored.outcome(first) == "failed again: letter 83; done since: batch 2 is committed"
 
 
 def test_the_newest_letter_of_a_piece_of_work_decides_for_all_of_it() -> None:
