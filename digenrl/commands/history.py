@@ -142,13 +142,13 @@ def samples(
     if page.unscored and order != "unscored":
         again = _again("samples", run, step=at, order="unscored")
         typer.echo(f"{page.said_of_unscored}; to see them: {again}{where}")
-    _sample_table(page)
+    _sample_table(page, order)
     if page.next is not None:
         again = _again("samples", run, step=at, order=(order, "worst"), limit=(limit, 10))
         typer.echo(f"more: {again} --after {page.next}{where}")
 
 
-def _sample_table(page: "SamplePage") -> None:
+def _sample_table(page: "SamplePage", order: str) -> None:
     is_sum = any(each.is_sum for each in page.samples)
     scores = "= weights x scores" if is_sum else "scores"
     table(
@@ -158,7 +158,8 @@ def _sample_table(page: "SamplePage") -> None:
     if page.said_of_weights:
         typer.echo(page.said_of_weights)
     if not page.samples:
-        typer.echo("there is no such sample")
+        is_whole = order == "unscored" and not page.unscored
+        typer.echo("all samples have a score" if is_whole else "there is no such sample")
 
 
 def _step_of(page: "SamplePage", batch: int | None, step: int | None) -> int | None:
