@@ -157,6 +157,17 @@ def status(run: Mapping[str, Any] | None, version: int, wanted: int) -> str:
     return phase
 
 
+def slow_scorer(waits: str, workers: Sequence[Mapping[str, Any]]) -> str:
+    """Return what reward workers say of their scorers, if it is rewards that devices wait for most;
+    empty if they have one scorer only.
+
+    Args:
+        waits: for what devices wait most.
+    """
+    said = [each["note"] for each in workers if each["service"] == "reward" and each["note"]]
+    return f"Scoring: {said[0]}." if said and waits == "waiting_for_reward" else ""
+
+
 def alarms(
     run: Mapping[str, Any] | None,
     steps: Sequence[Step],

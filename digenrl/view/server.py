@@ -383,9 +383,11 @@ async def _overview(view: View, load: Mapping[str, Any]) -> dict[str, Any]:
             staleness[stale] = staleness.get(stale, 0) + number
     newest = trained[-1].metrics if trained else {}
     waits, workers = sentences.main_wait(schedule), await view.live.get("/v1/workers") or []
+    slow = sentences.slow_scorer(waits, workers)
+    bottleneck = " ".join(filter(None, (sentences.bottleneck(schedule), slow)))
     first, last = (history.evaluations[index] if history.evaluations else None for index in (0, -1))
     return {
-        "bottleneck": sentences.bottleneck(schedule), "schedule": schedule, "newest": newest,
+        "bottleneck": bottleneck, "schedule": schedule, "newest": newest,
         "staleness": staleness, "first": first, "last": last, "words": FIGURES,
         "throughput": sentences.throughput(load, waits, history.run), "queue_words": QUEUES,
         "slowest": slowest_of(load["slowest"], workers, waits), "drained": drained_of(workers),

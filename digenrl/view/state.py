@@ -127,6 +127,8 @@ def _state(
     # Settings do not help a run that has failed: its alarms say what does.
     bottleneck = "" if run.phase == "failed" else sentences.bottleneck(schedule)
     waits = sentences.main_wait(schedule)
+    slow = sentences.slow_scorer(waits, [each.model_dump() for each in workers])
+    bottleneck = " ".join(filter(None, (bottleneck, slow if bottleneck else "")))
     throughput = sentences.throughput(load.model_dump(), waits, run.run)
     return RunState(
         run=run.run, status=status, phase=run.phase, step=run.step, steps=run.steps,

@@ -13,6 +13,7 @@ from digenrl.view.sentences import (
     alarms,
     bottleneck,
     main_wait,
+    slow_scorer,
     status,
     throughput,
 )
@@ -204,3 +205,11 @@ def test_a_failure_is_the_first_alarm() -> None:
     lines = alarms(failed, (), ["gold fell"])
     assert lines[0] == "the run has failed: the ratio is 3" and len(lines) == 3
     assert alarms(RUN, (), ()) == []
+
+
+def test_where_rewards_are_waited_for_reward_workers_say_which_scorer_is_slow() -> None:
+    said = "of a sample, mine takes 75.0 ms, proxy 0.5 ms"
+    workers = [{"service": "rollout", "note": "x"}, {"service": "reward", "note": said}]
+    assert slow_scorer("waiting_for_reward", workers) == f"Scoring: {said}."
+    assert slow_scorer("tail", workers) == ""
+    assert slow_scorer("waiting_for_reward", workers[:1]) == ""
