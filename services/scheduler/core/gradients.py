@@ -75,10 +75,10 @@ def missing(plan: Plan, group: GroupState) -> int:
 def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
     """Groups that are whole, and that nobody was given to train.
 
-    Groups that are dropped wait for all others of their update: they take no time to train, and
-    operators may mend what made them fail, and have them generated again. Without another one in
-    the batch the run fails, and nothing of the batch has been trained when it goes on. While the
-    run is paused, all groups with samples that could not be scored wait.
+    Groups that are dropped wait for all others of their update, but in deterministic mode: they
+    take no time to train, and operators may mend what made them fail, and have them generated
+    again. Without another one in the batch the run fails, and nothing of the batch has been trained
+    when it goes on. While the run is paused, all groups with samples that could not be scored wait.
     """
     for batch in state.batches:
         samples = len(batch.groups) * plan.group_size
@@ -91,11 +91,13 @@ def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
             and (group.computed_by is None or group.contribution is not None)
             and not waits_for_a_mend(state, group)
         ]
-        dropped = [r for r in found if lacks_scores(r.group) and is_dropped(plan, r.group)]
-        if not dropped:
+        dropped = {r.index for r in found if lacks_scores(r.group) and is_dropped(plan, r.group)}
+        if dropped and len(dropped) == len(found) and not _is_begun(batch):
+            continue
+        if plan.schedule.deterministic:  # the trainer takes them in their order
             yield from found
-        elif _is_begun(batch) or len(dropped) < len(found):
-            yield from _dropped_last(plan, batch, found, {each.index for each in dropped})
+        else:
+            yield from _dropped_last(plan, batch, found, dropped)
 
 
 def _dropped_last(
@@ -104,6 +106,8 @@ def _dropped_last(
     """Yield groups that are not dropped, then those that are and whose update lacks no other."""
     whole = {each.index for each in found}
     yield from (each for each in found if each.index not in dropped)
+    if not dropped:
+        return
     size = plan.num_groups // plan.updates
     lacking = {
         index // size

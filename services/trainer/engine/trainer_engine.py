@@ -15,12 +15,7 @@ from services.trainer.engine.checkpoint import Replacement, Restoration, checkpo
 from services.trainer.engine.snapshot import EngineCopy, HeldWeights, SnapshotBuffers, same_bits
 from services.trainer.engine.world import this_rank
 from shared.devices.chunks import Chunk
-from shared.devices.protocols import (
-    AdvantageKind,
-    GroupData,
-    GroupGradient,
-    Snapshot,
-)
+from shared.devices.protocols import AdvantageKind, GroupData, GroupGradient, Snapshot
 from shared.devices.together import make_together
 from shared.diffusion.device import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy

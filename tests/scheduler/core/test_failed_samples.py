@@ -4,16 +4,20 @@ from typing import Any
 
 import pytest
 
+from services.scheduler.core.machine import Recovered
+from services.scheduler.core.state import State
 from shared.messages.contracts import (
     Command,
     FragmentFailed,
+    FragmentGenerated,
+    FragmentScored,
     GenerateFragment,
     GroupRequest,
     OperatorRequest,
     TrainGroup,
 )
 from tests import examples
-from tests.scheduler.core.machine_driver import Machine
+from tests.scheduler.core.machine_driver import Machine, joined
 
 
 def scored_as(machine: Machine, *rewards: float | None) -> list[TrainGroup]:
@@ -122,6 +126,31 @@ def test_a_group_that_is_dropped_is_given_last_so_that_there_is_time_for_a_mend(
     assert [(train.group, train.dropped is None) for train in trained] == [
         (1, True), (2, True), (0, False),
     ]  # fmt: skip
+
+
+def test_in_deterministic_mode_a_dropped_group_is_not_kept_back() -> None:
+    """The trainer takes groups in their order there, and would wait for it."""
+    machine = Machine("a", "b", "c", "d", num_groups=3, deterministic=True)
+    tasks = sorted(machine.tasks(examples.published(0)), key=lambda task: task.fragment.group)
+    sent = [each for task in tasks for each in scored_if_not_broken(machine, task)]
+    assert [each.group for each in sent if isinstance(each, TrainGroup)] == [0, 1, 2]
+
+
+def test_a_scheduler_that_is_started_again_while_the_run_is_paused_knows_of_the_retry() -> None:
+    machine, _ = paused_with_a_failed_group()
+    machine.handle(GroupRequest(action="again", batch=0, group=0, id="2"))
+    told, again = machine.told, Machine("a", "b", "c", "d", num_groups=2)
+    again.state = State(recovering=True)
+    again.handle(examples.published(0))
+    read_back = (GenerateFragment | TrainGroup, FragmentGenerated, FragmentScored)
+    for kind in (*read_back, OperatorRequest | GroupRequest):
+        for message in (each for each in told if isinstance(each, kind)):
+            assert again.handle(message) == []
+    for name in ("a", "b", "c", "d"):
+        again.handle(joined(name))
+    assert again.handle(Recovered()) == [] and again.state.phase == "paused"
+    tasks = again.tasks(OperatorRequest(action="resume", id="3"))
+    assert {(task.fragment.group, task.fragment.attempt) for task in tasks} == {(0, 1)}
 
 
 def test_without_a_request_it_counts_as_unscored_when_the_run_is_resumed() -> None:

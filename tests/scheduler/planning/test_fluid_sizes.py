@@ -39,7 +39,8 @@ def test_a_plan_leaves_sizes_open_where_each_kind_of_device_has_its_own() -> Non
 
 
 def test_a_slow_device_takes_no_group_that_others_finish_first_a_step_ahead_too() -> None:
-    """Of the devices that train meanwhile it is known that they are free again soon."""
+    """A batch is not longer one step ahead than on-policy, because H20 leave whole groups to H100
+    that train at that moment and would still finish them first."""
     profile = load_profile("qwen-image")
     shape = profile.shape.model_copy(update={"groups": 8})
     seconds = [
