@@ -220,8 +220,8 @@ def _letters(
         return [f"{came}, {times} of them {why}; none in the last {clock(newest)}"]
     if phase == "paused":
         return [
-            f"{came}, {times} of them {why}. The run is paused: mend it, `digenrl dlq retry {run} "
-            f"--all`, `digenrl resume {run}`"
+            f"{came}, {times} of them {why}. The run is paused, so that there is time: mend it, "
+            f"retry them, and `digenrl resume {run}`"
         ]
     return [
         f"{came}, the last one {clock(newest)} ago, {times} of them {why}. What fails is done up "

@@ -92,7 +92,8 @@ def test_what_no_retry_would_change_says_so_and_is_dropped_at_once(
     assert ["/letters/3/retry", "/letters/2/retry"] in posts
     assert ["/letters/4/drop", "/letters/1/drop"] in posts
     assert ["/letters/4/retry"] not in posts and ["/letters/2/retry"] in posts
-    assert "nothing: batch 0 is committed" in text and "count as unscored already" in text
+    assert "nothing: done since: batch 0 is committed" in text
+    assert "nothing: batch 1 is committed; its samples count without a score" in text
     assert re.findall(r"<li><b>(\d)</b> no (\w+)", text) == [("2", "memory"), ("2", "server")]
 
 

@@ -12,6 +12,7 @@ from digenrl.view.sentences import (
     REMEDIES,
     alarms,
     bottleneck,
+    frozen,
     main_wait,
     slow_scorer,
     status,
@@ -213,3 +214,18 @@ def test_where_rewards_are_waited_for_reward_workers_say_which_scorer_is_slow() 
     assert slow_scorer("waiting_for_reward", workers) == f"Scoring: {said}."
     assert slow_scorer("tail", workers) == ""
     assert slow_scorer("waiting_for_reward", workers[:1]) == ""
+
+
+def test_of_a_paused_run_the_alarm_says_what_to_do_and_not_to_pause_it() -> None:
+    late = [(time.time(), "no memory")]
+    [line] = alarms(RUN | {"num_dead_letters": 1, "phase": "paused"}, (), (), (), late)
+    assert line.endswith("mend it, retry them, and `digenrl resume test`") and " pause " not in line
+    [line] = alarms(RUN | {"num_dead_letters": 1}, (), (), (), late)
+    assert "`digenrl pause test` gives you time" in line
+
+
+def test_of_versions_that_are_all_the_same_it_is_not_said_that_the_first_was_the_change() -> None:
+    versions = [(number, "a" * 64) for number in range(50)]
+    assert "since version 0:" in frozen(versions)[0]
+    assert "since version 10 or an earlier one:" in frozen(versions[10:])[0]
+    assert "since version 10:" in frozen([(9, "b" * 64), *versions[10:]])[0]

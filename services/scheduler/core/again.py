@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from services.scheduler.core.fragments import discard_group_if_stale
+from services.scheduler.core.fragments import discard_group_if_stale, is_being_trained
 from services.scheduler.core.state import FragmentState, GroupState, State
 from shared.messages.contracts import GroupRequest
 
@@ -43,7 +43,7 @@ def begin_again(state: State, batch: int, index: int) -> State:
 
 def is_given(group: GroupState) -> bool:
     """Whether the group was given to somebody to train: what it lacks is not made any more."""
-    return group.sent or group.computed_by is not None or bool(group.trained_by)
+    return is_being_trained(group) or bool(group.trained_by)
 
 
 def lacks_scores(group: GroupState) -> bool:

@@ -87,17 +87,17 @@ def discard_group(group: GroupState) -> GroupState:
     """Have the whole group generated again, since a group has one policy version."""
     attempts = [fragment.attempt + 1 for fragment in group.fragments]
     again = max([group.first_attempt, *attempts])
-    return GroupState(first_attempt=again, attempt=group.attempt + _is_being_trained(group))
+    return GroupState(first_attempt=again, attempt=group.attempt + is_being_trained(group))
 
 
-def _is_being_trained(group: GroupState) -> bool:
+def is_being_trained(group: GroupState) -> bool:
     """Whether a device was given the group to train, so that it needs another attempt."""
     return group.sent or group.computed_by is not None
 
 
 def requeue_group(group: GroupState) -> GroupState:
     """Take the group back from whoever trains it, under its next attempt."""
-    attempt = group.attempt + _is_being_trained(group)
+    attempt = group.attempt + is_being_trained(group)
     return replace(group, sent=False, computed_by=None, contribution=None, attempt=attempt)
 
 
