@@ -55,7 +55,10 @@ TRIES = 3
 AGAIN_S = 1.0
 """Seconds before the next try, and before events are asked for anew."""
 Order = Literal["number", "worst", "best", "unscored"]
-LetterState = Literal["open", "retried", "dropped", "all"]
+AdapterLayout = Literal["diffusers", "peft", "comfyui", "kohya"]
+EXPORT_S = 600.0
+"""Longest time that an export may take."""
+LetterState = Literal["open", "retried", "dropped", "over", "all"]
 Params = dict[str, str | int | None]
 T = TypeVar("T")
 
@@ -128,6 +131,9 @@ class Client:
     def pause_run(self) -> Accepted:
         return self._post(Accepted, "/v1/run/pause")
 
+    def pause_at_failure_run(self) -> Accepted:
+        return self._post(Accepted, "/v1/run/pause-at-failure")
+
     def resume_run(self) -> Accepted:
         return self._post(Accepted, "/v1/run/resume")
 
@@ -167,6 +173,13 @@ class Client:
 
     def list_versions(self, limit: int = 50, before: int | None = None) -> list[VersionView]:
         return self._get(list[VersionView], "/v1/versions", {"limit": limit, "before": before})
+
+    def export_version(
+        self, version: int | Literal["best", "newest"], layout: AdapterLayout = "diffusers"
+    ) -> bytes:
+        """Return a ZIP file with the adapter's files; it takes seconds to be made."""
+        path, wanted = f"/v1/versions/{version}/adapter", {"layout": layout}
+        return self._ask("GET", path, params=wanted, timeout=EXPORT_S).content
 
     def list_groups(self, batch: int, limit: int = 50, after: str = "") -> GroupPage:
         return self._get(GroupPage, f"/v1/batches/{batch}/groups", {"limit": limit, "after": after})

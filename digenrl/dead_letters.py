@@ -20,13 +20,17 @@ from digenrl.local.store import store_of
 from shared.errors import ContractError, UserError
 from shared.messages.codec import decode
 from shared.process.settings import ServiceSettings
+from shared.run.commits import newest_commit
 from shared.run.dead_letters import (
     MOST,
+    DeadLetter,
     Fates,
+    Letters,
     Noted,
     Settled,
     Work,
     cause_of,
+    letters_now,
     mend_first,
     page,
     read_letters,
@@ -35,7 +39,7 @@ from shared.run.dead_letters import (
 from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
 
-State = Literal["open", "retried", "dropped", "all"]
+State = Literal["open", "retried", "dropped", "over", "all"]
 Letter = dict[str, Any]
 """A letter as `/v1/dead-letters/{number}` has it."""
 PAGE = 200
@@ -108,8 +112,7 @@ class StoreDesk:
     run: str
 
     def letters(self, state: State, limit: int, before: int | None) -> list[Letter]:
-        found = asyncio.run(read_letters(self.store, self.run))
-        chosen = page(found, state=state, before=before, limit=limit)
+        chosen = page(reversed(self._kept()), state=state, before=before, limit=limit)
         return [_shown(letter.model_dump(), state) for letter, state in chosen]
 
     def every(self) -> list[Letter]:
@@ -136,8 +139,18 @@ class StoreDesk:
         return None
 
     def _by_number(self) -> Iterator[tuple[int, Letter]]:
-        for letter, state in asyncio.run(read_letters(self.store, self.run)):
+        for letter, state in self._kept():
             yield letter.number, _shown(letter.model_dump(), state)
+
+    def _kept(self) -> list[tuple[DeadLetter, Letters]]:
+        """Return all letters, oldest first, with what they are now."""
+
+        async def read() -> list[tuple[DeadLetter, Letters]]:
+            newest = await newest_commit(self.store, self.run)
+            committed = 0 if newest is None else newest.policy.version
+            return letters_now(await read_letters(self.store, self.run), committed)
+
+        return asyncio.run(read())
 
 
 def _shown(stored: Letter, state: str) -> Letter:
@@ -262,44 +275,51 @@ class Book:
             return ""
         return f", a retry may help {len(self.helped(letters))}"
 
-    def _without_a_failure(self) -> list[str]:
-        """Return what to do in a paused run whose open batch lacks nothing."""
-        if self.now is None or self.now.phase != "paused":
+    def hints(self) -> list[str]:
+        """Return lines that say what may be done about the open letters, with the command for it,
+        and what is to be mended first; none if the run is not in progress, or has no letters."""
+        opened, over = self.chosen("open"), self.chosen("over")
+        if self.now is None or not (opened or over):
             return []
+        useful, letters = self.helped(opened), {e["number"]: e["reason"] for e in opened}
         return [
-            f"nothing of the open batch has failed: `digenrl resume {self.run}`, and pause it "
-            "again when a letter comes"
+            *self._what_helps(useful, len(opened), len(over)),
+            *dict.fromkeys(filter(None, (mend_first(letters[each]) for each in useful))),
+            *self._time_for_it(useful),
         ]
 
-    def hints(self, letters: Sequence[Letter]) -> list[str]:
-        """Return lines that say of which of these letters a retry may change something, with the
-        command for it, and what is to be mended first; none if the run is not in progress, or no
-        letter is open."""
-        opened = [each for each in letters if each["state"] == "open"]
-        if self.now is None or not opened:
-            return []
-        useful = self.helped(opened)
-        pause = [] if self.now.phase != "running" else [
-            f"to have failed work done again: `digenrl pause {self.run}` (what fails from then on "
-            f"waits), mend it, `digenrl dlq retry {self.run} NUMBERS`, `digenrl resume {self.run}`"
-        ]  # fmt: skip
+    def _what_helps(self, useful: Sequence[int], opened: int, over: int) -> list[str]:
+        are = "is over: its batch is" if over == 1 else "are over: their batches are"
+        ends = f"{over} {are} committed, or the group was given to be trained, or a later one came"
+        if not opened:
+            return [f"none is open, so nothing can be done again; {ends}"]
+        others = [ends] if over else []
         if not useful:
             return [
-                "nothing is left to be done again: the batches of these letters are committed, or "
-                "their groups were trained with the scores that they had. What is generated from "
-                f"now on is scored anew; `digenrl dlq drop {self.run} --all` clears the list",
-                *pause,
-                *self._without_a_failure(),
+                f"a retry helps none of the open letters: `digenrl dlq drop {self.run} --all`",
+                *others,
             ]
         which = " ".join(map(str, useful)) if len(useful) <= MOST_NAMED else "--all"
-        first = [mend_first(each["reason"]) for each in opened if each["number"] in set(useful)]
         return [
-            f"a retry may help {len(useful)} of {len(opened)}: `digenrl dlq retry {self.run} "
-            f"{which}`; of the others the work is done since, or counts without a score, or a "
-            "later letter tells of it",
-            *dict.fromkeys(line for line in first if line),
-            *pause,
+            f"a retry may help {len(useful)} of {opened}: `digenrl dlq retry {self.run} {which}`",
+            *others,
         ]
+
+    def _time_for_it(self, useful: Sequence[int]) -> list[str]:
+        """Return how there is time to mend what fails, and what comes after it."""
+        assert self.now is not None
+        catch = f"digenrl pause {self.run} --at-failure"
+        if self.now.phase == "running":
+            return [
+                f"for time to mend it: `{catch}` pauses the run as soon as samples cannot be "
+                f"scored; then mend, retry, and `digenrl resume {self.run}`"
+            ]
+        if self.now.phase != "paused":
+            return []
+        resume = f"digenrl resume {self.run}"
+        if useful:
+            return [f"the run is paused: what is retried is done after `{resume}`"]
+        return [f"to catch the next one: `{catch} && {resume}`"]
 
 
 def _noted(letter: Letter) -> Noted:

@@ -33,7 +33,8 @@ STEP = Gauge("digenrl_step", "Optimizer steps committed")
 
 DLQ_MESSAGES = Gauge("digenrl_dlq_messages", "Quarantined messages of the run, by any service")
 
-DEAD_LETTERS = Gauge("digenrl_dead_letters", "Dead letters that nobody has settled")
+DEAD_LETTERS = Gauge("digenrl_dead_letters", "Dead letters about which something may be done")
+DEAD_LETTERS_FOUND = Counter("digenrl_dead_letters_found_total", "Dead letters that were found")
 
 PUBLISH_LAG = Histogram(
     "digenrl_publish_lag_seconds",

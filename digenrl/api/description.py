@@ -11,7 +11,9 @@ from typing import Any, cast
 import httpx
 from fastapi import FastAPI
 
+from digenrl.api.exported import Exports
 from digenrl.api.front import api_routes
+from digenrl.view.history import RunHistory
 from digenrl.view.live import LiveRun
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
@@ -29,8 +31,9 @@ def described() -> dict[str, Any]:
     nobody = cast(Scheduler, SimpleNamespace(health=Health()))  # no route is asked
     whole, beside = create_app(nobody).openapi(), FastAPI(title=TITLE)
     add_problems(beside)
-    live = LiveRun("", httpx.AsyncClient())
-    beside.include_router(api_routes(cast(ObjectStore, None), "run", live))
+    live, nowhere = LiveRun("", httpx.AsyncClient()), cast(ObjectStore, None)
+    exports = Exports(RunHistory(nowhere, "run"), {})
+    beside.include_router(api_routes(nowhere, "run", live, exports=exports))
     for path, operations in beside.openapi()["paths"].items():
         for operation in operations.values():
             operation["description"] = f"{operation['description']}\n\n{HERE}"

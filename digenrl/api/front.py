@@ -18,6 +18,7 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import TypeAdapter
 
 from digenrl.api.events import event_routes
+from digenrl.api.exported import Exports, export_routes
 from digenrl.api.feed import Feed
 from digenrl.api.history import history_routes
 from digenrl.api.shown import shown_routes
@@ -131,6 +132,7 @@ def api_routes(
     live: Live,
     history: RunHistory | None = None,
     what_if: WhatIf | None = None,
+    exports: Exports | None = None,
 ) -> APIRouter:
     """Return the routes of the API of a run, those of its scheduler last.
 
@@ -138,6 +140,7 @@ def api_routes(
         live: its scheduler; without an address, the run is over.
         history: what the page has read of the run.
         what_if: what plans for other devices.
+        exports: what makes files of adapters; without it there is no such route.
     """
     router, scheduler = APIRouter(), Scheduler(live)
 
@@ -149,6 +152,8 @@ def api_routes(
     history = history or RunHistory(store, run)
     router.include_router(shown_routes(history))
     router.include_router(plan_routes(what_if or WhatIf(history)))
+    if exports is not None:
+        router.include_router(export_routes(exports))
     if not live.url:
         router.include_router(stored_routes(history))
 

@@ -27,7 +27,7 @@ Limit = Annotated[int, Query(ge=1, le=200)]
 Before = Annotated[int | None, Query(ge=0, lt=2**31)]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
 LetterNumber = Annotated[int, Path(ge=1, lt=2**31)]
-LetterState = Annotated[Literal["open", "retried", "dropped", "all"], Query()]
+LetterState = Annotated[Literal["open", "retried", "dropped", "over", "all"], Query()]
 LOOKED_BACK = 256
 """Newest entries of the journal among which the last change of the phase is looked for."""
 T = TypeVar("T")
@@ -42,7 +42,7 @@ async def run_view(history: RunHistory) -> RunView | None:
     phase, failure = await _end(history, is_whole=step >= wanted)
     metrics = history.steps[-1].metrics if history.steps else {}
     usage = [history.usage[each] for each in sorted(history.usage)]
-    letters = await history.letters()
+    letters = await history.letters_now()
     stale, reason = await _staleness(history.store, history.run)
     return RunView(
         run=history.run,
@@ -59,6 +59,7 @@ async def run_view(history: RunHistory) -> RunView | None:
         missing_workers=[],
         num_quarantined=0,
         num_dead_letters=sum(state == "open" for _, state in letters),
+        pause_at_failure=False,
         failure=failure,
         max_staleness=history.recipe.schedule.staleness_limit if stale is None else stale,
         max_staleness_reason=reason,
@@ -218,12 +219,13 @@ def _add_letters(router: APIRouter, history: RunHistory) -> None:
     async def letters(
         state: LetterState = "open", limit: Limit = 50, before: Before = None
     ) -> list[api_letters.DeadLetterView]:
-        found = page(await history.letters(), state=state, before=before, limit=limit)
+        kept = reversed(await history.letters_now())
+        found = page(kept, state=state, before=before, limit=limit)
         return [api_letters.letter_view(*each) for each in found]
 
     @router.get("/v1/dead-letters/{number}")
     async def letter(number: LetterNumber) -> api_letters.DeadLetterDetail:
-        known = {each.number: (each, state) for each, state in await history.letters()}
+        known = {each.number: (each, state) for each, state in await history.letters_now()}
         return api_letters.letter_detail(
             *_there(known.get(number), f"there is no dead letter {number}")
         )

@@ -60,7 +60,7 @@ AllOpen = Annotated[bool, typer.Option("--all", help="every open letter")]
 def list_letters(
     run: RunName,
     settled: Annotated[
-        bool, typer.Option("--all", help="one by one, also those that were retried or dropped")
+        bool, typer.Option("--all", help="one by one, also those that are over or were settled")
     ] = False,
     reason: Annotated[
         str, typer.Option(help="one by one, only those whose reason contains this text")
@@ -86,15 +86,17 @@ def list_letters(
     if as_json:
         typer.echo(json.dumps(shown, indent=1))
         return
-    if not found:
+    _echo(book.hints())
+    over = book.chosen("over")
+    if not found and (settled or reason or not over):
         typer.echo("no dead letters")
     elif settled or reason or limit or before:
-        _echo(book.hints(book.chosen(state, reason=reason)) + book.lines(shown))
+        _echo(book.lines(shown))
         if len(shown) < len(found):
             typer.echo(f"older ones: --before {shown[-1]['number']}")
     else:
-        _echo(book.hints(found) + book.reasons(found))
-        typer.echo("one by one: --limit 10; those of a reason: --reason TEXT; also settled: --all")
+        _echo(book.reasons(found or over))
+        typer.echo("one by one: --limit 10; of a reason: --reason TEXT; also those over: --all")
 
 
 def _echo(lines: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -19,6 +20,7 @@ from shared.errors import UserError
 
 if TYPE_CHECKING:
     from services.scheduler.shell.api_models import TagView, WorkerView
+    from shared.messages.contracts import Action
 
 
 def workers(
@@ -158,7 +160,24 @@ def _tag_lines(tag: "TagView", asked: str) -> list[str]:
 def add_actions(app: typer.Typer) -> None:
     """Add `pause`, `resume` and `stop`."""
 
-    def add(action: Literal["pause", "resume", "stop"], what: str) -> None:
+    @app.command()
+    def pause(
+        run: RunName,
+        at_failure: Annotated[
+            bool,
+            typer.Option("--at-failure", help="as soon as samples cannot be scored, not at once"),
+        ] = False,
+        scheduler: SchedulerAddress = "",
+        token_file: TokenFile = None,
+        as_json: AsJson = False,
+        runs: Runs = RUNS,
+    ) -> None:
+        """Issue no further fragments of a run; what is begun is finished. What failed waits until
+        the run is resumed, so that it can be mended and retried."""
+        action: Action = "pause_at_failure" if at_failure else "pause"
+        _ask(action, run, scheduler, token_file, as_json, runs)
+
+    def add(action: "Action", what: str) -> None:
         @app.command(action, help=what)
         def act(
             run: RunName,
@@ -167,15 +186,21 @@ def add_actions(app: typer.Typer) -> None:
             as_json: AsJson = False,
             runs: Runs = RUNS,
         ) -> None:
-            from digenrl.local.address import client_of
+            _ask(action, run, scheduler, token_file, as_json, runs)
 
-            with client_of(runs / run, scheduler, token_file, role="operator") as client:
-                asked = {
-                    "pause": client.pause_run, "resume": client.resume_run, "stop": client.stop_run,
-                }[action]()  # fmt: skip
-            said = f"{run}: {action} is asked for"
-            typer.echo(asked.model_dump_json(indent=1) if as_json else said)
-
-    add("pause", "Issue no further fragments of a run; what is begun is finished.")
     add("resume", "Go on with a run that was paused or has failed, while its services are there.")
     add("stop", "End a run where it is; `digenrl up --resume` goes on with it.")
+
+
+def _ask(
+    action: "Action", run: str, scheduler: str, token_file: Path | None, as_json: bool, runs: Path
+) -> None:
+    from digenrl.local.address import client_of
+
+    with client_of(runs / run, scheduler, token_file, role="operator") as client:
+        asked = {
+            "pause": client.pause_run, "pause_at_failure": client.pause_at_failure_run,
+            "resume": client.resume_run, "stop": client.stop_run,
+        }[action]()  # fmt: skip
+    said = f"{run}: {action.replace('_', ' ')} is asked for"
+    typer.echo(asked.model_dump_json(indent=1) if as_json else said)

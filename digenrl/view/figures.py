@@ -15,8 +15,8 @@ from digenrl.view.words import cause, words_of
 from shared.run.dead_letters import (
     DeadLetter,
     Fates,
-    Letters,
     Noted,
+    Stored,
     cause_of,
     mend_first,
     page,
@@ -94,10 +94,13 @@ def sample_of(group: Sequence[SampleHistory], number: int) -> dict[str, Any] | N
 
 
 def letters_of(
-    kept: Sequence[tuple[DeadLetter, Letters]],
+    kept: Sequence[tuple[DeadLetter, Stored]],
     committed: int,
     before: int | None,
     given: Container[int] = (),
+    *,
+    is_finished: bool = False,
+    every: bool = False,
 ) -> dict[str, Any]:
     """Return a page of dead letters, each with why a retry would not help and what has become of
     its work, why most are here, and what is to be mended before a retry.
@@ -105,16 +108,23 @@ def letters_of(
     Args:
         committed: number of committed batches.
         given: numbers of letters whose groups were given to be trained.
+        is_finished: whether the run needs no work any more.
+        every: whether those that are over or dropped are shown as well.
     """
     noted = {
-        each.number: Noted(each.number, each.kind, state, each.work, each.number in given)
+        each.number: Noted(
+            each.number, each.kind, state, each.work, is_finished or each.number in given
+        )
         for each, state in kept
     }
     fates = Fates.of(noted.values(), committed)
-    opened = [each for each, state in kept if state == "open"]
-    reasons = Counter(_cause(each) for each in opened)
+    now = [(each, fates.state(noted[each.number])) for each, _ in reversed(kept)]
+    states = Counter(state for _, state in now)
+    opened = [each for each, state in now if state == "open"]
+    counted = opened or [each for each, state in now if state == "over"]
     useful = [each for each in opened if fates.why_not_retried(noted[each.number]) is None]
-    shown = page(kept, state="all", before=before, limit=PER_PAGE)
+    wanted = now if every else [each for each in now if each[1] in ("open", "retried")]
+    shown = page(wanted, state="all", before=before, limit=PER_PAGE)
     return {
         "letters": [
             (
@@ -125,8 +135,12 @@ def letters_of(
             )
             for each, state in shown
         ],
-        "reasons": reasons.most_common(FREQUENT),
+        "has_older": bool(shown) and shown[-1] != wanted[-1],
+        "states": states,
+        "useful": [each.number for each in useful],
+        "reasons": Counter(map(_cause, counted)).most_common(FREQUENT),
         "mend": list(dict.fromkeys(filter(None, (mend_first(each.reason) for each in useful)))),
+        "every": every,
     }
 
 

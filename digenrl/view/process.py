@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +53,8 @@ def show(wanted: Wanted) -> None:
             print(link)  # noqa: T201 -- a link to click
             return
     with ExitStack() as stack:
-        stores = [_open(stack, wanted.runs / name, name) for name in wanted.names]
-        asyncio.run(_show(wanted, stores))
+        opened = [_open(stack, wanted.runs / name, name) for name in wanted.names]
+        asyncio.run(_show(wanted, [store for store, _ in opened], opened[0][1]))
 
 
 def _link_of_live(folder: Path) -> str | None:
@@ -72,16 +72,19 @@ def _link_of_live(folder: Path) -> str | None:
         return None
 
 
-def _open(stack: ExitStack, folder: Path, name: str) -> ObjectStore:
-    """Open a run's store; start it if it is one of `digenrl up` that has ended."""
+def _open(stack: ExitStack, folder: Path, name: str) -> tuple[ObjectStore, dict[str, str]]:
+    """Open a run's store; start it if it is one of `digenrl up` that has ended. Return it with the
+    environment in which another process finds it."""
     is_started = stack.enter_context(store_of(folder))
-    store = open_store(ServiceSettings(run=name).store)
+    store, environment = open_store(ServiceSettings(run=name).store), dict(os.environ)
     if is_started:  # the next run has a store of its own
         os.environ.pop("DIGENRL_STORE_URL", None)
-    return store
+    return store, environment
 
 
-async def _show(wanted: Wanted, stores: Sequence[ObjectStore]) -> None:
+async def _show(
+    wanted: Wanted, stores: Sequence[ObjectStore], environment: Mapping[str, str]
+) -> None:
     settings = wanted.settings
     for store, name in zip(stores, wanted.names, strict=True):
         if not wanted.scheduler:
@@ -91,9 +94,9 @@ async def _show(wanted: Wanted, stores: Sequence[ObjectStore]) -> None:
     first, *others = (RunHistory(*each) for each in zip(stores, wanted.names, strict=True))
     async with client_of(wanted.scheduler, wanted.token_file) as client:
         live = LiveRun(wanted.scheduler.rstrip("/"), client)
-        app = create_app(View(first, live, tuple(others)), access)
+        app = create_app(View(first, live, tuple(others), environment), access)
         if not wanted.scheduler:
-            code = access.new_code(Caller("whoever has the link", "viewer"))
+            code = access.new_code(Caller("whoever has the link", "operator"))
             print(f"{listener.url}/sign-in?code={code}", flush=True)  # noqa: T201 -- a link to click
         freeze_gc()
         await serve(

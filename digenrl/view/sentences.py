@@ -150,11 +150,12 @@ def status(run: Mapping[str, Any] | None, version: int, wanted: int) -> str:
             return "not begun"
         return "finished" if version >= wanted else f"not running; stopped after step {version}"
     phase = str(run["phase"])
+    at_failure = "; pauses at a failure" if run["pause_at_failure"] else ""
     if phase == "running" and run["waiting_for"] != "nothing":
-        return f"running, waits for {run['waiting_for']}"
+        return f"running, waits for {run['waiting_for']}{at_failure}"
     if phase == "waiting" and run["missing_workers"]:
         return f"waiting for a worker of: {', '.join(run['missing_workers'])}"
-    return phase
+    return f"{phase}{at_failure}"
 
 
 def slow_scorer(waits: str, workers: Sequence[Mapping[str, Any]]) -> str:
@@ -178,8 +179,8 @@ def alarms(
     """Return a line for each thing that somebody should look at.
 
     Args:
-        letters: when each of the newest open dead letters was found, by the Unix clock, and why it
-            is one; None: not known.
+        letters: when each of the newest dead letters that nobody has settled was found, by the
+            Unix clock, and why it is one; None: not known.
     """
     lines = [f"reward hacking? {line}" for line in evaluation]
     if run is not None and run["failure"]:
@@ -188,8 +189,8 @@ def alarms(
         lines.append(f"no worker of: {', '.join(run['missing_workers'])}")
     if run is not None and run["phase"] in ("running", "waiting"):
         lines += _drained(run["run"], workers)
-    if run is not None and run["num_dead_letters"]:
-        lines += _letters(run["run"], run["num_dead_letters"], letters, run["phase"])
+    if run is not None:
+        lines += _letters(run, letters)
     errors = {step.version: step.metrics.get("onpolicy_ratio_error", 0.0) for step in steps}
     if errors and (worst := max(errors.values())) > ALARMING_RATIO_ERROR:
         version = next(version for version, error in errors.items() if error == worst)
@@ -200,14 +201,14 @@ def alarms(
     return [*lines, *frozen([(step.version, step.policy.weights_digest) for step in steps])]
 
 
-def _letters(
-    run: str, number: int, letters: Sequence[tuple[float, str]] | None, phase: str
-) -> list[str]:
-    """Return what the open dead letters say, if there are some of the last minutes."""
-    are = "dead letter is" if number == 1 else "dead letters are"
-    line = f"{number} {are} open: `digenrl dlq list {run}` has why"
+def _letters(run: Mapping[str, Any], letters: Sequence[tuple[float, str]] | None) -> list[str]:
+    """Return what dead letters say that nobody has settled, if there are some of the last
+    minutes."""
+    name, number = run["run"], run["num_dead_letters"]
+    opened = f"{number} {'is' if number == 1 else 'are'} open" if number else "none is open"
+    more = f"`digenrl dlq list {name}` has why"
     if letters is None:
-        return [line]
+        return [f"dead letters: {opened}; {more}"] if number else []
     ages = [time.time() - found for found, _ in letters]
     late = [reason for age, (_, reason) in zip(ages, letters, strict=True) if age < RECENT_S]
     if not late:
@@ -215,18 +216,21 @@ def _letters(
     [(reason, times)] = Counter(cause(each) for each in late).most_common(1)
     why = reason if reason.startswith("in scorer ") else f"for: {reason}"
     newest = max(0.0, min(ages))
-    came = f"{line}; {len(late)} came in the last {RECENT_S // 60:.0f} minutes"
+    came = f"{len(late)} dead letters in the last {RECENT_S // 60:.0f} minutes"
+    of_them = f"{times} of them {why}; {opened}: {more}"
     if newest > QUIET_S:
-        return [f"{came}, {times} of them {why}; none in the last {clock(newest)}"]
-    if phase == "paused":
-        return [
-            f"{came}, {times} of them {why}. The run is paused, so that there is time: mend it, "
-            f"retry them, and `digenrl resume {run}`"
-        ]
+        return [f"{came}, none in the last {clock(newest)}, {of_them}"]
+    if run["phase"] == "paused":
+        if not number:
+            return [f"{came}, {of_them}. The run is paused, and nothing of its batch has failed"]
+        then = f"mend it, retry them, and `digenrl resume {name}`"
+        return [f"{came}, {of_them}. The run is paused: {then}"]
+    if run["pause_at_failure"]:
+        return [f"{came}, {of_them}. The run will be paused at the next one"]
     return [
-        f"{came}, the last one {clock(newest)} ago, {times} of them {why}. What fails is done up "
-        f"to three times at once, which takes its time from all else: mend that first; `digenrl "
-        f"pause {run}` gives you time, as what fails from then on waits for a retry"
+        f"{came}, the last one {clock(newest)} ago, {of_them}. What fails is done up to three "
+        f"times at once, which takes its time from all else: mend that first; `digenrl pause "
+        f"{name} --at-failure` gives you time, as what failed then waits for a retry"
     ]
 
 

@@ -13,9 +13,10 @@ read from its object store, what it does now is asked from the scheduler's API; 
 over, everything but that is still there.
 """
 
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,7 @@ from fastapi import FastAPI, HTTPException, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from jinja2 import Environment
 
+from digenrl.api.exported import Exports
 from digenrl.api.front import api_routes
 from digenrl.api.past import Order, Past
 from digenrl.api.stored import load_view
@@ -79,6 +81,8 @@ Step = Annotated[int | None, Query(ge=1, lt=2**31)]
 OneStep = Annotated[int, Query(ge=1, lt=2**31)]
 Place = Annotated[int, Query(ge=0, lt=2**31)]
 Stale = Literal["", "0", "1"]
+LettersShown = Literal["now", "all"]
+"""now: those about which something may be done, and those that were retried."""
 Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
 
 
@@ -89,6 +93,8 @@ class View:
     history: RunHistory
     live: LiveRun
     others: tuple[RunHistory, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """What tells a process of its own where the run's store is."""
 
     @property
     def runs(self) -> tuple[RunHistory, ...]:
@@ -111,7 +117,8 @@ def create_app(view: View, access: Access) -> FastAPI:
     _add_actions(app, view)
     history, what_if = view.history, WhatIf(view.history)
     _add_plan(app, pages, what_if)
-    app.include_router(api_routes(history.store, history.run, view.live, history, what_if))
+    exports = Exports(history, view.environment)
+    app.include_router(api_routes(history.store, history.run, view.live, history, what_if, exports))
     check_routes(app)
     return app
 
@@ -131,6 +138,7 @@ class Pages:
         text = self.templates.get_template(f"{template}.html").render(
             page=name, pages=PAGES, titles=TITLES, **head, **fields,
             may_steer=bool(self.view.live.url) and caller is not None and caller.may("operator"),
+            may_export=caller is not None and caller.may("operator"),
         )  # fmt: skip
         return HTMLResponse(text, headers={"content-security-policy": POLICY})
 
@@ -222,18 +230,26 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
         there = set(await history.store.keys(weights_folder(history.run)))
         newest = await pages.view.live.get(f"/v1/versions?limit={PER_PAGE}") or []
         adopted = {each["version"]: each for each in newest}
+        has_adapter = history.recipe is not None and history.recipe.model.trained == "lora"
+        kept = {each.version for each in history.steps if has_adapter and each.weights.key in there}
         return await pages.page(
             request, "versions", shown=shown, measured=measured, best=best, there=there,
-            adopted=adopted,
+            adopted=adopted, kept=kept,
         )  # fmt: skip
 
     @app.get("/letters")
-    async def letters(request: Request, before: Before = None) -> HTMLResponse:
+    async def letters(
+        request: Request, before: Before = None, state: LettersShown = "now"
+    ) -> HTMLResponse:
         await history.look()
-        done = max(0, history.version)
-        newest = await pages.view.live.get(f"/v1/dead-letters?state=all&limit={NEWEST}") or []
+        done, live = max(0, history.version), pages.view.live
+        newest = await live.get(f"/v1/dead-letters?state=all&limit={NEWEST}") or []
         given = {each["number"] for each in newest if each["is_given"]}
-        found = letters_of(await history.letters(), done, before, given)
+        run = await live.get("/v1/run")
+        found = letters_of(
+            await history.letters(), done, before, given, every=state == "all",
+            is_finished=run is not None and run["phase"] == "finished",
+        )  # fmt: skip
         return await pages.page(request, "letters", committed=done, **found)
 
     @app.get("/recipe")
@@ -310,7 +326,7 @@ def _add_actions(app: FastAPI, view: View) -> None:
     """Pass an operator's requests on to the scheduler, which logs them."""
 
     @app.post("/steer/{action}")
-    async def steer(action: Literal["pause", "resume", "stop"]) -> Response:
+    async def steer(action: Literal["pause", "pause-at-failure", "resume", "stop"]) -> Response:
         return await _pass_on(view.live, f"/v1/run/{action}")
 
     @app.post("/letters/{number}/{action}")
@@ -351,9 +367,9 @@ async def _head(view: View) -> dict[str, Any]:
         [
             (letter.found, letter.reason)
             for letter, state in await history.letters()
-            if state == "open"
+            if state == "open"  # or over: it is not settled
         ]
-        if run is not None and run["num_dead_letters"]
+        if run is not None
         else []
     )
     return {

@@ -16,6 +16,7 @@ from services.scheduler.core.usage import BatchUsage
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, WorkerView
 from shared.errors import UserError
+from shared.run.dead_letters import UNSETTLED
 
 LETTERS = 200
 """Dead letters that are looked at, the newest."""
@@ -85,10 +86,10 @@ def live_state(client: Client) -> RunState:
         usage.append(BatchUsage.model_validate(found.model_dump()))
     status = sentences.status(run.model_dump(), run.step, run.steps)
     workers, load = client.list_workers(), client.get_load()
-    letters = client.list_dead_letters("open", LETTERS) if run.num_dead_letters else []
+    letters = client.list_dead_letters("all", LETTERS)
     alarms = sentences.alarms(
         run.model_dump(), (), (), [each.model_dump() for each in workers],
-        [(each.found, each.reason) for each in letters] or None,
+        [(each.found, each.reason) for each in letters if each.state in UNSETTLED] or None,
     )  # fmt: skip
     newest = client.list_versions(VERSIONS)[::-1]
     alarms += sentences.frozen([(each.version, each.weights_digest) for each in newest])

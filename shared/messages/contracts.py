@@ -293,9 +293,19 @@ class SetDevice(Record):
     """Whether fragments begun or waiting are kept for the next loan, with mode "train"."""
 
 
+Action = Literal["pause", "pause_at_failure", "resume", "stop"]
+"""
+pause               issue nothing more; what is begun is finished
+pause_at_failure    pause as soon as samples of an open batch cannot be scored; asked of a paused
+                    run, after it is resumed
+resume              go on; asked of a run that goes on, a pause at a failure is called off
+stop                end the run where it is
+"""
+
+
 class OperatorRequest(Record):
     kind: Literal["operator_request"] = "operator_request"
-    action: Literal["pause", "resume", "stop"]
+    action: Action
     id: Token
 
 

@@ -31,7 +31,17 @@ unscored      samples without a score: why; their fragment counts without them
 refused       a message that is not true, such as of a version that was never committed
 """
 Settlement = Literal["retried", "dropped"]
-Letters = Literal["open", "retried", "dropped"]
+Stored = Literal["open", "retried", "dropped"]
+Letters = Stored | Literal["over"]
+"""
+open       somebody may do something about it
+retried    somebody has had its work done again
+dropped    somebody wants no more of it
+over       nobody has settled it, and nothing can be done: its batch is committed, its group was
+           given to be trained, or a later letter is about the same work
+"""
+
+UNSETTLED: frozenset[Letters] = frozenset({"open", "over"})
 
 MOST = 10_000
 """Letters that a run keeps; further ones are only counted."""
@@ -134,12 +144,17 @@ def outcome_of(state: Letters, kind: Kind, work: Work | None, committed: int) ->
     return "its message was not used" if kind == "refused" else ""
 
 
+Piece = tuple[int, int, int | None]
+"""Batch, group, and first sample of a fragment."""
+
+
 class Noted(NamedTuple):
     """What decides of a letter what has become of it."""
 
     number: int
     kind: Kind
     state: Letters
+    """As it is stored, or as `Fates.state` has it."""
     work: Work | None
     is_given: bool = False
     """Whether its group was given to somebody to train."""
@@ -149,23 +164,30 @@ class Noted(NamedTuple):
 class Fates:
     """Says what has become of letters: of those about the same work, the newest decides."""
 
-    _same: "Mapping[tuple[int, int, int | None], Sequence[Noted]]"
+    _same: "Mapping[Piece, Sequence[Noted]]"
     committed: int
     """Number of committed batches."""
 
     @classmethod
     def of(cls, letters: Iterable[Noted], committed: int) -> Self:
         """Return what these letters tell, which have to be all of the run."""
-        same: dict[tuple[int, int, int | None], list[Noted]] = {}
+        same: dict[Piece, list[Noted]] = {}
         for each in sorted(letters, key=lambda each: each.number):
             if each.work is not None:
-                same.setdefault(_piece(each.work), []).append(each)
+                same.setdefault(piece_of(each.work), []).append(each)
         return cls(same, committed)
 
     def later(self, letter: Noted) -> list[Noted]:
         """Return the later letters about the same work, the oldest first."""
-        same = [] if letter.work is None else self._same.get(_piece(letter.work), [])
+        same = [] if letter.work is None else self._same.get(piece_of(letter.work), [])
         return [each for each in same if each.number > letter.number]
+
+    def state(self, letter: Noted) -> Letters:
+        """Return whether anything can be done about a letter that nobody has settled."""
+        if letter.state != "open" or letter.work is None:
+            return letter.state
+        is_over = letter.work.batch < self.committed or letter.is_given
+        return "over" if is_over or self.later(letter) else "open"
 
     def why_not_retried(self, letter: Noted) -> str | None:
         """Return why a retry of a letter would change nothing; None if it may."""
@@ -183,6 +205,15 @@ class Fates:
         if again:
             became = f"failed again: {named(again)}" + (f"; {became}" if became else "")
         return became
+
+
+def letters_now(
+    kept: "Sequence[tuple[DeadLetter, Stored]]", committed: int
+) -> "list[tuple[DeadLetter, Letters]]":
+    """Return all letters of a run that is not in progress with what they are now."""
+    noted = [Noted(each.number, each.kind, state, each.work) for each, state in kept]
+    fates = Fates.of(noted, committed)
+    return [(letter, fates.state(each)) for (letter, _), each in zip(kept, noted, strict=True)]
 
 
 def named(numbers: Sequence[int]) -> str:
@@ -218,7 +249,8 @@ def mend_first(reason: str) -> str:
     )
 
 
-def _piece(work: Work) -> tuple[int, int, int | None]:
+def piece_of(work: Work) -> Piece:
+    """Return what is the same for all attempts at a piece of work."""
     return work.batch, work.group, work.first_sample
 
 
@@ -248,27 +280,33 @@ def settlement_key(run: str, number: int, how: Settlement) -> str:
     return f"{dead_letters_folder(run)}/{number:08d}.{how}.json"
 
 
-async def read_letters(store: ObjectStore, run: str) -> "list[tuple[DeadLetter, Letters]]":
-    """Return all letters, oldest first, each with what has become of it.
+async def read_letters(
+    store: ObjectStore, run: str, known: "Sequence[tuple[DeadLetter, Stored]]" = ()
+) -> "list[tuple[DeadLetter, Stored]]":
+    """Return all letters, oldest first, each with what somebody has done about it.
 
     One that is damaged is left out.
+
+    Args:
+        known: what was read before: a letter never changes, and is not read again.
 
     Raises:
         Unavailable: if the store does not answer.
     """
     keys = await store.keys(dead_letters_folder(run))
     settled = {_parsed(key) for key in keys}
-    found: list[tuple[DeadLetter, Letters]] = []
-    numbers = sorted(number for key in keys for number, how in [_parsed(key)] if how == "open")
-    for first in range(0, len(numbers), READ_AT_ONCE):
-        reading = (read_letter(store, run, each) for each in numbers[first : first + READ_AT_ONCE])
+    letters = {letter.number: letter for letter, _ in known}
+    stored = sorted(number for number, how in settled if how == "open")
+    unread = [number for number in stored if number not in letters]
+    for first in range(0, len(unread), READ_AT_ONCE):
+        reading = (read_letter(store, run, each) for each in unread[first : first + READ_AT_ONCE])
         for letter in await asyncio.gather(*reading):
             if letter is not None:
-                found.append((letter, state_of(letter.number, settled)))
-    return found
+                letters[letter.number] = letter
+    return [(letters[each], state_of(each, settled)) for each in stored if each in letters]
 
 
-def state_of(number: int, settled: "set[tuple[int, Letters]]") -> Letters:
+def state_of(number: int, settled: "set[tuple[int, Stored]]") -> Stored:
     """Return what has become of a letter: what is dropped stays so."""
     if (number, "dropped") in settled:
         return "dropped"
@@ -296,22 +334,22 @@ async def settle(
 
 
 def page(
-    letters: "Sequence[tuple[DeadLetter, Letters]]",
+    letters: "Iterable[tuple[DeadLetter, Letters]]",
     *,
     state: Letters | Literal["all"] = "open",
     before: int | None = None,
     limit: int = 50,
 ) -> "list[tuple[DeadLetter, Letters]]":
-    """Return the newest letters first: those in a state, with smaller numbers than ``before``."""
+    """Return letters in their order: those in a state, with smaller numbers than ``before``."""
     wanted = (
         each
-        for each in reversed(letters)
+        for each in letters
         if (state in ("all", each[1])) and (before is None or each[0].number < before)
     )
     return [each for each, _ in zip(wanted, range(limit), strict=False)]
 
 
-def _parsed(key: str) -> tuple[int, Letters]:
+def _parsed(key: str) -> tuple[int, Stored]:
     """Return the number in a key, and "open" if it is the letter itself.
 
     >>> _parsed("run/dead/00000012.json"), _parsed("run/dead/00000012.dropped.json")

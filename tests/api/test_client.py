@@ -60,6 +60,7 @@ CALLS: dict[str, Callable[[Client], object]] = {
     "get_run": Client.get_run,
     "get_load": Client.get_load,
     "pause_run": Client.pause_run,
+    "pause_at_failure_run": Client.pause_at_failure_run,
     "resume_run": Client.resume_run,
     "stop_run": Client.stop_run,
     "get_tag": Client.get_tag,
@@ -97,8 +98,8 @@ SHOWN: dict[str, Callable[[Client], object]] = {
         run.get_evaluation(4).samples[0].media.rpartition("/")[2]
     ),
 }
-ELSEWHERE = {"get_events", "get_plan"}
-"""Operations whose method is asked in test_events.py and below."""
+ELSEWHERE = {"get_events", "get_plan", "export_version"}
+"""Operations whose method is asked in test_events.py, below, and in test_exported.py."""
 
 
 def operations() -> dict[str, set[str]]:
@@ -161,14 +162,15 @@ def test_what_a_scheduler_answered_is_answered_after_the_end_from_the_store(past
     """All reads; the run has one batch, which dead letter 1 is about."""
     run = past.get_run()
     assert (run.phase, run.step, run.waiting_for) == ("stopped", 1, "operator")
-    assert (run.reward_mean, run.num_dead_letters) == (0.5, 1)
+    assert (run.reward_mean, run.num_dead_letters) == (0.5, 0)
     assert past.list_workers() == [] and past.get_tag().mode == "auto"
     assert [each.version for each in past.list_versions()] == [1, 0]
     assert [each.version for each in past.list_versions(before=1)] == [0]
     [batch] = past.list_batches()
     assert past.list_batches(before=0) == [] and batch.status == "committed"
     assert past.get_batch(0).groups[1].rewards == [None, 0.75, 0.5, 0.5]
-    [letter] = past.list_dead_letters()
+    [letter] = past.list_dead_letters("over")
+    assert past.list_dead_letters() == [] and letter.state == "over"
     assert past.get_dead_letter(1).reason == letter.reason == "out of memory"
     for name, call in REFUSED.items():
         with pytest.raises(Refused) as found:

@@ -78,6 +78,7 @@ CLEAN = merged(
     series("digenrl_seconds_since_commit", constant(30)),
     series("digenrl_seconds_per_step", constant(60)),
     series("digenrl_dead_letters", constant(0)),
+    series("digenrl_dead_letters_found_total", constant(0)),
     series("digenrl_dlq_messages", constant(2)),
     series("digenrl_onpolicy_ratio_error", constant(1e-6)),
     series("digenrl_effective_sample_share", constant(1)),
@@ -117,6 +118,7 @@ FAULTS: Mapping[str, Series] = {
     "DigenrlRunStands": phase("paused"),
     "DigenrlRunStalled": series("digenrl_seconds_since_commit", f"0+60x{MINUTES}"),
     "DigenrlDeadLetters": series("digenrl_dead_letters", from_minute(30, 1)),
+    "DigenrlWorkFails": series("digenrl_dead_letters_found_total", from_minute(115, 3)),
     "DigenrlMessagesUnreadable": series("digenrl_dlq_messages", from_minute(115, 3, before=2)),
     "DigenrlRatiosDiffer": series("digenrl_onpolicy_ratio_error", from_minute(30, 0.02)),
     "DigenrlFewEffectiveSamples": series(

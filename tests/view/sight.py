@@ -31,7 +31,8 @@ WORKER: dict[str, Any] = {
 }  # fmt: skip
 NOW: dict[str, Any] = {
     "run": RUN, "phase": "running", "waiting_for": "nothing", "eta_seconds": 83.0, "failure": None,
-    "missing_workers": [], "num_dead_letters": 0, "num_workers": {"rollout": 1}, "step": 4,
+    "missing_workers": [], "num_dead_letters": 0, "pause_at_failure": False,
+    "num_workers": {"rollout": 1}, "step": 4,
     "steps": 30, "reward_mean": 0.5, "policy_version": 4, "seconds_per_step": 4.0,
     "effective_sample_share": None, "num_quarantined": 0, "max_staleness": 0,
     "max_staleness_reason": None,
@@ -64,7 +65,7 @@ class Scheduler:
     answers: dict[str, Any] = field(
         default_factory=lambda: {
             "/v1/run": dict(NOW), "/v1/workers": [dict(WORKER)], "/v1/tag": dict(TAG),
-            "/v1/load": dict(LOAD),
+            "/v1/load": dict(LOAD), "/v1/dead-letters": [],
         }
     )  # fmt: skip
     asked: list[str] = field(default_factory=list)
@@ -80,7 +81,9 @@ class Scheduler:
                 self.answers["/v1/run"]["phase"] = phase
             return httpx.Response(202, json={"action": path, "id": "1"})
         found = self.answers.get(path)
-        return httpx.Response(404 if found is None else 200, json=found or {"detail": "no"})
+        return httpx.Response(
+            404 if found is None else 200, json={"detail": "no"} if found is None else found
+        )
 
     @property
     def live(self) -> LiveRun:

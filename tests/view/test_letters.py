@@ -7,7 +7,7 @@ from pathlib import Path
 
 from digenrl.local.tokens import tokens_of
 from digenrl.view.figures import letters_of
-from shared.run.dead_letters import DeadLetter, Kind, Letters, Work, add_letter
+from shared.run.dead_letters import DeadLetter, Kind, Stored, Work, add_letter
 from tests.follow.runs import RUN, Run
 from tests.view.sight import Scheduler
 from tests.view.test_page import client_of
@@ -24,10 +24,12 @@ def about(number: int, batch: int, attempt: int, kind: Kind = "failed") -> DeadL
 
 
 def test_letters_about_the_same_work_agree_and_have_one_reason() -> None:
-    kept: list[tuple[DeadLetter, Letters]] = [
+    kept: list[tuple[DeadLetter, Stored]] = [
         (about(1, 2, 0), "retried"), (about(2, 2, 1), "open"), (about(3, 2, 2, "unscored"), "open"),
     ]  # fmt: skip
-    found = letters_of(kept, 3, None)
+    assert [letter.number for letter, *_ in letters_of(kept, 3, None)["letters"]] == [1]
+    found = letters_of(kept, 3, None, every=True)
+    assert found["states"] == {"over": 2, "retried": 1}
     last, second, first = found["letters"]
     unscored = "batch 2 is committed; its samples count without a score"
     assert last[2:] == ("its samples count as unscored already", unscored)
@@ -39,8 +41,12 @@ def test_letters_about_the_same_work_agree_and_have_one_reason() -> None:
 
 
 def test_the_page_says_what_to_mend_where_a_retry_may_help() -> None:
-    found = letters_of([(about(1, 2, 0), "open"), (about(2, 2, 1), "open")], 2, None)
+    kept: list[tuple[DeadLetter, Stored]] = [(about(1, 2, 0), "open"), (about(2, 2, 1), "open")]
+    found = letters_of(kept, 2, None, every=True)
     assert [letter[2] for letter in found["letters"]] == [None, "see letter 2"]
+    assert found["useful"] == [2] and found["states"] == {"open": 1, "over": 1}
+    assert letters_of(kept, 2, None, is_finished=True)["states"] == {"over": 2}
+    assert letters_of(kept, 2, None, given={2})["useful"] == []
     [mend] = found["mend"]
     assert mend.startswith("mend first what makes slow_reward.py line 7 fail: else it fails again.")
 
@@ -51,7 +57,31 @@ def test_only_the_newest_letter_of_a_piece_of_work_has_a_button_for_a_retry(tmp_
         asyncio.run(add_letter(run.store, RUN, letter))
     client = client_of(run, tokens, Scheduler().live)
     client.headers.update(tokens.headers("operator"))
-    text = html.unescape(client.get("/letters").text)
+    assert "see letter 2" not in client.get("/letters").text
+    text = html.unescape(client.get("/letters?state=all").text)
     assert re.findall(r'data-post="/letters/(\d)/retry"', text) == ["2"]
     assert "see letter 2" in text and "nothing: see letter" not in text
     assert "Before a retry: mend first what makes slow_reward.py line 7 fail" in text
+
+
+def buttons(tmp_path: Path, **now: object) -> list[str]:
+    """Return what buttons of the page post, of a run with one open letter and one that is over."""
+    run, tokens = Run(tmp_path / "objects").begin(), tokens_of(tmp_path)
+    for letter in (about(1, 0, 0), about(2, 0, 1)):
+        asyncio.run(add_letter(run.store, RUN, letter))
+    scheduler = Scheduler()
+    scheduler.answers["/v1/run"] |= now
+    client = client_of(run, tokens, scheduler.live)
+    client.headers.update(tokens.headers("operator"))
+    return re.findall(r'data-post="([^"]*)"', client.get("/letters").text)
+
+
+def test_the_page_has_the_buttons_that_fit_what_the_run_does(tmp_path: Path) -> None:
+    letters = ["/letters/2/retry", "/letters/2/drop"]
+    header = ["/steer/pause", "/steer/stop"]
+    running = buttons(tmp_path / "a")
+    assert running == [*header, "/steer/pause-at-failure", *letters]
+    asked = buttons(tmp_path / "b", pause_at_failure=True)
+    assert asked == ["/steer/pause", "/steer/resume", "/steer/stop", *letters]
+    paused = buttons(tmp_path / "c", phase="paused")
+    assert paused == ["/steer/resume", "/letters/2/retry /steer/resume", *letters]

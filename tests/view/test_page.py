@@ -209,7 +209,8 @@ def scheduler_of(answers: dict[str, object], asked: list[str]) -> LiveRun:
 def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Tokens) -> None:
     now = {
         "phase": "running", "waiting_for": "rollout", "eta_seconds": 83.0, "failure": None,
-        "missing_workers": ["reward"], "num_dead_letters": 2, "num_workers": {"rollout": 2},
+        "missing_workers": ["reward"], "num_dead_letters": 2, "pause_at_failure": False,
+        "num_workers": {"rollout": 2},
         "run": RUN,
     }  # fmt: skip
     flying = {"batch": 4, "seconds": 1.0, "devices": {}}
@@ -224,7 +225,7 @@ def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Token
     client.headers.update(tokens.headers("operator"))
     text = client.get("/").text
     assert "running, waits for rollout" in text and "1 min 23 s left" in text
-    assert "no worker of: reward" in text and "2 dead letters are open" in text
+    assert "no worker of: reward" in text and "dead letters: 2 are open" in text
     assert '<a href="/letters">the page of dead letters</a> has why' in text
     assert 'data-post="/steer/pause"' in text
     assert "slower than its schedule explains" in text and "61.0 s" in text and "<b>late" in text
@@ -238,14 +239,14 @@ def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Token
 def test_dead_letters_are_shown_and_settled_by_operators(run: Run, tokens: Tokens) -> None:
     letter = DeadLetter(
         number=1, digest="0" * 64, kind="failed", stream="DG_EVT", subject="dg.test.evt", found=1.0,
-        reason="the scorer said <NaN>", work=Work(batch=3, group=5), data="",
+        reason="the scorer said <NaN>", work=Work(batch=4, group=5), data="",
     )  # fmt: skip
     asyncio.run(add_letter(run.store, RUN, letter))
     settled = "/v1/dead-letters/1/retry"
     asked: list[str] = []
     client = client_of(run, tokens, scheduler_of({settled: {"note": "done again"}}, asked))
     text = client.get("/letters").text
-    assert "batch 3, group 5" in text and "the scorer said &lt;NaN&gt;" in text
+    assert "batch 4, group 5" in text and "the scorer said &lt;NaN&gt;" in text
     assert "data-post" not in text, "a viewer settles nothing"
     assert client.post("/letters/1/retry", json={}).status_code == 403
     client.headers.update(tokens.headers("operator"))

@@ -25,7 +25,7 @@ from tests import examples
 
 RUN: dict[str, object] = {
     "phase": "running", "waiting_for": "nothing", "missing_workers": [], "failure": None,
-    "num_dead_letters": 0, "run": "test",
+    "num_dead_letters": 0, "pause_at_failure": False, "run": "test",
 }  # fmt: skip
 
 
@@ -171,12 +171,15 @@ def test_dead_letters_are_an_alarm_while_they_come_with_what_they_cost() -> None
     now = time.time()
     late = [(now - 5, "no table of sevens"), (now - 9, "no table of sevens"), (now - 7, "other")]
     [line] = alarms(run, (), (), (), [*late, (now - 3600, "old")])
-    assert line.startswith("9 dead letters are open") and "3 came in the last 10 minutes" in line
-    assert "the last one 5 s ago" in line
-    assert "2 of them for: no table of sevens. What fails is done up to three times" in line
+    assert line.startswith("3 dead letters in the last 10 minutes, the last one 5 s ago, 2 of them")
+    assert (
+        "for: no table of sevens; 9 are open: `digenrl dlq list test` has why. What fails" in line
+    )
+    [line] = alarms(RUN, (), (), (), late)  # they are over already
+    assert "; none is open: " in line
     assert alarms(run, (), (), (), [(now - 3600, "old")]) == []
     [line] = alarms(run, (), ())  # when they came is not known
-    assert line == "9 dead letters are open: `digenrl dlq list test` has why"
+    assert line == "dead letters: 9 are open; `digenrl dlq list test` has why"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +201,7 @@ def test_a_fragment_that_failed_and_its_samples_have_one_reason() -> None:
     now = time.time()
     late = [(now, "reward: mine: ValueError: no"), (now, "x"), (now, "mine: ValueError: no")]
     [line] = alarms(RUN | {"num_dead_letters": 3}, (), (), (), late)
-    assert "2 of them in scorer mine: ValueError: no. What fails" in line
+    assert "2 of them in scorer mine: ValueError: no; 3 are open" in line
 
 
 def test_a_failure_is_the_first_alarm() -> None:
@@ -220,8 +223,14 @@ def test_of_a_paused_run_the_alarm_says_what_to_do_and_not_to_pause_it() -> None
     late = [(time.time(), "no memory")]
     [line] = alarms(RUN | {"num_dead_letters": 1, "phase": "paused"}, (), (), (), late)
     assert line.endswith("mend it, retry them, and `digenrl resume test`") and " pause " not in line
+    [line] = alarms(RUN | {"phase": "paused"}, (), (), (), late)
+    assert line.endswith("The run is paused, and nothing of its batch has failed")
     [line] = alarms(RUN | {"num_dead_letters": 1}, (), (), (), late)
-    assert "`digenrl pause test` gives you time" in line
+    assert "`digenrl pause test --at-failure` gives you time" in line
+    asked = RUN | {"pause_at_failure": True}
+    [line] = alarms(asked, (), (), (), late)
+    assert line.endswith("The run will be paused at the next one")
+    assert status(asked | {"phase": "running"}, 3, 9).endswith("; pauses at a failure")
 
 
 def test_of_versions_that_are_all_the_same_it_is_not_said_that_the_first_was_the_change() -> None:

@@ -67,6 +67,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]
     """Answers of a scheduler of the run ``test`` by their paths, which commands find."""
     answers: dict[str, object] = {
         "/v1/run": NOW, "/v1/workers": [WORKER, WORKER], "/v1/load": LOAD,
+        "/v1/dead-letters": [],
         "/v1/versions": [version_view(number, digest="0" * 64) for number in range(7, 1, -1)],
     }  # fmt: skip
     for batch in range(2):
@@ -78,7 +79,9 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]
         found = answers.get(request.url.path)
         if isinstance(found, list) and request.url.path == "/v1/run":
             found = found.pop(0)
-        return httpx.Response(404 if found is None else 200, json=found or {"detail": "no"})
+        return httpx.Response(
+            404 if found is None else 200, json={"detail": "no"} if found is None else found
+        )
 
     def client_of(*_: object, **__: object) -> Client:
         transport = httpx.MockTransport(answer)

@@ -112,7 +112,9 @@ async function refreshCharts() {
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-post]");
   if (!button || !confirm(button.dataset.ask)) return;
+  const label = button.textContent;
   button.disabled = true;
+  button.textContent = "asked ...";
   const groups = document.getElementById(button.dataset.groups)?.valueAsNumber;
   const body = groups === undefined ? button.dataset.body ?? "{}" : JSON.stringify({ mode: "fixed", groups });
   for (const address of button.dataset.post.trim().split(/\s+/)) {
@@ -122,6 +124,7 @@ document.addEventListener("click", async (event) => {
     if (!answer.ok) alert((await answer.json()).detail);
   }
   await refreshPart();
+  button.textContent = label;  // if it is there still: it stands outside of what is asked for anew
   button.disabled = false;
 });
 

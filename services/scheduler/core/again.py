@@ -41,6 +41,19 @@ def begin_again(state: State, batch: int, index: int) -> State:
     return state
 
 
+def pause_where_asked(state: State) -> State:
+    """Pause the run if operators want that at a failure, and an open batch has samples that could
+    not be scored and that may still be generated again."""
+    if not state.pause_at_failure or state.phase != "running":
+        return state
+    has_failed = any(
+        lacks_scores(group) and not is_given(group)
+        for batch in state.batches
+        for group in batch.groups
+    )
+    return replace(state, phase="paused", pause_at_failure=False) if has_failed else state
+
+
 def is_given(group: GroupState) -> bool:
     """Whether the group was given to somebody to train: what it lacks is not made any more."""
     return is_being_trained(group) or bool(group.trained_by)

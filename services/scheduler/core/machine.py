@@ -41,6 +41,7 @@ from services.scheduler.core.state import Plan, State, WorkerState
 from services.scheduler.core.workers import GENERATES
 from shared.learning.curriculum import Saturated
 from shared.messages.contracts import (
+    Action,
     Command,
     ComputeGradient,
     Event,
@@ -221,8 +222,9 @@ def _record_any(plan: Plan, state: State, event: MachineInput, now: float) -> St
     match event:
         case FragmentGenerated():
             return exclusion.readmit_working(fragments.generated(state, event, now), event.worker)
-        case FragmentScored():
-            return fragments.scored(plan, state, event, now)
+        case FragmentScored(rewards=rewards):
+            state = fragments.scored(plan, state, event, now)
+            return again.pause_where_asked(state) if None in rewards else state
         case FragmentReleased():
             return fragments.released(exclusion.count_return(plan, state, event, now), event, now)
         case FragmentFailed():
@@ -343,10 +345,14 @@ def _worker_joined(plan: Plan, state: State, event: WorkerJoined, now: float) ->
     return state.with_worker(worker)
 
 
-def _set_phase(state: State, action: Literal["pause", "resume", "stop"]) -> State:
+def _set_phase(state: State, action: Action) -> State:
+    asked = action == "resume" and state.phase == "paused" and state.pause_at_failure
+    state = replace(state, pause_at_failure=asked or action == "pause_at_failure")
     match action, state.phase:
         case "pause", "running":
             return replace(state, phase="paused")
+        case "pause_at_failure", "running":
+            return again.pause_where_asked(state)
         case "resume", "paused" | "stopped" | "failed":
             if state.phase == "failed":
                 state = again.forget_failures(state)

@@ -263,6 +263,8 @@ class State:
     """When the last tick came."""
     pause: int = 0
     """Events that pass before devices are looked at again for the end of a batch; see `assign`."""
+    pause_at_failure: bool = False
+    """Whether operators want the run paused as soon as samples cannot be scored."""
     failure: str | None = None
     goal_reached_by: int | None = None
     """Version by which evaluations have reached the run's goal: it ends with the next version."""

@@ -13,7 +13,7 @@ from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.committed import stored_usage
 from services.scheduler.shell.dead_letters_api import dead_letters
 from services.scheduler.shell.load import Outlooks, load_view
-from shared.messages.contracts import OperatorRequest, TagRequest, WorkerRequest
+from shared.messages.contracts import Action, OperatorRequest, TagRequest, WorkerRequest
 from shared.process.http_access import Access, check_routes, sign_in
 from shared.process.http_api import add_docs, add_problems, errors
 from shared.process.service import probes
@@ -168,10 +168,11 @@ def _tag(scheduler: Scheduler) -> APIRouter:
 def _actions(scheduler: Scheduler) -> APIRouter:
     router = APIRouter(tags=["actions"])
 
-    def add(action: Literal["pause", "resume", "stop"], description: str) -> None:
+    def add(action: Action, description: str) -> None:
         @router.post(
-            f"/v1/run/{action}", operation_id=f"{action}_run", status_code=202,
-            summary=action.title(), description=description, responses=NOT_NOW,
+            f"/v1/run/{action.replace('_', '-')}", operation_id=f"{action}_run", status_code=202,
+            summary=action.replace("_", " ").capitalize(), description=description,
+            responses=NOT_NOW,
         )  # fmt: skip
         async def request() -> models.Accepted:
             if scheduler.state.phase == "finished":
@@ -181,7 +182,15 @@ def _actions(scheduler: Scheduler) -> APIRouter:
             return accepted
 
     add("pause", "Issue no further fragments until resumed; work in progress is finished.")
-    add("resume", "Continue after a pause, a stop or a failure.")
+    add(
+        "pause_at_failure",
+        "Pause as soon as samples of an open batch could not be scored, at once if some could not. "
+        "Their groups then wait, so that a retry can have them generated again.",
+    )
+    add(
+        "resume",
+        "Continue after a pause, a stop or a failure; a pause at the next failure is called off.",
+    )
     add("stop", "End the run where it is; it can be resumed from its newest commit.")
     return router
 

@@ -41,8 +41,9 @@ class DeadLetterView(View):
     attempt that a worker gave up. unscored: samples without a score. refused: a message that is
     not true."""
     state: Letters
-    """open: nobody has settled it. retried: its work is done again. dropped: nobody cares for it
-    any more."""
+    """open: something may be done about it. retried: its work is done again. dropped: nobody cares
+    for it any more. over: nobody has settled it, and nothing can be done, as its batch is
+    committed, its group was given to be trained, or a later letter is about the same work."""
     stream: str
     """Stream that the message was in."""
     subject: str

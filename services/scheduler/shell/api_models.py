@@ -35,7 +35,7 @@ class RunView(View):
         effective_sample_share=1.0, seconds_per_step=4.1, eta_seconds=73.8, waiting_for="rollout",
         missing_workers=[],
         num_workers={"rollout": 2, "reward": 1, "trainer": 1}, num_quarantined=0,
-        num_dead_letters=0, failure=None,
+        num_dead_letters=0, pause_at_failure=False, failure=None,
         max_staleness=0, max_staleness_reason="the recipe says so",
     )  # fmt: skip
 
@@ -66,7 +66,9 @@ class RunView(View):
     num_quarantined: int
     """Number of received payloads that were no message."""
     num_dead_letters: int
-    """Number of dead letters that nobody has settled."""
+    """Number of dead letters that are open: somebody may do something about them."""
+    pause_at_failure: bool
+    """Whether the run will be paused as soon as samples cannot be scored."""
     failure: str | None
     """Why the run has failed, if it has."""
     max_staleness: int
@@ -216,7 +218,7 @@ class Accepted(View):
 
     model_config = example(action="pause", id="8c1f0a5be0c64d1c9d6a3d2f5f1f7a10")
 
-    action: Literal["pause", "resume", "stop", "tag", "drain", "undrain"]
+    action: Literal["pause", "pause_at_failure", "resume", "stop", "tag", "drain", "undrain"]
     """Action that was requested."""
     id: str
     """Identifier of this request in the logs."""

@@ -11,6 +11,7 @@ from typing import Literal
 
 import structlog
 
+from services.scheduler.core import again
 from services.scheduler.core.exclusion import newly_excluded
 from services.scheduler.core.fragments import busy_addresses
 from services.scheduler.core.machine import (
@@ -63,6 +64,7 @@ from shared.process.service import Health
 from shared.run.chain import SHORT, Chain, Step, read_chain
 from shared.run.commits import CommitRecord, StoredRecord, read_stored
 from shared.run.copies import keep_copy
+from shared.run.dead_letters import Work
 from shared.run.layout import timeline_key, usage_key
 from shared.run.retention import Retention, version_folders
 from shared.run.versions import Version, VersionIndex
@@ -139,7 +141,17 @@ class Scheduler:
             self.bus, self._inbox.put, lambda: self.state, self.meter,
             num_waiting=lambda: self._statuses_waiting(),
         )  # fmt: skip
-        self.dead_letters = DeadLetters(self.bus, self.store, self._inbox.put)
+        self.dead_letters = DeadLetters(self.bus, self.store, self._inbox.put, self._is_over)
+
+    def is_given(self, work: Work) -> bool:
+        """Return whether the group of a piece of work was given to somebody to train."""
+        group = self.state.find_group(work.batch, work.group)
+        return group is not None and again.is_given(group)
+
+    def _is_over(self, work: Work) -> bool:
+        oldest = self.state.batches[0].index if self.state.batches else 0
+        is_past = work.batch < max(oldest, self.chain.version) or self.state.phase == "finished"
+        return is_past or self.is_given(work)
 
     async def run(self) -> None:
         """Recover from the commit records, then handle events for ever.

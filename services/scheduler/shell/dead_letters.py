@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -41,17 +41,20 @@ from shared.run.dead_letters import (
     DeadLetter,
     Kind,
     Letters,
+    Piece,
     Settled,
     Settlement,
+    Stored,
     Work,
     add_letter,
     digest_of,
     encoded,
+    piece_of,
     read_letters,
     settle,
 )
 from shared.store import ObjectStore
-from shared.telemetry import DEAD_LETTERS, DLQ_MESSAGES
+from shared.telemetry import DEAD_LETTERS, DEAD_LETTERS_FOUND, DLQ_MESSAGES
 
 STREAM_NAMES = frozenset(stream.name for stream in STREAMS)
 COUNT = re.compile(r"[0-9]{1,9}\Z", re.ASCII)
@@ -88,14 +91,30 @@ class DeadLetters:
     _bus: Bus
     _store: ObjectStore
     _put: Callable[[MachineInput], None]
+    _is_over: Callable[[Work], bool]
+    """Whether a piece of work can be done no more."""
     num_quarantined: int = 0
-    letters: "list[tuple[DeadLetter, Letters]]" = field(default_factory=list)
+    letters: "list[tuple[DeadLetter, Stored]]" = field(default_factory=list)
+    _newest: dict[Piece, int] = field(default_factory=dict)
+    """Piece of work -> number of the newest letter about it."""
     _known: set[str] = field(default_factory=set)
     _found: "asyncio.Queue[Found]" = field(default_factory=asyncio.Queue)
 
     @property
     def num_open(self) -> int:
-        return sum(state == "open" for _, state in self.letters)
+        return sum(self.state_of(*each) == "open" for each in self.letters)
+
+    def state_of(self, letter: DeadLetter, stored: Stored) -> Letters:
+        """Return what a letter is now, as `Fates.state` does of all letters of a run."""
+        if stored != "open" or letter.work is None:
+            return stored
+        is_newest = self._newest[piece_of(letter.work)] == letter.number
+        return "open" if is_newest and not self._is_over(letter.work) else "over"
+
+    def newest_first(self) -> "Iterator[tuple[DeadLetter, Letters]]":
+        """Yield all letters with what they are now."""
+        for letter, stored in reversed(self.letters):
+            yield letter, self.state_of(letter, stored)
 
     async def follow(self) -> None:
         """Follow the stream of dead letters for ever."""
@@ -134,7 +153,9 @@ class DeadLetters:
         """Store letters for ever, each once; first read those that are stored."""
         self.letters = await retry(partial(read_letters, self._store, self._bus.run))
         self._known = {letter.digest for letter, _ in self.letters}
-        self._count()
+        for letter, _ in self.letters:
+            self._note_newest(letter)
+        DEAD_LETTERS.set_function(lambda: self.num_open)
         while True:
             found = await self._found.get()
             if found.digest in self._known:
@@ -162,14 +183,16 @@ class DeadLetters:
                 data=encoded(found.data),
             )
             is_stored = await retry(partial(add_letter, self._store, self._bus.run, letter))
+        self._note_newest(letter)
         self.letters.append((letter, "open"))
-        self._count()
+        DEAD_LETTERS_FOUND.inc()
         log.warning("dead_letter", number=number, kind=found.kind, reason=found.reason[:200])
 
-    def _count(self) -> None:
-        DEAD_LETTERS.set(self.num_open)
+    def _note_newest(self, letter: DeadLetter) -> None:
+        if letter.work is not None:
+            self._newest[piece_of(letter.work)] = letter.number
 
-    def find(self, number: int) -> "tuple[DeadLetter, Letters] | None":
+    def find(self, number: int) -> "tuple[DeadLetter, Stored] | None":
         return next((each for each in self.letters if each[0].number == number), None)
 
     def of_the_same_group(self, letter: DeadLetter) -> list[int]:
@@ -193,7 +216,6 @@ class DeadLetters:
             (letter, how if letter.number == number and state != "dropped" else state)
             for letter, state in self.letters
         ]
-        self._count()
 
 
 def _group_of(letter: DeadLetter) -> tuple[int, int] | None:

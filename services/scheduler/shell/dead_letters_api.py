@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request
 
-from services.scheduler.core import again
 from services.scheduler.shell import api_letters as models
 from services.scheduler.shell.app import Scheduler
 from shared.errors import ContractError, Unavailable
@@ -15,7 +14,7 @@ from shared.messages.contracts import GroupRequest, Message, OperatorRequest
 from shared.messages.subjects import EVT, subject_of
 from shared.process.http_access import CALLER, Caller
 from shared.process.http_api import errors
-from shared.run.dead_letters import GIVEN, DeadLetter, Letters, Settlement, Work, page
+from shared.run.dead_letters import GIVEN, DeadLetter, Settlement, Stored, Work, page
 
 Number = Annotated[int, Path(ge=1, lt=2**31, description="number of the letter")]
 
@@ -27,7 +26,7 @@ def dead_letters(scheduler: Scheduler, store_s: float) -> APIRouter:
     @router.get("/v1/dead-letters", operation_id="list_dead_letters")
     def letters(
         state: Annotated[
-            Literal["open", "retried", "dropped", "all"], Query(description="which ones")
+            Literal["open", "retried", "dropped", "over", "all"], Query(description="which ones")
         ] = "open",
         limit: Annotated[int, Query(ge=1, le=200, description="how many at most")] = 50,
         before: Annotated[
@@ -35,15 +34,16 @@ def dead_letters(scheduler: Scheduler, store_s: float) -> APIRouter:
         ] = None,
     ) -> list[models.DeadLetterView]:
         """Messages that nobody could use and attempts that failed, newest first."""
-        kept = scheduler.dead_letters.letters
+        kept = scheduler.dead_letters.newest_first()
         found = page(kept, state=state, before=before, limit=limit)
-        return [models.letter_view(*each, is_given(scheduler, each[0].work)) for each in found]
+        return [models.letter_view(*each, _is_given(scheduler, each[0].work)) for each in found]
 
     @router.get("/v1/dead-letters/{number}", operation_id="get_dead_letter", responses=errors(404))
     def letter(number: Number) -> models.DeadLetterDetail:
         """One dead letter with its bytes."""
-        found, state = _known(scheduler, number)
-        return models.letter_detail(found, state, is_given(scheduler, found.work))
+        found, stored = _known(scheduler, number)
+        state = scheduler.dead_letters.state_of(found, stored)
+        return models.letter_detail(found, state, _is_given(scheduler, found.work))
 
     def add(how: Settlement, action: str, description: str) -> None:
         @router.post(
@@ -115,11 +115,11 @@ async def _again(scheduler: Scheduler, work: Work) -> str:
     """
     state = scheduler.state
     if state.phase == "finished":
-        raise HTTPException(409, "the run is finished; drop it")
+        raise HTTPException(409, "nothing is left to do: the run is finished")
     if state.find_batch(work.batch) is None:
-        raise HTTPException(409, f"batch {work.batch} needs it no more; drop it")
-    if is_given(scheduler, work):
-        raise HTTPException(409, f"{GIVEN}; drop it")
+        raise HTTPException(409, f"nothing is left to do: batch {work.batch} is over")
+    if scheduler.is_given(work):
+        raise HTTPException(409, f"nothing is left to do: {GIVEN}")
     if state.phase == "failed":
         await scheduler.bus.publish(OperatorRequest(action="resume", id=uuid.uuid4().hex))
         return "the run goes on, and does it again"
@@ -130,13 +130,11 @@ async def _again(scheduler: Scheduler, work: Work) -> str:
     return "it is being done again"
 
 
-def is_given(scheduler: Scheduler, work: Work | None) -> bool:
-    """Whether the group of a piece of work was given to somebody to train, as it was then."""
-    group = None if work is None else scheduler.state.find_group(work.batch, work.group)
-    return group is not None and again.is_given(group)
+def _is_given(scheduler: Scheduler, work: Work | None) -> bool:
+    return work is not None and scheduler.is_given(work)
 
 
-def _known(scheduler: Scheduler, number: int) -> tuple[DeadLetter, Letters]:
+def _known(scheduler: Scheduler, number: int) -> tuple[DeadLetter, Stored]:
     found = scheduler.dead_letters.find(number)
     if found is None:
         raise HTTPException(404, f"there is no dead letter {number}")

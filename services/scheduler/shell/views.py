@@ -70,6 +70,7 @@ def run_view(scheduler: Scheduler) -> RunView:
         missing_workers=missing_workers(plan, state, reporting),
         num_quarantined=scheduler.dead_letters.num_quarantined,
         num_dead_letters=scheduler.dead_letters.num_open,
+        pause_at_failure=state.pause_at_failure,
         failure=state.failure,
         max_staleness=plan.schedule.staleness_limit,
         max_staleness_reason=None if scheduler.staleness is None else scheduler.staleness.reason,

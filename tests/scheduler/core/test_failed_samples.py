@@ -192,3 +192,47 @@ def test_a_request_gives_a_fragment_that_failed_all_its_attempts_again() -> None
     machine.handle(GroupRequest(action="again", batch=0, group=first.fragment.group, id="2"))
     failed = [each.num_failures for each in machine.state.batches[0].groups[0].fragments]
     assert machine.state.phase == "running" and set(failed) == {0}
+
+
+def pause_at_failure(machine: Machine, number: str = "9") -> None:
+    machine.handle(OperatorRequest(action="pause_at_failure", id=number))
+
+
+def test_a_run_is_paused_when_samples_cannot_be_scored_if_operators_want_that() -> None:
+    machine = Machine("a", "b", "c", "d", num_groups=3)
+    tasks = sorted(machine.tasks(examples.published(0)), key=lambda task: -task.fragment.group)
+    pause_at_failure(machine)
+    while machine.state.phase == "running":
+        assert machine.state.pause_at_failure
+        told = scored_if_not_broken(machine, tasks.pop(0))
+        tasks += [each for each in told if isinstance(each, GenerateFragment)]
+    assert (machine.state.phase, machine.state.pause_at_failure) == ("paused", False)
+    machine.handle(GroupRequest(action="again", batch=0, group=0, id="2"))
+    tasks += machine.tasks(OperatorRequest(action="resume", id="3"))
+    trained = machine.finish(tasks)
+    assert {each.group: each.dropped for each in trained}[0] is None
+
+
+def test_a_pause_at_a_failure_comes_at_once_if_something_has_failed() -> None:
+    machine = Machine("a", "b", "c", "d", num_groups=3)
+    tasks = sorted(machine.tasks(examples.published(0)), key=lambda task: task.fragment.group)
+    for task in tasks[:2]:
+        scored_if_not_broken(machine, task)
+    before = machine.state.phase
+    pause_at_failure(machine)
+    assert (before, machine.state.phase) == ("running", "paused")
+
+
+def test_a_pause_at_a_failure_is_called_off_by_resume_and_kept_by_a_paused_run() -> None:
+    machine = Machine("a", "b", num_groups=2)
+    machine.handle(examples.published(0))
+    pause_at_failure(machine)
+    machine.handle(OperatorRequest(action="resume", id="1"))
+    assert (machine.state.phase, machine.state.pause_at_failure) == ("running", False)
+    machine.handle(OperatorRequest(action="pause", id="2"))
+    pause_at_failure(machine)
+    assert machine.state.phase == "paused"
+    machine.handle(OperatorRequest(action="resume", id="3"))
+    assert (machine.state.phase, machine.state.pause_at_failure) == ("running", True)
+    machine.handle(OperatorRequest(action="stop", id="4"))
+    assert not machine.state.pause_at_failure

@@ -49,12 +49,13 @@ def keep(letters: DeadLetters, number: int) -> None:
 
 
 def letters_of(scheduler: Scheduler) -> DeadLetters:
-    return DeadLetters(scheduler.bus, scheduler.store, lambda _: None)
+    return DeadLetters(scheduler.bus, scheduler.store, lambda _: None, lambda _: False)
 
 
 @pytest.fixture
 def three(scheduler: Scheduler) -> Scheduler:
-    """Has three letters: two attempts at one fragment, and one at a group."""
+    """Has three letters: two attempts at one fragment, and one at a group of a batch that is
+    committed."""
     for each in (failed(), failed(attempt=1), GroupFailed(batch=0, group=0, attempt=0, reason="x")):
         scheduler.dead_letters.note(each)
     keep(scheduler.dead_letters, 3)
@@ -89,10 +90,10 @@ def test_a_number_that_another_scheduler_took_meanwhile_is_left_to_it(scheduler:
 
 
 def test_letters_come_in_pages_newest_first(three: Scheduler, client: TestClient) -> None:
-    assert client.get("/v1/run").json()["num_dead_letters"] == 3
-    first = client.get("/v1/dead-letters?limit=2").json()
+    first = client.get("/v1/dead-letters?state=all&limit=2").json()
     assert [each["number"] for each in first] == [3, 2]
-    last = client.get(f"/v1/dead-letters?limit=2&before={first[-1]['number']}").json()
+    before = first[-1]["number"]
+    last = client.get(f"/v1/dead-letters?state=all&limit=2&before={before}").json()
     assert [each["number"] for each in last] == [1]
     assert last[0]["reason"] == "reward: no pixels"
     assert last[0]["work"] == {"batch": 1, "group": 1, "first_sample": 2, "attempt": 0}
@@ -101,14 +102,39 @@ def test_letters_come_in_pages_newest_first(three: Scheduler, client: TestClient
     assert client.get("/v1/dead-letters/9").status_code == 404
 
 
+def test_a_letter_is_open_while_something_can_be_done_about_it(
+    three: Scheduler, client: TestClient
+) -> None:
+    """The newest of a piece of work, until its group is given or its batch committed."""
+
+    def states() -> list[str]:
+        number = client.get("/v1/run").json()["num_dead_letters"]
+        found = [each["state"] for each in client.get("/v1/dead-letters?state=all").json()]
+        assert number == found.count("open")
+        return found
+
+    assert states() == ["over", "open", "over"]
+    assert client.get("/v1/dead-letters/1").json()["state"] == "over"
+    batch = three.state.batch
+    assert batch is not None
+    before = three.state
+    given = replace(batch.groups[1], sent=True)
+    three.state = before.with_group(batch.index, 1, given)
+    assert states() == ["over"] * 3
+    three.state = before
+    assert states()[1] == "open"
+    three.state = replace(before, phase="finished")
+    assert states() == ["over"] * 3
+
+
 def test_dropping_is_durable_and_twice_the_same_as_once(
     three: Scheduler, client: TestClient
 ) -> None:
     for _ in range(2):
         assert client.post("/v1/dead-letters/2/drop").json()["state"] == "dropped"
-    assert [each["number"] for each in client.get("/v1/dead-letters").json()] == [3, 1]
+    assert client.get("/v1/dead-letters").json() == []
     everything = client.get("/v1/dead-letters?state=all").json()
-    assert [each["state"] for each in everything] == ["open", "dropped", "open"]
+    assert [each["state"] for each in everything] == ["over", "dropped", "over"]
     assert client.post("/v1/dead-letters/2/retry").status_code == 409
     again = letters_of(three)
     keep(again, 3)
@@ -129,11 +155,11 @@ def test_a_retry_resumes_a_run_that_has_failed_once(three: Scheduler, client: Te
 def test_a_retry_says_what_follows_and_what_does_not(three: Scheduler, client: TestClient) -> None:
     assert client.post("/v1/dead-letters/1/retry").json()["note"] == "it is being done again"
     assert [each["state"] for each in client.get("/v1/dead-letters?state=all").json()] == [
-        "open", "retried", "retried",
+        "over", "retried", "retried",
     ]  # fmt: skip
     answer = client.post("/v1/dead-letters/3/retry")
     assert answer.status_code == 409
-    assert "batch 0 needs it no more; drop it" in answer.json()["detail"]
+    assert "nothing is left to do: batch 0 is over" in answer.json()["detail"]
     [request] = cast(Outbox, three.bus).published
     assert isinstance(request, GroupRequest) and (request.batch, request.group) == (1, 1)
 
@@ -151,7 +177,10 @@ def test_what_could_not_be_scored_is_done_again_until_its_group_is_trained(
         group = replace(batch.groups[number], sent=sent)
         scheduler.state = scheduler.state.with_group(work.batch, number, group)
     keep(scheduler.dead_letters, 2)
-    assert [each["is_given"] for each in client.get("/v1/dead-letters").json()] == [True, False]
+    assert [
+        (each["is_given"], each["state"])
+        for each in client.get("/v1/dead-letters?state=all").json()
+    ] == [(True, "over"), (False, "open")]
     note = client.post("/v1/dead-letters/1/retry").json()["note"]
     assert note == "it is done again when the run is resumed"
     answer = client.post("/v1/dead-letters/2/retry")

@@ -111,8 +111,9 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
 
     monkeypatch.setattr(dead_letters, "desk_of", here)
     monkeypatch.setattr(dead_letters, "PAGE", 2)
-    hint, pause, *listed = dlq("list", "test", "--limit", "9").output.splitlines()
-    assert len(listed) == 5 and hint.startswith("nothing is left to be done again")
+    hint, pause, *listed = dlq("list", "test", "--limit", "9", "--all").output.splitlines()
+    assert len(listed) == 5 and hint.startswith("none is open, so nothing can be done again; 5 ")
+    assert "`digenrl pause test --at-failure`" in pause
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/test").mkdir(parents=True)
     of_reason = "     5  newest 5, a retry may help 0: no pixels"
@@ -120,10 +121,9 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
     assert "outcome: " in dlq("show", "test", "1").output
     assert dlq("drop", "test", "2").output == "2: nobody needs it any more\n"
     assert dlq("drop", "test", "7").output == "7: there is no dead letter 7\n"
-    said = dlq("retry", "test", "--all", "--json")
-    notes = [each["note"] for each in json.loads(said.output)]
-    assert (said.exit_code, set(notes)) == (1, {"batch 0 needs it no more; drop it"})
-    assert len(notes) == 4
+    assert dlq("retry", "test", "--all").output == "no dead letters\n"
+    said = dlq("retry", "test", "1")
+    assert (said.exit_code, said.output) == (1, "1: nothing is left to do: batch 0 is over\n")
 
 
 CAUSE = "mine: ValueError: no template (slow_reward.py, line 7)"
@@ -148,16 +148,22 @@ def book_of(
 
 
 def test_a_list_says_which_letters_a_retry_may_help_and_what_to_mend_first() -> None:
-    done, under_way = about(1, 2), about(2, 3)
-    book = book_of(done, under_way)
-    hint, mend, pause = book.hints(book.letters)
-    assert hint.startswith("a retry may help 1 of 2: `digenrl dlq retry demo 2`; ")
+    done, under_way = about(1, 2, state="over"), about(2, 3)
+    hint, over, mend, pause = book_of(done, under_way).hints()
+    assert hint == "a retry may help 1 of 1: `digenrl dlq retry demo 2`"
+    assert over.startswith("1 is over: ") and "committed" in over
     assert mend.startswith("mend first what makes slow_reward.py line 7 fail: else it fails again.")
-    assert book.hints([done])[0].startswith("nothing is left to be done again")
-    assert pause.startswith("to have failed work done again: `digenrl pause demo` (what fails")
-    assert book_of(done, under_way, phase="paused").hints(book.letters) == [hint, mend]
+    assert pause.startswith("for time to mend it: `digenrl pause demo --at-failure` pauses")
+    *same, resume = book_of(done, under_way, phase="paused").hints()
+    assert same == [hint, over, mend] and resume.endswith("after `digenrl resume demo`")
+    none, again = book_of(done, phase="paused").hints()
+    assert none.startswith("none is open") and again.endswith(
+        "`digenrl pause demo --at-failure && digenrl resume demo`"
+    )
+    refused = under_way | {"work": None, "kind": "refused"}
+    assert book_of(refused).hints()[0].endswith("`digenrl dlq drop demo --all`")
     retried = about(2, 3, state="retried")
-    assert book_of(done, committed=None).hints([done]) == [] == book_of(retried).hints([retried])
+    assert book_of(done, committed=None).hints() == [] == book_of(retried).hints()
     assert [book_of(each).outcome(each) for each in (done, under_way, retried)] == [
         "done since: batch 2 is committed", "", "being done again",
     ]  # fmt: skip

@@ -1,0 +1,176 @@
+"""Gives the adapter of a version as a file, as `digenrl export` writes it.
+
+Each is written by a process of its own, one at a time: neither readers of the page nor the
+scheduler wait for it. The newest few are kept, so that asking again costs nothing.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+from zipfile import ZIP_STORED, ZipFile
+
+from fastapi import APIRouter, HTTPException, Query
+from fastapi import Path as InPath
+from fastapi.responses import FileResponse
+
+from digenrl.local.linux import die_with_parent
+from digenrl.local.processes import command
+from digenrl.view.history import RunHistory
+from shared.process.http_api import errors
+
+EXPORT_S = 600.0
+"""Longest time that an export takes; then it is given up."""
+WAITING = 4
+"""Exports that may wait for the one that is made."""
+KEPT = 2
+"""Files that are kept."""
+REFUSED = 2
+"""Exit status of a command whose options do not fit."""
+BYTES = {"type": "string", "format": "binary"}
+AdapterLayout = Literal["diffusers", "peft", "comfyui", "kohya"]
+Version = Annotated[
+    str, InPath(pattern=r"^(best|newest|[0-9]{1,9})$", description="a number, best or newest")
+]
+
+
+@dataclass(slots=True)
+class Exports:
+    """Makes files of adapters of one run."""
+
+    history: RunHistory
+    environment: Mapping[str, str]
+    """What tells a process of its own where the store is."""
+    _files: OrderedDict[tuple[str, str], Path] = field(default_factory=OrderedDict)
+    """Version and layout -> file."""
+    _one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _waiting: int = 0
+    _folder: "tempfile.TemporaryDirectory[str] | None" = None
+
+    async def file(self, version: str, layout: AdapterLayout) -> Path:
+        """Return a ZIP file with the adapter of a version.
+
+        Raises:
+            HTTPException: if there is no such version, its weights are deleted, or others wait.
+        """
+        number = await self._number(version)
+        if self._waiting > WAITING:
+            raise HTTPException(503, f"{WAITING} exports wait already; ask again in a moment")
+        self._waiting += 1
+        try:
+            async with self._one:
+                key = str(number), layout
+                if key not in self._files:
+                    self._keep(key, await self._made(*key))
+                return self._files[key]
+        finally:
+            self._waiting -= 1
+
+    async def _number(self, version: str) -> int:
+        history = self.history
+        await history.look()
+        newest = history.version
+        if version == "best":
+            best = history.best()
+            if best is None:
+                raise HTTPException(409, "version: none is evaluated, so none is the best")
+            if best.is_untrained:
+                raise HTTPException(
+                    409, "version: none that is evaluated is better than 0, the model before "
+                    "training; newest takes the newest, and 0 that one all the same",
+                )  # fmt: skip
+            return best.version
+        number = newest if version == "newest" else int(version)
+        if newest < 0 or number > newest:
+            raise HTTPException(404, f"version: there is no {version}; the newest is {newest}")
+        return number
+
+    def _keep(self, key: tuple[str, str], made: Path) -> None:
+        self._files[key] = made
+        while len(self._files) > KEPT:
+            _, old = self._files.popitem(last=False)
+            old.unlink(missing_ok=True)  # whoever reads it has it open
+
+    async def _made(self, version: str, layout: str) -> Path:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="digenrl-exports-")
+        name = f"{self.history.run}-{version}-{layout}"
+        folder = Path(self._folder.name) / name
+        try:
+            await self._export(folder, version, layout)
+            return await asyncio.to_thread(_zipped, folder)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _export(self, folder: Path, version: str, layout: str) -> None:
+        argv = command(
+            "export", self.history.run, "--version", version, "--layout", layout,
+            "--out", str(folder),
+        )  # fmt: skip
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE, env=dict(self.environment),
+            preexec_fn=_after_all_else if sys.platform == "linux" else None,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(EXPORT_S):
+                _, said = await process.communicate()
+        except TimeoutError:
+            raise HTTPException(503, f"no export within {EXPORT_S:g} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        if process.returncode:
+            lines = said.decode(errors="replace").strip().splitlines()
+            reason = lines[-1] if lines else "`digenrl export` says more"
+            raise HTTPException(409 if process.returncode == REFUSED else 503, reason)
+
+
+def _after_all_else() -> None:
+    """Ends with the process that has begun this one, and lets all else on its host go first."""
+    die_with_parent()
+    os.nice(19)
+
+
+def _zipped(folder: Path) -> Path:
+    """Return a ZIP file beside a folder with all that is in it, as it is: weights shrink little."""
+    target = folder.with_name(f"{folder.name}.zip")
+    with ZipFile(target, "w", ZIP_STORED) as packed:
+        for path in sorted(folder.iterdir()):
+            packed.write(path, f"{folder.name}/{path.name}")
+    return target
+
+
+def export_routes(exports: Exports) -> APIRouter:
+    router = APIRouter(tags=["versions"])
+
+    @router.get(
+        "/v1/versions/{version}/adapter", operation_id="export_version",
+        response_class=FileResponse,
+        responses={
+            200: {"content": {"application/zip": {"schema": BYTES}},
+                  "description": "ZIP file with the adapter's files"},
+            **errors(404, 409, 503),
+        },
+    )  # fmt: skip
+    async def adapter(
+        version: Version,
+        layout: Annotated[AdapterLayout, Query(description="key names of the files")] = "diffusers",
+    ) -> FileResponse:
+        """The adapter of a version as `digenrl export` writes it, in a ZIP file.
+
+        It takes seconds to be made. Only of runs that train an adapter, and of versions whose
+        weights are kept.
+        """
+        made = await exports.file(version, layout)
+        return FileResponse(made, media_type="application/zip", filename=made.name)
+
+    return router

@@ -1,0 +1,93 @@
+"""The adapter of a version as a file, of a run in a folder of objects, as a process of its own
+writes it."""
+
+import asyncio
+import io
+import os
+import shutil
+from pathlib import Path
+from typing import cast
+from zipfile import ZipFile
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from safetensors.torch import load
+
+from digenrl.api import exported
+from digenrl.api.exported import Exports, export_routes
+from digenrl.client import Client, Refused
+from digenrl.view.history import RunHistory
+from shared.models.lora_files import FILES
+from shared.models.lora_names import HIGH
+from shared.process.http_access import Access
+from shared.process.http_api import add_problems
+from shared.process.http_guard import Guard, own_names
+from shared.run.layout import recipe_key
+from shared.run.retention import version_folders
+from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
+from tests.paths import ROOT
+from tests.trainer.engine.test_earlier_run import MADE, RUN
+
+pytestmark = pytest.mark.filterwarnings("ignore:You should not use the 'timeout' argument")
+
+
+@pytest.fixture
+def exports(tmp_path: Path) -> Exports:
+    """Of a copy of the run, whose recipe names this clone."""
+    shutil.copytree(MADE, tmp_path / "objects")
+    store = ObjectStore(FolderBackend(tmp_path / "objects"))
+    stored = asyncio.run(store.read(recipe_key(RUN)))
+    assert stored is not None
+    asyncio.run(store.write(recipe_key(RUN), stored.replace(b'"/digenrl/', f'"{ROOT}/'.encode())))
+    environment = {**os.environ, "DIGENRL_STORE_URL": f"file://{tmp_path / 'objects'}"}
+    return Exports(RunHistory(store, RUN), environment)
+
+
+@pytest.fixture
+def client(exports: Exports) -> Client:
+    app = FastAPI()
+    add_problems(app)
+    app.include_router(export_routes(exports))
+    guard = Guard(app, own_names("testserver"), access=Access(is_open=True))
+    return Client(cast(httpx.Client, TestClient(guard)))
+
+
+def test_the_adapter_of_a_version_is_a_zip_file_of_what_export_writes(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = exports_of(client.export_version("newest"))
+    [weights] = [data for name, data in newest.items() if name.endswith(FILES[HIGH])]
+    assert {name.partition("/")[0] for name in newest} == {f"{RUN}-2-diffusers"}
+    assert all(name.startswith("transformer.") for name in load(weights))
+
+    async def again(*_: object) -> None:
+        raise AssertionError("it was made before")
+
+    monkeypatch.setattr(Exports, "_export", again)
+    assert exports_of(client.export_version(2)) == newest
+
+
+def exports_of(packed: bytes) -> dict[str, bytes]:
+    with ZipFile(io.BytesIO(packed)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_what_cannot_be_exported_is_said_with_the_reason(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusal(version: object) -> tuple[int, str]:
+        with pytest.raises(Refused) as found:
+            client.export_version(version)  # type: ignore[arg-type]
+        return found.value.status, str(found.value)
+
+    assert refusal(9) == (404, "version: there is no 9; the newest is 2")
+    assert refusal("oldest")[0] == 422
+    for folder in version_folders(RUN):  # the run exports averages, which its checkpoints have
+        shutil.rmtree(tmp_path / "objects" / folder)
+    status, reason = refusal(1)
+    assert status == 409 and "version 1" in reason
+    monkeypatch.setattr(exported, "WAITING", -1)
+    assert refusal(2)[0] == 503
