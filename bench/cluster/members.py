@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from threading import Lock
 
 from bench.cluster.accounts import Account, PieceEntries, Total
@@ -34,6 +34,8 @@ from shared.messages.fluid import Piece
 from shared.run.manifest import StoredTensors
 
 ONE_AT_A_TIME = Lock()
+KEPT: dict[str, tuple[bytes, bytes]] = {}
+"""Weights and states of the newest version that a member of this host has made."""
 CHECKSUM_DIGITS = 32
 """Hexadecimal digits of a checksum: it begins the digest of the weights, which all else follows."""
 
@@ -142,14 +144,15 @@ class EmulatedMember:
     def _packed(self, digest: str) -> Snapshot:
         sizes = self.generating.sizes
         with ONE_AT_A_TIME:
-            adapter, states = _version(digest, sizes.adapter, sizes.checkpoint)
+            if digest not in KEPT:
+                KEPT.clear()  # before the next one is made: each may be gigabytes
+                KEPT[digest] = _version(digest, sizes.adapter, sizes.checkpoint)
+            adapter, states = KEPT[digest]
         return Snapshot(digest, parts_of(adapter, 1), parts_of(states, 1))
 
 
-@lru_cache(maxsize=1)
 def _version(digest: str, adapter: int, states: int) -> tuple[bytes, bytes]:
-    """Return the weights and states of a version: one object for all members of a host, each of
-    which makes the first version."""
+    """Return the weights and states of a version."""
     return adapter_blob(digest, adapter), filled(f"{digest}{digest}".encode(), states)
 
 

@@ -4,6 +4,7 @@
 <run>/staleness.json                 what schedule.max_staleness = "auto" was decided to be, and why
 <run>/files/<key>.json               digests of the model and the rewards (files.py)
 <run>/files/libraries.<...>.json     versions of libraries, of each service (process/libraries.py)
+<run>/files/first-version.json       which fluid device makes version 0
 <run>/files/canary.<...>.json        what a kind of device makes of one input (process/canary.py)
 <run>/commits/<version>.json         the commit records (commits.py)
 <run>/chain/<size>/<version>.json    what is needed of so many old ones (chain.py)
@@ -47,6 +48,10 @@ def staleness_key(run: str) -> str:
 def file_key(run: str, key: str) -> str:
     """Return where the digest of a file is stored that a recipe's ``key`` names."""
     return f"{run}/files/{key}.json"
+
+
+def first_version_key(run: str) -> str:
+    return f"{run}/files/first-version.json"
 
 
 def commits_folder(run: str) -> str:

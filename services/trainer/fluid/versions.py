@@ -6,6 +6,7 @@ for that, it can still generate if only its optimizer differs.
 """
 
 import asyncio
+import json
 import time
 from functools import partial
 
@@ -20,12 +21,14 @@ from shared.messages import subjects
 from shared.messages.contracts import Policy, PolicyPublished
 from shared.process.worker import RETRY_S, WorkerContext, patiently
 from shared.run.commits import CommitRecord, newest_commit
-from shared.run.layout import commit_key
+from shared.run.layout import commit_key, first_version_key
 from shared.run.shards import open_tensors
 
 STEP_S = 5.0
 """Seconds that a published version waits for this member's own step to it, if it holds the
 total."""
+FIRST_S = 60.0
+"""Longest time that members wait for the one that has said that it makes the first version."""
 LOST_S = 30.0
 """Seconds between two attempts at a version that nothing in the store leads to."""
 
@@ -163,7 +166,14 @@ class MemberVersions:
             log.error("commit_failed", version=made.policy.version, error=str(error))
 
     async def _make_first(self) -> None:
-        """Commit version 0, which is the same in every process."""
+        """Commit version 0, which is the same in every process. One member makes it, since its
+        weights and states are many bytes; the others do if that one takes too long, or has died."""
+        maker = await patiently(self._maker_of_first, "store_unavailable")
+        if maker != self._worker.name:
+            with self._worker.saying(f"waits for {maker} to store the first version"):
+                if await self._is_made_within(FIRST_S):
+                    return
+            log.warning("first_version_late", maker=maker, waited_seconds=FIRST_S)
         digest = await asyncio.to_thread(self._device.weights_digest)
         policy = Policy(version=0, weights_digest=digest)
         made = MadeVersion(policy, await self._device.checksum(), began=time.monotonic())
@@ -171,6 +181,24 @@ class MemberVersions:
             await self._committing.commit(made, await self._device.weights())
         except CommitConflict:
             log.info("committed_by_another", version=0)
+
+    async def _maker_of_first(self) -> str:
+        """Return the name of the member that makes the first version: the first that says so."""
+        key, name = first_version_key(self._bus.run), self._worker.name
+        if await self._store.create(key, json.dumps({"maker": name}).encode()):
+            return name
+        try:
+            return str(json.loads(await self._store.read(key) or b"")["maker"])
+        except (ValueError, KeyError, TypeError):
+            return name
+
+    async def _is_made_within(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if await patiently(self._newest, "commits_unavailable") is not None:
+                return True
+            await asyncio.sleep(RETRY_S)
+        return False
 
     async def _newest(self) -> CommitRecord | None:
         return await newest_commit(self._store, self._bus.run)
@@ -182,6 +210,8 @@ class MemberVersions:
             IntegrityError: if they are not what the record says.
         """
         version, digest = record.policy.version, record.policy.weights_digest
+        if await self._began_with(record):
+            return
         weights = await open_tensors(self._store, record.weights, digest)
         checkpoint = await open_tensors(self._store, record.checkpoint, digest)
         async with self._state.lock, self._state.sums:
@@ -195,6 +225,19 @@ class MemberVersions:
                 raise IntegrityError(f"version {version}: its weights or states have other bits")
             self._state.use(record.policy, checksum)
         log.info("version_fetched", version=version, checksum=checksum)
+
+    async def _began_with(self, record: CommitRecord) -> bool:
+        """Use the first version, if the device has begun with the same bits: nothing is read."""
+        if record.policy.version or self._state.policy is not None or record.checksum is None:
+            return False
+        async with self._state.lock, self._state.sums:
+            checksum = await self._device.checksum()
+            found = await asyncio.to_thread(self._device.weights_digest)
+            if (found, checksum) != (record.policy.weights_digest, record.checksum):
+                return False
+            self._device.begin()
+            self._state.use(record.policy, checksum)
+        return True
 
     def _has(self, record: CommitRecord) -> bool:
         """Whether a version is in use, or a later one: by a step that this member was still at."""

@@ -10,11 +10,13 @@ import pytest
 import structlog
 import torch
 
+from services.trainer.fluid import versions
 from services.trainer.fluid.engine import FluidEngine
 from services.trainer.fluid.exchange import ALL
 from shared.errors import OutOfMemory
 from shared.messages.fluid import CommitVersion, Piece, PieceReleased
 from shared.recipe.recipe import Recipe, override
+from shared.run.layout import first_version_key
 from tests.trainer.fluid.director import Director, directing, part, whole
 
 FLUID = {
@@ -362,5 +364,35 @@ def test_a_piece_that_comes_before_its_group_waits_for_it(direct: Start) -> None
             assert not training.done()
             await director.open(0, by="a")
             await training
+
+    asyncio.run(scenario())
+
+
+def test_one_member_makes_the_first_version_and_nobody_reads_it(direct: Start) -> None:
+    """Its weights and states are many bytes, and all begin with the same."""
+
+    async def scenario() -> None:
+        async with direct() as director:
+            with structlog.testing.capture_logs() as logs:
+                await director.start("a", "b", "c")
+            events = [each["event"] for each in logs]
+            assert events.count("committed") == 1 and "committed_by_another" not in events
+            assert "version_fetched" not in events
+            assert {each.worker.policy_version for each in director.members.values()} == {0}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("claim", [b'{"maker": "gone"}', b"{"])
+def test_the_first_version_is_made_though_the_one_that_wanted_to_has_died(
+    claim: bytes, direct: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "FIRST_S", 1.0)
+
+    async def scenario() -> None:
+        async with direct() as director:
+            await director.store.create(first_version_key(director.bus.run), claim)
+            await director.start("a")
+            assert (await director.record(0)).worker == "a"
 
     asyncio.run(scenario())
