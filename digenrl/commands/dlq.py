@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from digenrl.commands.options import RUNS, AsJson, RunName, Runs, SchedulerAddress
+from digenrl.commands.options import RUNS, AsJson, RunName, Runs, SchedulerAddress, TokenFile
 from shared.errors import UserError
 
 if TYPE_CHECKING:
-    from digenrl.dead_letters import Book, Desk, State
+    from digenrl.dead_letters import Desk
+    from digenrl.letter_book import Book
 
 
 class ListsByDefault(TyperGroup):
@@ -51,6 +52,8 @@ dlq = typer.Typer(
     no_args_is_help=True,
 )
 Numbers = Annotated[list[int] | None, typer.Argument(help="numbers of letters")]
+FEW = 5
+"""Retried letters that are listed beside the reasons."""
 LIMIT = 50
 """Letters that are listed one by one, unless more are asked for."""
 AllOpen = Annotated[bool, typer.Option("--all", help="every open letter")]
@@ -72,30 +75,36 @@ def list_letters(
         int | None, typer.Option(min=1, help="one by one, only those with a smaller number")
     ] = None,
     scheduler: SchedulerAddress = "",
+    token_file: TokenFile = None,
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
     """List why letters are open, a line for each reason; or letters one by one, newest first."""
-    from digenrl.dead_letters import Book, desk_of
+    from digenrl.dead_letters import desk_of
+    from digenrl.letter_book import Book
 
-    with desk_of(run, runs, scheduler) as desk:
+    with desk_of(run, runs, scheduler, token_file) as desk:
         book = Book.read(desk, run)
-    state: State = "all" if settled else "open"
-    found = book.chosen(state, before, reason)
+    one_by_one = settled or bool(reason or limit or before)
+    now = book.chosen("open", before, reason) + book.chosen("retried", before, reason)
+    if settled:
+        now = book.chosen("all", before, reason)
+    found = now or book.chosen("over", before, reason)
+    found = sorted(found, key=lambda each: -each["number"])
     shown = found[: limit or LIMIT]
     if as_json:
-        typer.echo(json.dumps(shown, indent=1))
+        typer.echo(json.dumps(shown if now else [], indent=1))
         return
     _echo(book.hints())
-    over = book.chosen("over")
-    if not found and (settled or reason or not over):
+    if not found:
         typer.echo("no dead letters")
-    elif settled or reason or limit or before:
+    elif one_by_one:
         _echo(book.lines(shown))
         if len(shown) < len(found):
             typer.echo(f"older ones: --before {shown[-1]['number']}")
     else:
-        _echo(book.reasons(found or over))
+        _echo(book.reasons(book.chosen("open") or book.chosen("over")))
+        _echo(book.lines(book.chosen("retried")[:FEW]))
         typer.echo("one by one: --limit 10; of a reason: --reason TEXT; also those over: --all")
 
 
@@ -109,13 +118,15 @@ def show(
     run: RunName,
     number: Annotated[int, typer.Argument(min=1, help="number of the letter")],
     scheduler: SchedulerAddress = "",
+    token_file: TokenFile = None,
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
     """Show all that is known of a letter, what has become of its work, and its message."""
-    from digenrl.dead_letters import Book, desk_of, shown_lines
+    from digenrl.dead_letters import desk_of
+    from digenrl.letter_book import Book, shown_lines
 
-    with desk_of(run, runs, scheduler) as desk:
+    with desk_of(run, runs, scheduler, token_file) as desk:
         found, book = desk.letter(number), Book.read(desk, run)
     found["outcome"] = book.outcome(found)
     if as_json:
@@ -124,55 +135,111 @@ def show(
         _echo(shown_lines(found))
 
 
-def _add(action: Literal["retry", "drop"], what: str) -> None:
-    @dlq.command(action, help=what)
-    def settle(
-        run: RunName,
-        numbers: Numbers = None,
-        every: AllOpen = False,
-        scheduler: SchedulerAddress = "",
-        as_json: AsJson = False,
-        runs: Runs = RUNS,
-    ) -> None:
-        _settle(action, run, numbers or [], every, scheduler, as_json, runs)
-
-
-_add("retry", "Have the work of letters done again; a run that has failed by it goes on.")
-_add("drop", "Say that nobody needs letters any more; nothing of the run changes.")
-
-
-def _settle(
-    action: Literal["retry", "drop"],
-    run: str,
-    numbers: list[int],
-    every: bool,
-    scheduler: str,
-    as_json: bool,
-    runs: Path,
+@dlq.command()
+def retry(
+    run: RunName,
+    numbers: Numbers = None,
+    every: AllOpen = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="then go on with the run, and wait for the outcome"),
+    ] = False,
+    scheduler: SchedulerAddress = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+    runs: Runs = RUNS,
 ) -> None:
-    """Settle letters one by one; exits with 1 if something could not be done."""
-    from digenrl.dead_letters import Book, desk_of, every_open
+    """Have the work of letters done again; a run that has failed by it goes on.
 
-    if bool(numbers) == every:
-        raise UserError("NUMBERS: name letters, or all open ones with --all")
-    with desk_of(run, runs, scheduler) as desk:
-        book = Book.read(desk, run)
-        said = [_one(book, desk, each, action) for each in numbers or every_open(book)]
-    if as_json:
-        typer.echo(json.dumps(said, indent=1))
-    else:
-        for each in said:
-            typer.echo(f"{each['number']}: {each['note']}")
-        if not said:
-            typer.echo("no dead letters")
+    Example: `digenrl dlq retry demo --all --resume`, of a run that was paused. If the work fails
+    again, the run is paused again.
+    """
+    from digenrl.dead_letters import desk_of
+
+    if resume and as_json:
+        raise UserError("--json: not together with --resume, which says what comes of it")
+    _check(numbers, every)
+    with desk_of(run, runs, scheduler, token_file) as desk:
+        said = _settle("retry", desk, run, numbers or [], every)
+        _print(said, as_json)
+        done = [number for each in said if each["done"] for number in each["letters"]]
+        if resume and done:
+            desk.resume()
+            typer.echo(f"{run} goes on", err=True)
+            _echo(_outcomes(desk, run, done))
     if not all(each["done"] for each in said):
         raise typer.Exit(1)
 
 
+def _check(numbers: list[int] | None, every: bool) -> None:
+    if bool(numbers) == every:
+        raise UserError("NUMBERS: name letters, or all open ones with --all")
+
+
+def _outcomes(desk: "Desk", run: str, numbers: list[int]) -> list[str]:
+    """Wait for what becomes of letters, and say so."""
+    from digenrl.steering import until_known
+
+    told = ""
+
+    def say(line: str) -> None:
+        nonlocal told
+        if line != told:
+            typer.echo(line, err=True)
+        told = line
+
+    return until_known(desk, run, numbers, say)
+
+
+@dlq.command()
+def drop(
+    run: RunName,
+    numbers: Numbers = None,
+    every: AllOpen = False,
+    scheduler: SchedulerAddress = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Say that nobody needs letters any more; nothing of the run changes."""
+    from digenrl.dead_letters import desk_of
+
+    _check(numbers, every)
+
+    with desk_of(run, runs, scheduler, token_file) as desk:
+        said = _settle("drop", desk, run, numbers or [], every)
+    _print(said, as_json)
+    if not all(each["done"] for each in said):
+        raise typer.Exit(1)
+
+
+def _settle(
+    action: Literal["retry", "drop"], desk: "Desk", run: str, numbers: list[int], every: bool
+) -> list[dict[str, Any]]:
+    """Settle letters one by one; return what was said of each."""
+    from digenrl.letter_book import Book, every_open
+
+    book = Book.read(desk, run)
+    return [_one(book, desk, each, action) for each in numbers or every_open(book)]
+
+
+def _print(said: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        fields = ("number", "done", "note")
+        typer.echo(json.dumps([{key: each[key] for key in fields} for each in said], indent=1))
+        return
+    for each in said:
+        typer.echo(f"{each['number']}: {each['note']}")
+    if not said:
+        typer.echo("no dead letters")
+
+
 def _one(
     book: "Book", desk: "Desk", number: int, action: Literal["retry", "drop"]
-) -> dict[str, object]:
+) -> dict[str, Any]:
+    """Settle a letter; ``letters``: which one that was, if there is a later one about the work."""
     try:
-        return {"number": number, "done": True, "note": book.settle(desk, number, action)}
+        note = book.settle(desk, number, action)
+        return {"number": number, "done": True, "note": note, "letters": [book.newest(number)]}
     except UserError as error:
-        return {"number": number, "done": False, "note": str(error)}
+        return {"number": number, "done": False, "note": str(error), "letters": []}

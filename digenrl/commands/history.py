@@ -77,7 +77,10 @@ def versions(
         from digenrl.evaluation.best import RULE
 
         typer.echo(f"evaluated: {measure}; {RULE}")
-        typer.echo(f"the best of all, on whichever page: `digenrl export {run} --version best`")
+        typer.echo(
+            f"`digenrl export {run} --version best` takes the best of all, if one is better than "
+            "version 0, the model before training"
+        )
     if found and found[-1].version:
         again = _again("versions", run, limit=(limit, 20), before=found[-1].version)
         typer.echo(f"older ones: {again}{_of_run(scheduler, token_file, runs)}")

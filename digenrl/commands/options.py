@@ -77,14 +77,16 @@ PlainHttp = Annotated[
 
 
 def named(name: str, run: str) -> str:
-    """Return the name of the run, given as an argument or as an option.
+    """Return the name of the run, given as an argument or as an option, or the only one in the
+    folder runs/.
 
     Raises:
-        UserError: if neither is given.
+        UserError: if neither is given, and there is none or several.
     """
-    if not name and not run:
+    known = names_of_runs("")
+    if not name and not run and len(known) != 1:
         raise UserError("--run: name the run; `digenrl up` keeps its runs in the folder runs/")
-    return name or run
+    return name or run or known[0]
 
 
 def zero_or_one(value: int | None) -> Literal[0, 1] | None:

@@ -173,9 +173,16 @@ def add_actions(app: typer.Typer) -> None:
         runs: Runs = RUNS,
     ) -> None:
         """Issue no further fragments of a run; what is begun is finished. What failed waits until
-        the run is resumed, so that it can be mended and retried."""
+        the run is resumed, so that it can be mended and retried.
+
+        With --at-failure it waits until the run is paused, and says why: `digenrl pause demo
+        --at-failure`, then mend, then `digenrl dlq retry demo --all --resume`. Ctrl-C ends the
+        waiting, and not the request.
+        """
         action: Action = "pause_at_failure" if at_failure else "pause"
         _ask(action, run, scheduler, token_file, as_json, runs)
+        if at_failure and not as_json:
+            _wait_for_failure(run, scheduler, token_file, runs)
 
     def add(action: "Action", what: str) -> None:
         @app.command(action, help=what)
@@ -204,3 +211,19 @@ def _ask(
         }[action]()  # fmt: skip
     said = f"{run}: {action.replace('_', ' ')} is asked for"
     typer.echo(asked.model_dump_json(indent=1) if as_json else said)
+
+
+def _wait_for_failure(run: str, scheduler: str, token_file: Path | None, runs: Path) -> None:
+    """Wait until the run is paused since something has failed, and say what and what helps."""
+    from digenrl.dead_letters import ApiDesk
+    from digenrl.letter_book import Book
+    from digenrl.local.address import client_of
+    from digenrl.steering import until_paused
+
+    with client_of(runs / run, scheduler, token_file, role="operator") as client:
+        now = until_paused(client, lambda line: typer.echo(line, err=True))
+        typer.echo(f"{run}: {now.phase}")
+        if now.phase == "paused":
+            book = Book.read(ApiDesk(client), run)
+            for line in [*book.reasons(book.chosen("open")), *book.hints()]:
+                typer.echo(line)

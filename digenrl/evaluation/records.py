@@ -11,6 +11,7 @@ set of settings has its own folder, so that the records in one folder are compar
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -68,21 +69,43 @@ def alarms(measured: Sequence[Quality]) -> list[str]:
 
 
 def fallen(before: Quality, after: Quality) -> list[str]:
-    """List the gold rewards that fell while the training reward rose."""
+    """List the gold rewards that fell while the training reward rose; shares of samples only if
+    they fell by more than chance explains."""
     if after.reward <= before.reward:
         return []
+    was, shares = golds(before), SHARES.values()
+    chance = CHANCE / sqrt(max(1, after.num_samples))
     return [
         name
-        for name, value in after.gold.items()
-        if name in before.gold and value < before.gold[name]
+        for name, value in golds(after).items()
+        if name in was and value < was[name] - (chance if name in shares else 0.0)
     ]
+
+
+def golds(quality: Quality) -> dict[str, float]:
+    """Return the figures that nothing is trained on and that are better if they are higher, by
+    their names."""
+    found = {f"gold reward {name}": value for name, value in quality.gold.items()}
+    for field, name in SHARES.items():
+        if (share := getattr(quality, field)) is not None:
+            found[name] = share
+    return found
 
 
 def _line(before: Quality, after: Quality, name: str) -> str:
     return (
-        f"the training reward rose from {before.reward:.4g} to {after.reward:.4g} while the gold "
-        f"reward {name} fell from {before.gold[name]:.4g} to {after.gold[name]:.4g}"
+        f"the training reward rose from {before.reward:.4g} to {after.reward:.4g} while the "
+        f"{name} fell from {golds(before)[name]:.4g} to {golds(after)[name]:.4g}"
     )
+
+
+SHARES = {
+    "gold_accuracy": "accuracy of the held-out network",
+    "gold_svm_accuracy": "accuracy of the held-out SVM",
+}
+CHANCE = 1.4
+"""Two standard deviations of the difference between two shares, times the root of the number of
+samples, where both are a half."""
 
 
 SETTINGS_DIGITS = 16

@@ -1,7 +1,7 @@
 """Picks what the pages show of a run's steps, evaluations and devices."""
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -15,6 +15,7 @@ from digenrl.view.words import cause, words_of
 from shared.run.dead_letters import (
     DeadLetter,
     Fates,
+    Letters,
     Noted,
     Stored,
     cause_of,
@@ -97,9 +98,8 @@ def letters_of(
     kept: Sequence[tuple[DeadLetter, Stored]],
     committed: int,
     before: int | None,
-    given: Container[int] = (),
+    known: Mapping[int, Mapping[str, Any]] | None = None,
     *,
-    is_finished: bool = False,
     every: bool = False,
 ) -> dict[str, Any]:
     """Return a page of dead letters, each with why a retry would not help and what has become of
@@ -107,18 +107,26 @@ def letters_of(
 
     Args:
         committed: number of committed batches.
-        given: numbers of letters whose groups were given to be trained.
-        is_finished: whether the run needs no work any more.
+        known: what the scheduler says of the newest letters, by their numbers.
         every: whether those that are over or dropped are shown as well.
     """
+    said = known or {}
     noted = {
         each.number: Noted(
-            each.number, each.kind, state, each.work, is_finished or each.number in given
+            each.number, each.kind, state, each.work,
+            is_given=each.number in said and said[each.number]["is_given"],
         )
         for each, state in kept
-    }
+    }  # fmt: skip
     fates = Fates.of(noted.values(), committed)
-    now = [(each, fates.state(noted[each.number])) for each, _ in reversed(kept)]
+
+    def state_of(letter: DeadLetter) -> Letters:
+        if letter.number in said:
+            found: Letters = said[letter.number]["state"]
+            return found
+        return fates.state(noted[letter.number])
+
+    now = [(each, state_of(each)) for each, _ in reversed(kept)]
     states = Counter(state for _, state in now)
     opened = [each for each, state in now if state == "open"]
     counted = opened or [each for each, state in now if state == "over"]

@@ -42,7 +42,10 @@ class LiveRun:
 
     async def post(self, path: str) -> httpx.Response:
         """Send a request; raises httpx.HTTPError if the scheduler does not answer."""
-        return await self.client.post(f"{self.url}{path}")
+        try:
+            return await self.client.post(f"{self.url}{path}")
+        finally:
+            self._answers.clear()
 
 
 def client_of(scheduler: str, token_file: Path | None) -> httpx.AsyncClient:

@@ -10,6 +10,7 @@ from digenrl.view.words import crew, figure, time_left
 LINKS = {
     "workers": ("/workers", "the page of workers"),
     "dlq": ("/letters", "the page of dead letters"),
+    "pause": ("/letters", "the page of dead letters"),
 }
 """Commands for which there is a page: its address, and what it is called in a sentence."""
 

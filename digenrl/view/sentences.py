@@ -13,8 +13,9 @@ from shared.run.chain import Step
 
 RECENT_S = 600.0
 """Seconds for which a dead letter is news: afterwards only lists have it."""
-QUIET_S = 60.0
-"""Seconds without another one after which what failed seems to be mended."""
+QUIET_S = 20.0
+QUIET_STEPS = 1.5
+"""Seconds, and steps, without another one after which what failed seems to be mended."""
 STILL_STEPS = 4
 """So many steps in a row may leave the weights as they were before somebody should look."""
 GOOD_SHARE = 0.9
@@ -150,7 +151,7 @@ def status(run: Mapping[str, Any] | None, version: int, wanted: int) -> str:
             return "not begun"
         return "finished" if version >= wanted else f"not running; stopped after step {version}"
     phase = str(run["phase"])
-    at_failure = "; pauses at a failure" if run["pause_at_failure"] else ""
+    at_failure = "; pauses at the next failure" if run["pause_at_failure"] else ""
     if phase == "running" and run["waiting_for"] != "nothing":
         return f"running, waits for {run['waiting_for']}{at_failure}"
     if phase == "waiting" and run["missing_workers"]:
@@ -218,19 +219,19 @@ def _letters(run: Mapping[str, Any], letters: Sequence[tuple[float, str]] | None
     newest = max(0.0, min(ages))
     came = f"{len(late)} dead letters in the last {RECENT_S // 60:.0f} minutes"
     of_them = f"{times} of them {why}; {opened}: {more}"
-    if newest > QUIET_S:
-        return [f"{came}, none in the last {clock(newest)}, {of_them}"]
+    if newest > max(QUIET_S, QUIET_STEPS * (run.get("seconds_per_step") or 0.0)):
+        return []  # it seems mended
     if run["phase"] == "paused":
         if not number:
             return [f"{came}, {of_them}. The run is paused, and nothing of its batch has failed"]
-        then = f"mend it, retry them, and `digenrl resume {name}`"
+        then = f"mend it, and `digenrl dlq retry {name} --all --resume`"
         return [f"{came}, {of_them}. The run is paused: {then}"]
     if run["pause_at_failure"]:
         return [f"{came}, {of_them}. The run will be paused at the next one"]
     return [
         f"{came}, the last one {clock(newest)} ago, {of_them}. What fails is done up to three "
-        f"times at once, which takes its time from all else: mend that first; `digenrl pause "
-        f"{name} --at-failure` gives you time, as what failed then waits for a retry"
+        f"times, which takes its time from all else: mend that first. To retry what failed: "
+        f"`digenrl pause {name} --at-failure`"
     ]
 
 

@@ -46,10 +46,11 @@ from digenrl.view.figures import (
 from digenrl.view.history import RECENT, RunHistory
 from digenrl.view.live import LiveRun
 from digenrl.view.markup import templates
-from digenrl.view.words import FIGURES, QUEUES, drained_of, words_for, words_of
+from digenrl.view.words import FIGURES, KINDS, QUEUES, drained_of, words_for, words_of
 from services.scheduler.costs.profile import profile_names
 from shared.process.http_access import CALLER, Access, Caller, check_routes, sign_in
 from shared.process.service import Health, probes
+from shared.run.dead_letters import UNSETTLED
 from shared.run.layout import weights_folder
 
 PAGES = (
@@ -69,6 +70,7 @@ POLICY = (
 """Content security policy: the page asks no other host for anything and runs no inline script."""
 NEWEST = 200
 """Dead letters of which the scheduler is asked whether their work can be done again."""
+LETTERS = f"/v1/dead-letters?state=all&limit={NEWEST}"
 MAX_BATCHES = 100
 """Batches of a timeline."""
 SAMPLES_PER_PAGE = 24
@@ -243,14 +245,13 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
     ) -> HTMLResponse:
         await history.look()
         done, live = max(0, history.version), pages.view.live
-        newest = await live.get(f"/v1/dead-letters?state=all&limit={NEWEST}") or []
-        given = {each["number"] for each in newest if each["is_given"]}
-        run = await live.get("/v1/run")
-        found = letters_of(
-            await history.letters(), done, before, given, every=state == "all",
-            is_finished=run is not None and run["phase"] == "finished",
-        )  # fmt: skip
-        return await pages.page(request, "letters", committed=done, **found)
+        known = {each["number"]: each for each in await live.get(LETTERS) or []}
+        kept = await history.letters()
+        if known.keys() - {letter.number for letter, _ in kept}:  # some have come since
+            history.forget_letters()
+            kept = await history.letters()
+        found = letters_of(kept, done, before, known, every=state == "all")
+        return await pages.page(request, "letters", committed=done, kinds=KINDS, **found)
 
     @app.get("/recipe")
     async def recipe(request: Request) -> HTMLResponse:
@@ -363,15 +364,10 @@ async def _head(view: View) -> dict[str, Any]:
     exact = recipe is None or recipe.largest_weight is None
     newest = history.evaluations[-1].alarms if history.evaluations else ()
     workers = await view.live.get("/v1/workers") or []
-    letters = (
-        [
-            (letter.found, letter.reason)
-            for letter, state in await history.letters()
-            if state == "open"  # or over: it is not settled
-        ]
-        if run is not None
-        else []
-    )
+    kept = await view.live.get(LETTERS)
+    if run is not None and kept is not None and len(kept) < NEWEST:  # both of one moment
+        run = run | {"num_dead_letters": sum(each["state"] == "open" for each in kept)}
+    letters = [(each["found"], each["reason"]) for each in kept or [] if each["state"] in UNSETTLED]
     return {
         "run": history.run, "live": run, "step": step, "steps": wanted,
         "others": [each.run for each in view.others],

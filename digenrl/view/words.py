@@ -76,6 +76,14 @@ def cause(reason: str) -> str:
     return f"in scorer {found[1]}: {found[2]}"
 
 
+KINDS = {
+    "unreadable": "no message", "undelivered": "nobody finished it",
+    "failed": "an attempt failed", "unscored": "no score after all attempts",
+    "refused": "not true",
+}  # fmt: skip
+"""Kinds of dead letters."""
+
+
 FIGURES = {
     "reward": "training reward", "proxy_accuracy": "accuracy, training classifier",
     "gold_accuracy": "gold accuracy, held-out network",

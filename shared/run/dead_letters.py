@@ -243,9 +243,8 @@ def mend_first(reason: str) -> str:
     if found is None:
         return ""
     return (
-        f"mend first what makes {found[1]} line {found[2]} fail: else it fails again. What is "
-        "generated afterwards is scored without a retry. A change of the file itself takes effect "
-        "in a new run, or, behind serve-scorer, when that is started again"
+        f"mend first what makes {found[1]} line {found[2]} fail. A change of the file itself takes "
+        "effect in a new run, or, behind serve-scorer, when that is started again"
     )
 
 

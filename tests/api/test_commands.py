@@ -133,7 +133,7 @@ def test_the_figure_that_the_best_version_is_chosen_by_has_its_name(
     monkeypatch.setenv("DIGENRL_STORE_URL", f"file://{tmp_path}/better/objects")
     lines = run("versions", RUN).output.splitlines()
     assert " 0.900 best " in lines[1] and "best" not in lines[5]
-    assert lines[-1] == (
+    assert lines[-2] == (
         "evaluated: gold reward other; versions that are not evaluated do not count, and of equal "
         "ones the older is the best"
     )

@@ -40,3 +40,16 @@ def test_two_falls_in_a_row_raise_an_alarm_before_the_gold_reward_is_below_its_f
 
 def test_a_gold_reward_that_is_new_is_compared_with_nothing() -> None:
     assert alarms([quality(0.2), quality(0.8, taste=4.5)]) == []
+
+
+def test_a_share_of_samples_that_falls_by_more_than_chance_is_an_alarm() -> None:
+    def judged(reward: float, network: float, svm: float = 0.5) -> Quality:
+        shares = {"gold_accuracy": network, "gold_svm_accuracy": svm}
+        return Quality(reward=reward, num_samples=200, **shares)
+
+    first = judged(8.3, 0.552)
+    [line] = alarms([first, judged(18.0, 0.113)])
+    assert line.endswith("while the accuracy of the held-out network fell from 0.552 to 0.113")
+    assert alarms([first, judged(18.0, 0.5)]) == [], "200 samples may differ by that much"
+    assert alarms([first, judged(8.0, 0.113)]) == []
+    assert len(alarms([first, judged(18.0, 0.1, 0.1)])) == 2

@@ -45,10 +45,11 @@ def test_the_page_says_what_to_mend_where_a_retry_may_help() -> None:
     found = letters_of(kept, 2, None, every=True)
     assert [letter[2] for letter in found["letters"]] == [None, "see letter 2"]
     assert found["useful"] == [2] and found["states"] == {"open": 1, "over": 1}
-    assert letters_of(kept, 2, None, is_finished=True)["states"] == {"over": 2}
-    assert letters_of(kept, 2, None, given={2})["useful"] == []
+    given = {2: {"state": "over", "is_given": True}}
+    assert letters_of(kept, 2, None, given)["useful"] == []
+    assert letters_of(kept, 2, None, given)["states"] == {"over": 2}
     [mend] = found["mend"]
-    assert mend.startswith("mend first what makes slow_reward.py line 7 fail: else it fails again.")
+    assert mend.startswith("mend first what makes slow_reward.py line 7 fail. ")
 
 
 def test_only_the_newest_letter_of_a_piece_of_work_has_a_button_for_a_retry(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_only_the_newest_letter_of_a_piece_of_work_has_a_button_for_a_retry(tmp_
     text = html.unescape(client.get("/letters?state=all").text)
     assert re.findall(r'data-post="/letters/(\d)/retry"', text) == ["2"]
     assert "see letter 2" in text and "nothing: see letter" not in text
-    assert "Before a retry: mend first what makes slow_reward.py line 7 fail" in text
+    assert "Mend first what makes slow_reward.py line 7 fail" in text
 
 
 def buttons(tmp_path: Path, **now: object) -> list[str]:

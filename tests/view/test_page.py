@@ -246,7 +246,7 @@ def test_dead_letters_are_shown_and_settled_by_operators(run: Run, tokens: Token
     asked: list[str] = []
     client = client_of(run, tokens, scheduler_of({settled: {"note": "done again"}}, asked))
     text = client.get("/letters").text
-    assert "batch 4, group 5" in text and "the scorer said &lt;NaN&gt;" in text
+    assert "step 5 (batch 4), group 5" in text and "the scorer said &lt;NaN&gt;" in text
     assert "data-post" not in text, "a viewer settles nothing"
     assert client.post("/letters/1/retry", json={}).status_code == 403
     client.headers.update(tokens.headers("operator"))

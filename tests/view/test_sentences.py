@@ -222,15 +222,19 @@ def test_where_rewards_are_waited_for_reward_workers_say_which_scorer_is_slow() 
 def test_of_a_paused_run_the_alarm_says_what_to_do_and_not_to_pause_it() -> None:
     late = [(time.time(), "no memory")]
     [line] = alarms(RUN | {"num_dead_letters": 1, "phase": "paused"}, (), (), (), late)
-    assert line.endswith("mend it, retry them, and `digenrl resume test`") and " pause " not in line
+    assert line.endswith("mend it, and `digenrl dlq retry test --all --resume`")
+    assert " pause " not in line
     [line] = alarms(RUN | {"phase": "paused"}, (), (), (), late)
     assert line.endswith("The run is paused, and nothing of its batch has failed")
     [line] = alarms(RUN | {"num_dead_letters": 1}, (), (), (), late)
-    assert "`digenrl pause test --at-failure` gives you time" in line
+    assert line.endswith("To retry what failed: `digenrl pause test --at-failure`")
+    slow = RUN | {"seconds_per_step": 600.0}
+    before = [(time.time() - 300, "no memory")]
+    assert alarms(slow, (), (), (), before) and alarms(RUN, (), (), (), before) == []
     asked = RUN | {"pause_at_failure": True}
     [line] = alarms(asked, (), (), (), late)
     assert line.endswith("The run will be paused at the next one")
-    assert status(asked | {"phase": "running"}, 3, 9).endswith("; pauses at a failure")
+    assert status(asked | {"phase": "running"}, 3, 9).endswith("; pauses at the next failure")
 
 
 def test_of_versions_that_are_all_the_same_it_is_not_said_that_the_first_was_the_change() -> None:

@@ -1,7 +1,7 @@
 // Keeps the page up to date: its changing part every two seconds, its charts from /data/steps.
 "use strict";
 
-const EVERY_MS = 2000, SOON_MS = 200, SELDOM_MS = 15000;
+const EVERY_MS = 2000, SOON_MS = 200, SELDOM_MS = 15000, POINTED_MS = 6000;
 const COLOURS = ["#2f6fde", "#e07b1a", "#1e9e5a", "#8a4fd0", "#c2185b", "#7a7f1a", "#0097a7", "#795548"];
 const CHARTS = {
   reward: (run) => pick(run.version, run.metrics, ["reward_mean"]),
@@ -11,6 +11,7 @@ const CHARTS = {
 };
 const WHOLE = [0, 1, 2, 3, 4, 5, 6, 7].flatMap((zeros) => [1, 2, 5].map((first) => first * 10 ** zeros));  // between ticks of steps
 const drawn = new Map();
+let pointed = { button: null, since: 0 };
 
 function pick(x, columns, names) {
   return names.filter((name) => name in columns).map((name) => ({ name, x, y: columns[name] }));
@@ -22,7 +23,15 @@ async function refreshPart() {
   const address = new URL(location.href);
   address.searchParams.set("part", "");
   const answer = await fetch(address);
-  if (answer.ok) replace(part, await answer.text());
+  const text = await answer.text();
+  if (answer.ok && !isPointed(part)) replace(part, text);
+}
+
+// Somebody is about to press a button, or presses it: under the pointer nothing is exchanged, for a while.
+function isPointed(part) {
+  const button = part.querySelector("button:hover, button:active")?.dataset.post ?? null;
+  if (button !== pointed.button) pointed = { button, since: Date.now() };
+  return button !== null && Date.now() - pointed.since < POINTED_MS;
 }
 
 // What is focused, and how far tables are scrolled, stays as it was.
@@ -123,6 +132,7 @@ document.addEventListener("click", async (event) => {
     });
     if (!answer.ok) alert((await answer.json()).detail);
   }
+  pointed = { button: button.dataset.post, since: 0 };  // what was pressed is done, and seen at once
   await refreshPart();
   button.textContent = label;  // if it is there still: it stands outside of what is asked for anew
   button.disabled = false;

@@ -17,8 +17,12 @@ def forget_failures(state: State) -> State:
 
 def requested(state: State, request: GroupRequest) -> State:
     """Let a group have all its attempts again, if its batch is open and nobody was given it to be
-    trained."""
-    return begin_again(state, request.batch, request.group)
+    trained. Of a paused run, it pauses the run again if it fails again: what made it fail was not
+    mended."""
+    state = begin_again(state, request.batch, request.group)
+    if state.phase == "paused":
+        state = replace(state, watched=state.watched | {(request.batch, request.group)})
+    return state
 
 
 def begin_again(state: State, batch: int, index: int) -> State:
@@ -42,16 +46,20 @@ def begin_again(state: State, batch: int, index: int) -> State:
 
 
 def pause_where_asked(state: State) -> State:
-    """Pause the run if operators want that at a failure, and an open batch has samples that could
-    not be scored and that may still be generated again."""
-    if not state.pause_at_failure or state.phase != "running":
+    """Pause the run if operators want that at a failure, and a group that may still be generated
+    again has samples that could not be scored: any of an open batch, or one that they had generated
+    again while the run was paused."""
+    if state.phase != "running" or not (state.pause_at_failure or state.watched):
         return state
-    has_failed = any(
-        lacks_scores(group) and not is_given(group)
+    failed = {
+        (batch.index, index)
         for batch in state.batches
-        for group in batch.groups
-    )
-    return replace(state, phase="paused", pause_at_failure=False) if has_failed else state
+        for index, group in enumerate(batch.groups)
+        if lacks_scores(group) and not is_given(group)
+    }
+    if not (failed if state.pause_at_failure else failed & state.watched):
+        return state
+    return replace(state, phase="paused", pause_at_failure=False, watched=frozenset())
 
 
 def is_given(group: GroupState) -> bool:

@@ -39,7 +39,11 @@ def batch_opened(plan: Plan, state: State, policy: Policy, now: float) -> State:
     batch = state.find_batch(policy.version) or new_batch(plan, policy.version, now)
     phase = "running" if state.phase == "waiting" else state.phase
     batches = (replace(batch, opened_at=now),)
-    state = replace(state, policy=policy, batches=batches, phase=phase, trained_at=now, pause=0)
+    watched = frozenset(each for each in state.watched if each[0] >= policy.version)
+    state = replace(
+        state, policy=policy, batches=batches, phase=phase, trained_at=now, pause=0,
+        watched=watched,
+    )  # fmt: skip
     return drop_stale_groups(plan, state)
 
 

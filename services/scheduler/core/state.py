@@ -265,6 +265,9 @@ class State:
     """Events that pass before devices are looked at again for the end of a batch; see `assign`."""
     pause_at_failure: bool = False
     """Whether operators want the run paused as soon as samples cannot be scored."""
+    watched: frozenset[tuple[int, int]] = frozenset()
+    """Batch and group of what operators had generated again while the run was paused: if it fails
+    again, the run is paused again."""
     failure: str | None = None
     goal_reached_by: int | None = None
     """Version by which evaluations have reached the run's goal: it ends with the next version."""

@@ -236,3 +236,18 @@ def test_a_pause_at_a_failure_is_called_off_by_resume_and_kept_by_a_paused_run()
     assert (machine.state.phase, machine.state.pause_at_failure) == ("running", True)
     machine.handle(OperatorRequest(action="stop", id="4"))
     assert not machine.state.pause_at_failure
+
+
+def test_what_is_retried_without_a_mend_pauses_the_run_again() -> None:
+    machine, _ = paused_with_a_failed_group()
+    machine.handle(GroupRequest(action="again", batch=0, group=0, id="2"))
+    tasks = machine.tasks(OperatorRequest(action="resume", id="3"))
+    for task in tasks:
+        scored_if_not_broken(machine, task)
+    assert machine.state.phase == "paused" and not machine.state.watched
+    assert not machine.state.batches[0].groups[0].sent, "it can be retried once more"
+    machine.handle(GroupRequest(action="again", batch=0, group=0, id="4"))
+    [again] = machine.finish(machine.tasks(OperatorRequest(action="resume", id="5")))
+    assert (again.group, again.dropped, machine.state.phase) == (0, None, "running")
+    machine.handle(examples.published(1))
+    assert not machine.state.watched

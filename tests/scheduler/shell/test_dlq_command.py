@@ -12,10 +12,12 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner, Result
 
-from digenrl import dead_letters
+from digenrl import dead_letters, letter_book
 from digenrl.cli import app
 from digenrl.client import Client
 from digenrl.local.address import address_of, write_address
+from digenrl.steering import until_known, until_paused
+from services.scheduler.shell.api_models import RunView
 from services.scheduler.shell.app import Scheduler
 from shared.errors import UserError
 from shared.messages.codec import encode
@@ -142,9 +144,9 @@ def about(
 
 def book_of(
     *letters: dict[str, object], committed: int | None = 3, phase: str = "running"
-) -> dead_letters.Book:
+) -> letter_book.Book:
     now = None if committed is None else dead_letters.Now(committed, phase)
-    return dead_letters.Book.of("demo", letters[::-1], now)
+    return letter_book.Book.of("demo", letters[::-1], now)
 
 
 def test_a_list_says_which_letters_a_retry_may_help_and_what_to_mend_first() -> None:
@@ -152,13 +154,14 @@ def test_a_list_says_which_letters_a_retry_may_help_and_what_to_mend_first() -> 
     hint, over, mend, pause = book_of(done, under_way).hints()
     assert hint == "a retry may help 1 of 1: `digenrl dlq retry demo 2`"
     assert over.startswith("1 is over: ") and "committed" in over
-    assert mend.startswith("mend first what makes slow_reward.py line 7 fail: else it fails again.")
+    assert mend.startswith("mend first what makes slow_reward.py line 7 fail. ")
     assert pause.startswith("for time to mend it: `digenrl pause demo --at-failure` pauses")
-    *same, resume = book_of(done, under_way, phase="paused").hints()
-    assert same == [hint, over, mend] and resume.endswith("after `digenrl resume demo`")
+    assert pause.endswith("`digenrl dlq retry demo --all --resume`")
+    resume = hint.removesuffix("`") + " --resume`"
+    assert book_of(done, under_way, phase="paused").hints() == [resume, over, mend]
     none, again = book_of(done, phase="paused").hints()
     assert none.startswith("none is open") and again.endswith(
-        "`digenrl pause demo --at-failure && digenrl resume demo`"
+        "`digenrl pause demo --at-failure`, and `digenrl resume demo`"
     )
     refused = under_way | {"work": None, "kind": "refused"}
     assert book_of(refused).hints()[0].endswith("`digenrl dlq drop demo --all`")
@@ -206,12 +209,12 @@ def test_letters_of_one_cause_are_one_reason_whoever_gave_up() -> None:
 def test_a_letter_shows_the_fields_of_its_message_and_each_sentence_once() -> None:
     slot = FragmentSlot(batch=3, group=0, first_sample=4, attempt=0)
     message = encode(FragmentFailed(slot=slot, stage="reward", reason=CAUSE))
-    lines = dead_letters.shown_lines(about(1, 3) | {"data": encoded(message)})
+    lines = letter_book.shown_lines(about(1, 3) | {"data": encoded(message)})
     assert "work: batch 3 group 0 sample 4, attempt 0" in lines
     assert lines[-2:] == ["message kind: fragment_failed", "message stage: reward"]
     assert "".join(lines).count(CAUSE) == 1
     reasons = {"scorer": "mine", "samples": {"4": CAUSE, "5": CAUSE, "6": "it hangs"}}
-    lines = dead_letters.shown_lines(
+    lines = letter_book.shown_lines(
         about(1, 3, kind="unscored") | {"data": encoded(json.dumps(reasons).encode())}
     )
     assert lines[-2:] == [
@@ -240,3 +243,41 @@ def test_the_address_of_a_run_is_in_its_folder(tmp_path: Path) -> None:
     assert address_of(tmp_path) == "http://127.0.0.1:1"
     with pytest.raises(UserError, match="does not answer"):
         dead_letters.ApiDesk(Client.at(address_of(tmp_path))).letters("open", 1, None)
+
+
+def test_what_was_retried_is_known_when_its_batch_is_committed_or_it_failed_again() -> None:
+    retried = about(4, 3, state="retried")
+    assert not book_of(retried).is_known(retried)
+    assert book_of(retried, committed=4).is_known(retried)
+    again = book_of(retried, about(5, 3, 1))
+    assert again.is_known(retried) and again.newest(4) == 5
+
+    class Desk(dead_letters.ApiDesk):
+        """Has a run whose batch is committed while somebody waits."""
+
+        def every(self) -> list[dict[str, object]]:
+            return [retried]
+
+        def now(self) -> dead_letters.Now:
+            return dead_letters.Now(3 + len(said))
+
+    said: list[str] = []
+    outcome = until_known(Desk(cast(Client, None)), "demo", [4], said.append)
+    assert said == ["step 3; waits for the commit of batch 3"]
+    assert outcome[0].endswith("[done since: batch 3 is committed]")
+
+
+def test_a_pause_at_a_failure_is_waited_for() -> None:
+    class Runs:
+        """Answers once for each step, and is paused then."""
+
+        phases = iter([("running", True, 3), ("running", True, 3), ("paused", False, 4)])
+
+        def get_run(self) -> RunView:
+            phase, asked, step = next(self.phases)
+            known = {"phase": phase, "pause_at_failure": asked, "step": step, "steps": 9}
+            return RunView.model_construct(**known)
+
+    said: list[str] = []
+    assert until_paused(Runs(), said.append).phase == "paused"
+    assert said == ["step 3 of 9; waits for samples that cannot be scored"]
