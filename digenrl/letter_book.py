@@ -83,6 +83,10 @@ class Book:
             return self.settle(desk, later[-1].number, action)
         return desk.settle(number, action)
 
+    def retried(self) -> list[Letter]:
+        """Return the retried letters, of each piece of work the newest."""
+        return [each for each in self.chosen("retried") if not self.fates.later(_noted(each))]
+
     def newest(self, number: int) -> int:
         """Return the newest letter about the work of a letter."""
         letter = next((each for each in self.letters if each["number"] == number), None)
@@ -140,8 +144,9 @@ class Book:
                 *others,
             ]
         which = " ".join(map(str, useful)) if len(useful) <= MOST_NAMED else "--all"
-        resume = " --resume" if self.now is not None and self.now.phase == "paused" else ""
-        command = f"`digenrl dlq retry {self.run} {which}{resume}`"
+        if self.now is not None and self.now.phase == "paused":
+            which = "--all --resume"
+        command = f"`digenrl dlq retry {self.run} {which}`"
         return [f"a retry may help {len(useful)} of {opened}: {command}", *others]
 
     def _time_for_it(self, useful: Sequence[int]) -> list[str]:

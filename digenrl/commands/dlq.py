@@ -104,7 +104,7 @@ def list_letters(
             typer.echo(f"older ones: --before {shown[-1]['number']}")
     else:
         _echo(book.reasons(book.chosen("open") or book.chosen("over")))
-        _echo(book.lines(book.chosen("retried")[:FEW]))
+        _echo(book.lines(book.retried()[:FEW]))
         typer.echo("one by one: --limit 10; of a reason: --reason TEXT; also those over: --all")
 
 

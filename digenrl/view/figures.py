@@ -131,7 +131,10 @@ def letters_of(
     opened = [each for each, state in now if state == "open"]
     counted = opened or [each for each, state in now if state == "over"]
     useful = [each for each in opened if fates.why_not_retried(noted[each.number]) is None]
-    wanted = now if every else [each for each in now if each[1] in ("open", "retried")]
+    wanted = now if every else [
+        (each, state) for each, state in now
+        if state in ("open", "retried") and not fates.later(noted[each.number])
+    ]  # fmt: skip
     shown = page(wanted, state="all", before=before, limit=PER_PAGE)
     return {
         "letters": [

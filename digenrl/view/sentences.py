@@ -224,7 +224,7 @@ def _letters(run: Mapping[str, Any], letters: Sequence[tuple[float, str]] | None
     if run["phase"] == "paused":
         if not number:
             return [f"{came}, {of_them}. The run is paused, and nothing of its batch has failed"]
-        then = f"mend it, and `digenrl dlq retry {name} --all --resume`"
+        then = f"mend it, then retry: `digenrl dlq retry {name} --all --resume`"
         return [f"{came}, {of_them}. The run is paused: {then}"]
     if run["pause_at_failure"]:
         return [f"{came}, {of_them}. The run will be paused at the next one"]

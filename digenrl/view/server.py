@@ -62,6 +62,7 @@ TITLES = {"samples": "gallery", "batches": "training samples", "letters": "dead 
 ASSETS = {
     "app.js": "text/javascript", "timeline.js": "text/javascript", "style.css": "text/css",
     "uPlot.iife.min.js": "text/javascript", "uPlot.min.css": "text/css",
+    "idiomorph.min.js": "text/javascript",
 }  # fmt: skip
 POLICY = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "

@@ -44,8 +44,7 @@ def test_a_gold_reward_that_is_new_is_compared_with_nothing() -> None:
 
 def test_a_share_of_samples_that_falls_by_more_than_chance_is_an_alarm() -> None:
     def judged(reward: float, network: float, svm: float = 0.5) -> Quality:
-        shares = {"gold_accuracy": network, "gold_svm_accuracy": svm}
-        return Quality(reward=reward, num_samples=200, **shares)
+        return Quality(reward=reward, num_samples=200, gold_accuracy=network, gold_svm_accuracy=svm)
 
     first = judged(8.3, 0.552)
     [line] = alarms([first, judged(18.0, 0.113)])

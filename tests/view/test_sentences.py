@@ -222,7 +222,7 @@ def test_where_rewards_are_waited_for_reward_workers_say_which_scorer_is_slow() 
 def test_of_a_paused_run_the_alarm_says_what_to_do_and_not_to_pause_it() -> None:
     late = [(time.time(), "no memory")]
     [line] = alarms(RUN | {"num_dead_letters": 1, "phase": "paused"}, (), (), (), late)
-    assert line.endswith("mend it, and `digenrl dlq retry test --all --resume`")
+    assert line.endswith("mend it, then retry: `digenrl dlq retry test --all --resume`")
     assert " pause " not in line
     [line] = alarms(RUN | {"phase": "paused"}, (), (), (), late)
     assert line.endswith("The run is paused, and nothing of its batch has failed")

@@ -1,20 +1,26 @@
 // Keeps the page up to date: its changing part every two seconds, its charts from /data/steps.
 "use strict";
 
-const EVERY_MS = 2000, SOON_MS = 200, SELDOM_MS = 15000, POINTED_MS = 6000;
+const EVERY_MS = 2000, SOON_MS = 200, SELDOM_MS = 15000;
 const COLOURS = ["#2f6fde", "#e07b1a", "#1e9e5a", "#8a4fd0", "#c2185b", "#7a7f1a", "#0097a7", "#795548"];
+const SHARES = /accuracy|worst_digit/;  // between 0 and 1, and flat lines beside rewards of another size
+const ASKED = "asked ...";
 const CHARTS = {
   reward: (run) => pick(run.version, run.metrics, ["reward_mean"]),
   kl: (run) => pick(run.version, run.metrics, ["approx_kl", "kl"]),
   gradient: (run) => pick(run.version, run.metrics, ["grad_norm"]),
-  figures: (run) => pick(run.evaluated, run.figures, Object.keys(run.figures).filter((name) => !/_(nn|div)$/.test(name))),
+  figures: (run) => evaluated(run, (name) => !/_(nn|div)$/.test(name) && !SHARES.test(name)),
+  shares: (run) => evaluated(run, (name) => SHARES.test(name)),
 };
 const WHOLE = [0, 1, 2, 3, 4, 5, 6, 7].flatMap((zeros) => [1, 2, 5].map((first) => first * 10 ** zeros));  // between ticks of steps
 const drawn = new Map();
-let pointed = { button: null, since: 0 };
 
 function pick(x, columns, names) {
   return names.filter((name) => name in columns).map((name) => ({ name, x, y: columns[name] }));
+}
+
+function evaluated(run, wanted) {
+  return pick(run.evaluated, run.figures, Object.keys(run.figures).filter(wanted));
 }
 
 async function refreshPart() {
@@ -23,26 +29,12 @@ async function refreshPart() {
   const address = new URL(location.href);
   address.searchParams.set("part", "");
   const answer = await fetch(address);
-  const text = await answer.text();
-  if (answer.ok && !isPointed(part)) replace(part, text);
+  if (answer.ok) replace(part, await answer.text());
 }
 
-// Somebody is about to press a button, or presses it: under the pointer nothing is exchanged, for a while.
-function isPointed(part) {
-  const button = part.querySelector("button:hover, button:active")?.dataset.post ?? null;
-  if (button !== pointed.button) pointed = { button, since: Date.now() };
-  return button !== null && Date.now() - pointed.since < POINTED_MS;
-}
-
-// What is focused, and how far tables are scrolled, stays as it was.
+// What is as it was stays: a button that somebody is about to press, what is focused, how far tables are scrolled.
 function replace(part, text) {
-  const reached = () => [...part.querySelectorAll("a, button, input, select, [tabindex]")];
-  const wide = () => [...part.querySelectorAll(".wide")];
-  const focused = reached().indexOf(document.activeElement), scrolled = wide().map((each) => each.scrollLeft);
-  if (focused >= 0 && /INPUT|SELECT/.test(document.activeElement.tagName)) return;  // somebody types
-  part.innerHTML = text;
-  wide().forEach((each, index) => { each.scrollLeft = scrolled[index] ?? 0; });
-  if (focused >= 0) reached()[focused]?.focus({ preventScroll: true });
+  Idiomorph.morph(part, text, { morphStyle: "innerHTML", ignoreActiveValue: true });
 }
 
 function columns(runs, of) {
@@ -123,7 +115,7 @@ document.addEventListener("click", async (event) => {
   if (!button || !confirm(button.dataset.ask)) return;
   const label = button.textContent;
   button.disabled = true;
-  button.textContent = "asked ...";
+  button.textContent = ASKED;
   const groups = document.getElementById(button.dataset.groups)?.valueAsNumber;
   const body = groups === undefined ? button.dataset.body ?? "{}" : JSON.stringify({ mode: "fixed", groups });
   for (const address of button.dataset.post.trim().split(/\s+/)) {
@@ -132,9 +124,8 @@ document.addEventListener("click", async (event) => {
     });
     if (!answer.ok) alert((await answer.json()).detail);
   }
-  pointed = { button: button.dataset.post, since: 0 };  // what was pressed is done, and seen at once
   await refreshPart();
-  button.textContent = label;  // if it is there still: it stands outside of what is asked for anew
+  if (button.textContent === ASKED) button.textContent = label;  // it stands outside of what is asked for anew
   button.disabled = false;
 });
 

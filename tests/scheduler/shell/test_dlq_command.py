@@ -157,7 +157,7 @@ def test_a_list_says_which_letters_a_retry_may_help_and_what_to_mend_first() -> 
     assert mend.startswith("mend first what makes slow_reward.py line 7 fail. ")
     assert pause.startswith("for time to mend it: `digenrl pause demo --at-failure` pauses")
     assert pause.endswith("`digenrl dlq retry demo --all --resume`")
-    resume = hint.removesuffix("`") + " --resume`"
+    resume = "a retry may help 1 of 1: `digenrl dlq retry demo --all --resume`"
     assert book_of(done, under_way, phase="paused").hints() == [resume, over, mend]
     none, again = book_of(done, phase="paused").hints()
     assert none.startswith("none is open") and again.endswith(
@@ -275,8 +275,7 @@ def test_a_pause_at_a_failure_is_waited_for() -> None:
 
         def get_run(self) -> RunView:
             phase, asked, step = next(self.phases)
-            known = {"phase": phase, "pause_at_failure": asked, "step": step, "steps": 9}
-            return RunView.model_construct(**known)
+            return RunView.model_construct(phase=phase, pause_at_failure=asked, step=step, steps=9)
 
     said: list[str] = []
     assert until_paused(Runs(), said.append).phase == "paused"
