@@ -37,6 +37,8 @@ POOLS = {
 BATCH_SECONDS: dict[Way, float] = {"on-policy": 7.0, "one-step": 6.0}
 """Seconds that an emulated batch takes at its best. Messages and fsync take as many milliseconds as
 in a real run; on-policy they lie between two batches, where no other work hides them."""
+AS_MANY = 32
+"""Devices from which a batch takes longer in proportion: all of them stand on the same cores."""
 LONGER = 2.0
 """Times as long if a real batch takes minutes: a millisecond counts 15 to 72 times even then."""
 MINUTES = 200.0
@@ -176,7 +178,8 @@ class Row:
     @property
     def batch_seconds(self) -> float:
         """Seconds that an emulated batch takes at its best."""
-        return BATCH_SECONDS[self.way] * (LONGER if self.floor_seconds > MINUTES else 1.0)
+        seconds = BATCH_SECONDS[self.way] * (LONGER if self.floor_seconds > MINUTES else 1.0)
+        return seconds * max(1.0, sum(self.devices.values()) / AS_MANY)
 
     @property
     def scale(self) -> float:

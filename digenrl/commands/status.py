@@ -18,7 +18,7 @@ from digenrl.commands.options import (
     TokenFile,
     named,
 )
-from shared.errors import DigenRLError
+from shared.errors import DigenRLError, UserError
 
 if TYPE_CHECKING:
     from digenrl.client import Client
@@ -48,7 +48,7 @@ def status(
         if client is None:
             state = asyncio.run(stored_state(_history(stack, folder)))
         else:
-            state = live_state(client)
+            state = live_state(client, _evaluation_alarms(folder, scheduler, token_file))
     typer.echo(state.model_dump_json(indent=1) if as_json else "\n".join(state.lines()))
 
 
@@ -75,6 +75,18 @@ def watch(
             raise typer.Exit(_say_end(_history(stack, folder), as_json=as_json))
         shown = Lines() if as_json else Table(stack, client, folder)
         raise typer.Exit(_watch(client, shown))
+
+
+def _evaluation_alarms(folder: Path, scheduler: str, token_file: Path | None) -> list[str]:
+    """Return the alarms of the newest evaluation, which the process of the page knows; none if that
+    does not answer."""
+    from digenrl.local.address import client_of
+
+    try:
+        with client_of(folder, scheduler, token_file, of="page") as page:
+            return [alarm for each in page.list_evaluations(1) for alarm in each.alarms]
+    except UserError:
+        return []
 
 
 class Shown(Protocol):

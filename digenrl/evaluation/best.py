@@ -32,6 +32,13 @@ class Best:
         """Whether no evaluated version is better than the model before training."""
         return self.version == 0
 
+    @property
+    def trained(self) -> int | None:
+        """The best of the versions that were trained, of equal ones the older; None if none is
+        evaluated."""
+        trained = [version for version in self.figures if version]
+        return min(trained, key=lambda each: (-self.figures[each], each), default=None)
+
 
 async def best_version(store: ObjectStore, recipe: Recipe) -> Best | None:
     """Return the best of a run's versions; None if none is evaluated."""

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from digenrl.evaluation.best import best_version, ranked_versions
+from digenrl.evaluation.best import Best, best_version, ranked_versions
 from digenrl.evaluation.run import weights_to_use, with_weights_to_use
 from digenrl.report.export import export_adapter
 from digenrl.report.layouts import Layout
@@ -114,9 +114,18 @@ async def _best(store: ObjectStore, recipe: Recipe) -> int:
         raise UserError(
             f"--version: no evaluated version of {run} is better than 0, the model before training "
             f"({best.measure} {best.figures[0]:.3f}), so the best has learned nothing yet; "
-            "`--version newest` takes the newest, and `--version 0` takes it all the same"
+            f"{_best_trained(best)}`--version newest` takes the newest, and `--version 0` takes it "
+            "all the same"
         )
     return best.version
+
+
+def _best_trained(best: Best) -> str:
+    """Say which trained version is the best, within a sentence."""
+    if best.trained is None:
+        return ""
+    figure = best.figures[best.trained]
+    return f"`--version {best.trained}` takes the best that was trained ({figure:.3f}), "
 
 
 async def _kept(store: ObjectStore, recipe: Recipe) -> str:

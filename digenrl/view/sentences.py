@@ -13,6 +13,8 @@ from shared.run.chain import Step
 
 RECENT_S = 600.0
 """Seconds for which a dead letter is news: afterwards only lists have it."""
+MOST_LETTERS = 200
+"""Newest dead letters that are looked at."""
 QUIET_S = 20.0
 QUIET_STEPS = 1.5
 """Seconds, and steps, without another one after which what failed seems to be mended."""
@@ -93,7 +95,8 @@ def main_wait(schedule: ScheduleSummary) -> str:
     share, bubbles = schedule.utilisation, schedule.bubbles
     if share is None or share >= GOOD_SHARE or not bubbles:
         return ""
-    return max(bubbles, key=lambda each: bubbles[each])
+    others = {use: part for use, part in bubbles.items() if use != "paused" and part > 0}
+    return max(others or bubbles, key=lambda each: bubbles[each])
 
 
 def throughput(load: Mapping[str, Any], waits: str = "", run: str = "RUN") -> str:
@@ -217,8 +220,9 @@ def _letters(run: Mapping[str, Any], letters: Sequence[tuple[float, str]] | None
     [(reason, times)] = Counter(cause(each) for each in late).most_common(1)
     why = reason if reason.startswith("in scorer ") else f"for: {reason}"
     newest = max(0.0, min(ages))
-    came = f"{len(late)} dead letters in the last {RECENT_S // 60:.0f} minutes"
-    of_them = f"{times} of them {why}; {opened}: {more}"
+    many = "or more " if len(late) == len(letters) >= MOST_LETTERS else ""
+    came = f"{len(late)} {many}dead letters in the last {RECENT_S // 60:.0f} minutes"
+    of_them = f"{times} of them {why}; {opened}"
     if newest > max(QUIET_S, QUIET_STEPS * (run.get("seconds_per_step") or 0.0)):
         return []  # it seems mended
     if run["phase"] == "paused":
@@ -230,8 +234,8 @@ def _letters(run: Mapping[str, Any], letters: Sequence[tuple[float, str]] | None
         return [f"{came}, {of_them}. The run will be paused at the next one"]
     return [
         f"{came}, the last one {clock(newest)} ago, {of_them}. What fails is done up to three "
-        f"times, which takes its time from all else: mend that first. To retry what failed: "
-        f"`digenrl pause {name} --at-failure`"
+        f"times, which takes its time from all else: mend that first. To retry what failed, with "
+        f"time for a mend: `digenrl pause {name} --at-failure`"
     ]
 
 

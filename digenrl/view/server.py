@@ -69,7 +69,7 @@ POLICY = (
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
 """Content security policy: the page asks no other host for anything and runs no inline script."""
-NEWEST = 200
+NEWEST = sentences.MOST_LETTERS
 """Dead letters of which the scheduler is asked whether their work can be done again."""
 LETTERS = f"/v1/dead-letters?state=all&limit={NEWEST}"
 MAX_BATCHES = 100

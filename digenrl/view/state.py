@@ -18,8 +18,6 @@ from services.scheduler.shell.api_models import RunView, WorkerView
 from shared.errors import UserError
 from shared.run.dead_letters import UNSETTLED
 
-LETTERS = 200
-"""Dead letters that are looked at, the newest."""
 VERSIONS = 50
 """Versions that are compared."""
 
@@ -69,8 +67,11 @@ class RunState(BaseModel):
         ]
 
 
-def live_state(client: Client) -> RunState:
+def live_state(client: Client, evaluation: Sequence[str] = ()) -> RunState:
     """Return the state of a run that goes on.
+
+    Args:
+        evaluation: alarms of its newest evaluation, which its scheduler does not know.
 
     Raises:
         NoAnswer: if its scheduler does not answer.
@@ -86,9 +87,9 @@ def live_state(client: Client) -> RunState:
         usage.append(BatchUsage.model_validate(found.model_dump()))
     status = sentences.status(run.model_dump(), run.step, run.steps)
     workers, load = client.list_workers(), client.get_load()
-    letters = client.list_dead_letters("all", LETTERS)
+    letters = client.list_dead_letters("all", sentences.MOST_LETTERS)
     alarms = sentences.alarms(
-        run.model_dump(), (), (), [each.model_dump() for each in workers],
+        run.model_dump(), (), evaluation, [each.model_dump() for each in workers],
         [(each.found, each.reason) for each in letters if each.state in UNSETTLED] or None,
     )  # fmt: skip
     newest = client.list_versions(VERSIONS)[::-1]

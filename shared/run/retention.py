@@ -69,11 +69,14 @@ class Retention:
 
 
 def _best(gold: Figures, number: int) -> list[int]:
-    """Return so many best versions of each set of settings; of equal ones the older."""
+    """Return so many best versions of each set of settings, of equal ones the older; the first one
+    is kept anyhow, and takes the place of none that was trained."""
     return [
         version
         for figures in gold
-        for version in heapq.nsmallest(number, figures, key=lambda each: (-figures[each], each))
+        for version in heapq.nsmallest(
+            number, filter(None, figures), key=lambda each: (-figures[each], each)
+        )
     ]
 
 

@@ -172,11 +172,9 @@ def test_dead_letters_are_an_alarm_while_they_come_with_what_they_cost() -> None
     late = [(now - 5, "no table of sevens"), (now - 9, "no table of sevens"), (now - 7, "other")]
     [line] = alarms(run, (), (), (), [*late, (now - 3600, "old")])
     assert line.startswith("3 dead letters in the last 10 minutes, the last one 5 s ago, 2 of them")
-    assert (
-        "for: no table of sevens; 9 are open: `digenrl dlq list test` has why. What fails" in line
-    )
+    assert "for: no table of sevens; 9 are open. What fails" in line
     [line] = alarms(RUN, (), (), (), late)  # they are over already
-    assert "; none is open: " in line
+    assert "; none is open. " in line
     assert alarms(run, (), (), (), [(now - 3600, "old")]) == []
     [line] = alarms(run, (), ())  # when they came is not known
     assert line == "dead letters: 9 are open; `digenrl dlq list test` has why"
@@ -227,7 +225,7 @@ def test_of_a_paused_run_the_alarm_says_what_to_do_and_not_to_pause_it() -> None
     [line] = alarms(RUN | {"phase": "paused"}, (), (), (), late)
     assert line.endswith("The run is paused, and nothing of its batch has failed")
     [line] = alarms(RUN | {"num_dead_letters": 1}, (), (), (), late)
-    assert line.endswith("To retry what failed: `digenrl pause test --at-failure`")
+    assert line.endswith("with time for a mend: `digenrl pause test --at-failure`")
     slow = RUN | {"seconds_per_step": 600.0}
     before = [(time.time() - 300, "no memory")]
     assert alarms(slow, (), (), (), before) and alarms(RUN, (), (), (), before) == []

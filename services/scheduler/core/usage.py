@@ -1,7 +1,7 @@
 """Derives from the state what each device does and, if it waits, for whom."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -88,8 +88,13 @@ class Timeline(BaseModel):
             raise ValueError(f"a timeline is damaged: {error}") from error
 
 
-def uses(plan: Plan, state: State) -> dict[str, Use]:
-    """What every live worker does, by name."""
+def uses(plan: Plan, state: State, idle: Container[str] = ()) -> dict[str, Use]:
+    """What every live worker does, by name.
+
+    Args:
+        idle: names of trainers that say that they wait: groups of theirs wait for others, to be
+            trained with them.
+    """
     waits_for = _waits_for(plan, state)  # the same for all, so fragments are counted once
     is_scoring = any(batch.count("generated") for batch in state.batches)
     scores: Use = "scoring" if is_scoring else waits_for
@@ -97,7 +102,10 @@ def uses(plan: Plan, state: State) -> dict[str, Use]:
     for worker in state.workers.values():
         match worker.service:
             case "trainer":
-                found[worker.name] = _use_of_trainer(state, worker)
+                use = _use_of_trainer(state, worker)
+                waits = use == "training" and worker.name in idle
+                is_known = waits and waits_for != "waiting_for_trainer"
+                found[worker.name] = waits_for if is_known else use
             case "reward":
                 found[worker.name] = scores
             case "member":

@@ -343,7 +343,7 @@ class Scheduler:
         """Add up what devices do; of many, not at every event."""
         since = self.meter.since
         if is_exact or since is None or now - since >= LOOK_S * len(self.state.workers):
-            self.meter.advance(now, uses(self.plan, self.state))
+            self.meter.advance(now, uses(self.plan, self.state, self.roster.idle_trainers()))
 
     async def _confirm(self) -> None:
         """Return when it is sure that this scheduler commands."""

@@ -30,6 +30,8 @@ WAITS: dict[Activity, Use] = {
     "waiting_for_conditions": "waiting_for_conditions",
 }
 """Activities of a rollout device in which it does not do the work that it has."""
+WAITING: frozenset[Activity] = frozenset({"waiting_for_rollout", "waiting_for_reward"})
+"""Activities of a trainer's device that does not train what it has."""
 
 log = structlog.get_logger()
 
@@ -89,6 +91,14 @@ class Roster:
             waited = status.seconds.get(activity, 0.0) - before.seconds.get(activity, 0.0)
             if waited > 0:
                 self._meter.move(status.worker, waited, "generating", use)
+
+    def idle_trainers(self) -> set[str]:
+        """Return the names of trainers that say that they wait for something."""
+        statuses = (seen.status for seen in self.seen.values())
+        return {
+            each.worker for each in statuses
+            if each.service == "trainer" and each.activity in WAITING
+        }  # fmt: skip
 
     async def _refuse(self, status: WorkerStatus, now: float) -> None:
         """Refuse a worker whose name another live worker has."""

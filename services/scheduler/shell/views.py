@@ -139,7 +139,10 @@ def missing_workers(plan: Plan, state: State, reporting: Collection[Service]) ->
 
 
 def worker_views(scheduler: Scheduler) -> list[WorkerView]:
-    now, current = time.monotonic(), uses(scheduler.plan, scheduler.state)
+    now, current = (
+        time.monotonic(),
+        uses(scheduler.plan, scheduler.state, scheduler.roster.idle_trainers()),
+    )
     seen = sorted(scheduler.roster.seen.values(), key=lambda seen: seen.status.worker)
     return [_worker_view(scheduler, each, current, now) for each in seen]
 

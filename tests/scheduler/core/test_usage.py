@@ -56,3 +56,18 @@ def test_seconds_add_up_to_the_time_between_two_commits() -> None:
     assert devices["a"] == {"generating": 2.0, "tail": 1.0, "waiting_for_weights": 1.0}
     assert sum(devices["a"].values()) == pytest.approx(4.0)
     assert meter.take() == {}
+
+
+def test_a_trainer_whose_groups_wait_for_others_waits_with_everybody() -> None:
+    machine = Machine("a", "b", num_groups=2)
+    machine.handle(WorkerJoined("t-0", "t", "trainer", concurrency=0))
+    first, second, third, *_ = machine.tasks(examples.published(0))
+    for task in (first, second):
+        machine.handle(examples.generated(task))
+        machine.handle(examples.scored(task))
+    assert machine.state.batches[0].tally.untrained("t-0")
+    assert uses(machine.plan, machine.state)["t"] == "training"
+    seen = uses(machine.plan, machine.state, {"t"})
+    assert seen["t"] == "tail" != seen["a"], "nothing is left to be begun, and a generates"
+    machine.handle(examples.generated(third))
+    assert machine.state.phase == "running"
