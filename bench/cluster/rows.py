@@ -39,6 +39,9 @@ BATCH_SECONDS: dict[Way, float] = {"on-policy": 7.0, "one-step": 6.0}
 in a real run; on-policy they lie between two batches, where no other work hides them."""
 AS_MANY = 32
 """Devices from which a batch takes longer in proportion: all of them stand on the same cores."""
+UNLIKE = 2.0
+"""Times as long on-policy if devices are unlike: the last pieces of a batch are more, and smaller, and
+each waits for its messages."""
 LONGER = 2.0
 """Times as long if a real batch takes minutes: a millisecond counts 15 to 72 times even then."""
 MINUTES = 200.0
@@ -179,6 +182,8 @@ class Row:
     def batch_seconds(self) -> float:
         """Seconds that an emulated batch takes at its best."""
         seconds = BATCH_SECONDS[self.way] * (LONGER if self.floor_seconds > MINUTES else 1.0)
+        if len(self.devices) > 1 and self.way == "on-policy":
+            seconds *= UNLIKE
         return seconds * max(1.0, sum(self.devices.values()) / AS_MANY)
 
     @property
