@@ -40,8 +40,8 @@ in a real run; on-policy they lie between two batches, where no other work hides
 AS_MANY = 32
 """Devices from which a batch takes longer in proportion: all of them stand on the same cores."""
 UNLIKE = 2.0
-"""Times as long on-policy if devices are unlike: the last pieces of a batch are more, and smaller, and
-each waits for its messages."""
+"""Times as long on-policy if devices are unlike: the last pieces of a batch are more, and smaller,
+and each waits for its messages."""
 LONGER = 2.0
 """Times as long if a real batch takes minutes: a millisecond counts 15 to 72 times even then."""
 MINUTES = 200.0
