@@ -63,6 +63,10 @@ def test_what_is_run_is_what_the_recipe_says(row: Row, tmp_path: Path) -> None:
     if row.workload in ("wan", "hunyuan"):  # their batches take minutes
         seconds *= 2
     took = floor_seconds(row.profile, row.devices) / row.scale
+    if sum(row.devices.values()) == 64:  # as many stand on these cores
+        seconds *= 2
+    if len(row.devices) > 1 and row.way == "on-policy":
+        seconds *= 2
     assert took == pytest.approx(seconds, rel=0.01)
 
 
