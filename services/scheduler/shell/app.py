@@ -43,7 +43,7 @@ from services.scheduler.shell.lease import Lease
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
 from services.scheduler.shell.room_watch import RoomWatch
 from services.scheduler.shell.roster import Roster
-from services.scheduler.shell.waves import Applied, apply_together, in_waves
+from services.scheduler.shell.waves import BACKLOG, Applied, apply_together, in_waves
 from shared.bus.bus import Bus, Received
 from shared.errors import IntegrityError, SlotPoisoned
 from shared.messages import subjects
@@ -306,7 +306,8 @@ class Scheduler:
             if isinstance(event, PolicyPublished):
                 await self._record(event)
             else:
-                await self._apply(event, self._inbox.next_but(OPENING))
+                many = self._inbox.num_waiting >= BACKLOG
+                await self._apply(event, self._inbox.next_but(OPENING) if many else NONE)
             await asyncio.sleep(0)  # statuses are heard between two events
 
     async def _apply(self, event: MachineInput, following: Iterator[MachineInput] = NONE) -> None:

@@ -29,6 +29,10 @@ class Inbox:
         self._queue.put_nowait((waits, next(self._numbers), event))
 
     @property
+    def num_waiting(self) -> int:
+        return self._queue.qsize()
+
+    @property
     def is_empty(self) -> bool:
         return self._queue.empty()
 

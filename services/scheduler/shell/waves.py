@@ -13,6 +13,8 @@ from shared.messages.fluid import TrainPiece
 
 SENT_AT_ONCE = 16
 """Commands sent concurrently; statuses are heard in between."""
+BACKLOG = 8
+"""Events that wait from which they are applied together: of few, each is answered at once."""
 TOGETHER_S = 0.02
 """Seconds of applying events after which what follows of them is sent, and others have a turn."""
 
