@@ -4,14 +4,13 @@ version index, the metrics and device use up to date with the commit records."""
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
 import structlog
 
-from services.scheduler.core import again
 from services.scheduler.core.exclusion import newly_excluded
 from services.scheduler.core.fragments import busy_addresses
 from services.scheduler.core.machine import (
@@ -27,7 +26,7 @@ from services.scheduler.core.state import Phase, Plan, State
 from services.scheduler.core.usage import Meter, uses
 from services.scheduler.planning.lookahead import Horizon
 from services.scheduler.planning.staleness import StalenessDecision
-from services.scheduler.shell.dead_letters import DeadLetters
+from services.scheduler.shell.dead_letters import DeadLetters, is_over
 from services.scheduler.shell.goal import Goal
 from services.scheduler.shell.heap import collect_when_calm
 from services.scheduler.shell.housekeeping import (
@@ -43,7 +42,7 @@ from services.scheduler.shell.lease import Lease
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
 from services.scheduler.shell.room_watch import RoomWatch
 from services.scheduler.shell.roster import Roster
-from services.scheduler.shell.waves import BACKLOG, Applied, apply_together, in_waves
+from services.scheduler.shell.waves import in_waves
 from shared.bus.bus import Bus, Received
 from shared.errors import IntegrityError, SlotPoisoned
 from shared.messages import subjects
@@ -64,7 +63,6 @@ from shared.process.service import Health
 from shared.run.chain import SHORT, Chain, Step, read_chain
 from shared.run.commits import CommitRecord, StoredRecord, read_stored
 from shared.run.copies import keep_copy
-from shared.run.dead_letters import Work
 from shared.run.layout import timeline_key, usage_key
 from shared.run.retention import Retention, version_folders
 from shared.run.versions import Version, VersionIndex
@@ -90,8 +88,6 @@ FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.PART, subjects.FLUID, subjects
 
 STANDING: dict[Phase, Literal["pause", "stop"]] = {"paused": "pause", "stopped": "stop"}
 """Requests of an operator that are repeated when the streams were lost."""
-
-NONE: Iterator[MachineInput] = iter(())
 
 log = structlog.get_logger()
 
@@ -143,17 +139,10 @@ class Scheduler:
             self.bus, self._inbox.put, lambda: self.state, self.meter,
             num_waiting=lambda: self._statuses_waiting(),
         )  # fmt: skip
-        self.dead_letters = DeadLetters(self.bus, self.store, self._inbox.put, self._is_over)
-
-    def is_given(self, work: Work) -> bool:
-        """Return whether the group of a piece of work was given to somebody to train."""
-        group = self.state.find_group(work.batch, work.group)
-        return group is not None and again.is_given(group)
-
-    def _is_over(self, work: Work) -> bool:
-        oldest = self.state.batches[0].index if self.state.batches else 0
-        is_past = work.batch < max(oldest, self.chain.version) or self.state.phase == "finished"
-        return is_past or self.is_given(work)
+        self.dead_letters = DeadLetters(
+            self.bus, self.store, self._inbox.put,
+            lambda work: is_over(self.state, self.chain.version, work),
+        )  # fmt: skip
 
     async def run(self) -> None:
         """Recover from the commit records, then handle events for ever.
@@ -306,39 +295,29 @@ class Scheduler:
             if isinstance(event, PolicyPublished):
                 await self._record(event)
             else:
-                many = self._inbox.num_waiting >= BACKLOG
-                await self._apply(event, self._inbox.next_but(OPENING) if many else NONE)
+                await self._apply(event)
+            if isinstance(event, FragmentGenerated):
+                self._publish_lag.observe(event, self.state.policy, time.monotonic())
             await asyncio.sleep(0)  # statuses are heard between two events
 
-    async def _apply(self, event: MachineInput, following: Iterator[MachineInput] = NONE) -> None:
-        """Apply an event, and ``following`` ones until there are as many commands as are sent at
-        once: whoever waits for one of these waits for the broker's disk once."""
+    async def _apply(self, event: MachineInput) -> None:
         now = time.monotonic()
         self._meter(now, is_exact=isinstance(event, PolicyPublished))
         if isinstance(event, OPENING):
             state, commands = await asyncio.to_thread(step, self.plan, self.state, event, now)
-            applied = [Applied(event, self.state, state)]
         else:
-            applied, commands = apply_together(self.plan, self.state, event, following)
-            state = applied[-1].after
+            state, commands = step(self.plan, self.state, event, now)
         # Concurrently: each has its own subject, and fifty one after another take 40 ms.
         for wave in in_waves(commands):
             await asyncio.gather(*map(self._send, wave))
+        if state.phase != self.state.phase:
+            log.info("phase", phase=state.phase, failure=state.failure)
+        for worker in newly_excluded(self.state, state, event):
+            log.warning("worker_not_asked", name=worker.name, reason=worker.excluded)
+        self.horizon.record(self.state, state)
         self.state = state  # last: an event whose commands could not be sent is as if never seen
-        for each in applied:
-            self._note(*each)
         if not state.recovering:
             self.journal.changed(state.phase, state.failure)
-
-    def _note(self, event: MachineInput, before: State, after: State) -> None:
-        """Note what an event has changed."""
-        if after.phase != before.phase:
-            log.info("phase", phase=after.phase, failure=after.failure)
-        for worker in newly_excluded(before, after, event):
-            log.warning("worker_not_asked", name=worker.name, reason=worker.excluded)
-        self.horizon.record(before, after)
-        if isinstance(event, FragmentGenerated):
-            self._publish_lag.observe(event, after.policy, time.monotonic())
 
     def _meter(self, now: float, *, is_exact: bool) -> None:
         """Add up what devices do; of many, not at every event."""

@@ -17,7 +17,9 @@ from typing import NamedTuple
 
 import structlog
 
+from services.scheduler.core import again
 from services.scheduler.core.machine import MachineInput
+from services.scheduler.core.state import State
 from services.scheduler.shell.housekeeping import retry
 from shared.bus.bus import Bus, Received
 from shared.messages.codec import encode
@@ -216,6 +218,20 @@ class DeadLetters:
             (letter, how if letter.number == number and state != "dropped" else state)
             for letter, state in self.letters
         ]
+
+
+def is_given(state: State, work: Work) -> bool:
+    """Return whether the group of a piece of work was given to somebody to train."""
+    group = state.find_group(work.batch, work.group)
+    return group is not None and again.is_given(group)
+
+
+def is_over(state: State, committed: int, work: Work) -> bool:
+    """Return whether a piece of work can be done no more; ``committed``: number of committed
+    batches."""
+    oldest = state.batches[0].index if state.batches else 0
+    is_past = work.batch < max(oldest, committed) or state.phase == "finished"
+    return is_past or is_given(state, work)
 
 
 def _group_of(letter: DeadLetter) -> tuple[int, int] | None:

@@ -2,19 +2,20 @@
 
 import asyncio
 import uuid
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request
 
 from services.scheduler.shell import api_letters as models
 from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.dead_letters import is_given
 from shared.errors import ContractError, Unavailable
 from shared.messages.codec import decode
 from shared.messages.contracts import GroupRequest, Message, OperatorRequest
 from shared.messages.subjects import EVT, subject_of
 from shared.process.http_access import CALLER, Caller
 from shared.process.http_api import errors
-from shared.run.dead_letters import GIVEN, DeadLetter, Settlement, Stored, Work, page
+from shared.run.dead_letters import GIVEN, DeadLetter, Settlement, Stored, Wanted, Work, page
 
 Number = Annotated[int, Path(ge=1, lt=2**31, description="number of the letter")]
 
@@ -25,9 +26,7 @@ def dead_letters(scheduler: Scheduler, store_s: float) -> APIRouter:
 
     @router.get("/v1/dead-letters", operation_id="list_dead_letters")
     def letters(
-        state: Annotated[
-            Literal["open", "retried", "dropped", "over", "all"], Query(description="which ones")
-        ] = "open",
+        state: Annotated[Wanted, Query(description="which ones")] = "open",
         limit: Annotated[int, Query(ge=1, le=200, description="how many at most")] = 50,
         before: Annotated[
             int | None, Query(ge=1, lt=2**31, description="only those with a smaller number")
@@ -118,7 +117,7 @@ async def _again(scheduler: Scheduler, work: Work) -> str:
         raise HTTPException(409, "nothing is left to do: the run is finished")
     if state.find_batch(work.batch) is None:
         raise HTTPException(409, f"nothing is left to do: batch {work.batch} is over")
-    if scheduler.is_given(work):
+    if is_given(state, work):
         raise HTTPException(409, f"nothing is left to do: {GIVEN}")
     if state.phase == "failed":
         await scheduler.bus.publish(OperatorRequest(action="resume", id=uuid.uuid4().hex))
@@ -131,7 +130,7 @@ async def _again(scheduler: Scheduler, work: Work) -> str:
 
 
 def _is_given(scheduler: Scheduler, work: Work | None) -> bool:
-    return work is not None and scheduler.is_given(work)
+    return work is not None and is_given(scheduler.state, work)
 
 
 def _known(scheduler: Scheduler, number: int) -> tuple[DeadLetter, Stored]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from services.scheduler.core.machine import MachineInput, Tick
 from shared.bus.bus import Bus
@@ -29,25 +29,12 @@ class Inbox:
         self._queue.put_nowait((waits, next(self._numbers), event))
 
     @property
-    def num_waiting(self) -> int:
-        return self._queue.qsize()
-
-    @property
     def is_empty(self) -> bool:
         return self._queue.empty()
 
     async def get(self) -> MachineInput:
         _, _, event = await self._queue.get()
         return event
-
-    def next_but(self, others: tuple[type, ...]) -> Iterator[MachineInput]:
-        """Yield what waits, up to the first event of one of the ``others``, which stays."""
-        while not self._queue.empty():
-            waits, number, event = self._queue.get_nowait()
-            if isinstance(event, others):
-                self._queue.put_nowait((waits, number, event))
-                return
-            yield event
 
 
 async def follow(

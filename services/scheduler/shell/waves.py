@@ -1,48 +1,12 @@
-"""Applies events that wait, and divides the commands that follow into short bursts, in the order of
-sending."""
+"""Divides the commands that follow from one event into short bursts, in the order of sending."""
 
-import itertools
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
-from services.scheduler.core.machine import MachineInput, step
-from services.scheduler.core.state import Plan, State
 from shared.messages.contracts import Command, GenerateFragment
 from shared.messages.fluid import TrainPiece
 
 SENT_AT_ONCE = 16
 """Commands sent concurrently; statuses are heard in between."""
-BACKLOG = 8
-"""Events that wait from which they are applied together: of few, each is answered at once."""
-TOGETHER_S = 0.02
-"""Seconds of applying events after which what follows of them is sent, and others have a turn."""
-
-
-class Applied(NamedTuple):
-    """An event, and what it has made of the state."""
-
-    event: MachineInput
-    before: State
-    after: State
-
-
-def apply_together(
-    plan: Plan, state: State, event: MachineInput, following: Iterable[MachineInput]
-) -> tuple[list[Applied], list[Command]]:
-    """Apply an event, and ``following`` ones until there are as many commands as are sent at once,
-    so that whoever waits for one of these waits for the broker's disk once."""
-    applied, commands = list[Applied](), list[Command]()
-    began = now = time.monotonic()
-    for each in itertools.chain([event], following):
-        before = state
-        state, more = step(plan, before, each, now)
-        applied.append(Applied(each, before, state))
-        commands += more
-        now = time.monotonic()
-        if len(commands) >= SENT_AT_ONCE or now - began > TOGETHER_S:
-            break
-    return applied, commands
 
 
 def in_waves(commands: Sequence[Command]) -> Iterator[list[Command]]:
