@@ -22,6 +22,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
+from digenrl.api.exported import EXPORT_S, AdapterLayout
 from digenrl.api.models import (
     AuditPage,
     GroupPage,
@@ -47,6 +48,7 @@ from shared.process.http_access import CodeView
 from shared.process.http_once import HEADER as IDEMPOTENCY_KEY
 from shared.process.service import ProbeView
 from shared.process.settings import ClientSettings
+from shared.run.dead_letters import Wanted
 
 TIMEOUT_S = 30.0
 PLAN_S = 400.0
@@ -55,10 +57,6 @@ TRIES = 3
 AGAIN_S = 1.0
 """Seconds before the next try, and before events are asked for anew."""
 Order = Literal["number", "worst", "best", "unscored"]
-AdapterLayout = Literal["diffusers", "peft", "comfyui", "kohya"]
-EXPORT_S = 600.0
-"""Longest time that an export may take."""
-LetterState = Literal["open", "retried", "dropped", "over", "all"]
 Params = dict[str, str | int | None]
 T = TypeVar("T")
 
@@ -218,10 +216,10 @@ class Client:
     # --- dead letters, audit, storage --------------------------------------------------------
 
     def list_dead_letters(
-        self, state: LetterState = "open", limit: int = 50, before: int | None = None
+        self, state: Wanted = "open", limit: int = 50, before: int | None = None
     ) -> list[DeadLetterView]:
-        wanted: Params = {"state": state, "limit": limit, "before": before}
-        return self._get(list[DeadLetterView], "/v1/dead-letters", wanted)
+        asked: Params = {"state": state, "limit": limit, "before": before}
+        return self._get(list[DeadLetterView], "/v1/dead-letters", asked)
 
     def get_dead_letter(self, number: int) -> DeadLetterDetail:
         return self._get(DeadLetterDetail, f"/v1/dead-letters/{number}")

@@ -23,6 +23,7 @@ from shared.run.dead_letters import (
     DeadLetter,
     Letters,
     Settled,
+    Wanted,
     letters_now,
     page,
     read_letters,
@@ -31,7 +32,6 @@ from shared.run.dead_letters import (
 from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
 
-State = Literal["open", "retried", "dropped", "over", "all"]
 Letter = dict[str, Any]
 """A letter as `/v1/dead-letters/{number}` has it."""
 NOT_IN_PROGRESS = (
@@ -52,11 +52,12 @@ class Now(NamedTuple):
 class Desk(Protocol):
     """Where letters are asked for."""
 
-    def letters(self, state: State, limit: int, before: int | None) -> list[Letter]:
+    def letters(self, state: Wanted, limit: int, before: int | None) -> list[Letter]:
         """Return the newest first."""
 
-    def every(self) -> list[Letter]:
-        """Return all of the run, also those that are settled, the newest first."""
+    def every(self, first: int = 1) -> list[Letter]:
+        """Return all of the run from number ``first`` on, also those that are settled, the newest
+        first."""
 
     def letter(self, number: int) -> Letter:
         """Return one with its bytes; raises UserError if there is none."""
@@ -77,14 +78,16 @@ class ApiDesk:
 
     client: Client
 
-    def letters(self, state: State, limit: int, before: int | None) -> list[Letter]:
+    def letters(self, state: Wanted, limit: int, before: int | None) -> list[Letter]:
         found = self.client.list_dead_letters(state, limit, before)
         return [each.model_dump(mode="json") for each in found]
 
-    def every(self) -> list[Letter]:
+    def every(self, first: int = 1) -> list[Letter]:
         found: list[Letter] = []
         while more := self.letters("all", PAGE, found[-1]["number"] if found else None):
-            found += more
+            found += [each for each in more if each["number"] >= first]
+            if more[-1]["number"] <= first:
+                break
         return found
 
     def letter(self, number: int) -> Letter:
@@ -110,12 +113,12 @@ class StoreDesk:
     store: ObjectStore
     run: str
 
-    def letters(self, state: State, limit: int, before: int | None) -> list[Letter]:
+    def letters(self, state: Wanted, limit: int, before: int | None) -> list[Letter]:
         chosen = page(reversed(self._kept()), state=state, before=before, limit=limit)
         return [_shown(letter.model_dump(), state) for letter, state in chosen]
 
-    def every(self) -> list[Letter]:
-        return self.letters("all", MOST, None)
+    def every(self, first: int = 1) -> list[Letter]:
+        return [each for each in self.letters("all", MOST, None) if each["number"] >= first]
 
     def letter(self, number: int) -> Letter:
         found = dict(self._by_number())

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from digenrl.dead_letters import Desk, Letter, Now, State
+from digenrl.dead_letters import Desk, Letter, Now
 from shared.errors import ContractError
 from shared.messages.codec import decode
-from shared.run.dead_letters import Fates, Noted, Work, cause_of, mend_first
+from shared.run.dead_letters import Fates, Noted, Wanted, Work, cause_of, mend_first
 
 FIRST_LINE = 160
 MOST_NAMED = 20
@@ -34,10 +34,10 @@ class Book:
         return cls(run, letters, now, Fates.of(map(_noted, letters), committed))
 
     @classmethod
-    def read(cls, desk: Desk, run: str) -> "Book":
-        return cls.of(run, desk.every(), desk.now())
+    def read(cls, desk: Desk, run: str, first: int = 1) -> "Book":
+        return cls.of(run, desk.every(first), desk.now())
 
-    def chosen(self, state: State, before: int | None = None, reason: str = "") -> list[Letter]:
+    def chosen(self, state: Wanted, before: int | None = None, reason: str = "") -> list[Letter]:
         """Return the letters in a state whose reason contains a text, whatever its case."""
         return [
             each

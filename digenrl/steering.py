@@ -33,11 +33,11 @@ def until_known(desk: Desk, run: str, numbers: Sequence[int], say: Say) -> list[
     """Return a line for each letter once it is known what has become of its work: the batch is
     committed, or it has failed again; or once the run does not go on."""
     while True:
-        book = Book.read(desk, run)
+        book = Book.read(desk, run, min(numbers))  # what came before tells nothing of them
         letters = [each for each in book.letters if each["number"] in set(numbers)]
-        open_ = [each for each in letters if not book.is_known(each)]
-        if not open_ or book.now is None or book.now.phase not in ("running", "waiting"):
+        unknown = [each for each in letters if not book.is_known(each)]
+        if not unknown or book.now is None or book.now.phase not in ("running", "waiting"):
             return [line_of(each, book.outcome(each)) for each in letters]
-        batches = sorted({each["work"]["batch"] for each in open_ if each["work"]})
+        batches = sorted({each["work"]["batch"] for each in unknown})
         say(f"step {book.now.committed}; waits for the commit of batch {batches[0]}")
         time.sleep(EVERY_S)

@@ -11,15 +11,15 @@ import shutil
 import sys
 import tempfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, BinaryIO, Literal, NamedTuple, Self
 from zipfile import ZIP_STORED, ZipFile
 
 from fastapi import APIRouter, HTTPException, Query
 from fastapi import Path as InPath
-from fastapi.responses import FileResponse
+from fastapi.responses import StreamingResponse
 
 from digenrl.local.linux import die_with_parent
 from digenrl.local.processes import command
@@ -32,6 +32,8 @@ WAITING = 4
 """Exports that may wait for the one that is made."""
 KEPT = 2
 """Files that are kept."""
+CHUNK = 1 << 20
+"""Bytes that are read and sent at once."""
 REFUSED = 2
 """Exit status of a command whose options do not fit."""
 BYTES = {"type": "string", "format": "binary"}
@@ -54,11 +56,12 @@ class Exports:
     _waiting: int = 0
     _folder: "tempfile.TemporaryDirectory[str] | None" = None
 
-    async def file(self, version: str, layout: AdapterLayout) -> Path:
-        """Return a ZIP file with the adapter of a version.
+    async def file(self, version: str, layout: AdapterLayout) -> "Opened":
+        """Open a ZIP file with the adapter of a version.
 
         Raises:
-            HTTPException: if there is no such version, its weights are deleted, or others wait.
+            HTTPException: if there is no such version, its weights are deleted, there is no room
+                for the file, or others wait.
         """
         number = await self._number(version)
         if self._waiting > WAITING:
@@ -69,7 +72,7 @@ class Exports:
                 key = str(number), layout
                 if key not in self._files:
                     self._keep(key, await self._made(*key))
-                return self._files[key]
+                return Opened.of(self._files[key])  # which may be deleted while it is read
         finally:
             self._waiting -= 1
 
@@ -96,7 +99,7 @@ class Exports:
         self._files[key] = made
         while len(self._files) > KEPT:
             _, old = self._files.popitem(last=False)
-            old.unlink(missing_ok=True)  # whoever reads it has it open
+            old.unlink(missing_ok=True)
 
     async def _made(self, version: str, layout: str) -> Path:
         if self._folder is None:
@@ -106,6 +109,9 @@ class Exports:
         try:
             await self._export(folder, version, layout)
             return await asyncio.to_thread(_zipped, folder)
+        except OSError as error:
+            _path_of_zip(folder).unlink(missing_ok=True)
+            raise HTTPException(503, f"{folder.parent}: {error.strerror}") from error
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
@@ -134,6 +140,25 @@ class Exports:
             raise HTTPException(409 if process.returncode == REFUSED else 503, reason)
 
 
+class Opened(NamedTuple):
+    """A file that is open for reading."""
+
+    name: str
+    size: int
+    file: BinaryIO
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        file = path.open("rb")
+        return cls(path.name, os.fstat(file.fileno()).st_size, file)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield what is in the file, and close it."""
+        with self.file:
+            while chunk := await asyncio.to_thread(self.file.read, CHUNK):
+                yield chunk
+
+
 def _after_all_else() -> None:
     """Ends with the process that has begun this one, and lets all else on its host go first."""
     die_with_parent()
@@ -142,11 +167,15 @@ def _after_all_else() -> None:
 
 def _zipped(folder: Path) -> Path:
     """Return a ZIP file beside a folder with all that is in it, as it is: weights shrink little."""
-    target = folder.with_name(f"{folder.name}.zip")
+    target = _path_of_zip(folder)
     with ZipFile(target, "w", ZIP_STORED) as packed:
         for path in sorted(folder.iterdir()):
             packed.write(path, f"{folder.name}/{path.name}")
     return target
+
+
+def _path_of_zip(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.zip")
 
 
 def export_routes(exports: Exports) -> APIRouter:
@@ -154,7 +183,7 @@ def export_routes(exports: Exports) -> APIRouter:
 
     @router.get(
         "/v1/versions/{version}/adapter", operation_id="export_version",
-        response_class=FileResponse,
+        response_class=StreamingResponse,
         responses={
             200: {"content": {"application/zip": {"schema": BYTES}},
                   "description": "ZIP file with the adapter's files"},
@@ -164,13 +193,17 @@ def export_routes(exports: Exports) -> APIRouter:
     async def adapter(
         version: Version,
         layout: Annotated[AdapterLayout, Query(description="key names of the files")] = "diffusers",
-    ) -> FileResponse:
+    ) -> StreamingResponse:
         """The adapter of a version as `digenrl export` writes it, in a ZIP file.
 
         It takes seconds to be made. Only of runs that train an adapter, and of versions whose
         weights are kept.
         """
         made = await exports.file(version, layout)
-        return FileResponse(made, media_type="application/zip", filename=made.name)
+        headers = {
+            "content-length": str(made.size),
+            "content-disposition": f'attachment; filename="{made.name}"',
+        }
+        return StreamingResponse(made.chunks(), media_type="application/zip", headers=headers)
 
     return router

@@ -5,7 +5,7 @@ The routes and their types are the scheduler's; no worker is there, and nothing 
 
 import json
 from statistics import median
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, HTTPException, Path, Query
 
@@ -18,7 +18,7 @@ from services.scheduler.shell import api_batches, api_letters, committed
 from services.scheduler.shell.api_batches import VersionView
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, TagDecisionView, TagView, WorkerView
-from shared.run.dead_letters import page
+from shared.run.dead_letters import Wanted, page
 from shared.run.journal import PhaseChange, read_newest
 from shared.run.layout import staleness_key, weights_folder
 from shared.store import ObjectStore
@@ -27,7 +27,7 @@ Limit = Annotated[int, Query(ge=1, le=200)]
 Before = Annotated[int | None, Query(ge=0, lt=2**31)]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
 LetterNumber = Annotated[int, Path(ge=1, lt=2**31)]
-LetterState = Annotated[Literal["open", "retried", "dropped", "over", "all"], Query()]
+LetterState = Annotated[Wanted, Query()]
 LOOKED_BACK = 256
 """Newest entries of the journal among which the last change of the phase is looked for."""
 T = TypeVar("T")

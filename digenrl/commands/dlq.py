@@ -85,20 +85,17 @@ def list_letters(
 
     with desk_of(run, runs, scheduler, token_file) as desk:
         book = Book.read(desk, run)
-    one_by_one = settled or bool(reason or limit or before)
-    now = book.chosen("open", before, reason) + book.chosen("retried", before, reason)
-    if settled:
-        now = book.chosen("all", before, reason)
-    found = now or book.chosen("over", before, reason)
-    found = sorted(found, key=lambda each: -each["number"])
-    shown = found[: limit or LIMIT]
+    found = book.chosen("all" if settled else "open", before, reason)
     if as_json:
-        typer.echo(json.dumps(shown if now else [], indent=1))
+        typer.echo(json.dumps(found[: limit or LIMIT], indent=1))
         return
     _echo(book.hints())
+    if not (found or settled):
+        found = book.chosen("retried", before, reason) + book.chosen("over", before, reason)
     if not found:
         typer.echo("no dead letters")
-    elif one_by_one:
+    elif settled or reason or limit or before:
+        shown = sorted(found, key=lambda each: -each["number"])[: limit or LIMIT]
         _echo(book.lines(shown))
         if len(shown) < len(found):
             typer.echo(f"older ones: --before {shown[-1]['number']}")

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 EVERY_S = 1.0
 
 
+PAGE_S = 2.0
+"""Seconds for which the process of the page is waited for: a run is told without it."""
+
+
 def status(
     name: RunArgument = "",
     run: RunOption = "",
@@ -84,6 +88,7 @@ def _evaluation_alarms(folder: Path, scheduler: str, token_file: Path | None) ->
 
     try:
         with client_of(folder, scheduler, token_file, of="page") as page:
+            page.http.timeout = PAGE_S
             return [alarm for each in page.list_evaluations(1) for alarm in each.alarms]
     except UserError:
         return []

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
-import httpx
 from fastapi import FastAPI, HTTPException, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from jinja2 import Environment
@@ -32,6 +31,7 @@ from digenrl.api.stored import load_view
 from digenrl.api.what_if import POOL, Refused, WhatIf
 from digenrl.report.summary import summarise_schedule
 from digenrl.view import sentences
+from digenrl.view.actions import add_actions
 from digenrl.view.errors import add_error_pages
 from digenrl.view.figures import (
     PER_PAGE,
@@ -117,7 +117,7 @@ def create_app(view: View, access: Access) -> FastAPI:
     _add_pages_of_the_past(app, pages)
     _add_data(app, view)
     _add_files(app, view)
-    _add_actions(app, view)
+    add_actions(app, view.live, view.history)
     history, what_if = view.history, WhatIf(view.history)
     _add_plan(app, pages, what_if)
     exports = Exports(history, view.environment)
@@ -322,37 +322,6 @@ def _add_files(app: FastAPI, view: View) -> None:
             raise HTTPException(404, f"{name}: there is no such file")
         data = (files("digenrl.view") / "static" / name).read_bytes()
         return Response(data, media_type=ASSETS[name], headers={"cache-control": "max-age=3600"})
-
-
-def _add_actions(app: FastAPI, view: View) -> None:
-    """Pass an operator's requests on to the scheduler, which logs them."""
-
-    @app.post("/steer/{action}")
-    async def steer(action: Literal["pause", "pause-at-failure", "resume", "stop"]) -> Response:
-        return await _pass_on(view.live, f"/v1/run/{action}")
-
-    @app.post("/letters/{number}/{action}")
-    async def settle(number: Number, action: Literal["retry", "drop"]) -> Response:
-        answer = await _pass_on(view.live, f"/v1/dead-letters/{number}/{action}")
-        view.history.forget_letters()
-        return answer
-
-
-async def _pass_on(live: LiveRun, path: str) -> Response:
-    """Return the scheduler's answer.
-
-    Raises:
-        HTTPException: if it refuses or does not answer.
-    """
-    if not live.url:
-        raise HTTPException(409, "the run is over")
-    try:
-        answer = await live.post(path)
-    except httpx.HTTPError as error:
-        raise HTTPException(503, f"the scheduler does not answer: {error}") from error
-    if answer.is_error:
-        raise HTTPException(answer.status_code, str(answer.json().get("detail", "refused")))
-    return JSONResponse(answer.json(), answer.status_code)
 
 
 async def _head(view: View) -> dict[str, Any]:

@@ -32,7 +32,7 @@ refused       a message that is not true, such as of a version that was never co
 """
 Settlement = Literal["retried", "dropped"]
 Stored = Literal["open", "retried", "dropped"]
-Letters = Stored | Literal["over"]
+Letters = Literal[Stored, "over"]
 """
 open       somebody may do something about it
 retried    somebody has had its work done again
@@ -41,6 +41,8 @@ over       nobody has settled it, and nothing can be done: its batch is committe
            given to be trained, or a later letter is about the same work
 """
 
+Wanted = Literal[Letters, "all"]
+"""Which letters are asked for."""
 UNSETTLED: frozenset[Letters] = frozenset({"open", "over"})
 
 MOST = 10_000
@@ -154,7 +156,7 @@ class Noted(NamedTuple):
     number: int
     kind: Kind
     state: Letters
-    """As it is stored, or as `Fates.state` has it."""
+    """What somebody has done about it, or what `Fates.state` makes of that."""
     work: Work | None
     is_given: bool = False
     """Whether its group was given to somebody to train."""
@@ -335,7 +337,7 @@ async def settle(
 def page(
     letters: "Iterable[tuple[DeadLetter, Letters]]",
     *,
-    state: Letters | Literal["all"] = "open",
+    state: Wanted = "open",
     before: int | None = None,
     limit: int = 50,
 ) -> "list[tuple[DeadLetter, Letters]]":

@@ -2,11 +2,12 @@
 writes it."""
 
 import asyncio
+import errno
 import io
 import os
 import shutil
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 from zipfile import ZipFile
 
 import httpx
@@ -16,8 +17,10 @@ from fastapi.testclient import TestClient
 from safetensors.torch import load
 
 from digenrl.api import exported
-from digenrl.api.exported import Exports, export_routes
+from digenrl.api.exported import AdapterLayout, Exports, Opened, export_routes
 from digenrl.client import Client, Refused
+from digenrl.commands.export import LAYOUTS
+from digenrl.report.layouts import Layout
 from digenrl.view.history import RunHistory
 from shared.models.lora_files import FILES
 from shared.models.lora_names import HIGH
@@ -36,7 +39,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:You should not use the 'timeout'
 
 @pytest.fixture
 def exports(tmp_path: Path) -> Exports:
-    """Of a copy of the run, whose recipe names this clone."""
+    """Make exports of a copy of the stored run, whose recipe names this clone."""
     shutil.copytree(MADE, tmp_path / "objects")
     store = ObjectStore(FolderBackend(tmp_path / "objects"))
     stored = asyncio.run(store.read(recipe_key(RUN)))
@@ -91,3 +94,29 @@ def test_what_cannot_be_exported_is_said_with_the_reason(
     assert status == 409 and "version 1" in reason
     monkeypatch.setattr(exported, "WAITING", -1)
     assert refusal(2)[0] == 503
+
+
+def test_a_file_that_is_deleted_while_it_is_read_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    path.write_bytes(b"x" * 5)
+    opened = Opened.of(path)
+    path.unlink()
+
+    async def read() -> bytes:
+        return b"".join([chunk async for chunk in opened.chunks()])
+
+    assert (opened.size, asyncio.run(read()), opened.file.closed) == (5, b"x" * 5, True)
+
+
+def test_a_disk_without_room_is_an_answer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Path) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(exported, "_zipped", full)
+    with pytest.raises(Refused, match="No space left on device") as found:
+        client.export_version(2)
+    assert found.value.status == 503
+
+
+def test_the_layouts_are_those_of_the_command() -> None:
+    assert get_args(AdapterLayout) == LAYOUTS == tuple(Layout)

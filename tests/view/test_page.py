@@ -1,6 +1,7 @@
 """The run's page: what it shows of a run in a folder of objects, to whom, and what it refuses."""
 
 import asyncio
+import hashlib
 import html
 import re
 from html.parser import HTMLParser
@@ -23,6 +24,7 @@ from shared.run.dead_letters import DeadLetter, Settled, Work, add_letter, settl
 from shared.run.layout import timeline_key, usage_key
 from tests import examples
 from tests.follow.runs import RUN, Run
+from tests.paths import ROOT
 from tests.view.sight import LOAD
 
 PICTURES = {0: b"\x89PNG zero", 4: b"\x89PNG four"}
@@ -308,3 +310,11 @@ def test_a_fault_of_the_store_is_a_problem_for_browsers_too(
     monkeypatch.setattr(RunHistory, "look", look)
     told = client.get("/", headers={"accept": "text/html"})
     assert (told.status_code, told.json()["detail"]) == (503, "the store does not answer")
+
+
+def test_vendored_files_are_those_that_were_taken_over() -> None:
+    static = ROOT / "digenrl" / "view" / "static"
+    listed = [each.split() for each in (static / "VENDORED.sha256").read_text().splitlines()]
+    assert {name for _, name in listed} == {each.name for each in static.glob("*.min.*")}
+    for digest, name in listed:
+        assert hashlib.sha256((static / name).read_bytes()).hexdigest() == digest, name

@@ -189,7 +189,8 @@ def _actions(scheduler: Scheduler) -> APIRouter:
     )
     add(
         "resume",
-        "Continue after a pause, a stop or a failure; a pause at the next failure is called off.",
+        "Continue after a pause, a stop or a failure; of a run that goes on, call off a pause at "
+        "the next failure.",
     )
     add("stop", "End the run where it is; it can be resumed from its newest commit.")
     return router

@@ -57,9 +57,9 @@ class MemberVersions:
 
     async def recover(self) -> None:
         """Take over the newest commit, or make the first one; announce it either way."""
+        if await patiently(self._newest, "commits_unavailable") is None:
+            await self._make_first()
         with self._worker.doing("loading_weights"):
-            if await patiently(self._newest, "commits_unavailable") is None:
-                await self._make_first()
             record = await self.fetch()
         await self._committing.announce(record)
 
@@ -174,13 +174,14 @@ class MemberVersions:
                 if await self._is_made_within(FIRST_S):
                     return
             log.warning("first_version_late", maker=maker, waited_seconds=FIRST_S)
-        digest = await asyncio.to_thread(self._device.weights_digest)
-        policy = Policy(version=0, weights_digest=digest)
-        made = MadeVersion(policy, await self._device.checksum(), began=time.monotonic())
-        try:
-            await self._committing.commit(made, await self._device.weights())
-        except CommitConflict:
-            log.info("committed_by_another", version=0)
+        with self._worker.doing("loading_weights"):
+            digest = await asyncio.to_thread(self._device.weights_digest)
+            policy = Policy(version=0, weights_digest=digest)
+            made = MadeVersion(policy, await self._device.checksum(), began=time.monotonic())
+            try:
+                await self._committing.commit(made, await self._device.weights())
+            except CommitConflict:
+                log.info("committed_by_another", version=0)
 
     async def _maker_of_first(self) -> str:
         """Return the name of the member that makes the first version: the first that says so."""

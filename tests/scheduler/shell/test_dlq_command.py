@@ -255,7 +255,7 @@ def test_what_was_retried_is_known_when_its_batch_is_committed_or_it_failed_agai
     class Desk(dead_letters.ApiDesk):
         """Has a run whose batch is committed while somebody waits."""
 
-        def every(self) -> list[dict[str, object]]:
+        def every(self, first: int = 1) -> list[dict[str, object]]:
             return [retried]
 
         def now(self) -> dead_letters.Now:

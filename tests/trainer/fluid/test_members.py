@@ -396,3 +396,14 @@ def test_the_first_version_is_made_though_the_one_that_wanted_to_has_died(
             assert (await director.record(0)).worker == "a"
 
     asyncio.run(scenario())
+
+
+def test_a_member_that_is_started_again_makes_the_version_that_it_wanted_to(direct: Start) -> None:
+    async def scenario() -> None:
+        async with direct() as director:
+            await director.store.create(first_version_key(director.bus.run), b'{"maker": "a"}')
+            with structlog.testing.capture_logs() as logs:
+                await director.start("a")
+            assert "first_version_late" not in {each["event"] for each in logs}
+
+    asyncio.run(scenario())
