@@ -109,9 +109,12 @@ def test_a_file_that_is_deleted_while_it_is_read_is_read_to_its_end(tmp_path: Pa
 
 
 def test_a_disk_without_room_is_an_answer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def written(*_: object) -> None: ...
+
     def full(_: Path) -> Path:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    monkeypatch.setattr(Exports, "_export", written)
     monkeypatch.setattr(exported, "_zipped", full)
     with pytest.raises(Refused, match="No space left on device") as found:
         client.export_version(2)
