@@ -88,8 +88,13 @@ def sample_of(group: Sequence[SampleHistory], number: int) -> dict[str, Any] | N
         return None
     one, ranked = group[number], sorted(group, key=lambda each: rank(each.reward, worst=True))
     known = [each.reward for each in group if each.reward is not None]
+    scores = {name: [each.scores.get(name) for each in group] for name in one.scores}
+    means = {
+        name: fmean(found) for name, every in scores.items()
+        if (found := [score for score in every if score is not None])
+    }  # fmt: skip
     return {
-        "one": one, "ranked": ranked, "place": ranked.index(one) + 1,
+        "one": one, "ranked": ranked, "place": ranked.index(one) + 1, "score_means": means,
         "mean": fmean(known) if known else None, "spread": pstdev(known) if known else None,
     }  # fmt: skip
 

@@ -26,18 +26,27 @@ def templates() -> Environment:
     return found
 
 
-def linked(sentence: str) -> Markup:
+def linked(sentence: str, here: str = "") -> Markup:
     """Return a sentence with a link, or else as code, in place of each command in backticks.
+
+    Args:
+        here: address of the page that it stands on, which gets no link to itself.
 
     >>> print(linked("slow <1>: `digenrl workers demo`, `digenrl logs demo`"))
     slow &lt;1&gt;: <a href="/workers">the page of workers</a>, <code>digenrl logs demo</code>
+    >>> print(linked("dead letters: `digenrl dlq retry demo`", "/letters"))
+    dead letters: this page
     """
     parts = re.split(r"`(digenrl [^`]+)`", sentence)
-    return Markup("").join(_command(each) if at % 2 else each for at, each in enumerate(parts))
+    return Markup("").join(
+        _command(each, here) if at % 2 else each for at, each in enumerate(parts)
+    )
 
 
-def _command(text: str) -> Markup:
+def _command(text: str, here: str) -> Markup:
     address, title = LINKS.get(text.split()[1], ("", ""))
     if not address:
         return Markup("<code>{}</code>").format(text)
+    if address == here:
+        return Markup("this page")
     return Markup('<a href="{}">{}</a>').format(address, title)
