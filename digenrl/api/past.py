@@ -210,6 +210,7 @@ class Past:
         key, place = _preview_of(self.run, batch, group, sample)
         data = await self.store.read(key)
         if data is None:
+            self._previews.pop(batch, None)  # the newest ones go when there are newer ones
             return None
         try:
             return unpacked_previews(data)[place]
@@ -389,5 +390,5 @@ def _rules(recipe: Recipe | None) -> dict[str, str]:
     trajectories = GONE.removeprefix("deleted: media are kept ")
     return {
         "weights": versions, "checkpoints": versions, "states": versions,
-        "batches": trajectories, "previews": "for ever, within run.preview_mb",
+        "batches": trajectories, "previews": "of the newest steps and of some for ever, within run.preview_mb",
     }  # fmt: skip

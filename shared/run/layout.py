@@ -150,6 +150,13 @@ async def stored_batches(store: ObjectStore, run: str) -> list[int]:
     return sorted({int(key.removeprefix(f"{folder}/").split("/")[0]) for key in keys})
 
 
+async def batches_with_previews(store: ObjectStore, run: str) -> list[int]:
+    """Return the batches that have previews in the store."""
+    folder = f"{run}/previews"
+    keys = await store.keys(folder)
+    return sorted({int(key.removeprefix(f"{folder}/").split("/")[0]) for key in keys})
+
+
 KEPT_BATCHES = 2
 """Number of committed batches whose messages and trajectories are kept for inspection."""
 

@@ -1,9 +1,11 @@
 """Which samples a run keeps a small picture of, once their trajectories and media are deleted.
 
-Whoever generates a sample stores its preview beside it, in a folder that no retention deletes. How
-many there may be follows from the recipe alone, so nobody counts: the first and the last step, and
-as many between them, evenly apart, as `run.preview_mb` has room for. Where all samples of a few
-steps would be too many, they are those of a step's first groups.
+Whoever generates a sample stores its preview beside it. How many there may be follows from the
+recipe alone, so nobody counts: of all steps, if `run.preview_mb` has room for them. Otherwise one
+half of the room is for steps that keep theirs for good, the first and the last one and as many
+between them, evenly apart; the other half is for the newest steps, and what leaves them is deleted
+by the scheduler. Where all samples of a few steps would be too many, they are those of a step's
+first groups.
 """
 
 from dataclasses import dataclass
@@ -11,9 +13,12 @@ from typing import Self
 
 from shared.recipe.recipe import Recipe
 from shared.run.layout import previews_folder
+from shared.store.previews import PLAIN
 
 PREVIEW_BYTES = 8192
 """Largest preview of a sample; one of a usual picture has half of it."""
+PNG_BYTES = 128
+"""What a PNG file has besides its pixels, a byte per row apart."""
 FEWEST_STEPS = 8
 """Number of steps that are better shown in part than fewer of them as a whole."""
 
@@ -23,21 +28,38 @@ class PreviewRule:
     """Says which groups of which batches have previews."""
 
     batches: frozenset[int] = frozenset()
+    """Batches that keep theirs for good."""
     groups: int = 0
-    """Number of the first groups of such a batch that have."""
+    """Number of the first groups of a batch that have."""
+    newest: int = 0
+    """Number of the newest batches that have some, whichever they are."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
         """Return the rule that a recipe asks for."""
-        batch, run = recipe.batch, recipe.run
-        steps, groups = shares(
-            int(run.preview_mb * 1e6) // PREVIEW_BYTES, run.steps, batch.groups, batch.group_size
-        )
-        return cls(evenly(steps, run.steps), groups)
+        batch, steps = recipe.batch, recipe.run.steps
+        room = int(recipe.run.preview_mb * 1e6) // preview_bytes(recipe)
+        if steps * batch.groups * batch.group_size <= room:
+            return cls(frozenset(range(steps)), batch.groups)
+        shown, groups = shares(room // 2, steps, batch.groups, batch.group_size)
+        left = room // (groups * batch.group_size) - shown if groups else 0
+        return cls(evenly(shown, steps), groups, left)
 
     def has(self, batch: int, group: int) -> bool:
-        """Return whether samples of a group have previews."""
-        return batch in self.batches and group < self.groups
+        """Return whether samples of a group get previews."""
+        return group < self.groups and (batch in self.batches or self.newest > 0)
+
+    def keeps(self, batch: int, newest: int) -> bool:
+        """Return whether a batch still has its previews when ``newest`` is the newest one."""
+        return batch in self.batches or batch > newest - self.newest
+
+
+def preview_bytes(recipe: Recipe) -> int:
+    """Return the bytes of a sample's preview at most: small pictures are kept as they are."""
+    height, width = recipe.model.height, recipe.model.width
+    if max(height, width) > PLAIN:
+        return PREVIEW_BYTES
+    return min(PREVIEW_BYTES, height * (3 * width + 1) + PNG_BYTES)
 
 
 def shares(samples: int, steps: int, groups: int, group_size: int) -> tuple[int, int]:

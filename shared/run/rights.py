@@ -11,7 +11,7 @@ WRITES: dict[Role, tuple[str, ...]] = {
     "scheduler": (
         "recipe.json", "staleness.json", "files/", "chain/", "copies/", "epochs/", "dead/",
         "journal/", "usage/", "timeline/", "weights/", "checkpoints/", "states/", "batches/",
-        "conditions/", "sources/",
+        "conditions/", "sources/", "previews/",
     ),
     "trainer": (
         "commits/", "copies/", "chain/", "weights/", "checkpoints/", "states/", "batches/",

@@ -46,20 +46,32 @@ def begin_again(state: State, batch: int, index: int) -> State:
 
 
 def pause_where_asked(state: State) -> State:
-    """Pause the run if operators want that at a failure, and a group that may still be generated
-    again has samples that could not be scored: any of an open batch, or one that they had generated
-    again while the run was paused."""
+    """Pause the run if operators want that at a failure, and an attempt at a fragment has failed
+    that is not done since, or a group that may still be generated again has samples that could not
+    be scored: any of an open batch, or one that they had generated again while the run was
+    paused."""
     if state.phase != "running" or not (state.pause_at_failure or state.watched):
         return state
     failed = {
         (batch.index, index)
         for batch in state.batches
         for index, group in enumerate(batch.groups)
-        if lacks_scores(group) and not is_given(group)
+        if (lacks_scores(group) or any(map(_fails, group.fragments))) and not is_given(group)
     }
     if not (failed if state.pause_at_failure else failed & state.watched):
         return state
     return replace(state, phase="paused", pause_at_failure=False, watched=frozenset())
+
+
+def unsettled_forgotten(state: State) -> State:
+    """Let what has failed so far have all its attempts again, so that only what fails from now on
+    pauses a run for which operators have asked that."""
+    for batch in state.batches:
+        for index, group in enumerate(batch.groups):
+            for fragment in filter(_fails, group.fragments):
+                anew = replace(fragment, num_failures=0)
+                state = state.with_fragment(fragment.slot_in(batch.index, index), anew)
+    return state
 
 
 def is_given(group: GroupState) -> bool:
@@ -70,6 +82,11 @@ def is_given(group: GroupState) -> bool:
 def lacks_scores(group: GroupState) -> bool:
     """Whether samples of the group could not be scored."""
     return any(map(_lacks_scores, group.fragments))
+
+
+def _fails(fragment: FragmentState) -> bool:
+    """Whether an attempt at the fragment has failed, and none is done since."""
+    return fragment.num_failures > 0 and fragment.scored is None
 
 
 def _lacks_scores(fragment: FragmentState) -> bool:

@@ -228,7 +228,7 @@ def _record_any(plan: Plan, state: State, event: MachineInput, now: float) -> St
         case FragmentReleased():
             return fragments.released(exclusion.count_return(plan, state, event, now), event, now)
         case FragmentFailed():
-            return fragments.failed(plan, state, event, now)
+            return again.pause_where_asked(fragments.failed(plan, state, event, now))
         case PolicyPublished(policy=policy):
             opened = fragments.batch_opened(plan, state, policy, now)
             return state if opened is state else exclusion.readmit_returning(opened)
@@ -348,6 +348,7 @@ def _worker_joined(plan: Plan, state: State, event: WorkerJoined, now: float) ->
 def _set_phase(state: State, action: Action) -> State:
     asked = action == "resume" and state.phase == "paused" and state.pause_at_failure
     state = replace(state, pause_at_failure=asked or action == "pause_at_failure")
+    state = again.unsettled_forgotten(state) if asked else state
     match action, state.phase:
         case "pause", "running":
             return replace(state, phase="paused")

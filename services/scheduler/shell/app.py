@@ -64,6 +64,7 @@ from shared.run.chain import SHORT, Chain, Step, read_chain
 from shared.run.commits import CommitRecord, StoredRecord, read_stored
 from shared.run.copies import keep_copy
 from shared.run.layout import timeline_key, usage_key
+from shared.run.previews import PreviewRule
 from shared.run.retention import Retention, version_folders
 from shared.run.versions import Version, VersionIndex
 from shared.store import ObjectStore
@@ -101,6 +102,7 @@ class Scheduler:
     health: Health
     state: State = field(default_factory=lambda: State(recovering=True))
     retention: Retention = field(default_factory=Retention)
+    previews: PreviewRule = field(default_factory=PreviewRule)
     goal: Goal | None = None
     staleness: StalenessDecision | None = None
     """How many steps stale samples may be, and why; None if nobody has asked."""
@@ -129,7 +131,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         self._first = self.state
         self.chain = Chain(self.store, self.bus.run)
-        self._cleanup = BatchCleanup(self.bus, self.store)
+        self._cleanup = BatchCleanup(self.bus, self.store, self.previews)
         self.journal = Journal(self.store, self.bus.run)
         self._begin()
 

@@ -20,7 +20,14 @@ from shared.process.service import Health
 from shared.run.checkpoints import Checkpoints, oldest_needed_batch
 from shared.run.commits import CommitRecord, Named
 from shared.run.evaluations import GoldFigures
-from shared.run.layout import KEPT_BATCHES, batch_folder, stored_batches
+from shared.run.layout import (
+    KEPT_BATCHES,
+    batch_folder,
+    batches_with_previews,
+    previews_folder,
+    stored_batches,
+)
+from shared.run.previews import PreviewRule
 from shared.run.retention import (
     Manifests,
     Retention,
@@ -143,6 +150,8 @@ class BatchCleanup:
 
     _bus: Bus
     _store: ObjectStore
+    _previews: PreviewRule = field(default_factory=PreviewRule)
+    """Which batches keep their small pictures."""
     _queue: "asyncio.Queue[tuple[int, int]]" = field(default_factory=asyncio.Queue)
     """Batches whose messages are forgotten, each with the oldest whose trajectories stay."""
     _hurried: set[int] = field(default_factory=set)
@@ -175,6 +184,7 @@ class BatchCleanup:
                 if batch < newest.policy.version - KEPT_BATCHES:
                     self._queue.put_nowait((batch, min(batch + 1, needed)))
                     self._oldest = min(self._oldest, batch)
+            await self._old_previews(newest.policy.version - 1 - KEPT_BATCHES)
         while True:
             batch, oldest = await self._queue.get()
             reach("scheduler.before-cleanup")
@@ -185,6 +195,17 @@ class BatchCleanup:
                 await retry(partial(self._store.delete_folder, folder))
             self._oldest = max(self._oldest, oldest)
             reach("scheduler.after-cleanup")
+            left = batch - self._previews.newest
+            if left >= 0 and not self._previews.keeps(left, batch):
+                folder = previews_folder(self._bus.run, left)
+                await retry(partial(self._store.delete_folder, folder))
+
+    async def _old_previews(self, newest: int) -> None:
+        """Delete the previews that a scheduler has left which was ended in between."""
+        for batch in await retry(partial(batches_with_previews, self._store, self._bus.run)):
+            if not self._previews.keeps(batch, newest):
+                folder = previews_folder(self._bus.run, batch)
+                await retry(partial(self._store.delete_folder, folder))
 
     async def _sweep(self) -> None:
         found = await self._store.unfinished(self._bus.run)

@@ -34,6 +34,7 @@ from shared.process.worker_process import one_user_error
 from shared.recipe.recipe import Recipe
 from shared.run.journal import Request
 from shared.run.layout import file_key
+from shared.run.previews import PreviewRule
 from shared.run.retention import retention_of
 from shared.run.run_recipe import check_recipe, prompt_order, store_images
 from shared.store import open_store
@@ -171,7 +172,8 @@ async def _command(
         await store_images(store, recipe)
         scheduler = Scheduler(
             plan, bus, store, replace(index, epoch=lease.epoch), health,
-            state=first_state(plan), retention=retention_of(recipe), goal=goal_of(recipe, store),
+            state=first_state(plan), retention=retention_of(recipe),
+            previews=PreviewRule.of(recipe), goal=goal_of(recipe, store),
             staleness=staleness, stream_needs=stream_needs(plan), lease=lease,
         )  # fmt: skip
         access.audit = partial(_keep_request, scheduler)

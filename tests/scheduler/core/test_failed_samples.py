@@ -251,3 +251,47 @@ def test_what_is_retried_without_a_mend_pauses_the_run_again() -> None:
     assert (again.group, again.dropped, machine.state.phase) == (0, None, "running")
     machine.handle(examples.published(1))
     assert not machine.state.watched
+
+
+def failed_once(machine: Machine, task: GenerateFragment) -> list[Command]:
+    return machine.handle(FragmentFailed(slot=task.fragment.slot, stage="reward", reason="no"))
+
+
+def test_a_run_is_paused_at_the_first_attempt_that_fails_and_a_mend_saves_its_work() -> None:
+    machine = Machine("a", "b", "c", "d", num_groups=2)
+    first, *others = machine.tasks(examples.published(0))
+    pause_at_failure(machine)
+    assert failed_once(machine, first) == [] and machine.state.phase == "paused"
+    machine.handle(GroupRequest(action="again", batch=0, group=first.fragment.group, id="1"))
+    tasks = machine.tasks(OperatorRequest(action="resume", id="2"))
+    assert [task.fragment.attempt for task in tasks] == [1]
+    assert failed_once(machine, tasks[0]) == [] and machine.state.phase == "paused", "no mend"
+    tasks = machine.tasks(OperatorRequest(action="resume", id="3"))
+    trained = machine.finish([*others, *tasks])
+    assert [train.dropped for train in trained] == [None, None]
+    assert machine.state.phase == "running"
+
+
+def test_a_run_that_goes_on_until_the_next_failure_is_not_paused_by_an_earlier_one() -> None:
+    machine = Machine("a", "b", "c", "d", num_groups=2)
+    first, second, *_ = machine.tasks(examples.published(0))
+    machine.handle(OperatorRequest(action="pause", id="1"))
+    failed_once(machine, first)
+    pause_at_failure(machine)
+    machine.handle(OperatorRequest(action="resume", id="2"))
+    assert (machine.state.phase, machine.state.pause_at_failure) == ("running", True)
+    failed_once(machine, second)
+    assert machine.state.phase == "paused"
+
+
+def test_what_failed_and_is_done_since_pauses_no_run() -> None:
+    machine = Machine("a", num_groups=2)
+    [task] = machine.tasks(examples.published(0))[:1]
+    told = failed_once(machine, task)
+    assert told
+    for again in told:
+        assert isinstance(again, GenerateFragment)
+        machine.handle(examples.generated(again))
+        machine.handle(examples.scored(again))
+    pause_at_failure(machine)
+    assert machine.state.phase == "running"
