@@ -49,7 +49,7 @@ def assign_gpus(recipe: Recipe, gpus: Sequence[str]) -> Assignment:
     every = [*trainers, *rollouts, *rewards, *encoders, EVALUATOR, REPORT]
     if recipe.model.device == "cpu":
         return Assignment({name: {VISIBLE: ""} for name in every})
-    num_trained = max(recipe.trainer.devices, recipe.trainer.ranks)
+    num_trained = recipe.trainer.devices
     _check_enough(recipe, num_trained, gpus)
     needed = num_trained + len(rollouts)
     given = {REPORT: gpus[:1]} | {
@@ -103,9 +103,8 @@ def _check_enough(recipe: Recipe, num_trained: int, gpus: Sequence[str]) -> None
     num_generating = recipe.rollout.workers
     if num_trained + num_generating <= len(gpus):
         return
-    key = "ranks" if recipe.trainer.ranks > 1 else "devices"
     raise UserError(
-        f"trainer.{key}, rollout.workers: {num_trained + num_generating} GPUs needed "
+        f"trainer.devices, rollout.workers: {num_trained + num_generating} GPUs needed "
         f"({num_trained} to train, {num_generating} to generate), {len(gpus) or 'none'} found; "
         f'lower these keys, name the GPUs in {VISIBLE}, or set model.device = "cpu"'
     )

@@ -237,7 +237,11 @@ def _choice(choice: Choice) -> dict[str, Any]:
 def _keys(advice: Advice, choice: Choice) -> dict[str, Any]:
     planned = advice.planned
     host_gpus = planned.host_gpus if planned.host_gpus is not None else HOST_GPUS
-    return advised_keys(advice.way, choice.split, choice.schedule, host_gpus, advice.recipe)
+    keys = advised_keys(advice.way, choice.split, choice.schedule, host_gpus, advice.recipe)
+    hosts = sum(each.trains > 0 for each in _placed(advice, choice))
+    if hosts > 1 and choice.schedule.mode != "fluid":  # of unlike hosts more than of the largest
+        keys["trainer.hosts"] = hosts
+    return keys
 
 
 def _commands(advice: Advice, choice: Choice) -> list[tuple[str, str]]:
@@ -248,6 +252,7 @@ def _commands(advice: Advice, choice: Choice) -> list[tuple[str, str]]:
     if recipe is not None:
         keys.setdefault("encoder.workers", recipe.encoder.workers)
         keys.setdefault("schedule.mode", recipe.schedule.mode)
+        keys.setdefault("trainer.sharded", recipe.trainer.sharded)
     return commands(
         place(advice.hosts, choice.split), keys, recipe="RECIPE",
         environment=advice.way.environment(choice.split),

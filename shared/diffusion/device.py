@@ -75,7 +75,7 @@ def _gpus_of_a_process(recipe: Recipe) -> int:
     """Returns how many of the host's GPUs one process trains on, or the ranks that it starts."""
     if recipe.schedule.is_fluid:
         return 1
-    return max(recipe.trainer.devices, recipe.trainer.ranks)
+    return recipe.trainer.devices
 
 
 def held_bytes(
@@ -97,7 +97,7 @@ def held_bytes(
         return held + (_beside_all_weights(recipe, network) if trains else network)
     if trains and trainer.sharded:  # a rank reads its share alone, of a network that is not trained
         network = weight_bytes(model.folder, model.dtype, {"transformer"})
-        held -= network - network // trainer.ranks
+        held -= network - network // trainer.devices
     targets = model.lora.targets or checked_family_of(model.folder).lora_targets
     adapter = adapter_bytes(model.folder, model.lora.rank, targets, frozen_layers(recipe))
     if recipe.keeps_reference and (trains or recipe.rollout.can_train):
@@ -113,7 +113,7 @@ def _beside_all_weights(recipe: Recipe, network: int) -> int:
     all, with masters in place of the network, so that it is less than nothing if they are many."""
     in_float32 = network * max(1, 4 // ITEM_BYTES[recipe.model.dtype])
     if recipe.trainer.sharded:
-        return 4 * in_float32 // recipe.trainer.ranks - network
+        return 4 * in_float32 // recipe.trainer.devices - network
     return (3 if in_float32 == network else 4) * in_float32
 
 

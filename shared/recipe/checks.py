@@ -132,9 +132,9 @@ def _check_noise(tables: Tables) -> None:
             )
     if tables.trainer.sharded and tables.sampling.trained == "random" and sampling.shared_noise:
         raise ValueError(
-            "trainer.sharded: ranks take the same passes, and samples that are trained at steps of "
-            "their own share their first one or not; set it to false, or sampling.shared_noise to "
-            "false"
+            "trainer.sharded: devices that share weights take the same passes, and samples that "
+            "are trained at steps of their own share their first one or not; set it to false, or "
+            "sampling.shared_noise to false"
         )
 
 
@@ -153,7 +153,6 @@ def _check_devices(tables: Tables) -> None:
     several = {
         "rollout.can_train": tables.rollout.can_train,
         "trainer.devices": tables.trainer.devices > 1 and not tables.schedule.is_fluid,
-        "trainer.ranks": tables.trainer.ranks > 1,
     }
     field = next((name for name, is_set in several.items() if is_set), None)
     if tables.trainer.deterministic and field:
@@ -192,19 +191,24 @@ def _check_fluid(tables: Tables) -> None:
 
 def _check_ranks(tables: Tables) -> None:
     trainer = tables.trainer
-    if trainer.ranks == 1:
-        if trainer.sharded:
-            raise ValueError("trainer.sharded: shares weights among ranks; set trainer.ranks to 2")
-        return
-    if trainer.devices > 1:
-        raise ValueError("trainer.devices: every rank has one; set it to 1, or trainer.ranks to 1")
-    if tables.schedule.mode == "colocated":
+    if trainer.hosts > trainer.devices:
         raise ValueError(
-            'trainer.ranks: ranks do not generate, as schedule.mode "colocated" asks; set it to 1 '
-            "(trainer.devices are several GPUs of one host)"
+            f"trainer.hosts: {trainer.devices} devices are on at most as many hosts; set "
+            f"trainer.devices to at least {trainer.hosts}, all hosts together"
+        )
+    if trainer.sharded and trainer.devices == 1:
+        raise ValueError(
+            "trainer.sharded: shares weights among devices; set trainer.devices to 2 or more"
+        )
+    if trainer.ranks > 1 and tables.schedule.mode == "colocated":
+        key = "sharded" if trainer.sharded else "hosts"
+        raise ValueError(
+            f"trainer.{key}: devices that share their weights or are on several hosts do not "
+            'generate, as schedule.mode "colocated" asks; set trainer.sharded to false and '
+            "trainer.hosts to 1"
         )
     if trainer.sharded:
-        _check_trained(tables, trainer.ranks, "trainer.ranks")
+        _check_trained(tables, trainer.devices, "trainer.devices")
 
 
 def _check_updates(tables: Tables) -> None:
@@ -239,7 +243,7 @@ def _check_old_policy(tables: Tables) -> None:
         )
     if tables.trainer.sharded:
         raise ValueError(
-            f"{key}: the old policy is not shared by ranks; set trainer.sharded to false, {remedy}"
+            f"{key}: devices do not share the old policy; set trainer.sharded to false, {remedy}"
         )
 
 

@@ -11,7 +11,8 @@ trained: about 22 bytes and 3 each, of the 64 KiB that a message may have."""
 def refusal(
     *,
     devices: int = 1,
-    ranks: int = 1,
+    hosts: int = 1,
+    sharded: bool = False,
     old_policy: bool = False,
     max_staleness: int | str = 0,
     trained: str = "lora",
@@ -21,7 +22,8 @@ def refusal(
 
     Args:
         devices: `trainer.devices`.
-        ranks: `trainer.ranks`.
+        hosts: `trainer.hosts`.
+        sharded: `trainer.sharded`.
         old_policy: what samples is not what is trained (`Tables.keeps_old_policy`).
         max_staleness: `schedule.max_staleness`.
         trained: `model.trained`.
@@ -30,7 +32,8 @@ def refusal(
     refused = {
         f"trainer.devices: sums of more than {MAX_DEVICES} fluid devices fit no message; set it to "
         f"at most {MAX_DEVICES}": devices > MAX_DEVICES,
-        "trainer.ranks: fluid devices are processes of their own; set it to 1": ranks > 1,
+        "trainer.hosts: fluid devices join from any hosts; set it to 1": hosts > 1,
+        "trainer.sharded: every fluid device holds all weights; set it to false": sharded,
         "algorithm.nft_decay: fluid devices hold no old policy; set it to 0, and trainer.updates "
         "to 1": old_policy,
         "schedule.max_staleness: is not decided by costs for fluid devices; set it to 0 or 1": (
@@ -49,7 +52,8 @@ def refusal_of(tables: Tables) -> str | None:
     can."""
     return refusal(
         devices=tables.trainer.devices,
-        ranks=tables.trainer.ranks,
+        hosts=tables.trainer.hosts,
+        sharded=tables.trainer.sharded,
         old_policy=tables.keeps_old_policy,
         max_staleness=tables.schedule.max_staleness,
         trained=tables.model.trained,

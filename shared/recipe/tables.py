@@ -1,6 +1,7 @@
 """The tables of a recipe and what follows from them together, before anything is checked."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -20,8 +21,33 @@ from shared.recipe.sampling import Algorithm, Sampling
 from shared.recipe.schedule import RunSchedule, Schedule
 
 
+@dataclass(frozen=True, slots=True)
+class _Ranks(Renamed):
+    """What was `ranks`, beside `devices`, said that a process of its own trained on each device."""
+
+    key: str = "ranks"
+    to: str = "devices"
+    values: tuple[tuple[Any, Any], ...] = ()
+
+    def refuse(self, table: Mapping[str, Any]) -> None:
+        if self.key in table:
+            raise ValueError(
+                "ranks: is no key any more; set devices to how many train, all hosts together, and "
+                "hosts to how many hosts they are on"
+            )
+
+    def apply(self, table: dict[str, Any]) -> None:
+        ranks = table.pop(self.key, 1)
+        if ranks != 1:
+            table[self.to] = ranks
+            table["hosts"] = 1 if table.get("sharded") else ranks
+
+
 class Trainer(Table):
-    RENAMED: ClassVar = (Renamed("order", "deterministic", (("arrival", False), ("index", True))),)
+    RENAMED: ClassVar = (
+        Renamed("order", "deterministic", (("arrival", False), ("index", True))),
+        _Ranks(),
+    )
 
     learning_rate: Annotated[float, Field(gt=0, lt=1)]
     decay_steps: Positive | None = None
@@ -52,16 +78,22 @@ class Trainer(Table):
     adapter to the last bit, however many workers there are."""
     threads: Positive = 1
     devices: Positive = 1
-    """GPUs of this host that train together, each with all weights. On a CPU, replicas of the
-    network in one process. With `schedule.mode` "fluid": number of processes that `digenrl up`
-    starts, each with one GPU; others may join from other hosts."""
-    ranks: Positive = 1
-    """Processes that torchrun starts, on one host or several, with a GPU each."""
+    """GPUs that train together, all hosts together. On one host, each with all weights, they are
+    of one process; on a CPU, replicas of the network. With `schedule.mode` "fluid": number of
+    processes that `digenrl up` starts, each with one GPU; others may join from other hosts."""
+    hosts: Positive = 1
+    """Hosts that they are on. On several, or where they share the weights, a process of its own
+    trains on each device (a rank), and none of them is lent to generate."""
     exchange: Literal["auto", "store", "group"] = "auto"
     """How fluid devices sum what they have trained: over the object store, or by a process group
     (NCCL on GPUs, gloo on CPUs). auto: a process group on GPUs."""
     sharded: bool = False
-    """Whether every rank holds a share of the weights (FSDP2), or all of them."""
+    """Whether every device holds a share of the weights (FSDP2), or all of them."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes that the trainer is, a device each; 1 if one process has all devices."""
+        return self.devices if self.sharded or self.hosts > 1 else 1
 
 
 class Run(Table):

@@ -29,7 +29,7 @@ MAY_CHANGE = {
     "rollout.workers", "rollout.threads", "rollout.can_train", "rollout.memory", "rollout.media",
     "trainer.devices", "trainer.checkpoint_every",
     "encoder.workers", "encoder.threads", "encoder.ahead", "encoder.device",
-    "trainer.ranks", "trainer.sharded", "trainer.exchange",
+    "trainer.hosts", "trainer.sharded", "trainer.exchange",
     "reward.workers", "reward.threads",
     "schedule.mode", "schedule.tag", "schedule.early_fraction", "schedule.slot_deadline_s",
     "evaluation.every", "evaluation.seed", "evaluation.samples_per_prompt", "evaluation.digits",

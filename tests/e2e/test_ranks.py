@@ -22,7 +22,7 @@ Write = Callable[[dict[str, Any]], Path]
 def recipe_with(tmp_path: Path) -> Write:
     def write(changes: dict[str, Any]) -> Path:
         path = tmp_path / "ranks.json"
-        recipe = override(load_recipe(DIGITS), {**SMALL, "trainer.ranks": 2, **changes})
+        recipe = override(load_recipe(DIGITS), {**SMALL, "trainer.devices": 2, **changes})
         path.write_text(recipe.model_dump_json())
         return path
 
@@ -45,7 +45,8 @@ def test_two_ranks_train_and_when_one_dies_nothing_is_lost_or_trained_twice(
 ) -> None:
     steps = 3
     path = tmp_path / "two.json"
-    two = override(load_recipe(recipe_of("flux", tmp_path)), {"trainer.ranks": 2})
+    ranks_of_hosts = {"trainer.devices": 2, "trainer.hosts": 2}
+    two = override(load_recipe(recipe_of("flux", tmp_path)), ranks_of_hosts)
     path.write_text(two.model_dump_json())
     run = start_run("--steps", str(steps), recipe=path)
     run.wait_for(lambda view: view["step"] >= 1)

@@ -81,7 +81,7 @@ def test_weights_that_are_not_here_are_no_reason_to_be_content(name: str) -> Non
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_recipe_s_devices_are_those_that_it_says(name: str) -> None:
     recipe = load_recipe(RECIPES / f"{name}.toml")
-    devices = recipe.rollout.workers + max(recipe.trainer.devices, recipe.trainer.ranks)
+    devices = recipe.rollout.workers + recipe.trainer.devices
     size = next(size for size in (".1-gpu", ".mixed", "") if name.endswith(size))
     assert devices == BY_TRACE.get(name, {"": 8, ".1-gpu": 1, ".mixed": 24}[size])
     assert recipe.schedule.mode == ("colocated" if size == ".1-gpu" else "pipelined")
@@ -107,7 +107,7 @@ def test_what_a_recipe_holds_and_its_peak_fit_the_cards_that_it_is_for(name: str
     found = check(path, devices, elsewhere=True, timing=False).forecast
     assert found is not None
     recipe, split = load_recipe(path), found.own.split
-    trained = max(recipe.trainer.devices, recipe.trainer.ranks)
+    trained = recipe.trainer.devices
     assert sum(split.devices.values()) == recipe.rollout.workers + trained
     generate = f"generate{'_streamed' * (recipe.rollout.memory == 'streamed')}"
     encode = {"encode"} if recipe.encoder.workers else set()
@@ -193,7 +193,7 @@ def test_the_recipe_s_own_split_is_forecast_and_a_faster_one_named(tmp_path: Pat
         ("4090=8", 8, "GiB on a trainer device; 4090 has 23 GiB"),
         ("h100", 8, "--devices: "),
         ("b300=8", 8, "knows no b300"),
-        ("h100=1,a100=1,h20=6", 1, "(--hosts or --host-gpus); use trainer.ranks"),
+        ("h100=1,a100=1,h20=6", 1, "(--hosts or --host-gpus); set trainer.hosts to"),
     ],
 )
 def test_devices_that_will_not_do_are_refused(

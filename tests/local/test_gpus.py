@@ -73,7 +73,7 @@ def test_the_demo_leaves_gpus_alone() -> None:
 
 
 def test_ranks_are_given_as_many_and_names_are_passed_on_as_they_are() -> None:
-    recipe = recipe_of("sd35-medium", trainer__devices=1, trainer__ranks=2, rollout__workers=1)
+    recipe = recipe_of("sd35-medium", trainer__devices=2, trainer__hosts=2, rollout__workers=1)
     found = shown(assign_gpus(recipe, ["GPU-a", "GPU-b", "GPU-c"]))
     assert (found["trainer-0"], found["rollout-0"]) == ("GPU-a,GPU-b", "GPU-c")
     assert found["report"] == "GPU-a", "the others have ended by then"

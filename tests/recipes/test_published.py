@@ -23,7 +23,7 @@ FOLDER = RECIPES / "published"
 SOURCES = Path(__file__).parent / "published"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 OURS = {
-    "run.name", "run.steps", "model.folder", "algorithm.name", "trainer.devices", "trainer.ranks",
+    "run.name", "run.steps", "model.folder", "algorithm.name", "trainer.devices", "trainer.hosts",
     "trainer.sharded", "trainer.gradient_checkpointing", "rollout.workers", "reward.workers",
     "evaluation.steps", "evaluation.prompts", "evaluation.samples_per_prompt",
 }  # fmt: skip

@@ -30,7 +30,7 @@ def folder_of(name: str) -> str:
 
 def key_of(recipe: Recipe) -> Key:
     """Recipes with the same key share a trace."""
-    ranks = recipe.trainer.ranks if recipe.trainer.sharded else 1
+    ranks = recipe.trainer.devices if recipe.trainer.sharded else 1
     return (
         recipe.model.model_dump_json(),
         recipe.trainer.gradient_checkpointing,

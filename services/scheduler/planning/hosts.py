@@ -242,7 +242,7 @@ def commands(
     keys are those of the environment (docs/operations.md).
 
     Args:
-        keys: of the recipe: ranks, mode and encoders.
+        keys: of the recipe: whether the weights are shared, mode and encoders.
         environment: kind -> variables that its rollout workers need.
     """
     training = [each for each in placed if each.trains]
@@ -259,7 +259,7 @@ def commands(
         if keys.get("schedule.mode") == "fluid":
             parts += _one_per_gpu("trainer", range(each.trains), run)
         elif each.trains:
-            parts.append(_trainer(each, training, int(keys.get("trainer.ranks", 1)), run))
+            parts.append(_trainer(each, training, bool(keys.get("trainer.sharded")), run))
         generating = range(each.trains, each.trains + each.generates)
         parts += _one_per_gpu("rollout", generating, run, (environment or {}).get(each.kind, {}))
         if parts:
@@ -281,9 +281,9 @@ def _one_per_gpu(
     return [f"for gpu in {' '.join(map(str, gpus))}; do {one} & done"]
 
 
-def _trainer(host: Placed, training: list[Placed], ranks: int, run: str) -> str:
+def _trainer(host: Placed, training: list[Placed], shares: bool, run: str) -> str:
     visible = f"CUDA_VISIBLE_DEVICES={','.join(map(str, range(host.trains)))}"
-    if ranks == 1:
+    if len(training) == 1 and not shares:
         return f"{visible} digenrl serve trainer --run {run}"
     meet = "--standalone"
     if len(training) > 1:

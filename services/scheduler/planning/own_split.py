@@ -61,40 +61,32 @@ def _fluid(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy) -
 
 
 def _check_number(recipe: Recipe, devices: Devices) -> None:
-    workers, (key, trains) = recipe.rollout.workers, _trains(recipe)
+    workers, trains = recipe.rollout.workers, recipe.trainer.devices
     if workers + trains > sum(devices.values()):
         raise UserError(
             f"--devices: {words(devices)} are {sum(devices.values())}; the recipe wants "
-            f"{workers + trains}: {key} = {trains} and rollout.workers = {workers}"
+            f"{workers + trains}: trainer.devices = {trains} and rollout.workers = {workers}"
         )
-
-
-def _trains(recipe: Recipe) -> tuple[str, int]:
-    trainer = recipe.trainer
-    if trainer.ranks > 1:
-        return "trainer.ranks", trainer.ranks
-    return "trainer.devices", trainer.devices
 
 
 def _trainer(
     recipe: Recipe, profile: Profile, devices: Devices, host_gpus: HostGpus, remedy: Remedy
 ) -> Devices:
-    key, number = _trains(recipe)
+    number, hosts = recipe.trainer.devices, recipe.trainer.hosts
     enough = [kind for kind, count in devices.items() if count >= number]
     if not enough:
-        raise UserError(f"{key}: {number} of one kind, which {words(devices)} are not")
-    if key == "trainer.devices":
-        largest = max(gpus_of(host_gpus, {kind: 1}) for kind in enough)
-        enough = [kind for kind in enough if number <= gpus_of(host_gpus, {kind: 1})]
-        if not enough:
-            raise UserError(
-                f"trainer.devices: {number} GPUs of one host, and a host has {largest} "
-                "(--hosts or --host-gpus); use trainer.ranks"
-            )
+        raise UserError(f"trainer.devices: {number} of one kind, which {words(devices)} are not")
+    largest = max(gpus_of(host_gpus, {kind: 1}) for kind in enough)
+    enough = [kind for kind in enough if number <= hosts * gpus_of(host_gpus, {kind: 1})]
+    if not enough:
+        raise UserError(
+            f"trainer.devices: {number} GPUs of {hosts} host{'s' * (hosts > 1)}, and a host has "
+            f"{largest} (--hosts or --host-gpus); set trainer.hosts to {-(-number // largest)}"
+        )
     able = [kind for kind in enough if fits(profile, kind, "trainer") is None]
     if not able:
         reason = fits(profile, enough[0], "trainer")
-        raise UserError(f"{key}: {reason}{_and(remedy(enough[0], 'trainer'))}")
+        raise UserError(f"trainer.devices: {reason}{_and(remedy(enough[0], 'trainer'))}")
     return {max(able, key=lambda kind: profile.devices[kind].training_speed): number}
 
 

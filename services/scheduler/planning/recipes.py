@@ -135,7 +135,7 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         rank=model.lora.rank if model.trained == "lora" else 0,
         rows=make_tuner(recipe, math.inf).candidates[0].rows,
         fragment=fragment,
-        ranks=trainer.ranks if trainer.sharded else 1,
+        ranks=trainer.devices if trainer.sharded else 1,
         helps=recipe.trainer_may_help or recipe.schedule.is_fluid,
         can_train=recipe.rollout.can_train,
         averages=trainer.ema is not None,

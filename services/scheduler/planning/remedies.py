@@ -94,8 +94,7 @@ def keys(before: Use, after: Use) -> dict[str, Any]:
         "rollout.memory": "streamed" if after.streams else "resident",
         "rollout.weights": after.weights,
         "schedule.tag": "auto" if after.helps else "off",
-        "trainer.devices": 1,
-        "trainer.ranks": after.ranks,
+        "trainer.devices": after.ranks,
         "trainer.sharded": shares,
     }
     changed = {
@@ -106,7 +105,6 @@ def keys(before: Use, after: Use) -> dict[str, Any]:
         "rollout.weights": after.weights != before.weights,
         "schedule.tag": after.helps != before.helps,
         "trainer.devices": shares,
-        "trainer.ranks": shares,
         "trainer.sharded": shares,
     }
     return {key: value for key, value in found.items() if changed[key]}

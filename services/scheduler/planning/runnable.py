@@ -1,9 +1,9 @@
 """Whether a recipe can say what a plan does, and the keys that say it.
 
-A trainer is one process, whose GPUs are of one host (`trainer.devices`), or several that torchrun
-starts with a GPU each (`trainer.ranks`), on one host or several. Ranks wait for one another in
-every group, so they are not lent to generate (docs/adr/0015-ranks.md). Fluid devices are processes
-with a GPU each, on any hosts (`trainer.devices` with `schedule.mode` "fluid").
+A trainer is `trainer.devices` on `trainer.hosts`: one process that has all GPUs of one host, or
+where they are on several hosts or share the weights, processes with a GPU each that torchrun starts
+(ranks). Ranks wait for one another in every group, so they are not lent to generate
+(docs/adr/0015-ranks.md). Fluid devices are processes with a GPU each, on any hosts.
 """
 
 from collections.abc import Mapping
@@ -61,17 +61,21 @@ def why_not(
 def _why_not_fluid(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:
     reason = refusal(
         devices=sum(split.trainer.values()),
+        sharded=profile.variant.sharded,
         max_staleness=schedule.max_staleness,
         can_train=schedule.gradient_help,
     )
-    if reason is None and profile.variant.sharded:
-        reason = "trainer.sharded: every fluid device holds all weights"
     return reason or _too_small(profile, {"rollout": split.rollout, "member": split.trainer})
 
 
 def needs_ranks(profile: Profile, trainer: Devices, *, host_gpus: HostGpus) -> bool:
-    """Whether the trainer is several processes (`trainer.ranks`)."""
-    return profile.variant.sharded or sum(trainer.values()) > gpus_of(host_gpus, trainer)
+    """Whether the trainer is several processes, a device each."""
+    return profile.variant.sharded or _num_hosts(trainer, host_gpus) > 1
+
+
+def _num_hosts(trainer: Devices, host_gpus: HostGpus) -> int:
+    """Return on how many hosts such a trainer is at least."""
+    return -(-sum(trainer.values()) // max(1, gpus_of(host_gpus, trainer)))
 
 
 def recipe_keys(
@@ -85,12 +89,11 @@ def recipe_keys(
     """What to write into a recipe, as ``table.key`` and value: into this one, or any that leaves
     out what is not named here."""
     trains, fluid = sum(split.trainer.values()), schedule.mode == "fluid"
-    ranks = not fluid and needs_ranks(profile, split.trainer, host_gpus=host_gpus)
     pipelined = schedule.mode == "pipelined"
     keys: dict[str, Any] = {
         "rollout.workers": sum(split.rollout.values()),
-        "trainer.devices": 1 if ranks else trains,
-        "trainer.ranks": trains if ranks else 1,
+        "trainer.devices": trains,
+        "trainer.hosts": 1 if fluid else _num_hosts(split.trainer, host_gpus),
         "trainer.sharded": profile.variant.sharded,
         "trainer.exchange": "auto" if not fluid or recipe is None else recipe.trainer.exchange,
         "rollout.can_train": schedule.gradient_help,

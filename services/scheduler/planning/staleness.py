@@ -48,7 +48,7 @@ def decide_at_start(recipe: Recipe) -> StalenessDecision:
     the model, or without one by counting."""
     costs = _profile(recipe)
     if costs is not None:
-        trains = max(recipe.trainer.devices, recipe.trainer.ranks)
+        trains = recipe.trainer.devices
         found = decide(recipe, costs, Split({EQUAL: recipe.rollout.workers}, {EQUAL: trains}))
         if found is not None:
             return found
@@ -121,5 +121,5 @@ def _counted(recipe: Recipe) -> tuple[Profile, Split]:
         differentiated=share,
         sharded=trainer.sharded,
     )
-    trains = max(trainer.devices, trainer.ranks)
+    trains = trainer.devices
     return profile, Split({DEVICE: recipe.rollout.workers}, {DEVICE: trains})

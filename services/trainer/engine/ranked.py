@@ -238,6 +238,16 @@ def shares(group_slice: GroupSlice, num_ranks: int) -> list[GroupSlice]:
     return [replace(group_slice, samples=range(start, start + size)) for start in starts]
 
 
+def torchrun_of(recipe: Recipe) -> str:
+    """Return how many processes torchrun is to start, on each host, as its options say it."""
+    trainer = recipe.trainer
+    if trainer.hosts == 1:
+        return f"torchrun --nproc-per-node {trainer.ranks}"
+    each, more = divmod(trainer.ranks, trainer.hosts)
+    numbers = f"{each} or {each + 1}" if more else str(each)
+    return f"torchrun --nnodes {trainer.hosts} --nproc-per-node {numbers}"
+
+
 def start_ranks(recipe: Recipe) -> RankedTraining:
     """Meet the other ranks, tell them the recipe, and load this one's weights.
 
@@ -246,8 +256,8 @@ def start_ranks(recipe: Recipe) -> RankedTraining:
     """
     if num_ranks() != recipe.trainer.ranks:
         raise UserError(
-            f"trainer.ranks: {recipe.trainer.ranks}, but this trainer was started as "
-            f"{num_ranks()}; start it with torchrun --nproc-per-node {recipe.trainer.ranks}"
+            f"trainer.devices: {recipe.trainer.ranks}, a process each, but this trainer was "
+            f"started as {num_ranks()}; start it with {torchrun_of(recipe)}"
         )
     links = join()
     for each in links:

@@ -32,7 +32,7 @@ from shared.recipe.recipe import Recipe
 from shared.recipe.tables import Trainer
 from shared.run.manifest import StoredTensors
 
-STEP_REMEDY = "train fewer weights (model.lora.rank), or share them among trainer.ranks"
+STEP_REMEDY = "train fewer weights (model.lora.rank), or share them (trainer.sharded)"
 
 
 def learning_rate(table: Trainer, batch: int) -> float:

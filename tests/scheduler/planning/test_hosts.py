@@ -135,7 +135,7 @@ def test_the_memory_of_hosts_is_stated_and_never_assumed(stated: str, said: str)
 
 def test_each_host_has_one_command() -> None:
     placed = place(FOUR, Split({"H100": 18}, {"H100": 14}))
-    found = dict(commands(placed, {"trainer.ranks": 14}, recipe="r.toml", run="x"))
+    found = dict(commands(placed, {}, recipe="r.toml", run="x"))
     assert list(found) == ["h100-1", "h100-2", "h100-3", "h100-4"]
     assert found["h100-1"].startswith("digenrl serve scheduler --recipe r.toml")
     for host in ("h100-1", "h100-2"):
@@ -156,7 +156,8 @@ def test_a_plan_for_hosts_has_keys_and_commands() -> None:
         if keys.get("schedule.mode") == "fluid":
             assert said.count("digenrl serve trainer") == len(choice["commands"])
         else:
-            assert trains <= 2 or keys["trainer.ranks"] == trains
+            assert keys["trainer.devices"] == trains
+            assert keys.get("trainer.hosts", 1) == -(-trains // 2)
         assert processes(said, "rollout") == keys["rollout.workers"]
         assert sum(each["trains"] for each in choice["placed"]) == trains
         assert set(choice["commands"]) <= {"h100-1", "h100-2"}
@@ -172,11 +173,11 @@ def written(folder: Path, keys: str) -> Path:
     ("hosts", "keys", "said"),
     [
         ("h100x8*4", "[rollout]\nworkers = 24\n[trainer]\ndevices = 8", None),
-        ("h100x8*4", "[rollout]\nworkers = 16\n[trainer]\ndevices = 16", "16 GPUs of one host"),
+        ("h100x8*4", "[rollout]\nworkers = 16\n[trainer]\ndevices = 16", "16 GPUs of 1 host, and"),
         ("h100x4*2", "[rollout]\nworkers = 2\n[trainer]\ndevices = 6", "a host has 4 (--hosts or"),
         (
             "h100x8*4",
-            '[rollout]\nworkers = 16\n[trainer]\ndevices = 1\nranks = 16\n[schedule]\ntag = "off"',
+            '[rollout]\nworkers = 16\n[trainer]\ndevices = 16\nhosts = 2\n[schedule]\ntag = "off"',
             None,
         ),
         ("h100x8", "[rollout]\nworkers = 6\n[trainer]\ndevices = 4", "the recipe wants 10"),

@@ -61,7 +61,7 @@ def test_sharded_weights_are_not_lent_and_divide_the_group() -> None:
     uneven = Split({"H100": 8}, {"H100": 6})
     assert "cannot share a group" in (why_not(FULL, uneven, OFF, host_gpus=8) or "")
     assert recipe_keys(FULL, split, OFF, host_gpus=8) == {
-        "rollout.workers": 8, "trainer.devices": 1, "trainer.ranks": 8, "trainer.sharded": True,
+        "rollout.workers": 8, "trainer.devices": 8, "trainer.sharded": True,
         "schedule.tag": "off", "schedule.max_staleness": 0,
     }  # fmt: skip
 
@@ -84,9 +84,9 @@ def test_every_row_of_a_plan_is_a_recipe(
         keys = recipe_keys(found.profile, choice.split, choice.schedule, host_gpus=host_gpus)
         typed = override(load_recipe(RECIPES / f"{recipe}.toml"), keys)
         assert typed.trainer_may_help == choice.schedule.lends_trainer
-        trains = max(typed.trainer.devices, typed.trainer.ranks)
+        trains = typed.trainer.devices
         assert trains + typed.rollout.workers == sum(choice.split.devices.values())
-        assert typed.trainer.devices <= host_gpus
+        assert typed.trainer.devices <= host_gpus * typed.trainer.hosts
         assert len(choice.split.trainer) == 1
 
 

@@ -236,7 +236,7 @@ def test_what_is_for_two_networks_is_refused_for_one(
 
 
 def test_ranks_that_share_weights_are_not_to_ask_unlike_networks(recipe: Recipe) -> None:
-    sharded = override(recipe, {"trainer.ranks": 2, "trainer.sharded": True})
+    sharded = override(recipe, {"trainer.devices": 2, "trainer.sharded": True})
     check_networks(sharded)
     plain = sharded.model_dump()
     plain["algorithm"] |= {"name": "diffusion-nft"}

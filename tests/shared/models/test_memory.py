@@ -101,15 +101,15 @@ def test_a_trainer_that_is_not_lent_needs_no_encoders_and_holds_the_optimizers_s
     network = 4 * elements("transformer")
     assert held_bytes(full, ["transformer"], trains=True) == 4 * network
     assert held_bytes(full, ["transformer"], trains=False) == 2 * network
-    sharded = override(full, {"trainer.ranks": 8, "trainer.sharded": True})
+    sharded = override(full, {"trainer.devices": 8, "trainer.sharded": True})
     assert held_bytes(sharded, ["transformer"], trains=True) == 4 * network // 8
     half = override(full, {"model.dtype": "bfloat16"})
     number = network // 4
     assert held_bytes(half, ["transformer"], trains=True) == (2 + 4 + 4 + 8) * number
     assert held_bytes(half, ["transformer"], trains=False) == (2 + 2) * number
-    shared = override(half, {"trainer.ranks": 8, "trainer.sharded": True})
+    shared = override(half, {"trainer.devices": 8, "trainer.sharded": True})
     assert held_bytes(shared, ["transformer"], trains=True) == (4 + 4 + 8) * number // 8
-    adapted = override(RECIPE, {"trainer.ranks": 8, "trainer.sharded": True})
+    adapted = override(RECIPE, {"trainer.devices": 8, "trainer.sharded": True})
     assert held_bytes(adapted, ["transformer"], trains=True) == network // 8 + 4 * adapter
 
 

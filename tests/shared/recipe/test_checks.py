@@ -70,16 +70,22 @@ def test_keys_of_windows_that_a_name_implies_are_left_out_where_steps_are_drawn(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"trainer.sharded": True}, "trainer.sharded: shares weights among ranks"),
+        ({"trainer.sharded": True}, "trainer.sharded: shares weights among devices"),
         (
-            {"trainer.ranks": 5, "trainer.sharded": True},
-            "trainer.ranks: 5 does not divide batch.group_size (24); nearest that do: 4 and 6",
+            {"trainer.devices": 5, "trainer.sharded": True},
+            "trainer.devices: 5 does not divide batch.group_size (24); nearest that do: 4 and 6",
         ),
-        ({"trainer.ranks": 2, "trainer.devices": 2}, "trainer.devices: every rank has one"),
-        ({"trainer.ranks": 2, "trainer.deterministic": True}, "trainer.ranks: sums gradients"),
+        ({"trainer.ranks": 2}, "trainer.ranks: is no key any more; set devices to how many"),
+        ({"trainer.hosts": 2}, "trainer.hosts: 1 devices are on at most as many hosts"),
+        ({"trainer.devices": 2, "trainer.deterministic": True}, "trainer.devices: sums gradients"),
         (
-            {"trainer.ranks": 2, "schedule.mode": "colocated", "rollout.workers": 0},
-            "trainer.ranks: ranks do not generate",
+            {
+                "trainer.devices": 2,
+                "trainer.hosts": 2,
+                "schedule.mode": "colocated",
+                "rollout.workers": 0,
+            },
+            "trainer.hosts: devices that share their weights or are on several hosts do not",
         ),
         ({"model.trained": "full", "model.dtype": "float16"}, "model.dtype: gradients of all"),
         ({"model.trained": "full", "algorithm.kl_beta": 0.1}, "algorithm.kl_beta: the reference"),
@@ -135,7 +141,7 @@ def test_keys_of_windows_that_a_name_implies_are_left_out_where_steps_are_drawn(
             "rollout.memory: the blocks' weights come and go between their calls, set it to \"resi",
         ),
         (
-            {"model.compile": "regional", "trainer.ranks": 2, "trainer.sharded": True},
+            {"model.compile": "regional", "trainer.devices": 2, "trainer.sharded": True},
             "trainer.sharded: the blocks' weights come and go",
         ),
         ({"trainer.gradient_checkpointing": "some"}, "trainer.gradient_checkpointing"),

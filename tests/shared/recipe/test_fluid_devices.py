@@ -19,7 +19,8 @@ FLUID = load_recipe(ROOT / "recipes" / "digits-fluid.toml")
     "changes",
     [
         {"trainer.devices": MAX_DEVICES + 1},
-        {"trainer.devices": 1, "trainer.ranks": 2},
+        {"trainer.hosts": 2},
+        {"trainer.sharded": True},
         {"schedule.max_staleness": "auto"},
         {"rollout.workers": 1, "rollout.can_train": True},
     ],

@@ -76,6 +76,18 @@ def test_a_stored_run_is_read_by_the_names_that_it_had(order: str, deterministic
     assert found == override(recipe, changes)
 
 
+@pytest.mark.parametrize(("sharded", "hosts"), [(True, 1), (False, 4)])
+def test_a_stored_run_of_ranks_has_as_many_devices(sharded: bool, hosts: int) -> None:
+    plain = load_recipe(DIGITS).model_dump(mode="json")
+    del plain["trainer"]["hosts"]
+    plain["trainer"] |= {"ranks": 4, "sharded": sharded}
+    trainer = stored_recipe(json.dumps(plain).encode()).trainer
+    assert (trainer.ranks, trainer.devices, trainer.hosts) == (4, 4, hosts)
+    plain["trainer"] |= {"ranks": 1, "devices": 3, "sharded": False}
+    trainer = stored_recipe(json.dumps(plain).encode()).trainer
+    assert (trainer.ranks, trainer.devices, trainer.hosts) == (1, 3, 1)
+
+
 def test_a_resumed_run_may_be_evaluated_in_another_way() -> None:
     recipe = load_recipe(DIGITS)
     changes = {"every": 2, "steps": 30, "sigmas": "shifted", "height": 4, "width": 4, "threads": 2}

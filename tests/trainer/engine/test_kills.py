@@ -49,7 +49,7 @@ def two(recipe: Recipe) -> Recipe:
         recipe,
         {
             "model.trained": "full", "algorithm.kl_beta": 0.0, "trainer.sharded": True,
-            "trainer.ranks": RANKS, "trainer.ema": 0.5, "run.shard_bytes": 1 << 18,
+            "trainer.devices": RANKS, "trainer.ema": 0.5, "run.shard_bytes": 1 << 18,
             "evaluation.every": None, "run.keep_last": 1,
         },
     )  # fmt: skip

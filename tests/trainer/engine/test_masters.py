@@ -98,7 +98,7 @@ def test_two_ranks_train_what_their_published_weights_have_generated(
     alone: tuple[list[dict[str, Any]], ReplicatedTraining],
     tmp_path: Path,
 ) -> None:
-    sharded = {"trainer.ranks": RANKS, "trainer.sharded": True, "run.shard_bytes": SHARD_BYTES}
+    sharded = {"trainer.devices": RANKS, "trainer.sharded": True, "run.shard_bytes": SHARD_BYTES}
     two = override(full, sharded)
     (tmp_path / "recipe.json").write_text(two.model_dump_json())
     ranks.do("follow_policy", tmp_path)

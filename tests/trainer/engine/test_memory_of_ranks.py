@@ -76,7 +76,7 @@ def test_ranks_load_in_less_memory_than_a_whole_copy(
             "model.height": 16, "model.width": 16, "algorithm.kl_beta": 0.0,
         },
     )  # fmt: skip
-    two = override(one, {"trainer.ranks": RANKS, "trainer.sharded": True})
+    two = override(one, {"trainer.devices": RANKS, "trainer.sharded": True})
     (tmp_path / "recipe.json").write_text(two.model_dump_json())
     (tmp_path / "limit").write_text(str(int(0.9 * whole)))
     ranks.do("load_in", tmp_path)
@@ -105,7 +105,7 @@ def test_ranks_train_2_gb_of_weights_in_their_shares_of_them(
             "batch.groups": 1, "batch.group_size": RANKS, "schedule.fragment_size": 1,
             "sampling.steps": 2, "sampling.window": 1, "sampling.first_window_starts": [0, 0],
             "trainer.micro_batch": 1, "schedule.tsp_steps": 1, "trainer.learning_rate": 1e-3,
-            "trainer.ranks": RANKS, "trainer.sharded": True,
+            "trainer.devices": RANKS, "trainer.sharded": True,
         },
     )  # fmt: skip
     (tmp_path / "recipe.json").write_text(two.model_dump_json())

@@ -61,7 +61,7 @@ def one(kind: str, recipe: Recipe) -> Recipe:
 
 @pytest.fixture(scope="module")
 def two(kind: str, one: Recipe) -> Recipe:
-    return override(one, {**KINDS[kind], "trainer.ranks": RANKS})
+    return override(one, {"trainer.devices": RANKS, "trainer.hosts": RANKS, **KINDS[kind]})
 
 
 @dataclass(frozen=True)
