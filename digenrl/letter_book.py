@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from digenrl.dead_letters import Desk, Letter, Now
+from digenrl.view.words import KINDS, step_of
 from shared.errors import ContractError
 from shared.messages.codec import decode
-from shared.run.dead_letters import Fates, Noted, Wanted, Work, cause_of, mend_first
+from shared.run.dead_letters import BY_ITSELF, Fates, Noted, Wanted, Work, cause_of, mend_first
 
 FIRST_LINE = 160
-MOST_NAMED = 20
-"""Letters that a command names one by one."""
+STILL_FAILS_S = 60.0
+"""Seconds after the newest letter from which what failed seems to be mended."""
+SHOWN_IN_WORDS = frozenset({"data", "stream", "subject", "num_bytes", "is_given"})
+"""Fields of a letter that only programs ask for, if it says what its work is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,9 @@ class Book:
     @classmethod
     def of(cls, run: str, letters: Sequence[Letter], now: Now | None) -> "Book":
         committed = 0 if now is None else now.committed
-        return cls(run, letters, now, Fates.of(map(_noted, letters), committed))
+        is_running = now is not None and now.phase == "running"
+        fates = Fates.of(map(_noted, letters), committed, is_running=is_running)
+        return cls(run, letters, now, fates)
 
     @classmethod
     def read(cls, desk: Desk, run: str, first: int = 1) -> "Book":
@@ -103,64 +108,64 @@ class Book:
         return line_of(letter, why if is_older else self.outcome(letter))
 
     def reasons(self, letters: Sequence[Letter]) -> list[str]:
-        """Return a line for each reason, the most frequent first: how many letters have it, the
-        newest of them, and of how many a retry may help."""
+        """Return a line for each reason, the most frequent first: how many letters have it, and the
+        newest of them."""
         grouped: dict[str, list[Letter]] = {}
         for each in letters:
             grouped.setdefault(_cause(each), []).append(each)
         return [
-            f"{len(those):6d}  newest {those[0]['number']}{self._helps(those)}: "
-            f"{cause[:FIRST_LINE]}"
+            f"{len(those):6d}  newest {those[0]['number']}: {cause[:FIRST_LINE]}"
             for cause, those in sorted(grouped.items(), key=lambda item: -len(item[1]))
         ]
 
-    def _helps(self, letters: Sequence[Letter]) -> str:
-        if self.now is None:
-            return ""
-        return f", a retry may help {len(self.helped(letters))}"
-
     def hints(self) -> list[str]:
-        """Return lines that say what may be done about the open letters, with the command for it,
-        and what is to be mended first; none if the run is not in progress, or has no letters."""
+        """Return lines that say what may be done about what fails, in its order with the command
+        for each step; none if the run is not in progress, or has no letters."""
         opened, over = self.chosen("open"), self.chosen("over")
         if self.now is None or not (opened or over):
             return []
-        useful, letters = self.helped(opened), {e["number"]: e["reason"] for e in opened}
+        mends = (mend_first(each["reason"]) for each in opened if self._may_be_done(each))
         return [
-            *self._what_helps(useful, len(opened), len(over)),
-            *dict.fromkeys(filter(None, (mend_first(letters[each]) for each in useful))),
-            *self._time_for_it(useful),
+            *self._steps(opened, over),
+            self._counts(len(opened), len(over)),
+            *dict.fromkeys(filter(None, mends)),
         ]
 
-    def _what_helps(self, useful: Sequence[int], opened: int, over: int) -> list[str]:
-        are = "is over: its batch is" if over == 1 else "are over: their batches are"
-        ends = f"{over} {are} committed, or the group was given to be trained, or a later one came"
-        if not opened:
-            return [f"none is open, so nothing can be done again; {ends}"]
-        others = [ends] if over else []
-        if not useful:
-            return [
-                f"a retry helps none of the open letters: `digenrl dlq drop {self.run} --all`",
-                *others,
-            ]
-        which = " ".join(map(str, useful)) if len(useful) <= MOST_NAMED else "--all"
-        if self.now is not None and self.now.phase == "paused":
-            which = "--all --resume"
-        command = f"`digenrl dlq retry {self.run} {which}`"
-        return [f"a retry may help {len(useful)} of {opened}: {command}", *others]
+    def _may_be_done(self, letter: Letter) -> bool:
+        """Return whether the work of a letter is done again, by a retry or by itself."""
+        return self.fates.why_not_retried(_noted(letter)) in (None, BY_ITSELF)
 
-    def _time_for_it(self, useful: Sequence[int]) -> list[str]:
-        """Return how there is time to mend what fails, and what comes after it."""
+    def _steps(self, opened: Sequence[Letter], over: Sequence[Letter]) -> list[str]:
         assert self.now is not None
+        retry = f"`digenrl dlq retry {self.run} --all"
         catch = f"`digenrl pause {self.run} --at-failure`"
-        if self.now.phase == "running":
+        useful, phase = self.helped(opened), self.now.phase
+        if opened and not any(map(self._may_be_done, opened)):
+            return [f"a retry helps none of the open letters: `digenrl dlq drop {self.run} --all`"]
+        if phase == "paused" and useful:
+            return [f"once it is mended: {retry} --resume`"]
+        if phase == "paused":
             return [
-                f"for time to mend it: {catch} pauses the run at the next failure; then mend, and "
-                f"`digenrl dlq retry {self.run} --all --resume`"
+                f"nothing of the open batch has failed; to catch what fails next: {catch}, then "
+                f"`digenrl resume {self.run}`"
             ]
-        if self.now.phase != "paused" or useful:
-            return []
-        return [f"to catch the next one: {catch}, and `digenrl resume {self.run}`"]
+        newest = max(each["found"] for each in (*opened, *over))
+        if phase == "running" and (opened or time.time() - newest < STILL_FAILS_S):
+            return [
+                "to have what fails done after all:",
+                f"  1. {catch} waits until something fails, and pauses the run",
+                "  2. mend it",
+                f"  3. {retry} --resume`",
+            ]
+        return [f"once it is mended: {retry}`"] if useful else []
+
+    def _counts(self, opened: int, over: int) -> str:
+        are = "is" if opened == 1 else "are"
+        said = f"{opened} {are} open" if opened else "none is open, so nothing can be done again"
+        if not over:
+            return said
+        are = "is" if over == 1 else "are"
+        return f"{said}; {over} {are} over: done or trained without, or a later one tells of it"
 
 
 def _noted(letter: Letter) -> Noted:
@@ -182,29 +187,31 @@ def line_of(letter: Letter, became: str = "") -> str:
 
     >>> line_of({"number": 3, "state": "open", "kind": "failed", "subject": "dg.x.evt.y",
     ...     "work": {"batch": 1, "group": 2, "first_sample": None, "attempt": 0}, "reason": "no"})
-    '     3  open     failed       batch 1 group 2: no'
+    '     3  open     attempt failed  step 2 (batch 1), group 2: no'
     """
     what = _work(letter["work"]) or letter["subject"]
     reason = _cause(letter)[:FIRST_LINE]
-    line = f"{letter['number']:6d}  {letter['state']:8} {letter['kind']:12} {what}: {reason}"
+    line = (
+        f"{letter['number']:6d}  {letter['state']:8} {KINDS[letter['kind']]:14}  {what}: {reason}"
+    )
     return f"{line} [{became}]" if became else line
 
 
 def _work(work: dict[str, Any] | None) -> str:
     if work is None:
         return ""
-    sample = work.get("first_sample")
-    return f"batch {work['batch']} group {work['group']}" + (
-        "" if sample is None else f" sample {sample}"
-    )
+    part = f", from sample {work['first_sample']} on" if work.get("first_sample") else ""
+    return f"{step_of(work['batch'])}, group {work['group']}{part}"
 
 
 def shown_lines(letter: Letter) -> list[str]:
     """Return a letter with the fields of its message, one per line, each sentence once."""
     found = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(letter["found"]))
-    known = {key: value for key, value in letter.items() if key != "data"} | {"found": found}
+    hidden = {"data"} if letter["work"] is None else SHOWN_IN_WORDS
+    known = {key: value for key, value in letter.items() if key not in hidden}
+    known |= {"found": found, "kind": KINDS[letter["kind"]]}
     if letter["work"] is not None:
-        known["work"] = f"{_work(letter['work'])}, attempt {letter['work']['attempt']}"
+        known["work"] = f"{_work(letter['work'])}, attempt {letter['work']['attempt'] + 1}"
     lines = [f"{key}: {value}" for key, value in known.items() if value not in (None, "")]
     return lines + _message_lines(base64.b64decode(letter["data"]), letter)
 

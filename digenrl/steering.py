@@ -6,14 +6,39 @@ from typing import Protocol
 
 from digenrl.dead_letters import Desk
 from digenrl.letter_book import Book, line_of
-from services.scheduler.shell.api_models import RunView
+from services.scheduler.shell.api_models import RunView, WorkerView
 
 EVERY_S = 0.5
+HEARD_S = 5.0
+"""Seconds in which a request is carried out that was accepted."""
 Say = Callable[[str], object]
 
 
 class HasRun(Protocol):
     def get_run(self) -> RunView: ...
+
+
+class HasWorkers(Protocol):
+    def list_workers(self) -> Sequence[WorkerView]: ...
+
+
+def until_drained(client: HasWorkers, names: Sequence[str], say: Say) -> list[str]:
+    """Return a line for each of these workers once it has no work, is gone, or was given work
+    again."""
+    told: list[str] = []
+    asked = time.monotonic()
+    while True:
+        drain = {each.worker: each.drain for each in client.list_workers() if each.worker in names}
+        is_heard = time.monotonic() > asked + HEARD_S
+        under_way = {"draining"} if is_heard else {"draining", "no"}
+        left = [name for name in names if drain.get(name) in under_way]
+        if not left:
+            became = {"drained": "drained, has no work", "no": "was given work again meanwhile"}
+            return [f"{name}: {became.get(drain.get(name, ''), 'is gone')}" for name in names]
+        if left != told:
+            say(f"waits until {', '.join(left)} {'has' if len(left) == 1 else 'have'} finished")
+            told = left
+        time.sleep(EVERY_S)
 
 
 def until_paused(client: HasRun, say: Say) -> RunView:
@@ -24,7 +49,7 @@ def until_paused(client: HasRun, say: Say) -> RunView:
         if run.phase != "running" or not run.pause_at_failure:
             return run
         if run.step != told:
-            say(f"step {run.step} of {run.steps}; waits for samples that cannot be scored")
+            say(f"step {run.step} of {run.steps}; waits until something fails")
             told = run.step
         time.sleep(EVERY_S)
 

@@ -390,5 +390,6 @@ def _rules(recipe: Recipe | None) -> dict[str, str]:
     trajectories = GONE.removeprefix("deleted: media are kept ")
     return {
         "weights": versions, "checkpoints": versions, "states": versions,
-        "batches": trajectories, "previews": "of the newest steps and of some for ever, within run.preview_mb",
+        "batches": trajectories,
+        "previews": "of the newest steps, and of some for ever, within run.preview_mb",
     }  # fmt: skip

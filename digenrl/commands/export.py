@@ -48,6 +48,9 @@ def export(
     quiet_logs()
     wanted, chosen, number = named(name, run), _layout(layout), _version(version)
     folder = out or runs / wanted / f"adapter-{chosen}"
+    if not as_json:
+        which = f"{version} version" if isinstance(number, str) else f"version {version}"
+        typer.echo(f"exports the {which} of {wanted} ...", err=True)
     with store_to_read(runs / wanted):
         exported = asyncio.run(export_run(wanted, folder, chosen, number))
     if as_json:

@@ -19,6 +19,7 @@ from digenrl.commands.tables import table
 from shared.errors import UserError
 
 if TYPE_CHECKING:
+    from digenrl.client import Client
     from services.scheduler.shell.api_models import TagView, WorkerView
     from shared.messages.contracts import Action
 
@@ -31,6 +32,9 @@ def workers(
         bool, typer.Option("--drain", help="give them nothing new; what they have, they finish")
     ] = False,
     undrain: Annotated[bool, typer.Option("--undrain", help="give them work again")] = False,
+    wait: Annotated[
+        bool, typer.Option(help="with --drain: return once they have no work any more")
+    ] = True,
     scheduler: SchedulerAddress = "",
     token_file: TokenFile = None,
     as_json: AsJson = False,
@@ -39,7 +43,8 @@ def workers(
     """List the workers of a run in progress; drain some, or a whole host, or give them work again.
 
     Examples: `digenrl workers demo`, `digenrl workers demo rollout-3 --drain`, `digenrl workers
-    demo --host node7 --drain`. Ends with 1 if one of them cannot be drained.
+    demo --host node7 --drain`. Ends with 1 if one of them cannot be drained; Ctrl-C ends the
+    waiting, and not the request.
     """
     from digenrl.local.address import client_of
 
@@ -58,13 +63,22 @@ def workers(
             if drain else _told(client.undrain_worker, each.worker, "it gets work again")
             for each in found
         ]  # fmt: skip
+        lines = [] if as_json else [f"{each['worker']}: {each['note']}" for each in said]
+        typer.echo("\n".join(lines), nl=bool(lines))
+        if drain and wait:
+            lines = _drained(client, [str(each["worker"]) for each in said if each["done"]])
+            typer.echo("\n".join(lines), nl=bool(lines), err=as_json)
     if as_json:
         typer.echo(json.dumps(said, indent=1))
-    else:
-        for each in said:
-            typer.echo(f"{each['worker']}: {each['note']}")
     if not all(each["done"] for each in said):
         raise typer.Exit(1)
+
+
+def _drained(client: "Client", names: list[str]) -> list[str]:
+    """Wait until these workers have no work; return a line for each."""
+    from digenrl.steering import until_drained
+
+    return until_drained(client, names, lambda line: typer.echo(line, err=True))
 
 
 def _told(ask: Callable[[str], object], worker: str, note: str) -> dict[str, object]:
@@ -98,7 +112,7 @@ def _show(found: "list[WorkerView]", *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
         return
-    names = ("worker", "service", "host", "version", "does", "s per sample")
+    names = ("worker", "service", "host", "version", "done", "s per sample", "does")
     table(names, [_row(each) for each in found])
     if not found:
         typer.echo("no workers")
@@ -111,7 +125,8 @@ def _row(worker: "WorkerView") -> tuple[str, ...]:
     version = "" if worker.policy_version is None else str(worker.policy_version)
     pace = "" if worker.seconds_per_sample is None else figure(worker.seconds_per_sample)
     said = f"refused: {worker.refused}" if worker.refused else does
-    return worker.worker, worker.service, worker.host, version, said, pace
+    done = str(worker.num_done)
+    return worker.worker, worker.service, worker.host, version, done, pace, said
 
 
 def tag(
@@ -165,7 +180,7 @@ def add_actions(app: typer.Typer) -> None:
         run: RunName,
         at_failure: Annotated[
             bool,
-            typer.Option("--at-failure", help="as soon as samples cannot be scored, not at once"),
+            typer.Option("--at-failure", help="as soon as an attempt fails, not at once"),
         ] = False,
         scheduler: SchedulerAddress = "",
         token_file: TokenFile = None,

@@ -106,6 +106,7 @@ def letters_of(
     known: Mapping[int, Mapping[str, Any]] | None = None,
     *,
     every: bool = False,
+    is_running: bool = False,
 ) -> dict[str, Any]:
     """Return a page of dead letters, each with why a retry would not help and what has become of
     its work, why most are here, and what is to be mended before a retry.
@@ -114,6 +115,7 @@ def letters_of(
         committed: number of committed batches.
         known: what the scheduler says of the newest letters, by their numbers.
         every: whether those that are over or dropped are shown as well.
+        is_running: whether the run goes on.
     """
     said = known or {}
     noted = {
@@ -123,7 +125,7 @@ def letters_of(
         )
         for each, state in kept
     }  # fmt: skip
-    fates = Fates.of(noted.values(), committed)
+    fates = Fates.of(noted.values(), committed, is_running=is_running)
 
     def state_of(letter: DeadLetter) -> Letters:
         if letter.number in said:

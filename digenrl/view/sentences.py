@@ -36,11 +36,11 @@ FORECAST_BELOW_BOUND = (
     "The schedule leaves devices idle: another split, schedule.tag or schedule.max_staleness may "
     "help."
 )
+UNSCORED = (
+    "Rewards are what to see to: what the devices could do, by the schedule's forecast and the "
+    "bound, does not count how fast samples are scored."
+)
 NO_SCHEDULE: Mapping[str, str] = {
-    "waiting_for_reward": (
-        "The bound does not count scoring, and the forecast counts only how long one fragment "
-        "waits for it: rewards are what to see to."
-    ),
     "waiting_for_conditions": (
         "Neither counts the encoding of prompts: the encoder is what to see to."
     ),
@@ -76,14 +76,22 @@ REMEDIES: Mapping[str, tuple[str, str]] = {
 }
 
 
-def bottleneck(schedule: ScheduleSummary) -> str:
-    """Return one sentence: for what devices wait most, and which setting may change that."""
+def bottleneck(schedule: ScheduleSummary, *, fails: bool = False) -> str:
+    """Return one sentence: for what devices wait most, and which setting may change that.
+
+    Args:
+        fails: whether work fails, and is done again therefore, as `is_failing` says it.
+    """
     if schedule.utilisation is None or not schedule.bubbles:
         return "What devices wait for is known after the second batch."
     share, use = schedule.utilisation, main_wait(schedule)
     if not use:
         return f"Rollout and trainer devices are at work {share:.0%} of their time."
     what, remedy = REMEDIES.get(use, (use.replace("_", " "), "see the timeline"))
+    if fails:
+        remedy = (
+            f"first a mend of what fails, since each attempt takes its time again; then {remedy}"
+        )
     return (
         f"Rollout and trainer devices are at work {share:.0%} of their time; most of the rest, "
         f"{schedule.bubbles[use]:.0%}, they wait {what}. What may help: {remedy}."
@@ -114,6 +122,8 @@ def throughput(load: Mapping[str, Any], waits: str = "", run: str = "RUN") -> st
         return ""
     are = "are" if load["queues"] else "were"  # once a run is over, it has none
     pace = f"{figure(now)} samples {are} trained per second"
+    if waits == "waiting_for_reward":
+        return f"{pace}. {UNSCORED}"
     if forecast is None or bound is None:
         return f"{pace}; what is possible is not learned yet."
     advice = _advice(now, forecast, bound, waits).format(run=run)
@@ -205,6 +215,13 @@ def alarms(
     return [*lines, *frozen([(step.version, step.policy.weights_digest) for step in steps])]
 
 
+def is_failing(run: Mapping[str, Any] | None, letters: Sequence[tuple[float, str]] | None) -> bool:
+    """Return whether work of a run that goes on fails now; ``letters``: as `alarms` takes them."""
+    return (
+        run is not None and run["phase"] == "running" and bool(letters and _letters(run, letters))
+    )
+
+
 def _letters(run: Mapping[str, Any], letters: Sequence[tuple[float, str]] | None) -> list[str]:
     """Return what dead letters say that nobody has settled, if there are some of the last
     minutes."""
@@ -221,17 +238,20 @@ def _letters(run: Mapping[str, Any], letters: Sequence[tuple[float, str]] | None
     why = reason if reason.startswith("in scorer ") else f"for: {reason}"
     newest = max(0.0, min(ages))
     many = "or more " if len(late) == len(letters) >= MOST_LETTERS else ""
-    came = f"{len(late)} {many}dead letters in the last {RECENT_S // 60:.0f} minutes"
-    of_them = f"{times} of them {why}; {opened}"
+    came = (
+        f"{len(late)} {many}dead letters, one for each attempt that fails, in the last "
+        f"{RECENT_S // 60:.0f} minutes"
+    )
+    of_them = f"{times} of them {why}" if times < len(late) else why
     if newest > max(QUIET_S, QUIET_STEPS * (run.get("seconds_per_step") or 0.0)):
         return []  # it seems mended
     if run["phase"] == "paused":
         if not number:
             return [f"{came}, {of_them}. The run is paused, and nothing of its batch has failed"]
         then = f"mend it, then retry: `digenrl dlq retry {name} --all --resume`"
-        return [f"{came}, {of_them}. The run is paused: {then}"]
+        return [f"{came}, {of_them}. {opened}, and the run is paused: {then}"]
     if run["pause_at_failure"]:
-        return [f"{came}, {of_them}. The run will be paused at the next one"]
+        return [f"{came}, {of_them}. The run will be paused as soon as an attempt fails"]
     return [
         f"{came}, the last one {clock(newest)} ago, {of_them}. What fails is done up to three "
         f"times, which takes its time from all else: mend that first. To retry what failed, with "

@@ -15,7 +15,7 @@ over, everything but that is still there.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Annotated, Any, Literal
@@ -247,11 +247,14 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
         await history.look()
         done, live = max(0, history.version), pages.view.live
         known = {each["number"]: each for each in await live.get(LETTERS) or []}
-        kept = await history.letters()
+        run, kept = await live.get("/v1/run"), await history.letters()
         if known.keys() - {letter.number for letter, _ in kept}:  # some have come since
             history.forget_letters()
             kept = await history.letters()
-        found = letters_of(kept, done, before, known, every=state == "all")
+        found = letters_of(
+            kept, done, before, known, every=state == "all",
+            is_running=run is not None and run["phase"] == "running",
+        )  # fmt: skip
         return await pages.page(request, "letters", committed=done, kinds=KINDS, **found)
 
     @app.get("/recipe")
@@ -337,16 +340,23 @@ async def _head(view: View) -> dict[str, Any]:
     kept = await view.live.get(LETTERS)
     if run is not None and kept is not None and len(kept) < NEWEST:  # both of one moment
         run = run | {"num_dead_letters": sum(each["state"] == "open" for each in kept)}
-    letters = [(each["found"], each["reason"]) for each in kept or [] if each["state"] in UNSETTLED]
     return {
         "run": history.run, "live": run, "step": step, "steps": wanted,
         "others": [each.run for each in view.others],
         "status": sentences.status(run, history.version, wanted),
         "alarms": sentences.alarms(
-            run, history.steps if exact else (), newest, workers, letters or None
+            run, history.steps if exact else (), newest, workers, _unsettled(kept)
         ),
         "eta": None if run is None else run["eta_seconds"],
     }  # fmt: skip
+
+
+def _unsettled(letters: Sequence[Mapping[str, Any]] | None) -> list[tuple[float, str]] | None:
+    """Return when letters were found that nobody has settled, and why; None if there are none."""
+    found = [
+        (each["found"], each["reason"]) for each in letters or [] if each["state"] in UNSETTLED
+    ]
+    return found or None
 
 
 async def _load(view: View) -> dict[str, Any]:
@@ -366,7 +376,9 @@ async def _overview(view: View, load: Mapping[str, Any]) -> dict[str, Any]:
     newest = trained[-1].metrics if trained else {}
     waits, workers = sentences.main_wait(schedule), await view.live.get("/v1/workers") or []
     slow = sentences.slow_scorer(waits, workers)
-    bottleneck = " ".join(filter(None, (sentences.bottleneck(schedule), slow)))
+    run, letters = await view.live.get("/v1/run"), await view.live.get(LETTERS)
+    fails = sentences.is_failing(run, _unsettled(letters))
+    bottleneck = " ".join(filter(None, (sentences.bottleneck(schedule, fails=fails), slow)))
     first, last = (history.evaluations[index] if history.evaluations else None for index in (0, -1))
     return {
         "bottleneck": bottleneck, "schedule": schedule, "newest": newest,

@@ -88,14 +88,15 @@ def live_state(client: Client, evaluation: Sequence[str] = ()) -> RunState:
     status = sentences.status(run.model_dump(), run.step, run.steps)
     workers, load = client.list_workers(), client.get_load()
     letters = client.list_dead_letters("all", sentences.MOST_LETTERS)
+    unsettled = [(each.found, each.reason) for each in letters if each.state in UNSETTLED] or None
     alarms = sentences.alarms(
-        run.model_dump(), (), evaluation, [each.model_dump() for each in workers],
-        [(each.found, each.reason) for each in letters if each.state in UNSETTLED] or None,
-    )  # fmt: skip
+        run.model_dump(), (), evaluation, [each.model_dump() for each in workers], unsettled
+    )
     newest = client.list_versions(VERSIONS)[::-1]
     alarms += sentences.frozen([(each.version, each.weights_digest) for each in newest])
     alarms += sentences.late([each.model_dump() for each in load.queues])
-    return _state(run, usage, alarms, status, load, workers)
+    fails = sentences.is_failing(run.model_dump(), unsettled)
+    return _state(run, usage, alarms, status, load, workers, fails=fails)
 
 
 async def stored_state(history: RunHistory) -> RunState:
@@ -124,10 +125,12 @@ def _state(
     status: str,
     load: LoadView,
     workers: Sequence[WorkerView] = (),
+    *,
+    fails: bool = False,
 ) -> RunState:
     schedule = summarise_schedule([], list(usage))
     # Settings do not help a run that has failed: its alarms say what does.
-    bottleneck = "" if run.phase == "failed" else sentences.bottleneck(schedule)
+    bottleneck = "" if run.phase == "failed" else sentences.bottleneck(schedule, fails=fails)
     waits = sentences.main_wait(schedule)
     slow = sentences.slow_scorer(waits, [each.model_dump() for each in workers])
     bottleneck = " ".join(filter(None, (bottleneck, slow if bottleneck else "")))

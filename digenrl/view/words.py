@@ -16,6 +16,12 @@ USES = {
 """What devices do, in the order of the legend."""
 
 
+DRAINS = {
+    "draining": "finishes what it has, and gets nothing new",
+    "drained": "has no work, and gets none",
+}
+"""What a worker does that gets nothing new."""
+
 QUEUES = {
     "generation": ("given to no device yet", "devices are missing, or hang: see the workers"),
     "in_hand": ("at devices that generate", "the worker hangs or has become slow: drain it"),
@@ -77,11 +83,19 @@ def cause(reason: str) -> str:
 
 
 KINDS = {
-    "unreadable": "no message", "undelivered": "nobody finished it",
-    "failed": "an attempt failed", "unscored": "no score after all attempts",
-    "refused": "not true",
+    "unreadable": "no message", "undelivered": "not finished", "failed": "attempt failed",
+    "unscored": "no score", "refused": "not true",
 }  # fmt: skip
 """Kinds of dead letters."""
+
+
+def step_of(batch: int) -> str:
+    """Return what a batch is called, by the optimizer step that it is for.
+
+    >>> step_of(51)
+    'step 52 (batch 51)'
+    """
+    return f"step {batch + 1} (batch {batch})"
 
 
 FIGURES = {
@@ -107,10 +121,10 @@ def words_for(use: str | None, activity: str, drain: str = "no") -> str:
     >>> words_for("tail", "idle"), words_for(None, "waiting_for_work")
     ('nothing left in this batch', 'waiting for work')
     >>> words_for("tail", "idle", "drained")
-    'drained'
+    'drained: has no work, and gets none'
     """
     if drain != "no":
-        return drain
+        return f"{drain}: {DRAINS.get(drain, '')}"
     return USES.get(use or "", (use or activity).replace("_", " "))
 
 

@@ -38,6 +38,9 @@ LAST_ATTEMPT = 2
 """From this attempt on, all of a fragment's samples may be without a score: another device has
 generated them by then, with the same result."""
 
+TELLING = 100
+"""Samples from which equal scores of all of them are no accident."""
+
 log = structlog.get_logger()
 
 
@@ -69,6 +72,8 @@ class RewardApp:
         """Seconds by scorer."""
         self._num_scored = 0
         """Samples that took them."""
+        self._seen: dict[str, tuple[float, float]] = {}
+        """Lowest and highest score by scorer."""
 
     async def run(self) -> None:
         await self._bus.wait_for_streams()
@@ -171,8 +176,10 @@ class RewardApp:
                 spent = self._spent.get(scorer.name, 0.0) + time.monotonic() - began
                 self._spent[scorer.name] = spent
         self._num_scored += len(images)
+        self._seen = {name: ranged(self._seen.get(name), each) for name, each in found.items()}
         if len(self._scorers) > 1:
-            self._worker.remark = spent_by(self._spent, self._num_scored)
+            same = always_same(self._seen) if self._num_scored >= TELLING else ""
+            self._worker.remark = spent_by(self._spent, self._num_scored) + same
         return found
 
     async def _bury(self, event: FragmentGenerated, outcomes: Mapping[str, Outcome]) -> None:
@@ -194,6 +201,25 @@ class RewardApp:
                 reason=str(error)[:4000],
             )
         )
+
+
+def ranged(seen: tuple[float, float] | None, outcome: Outcome) -> tuple[float, float]:
+    """Return the lowest and the highest score so far; infinities the wrong way round before one."""
+    low, high = seen or (math.inf, -math.inf)
+    known = [score for score in outcome.scores if score is not None]
+    return min([low, *known]), max([high, *known])
+
+
+def always_same(seen: Mapping[str, tuple[float, float]]) -> str:
+    """Return which scorers teach nothing, since all samples have the same score.
+
+    >>> always_same({"proxy": (0.1, 0.9), "mine": (0.0, 0.0)})
+    '; mine gives every sample 0, which teaches nothing'
+    """
+    return "".join(
+        f"; {name} gives every sample {low:g}, which teaches nothing"
+        for name, (low, high) in seen.items() if low == high
+    )  # fmt: skip
 
 
 def spent_by(spent: Mapping[str, float], samples: int) -> str:

@@ -296,7 +296,7 @@ class SetDevice(Record):
 Action = Literal["pause", "pause_at_failure", "resume", "stop"]
 """
 pause               issue nothing more; what is begun is finished
-pause_at_failure    pause as soon as samples of an open batch cannot be scored; asked of a paused
+pause_at_failure    pause as soon as an attempt at work of an open batch fails; asked of a paused
                     run, after it is resumed
 resume              go on; asked of a run that goes on, a pause at a failure is called off
 stop                end the run where it is

@@ -50,6 +50,7 @@ MOST = 10_000
 MAX_DATA = 64 * 1024
 READ_AT_ONCE = 16
 GIVEN = "its group was given to be trained, with the scores that it had then"
+BY_ITSELF = "it is tried again by itself"
 PREFIX = re.compile(r"(?:rollout|reward|admission|delivery|training): ")
 """Who has given up an attempt, before its reason."""
 RAISED_AT = re.compile(r"\(([^()]+\.py), line (\d+)\)\Z")
@@ -105,26 +106,34 @@ class Settled(BaseModel):
 
 
 def why_not_retried(
-    kind: Kind, work: Work | None, committed: int, *, is_given: bool = False
+    kind: Kind,
+    work: Work | None,
+    committed: int,
+    *,
+    is_given: bool = False,
+    is_running: bool = False,
 ) -> str | None:
-    """Return why a retry of a letter would change nothing; None if it may.
+    """Return why nobody needs to retry a letter, or a retry would change nothing; None if one may.
 
     Args:
         work: what the letter is about.
         committed: number of committed batches.
         is_given: its group was given to somebody to train.
+        is_running: the run goes on.
     """
     is_over = work is not None and work.batch < committed
-    if kind == "unscored" and (is_over or is_given):
-        return "its samples count as unscored already"
     if work is not None and is_over:
         return f"batch {work.batch} is committed"
     if is_given:
         return GIVEN
+    if kind == "failed" and work is not None and is_running:
+        return BY_ITSELF
     return "what it says is not true" if kind == "refused" else None
 
 
-def outcome_of(state: Letters, kind: Kind, work: Work | None, committed: int) -> str:
+def outcome_of(
+    state: Letters, kind: Kind, work: Work | None, committed: int, *, is_given: bool = False
+) -> str:
     """Return in words what has become of what a letter is about, if no later one is about it;
     empty while that is not known.
 
@@ -132,11 +141,13 @@ def outcome_of(state: Letters, kind: Kind, work: Work | None, committed: int) ->
         state: what somebody has done about the letter.
         work: what it is about.
         committed: number of committed batches.
+        is_given: its group was given to somebody to train.
     """
     is_over = work is not None and work.batch < committed
     if kind == "unscored" and state != "retried":
-        count = "its samples count without a score"
-        return f"batch {work.batch} is committed; {count}" if work and is_over else count
+        if work is not None and is_over:
+            return f"batch {work.batch} was trained without these samples"
+        return "" if state == "open" and not is_given else "trained without these samples"
     if work is not None and is_over:
         return f"done since: batch {work.batch} is committed"
     if state == "dropped":
@@ -169,15 +180,17 @@ class Fates:
     _same: "Mapping[Piece, Sequence[Noted]]"
     committed: int
     """Number of committed batches."""
+    is_running: bool = False
+    """Whether the run goes on, so that what failed is tried again by itself."""
 
     @classmethod
-    def of(cls, letters: Iterable[Noted], committed: int) -> Self:
+    def of(cls, letters: Iterable[Noted], committed: int, *, is_running: bool = False) -> Self:
         """Return what these letters tell, which have to be all of the run."""
         same: dict[Piece, list[Noted]] = {}
         for each in sorted(letters, key=lambda each: each.number):
             if each.work is not None:
                 same.setdefault(piece_of(each.work), []).append(each)
-        return cls(same, committed)
+        return cls(same, committed, is_running)
 
     def later(self, letter: Noted) -> list[Noted]:
         """Return the later letters about the same work, the oldest first."""
@@ -192,17 +205,22 @@ class Fates:
         return "over" if is_over or self.later(letter) else "open"
 
     def why_not_retried(self, letter: Noted) -> str | None:
-        """Return why a retry of a letter would change nothing; None if it may."""
+        """Return why nobody needs to retry a letter; None if a retry may help."""
         later = self.later(letter)
         if later:
             return f"see letter {later[-1].number}"
-        return why_not_retried(letter.kind, letter.work, self.committed, is_given=letter.is_given)
+        return why_not_retried(
+            letter.kind, letter.work, self.committed,
+            is_given=letter.is_given, is_running=self.is_running,
+        )  # fmt: skip
 
     def outcome(self, letter: Noted) -> str:
         """Return in words what has become of the work; empty while that is not known."""
         later = self.later(letter)
         decides = later[-1] if later else letter
-        became = outcome_of(decides.state, decides.kind, decides.work, self.committed)
+        became = outcome_of(
+            decides.state, decides.kind, decides.work, self.committed, is_given=decides.is_given
+        )
         again = [each.number for each in later if _attempt(each) > _attempt(letter)]
         if again:
             became = f"failed again: {named(again)}" + (f"; {became}" if became else "")

@@ -16,8 +16,10 @@ from typer.testing import CliRunner, Result
 from digenrl import cli
 from digenrl.client import Client
 from digenrl.local import address
+from digenrl.steering import until_drained
 from services.scheduler.core.machine import step
 from services.scheduler.shell.api import create_app
+from services.scheduler.shell.api_models import WorkerView
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.roster import Seen
 from shared.errors import UserError
@@ -61,7 +63,7 @@ def test_a_host_is_drained_and_what_cannot_be_is_said(live: Scheduler) -> None:
     assert [line.split()[:3] for line in shown] == [
         ["worker", "service", "host"], ["reward-0", "reward", "b"], ["rollout-0", "rollout", "a"],
     ]  # fmt: skip
-    done = run("workers", "demo", "--host", "a", "--drain")
+    done = run("workers", "demo", "--host", "a", "--drain", "--no-wait")
     assert (done.exit_code, done.output) == (
         0,
         "rollout-0: it finishes what it has, and gets nothing new\n",
@@ -80,6 +82,29 @@ def test_a_host_is_drained_and_what_cannot_be_is_said(live: Scheduler) -> None:
     ):
         with pytest.raises(UserError, match=fault):
             run("workers", "demo", *arguments)
+
+
+def test_a_drain_is_waited_for_until_the_workers_have_no_work() -> None:
+    class Workers:
+        """Answers with what a drained worker goes through."""
+
+        states = iter([["no", "no"], ["draining", "drained"], ["drained", "no"]])
+
+        def list_workers(self) -> list[WorkerView]:
+            return [
+                WorkerView.model_construct(worker=name, drain=drain)
+                for name, drain in zip(("a", "b"), next(self.states), strict=True)
+            ]
+
+    said: list[str] = []
+    assert until_drained(Workers(), ["a"], said.append) == ["a: drained, has no work"]
+    assert said == ["waits until a has finished"]
+    assert until_drained(Gone(), ["a"], said.append) == ["a: is gone"]
+
+
+class Gone:
+    def list_workers(self) -> list[WorkerView]:
+        return []
 
 
 def test_tag_is_shown_and_chosen_and_a_run_is_paused(live: Scheduler) -> None:

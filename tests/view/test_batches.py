@@ -88,15 +88,17 @@ def test_what_no_retry_would_change_is_over_and_says_what_has_become_of_it(
             work=Work(batch=batch, group=number, first_sample=0),
         )  # fmt: skip
         asyncio.run(add_letter(run.store, RUN, letter))
-    text = page_text(run, tokens, "/letters?state=all", Scheduler().live)
+    scheduler = Scheduler()
+    scheduler.answers["/v1/run"] |= {"phase": "paused"}
+    text = page_text(run, tokens, "/letters?state=all", scheduler.live)
     posts = [posted.split() for posted in re.findall(r'data-post="([^"]+)"', text)]
     assert ["/letters/3/retry", "/letters/2/retry"] in posts
     assert ["/letters/3/drop", "/letters/2/drop"] in posts
     assert not [each for each in posts if {"/letters/4/drop", "/letters/1/drop"} & {*each}]
     assert ["/letters/4/retry"] not in posts and ["/letters/2/retry"] in posts
     assert "done since: batch 0 is committed" in text
-    assert "batch 1 is committed; its samples count without a score" in text
-    found = set(re.findall(r"<p><b>(\d)</b> no (\w+)", text))
+    assert "batch 1 was trained without these samples" in text
+    found = set(re.findall(r"<p><b>(\d)</b> open: no (\w+)", text))
     assert found == {("1", "memory"), ("1", "server")}
 
 
@@ -137,8 +139,9 @@ def test_a_host_is_drained_with_one_click_and_one_worker_is_given_work_again(
     text = page_text(run, tokens, "/workers", scheduler.live)
     posts = [posted.split() for posted in re.findall(r'data-post="([^"]+)"', text)]
     assert "3 rollout (1 drained), 1 reward" in text
-    assert re.findall(r"<td>(generates|<b>drained</b>)\s*</td>", text) == [
-        "generates", "<b>drained</b>", "generates", "generates",
+    drained = "<b>drained: has no work, and gets none</b>"
+    assert re.findall(rf"<td>(generates|{drained})\s*</td>", text) == [
+        "generates", drained, "generates", "generates",
     ]  # fmt: skip
     drains = [f"/v1/workers/rollout-{number}/drain" for number in (0, 2)]
     assert posts == [

@@ -33,8 +33,8 @@ def test_letters_about_the_same_work_agree_and_have_one_reason() -> None:
     found = letters_of(kept, 3, None, every=True)
     assert found["states"] == {"over": 2, "retried": 1}
     last, second, first = found["letters"]
-    unscored = "batch 2 is committed; its samples count without a score"
-    assert last[2:] == ("its samples count as unscored already", unscored)
+    unscored = "batch 2 was trained without these samples"
+    assert last[2:] == ("batch 2 is committed", unscored)
     assert second[2] == "see letter 3"
     assert first[3] == f"failed again: letters 2, 3; {unscored}"
     assert [number for _, number in found["reasons"]] == [2]
@@ -44,6 +44,12 @@ def test_letters_about_the_same_work_agree_and_have_one_reason() -> None:
 
 def test_the_page_says_what_to_mend_where_a_retry_may_help() -> None:
     kept: list[tuple[DeadLetter, Stored]] = [(about(1, 2, 0), "open"), (about(2, 2, 1), "open")]
+    going = letters_of(kept, 2, None, every=True, is_running=True)
+    assert [letter[2] for letter in going["letters"]] == [
+        "it is tried again by itself",
+        "see letter 2",
+    ]
+    assert going["useful"] == []
     found = letters_of(kept, 2, None, every=True)
     assert [letter[2] for letter in found["letters"]] == [None, "see letter 2"]
     assert found["useful"] == [2] and found["states"] == {"open": 1, "over": 1}
@@ -58,7 +64,9 @@ def test_only_the_newest_letter_of_a_piece_of_work_has_a_button_for_a_retry(tmp_
     run, tokens = Run(tmp_path / "objects").begin(), tokens_of(tmp_path)
     for letter in (about(1, 0, 0), about(2, 0, 1)):
         asyncio.run(add_letter(run.store, RUN, letter))
-    client = client_of(run, tokens, Scheduler().live)
+    scheduler = Scheduler()
+    scheduler.answers["/v1/run"] |= {"phase": "failed"}
+    client = client_of(run, tokens, scheduler.live)
     client.headers.update(tokens.headers("operator"))
     assert "see letter 2" not in client.get("/letters").text
     text = html.unescape(client.get("/letters?state=all").text)
@@ -83,8 +91,8 @@ def test_the_page_has_the_buttons_that_fit_what_the_run_does(tmp_path: Path) -> 
     letters = ["/letters/2/retry", "/letters/2/drop"]
     header = ["/steer/pause", "/steer/stop"]
     running = buttons(tmp_path / "a")
-    assert running == [*header, "/steer/pause-at-failure", *letters]
+    assert running == [*header, "/steer/pause-at-failure", letters[1]]
     asked = buttons(tmp_path / "b", pause_at_failure=True)
-    assert asked == ["/steer/pause", "/steer/resume", "/steer/stop", *letters]
+    assert asked == ["/steer/pause", "/steer/resume", "/steer/stop", letters[1]]
     paused = buttons(tmp_path / "c", phase="paused")
-    assert paused == ["/steer/resume", "/letters/2/retry /steer/resume", *letters]
+    assert paused == ["/steer/stop", "/steer/resume", "/letters/2/retry /steer/resume", *letters]

@@ -13,6 +13,7 @@ from digenrl.view.sentences import (
     alarms,
     bottleneck,
     frozen,
+    is_failing,
     main_wait,
     slow_scorer,
     status,
@@ -171,10 +172,14 @@ def test_dead_letters_are_an_alarm_while_they_come_with_what_they_cost() -> None
     now = time.time()
     late = [(now - 5, "no table of sevens"), (now - 9, "no table of sevens"), (now - 7, "other")]
     [line] = alarms(run, (), (), (), [*late, (now - 3600, "old")])
-    assert line.startswith("3 dead letters in the last 10 minutes, the last one 5 s ago, 2 of them")
-    assert "for: no table of sevens; 9 are open. What fails" in line
-    [line] = alarms(RUN, (), (), (), late)  # they are over already
-    assert "; none is open. " in line
+    assert line.startswith(
+        "3 dead letters, one for each attempt that fails, in the last 10 minutes, the last one "
+        "5 s ago, 2 of them for: no table of sevens. What fails"
+    )
+    [line] = alarms(RUN, (), (), (), late[:2])
+    assert "5 s ago, for: no table of sevens. What fails" in line
+    assert is_failing(run | {"phase": "running"}, late) and not is_failing(run, None)
+    assert not is_failing(run | {"phase": "paused"}, late)
     assert alarms(run, (), (), (), [(now - 3600, "old")]) == []
     [line] = alarms(run, (), ())  # when they came is not known
     assert line == "dead letters: 9 are open; `digenrl dlq list test` has why"
@@ -199,7 +204,7 @@ def test_a_fragment_that_failed_and_its_samples_have_one_reason() -> None:
     now = time.time()
     late = [(now, "reward: mine: ValueError: no"), (now, "x"), (now, "mine: ValueError: no")]
     [line] = alarms(RUN | {"num_dead_letters": 3}, (), (), (), late)
-    assert "2 of them in scorer mine: ValueError: no; 3 are open" in line
+    assert "2 of them in scorer mine: ValueError: no. What" in line
 
 
 def test_a_failure_is_the_first_alarm() -> None:
@@ -231,7 +236,7 @@ def test_of_a_paused_run_the_alarm_says_what_to_do_and_not_to_pause_it() -> None
     assert alarms(slow, (), (), (), before) and alarms(RUN, (), (), (), before) == []
     asked = RUN | {"pause_at_failure": True}
     [line] = alarms(asked, (), (), (), late)
-    assert line.endswith("The run will be paused at the next one")
+    assert line.endswith("The run will be paused as soon as an attempt fails")
     assert status(asked | {"phase": "running"}, 3, 9).endswith("; pauses at the next failure")
 
 

@@ -264,7 +264,7 @@ class State:
     pause: int = 0
     """Events that pass before devices are looked at again for the end of a batch; see `assign`."""
     pause_at_failure: bool = False
-    """Whether operators want the run paused as soon as samples cannot be scored."""
+    """Whether operators want the run paused as soon as an attempt fails."""
     watched: frozenset[tuple[int, int]] = frozenset()
     """Batch and group of what operators had generated again while the run was paused: if it fails
     again, the run is paused again."""

@@ -184,8 +184,8 @@ def _actions(scheduler: Scheduler) -> APIRouter:
     add("pause", "Issue no further fragments until resumed; work in progress is finished.")
     add(
         "pause_at_failure",
-        "Pause as soon as samples of an open batch could not be scored, at once if some could not. "
-        "Their groups then wait, so that a retry can have them generated again.",
+        "Pause as soon as an attempt at work of an open batch fails, at once if one has failed and "
+        "is not done since. What failed then waits, so that it can be mended and retried.",
     )
     add(
         "resume",

@@ -68,7 +68,7 @@ class RunView(View):
     num_dead_letters: int
     """Number of dead letters that are open: somebody may do something about them."""
     pause_at_failure: bool
-    """Whether the run will be paused as soon as samples cannot be scored."""
+    """Whether the run will be paused as soon as an attempt fails."""
     failure: str | None
     """Why the run has failed, if it has."""
     max_staleness: int

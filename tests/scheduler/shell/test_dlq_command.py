@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,8 +56,8 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_letters_of_a_run_that_is_over_are_read_in_its_store() -> None:
     listed = dlq("list", "test", "--limit", "2")
     assert listed.output.splitlines() == [
-        "     5  open     failed       batch 0 group 5 sample 2: no pixels",
-        "     4  open     failed       batch 0 group 4 sample 2: no pixels",
+        "     5  open     attempt failed  step 1 (batch 0), group 5, from sample 2 on: no pixels",
+        "     4  open     attempt failed  step 1 (batch 0), group 4, from sample 2 on: no pixels",
         "older ones: --before 4",
     ]
     assert "data: b'\\xc1bytes'" in dlq("show", "test", "3").output
@@ -113,13 +114,11 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
 
     monkeypatch.setattr(dead_letters, "desk_of", here)
     monkeypatch.setattr(dead_letters, "PAGE", 2)
-    hint, pause, *listed = dlq("list", "test", "--limit", "9", "--all").output.splitlines()
+    hint, *listed = dlq("list", "test", "--limit", "9", "--all").output.splitlines()
     assert len(listed) == 5 and hint.startswith("none is open, so nothing can be done again; 5 ")
-    assert "`digenrl pause test --at-failure`" in pause
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/test").mkdir(parents=True)
-    of_reason = "     5  newest 5, a retry may help 0: no pixels"
-    assert dlq("test").output.splitlines()[:3] == [hint, pause, of_reason]
+    assert dlq("test").output.splitlines()[:2] == [hint, "     5  newest 5: no pixels"]
     assert "outcome: " in dlq("show", "test", "1").output
     assert dlq("drop", "test", "2").output == "2: nobody needs it any more\n"
     assert dlq("drop", "test", "7").output == "7: there is no dead letter 7\n"
@@ -128,6 +127,7 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
     assert (said.exit_code, said.output) == (1, "1: nothing is left to do: batch 0 is over\n")
 
 
+NONE = "none is open, so nothing can be done again"
 CAUSE = "mine: ValueError: no template (slow_reward.py, line 7)"
 
 
@@ -151,17 +151,21 @@ def book_of(
 
 def test_a_list_says_which_letters_a_retry_may_help_and_what_to_mend_first() -> None:
     done, under_way = about(1, 2, state="over"), about(2, 3)
-    hint, over, mend, pause = book_of(done, under_way).hints()
-    assert hint == "a retry may help 1 of 1: `digenrl dlq retry demo 2`"
-    assert over.startswith("1 is over: ") and "committed" in over
+    first, pause, mending, retry, counts, mend = book_of(done, under_way).hints()
+    assert first == "to have what fails done after all:" and mending == "  2. mend it"
+    assert pause.startswith("  1. `digenrl pause demo --at-failure` waits until something fails")
+    assert retry == "  3. `digenrl dlq retry demo --all --resume`"
+    assert counts.startswith("1 is open; 1 is over: done or trained without")
     assert mend.startswith("mend first what makes slow_reward.py line 7 fail. ")
-    assert pause.startswith("for time to mend it: `digenrl pause demo --at-failure` pauses")
-    assert pause.endswith("`digenrl dlq retry demo --all --resume`")
-    resume = "a retry may help 1 of 1: `digenrl dlq retry demo --all --resume`"
-    assert book_of(done, under_way, phase="paused").hints() == [resume, over, mend]
-    none, again = book_of(done, phase="paused").hints()
-    assert none.startswith("none is open") and again.endswith(
-        "`digenrl pause demo --at-failure`, and `digenrl resume demo`"
+    assert book_of(done).hints() == [counts.replace("1 is open", NONE)], "it fails no more"
+    now = done | {"found": time.time()}
+    assert len(book_of(now).hints()) == 5
+    resume = "once it is mended: `digenrl dlq retry demo --all --resume`"
+    assert book_of(done, under_way, phase="paused").hints() == [resume, counts, mend]
+    assert book_of(under_way, phase="failed").hints()[0] == resume.replace(" --resume", "")
+    again, none = book_of(done, phase="paused").hints()
+    assert none.startswith(NONE) and again.endswith(
+        "`digenrl pause demo --at-failure`, then `digenrl resume demo`"
     )
     refused = under_way | {"work": None, "kind": "refused"}
     assert book_of(refused).hints()[0].endswith("`digenrl dlq drop demo --all`")
@@ -177,7 +181,7 @@ def test_work_that_failed_again_names_the_later_letters_and_is_not_called_done()
     first, second = about(82, 2, state="retried"), about(83, 2, 1)
     last = about(84, 2, 2, kind="unscored")
     book = book_of(first, second, last)
-    unscored = "batch 2 is committed; its samples count without a score"
+    unscored = "batch 2 was trained without these samples"
     assert book.outcome(first) == f"failed again: letters 83, 84; {unscored}"
     assert book.outcome(second) == f"failed again: letter 84; {unscored}"
     assert book.outcome(last) == unscored
@@ -188,20 +192,20 @@ def test_work_that_failed_again_names_the_later_letters_and_is_not_called_done()
 def test_the_newest_letter_of_a_piece_of_work_decides_for_all_of_it() -> None:
     older, newest, other = about(1, 3), about(2, 3, 1, kind="unscored"), about(3, 4)
     book = book_of(older, newest, other)
-    assert book.helped(book.letters) == [3, 2]
+    assert book.helped(book.letters) == [2], "what failed is tried again by itself"
+    paused = book_of(older, newest, other, phase="paused")
+    assert paused.helped(paused.letters) == [3, 2]
     given = book_of(older, newest | {"is_given": True}, other)
-    assert given.helped(given.letters) == [3]
+    assert given.helped(given.letters) == []
     lines = book.lines(book.letters)
-    assert [line.rpartition("[")[2] for line in lines[1:]] == [
-        "its samples count without a score]",
-        "see letter 2]",
-    ]
-    assert book_of(about(1, 3), about(2, 3, 1)).helped([about(1, 3), about(2, 3, 1)]) == [2]
+    assert lines[1].endswith("line 7)") and lines[2].endswith("[see letter 2]")
+    tried = book_of(about(1, 3), about(2, 3, 1), phase="paused")
+    assert tried.helped([about(1, 3), about(2, 3, 1)]) == [2]
 
 
 def test_letters_of_one_cause_are_one_reason_whoever_gave_up() -> None:
     book = book_of(about(1, 3), about(2, 2, kind="unscored"), about(3, 3, 1))
-    assert book.reasons(book.letters) == [f"     3  newest 3, a retry may help 1: {CAUSE}"]
+    assert book.reasons(book.letters) == [f"     3  newest 3: {CAUSE}"]
     assert [each["number"] for each in book.chosen("open", reason="VALUEerror")] == [3, 2, 1]
     assert book.chosen("open", reason="no pixels") == []
 
@@ -210,7 +214,8 @@ def test_a_letter_shows_the_fields_of_its_message_and_each_sentence_once() -> No
     slot = FragmentSlot(batch=3, group=0, first_sample=4, attempt=0)
     message = encode(FragmentFailed(slot=slot, stage="reward", reason=CAUSE))
     lines = letter_book.shown_lines(about(1, 3) | {"data": encoded(message)})
-    assert "work: batch 3 group 0 sample 4, attempt 0" in lines
+    assert "work: step 4 (batch 3), group 0, from sample 4 on, attempt 1" in lines
+    assert "kind: attempt failed" in lines and not any(each.startswith("subject") for each in lines)
     assert lines[-2:] == ["message kind: fragment_failed", "message stage: reward"]
     assert "".join(lines).count(CAUSE) == 1
     reasons = {"scorer": "mine", "samples": {"4": CAUSE, "5": CAUSE, "6": "it hangs"}}
@@ -279,4 +284,4 @@ def test_a_pause_at_a_failure_is_waited_for() -> None:
 
     said: list[str] = []
     assert until_paused(Runs(), said.append).phase == "paused"
-    assert said == ["step 3 of 9; waits for samples that cannot be scored"]
+    assert said == ["step 3 of 9; waits until something fails"]
