@@ -104,7 +104,10 @@ async def browsing(
 
     width, height = WIDTHS[view]
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=[*OPTIONS])
+        browser = await playwright.chromium.launch(
+            executable_path=path, args=[*OPTIONS],
+            ignore_default_args=["--disable-back-forward-cache"],  # people's browsers have it
+        )  # fmt: skip
         try:
             context = await browser.new_context(
                 viewport={"width": width, "height": height},

@@ -10,7 +10,7 @@ from digenrl.view.server import PAGES
 from shared.run.layout import timeline_key
 from tests.api.past_run import past_run
 from tests.follow.runs import RUN
-from tests.view.browser import browsing
+from tests.view.browser import PATIENCE_MS, browsing
 from tests.view.sight import Scheduler, busy_timeline, page_of
 from tests.view.stored import stored_run
 
@@ -42,6 +42,22 @@ async def test_the_page_follows_the_run_and_pauses_it(tmp_path: Path) -> None:
         assert scheduler.asked[2:] == ["/v1/tag"] * 2
         assert scheduler.bodies[2:] == [{"mode": "fixed", "groups": 3}, {"mode": "auto"}]
         assert await tab.faults() == []
+        tab.check()
+
+
+async def test_pages_that_are_left_hold_no_connection(tmp_path: Path) -> None:
+    """A browser opens six to a server, and keeps pages that are left for the way back."""
+    run = await asyncio.to_thread(stored_run, tmp_path)
+    tokens = tokens_of(tmp_path)
+    async with (
+        page_of(run, tokens, Scheduler().live) as url,
+        browsing(url, tokens.headers("viewer")) as tab,
+    ):
+        async with asyncio.timeout(PATIENCE_MS / 1000):
+            for _ in range(2):
+                for path in ("/", "/versions", "/letters", "/workers"):
+                    await tab.open(path)
+                    await tab.until("feed.readyState === EventSource.OPEN")
         tab.check()
 
 

@@ -147,14 +147,22 @@ async function tick() {
 
 // What happens is told by the feed; the page is asked for anew then, and seldom else. What workers do
 // is in no feed, and without one everything is asked for every two seconds.
-const feed = new EventSource("/v1/events");
-let ticked = 0, waiting = null;
+let feed, ticked = 0, waiting = null;
 
 function tickSoon() {
   waiting ??= setTimeout(() => { waiting = null; ticked = Date.now(); tick(); }, SOON_MS);
 }
 
-for (const name of ["commit", "timeline", "dead_letter", "phase", "request", "alarm", "evaluation", "run"]) feed.addEventListener(name, tickSoon);
+function listen() {
+  feed = new EventSource("/v1/events");
+  for (const name of ["commit", "timeline", "dead_letter", "phase", "request", "alarm", "evaluation", "run"]) feed.addEventListener(name, tickSoon);
+}
+
+// A page that is left stays in the browser's memory for the way back, with its connection: six of them are all that a browser
+// opens to one server, and nothing else would be answered.
+addEventListener("pagehide", () => feed.close());
+addEventListener("pageshow", (event) => { if (event.persisted) { listen(); tickSoon(); } });
+listen();
 tick();
 setInterval(() => {
   const told = feed.readyState === EventSource.OPEN && document.body.dataset.page !== "workers";
