@@ -125,11 +125,10 @@ class Book:
         if self.now is None or not (opened or over):
             return []
         mends = (mend_first(each["reason"]) for each in opened if self._may_be_done(each))
-        return [
-            *self._steps(opened, over),
-            self._counts(len(opened), len(over)),
-            *dict.fromkeys(filter(None, mends)),
-        ]
+        steps, first = self._steps(opened, over), [*dict.fromkeys(filter(None, mends))]
+        if self.now.phase == "paused":  # the mend is the next thing to do
+            steps, first = [*first, *steps], []
+        return [*steps, self._counts(len(opened), len(over), may_come=len(steps) > 1), *first]
 
     def _may_be_done(self, letter: Letter) -> bool:
         """Return whether the work of a letter is done again, by a retry or by itself."""
@@ -159,9 +158,10 @@ class Book:
             ]
         return [f"once it is mended: {retry}`"] if useful else []
 
-    def _counts(self, opened: int, over: int) -> str:
+    def _counts(self, opened: int, over: int, *, may_come: bool) -> str:
+        none = "none is open now" if may_come else "none is open, so nothing can be done again"
         are = "is" if opened == 1 else "are"
-        said = f"{opened} {are} open" if opened else "none is open, so nothing can be done again"
+        said = f"{opened} {are} open" if opened else none
         if not over:
             return said
         are = "is" if over == 1 else "are"

@@ -35,7 +35,7 @@ def linked(sentence: str, here: str = "") -> Markup:
     >>> print(linked("slow <1>: `digenrl workers demo`, `digenrl logs demo`"))
     slow &lt;1&gt;: <a href="/workers">the page of workers</a>, <code>digenrl logs demo</code>
     >>> print(linked("dead letters: `digenrl dlq retry demo`", "/letters"))
-    dead letters: this page
+    dead letters: see below
     """
     parts = re.split(r"`(digenrl [^`]+)`", sentence)
     return Markup("").join(
@@ -48,5 +48,5 @@ def _command(text: str, here: str) -> Markup:
     if not address:
         return Markup("<code>{}</code>").format(text)
     if address == here:
-        return Markup("this page")
+        return Markup("see below")
     return Markup('<a href="{}">{}</a>').format(address, title)

@@ -11,7 +11,7 @@ from services.scheduler.core.usage import BUSY
 from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.run.chain import Step
 
-RECENT_S = 600.0
+RECENT_S = 120.0
 """Seconds for which a dead letter is news: afterwards only lists have it."""
 MOST_LETTERS = 200
 """Newest dead letters that are looked at."""
@@ -189,12 +189,14 @@ def alarms(
     evaluation: Sequence[str],
     workers: Sequence[Mapping[str, Any]] = (),
     letters: Sequence[tuple[float, str]] | None = None,
+    decay_steps: int | None = None,
 ) -> list[str]:
     """Return a line for each thing that somebody should look at.
 
     Args:
         letters: when each of the newest dead letters that nobody has settled was found, by the
             Unix clock, and why it is one; None: not known.
+        decay_steps: `trainer.decay_steps`.
     """
     lines = [f"reward hacking? {line}" for line in evaluation]
     if run is not None and run["failure"]:
@@ -212,7 +214,8 @@ def alarms(
             f"on-policy ratios were off by {worst:.2g} in step {version}: rollout and trainer "
             "compute different values from the same weights"
         )
-    return [*lines, *frozen([(step.version, step.policy.weights_digest) for step in steps])]
+    digests = [(step.version, step.policy.weights_digest) for step in steps]
+    return [*lines, *frozen(digests, decay_steps)]
 
 
 def is_failing(run: Mapping[str, Any] | None, letters: Sequence[tuple[float, str]] | None) -> bool:
@@ -231,7 +234,9 @@ def _letters(run: Mapping[str, Any], letters: Sequence[tuple[float, str]] | None
     if letters is None:
         return [f"dead letters: {opened}; {more}"] if number else []
     ages = [time.time() - found for found, _ in letters]
-    late = [reason for age, (_, reason) in zip(ages, letters, strict=True) if age < RECENT_S]
+    quiet = max(QUIET_S, QUIET_STEPS * (run.get("seconds_per_step") or 0.0))
+    recent = max(RECENT_S, quiet)
+    late = [reason for age, (_, reason) in zip(ages, letters, strict=True) if age < recent]
     if not late:
         return []
     [(reason, times)] = Counter(cause(each) for each in late).most_common(1)
@@ -240,10 +245,10 @@ def _letters(run: Mapping[str, Any], letters: Sequence[tuple[float, str]] | None
     many = "or more " if len(late) == len(letters) >= MOST_LETTERS else ""
     came = (
         f"{len(late)} {many}dead letters, one for each attempt that fails, in the last "
-        f"{RECENT_S // 60:.0f} minutes"
+        f"{recent / 60:.0f} minutes"
     )
     of_them = f"{times} of them {why}" if times < len(late) else why
-    if newest > max(QUIET_S, QUIET_STEPS * (run.get("seconds_per_step") or 0.0)):
+    if newest > quiet:
         return []  # it seems mended
     if run["phase"] == "paused":
         if not number:
@@ -254,7 +259,8 @@ def _letters(run: Mapping[str, Any], letters: Sequence[tuple[float, str]] | None
         return [f"{came}, {of_them}. The run will be paused as soon as an attempt fails"]
     return [
         f"{came}, the last one {clock(newest)} ago, {of_them}. What fails is done up to three "
-        f"times, which takes its time from all else: mend that first. To retry what failed, with "
+        f"times, which takes its time from all else, and is then left out of the training: mend "
+        f"that first. To retry what failed, with "
         f"time for a mend: `digenrl pause {name} --at-failure`"
     ]
 
@@ -270,11 +276,12 @@ def _drained(run: str, workers: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def frozen(versions: Sequence[tuple[int, str]]) -> list[str]:
+def frozen(versions: Sequence[tuple[int, str]], decay_steps: int | None = None) -> list[str]:
     """Return since when steps have left the weights as they were, if it is more than a few.
 
     Args:
         versions: numbers and digests of their weights, the oldest first.
+        decay_steps: `trainer.decay_steps`, steps after which the learning rate is 0.
     """
     same = 0
     for _, digest in reversed(versions):
@@ -283,11 +290,16 @@ def frozen(versions: Sequence[tuple[int, str]]) -> list[str]:
         same += 1
     if same <= STILL_STEPS:
         return []
+    if decay_steps is not None and versions[-1][0] > decay_steps:
+        return [
+            f"the learning rate is 0 since step {decay_steps} (trainer.decay_steps): steps change "
+            "nothing any more, and the run can end"
+        ]
     first = versions[-same][0]
     since = f"{first} or an earlier one" if same == len(versions) and first else f"{first}"
     return [
-        f"the weights have not changed since version {since}: if "
-        "trainer.decay_steps has brought the learning rate to 0, the run can end"
+        f"the weights have not changed since version {since}: steps do nothing, as where no "
+        "gradient is finite, or all samples of each group have the same reward"
     ]
 
 

@@ -93,10 +93,22 @@ def live_state(client: Client, evaluation: Sequence[str] = ()) -> RunState:
         run.model_dump(), (), evaluation, [each.model_dump() for each in workers], unsettled
     )
     newest = client.list_versions(VERSIONS)[::-1]
-    alarms += sentences.frozen([(each.version, each.weights_digest) for each in newest])
+    decay_steps = _decay_steps(client)
+    digests = [(each.version, each.weights_digest) for each in newest]
+    alarms += sentences.frozen(digests, decay_steps)
     alarms += sentences.late([each.model_dump() for each in load.queues])
     fails = sentences.is_failing(run.model_dump(), unsettled)
     return _state(run, usage, alarms, status, load, workers, fails=fails)
+
+
+def _decay_steps(client: Client) -> int | None:
+    """Return after how many steps the learning rate is 0; None also where nobody knows the
+    recipe."""
+    try:
+        found: int | None = client.get_recipe().recipe["trainer"]["decay_steps"]
+    except (Refused, KeyError):
+        return None
+    return found
 
 
 async def stored_state(history: RunHistory) -> RunState:
@@ -112,7 +124,10 @@ async def stored_state(history: RunHistory) -> RunState:
     usage = [history.usage[each] for each in sorted(history.usage)]
     exact = history.recipe.largest_weight is None
     newest = history.evaluations[-1].alarms if history.evaluations else ()
-    alarms = sentences.alarms(run.model_dump(), history.steps if exact else (), newest)
+    alarms = sentences.alarms(
+        run.model_dump(), history.steps if exact else (), newest,
+        decay_steps=history.recipe.trainer.decay_steps,
+    )  # fmt: skip
     ended = run.phase in ("finished", "failed")
     status = run.phase if ended else sentences.status(None, history.version, run.steps)
     return _state(run, usage, alarms, status, await load_view(history))

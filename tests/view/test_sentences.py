@@ -159,7 +159,12 @@ def test_steps_that_change_nothing_are_an_alarm() -> None:
     steps = [step(version, version) for version in range(8)]
     assert alarms(RUN, steps, ()) == []
     [line] = alarms(RUN, [*steps[:3], *(step(version, 2) for version in range(3, 8))], ())
-    assert "have not changed since version 2" in line and "trainer.decay_steps" in line
+    assert "have not changed since version 2" in line and "no gradient is finite" in line
+    still = [*steps[:3], *(step(version, 2) for version in range(3, 8))]
+    [line] = alarms(RUN, still, (), decay_steps=2)
+    assert line.startswith("the learning rate is 0 since step 2 (trainer.decay_steps)")
+    [line] = alarms(RUN, still, (), decay_steps=9)
+    assert "have not changed" in line
 
 
 def step(version: int, weights: int) -> Step:
@@ -173,7 +178,7 @@ def test_dead_letters_are_an_alarm_while_they_come_with_what_they_cost() -> None
     late = [(now - 5, "no table of sevens"), (now - 9, "no table of sevens"), (now - 7, "other")]
     [line] = alarms(run, (), (), (), [*late, (now - 3600, "old")])
     assert line.startswith(
-        "3 dead letters, one for each attempt that fails, in the last 10 minutes, the last one "
+        "3 dead letters, one for each attempt that fails, in the last 2 minutes, the last one "
         "5 s ago, 2 of them for: no table of sevens. What fails"
     )
     [line] = alarms(RUN, (), (), (), late[:2])

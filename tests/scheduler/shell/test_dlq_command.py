@@ -161,7 +161,7 @@ def test_a_list_says_which_letters_a_retry_may_help_and_what_to_mend_first() -> 
     now = done | {"found": time.time()}
     assert len(book_of(now).hints()) == 5
     resume = "once it is mended: `digenrl dlq retry demo --all --resume`"
-    assert book_of(done, under_way, phase="paused").hints() == [resume, counts, mend]
+    assert book_of(done, under_way, phase="paused").hints() == [mend, resume, counts]
     assert book_of(under_way, phase="failed").hints()[0] == resume.replace(" --resume", "")
     again, none = book_of(done, phase="paused").hints()
     assert none.startswith(NONE) and again.endswith(
