@@ -19,9 +19,12 @@ from shared.errors import ContractError, FaultyConditions
 from shared.learning.seeds import sample_seed
 from shared.messages.contracts import GenerateFragment
 from shared.run.manifest import Pieces, StoredTensors
+from shared.store.objects import Content
 
 DIGEST_BYTES = 64
 _MIB = 1 << 20
+LARGE = 256 * _MIB
+"""Bytes from which `Kept` keeps them."""
 _TRAJECTORY = struct.Struct(">4Q32s")
 """Batch, group, sample, seed and key."""
 _GRADIENT = struct.Struct(">2Q32s64s")
@@ -84,17 +87,38 @@ def check_conditions(conditions: bytes, prompt: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """Holds large bytes between versions, as a trainer keeps the buffers that it copies a version
+    to: memory that is new at each version is slow to be had, and no run takes it."""
+
+    buffers: dict[tuple[str, int], bytearray] = field(default_factory=dict)
+
+    def filled(self, name: str, head: bytes, size: int) -> Content:
+        """Returns what `filled` does; of large bytes a view, until the next call with this name,
+        which comes a batch later."""
+        if size < LARGE:
+            return filled(head, size)
+        buffer = self.buffers.get((name, size))
+        if buffer is None:
+            buffer = self.buffers[name, size] = bytearray(size)
+            for at in range(0, size, _MIB):
+                buffer[at : at + _MIB] = _noise()[: size - at]
+        buffer[: len(head)] = head
+        return memoryview(buffer)
+
+
+@dataclass(frozen=True, slots=True)
 class BytesPart:
     """A part of a version that is nothing but bytes: it has no pieces of tensors."""
 
-    data: bytes
+    data: Content
     pieces: Pieces = field(default_factory=dict)
 
-    def pack(self) -> bytes:
+    def pack(self) -> Content:
         return self.data
 
 
-def parts_of(data: bytes, number: int) -> list[BytesPart]:
+def parts_of(data: Content, number: int) -> list[BytesPart]:
     """Returns ``data`` in so many parts of equal size."""
     size = -(-len(data) // number)
     return [BytesPart(data[at : at + size]) for at in range(0, len(data), size)]

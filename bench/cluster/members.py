@@ -15,9 +15,8 @@ from threading import Lock
 from bench.cluster.accounts import Account, PieceEntries, Total
 from bench.cluster.blobs import (
     EmulatedWeights,
-    adapter_blob,
+    Kept,
     digest_of,
-    filled,
     head_of,
     parts_of,
 )
@@ -32,10 +31,12 @@ from shared.devices.protocols import GroupData, Snapshot
 from shared.errors import ContractError
 from shared.messages.fluid import Piece
 from shared.run.manifest import StoredTensors
+from shared.store.objects import Content
 
 ONE_AT_A_TIME = Lock()
-KEPT: dict[str, tuple[bytes, bytes]] = {}
+NEWEST: dict[str, tuple[Content, Content]] = {}
 """Weights and states of the newest version that a member of this host has made."""
+KEPT = Kept()
 CHECKSUM_DIGITS = 32
 """Hexadecimal digits of a checksum: it begins the digest of the weights, which all else follows."""
 
@@ -144,16 +145,17 @@ class EmulatedMember:
     def _packed(self, digest: str) -> Snapshot:
         sizes = self.generating.sizes
         with ONE_AT_A_TIME:
-            if digest not in KEPT:
-                KEPT.clear()  # before the next one is made: each may be gigabytes
-                KEPT[digest] = _version(digest, sizes.adapter, sizes.checkpoint)
-            adapter, states = KEPT[digest]
+            if digest not in NEWEST:
+                NEWEST.clear()
+                NEWEST[digest] = _version(digest, sizes.adapter, sizes.checkpoint)
+            adapter, states = NEWEST[digest]
         return Snapshot(digest, parts_of(adapter, 1), parts_of(states, 1))
 
 
-def _version(digest: str, adapter: int, states: int) -> tuple[bytes, bytes]:
+def _version(digest: str, adapter: int, states: int) -> tuple[Content, Content]:
     """Return the weights and states of a version."""
-    return adapter_blob(digest, adapter), filled(f"{digest}{digest}".encode(), states)
+    head = digest.encode()
+    return KEPT.filled("adapter", head, adapter), KEPT.filled("states", head * 2, states)
 
 
 def first_weights(seed: int) -> str:
