@@ -90,7 +90,7 @@ async def test_a_sample_s_page_is_usable_by_everybody(tmp_path: Path, view: str)
     ):
         await tab.open("/batches?step=1")
         await tab.page.get_by_role("link", name="group 0, sample 3", exact=True).click()
-        await tab.page.get_by_text("its group has").wait_for()
+        await tab.page.get_by_text("its group has").first.wait_for()
         assert await tab.faults() == []
         wide = "document.documentElement.scrollWidth > innerWidth"
         assert not await tab.page.evaluate(wide)
