@@ -159,6 +159,8 @@ async def batches_with_previews(store: ObjectStore, run: str) -> list[int]:
 
 KEPT_BATCHES = 2
 """Number of committed batches whose messages and trajectories are kept for inspection."""
+NEWEST_BATCHES = 2
+"""Batches whose trajectories are being made or used: one is trained, one is generated."""
 
 
 def _batches_folder(run: str) -> str:

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Self
 
 from shared.recipe.recipe import Recipe
-from shared.run.layout import previews_folder
+from shared.run.layout import KEPT_BATCHES, NEWEST_BATCHES, previews_folder
 from shared.store.previews import PLAIN
 
 PREVIEW_BYTES = 8192
 """Largest preview of a sample; one of a usual picture has half of it."""
 PNG_BYTES = 128
 """What a PNG file has besides its pixels, a byte per row apart."""
+LATE = KEPT_BATCHES + NEWEST_BATCHES
+"""Batches by which the one that the scheduler clears away is older than the newest one."""
 FEWEST_STEPS = 8
 """Number of steps that are better shown in part than fewer of them as a whole."""
 
@@ -32,7 +34,7 @@ class PreviewRule:
     groups: int = 0
     """Number of the first groups of a batch that have."""
     newest: int = 0
-    """Number of the newest batches that have some, whichever they are."""
+    """Number of batches up to the one that is cleared away that have some, whichever they are."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
@@ -42,16 +44,20 @@ class PreviewRule:
         if steps * batch.groups * batch.group_size <= room:
             return cls(frozenset(range(steps)), batch.groups)
         shown, groups = shares(room // 2, steps, batch.groups, batch.group_size)
-        left = room // (groups * batch.group_size) - shown if groups else 0
-        return cls(evenly(shown, steps), groups, left)
+        newest = room // (groups * batch.group_size) - shown - LATE if groups else 0
+        if newest > 0:
+            return cls(evenly(shown, steps), groups, newest)
+        shown, groups = shares(room, steps, batch.groups, batch.group_size)
+        return cls(evenly(shown, steps), groups)
 
     def has(self, batch: int, group: int) -> bool:
         """Return whether samples of a group get previews."""
         return group < self.groups and (batch in self.batches or self.newest > 0)
 
-    def keeps(self, batch: int, newest: int) -> bool:
-        """Return whether a batch still has its previews when ``newest`` is the newest one."""
-        return batch in self.batches or batch > newest - self.newest
+    def keeps(self, batch: int, cleared: int) -> bool:
+        """Return whether a batch still has its previews when what ``cleared`` has left is cleared
+        away, `LATE` batches after it was made."""
+        return batch in self.batches or batch > cleared - self.newest
 
 
 def preview_bytes(recipe: Recipe) -> int:

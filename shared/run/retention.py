@@ -16,6 +16,7 @@ from shared.run.commits import Named
 from shared.run.evaluations import GoldFigures
 from shared.run.layout import (
     KEPT_BATCHES,
+    NEWEST_BATCHES,
     checkpoints_folder,
     evaluation_interval,
     measured_versions,
@@ -26,9 +27,6 @@ from shared.run.shards import open_tensors
 from shared.store import ObjectStore
 
 log = structlog.get_logger()
-
-NEWEST_BATCHES = 2
-"""Batches whose trajectories are being made or used: one is trained, one is generated."""
 
 Figures = Iterable[Mapping[int, float]]
 """What versions are compared by, of each set of evaluation settings: others do not compare."""

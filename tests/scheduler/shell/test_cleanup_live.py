@@ -12,11 +12,13 @@ from shared.messages.workers import WorkerStatus
 from shared.process.service import Health
 from shared.run.commits import CommitRecord, commit, record_digest
 from shared.run.layout import (
+    batches_with_previews,
     checkpoints_folder,
     evaluations_folder,
     set_evaluation_interval,
     weights_folder,
 )
+from shared.run.previews import PreviewRule, preview_key
 from shared.run.retention import Retention
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
@@ -100,3 +102,36 @@ async def test_without_a_reader_two_versions_and_the_first_are_left(live: Live) 
             while await trainer.kept(weights_folder(RUN)) != {0, 4, 5}:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
     assert len(await trainer.store.keys(f"{RUN}/commits")) == 6
+
+
+async def with_previews(live: Live, left: set[int]) -> None:
+    """Wait until these batches alone have previews."""
+    async with asyncio.timeout(WAIT_S):
+        while set(await batches_with_previews(live.trainer.store, RUN)) != left:
+            await asyncio.sleep(0.02)
+
+
+async def test_previews_of_the_newest_batches_and_of_chosen_ones_are_left(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "FORGET_AFTER_S", 0.02)
+    live.scheduler._cleanup._previews = PreviewRule(frozenset({0, 2}), groups=1, newest=1)
+    store = live.trainer.store
+    for batch in range(8):
+        await store.write(preview_key(RUN, batch, 0, 0, 0), b"pictures")
+    async with live.running():
+        await live.recovered()
+        for _ in range(8):
+            await live.trainer.commit(announce=True)
+        assert await live.knows(7)
+        await with_previews(live, {0, 2, 4, 5, 6, 7})
+
+
+async def test_previews_that_a_scheduler_has_left_are_cleared_away_by_the_next(live: Live) -> None:
+    live.scheduler._cleanup._previews = PreviewRule(frozenset({0}), groups=1, newest=1)
+    for batch in range(8):
+        await live.trainer.store.write(preview_key(RUN, batch, 0, 0, 0), b"pictures")
+    for _ in range(8):
+        await live.trainer.commit(announce=True)
+    async with live.running():
+        await with_previews(live, {0, 4, 5, 6, 7})
