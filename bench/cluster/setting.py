@@ -22,7 +22,7 @@ from shared.recipe.recipe import Recipe, load_recipe
 from shared.recipe.rewards import Evaluation, Reward, ScorerTable
 from shared.recipe.sampling import Algorithm, Sampling
 from shared.recipe.schedule import RunSchedule, Schedule
-from shared.recipe.tables import Trainer
+from shared.recipe.trainer import Trainer
 
 DEVICES_PER_NODE = 8
 MIN_REWARD_WORKERS = 2

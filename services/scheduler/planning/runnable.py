@@ -14,7 +14,8 @@ from services.scheduler.planning.splits import Devices, Split, words
 from shared.recipe.fields import Table
 from shared.recipe.fluid_devices import refusal
 from shared.recipe.schedule import RunSchedule, Schedule
-from shared.recipe.tables import Rollout, Tables, Trainer
+from shared.recipe.tables import Rollout, Tables
+from shared.recipe.trainer import Trainer
 
 OF_TABLES: Mapping[str, type[Table]] = {
     "rollout": Rollout,

@@ -29,7 +29,7 @@ from shared.errors import ContractError, IntegrityError, OutOfMemory
 from shared.learning.algorithms import old_policy_decay
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
-from shared.recipe.tables import Trainer
+from shared.recipe.trainer import Trainer
 from shared.run.manifest import StoredTensors
 
 STEP_REMEDY = "train fewer weights (model.lora.rank), or share them (trainer.sharded)"

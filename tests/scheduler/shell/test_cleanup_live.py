@@ -107,7 +107,7 @@ async def test_without_a_reader_two_versions_and_the_first_are_left(live: Live) 
 async def with_previews(live: Live, left: set[int]) -> None:
     """Wait until these batches alone have previews."""
     async with asyncio.timeout(WAIT_S):
-        while set(await batches_with_previews(live.trainer.store, RUN)) != left:
+        while set(await batches_with_previews(live.trainer.store, RUN)) != left:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
