@@ -193,8 +193,8 @@ def _check_ranks(tables: Tables) -> None:
     trainer = tables.trainer
     if trainer.hosts > trainer.devices:
         raise ValueError(
-            f"trainer.hosts: {trainer.devices} devices are on at most as many hosts; set "
-            f"trainer.devices to at least {trainer.hosts}, all hosts together"
+            f"trainer.hosts: {trainer.hosts} hosts for trainer.devices = {trainer.devices}, which "
+            f"counts those of all hosts; set trainer.devices to at least {trainer.hosts}"
         )
     if trainer.sharded and trainer.devices == 1:
         raise ValueError(
