@@ -84,8 +84,9 @@ def test_a_store_that_the_settings_name_is_left_alone(
         assert not is_left and Endpoints().store_url == "file:///somewhere"
 
 
-def test_a_command_that_is_told_no_run_says_so() -> None:
+def test_a_command_that_is_told_no_run_says_so(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "digenrl", "report"], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-m", "digenrl", "report"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert ended.returncode == 2 and ended.stderr.startswith("digenrl: --run: name the run")
