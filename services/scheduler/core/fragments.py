@@ -110,9 +110,9 @@ def generated(state: State, event: FragmentGenerated, now: float) -> State:
     state = _count_finished(learn_generation(state, event), slot, event.worker, now)
     state = _unassign_everywhere(state, slot, now, event.worker)
     found = state.find_fragment(slot)
-    if found is None or found.stage not in ("pending", "issued"):
-        return state
-    if event.policy != _policy(state, slot):
+    if found is None:
+        return _pass_over(state, slot)
+    if found.stage not in ("pending", "issued") or event.policy != _policy(state, slot):
         return state
     return state.with_fragment(
         slot, replace(found, stage="generated", worker=None, generated_at=now)
@@ -134,7 +134,9 @@ def learn_generation(state: State, event: FragmentGenerated) -> State:
 def scored(plan: Plan, state: State, event: FragmentScored, now: float) -> State:
     slot = event.fragment.slot
     found = state.find_fragment(slot)
-    if found is None or found.stage == "scored":
+    if found is None:
+        return _pass_over(state, slot)
+    if found.stage == "scored":
         return state
     wanted = {name for name, _ in plan.advantages.weights}
     fits = len(event.rewards) == found.num_samples and wanted <= event.parts.keys()
@@ -379,6 +381,23 @@ def discard_group_if_stale(state: State, slot: FragmentSlot) -> State:
     if group.policy is None or group.policy == state.policy_of(slot.batch):
         return state
     return state.with_group(slot.batch, slot.group, discard_group(group))
+
+
+def _pass_over(state: State, slot: FragmentSlot) -> State:
+    """Begin the group with the next attempt, if nobody was asked yet for this result: its slot is
+    taken, so that whoever is asked for it could not report it.
+
+    A device that has waited for a broker reports such a result, where the broker has lost all
+    messages and the scheduler that knew of the task is dead.
+    """
+    group = state.find_group(slot.batch, slot.group)
+    if group is None or slot.attempt != group.first_attempt:
+        return state
+    if any(each.first_sample == slot.first_sample for each in group.fragments):
+        return state
+    return state.with_group(
+        slot.batch, slot.group, replace(group, first_attempt=group.first_attempt + 1)
+    )
 
 
 def _policy(state: State, slot: FragmentSlot) -> Policy | None:

@@ -122,6 +122,8 @@ class Scheduler:
     _publish_lag: PublishLag = field(default_factory=PublishLag)
     _cleanup: BatchCleanup = field(init=False)
     _first: State = field(init=False)
+    _next: State = field(init=False)
+    """The state once the commands that are being sent are; some of them may have arrived."""
     _statuses_waiting: Callable[[], int] = lambda: 0
     _segments: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
     """Versions up to which segments of the chain are to be stored."""
@@ -129,7 +131,7 @@ class Scheduler:
     """Versions whose record is to be copied."""
 
     def __post_init__(self) -> None:
-        self._first = self.state
+        self._first = self._next = self.state
         self.chain = Chain(self.store, self.bus.run)
         self._cleanup = BatchCleanup(self.bus, self.store, self.previews)
         self.journal = Journal(self.store, self.bus.run)
@@ -159,7 +161,7 @@ class Scheduler:
             except* StreamsLost as lost:
                 log.error("streams_lost", lost=[str(error) for error in lost.exceptions])
             self.health.is_not_ready("recovering: messages of NATS were lost")
-            before = self._start_over()
+            before = self._start_over(before)
 
     async def _run_on(self, before: State | None) -> None:
         """Recover and handle events; ``before``: the state when streams were lost.
@@ -259,9 +261,12 @@ class Scheduler:
             copy = partial(keep_copy, self.store, self.bus.run, each.version, each.digest)
             await retry(copy)
 
-    def _start_over(self) -> State:
-        """Forget what follows from the streams; returns the state so far."""
-        before, self.state = self.state, self._first
+    def _start_over(self, before: State | None) -> State:
+        """Forget what follows from the streams; returns the state so far, ``before`` if streams
+        were lost again until it was restored."""
+        if before is None or not self._next.recovering:
+            before = self._next
+        self.state = self._next = self._first
         self._inbox = Inbox()
         self._begin()
         return before
@@ -309,6 +314,7 @@ class Scheduler:
             state, commands = await asyncio.to_thread(step, self.plan, self.state, event, now)
         else:
             state, commands = step(self.plan, self.state, event, now)
+        self._next = state
         # Concurrently: each has its own subject, and fifty one after another take 40 ms.
         for wave in in_waves(commands):
             await asyncio.gather(*map(self._send, wave))

@@ -1,13 +1,19 @@
 """What devices lose or refuse is done again, under another attempt where it has to be."""
 
+from collections.abc import Callable
+
+import pytest
+
 from services.scheduler.core.lending import has_ready
 from services.scheduler.core.machine import (
+    MachineInput,
     WorkerJoined,
     WorkerLeft,
 )
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentReleased,
+    GenerateFragment,
     GroupFailed,
     GroupTrained,
     OperatorRequest,
@@ -61,6 +67,25 @@ def test_a_group_whose_slot_is_poisoned_is_sent_under_the_next_attempt() -> None
     assert isinstance(again, TrainGroup)
     assert again.attempt == train.attempt + 1
     assert machine.handle(GroupFailed(batch=0, group=0, attempt=0, reason="poisoned")) == []
+
+
+@pytest.mark.parametrize("report", [examples.generated, examples.scored])
+def test_a_slot_that_was_taken_before_it_was_given_to_anybody_is_passed_over(
+    report: Callable[[GenerateFragment], MachineInput],
+) -> None:
+    machine = Machine(num_groups=2)
+    one, two, *_ = Machine(num_groups=2).tasks(examples.published(0))
+    machine.handle(WorkerLeft("a-0"))
+    assert machine.tasks(examples.published(0)) == []
+    machine.handle(report(one))
+    machine.handle(report(one))
+    tasks = machine.tasks(joined("b"))
+    assert [task.fragment.attempt for task in tasks[:2]] == [1, 1]
+    assert machine.tasks(report(two)) == [], "this attempt is over"
+    for task in tasks:
+        machine.finish([task])
+    assert machine.state.batch is not None
+    assert [group.sent for group in machine.state.batch.groups] == [True, True]
 
 
 def test_what_a_lost_worker_had_goes_to_another_at_once() -> None:

@@ -138,6 +138,37 @@ async def test_the_run_goes_on_when_nats_has_lost_everything(stage: Stage) -> No
         assert stage.scheduler.health.ready
 
 
+async def test_what_was_given_out_last_is_not_given_out_again_when_nats_has_lost_everything(
+    stage: Stage,
+) -> None:
+    """Half of a wave of commands has reached its devices when the broker is lost."""
+    await stage.bus.ensure_streams()
+    await limit(stage.bus, subjects.TASK, 600)  # room for one task
+    await stage.trainer.commit(announce=True)
+    async with stage.running(), stage.device.here():
+        given = stage.device.given
+        await until(lambda: "DG_TASK: full" in stage.scheduler.health.reason)
+        [lost] = [task.fragment.slot for task in given]
+        await asyncio.to_thread(stage.wipe_nats)
+        await until(lambda: len(given) >= 3)
+        assert lost not in {task.fragment.slot for task in given[1:]}
+
+
+async def test_a_result_that_nobody_was_asked_for_yet_does_not_stop_a_run(stage: Stage) -> None:
+    """It comes from a device that waited for NATS, which has lost everything, as the scheduler died
+    that had asked for it."""
+    await stage.bus.ensure_streams()
+    await stage.trainer.commit(announce=True)
+    late = examples.task()
+    await stage.bus.publish(examples.generated(late))
+    async with stage.running():
+        await until(lambda: not stage.scheduler.state.recovering)
+        async with stage.device.here():
+            given = stage.device.given
+            await until(lambda: len(given) == 2)
+            assert late.fragment.slot not in {task.fragment.slot for task in given}
+
+
 async def test_a_run_that_was_paused_stays_so_when_nats_has_lost_everything(stage: Stage) -> None:
     await stage.bus.ensure_streams()
     await stage.trainer.commit(announce=True)
