@@ -43,7 +43,8 @@ UNLIKE = 2.0
 """Times as long on-policy if devices are unlike: the last pieces of a batch are more, and smaller,
 and each waits for its messages."""
 LONGER = 2.0
-"""Times as long if a real batch takes minutes: a millisecond counts 15 to 72 times even then."""
+"""Times as long on-policy if a real batch takes minutes: a millisecond counts 15 to 72 times even
+then."""
 MINUTES = 200.0
 """Seconds that such a batch takes at least."""
 ATTENTION = [
@@ -181,9 +182,10 @@ class Row:
     @property
     def batch_seconds(self) -> float:
         """Seconds that an emulated batch takes at its best."""
-        seconds = BATCH_SECONDS[self.way] * (LONGER if self.floor_seconds > MINUTES else 1.0)
-        if len(self.devices) > 1 and self.way == "on-policy":
-            seconds *= UNLIKE
+        seconds = BATCH_SECONDS[self.way]
+        if self.way == "on-policy":
+            seconds *= LONGER if self.floor_seconds > MINUTES else 1.0
+            seconds *= UNLIKE if len(self.devices) > 1 else 1.0
         return seconds * max(1.0, sum(self.devices.values()) / AS_MANY)
 
     @property
