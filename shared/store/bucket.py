@@ -12,7 +12,7 @@ import contextlib
 import os
 import ssl
 import tempfile
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from shared.errors import IntegrityError, Unavailable, UserError
+from shared.messages.contracts import ObjectRef
 from shared.store.objects import CHUNK, Content, StoredObject
 from shared.store.settings import StoreSettings
 
@@ -84,6 +85,10 @@ class BucketBackend:
                 chunk_size=PART,
                 max_concurrency=PARTS_AT_ONCE,
             )
+
+    async def write_unnamed(self, folder: str, data: Content, ref: Awaitable[ObjectRef]) -> None:
+        """Store like `write` once the key is known: a bucket cannot rename what it has."""
+        await self.write((await ref).key, data)
 
     async def create(self, key: str, data: bytes) -> bool:
         """Store in one request, whatever the size: a condition holds for a whole put only."""

@@ -10,12 +10,13 @@ import errno
 import os
 import stat
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from shared.errors import IntegrityError, Unavailable
+from shared.messages.contracts import ObjectRef
 from shared.store.objects import CHUNK, Content, StoredObject
 
 TEMPORARY = ".tmp-"
@@ -44,14 +45,21 @@ class FolderBackend:
     @in_thread
     def write(self, key: str, data: Content) -> None:
         path = self._root / key
-        temporary = self._temporary(path, data)
-        temporary.replace(path)
-        _sync_folder(path.parent)
+        _rename(self._temporary(path.parent, data), path)
+
+    async def write_unnamed(self, folder: str, data: Content, ref: Awaitable[ObjectRef]) -> None:
+        temporary = await asyncio.to_thread(self._temporary, self._root / folder, data)
+        try:
+            path = self._root / (await ref).key
+        except BaseException:
+            temporary.unlink()
+            raise
+        await asyncio.to_thread(_rename, temporary, path)
 
     @in_thread
     def create(self, key: str, data: bytes) -> bool:
         path = self._root / key
-        temporary = self._temporary(path, data)
+        temporary = self._temporary(path.parent, data)
         try:
             os.link(temporary, path)
         except FileExistsError:
@@ -61,14 +69,14 @@ class FolderBackend:
         _sync_folder(path.parent)
         return True
 
-    def _temporary(self, path: Path, data: Content) -> Path:
-        """Write ``data`` to disk beside ``path``; the name starts with a dot, as no key does.
+    def _temporary(self, folder: Path, data: Content) -> Path:
+        """Write ``data`` to disk in ``folder``; the name starts with a dot, as no key does.
 
         Raises:
             Unavailable: if the disk is full.
         """
-        self._make_folder(path.parent)
-        temporary = path.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+        self._make_folder(folder)
+        temporary = folder / f"{TEMPORARY}{uuid.uuid4().hex}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         try:
             with os.fdopen(os.open(temporary, flags, 0o640), "wb") as file:
@@ -151,6 +159,11 @@ class FolderBackend:
 
 def _is_temporary(key: str) -> bool:
     return key.rsplit("/", 1)[-1].startswith(TEMPORARY)
+
+
+def _rename(temporary: Path, path: Path) -> None:
+    temporary.replace(path)
+    _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Awaitable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -24,6 +24,8 @@ Content = bytes | memoryview
 """What is stored: a view is of memory that nobody changes meanwhile."""
 LARGE = 1 << 19
 """Size in bytes from which hashing takes longer than a hop to a thread."""
+HUGE = 1 << 24
+"""Size in bytes from which hashing takes so long that it is done beside writing."""
 CHUNK = 1 << 20
 """Bytes of an object that are read at a time where it is read in parts."""
 
@@ -38,6 +40,10 @@ class StoredObject(NamedTuple):
 class Backend(Protocol):
     async def write(self, key: str, data: Content) -> None:
         """Store durably and atomically: a reader sees the whole object or none."""
+
+    async def write_unnamed(self, folder: str, data: Content, ref: Awaitable[ObjectRef]) -> None:
+        """Store like `write`, under the key of ``ref``, which is in ``folder`` and becomes known
+        meanwhile."""
 
     async def create(self, key: str, data: bytes) -> bool:
         """Store like `write`; return False and change nothing if the key exists."""
@@ -74,9 +80,16 @@ class ObjectStore:
 
     async def put(self, folder: str, data: Content, *, suffix: str) -> ObjectRef:
         """Store ``data`` under ``folder``, named by its content."""
-        ref = await _named(folder, data, suffix)
-        await self.backend.write(ref.key, data)
-        return ref
+        if len(data) < HUGE:
+            ref = await _named(folder, data, suffix)
+            await self.backend.write(ref.key, data)
+            return ref
+        naming = asyncio.create_task(_named(folder, data, suffix))
+        try:
+            await self.backend.write_unnamed(checked_key(folder), data, naming)
+            return await naming
+        finally:
+            naming.cancel()
 
     async def put_once(self, folder: str, data: bytes, *, suffix: str) -> ObjectRef:
         """Store what many workers have, like `put`, but only the first of them sends it."""

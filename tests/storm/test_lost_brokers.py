@@ -1,5 +1,6 @@
 """Brokers that lose all of their data in the middle of a run, which goes on."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -25,4 +26,19 @@ async def test_a_run_goes_on_without_a_person_when_brokers_have_lost_everything(
         await wipe(run, "nats")
         await run.until_step(STEPS)
         assert run.children["scheduler"].num_deaths == 0, run.log("scheduler")[-4000:]
+        assert await violations_of(run) == []
+
+
+async def test_a_run_goes_on_when_the_scheduler_dies_as_nats_loses_everything(
+    tmp_path: Path,
+) -> None:
+    """Nobody knows then what devices were given that still wait to report it."""
+    setting = small(tmp_path, steps=STEPS, tag=1, trainer={"H100": 2})
+    async with cluster(tmp_path / "run", setting) as run:
+        for step in (2, 5):
+            await run.until_step(step)
+            run.send("scheduler", signal.SIGKILL)
+            await wipe(run, "nats")
+        await run.until_step(STEPS)
+        assert run.children["scheduler"].num_deaths == 2
         assert await violations_of(run) == []

@@ -31,6 +31,7 @@ from services.scheduler.shell.goal import Goal
 from services.scheduler.shell.heap import collect_when_calm
 from services.scheduler.shell.housekeeping import (
     BatchCleanup,
+    ChainUpkeep,
     StreamsLost,
     StreamWatch,
     VersionCleanup,
@@ -60,9 +61,8 @@ from shared.messages.contracts import (
 from shared.messages.fluid import FluidCommand
 from shared.process.failpoints import reach
 from shared.process.service import Health
-from shared.run.chain import SHORT, Chain, Step, read_chain
+from shared.run.chain import Chain, Step, read_chain
 from shared.run.commits import CommitRecord, StoredRecord, read_stored
-from shared.run.copies import keep_copy
 from shared.run.layout import timeline_key, usage_key
 from shared.run.previews import PreviewRule
 from shared.run.retention import Retention, version_folders
@@ -77,8 +77,6 @@ READ_S = 0.05
 """Seconds of reading what is stored after which others have a turn."""
 COMMITS_KEPT = 64
 """Times of commits that are kept."""
-COPIES_CHECKED = 32
-"""Newest records of which a copy is looked for at the start."""
 OPENING = (PolicyPublished, OperatorRequest, Recovered, BatchesSeen)
 """Events that may give every device something to do, or are about all that the run has done. They
 are handled in a thread, while statuses are heard."""
@@ -125,15 +123,13 @@ class Scheduler:
     _next: State = field(init=False)
     """The state once the commands that are being sent are; some of them may have arrived."""
     _statuses_waiting: Callable[[], int] = lambda: 0
-    _segments: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
-    """Versions up to which segments of the chain are to be stored."""
-    _uncopied: "asyncio.Queue[Step]" = field(default_factory=asyncio.Queue)
-    """Versions whose record is to be copied."""
+    _upkeep: ChainUpkeep = field(init=False)
 
     def __post_init__(self) -> None:
         self._first = self._next = self.state
         self.chain = Chain(self.store, self.bus.run)
         self._cleanup = BatchCleanup(self.bus, self.store, self.previews)
+        self._upkeep = ChainUpkeep(self.store, self.bus.run, lambda: self.chain)
         self.journal = Journal(self.store, self.bus.run)
         self._begin()
 
@@ -198,8 +194,8 @@ class Scheduler:
             tasks.create_task(self.dead_letters.keep())
             tasks.create_task(self.roster.watch())
             tasks.create_task(self._cleanup.run(self.chain.newest))
-            tasks.create_task(self._keep_segments())
-            tasks.create_task(self._keep_copies())
+            tasks.create_task(self._upkeep.store_segments())
+            tasks.create_task(self._upkeep.copy_records())
             tasks.create_task(versions.look_for_ever())
             if self.goal is not None and self.state.goal_reached_by is None:
                 tasks.create_task(self.goal.watch(self._inbox.put))
@@ -244,22 +240,6 @@ class Scheduler:
 
         curriculum = self.plan.prompts.curriculum is not None
         return await read_chain(store, run, wanted=has_objects, curriculum=curriculum)
-
-    async def _keep_segments(self) -> None:
-        """Store segments of the chain for ever, beside the handling of events."""
-        while True:
-            end = await self._segments.get()
-            await retry(partial(self.chain.keep, end))
-
-    async def _keep_copies(self) -> None:
-        """Copy commit records for ever, beside the handling of events; first those of the newest
-        versions, which a scheduler that died may have left without."""
-        for each in [*self.chain.recent][-COPIES_CHECKED:]:
-            self._uncopied.put_nowait(each)
-        while True:
-            each = await self._uncopied.get()
-            copy = partial(keep_copy, self.store, self.bus.run, each.version, each.digest)
-            await retry(copy)
 
     def _start_over(self, before: State | None) -> State:
         """Forget what follows from the streams; returns the state so far, ``before`` if streams
@@ -373,11 +353,9 @@ class Scheduler:
         await retry(partial(self._index, record))
         reach("scheduler.after-index")
         measure_commit(record)
-        self._uncopied.put_nowait(step)
+        self._upkeep.committed(step)
         await self._keep_usage(record)
         self._cleanup.committed(record)
-        if (record.policy.version + 1) % SHORT == 0:
-            self._segments.put_nowait(record.policy.version + 1)
 
     async def _index(self, record: CommitRecord) -> None:
         try:

@@ -1,5 +1,6 @@
-"""Keeps the run's streams and store in order: waits over outages, notices lost streams, and deletes
-messages and trajectories of old batches and weights of old versions."""
+"""Keeps the run's streams and store in order: waits over outages, notices lost streams, keeps the
+chain of commits quick to read, and deletes messages and trajectories of old batches and weights of
+old versions."""
 
 import asyncio
 import time
@@ -17,8 +18,10 @@ from shared.errors import DigenRLError, IntegrityError, Unavailable
 from shared.messages import subjects
 from shared.process.failpoints import reach
 from shared.process.service import Health
+from shared.run.chain import SHORT, Chain, Step
 from shared.run.checkpoints import Checkpoints, oldest_needed_batch
 from shared.run.commits import CommitRecord, Named
+from shared.run.copies import keep_copy
 from shared.run.evaluations import GoldFigures
 from shared.run.layout import (
     KEPT_BATCHES,
@@ -53,6 +56,8 @@ FORGET_AFTER_S = 1.0
 """Seconds of delay after a commit, in which devices wait for the next batch's first fragments."""
 UNFINISHED_S = 3600.0
 """Age of what a write has left that was interrupted, from which nobody goes on with it."""
+COPIES_CHECKED = 32
+"""Newest records of which a copy is looked for at the start."""
 LOOK_S = 5.0
 """Seconds between two looks at old versions."""
 
@@ -213,6 +218,39 @@ class BatchCleanup:
         if old:
             await self._store.delete_unfinished(old)
             log.info("unfinished_writes_deleted", objects=len(old))
+
+
+@dataclass(slots=True)
+class ChainUpkeep:
+    """Stores segments of the chain and copies of commit records, beside the handling of events."""
+
+    store: ObjectStore
+    run: str
+    chain: Callable[[], Chain]
+    _ends: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
+    """Versions up to which segments are to be stored."""
+    _uncopied: "asyncio.Queue[Step]" = field(default_factory=asyncio.Queue)
+
+    def committed(self, step: Step) -> None:
+        """Take up a version that the chain has now."""
+        self._uncopied.put_nowait(step)
+        if (step.version + 1) % SHORT == 0:
+            self._ends.put_nowait(step.version + 1)
+
+    async def store_segments(self) -> None:
+        """Store segments for ever."""
+        while True:
+            end = await self._ends.get()
+            await retry(partial(self.chain().keep, end))
+
+    async def copy_records(self) -> None:
+        """Copy records for ever; first those of the newest versions, which a scheduler that died
+        may have left without."""
+        for each in [*self.chain().recent][-COPIES_CHECKED:]:
+            self._uncopied.put_nowait(each)
+        while True:
+            each = await self._uncopied.get()
+            await retry(partial(keep_copy, self.store, self.run, each.version, each.digest))
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +44,9 @@ class InMemory:
 
     async def write(self, key: str, data: Content) -> None:
         self.objects[key] = bytes(data), time.time()
+
+    async def write_unnamed(self, folder: str, data: Content, ref: Awaitable[ObjectRef]) -> None:
+        await self.write((await ref).key, data)
 
     async def create(self, key: str, data: bytes) -> bool:
         if key in self.objects:

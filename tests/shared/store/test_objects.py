@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ async def content_comes_back(store: ObjectStore) -> None:
     ref = await store.put("run/weights", b"tensor", suffix=".safetensors")
     assert ref.key == f"run/weights/{ref.sha256}.safetensors"
     assert await store.get(ref) == b"tensor"
+
+
+async def a_huge_object_is_named_by_its_content_too(store: ObjectStore) -> None:
+    data = bytes(1 << 20) * 20
+    ref = await store.put("run/weights", memoryview(data), suffix=".safetensors")
+    assert ref.key == f"run/weights/{sha256(data).hexdigest()}.safetensors"
+    assert await store.get(ref) == data
+    assert await store.keys("run/weights") == [ref.key]
+    assert await store.unfinished("run") == []
 
 
 async def a_name_can_be_created_once(store: ObjectStore) -> None:
@@ -78,6 +88,7 @@ async def sizes_and_ages_are_listed(store: ObjectStore) -> None:
 
 
 CASES = [
+    a_huge_object_is_named_by_its_content_too,
     content_comes_back,
     a_name_can_be_created_once,
     of_many_creators_one_wins,
