@@ -65,8 +65,10 @@ async def run_rows(
     for row, each in found:
         case = cases[row.name]
         result = case_result(case.profile, case.devices, case.scale, [(case.modes[0], each)])
+        path = results / f"{row.name}.json"
+        write_result(path, {**about(row), **asdict(result)})
         show_case(result, console)
-        write_result(results / f"{row.name}.json", {**about(row), **asdict(result)})
+        console.print(f"written: {path}")
 
 
 def chosen_rows(names: Sequence[str]) -> Iterator[Row]:
