@@ -5,11 +5,15 @@
 Devices are held for the profile's seconds and nothing is scaled: adapter and optimizer's state have
 all their bytes, in float32, and so have the states of trajectories; the store is a folder on disk
 with fsync. What a commit takes of each device, and how long the next version takes to be published,
-is set beside what the cost profile says of both.
+is set beside what the cost profile says of both. The profile's store takes 2 GB/s; what this
+machine's disk takes is measured in the middle of each batch, when devices are busy.
 """
 
+import asyncio
+import os
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -21,6 +25,8 @@ from bench.runner.figures import Interval
 from services.scheduler.costs import fluid
 
 Figures = dict[str, float | list[float]]
+MIDDLE_S = 60.0
+"""Seconds from a commit to the middle of the next batch."""
 NEARLY = 0.001
 """Seconds by which two clocks of one machine may differ."""
 
@@ -30,12 +36,60 @@ async def measure(folder: Path, batches: int, say: Callable[[str], object]) -> F
     case = UNSCALED.case(rounds=1, batches=batches, one_step_batches=2)
     setting = case.setting(case.modes[0], 0).model_copy(update={"scale": 1.0, "all_bytes": True})
 
+    plain, size = PlainWrites(folder, case.batches), whole(setting.load_profile()).adapter
+
     def committed(version: int) -> None:
         say(f"version {version}")
+        plain.follow(version, size)
 
     async with opened(folder, on_disk=True) as session:
-        found = await run(session, setting, 1, 1 + batches, committed)
-    return figures_of(found)
+        try:
+            found = await run(session, setting, 1, 1 + batches, committed)
+        finally:
+            plain.delete()
+    written = {"plain_write_of_adapter_s": _rounded(plain.seconds)}
+    return {**figures_of(found), **written}
+
+
+@dataclass(slots=True)
+class PlainWrites:
+    """Writes as many bytes as an adapter has, once in each batch, as any program may: what the disk
+    takes for them. The files stay until the end, as versions do: memory that was freed is had
+    sooner than new memory."""
+
+    folder: Path
+    last: int
+    """Batch after which nothing is written any more."""
+    seconds: list[float] = field(default_factory=list)
+    _tasks: "list[asyncio.Task[None]]" = field(default_factory=list)
+
+    def follow(self, version: int, size: int) -> None:
+        """Write in the batch that begins with this version."""
+        if 0 < version <= self.last:
+            self._tasks.append(asyncio.create_task(self._later(version, size)))
+
+    async def _later(self, version: int, size: int) -> None:
+        await asyncio.sleep(MIDDLE_S)
+        path = self.folder / f"plain-{version}"
+        self.seconds.append(await asyncio.to_thread(write_plainly, path, size))
+
+    def delete(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for path in self.folder.glob("plain-*"):
+            path.unlink()
+
+
+def write_plainly(path: Path, size: int) -> float:
+    """Returns the seconds that a file of so many bytes takes until it is on disk."""
+    part = os.urandom(1 << 24)
+    began = time.monotonic()
+    with path.open("wb") as file:
+        for at in range(0, size, len(part)):
+            file.write(memoryview(part)[: size - at])
+        file.flush()
+        os.fsync(file.fileno())
+    return time.monotonic() - began
 
 
 def figures_of(found: EmulatedRun) -> Figures:

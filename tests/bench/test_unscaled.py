@@ -1,8 +1,14 @@
 """What a commit takes, as it is read off what the devices did."""
 
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from bench.cluster import unscaled
 from bench.cluster.payloads import payload_of, whole
 from bench.cluster.rows import UNSCALED
-from bench.cluster.unscaled import commit_of
+from bench.cluster.unscaled import PlainWrites, commit_of
 from bench.runner.figures import Interval
 
 BEFORE = [
@@ -31,6 +37,25 @@ def test_the_last_commit_of_a_run_has_no_next_fragment() -> None:
     found = commit_of([*BEFORE, later], 11.4)
     assert found.others == [] and found.committer is None
     assert round(found.published, 3) == 0.9
+
+
+async def test_as_many_bytes_are_written_plainly_in_the_middle_of_each_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unscaled, "MIDDLE_S", 0.0)
+    plain = PlainWrites(tmp_path, last=2)
+    for version in range(4):
+        plain.follow(version, 20_000_000)
+    async with asyncio.timeout(20):
+        while len(plain.seconds) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert sizes_in(tmp_path) == {"plain-1": 20_000_000, "plain-2": 20_000_000}
+    plain.delete()
+    assert sizes_in(tmp_path) == {} and min(plain.seconds) > 0
+
+
+def sizes_in(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.iterdir()}
 
 
 def test_nothing_of_an_unscaled_run_is_left_out() -> None:
