@@ -153,21 +153,24 @@ async def judge_conditions(store: ObjectStore, run: str) -> list[str]:
 async def _fault_of(
     ref: ObjectRef, weights: str, store: ObjectStore, *, must_be_there: bool
 ) -> str | None:
-    if not must_be_there and await store.read(ref.key) is None:
-        return None
     try:
-        opened = await open_tensors(store, ref, weights)
-        shards = [shard.object.key for shard in opened.shards or ()]
-        if not must_be_there and None in [await store.backend.size(key) for key in shards]:
-            return None  # it is being deleted, shards first
-        digest = digest_of(await joined(opened))
+        digest = digest_of(await joined(await open_tensors(store, ref, weights)))
     except DigenRLError as error:
-        if not must_be_there and await store.read(ref.key) is None:
-            return None  # it was deleted since the first look
-        return str(error)
+        is_whole = must_be_there or await _is_there(ref, weights, store)
+        return str(error) if is_whole else None
     if digest != weights:
         return f"{ref.key} is of other weights than the record says"
     return None
+
+
+async def _is_there(ref: ObjectRef, weights: str, store: ObjectStore) -> bool:
+    """Whether nothing of it has been deleted, shards first, since somebody wanted to read it."""
+    try:
+        shards = (await open_tensors(store, ref, weights)).shards or ()
+    except DigenRLError:
+        return await store.read(ref.key) is not None
+    keys = [ref.key, *(shard.object.key for shard in shards)]
+    return None not in [await store.backend.size(key) for key in keys]
 
 
 async def judge_garbage(records: Sequence[CommitRecord], run: Cluster) -> list[str]:
