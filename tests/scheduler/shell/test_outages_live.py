@@ -23,7 +23,13 @@ from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from tests import examples
 from tests.brokers import StartProgram, program
-from tests.scheduler.shell.test_recovery_live import RUN, WAIT_S, Live, Trainer
+from tests.scheduler.shell.test_recovery_live import (
+    RUN,
+    WAIT_S,
+    Live,
+    Trainer,
+    after_reading_the_chain,
+)
 
 pytestmark = pytest.mark.broker
 
@@ -92,10 +98,11 @@ async def stage(
     server = await asyncio.to_thread(start, nats)
 
     def wipe() -> None:
+        nonlocal server
         server.kill()
         server.wait()
         shutil.rmtree(_folder_of(nats.argv))
-        start(nats)
+        server = start(nats)
 
     url = brokers.environment["DIGENRL_NATS_URL"]
     async with (
@@ -152,6 +159,31 @@ async def test_what_was_given_out_last_is_not_given_out_again_when_nats_has_lost
         await asyncio.to_thread(stage.wipe_nats)
         await until(lambda: len(given) >= 3)
         assert lost not in {task.fragment.slot for task in given[1:]}
+
+
+async def test_what_was_given_out_is_still_known_when_nats_loses_everything_twice(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time the scheduler has not restored yet what it knew the first time."""
+    await stage.bus.ensure_streams()
+    await stage.trainer.commit(announce=True)
+    num_lost = 0
+
+    async def lose_again() -> None:
+        nonlocal num_lost
+        num_lost += 1
+        if num_lost == 1:
+            await asyncio.to_thread(stage.wipe_nats)
+
+    async with stage.running(), stage.device.here():
+        given = stage.device.given
+        await until(lambda: len(given) == 2)
+        lost = {task.fragment.slot for task in given}
+        after_reading_the_chain(monkeypatch, lose_again)
+        await asyncio.to_thread(stage.wipe_nats)
+        await until(lambda: len(given) >= 4)
+        assert num_lost == 2
+        assert not lost & {task.fragment.slot for task in given[2:]}
 
 
 async def test_a_result_that_nobody_was_asked_for_yet_does_not_stop_a_run(stage: Stage) -> None:
