@@ -5,8 +5,10 @@
 Devices are held for the profile's seconds and nothing is scaled: adapter and optimizer's state have
 all their bytes, in float32, and so have the states of trajectories; the store is a folder on disk
 with fsync. What a commit takes of each device, and how long the next version takes to be published,
-is set beside what the cost profile says of both. The profile's store takes 2 GB/s; what this
-machine's disk takes is measured in the middle of each batch, when devices are busy.
+is set beside what the cost profile says of both. The profile's store takes 2 GB/s of an adapter,
+and beside it what a line does of the optimizer's state; a commit of fluid devices waits for both.
+What this machine's disk takes for as many bytes is measured in the middle of each batch, when
+devices are busy.
 """
 
 import asyncio
@@ -36,7 +38,8 @@ async def measure(folder: Path, batches: int, say: Callable[[str], object]) -> F
     case = UNSCALED.case(rounds=1, batches=batches, one_step_batches=2)
     setting = case.setting(case.modes[0], 0).model_copy(update={"scale": 1.0, "all_bytes": True})
 
-    plain, size = PlainWrites(folder, case.batches), whole(setting.load_profile()).adapter
+    sizes = whole(setting.load_profile())
+    plain, size = PlainWrites(folder, case.batches), sizes.adapter + sizes.checkpoint
 
     def committed(version: int) -> None:
         say(f"version {version}")
@@ -47,14 +50,14 @@ async def measure(folder: Path, batches: int, say: Callable[[str], object]) -> F
             found = await run(session, setting, 1, 1 + batches, committed)
         finally:
             plain.delete()
-    written = {"plain_write_of_adapter_s": _rounded(plain.seconds)}
+    written = {"plain_write_of_commit_s": _rounded(plain.seconds)}
     return {**figures_of(found), **written}
 
 
 @dataclass(slots=True)
 class PlainWrites:
-    """Writes as many bytes as an adapter has, once in each batch, as any program may: what the disk
-    takes for them. The files stay until the end, as versions do: memory that was freed is had
+    """Writes as many bytes as a commit waits for, once in each batch, as any program may: what the
+    disk takes for them. The files stay until the end, as versions do: memory that was freed is had
     sooner than new memory."""
 
     folder: Path

@@ -17,7 +17,8 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.gpu_day.report import device_words, file_name, markdown
+from bench.gpu_day.report import device_words, file_name, keep, markdown
+from digenrl.profile.models import ModelName
 from shared.errors import UserError
 
 LAST_LINES = 5
@@ -36,6 +37,8 @@ class Part:
     title: str
     work: str
     """Import string of a function of a `Day` that returns what it has found, for a JSON file."""
+    words: tuple[str, ...] = ()
+    """What the function is given besides."""
     minutes: float
     """Limit, after which the part is ended."""
     environment: Mapping[str, str] | None = None
@@ -55,12 +58,32 @@ PARTS: Mapping[str, Part] = {
         title="Traced against measured memory, SD3.5-M", work="bench.gpu_day.memory:measure",
         minutes=12,
     ),
-    "profile": Part(
-        title="Profile of the device, SD3.5-M", work="bench.gpu_day.profiled:measure", minutes=10
+    "passes": Part(
+        title="Steps and passes of SD3.5-M in other forms, and what the host waits for",
+        work="bench.gpu_day.passes:measure", minutes=6,
     ),
+    "commits": Part(
+        title="A step, its checksum and its commit, SD3.5-M with a large adapter",
+        work="bench.gpu_day.commits:measure", minutes=4,
+    ),
+    "profile": Part(
+        title="Profile of the device, SD3.5-M", work="bench.gpu_day.profiled:measure",
+        words=(ModelName.sd35_medium,), minutes=6,
+    ),
+    **{
+        f"profile-{model}": Part(
+            title=f"Profile of the device, {model}", work="bench.gpu_day.profiled:measure",
+            words=(model,), minutes=6,
+        )
+        for model in ModelName if model != ModelName.sd35_medium
+    },
     "services": Part(
-        title="SD3.5-M with random weights through all services",
-        work="bench.gpu_day.services:measure", minutes=26,
+        title="SD3.5-M with random weights through all services, fluid devices",
+        work="bench.gpu_day.services:measure", words=("fluid",), minutes=14,
+    ),
+    "services-lent": Part(
+        title="The same, one GPU by turns, or half of several lent by a trainer",
+        work="bench.gpu_day.services:measure", words=("lent",), minutes=14,
     ),
 }  # fmt: skip
 
@@ -156,9 +179,7 @@ def _last_lines(log: Path) -> list[str]:
 
 def do_part(name: str, day: Day) -> None:
     """Does a part in this process, and stores what it finds."""
-    found = resolve_name(PARTS[name].work)(day)
-    path = day.folder / "parts" / f"{name}.found"
-    path.write_text(json.dumps(found, indent=1))
+    keep(day.folder, name, resolve_name(PARTS[name].work)(day, *PARTS[name].words))
 
 
 def found_of(day: Day, name: str) -> dict[str, Any]:

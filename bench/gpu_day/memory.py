@@ -114,7 +114,7 @@ def _measured(recipe: Recipe) -> dict[str, int | None]:
     found = {"weights": None if held is None or before is None else held - before}
     generator, size = Generator(recipe, loaded), recipe.batch.group_size
     for count in (1, size):
-        work = generator.begin(_task(count))
+        work = generator.begin(task_of(count))
         generator.advance(work)  # the first call of a shape takes work spaces
         name = "denoising, 1 sample" if count == 1 else f"denoising, {count} samples"
         found[name] = allocator.peak(_advance(generator, work))
@@ -122,7 +122,7 @@ def _measured(recipe: Recipe) -> dict[str, int | None]:
             generator.advance(work)
         if count == 1:
             found["decoding a sample"] = allocator.peak(_finish(generator, work))
-    made = generator.generate(_task(size))
+    made = generator.generate(task_of(size))
     group = GroupData(
         trajectories=(made.trajectory,),
         conditions=generator.conditions(PROMPTS[0]),
@@ -151,7 +151,8 @@ def _train(engine: TrainerEngine, group: GroupData, chunk: Chunk) -> Callable[[]
     return lambda: engine.train(engine.read(group), chunk)
 
 
-def _task(num_samples: int) -> GenerateFragment:
+def task_of(num_samples: int) -> GenerateFragment:
+    """Returns what a generator is asked for: the first samples of a group."""
     return GenerateFragment(
         fragment=Fragment(batch=0, group=0, first_sample=0, num_samples=num_samples),
         policy=Policy(version=0, weights_digest="0" * 64),

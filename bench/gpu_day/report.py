@@ -1,13 +1,23 @@
 """Writes what the parts have found, as Markdown."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from bench.full_size.run import GB, machine
+from digenrl.profile.models import ModelName
 from shared.learning.metrics import ALARMING_RATIO_ERROR
 
 Found = Mapping[str, Any]
+
+
+def keep(folder: Path, name: str, found: Found) -> None:
+    """Stores what a part has found, or has found so far."""
+    path = folder / "parts" / f"{name}.found"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1))
 
 
 def device_words(cpu: bool) -> str:
@@ -91,14 +101,88 @@ def _memory(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
 def _profile(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
     yield f"What was measured of `{found['name']}`; the whole profile is in the JSON file."
     yield ""
-    yield "| | |"
-    yield "|---|---|"
+    yield "| | measured | shipped profile | |"
+    yield "|---|---|---|---|"
     for path, source in found["sources"].items():
         if source["kind"] == "measured" and path.startswith(("rollout.", "variants.lora.")):
-            value: Any = found
-            for key in path.split("."):
-                value = value[key]
-            yield f"| {path} | {value} |"
+            value, shipped = _at(found, path), _at(found["shipped"], path)
+            before = found["shipped"]["sources"].get(path, {}).get("kind", "by its table")
+            known = "-" if shipped is None else f"{shipped} ({before})"
+            yield f"| {path} | {value} | {known} | {_times(value, shipped)} |"
+
+
+def _at(plain: Any, path: str) -> Any:
+    for key in path.split("."):
+        plain = plain.get(key) if plain is not None else None
+    return plain
+
+
+def _times(value: float, shipped: float | None) -> str:
+    return f"{value / shipped:.2f} x" if shipped else "-"
+
+
+def _passes(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
+    yield "A denoising step of all samples of a group, with guidance:"
+    yield ""
+    yield "| weights | ms | the first, s | decode and pack a sample, ms | weights, GiB | waited |"
+    yield "|---|---|---|---|---|---|"
+    for name, form in found["denoising"].items():
+        if "failed" in form:
+            yield f"| {name} | **{form['failed']}** | | | | |"
+            continue
+        held = f"{form['weights_bytes'] / 2**30:.2f}" if form["weights_bytes"] else "-"
+        yield (
+            f"| {name} | {_ms(form['step'])} | {form['first_step']:.1f} | "
+            f"{_ms(form['finish'] / form['samples'])} | {held} | "
+            f"{_places(form['waits'])} |"
+        )
+    yield ""
+    yield f"A training pass of {found['rows']} rows, and where the host waited in a whole group:"
+    yield ""
+    yield "| gradient | ms | the first group, s | error of the ratio | the host waited |"
+    yield "|---|---|---|---|---|"
+    for name, form in found["training"].items():
+        if "failed" in form:
+            yield f"| {name} | **{form['failed']}** | | | |"
+            continue
+        yield (
+            f"| {name} | {_ms(form['pass'])} | {form['first_group']:.1f} | "
+            f"{form['onpolicy_ratio_error']:.1e} | {_places(form['waits'])} |"
+        )
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.1f}"
+
+
+def _places(waits: Mapping[str, int] | None) -> str:
+    if waits is None:
+        return "not counted on a CPU"
+    return ", ".join(f"{count} x {place}" for place, count in waits.items()) or "nowhere"
+
+
+COMMIT = {
+    "step": "optimizer step, with its norm",
+    "checksum": "checksum of weights and moments",
+    "held_with_new_buffers": "copy, into new buffers: the lanes are held",
+    "held": "copy, into kept buffers: the lanes are held",
+    "digested": "until the digests are taken",
+    "published": "until the weights are stored",
+    "checkpointed": "until the optimizer's state is",
+    "process_group_of_one": "total of a process group of one member",
+}
+
+
+def _commits(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
+    adapter, copied = found["adapter_gb"], found["copied_gb"]
+    yield f"An adapter of {adapter:.3g} GB; with its optimizer state {copied:.3g} GB are copied."
+    yield ""
+    yield "| | seconds | per GB |"
+    yield "|---|---|---|"
+    for key, words in COMMIT.items():
+        size = adapter if key in ("published", "process_group_of_one") else copied
+        if found.get(key) is not None:
+            yield f"| {words} | {found[key]:.4f} | {found[key] / size:.3f} |"
 
 
 def _services(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
@@ -111,8 +195,18 @@ def _services(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
     yield f"| samples of a batch | {groups} groups of {size} |"
     yield f"| samples trained | {found['samples_trained']} |"
     yield f"| largest on-policy error of a ratio | {found['onpolicy_ratio_error_max']:.2g} |"
+    schedule = found["schedule"]
+    if schedule["seconds_per_step"] is not None:
+        yield f"| a step, median | {schedule['seconds_per_step']:.2f} s |"
+        yield f"| devices that generate or train are busy | {schedule['utilisation']:.3f} |"
+        for what, share in schedule["bubbles"].items():
+            yield f"| of the rest: {what} | {share:.3f} |"
     yield f"| whole run, report included | {found['seconds']:.0f} s |"
     yield f"| most main memory of all processes | {found['peak_bytes'] / GB:.2f} GB |"
 
 
-SHOWN = {"families": _families, "memory": _memory, "profile": _profile, "services": _services}
+SHOWN = {
+    "families": _families, "memory": _memory, "passes": _passes, "commits": _commits,
+    "profile": _profile, **{f"profile-{model}": _profile for model in ModelName},
+    "services": _services, "services-lent": _services,
+}  # fmt: skip

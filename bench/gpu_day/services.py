@@ -1,6 +1,7 @@
-"""Trains SD3.5-M with random weights for ten steps through all services, on the GPUs of this host.
+"""Trains SD3.5-M with random weights for four steps through all services, on the GPUs of this host.
 
-One GPU generates and trains by turns; of several, the first half trains and the others generate.
+Fluid devices generate and train what there is. Otherwise one GPU does both by turns; of several,
+the first half trains and is lent, and the others generate.
 """
 
 import asyncio
@@ -15,24 +16,33 @@ from digenrl.local.gpus import visible_gpus
 if TYPE_CHECKING:
     from bench.gpu_day.day import Day
 
-SHAPE = Shape(side=512, steps=10, groups=4, group_size=8, batches=10)
+SHAPE = Shape(side=512, steps=6, groups=4, group_size=8, batches=4)
 TINY_SHAPE = Shape(side=32, steps=3, groups=2, group_size=4, batches=2)
 MOST_GPUS = 8
-LIMIT_S = 24 * 60
+LIMIT_S = 12 * 60
 
 
-def measure(day: "Day") -> dict[str, Any]:
-    """Returns what the run took, and where it ran."""
+def measure(day: "Day", how: str) -> dict[str, Any]:
+    """Returns what the run took, and where it ran. ``how``: "fluid" or "lent"."""
     shape = TINY_SHAPE if day.tiny else SHAPE
     gpus = 0 if day.cpu else min(MOST_GPUS, len(visible_gpus()))
-    folder = day.folder / "services"
+    folder = day.folder / f"services-{how}"
     shutil.rmtree(folder / "runs", ignore_errors=True)  # of an attempt that failed
-    changes = devices(gpus)
+    changes = fluid(gpus) if how == "fluid" else devices(gpus)
     recipe = write_recipe(folder, model_folder(day), shape, cpu=day.cpu, changes=changes)
     finished = asyncio.run(run_recipe(recipe, folder / "runs", limit_s=LIMIT_S))
     schedule = finished.summary["schedule"]
     return {"changes": changes, "batch": [shape.groups, shape.group_size], **figures(finished),
             "schedule": schedule}  # fmt: skip
+
+
+def fluid(gpus: int) -> dict[str, Any]:
+    """Returns the keys of a recipe whose devices all do both; two processes on a CPU.
+
+    >>> fluid(8)
+    {'schedule.mode': 'fluid', 'trainer.devices': 8, 'rollout.workers': 0}
+    """
+    return {"schedule.mode": "fluid", "trainer.devices": gpus or 2, "rollout.workers": 0}
 
 
 def devices(gpus: int) -> dict[str, Any]:

@@ -92,11 +92,14 @@ def build(
     import torch
 
     from digenrl.profile.network import adapted, loaded_transformer, random_transformer
+    from shared.diffusion.device import choose_kernels
+    from shared.recipe.tables import Model
 
     if not tiny and not torch.cuda.is_available():
         raise UserError("profile: no CUDA device here; --tiny tries it out on the CPU")
     device = torch.device("cpu" if tiny else "cuda")
     architecture = ARCHITECTURES[model].tiny() if tiny else ARCHITECTURES[model]
+    choose_kernels(device, Model.model_fields["matmul_precision"].default)  # as a run does
     try:
         transformer = (
             random_transformer(architecture, device)

@@ -5,10 +5,10 @@ import asyncio
 
 import torch
 
-from shared.diffusion.device import fits
+from shared.diffusion.device import choose_kernels, fits
 from shared.diffusion.encoding import encoded
 from shared.diffusion.models import load_model
-from shared.diffusion.policy import REMEDY, set_matmul_precision
+from shared.diffusion.policy import REMEDY
 from shared.diffusion.tensors import pack
 from shared.models.catalogue import encoding_parts
 from shared.recipe.recipe import Recipe
@@ -25,7 +25,7 @@ class EncoderEngine:
         table = recipe.model
         self._recipe = recipe
         self._device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-        set_matmul_precision(recipe, self._device)
+        choose_kernels(self._device, table.matmul_precision)
         with fits(self._device, "loading text of the model", REMEDY):
             self._model = load_model(
                 table.folder,

@@ -103,25 +103,44 @@ def _segments(tensors: list[Tensor]) -> Iterator[Tensor]:
 
 def _sums(words: Tensor, first: int, rows: int) -> Tensor:
     """Return the two sums (2,) of these words, the rows of which begin at number ``first``."""
-    mixed = torch.zeros(rows * ROW, dtype=torch.int64, device=words.device)
-    mixed[: len(words)] = words
+    mixed = words.to(torch.int64)
+    if len(words) < rows * ROW:
+        mixed = torch.nn.functional.pad(mixed, (0, rows * ROW - len(words)))
     mixed.mul_(_signed(MULTIPLIERS[0]))
     mixed.bitwise_xor_(mixed >> 32)
     found = []
-    for of_words, of_rows in zip(_word_factors(words.device), SEEDS["rows"], strict=True):
+    for of_words, of_rows in zip(
+        _word_factors(words.device), _row_factors(words.device, _enough(first + rows)), strict=True
+    ):
         each = (mixed.view(rows, ROW) * of_words).sum(1)
-        found.append((each * _factors(of_rows, first, rows, words.device)).sum())
+        found.append((each * of_rows[first : first + rows]).sum())
     return torch.stack(found)
 
 
 @lru_cache(maxsize=16)
 def _word_factors(device: torch.device) -> tuple[Tensor, ...]:
-    return tuple(_factors(seed, 0, ROW, device) for seed in SEEDS["words"])
+    return tuple(_factors(seed, ROW, device) for seed in SEEDS["words"])
 
 
-def _factors(seed: int, first: int, count: int, device: torch.device) -> Tensor:
-    """Return odd pseudo-random numbers (count,), those of the places from ``first`` on."""
-    found = torch.arange(first, first + count, dtype=torch.int64, device=device)
+@lru_cache(maxsize=16)
+def _row_factors(device: torch.device, count: int) -> tuple[Tensor, ...]:
+    """Return s_1 and s_2 of the first rows. They are kept: a GPU takes longer to be told to compute
+    those of a segment than to sum its words."""
+    return tuple(_factors(seed, count, device) for seed in SEEDS["rows"])
+
+
+def _enough(rows: int) -> int:
+    """Round up to a number of which there are few.
+
+    >>> _enough(5), _enough(3000)
+    (1024, 4096)
+    """
+    return max(1024, 1 << (rows - 1).bit_length())
+
+
+def _factors(seed: int, count: int, device: torch.device) -> Tensor:
+    """Return odd pseudo-random numbers (count,), the first of a seed."""
+    found = torch.arange(count, dtype=torch.int64, device=device)
     found = found * _signed(GOLDEN) + _signed(seed * MULTIPLIERS[1] & MASK)
     for shift, multiplier in zip((30, 27), MULTIPLIERS, strict=True):
         found = (found ^ _shifted(found, shift)) * _signed(multiplier)

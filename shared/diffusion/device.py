@@ -243,3 +243,17 @@ def device_bytes(device: torch.device) -> int:
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:.1f} GiB"
+
+
+def choose_kernels(device: torch.device, matmul_precision: str) -> None:
+    """Sets the precision of this process's float32 matrix products, and whose attention it uses.
+
+    On a CPU products stay exact: some CPUs round them, most do not, and equal runs have to give
+    equal bytes there. Torch may not choose cuDNN's attention of its own accord, as it does for half
+    precision on an H100 or H200: its backward pass has read memory that is not there (FLUX.1 on an
+    H200, torch 2.11), and has given no numbers (torch issues 169849 and 196678). Where
+    `model.attention` names it, it is used.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision(matmul_precision)

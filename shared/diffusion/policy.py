@@ -12,7 +12,7 @@ from torch import nn
 
 from shared.diffusion.checksum import checksum_digest
 from shared.diffusion.compilation import CompiledBlocks, compile_blocks
-from shared.diffusion.device import fits
+from shared.diffusion.device import choose_kernels, fits
 from shared.diffusion.families.base import Family
 from shared.diffusion.loading import Place, Progress
 from shared.diffusion.masters import MastersPlace, ShardsPlace, TrainedWeights
@@ -168,7 +168,7 @@ def load_policy(
             of the model's.
     """
     device = torch.device(f"cuda:{index}" if torch.cuda.is_available() else "cpu")
-    set_matmul_precision(recipe, device)
+    choose_kernels(device, recipe.model.matmul_precision)
     with fits(device, f"loading {', '.join(sorted(parts))} of the model", REMEDY):
         place = _place(recipe, device) if trains else None
         policy = _loaded(recipe, parts, device, holding, place, trains=trains)
@@ -302,13 +302,6 @@ def _digest_of(recipe: Recipe) -> DigestOf:
     """Returns what names the weights of a version: where every device takes the optimizer step, 16
     bytes that it finds for itself."""
     return checksum_digest if recipe.schedule.is_fluid else weights_digest
-
-
-def set_matmul_precision(recipe: Recipe, device: torch.device) -> None:
-    """Sets the precision of this process's float32 matrix products. On a CPU they stay exact: some
-    CPUs round them, most do not, and equal runs have to give equal bytes there."""
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision(recipe.model.matmul_precision)
 
 
 def sampling_plan(recipe: Recipe, *, window_start: int | None) -> SamplingPlan:

@@ -82,7 +82,7 @@ class Model(Table):
     several times as fast; highest: not rounded."""
     attention: str | None = None
     """Back end of the network's attention by the name that diffusers has for it, in sampling and
-    training; by default torch's own choice."""
+    training; by default torch's own choice among those that it has but cuDNN's."""
     compile: Literal["regional"] | None = None
     """regional: the blocks that the network repeats are compiled, in sampling and training, at the
     first call of each shape; where that fails they run as they are."""

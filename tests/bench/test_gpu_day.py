@@ -60,10 +60,44 @@ SHELL = {
 
 
 def test_a_report_can_be_written_before_any_part_has_run() -> None:
-    names = ("families-cpu", "families", "memory", "profile", "services")
+    names = tuple(day.PARTS)
     content = {"device": "NVIDIA H100", "tiny": False, "parts": {name: {} for name in names}}
     text = markdown(content, {name: name for name in names})
     assert text.count("| not run |") == len(names)
+
+
+def test_a_report_says_what_failed_what_waited_and_what_the_shipped_profile_has() -> None:
+    step = {"step": 0.1, "first_step": 2.0, "finish": 0.8, "samples": 8, "weights_bytes": 2**30}
+    taken = {"pass": 0.2, "first_group": 3.0, "onpolicy_ratio_error": 0.0, "waits": None}
+    passes = {
+        "rows": 4,
+        "denoising": {
+            "bfloat16": {**step, "waits": {}},
+            "fp8": {"failed": "RuntimeError: no kernel"},
+            "streamed": {**step, "waits": {"hooks/group_offloading.py:7": 2}},
+        },
+        "training": {"both": taken},
+    }
+    shipped = {"rollout": {"sample_seconds": 0.1}, "variants": {"lora": {}},
+               "sources": {"rollout.sample_seconds": {"kind": "fitted"}}}  # fmt: skip
+    measured = ("rollout.sample_seconds", "variants.lora.call_factor")
+    profile = {
+        "name": "flux1-dev@H100", "rollout": {"sample_seconds": 0.2},
+        "variants": {"lora": {"call_factor": 1.5}}, "shipped": shipped,
+        "sources": {path: {"kind": "measured"} for path in measured},
+    }  # fmt: skip
+    commits = {"adapter_gb": 2.0, "copied_gb": 6.0, "held": 0.6, "process_group_of_one": None}
+    found = {"passes": passes, "profile-flux1-dev": profile, "commits": commits}
+    parts = {name: {"status": "done", "found": each} for name, each in found.items()}
+    content = {"device": "GPU", "tiny": False, "parts": parts}
+    text = markdown(content, {name: name for name in parts})
+    assert "| bfloat16 | 100.0 | 2.0 | 100.0 | 1.00 | nowhere |" in text
+    assert "| fp8 | **RuntimeError: no kernel** | | | | |" in text
+    assert "| 2 x hooks/group_offloading.py:7 |" in text
+    assert "| both | 200.0 | 3.0 | 0.0e+00 | not counted on a CPU |" in text
+    assert "| rollout.sample_seconds | 0.2 | 0.1 (fitted) | 2.00 x |" in text
+    assert "| variants.lora.call_factor | 1.5 | - | - |" in text
+    assert "| copy, into kept buffers: the lanes are held | 0.6000 | 0.100 |" in text
 
 
 @pytest.mark.night
@@ -77,4 +111,9 @@ def test_the_whole_day_in_miniature_on_the_cpu(tmp_path: Path) -> None:
             assert max(types["float32"]["ratio_error"].values()) <= 1e-6, family
             assert max(types["bfloat16"]["ratio_error"].values()) <= 1e-2, family
     assert found["services"]["found"]["commits"] == 2
+    assert found["services-lent"]["found"]["commits"] == 2
+    assert set(found["passes"]["found"]["training"]) == {"both", "conditional"}
+    commits = found["commits"]["found"]
+    assert 0 < commits["held"] < commits["published"] < commits["checkpointed"]
+    assert found["profile-flux1-dev"]["found"]["shipped"]["name"] == "flux1-dev"
     assert found["memory"]["found"]["passed"] is None, "a CPU counts nothing"

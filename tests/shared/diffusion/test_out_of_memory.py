@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from shared.devices.protocols import Generated
-from shared.diffusion.device import fits, is_out_of_memory, tried_again
+from shared.diffusion.device import choose_kernels, fits, is_out_of_memory, tried_again
 from shared.diffusion.generation import Generator
 from shared.diffusion.models import Conditions
-from shared.diffusion.policy import LoadedPolicy, load_policy, set_matmul_precision
+from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import unpack, unpack_trajectory
 from shared.errors import OutOfMemory
 from shared.recipe.recipe import override
@@ -183,11 +183,17 @@ def test_matrices_are_rounded_on_a_gpu_if_the_recipe_does_not_say_otherwise(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", said.append)
-    set_matmul_precision(RECIPE, torch.device("cpu"))
+    choose_kernels(torch.device("cpu"), RECIPE.model.matmul_precision)
     assert said == [], "equal runs give equal bytes on any CPU"
     for recipe in (RECIPE, override(RECIPE, {"model.matmul_precision": "highest"})):
-        set_matmul_precision(recipe, torch.device("cuda"))
+        choose_kernels(torch.device("cuda"), recipe.model.matmul_precision)
     assert said == ["high", "highest"]
+
+
+def test_torch_does_not_choose_cudnns_attention_of_its_own_accord() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load_digits()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def test_a_model_that_does_not_fit_says_what_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
