@@ -18,6 +18,8 @@ MOST_LETTERS = 200
 QUIET_S = 20.0
 QUIET_STEPS = 1.5
 """Seconds, and steps, without another one after which what failed seems to be mended."""
+WATCHED_STEPS = 20
+"""So many of the newest steps are looked at for ones that were not taken."""
 STILL_STEPS = 4
 """So many steps in a row may leave the weights as they were before somebody should look."""
 GOOD_SHARE = 0.9
@@ -214,8 +216,23 @@ def alarms(
             f"on-policy ratios were off by {worst:.2g} in step {version}: rollout and trainer "
             "compute different values from the same weights"
         )
+    lines += _not_taken(steps[-WATCHED_STEPS:])
     digests = [(step.version, step.policy.weights_digest) for step in steps]
     return [*lines, *frozen(digests, decay_steps)]
+
+
+def _not_taken(steps: Sequence[Step]) -> list[str]:
+    """Return which steps were not taken because their gradient was not finite."""
+    found = [step.version for step in steps if step.metrics.get("skipped_not_finite")]
+    if not found:
+        return []
+    number = f"{len(found)} of {len(steps)} steps were"
+    which = f"step {found[-1]} was" if len(found) == 1 else number
+    return [
+        f"{which} not taken, since the gradient was not finite (the newest: {found[-1]}): try a "
+        'smaller trainer.learning_rate, another model.attention, or model.dtype "bfloat16" for '
+        '"float16"'
+    ]
 
 
 def is_failing(run: Mapping[str, Any] | None, letters: Sequence[tuple[float, str]] | None) -> bool:

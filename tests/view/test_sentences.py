@@ -167,6 +167,16 @@ def test_steps_that_change_nothing_are_an_alarm() -> None:
     assert "have not changed" in line
 
 
+def test_steps_that_were_not_taken_are_an_alarm_while_they_are_new() -> None:
+    steps = [step(version, version) for version in range(30)]
+    lost = [each.model_copy(update={"metrics": {"skipped_not_finite": 1.0}}) for each in steps]
+    [line] = alarms(RUN, [*steps[:25], lost[25], *steps[26:]], ())
+    assert line.startswith("step 25 was not taken, since the gradient was not finite")
+    [line] = alarms(RUN, [*steps[:25], *lost[25:28], *steps[28:]], ())
+    assert line.startswith("3 of 20 steps were not taken") and "(the newest: 27)" in line
+    assert alarms(RUN, [*steps[:5], lost[5], *steps[6:]], ()) == []
+
+
 def step(version: int, weights: int) -> Step:
     policy = examples.policy(weights).model_copy(update={"version": version})
     return Step(run="test", policy=policy, digest="0" * 64, weights=examples.ref("weights"))

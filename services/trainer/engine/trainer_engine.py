@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+import structlog
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -31,6 +32,8 @@ from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
 from shared.recipe.trainer import Trainer
 from shared.run.manifest import StoredTensors
+
+log = structlog.get_logger()
 
 STEP_REMEDY = "train fewer weights (model.lora.rank), or share them (trainer.sharded)"
 
@@ -349,6 +352,8 @@ class TrainerEngine:
                 self._optimizer.step()
                 self._trained.put_in_use()
                 self._average(batch * table.updates + self._transaction.num_steps)
+        else:
+            log.warning("step_not_taken", batch=batch, reason="the gradient is not finite")
         self._transaction.num_steps += 1
         self._move_old_policy(batch)
         self._optimizer.zero_grad(set_to_none=True)
