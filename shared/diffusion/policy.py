@@ -71,6 +71,8 @@ def attach_lora(transformer: nn.Module, spec: LoraSpec) -> None:
     """
     from peft import LoraConfig
 
+    from shared.diffusion.adapted_layer import adapt_in_fewer_calls
+
     config = LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,
@@ -81,6 +83,7 @@ def attach_lora(transformer: nn.Module, spec: LoraSpec) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         transformer.add_adapter(config, adapter_name=ADAPTER)  # type: ignore[operator]
+    adapt_in_fewer_calls(transformer)
     for parameter in trained_parameters(transformer).values():
         parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
 

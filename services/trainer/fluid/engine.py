@@ -81,7 +81,7 @@ class FluidEngine(TrainerEngine):
         """Copy the newest weights and the optimizer as they stand to kept buffers; the checksum
         names them."""
         if not self.steps_beside:
-            return replace(self.copy().snapshot(), digest=self.weights_digest())
+            return replace(self.copy(), digest=self.weights_digest()).snapshot()
         types, states = self._trained.types, self._states()
         copied = EngineCopy(
             weights=self._kept.weights.copy(self._sets.newest, types, is_first=True),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from services.trainer.engine import snapshot
 from services.trainer.fluid.engine import FluidEngine, StepScale
 from services.trainer.fluid.sums import Term
 from shared.diffusion.policy import load_policy
@@ -53,6 +54,18 @@ def test_stepping_beside_makes_the_bits_of_stepping_in_place(
             assert all(torch.equal(each, before[n]) for n, each in held(beside).items())
         now = held(in_place)
         assert all(torch.equal(each, now[n]) for n, each in held(beside).items())
+
+
+def test_a_copy_is_named_by_the_checksum_and_not_hashed_for_it(
+    engines: tuple[FluidEngine, FluidEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hashed(_: object) -> str:
+        raise AssertionError("a second pass over all weights, for a name that nobody reads")
+
+    monkeypatch.setattr(snapshot, "digest_of_parts", hashed)
+    for engine in engines:
+        engine.take(0, total_of(engine, 1), StepScale(2.0, 0.5))
+        assert engine.weights().digest == engine.newest_digest()
 
 
 def test_what_is_stored_is_the_newest_set_whatever_is_in_use(
