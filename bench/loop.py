@@ -1,22 +1,26 @@
 """`python -m bench loop`: our rollout and trainer beside a plain loop.
 
 The plain loop does as reference implementations do: a few samples at a time, with one call per
-denoising step, and one forward and backward pass per trained step. Ours generates what a group has,
-packs it for the store, reads it back, and trains it in chunks of samples x steps that it has found
-to be fastest (TSP). Same network, same process, by turns; neither has anything else to do.
+denoising step, and one forward and backward pass per trained step, by peft's layers. Ours generates
+what a group has, packs it for the store, reads it back, and trains it in chunks of samples x steps
+that it has found to be fastest (TSP). Same network, same process, by turns; neither has anything
+else to do.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
 
 import torch
+from peft.tuners.lora.layer import Linear
 from rich.console import Console
 from rich.table import Table
 
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
+from shared.diffusion.adapted_layer import AdaptedLinear
 from shared.diffusion.decoding import to_uint8
 from shared.diffusion.generation import Generator
 from shared.diffusion.models import repeat_rows
@@ -87,10 +91,24 @@ class _Plain:
         size = recipe.batch.group_size
         self._advantage = torch.linspace(-1.0, 1.0, size)
         self._parts = [range(first, min(first + rows, size)) for first in range(0, size, rows)]
+        modules = loaded.model.transformer.modules()
+        self._layers = [each for each in modules if isinstance(each, AdaptedLinear)]
+
+    @contextmanager
+    def _by_peft(self) -> Iterator[None]:
+        """Has layers with an adapter computed as peft does, meanwhile."""
+        for each in self._layers:
+            each.__class__ = Linear
+        try:
+            yield
+        finally:
+            for each in self._layers:
+                each.__class__ = AdaptedLinear
 
     def generate(self, group: int) -> list[Trajectory]:
         """Returns the trajectories of each part of the group."""
-        return [self._generate(group, part) for part in self._parts]
+        with self._by_peft():
+            return [self._generate(group, part) for part in self._parts]
 
     def _generate(self, group: int, part: range) -> Trajectory:
         table, model = self._recipe.model, self._loaded.model
@@ -108,8 +126,9 @@ class _Plain:
 
     def train(self, paths: list[Trajectory]) -> None:
         """Computes the gradient of one group, part by part and step by step."""
-        for part, path in zip(self._parts, paths, strict=True):
-            self._train(part, path)
+        with self._by_peft():
+            for part, path in zip(self._parts, paths, strict=True):
+                self._train(part, path)
         self._loaded.model.transformer.zero_grad(set_to_none=True)
 
     def _train(self, part: range, path: Trajectory) -> None:
