@@ -26,7 +26,7 @@ bench-learning: $(VENV)/.installed
 	$(VENV)/bin/python -m bench learning $(ARGS)
 	$(VENV)/bin/python -m bench learning-tables
 
-# On a machine with a GPU, once: within an hour, to one report in docs/gpu-day. ARGS="--cpu --tiny"
+# On a machine with a GPU, once: within two hours, to one report in docs/gpu-day. ARGS="--cpu --tiny"
 # rehearses it anywhere.
 gpu-day: $(VENV)/.installed
 	$(VENV)/bin/python -m bench gpu-day $(ARGS)

@@ -220,7 +220,7 @@ def gpu_day(
     folder: DayFolder = DAY_FOLDER,
     out: Annotated[Path | None, typer.Option(help="the report goes into this folder")] = None,
 ) -> None:
-    """Measure what needs a GPU, within an hour, and write one report; goes on where it was."""
+    """Measure what needs a GPU, within two hours, and write one report; goes on where it was."""
     from bench.gpu_day.day import Day, run_day
 
     day = Day(folder.resolve(), cpu=cpu, tiny=tiny)

@@ -122,12 +122,7 @@ def _measured(recipe: Recipe) -> dict[str, int | None]:
             generator.advance(work)
         if count == 1:
             found["decoding a sample"] = allocator.peak(_finish(generator, work))
-    made = generator.generate(task_of(size))
-    group = GroupData(
-        trajectories=(made.trajectory,),
-        conditions=generator.conditions(PROMPTS[0]),
-        advantages=tuple((-1.0) ** number for number in range(size)),
-    )
+    group = group_of(generator, size)
     engine = TrainerEngine(recipe, loaded)
     for rows in _rows(recipe):
         engine.begin()
@@ -149,6 +144,16 @@ def _finish(generator: Generator, work: GenerationInProgress) -> Callable[[], ob
 
 def _train(engine: TrainerEngine, group: GroupData, chunk: Chunk) -> Callable[[], object]:
     return lambda: engine.train(engine.read(group), chunk)
+
+
+def group_of(generator: Generator, size: int) -> GroupData:
+    """Generates a group, and gives it advantages."""
+    made = generator.generate(task_of(size))
+    return GroupData(
+        trajectories=(made.trajectory,),
+        conditions=generator.conditions(PROMPTS[0]),
+        advantages=tuple((-1.0) ** number for number in range(size)),
+    )
 
 
 def task_of(num_samples: int) -> GenerateFragment:

@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bench.full_size.recipe import PROMPTS, Shape, write_recipe
-from bench.gpu_day.memory import TINY_SHAPE, Allocator, model_folder, print_line, task_of
+from bench.full_size.recipe import Shape, write_recipe
+from bench.gpu_day.memory import (
+    TINY_SHAPE,
+    Allocator,
+    group_of,
+    model_folder,
+    print_line,
+    task_of,
+)
 from bench.gpu_day.report import keep
 from digenrl.profile.ladder import timed
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk
-from shared.devices.protocols import GroupData
 from shared.diffusion.device import release
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy, load_policy
@@ -128,12 +134,6 @@ def _denoised(day: "Day", changes: Changes) -> dict[str, Any]:
 def _trained(day: "Day", changes: Changes) -> dict[str, Any]:
     recipe, loaded, generator = _generator(day, changes, trains=True)
     size = recipe.batch.group_size
-    made = generator.generate(task_of(size))
-    group = GroupData(
-        trajectories=(made.trajectory,),
-        conditions=generator.conditions(PROMPTS[0]),
-        advantages=tuple((-1.0) ** number for number in range(size)),
-    )
     engine = TrainerEngine(recipe, loaded)
     chunk = Chunk(min(ROWS, size), 1)
     passes = size // chunk.samples * recipe.sampling.window
@@ -142,7 +142,7 @@ def _trained(day: "Day", changes: Changes) -> dict[str, Any]:
         engine.begin()
         engine.train(read, chunk)
 
-    read = engine.read(group)
+    read = engine.read(group_of(generator, size))
     began = time.monotonic()
     train()
     first = time.monotonic() - began

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,30 +125,38 @@ def _passes(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
     yield "A denoising step of all samples of a group, with guidance:"
     yield ""
     yield "| weights | ms | the first, s | decode and pack a sample, ms | weights, GiB | waited |"
-    yield "|---|---|---|---|---|---|"
-    for name, form in found["denoising"].items():
-        if "failed" in form:
-            yield f"| {name} | **{form['failed']}** | | | | |"
-            continue
-        held = f"{form['weights_bytes'] / 2**30:.2f}" if form["weights_bytes"] else "-"
-        yield (
-            f"| {name} | {_ms(form['step'])} | {form['first_step']:.1f} | "
-            f"{_ms(form['finish'] / form['samples'])} | {held} | "
-            f"{_places(form['waits'])} |"
-        )
+    yield from _forms(found["denoising"], _denoised, columns=6)
     yield ""
     yield f"A training pass of {found['rows']} rows, and where the host waited in a whole group:"
     yield ""
-    yield "| gradient | ms | the first group, s | error of the ratio | the host waited |"
-    yield "|---|---|---|---|---|"
-    for name, form in found["training"].items():
-        if "failed" in form:
-            yield f"| {name} | **{form['failed']}** | | | |"
-            continue
-        yield (
-            f"| {name} | {_ms(form['pass'])} | {form['first_group']:.1f} | "
-            f"{form['onpolicy_ratio_error']:.1e} | {_places(form['waits'])} |"
-        )
+    yield "| gradient | ms | the first group, s | error of the ratio | waited |"
+    yield from _forms(found["training"], _trained, columns=5)
+
+
+def _forms(
+    forms: Mapping[str, Found], cells: Callable[[Found], Sequence[str]], *, columns: int
+) -> Iterator[str]:
+    """Yields the rows of a table below its head: a form that failed has its reason alone."""
+    yield "|---" * columns + "|"
+    for name, form in forms.items():
+        failed = [f"**{form.get('failed')}**", *[""] * (columns - 2)]
+        shown = failed if "failed" in form else cells(form)
+        yield f"| {' | '.join([name, *shown])} |"
+
+
+def _denoised(form: Found) -> list[str]:
+    held, decoded = form["weights_bytes"], form["finish"] / form["samples"]
+    return [
+        _ms(form["step"]), f"{form['first_step']:.1f}", _ms(decoded),
+        f"{held / 2**30:.2f}" if held else "-", _places(form["waits"]),
+    ]  # fmt: skip
+
+
+def _trained(form: Found) -> list[str]:
+    return [
+        _ms(form["pass"]), f"{form['first_group']:.1f}", f"{form['onpolicy_ratio_error']:.1e}",
+        _places(form["waits"]),
+    ]  # fmt: skip
 
 
 def _ms(seconds: float | None) -> str:

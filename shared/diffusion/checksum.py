@@ -109,24 +109,25 @@ def _sums(words: Tensor, first: int, rows: int) -> Tensor:
     mixed.mul_(_signed(MULTIPLIERS[0]))
     mixed.bitwise_xor_(mixed >> 32)
     found = []
-    for of_words, of_rows in zip(
-        _word_factors(words.device), _row_factors(words.device, _enough(first + rows)), strict=True
-    ):
+    of_each = zip(
+        _kept_factors("words", ROW, words.device),
+        _kept_factors("rows", _enough(first + rows), words.device),
+        strict=True,
+    )
+    for of_words, of_rows in of_each:
         each = (mixed.view(rows, ROW) * of_words).sum(1)
         found.append((each * of_rows[first : first + rows]).sum())
     return torch.stack(found)
 
 
-@lru_cache(maxsize=16)
-def _word_factors(device: torch.device) -> tuple[Tensor, ...]:
-    return tuple(_factors(seed, ROW, device) for seed in SEEDS["words"])
-
-
-@lru_cache(maxsize=16)
-def _row_factors(device: torch.device, count: int) -> tuple[Tensor, ...]:
-    """Return s_1 and s_2 of the first rows. They are kept: a GPU takes longer to be told to compute
-    those of a segment than to sum its words."""
-    return tuple(_factors(seed, count, device) for seed in SEEDS["rows"])
+@lru_cache(maxsize=32)
+def _kept_factors(of: str, count: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Return the two factors of the first words of a row, or of the first rows. They are kept: to
+    tell a GPU to compute those of a segment takes longer than to sum its words."""
+    found = tuple(_factors(seed, count, device) for seed in SEEDS[of])
+    if device.type == "cuda":  # who uses them next may do so in another stream
+        torch.cuda.current_stream(device).synchronize()
+    return found
 
 
 def _enough(rows: int) -> int:

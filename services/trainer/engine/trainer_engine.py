@@ -34,7 +34,6 @@ from shared.recipe.trainer import Trainer
 from shared.run.manifest import StoredTensors
 
 log = structlog.get_logger()
-
 STEP_REMEDY = "train fewer weights (model.lora.rank), or share them (trainer.sharded)"
 
 
