@@ -54,8 +54,9 @@ def digest(version: int) -> str:
     return f"{version:064x}"
 
 
-def policy(version: int) -> Policy:
-    return Policy(version=version, weights_digest=digest(version))
+def policy(version: int, weights: int | None = None) -> Policy:
+    """``weights``: stands for what its digest is of; as a rule its number."""
+    return Policy(version=version, weights_digest=digest(version if weights is None else weights))
 
 
 def published(version: int) -> PolicyPublished:

@@ -93,8 +93,10 @@ class RolloutApp:
     async def _receive(self, tasks: asyncio.TaskGroup) -> None:
         subject = subjects.tasks_for(self._bus.run, self._worker.address)
         async for received in self._bus.follow(subjects.TASK, [subject]):
-            if isinstance(received.message, GenerateFragment):
-                self._waiting.put(received.message, tasks)
+            task = received.message
+            if isinstance(task, GenerateFragment):
+                self._loader.foresee(task.policy, task.weights)
+                self._waiting.put(task, tasks)
 
     def _is_stale(self, task: GenerateFragment) -> bool:
         return self._loader.newest > task.policy.version
@@ -129,7 +131,7 @@ class RolloutApp:
             if queued.fault is not None:
                 raise queued.fault
             check_task(task, max_staleness=self._max_staleness)
-            if not await self._loader.adopt(task.policy):
+            if not await self._loader.adopt(task.policy, task.weights):
                 await self._publisher.release(task, "stale")
                 return None
             with self._worker.doing("generating"):

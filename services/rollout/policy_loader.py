@@ -5,7 +5,9 @@ Three things lead a device to a version's weights, each for a case of its own:
     event    A version is announced: its weights are staged at once, beside generation. The commit
              record says which; an announcement without one is refused.
     task     A fragment names the version that is to generate it, with its digest. That version is
-             put in use before the fragment is begun; as a rule it is staged by then.
+             put in use before the fragment is begun; as a rule it is staged by then. Of a version
+             that fluid devices have made and not committed yet, the fragment also says where its
+             weights are: they are staged as soon as it comes.
     Redis    If it is not staged, because the task came before the event or staging has failed, the
              index of versions says where its weights are. Workers read nothing else from Redis;
              where it does not answer or has lost its data, the commit record says the same.
@@ -23,7 +25,7 @@ from redis.exceptions import RedisError
 from shared.devices.protocols import RolloutDevice, Staged
 from shared.errors import ContractError, DigenRLError, IntegrityError, Unavailable
 from shared.messages import subjects
-from shared.messages.contracts import Policy, PolicyPublished
+from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
 from shared.process.worker import RETRY_S, WorkerContext, patiently
 from shared.run.commits import CommitRecord, newest_commit, read_commit
 from shared.run.shards import open_tensors
@@ -75,9 +77,25 @@ class PolicyLoader:
 
     def _published(self, record: CommitRecord) -> None:
         self.newest = record.policy.version
-        if self._staging is not None:
-            self._staging[1].cancel()
-        self._staging = record.policy, asyncio.create_task(self._stage(record))
+        self._stage_beside(record)
+
+    def foresee(self, policy: Policy, weights: ObjectRef | None) -> None:
+        """Stage a version that a fragment names before it is committed.
+
+        Whether it is ever committed is not known: the fragment says what it is, and
+        `_published` what counts.
+        """
+        if weights is not None and policy.version > self.newest:
+            self._stage_beside(Version(policy=policy, weights=weights))
+
+    def _stage_beside(self, version: CommitRecord | Version) -> None:
+        """Stage a version beside generation, unless it is here."""
+        staging, policy = self._staging, version.policy
+        if policy == self._policy or (staging is not None and staging[0] == policy):
+            return
+        if staging is not None:
+            staging[1].cancel()
+        self._staging = policy, asyncio.create_task(self._stage(version))
 
     async def _read(
         self, read: Callable[[], Awaitable[CommitRecord | None]]
@@ -89,10 +107,11 @@ class PolicyLoader:
             log.error("commit_unreadable", error=str(error))
             return None
 
-    async def adopt(self, policy: Policy) -> bool:
+    async def adopt(self, policy: Policy, weights: ObjectRef | None = None) -> bool:
         """Put ``policy`` in use, if it is not yet; go on until its weights can be had.
 
-        False, and it need not be in use, if a newer version is published.
+        ``weights``: where they are, if its fragment says so. False, and it need not be in use, if a
+        newer version is published.
 
         Raises:
             IntegrityError: if the weights found are not those of ``policy``.
@@ -100,7 +119,7 @@ class PolicyLoader:
         while self.newest <= policy.version:
             try:
                 if self._policy != policy:
-                    await self._adopt(policy)
+                    await self._adopt(policy, weights)
                 return True
             except Unavailable as error:
                 log.warning("weights_unavailable", error=str(error))
@@ -134,10 +153,10 @@ class PolicyLoader:
         self._trained = policy, staged
         return staged
 
-    async def _adopt(self, policy: Policy) -> None:
+    async def _adopt(self, policy: Policy, weights: ObjectRef | None) -> None:
         """Exchange the weights between two fragments, without copying."""
         with self._worker.doing("loading_weights"):
-            staged = await self._staged(policy)
+            staged = await self._staged(policy, weights)
         if staged.digest != policy.weights_digest:
             raise IntegrityError(f"version {policy.version}: its weights have another digest")
         began = time.monotonic()
@@ -149,7 +168,7 @@ class PolicyLoader:
         self._worker.policy_version = policy.version
         log.info("policy_adopted", version=policy.version, pause_ms=round(1000 * pause, 3))
 
-    async def _staged(self, policy: Policy) -> Staged:
+    async def _staged(self, policy: Policy, weights: ObjectRef | None) -> Staged:
         staging, self._staging = self._staging, None
         if staging is not None and staging[0] == policy:
             try:
@@ -158,6 +177,8 @@ class PolicyLoader:
                 log.warning("staging_failed", version=policy.version, error=str(error))
         elif staging is not None:
             self._staging = staging
+        if weights is not None:
+            return await self._stage(Version(policy=policy, weights=weights))
         return await self._stage(await self._version(policy))
 
     async def _stage(self, version: CommitRecord | Version) -> Staged:

@@ -32,6 +32,7 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from shared.messages.fluid import Checksum, FluidCommand, FluidEvent
 from shared.messages.records import Count, Digest, Record, Seconds, Text, Token, is_none, wire_name
+from shared.messages.records import ObjectRef as ObjectRef
 from shared.messages.records import Policy as Policy
 from shared.messages.workers import DeviceMode, Transient
 
@@ -45,14 +46,6 @@ MAX_METADATA = 16 * 1024
 MAX_SCORE = 1e6
 Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE, allow_inf_nan=False)] | None
 """Score, None if the sample could not be scored; squares of larger ones would swamp all others."""
-
-
-class ObjectRef(Record):
-    """Names an object in the store, and says what its reader must find there."""
-
-    key: Annotated[str, Field(max_length=512)]
-    sha256: Digest
-    size: Count
 
 
 class SourceImage(Record):
@@ -123,6 +116,8 @@ class GenerateFragment(Record):
     """First stochastic, and trained, denoising step of this group."""
     worker: Token
     """Address of the device that is to generate it."""
+    weights: ObjectRef | None = Field(default=None, exclude_if=is_none)
+    """Where the policy's weights are, if no commit record says so yet."""
 
 
 class Trajectories(Record):

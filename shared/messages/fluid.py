@@ -9,6 +9,7 @@
     TakeStep          scheduler -> members     everybody holds this total: take the step, once
     Stepped           member -> scheduler      it is taken, and these are the new bits
     CommitVersion     scheduler -> members     this member commits the new version
+    WeightsStored     member -> scheduler      its weights can be fetched; it is not committed yet
     BeginAgain        scheduler -> members     the batch is trained again, from its version
 
 A batch may have several updates (`trainer.updates`), one after the other: each is an exchange and a
@@ -28,6 +29,7 @@ from pydantic import Field, FiniteFloat, model_validator
 from shared.messages.records import (
     Count,
     Digest,
+    ObjectRef,
     Policy,
     Record,
     Seconds,
@@ -196,6 +198,16 @@ class Stepped(FluidMessage):
     seconds: Seconds = 0.0
 
 
+class WeightsStored(FluidMessage):
+    """Says where the weights of a version are that its committer has stored, before the optimizer's
+    state and the commit record: devices that only generate need nothing else of it."""
+
+    kind: Literal["weights_stored"] = "weights_stored"
+    worker: Token
+    policy: Policy
+    weights: ObjectRef
+
+
 class CommitVersion(FluidMessage):
     """Names a member that has stepped to commit; exclusive create of the record decides."""
 
@@ -212,5 +224,5 @@ class BeginAgain(FluidMessage):
     kind: Literal["begin_again"] = "begin_again"
 
 
-FluidEvent = PieceTrained | PieceReleased | SumHeld | ExchangeMissed | Stepped
+FluidEvent = PieceTrained | PieceReleased | SumHeld | ExchangeMissed | Stepped | WeightsStored
 FluidCommand = TrainPiece | ExchangeSums | TakeStep | CommitVersion | BeginAgain

@@ -46,6 +46,14 @@ class Policy(Record):
     weights_digest: Digest
 
 
+class ObjectRef(Record):
+    """Names an object in the store, and says what its reader must find there."""
+
+    key: Annotated[str, Field(max_length=512)]
+    sha256: Digest
+    size: Count
+
+
 def is_none(value: object) -> bool:
     """Leaves out fields that records of earlier releases do not have (`exclude_if`)."""
     return value is None

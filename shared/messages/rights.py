@@ -66,6 +66,7 @@ RIGHTS = (
     Right(fluid.SumHeld, "dg.*.fluid.*.sum.>", _TRAINER),
     Right(fluid.ExchangeMissed, "dg.*.fluid.*.sum.>", _TRAINER),
     Right(fluid.Stepped, "dg.*.fluid.*.stepped.>", _TRAINER, _TRAINER),
+    Right(fluid.WeightsStored, "dg.*.fluid.*.stored.>", _TRAINER),
     Right(contracts.FragmentReleased, "dg.*.evt.fragment_released", _BOTH, ("client",)),
     Right(contracts.FragmentFailed, "dg.*.evt.fragment_failed", (*_BOTH, "reward"), ("client",)),
     Right(contracts.GradientReleased, "dg.*.evt.gradient_released", ("rollout",), ("client",)),

@@ -12,6 +12,7 @@
     dg.<run>.fluid.<batch>.sum.<attempt>.<round>.<address>     DG_FLUID   SumHeld, ExchangeMissed
     dg.<run>.fluid.<batch>.step.<attempt>[.<update>]           DG_FLUID   TakeStep
     dg.<run>.fluid.<batch>.stepped.<attempt>.<address>[.<update>]       DG_FLUID  Stepped
+    dg.<run>.fluid.<batch>.stored.<attempt>.<address>          DG_FLUID   WeightsStored
     dg.<run>.fluid.<batch>.commit.<attempt>.<number>           DG_FLUID   CommitVersion
     dg.<run>.fluid.<batch>.again.<attempt>                     DG_FLUID   BeginAgain
     dg.<run>.device.<address>                                  DG_DEVICE  SetDevice
@@ -57,6 +58,7 @@ from shared.messages.fluid import (
     SumHeld,
     TakeStep,
     TrainPiece,
+    WeightsStored,
 )
 from shared.messages.workers import WorkerRefused, WorkerStatus
 
@@ -154,6 +156,8 @@ def _slot_of_all(message: FluidMessage) -> str:
             return f"step.{message.attempt}{update}"
         case Stepped(worker=worker):
             return f"stepped.{message.attempt}.{worker}{update}"
+        case WeightsStored(worker=worker):
+            return f"stored.{message.attempt}.{worker}"
         case CommitVersion():
             return f"commit.{message.attempt}.{message.number}"
         case BeginAgain():

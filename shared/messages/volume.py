@@ -13,7 +13,7 @@ BATCHES_AT_ONCE = 5
 early, and one that is being removed."""
 ATTEMPTS = 1.25
 """Messages per piece of work: some is given back, lost, and done again."""
-TASK_BYTES, TRAJ_BYTES, REW_BYTES, PART_BYTES = 700, 1500, 1600, 4096
+TASK_BYTES, TRAJ_BYTES, REW_BYTES, PART_BYTES = 900, 1500, 1600, 4096
 """Most bytes of a message without its prompt, and of what the broker stores beside it."""
 IMAGE_BYTES = 100
 """Most bytes by which a prompt names its source image."""

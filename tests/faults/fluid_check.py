@@ -2,6 +2,7 @@
 and not by what the scheduler believed. Every check gives a line per violation.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +22,15 @@ from services.scheduler.sim.history_events import (
     Taken,
     Totalled,
 )
-from shared.messages.contracts import PolicyPublished, TrainGroup
-from shared.messages.fluid import ExchangeMissed, ExchangeSums, Piece, SumHeld, TakeStep
+from shared.messages.contracts import Policy, PolicyPublished, TrainGroup
+from shared.messages.fluid import (
+    ExchangeMissed,
+    ExchangeSums,
+    Piece,
+    SumHeld,
+    TakeStep,
+    WeightsStored,
+)
 from tests.faults import check
 from tests.faults.evidence import Evidence, gather
 
@@ -201,6 +209,24 @@ def durable(memory: Memory) -> Iterator[str]:
                 yield f"batch {fact.message.batch} is trained before its version is committed"
 
 
+def fetched(memory: Memory) -> Iterator[str]:
+    """Who only generates is given a version once its weights are stored, and is told where."""
+    stored: dict[Policy, float] = {}
+    for fact in memory.stored:
+        if isinstance(fact.message, WeightsStored):
+            stored.setdefault(fact.message.policy, fact.time)
+    for begun in memory.base.begun.values():
+        policy = begun.task.policy
+        if not begun.device.startswith("rollout"):
+            continue
+        records = memory.base.commits[policy.version : policy.version + 1]
+        made = memory.committed.get(policy.version, 0.0) if policy.version else 0.0
+        if any(each.policy == policy for each in records) and made <= begun.time:
+            continue
+        if begun.task.weights is None or stored.get(policy, math.inf) > begun.time:
+            yield f"{begun.device} is to generate by version {policy.version} which is nowhere"
+
+
 def whole_work(memory: Memory) -> Iterator[str]:
     """Weights change between two pieces of work, never within one."""
     work: dict[str, list[Interval]] = defaultdict(list)
@@ -261,5 +287,5 @@ SHARED: tuple[Callable[[Evidence], Iterator[str]], ...] = (
     check.begun, check.slots, check.chain, check.samples, check.versions, check.trajectories,
 )  # fmt: skip
 CHECKS: tuple[Callable[[Memory], Iterator[str]], ...] = (
-    totals, records, advantages, steps, survivors, confirmed, durable, whole_work,
+    totals, records, advantages, steps, survivors, confirmed, durable, fetched, whole_work,
 )  # fmt: skip

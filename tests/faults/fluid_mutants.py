@@ -239,7 +239,15 @@ def nothing_begins_again() -> AbstractContextManager[None]:
     return patched((rounds, "_tell_attempt", lambda state, commands: state))
 
 
+def who_only_generates_goes_on_before_there_is_anything_to_fetch() -> AbstractContextManager[None]:
+    def able(state: State, fluid: FluidState) -> frozenset[str]:
+        return members.have_made(fluid) | state.workers.roles.rollout
+
+    return patched((control, "may_begin_next", able))
+
+
 FLUID_MUTANTS: tuple[Mutant, ...] = (
+    who_only_generates_goes_on_before_there_is_anything_to_fetch,
     an_update_is_trained_at_the_weights_before,
     nothing_begins_again,
     a_share_is_counted_twice,

@@ -11,9 +11,11 @@ from services.scheduler.sim.members import SimMember
 from services.scheduler.sim.world import Process
 from shared.messages.contracts import OperatorRequest
 
-POINTS = ("generates", "trains", "exchanges", "holds", "stepped", "commits", "committed")
+POINTS = (
+    "generates", "trains", "exchanges", "holds", "stepped", "stores", "commits", "committed",
+)  # fmt: skip
 """Where a member may die: while it generates, in a backward pass, in the exchange, between sum and
-step, after the step, before the record, and after it."""
+step, after the step, before its weights are stored, before the record, and after it."""
 FAILPOINTS = (
     "gave a piece", "ordered an exchange", "ordered a step", "named a committer", "sent a group",
     "issued",

@@ -17,9 +17,10 @@ from shared.messages.contracts import (
 )
 from shared.run.commits import read_commit
 from shared.run.layout import conditions_folder
+from shared.run.manifest import StoredTensors
 from shared.telemetry import ANNOUNCEMENTS_REFUSED
 from tests import examples
-from tests.rollout.worker import ADDRESS, RUN, Cluster, cluster
+from tests.rollout.worker import ADDRESS, RUN, Cluster, FakeDevice, FakeStaged, cluster
 
 Start = Callable[..., AbstractAsyncContextManager[Cluster]]
 
@@ -151,6 +152,67 @@ async def test_a_version_that_nobody_has_committed_is_not_believed(worker: Start
         await cluster.generate(1, version=1)
         await cluster.told("fragment_generated", 2)
         assert cluster.device.done == ["fragment 0 by 0", "fragment 1 by 1"]
+
+
+async def test_a_version_that_is_stored_and_not_committed_is_generated_by_and_fetched_once(
+    worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = list[str]()
+    stage = FakeDevice.stage
+
+    async def noted(device: FakeDevice, weights: StoredTensors) -> FakeStaged:
+        found = await stage(device, weights)
+        staged.append(found.digest)
+        return found
+
+    monkeypatch.setattr(FakeDevice, "stage", noted)
+    async with worker() as cluster:
+        await cluster.generate(0)
+        await cluster.until(lambda: cluster.device.begun == ["fragment 0"])
+        weights = await cluster.weights(examples.digest(1))
+        await cluster.generate(1, 2, version=1, weights=weights)
+        await cluster.until(lambda: staged == [examples.digest(0), examples.digest(1)])
+        assert cluster.device.done == [], "it is staged beside generation"
+        cluster.device.free.set()
+        await cluster.told("fragment_generated", 3)
+        assert cluster.app._loader.newest == 0, "it may be lost before it is committed"
+        await cluster.publish_version(1)
+        await cluster.until(lambda: cluster.app._loader.newest == 1)
+        await cluster.generate(3, version=1)
+        await cluster.told("fragment_generated", 4)
+        assert cluster.device.done == [
+            "fragment 0 by 0", "fragment 1 by 1", "fragment 2 by 1", "fragment 3 by 1"
+        ]  # fmt: skip
+        assert staged == [examples.digest(0), examples.digest(1)]
+
+
+async def test_of_a_lost_version_another_one_of_the_same_number_is_used(worker: Start) -> None:
+    async with worker() as cluster:
+        cluster.device.free.set()
+        lost = examples.policy(1, weights=9)
+        weights = await cluster.weights(lost.weights_digest)
+        task = examples.task(batch=1, group=0)
+        await cluster.bus.publish(task.model_copy(update={"policy": lost, "weights": weights}))
+        await cluster.told("fragment_generated")
+        await cluster.generate(1)
+        await cluster.told("fragment_generated", 2)
+        await cluster.publish_version(1)
+        await cluster.until(lambda: cluster.app._loader.newest == 1)
+        await cluster.generate(2, version=1)
+        await cluster.told("fragment_generated", 3)
+        assert cluster.device.done == ["fragment 0 by 9", "fragment 1 by 0", "fragment 2 by 1"]
+
+
+async def test_stored_weights_of_another_digest_fail_the_fragment(worker: Start) -> None:
+    async with worker() as cluster:
+        cluster.device.free.set()
+        await cluster.until(lambda: cluster.app._loader.newest == 0)
+        weights = await cluster.weights(examples.digest(9))
+        await cluster.generate(0, version=1, weights=weights)
+        [event] = await cluster.told("fragment_failed")
+        assert isinstance(event, FragmentFailed)
+        assert "another digest" in event.reason
+        assert cluster.device.done == []
 
 
 @pytest.mark.parametrize("fault", [IntegrityError("cut off"), Unavailable("the store is away")])

@@ -207,14 +207,14 @@ class Cluster:
         self, number: int, *, announce: bool = True, trained: str | None = None
     ) -> None:
         """``trained``: digest of the trained weights, if they are not those that generate."""
-        weights = await self._weights(examples.digest(number))
+        weights = await self.weights(examples.digest(number))
         record = CommitRecord(
             run=RUN,
             policy=examples.policy(number),
             parent=self.parent,
             weights=weights,
             trained_digest=trained,
-            trained_weights=None if trained is None else await self._weights(trained),
+            trained_weights=None if trained is None else await self.weights(trained),
             checkpoint=weights,
             worker="trainer-0",
         )
@@ -224,13 +224,17 @@ class Cluster:
             event = PolicyPublished(policy=record.policy, weights=weights, worker="trainer-0")
             await self.bus.publish(event)
 
-    async def _weights(self, digest: str) -> ObjectRef:
+    async def weights(self, digest: str) -> ObjectRef:
         return await self.store.put(f"{RUN}/weights", digest.encode(), suffix=".safetensors")
 
-    async def generate(self, *groups: int, version: int = 0) -> None:
+    async def generate(
+        self, *groups: int, version: int = 0, weights: ObjectRef | None = None
+    ) -> None:
+        """``weights``: where those are of a version that is not committed."""
+        changes = {"policy": examples.policy(version), "weights": weights}
         for group in groups:
             task = examples.task(batch=version, group=group)
-            await self.bus.publish(task.model_copy(update={"policy": examples.policy(version)}))
+            await self.bus.publish(task.model_copy(update=changes))
 
     async def compute(self, command: ComputeGradient) -> None:
         await self.bus.publish(command)

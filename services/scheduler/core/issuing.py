@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from services.scheduler.core.draft import Draft
+from services.scheduler.core.fluid.members import weights_to_fetch
 from services.scheduler.core.state import AssignedFragment, Plan, State, WorkerState
 from services.scheduler.core.supply import NextFragment
 from shared.messages.contracts import Fragment, GenerateFragment
@@ -49,4 +50,5 @@ def issue(draft: Draft, worker: WorkerState, found: NextFragment) -> GenerateFra
         prompt=prompt,
         window_start=window_start,
         worker=worker.address,
+        weights=weights_to_fetch(draft.state, worker, policy),
     )

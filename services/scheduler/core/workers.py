@@ -126,6 +126,8 @@ class Roles:
     """Fragments that these generate at the same time."""
     can_train: tuple[str, ...]
     """Addresses of those that compute gradients."""
+    rollout: frozenset[str]
+    """Addresses of those that are no members: they fetch what they generate with."""
 
 
 class Workers(dict[str, WorkerState]):
@@ -148,6 +150,7 @@ class Workers(dict[str, WorkerState]):
                 places={worker.address: place for place, worker in enumerate(rollout)},
                 num_queues=sum(worker.concurrency for worker in rollout),
                 can_train=tuple(worker.address for worker in rollout if worker.can_train),
+                rollout=frozenset(w.address for w in rollout if w.service == "rollout"),
             )
         return self._roles
 

@@ -1,6 +1,7 @@
 """Fluid devices of the simulated cluster: each generates, trains pieces, exchanges sums and steps.
 
-    fragments and pieces -> exchange -> step -> (committer: snapshot, store, record, announcement)
+    fragments and pieces -> exchange -> step
+    -> (committer: snapshot, weights, states, record, announcement)
 
 What counts is what a device has in memory: the pieces in its sum, the total that it holds, and a
 checksum of its weights, moments and average.
@@ -41,6 +42,7 @@ from shared.messages.fluid import (
     SumHeld,
     TakeStep,
     TrainPiece,
+    WeightsStored,
 )
 
 HEARD = (TrainPiece, CommitVersion, ExchangeSums, TakeStep, Stepped, BeginAgain)
@@ -359,9 +361,16 @@ class SimMember(GeneratingMember):
                 ANNOUNCE_S, lambda: self._announce(self.commits.versions[policy.version])
             )
 
+        def weights_stored() -> None:
+            self.broker.send(self.process, WeightsStored(
+                batch=batch, attempt=attempt, worker=self.address, policy=policy, weights=REF
+            ))  # fmt: skip
+            self._point("commits", self.timing.states)
+            self.process.after(self.timing.states, store)
+
         def copied() -> None:
-            self._point("commits", self.timing.publish)
-            self.process.after(self.timing.publish, store)
+            self._point("stores", self.timing.publish)
+            self.process.after(self.timing.publish, weights_stored)
 
         if self.one_step:
             self.beside += self.timing.snapshot

@@ -21,7 +21,10 @@ class Timing:
     commit: float
     """Optimizer step."""
     publish: float = 0.0
-    """Time from the optimizer step to the commit record."""
+    """Time from the optimizer step to the commit record; with fluid devices, from the copy to
+    weights that others can use."""
+    states: float = 0.0
+    """Time from there to the commit record, with fluid devices."""
     adopt: float
     """Loading a version before the first fragment by it, where it was not staged."""
     trained_steps: int = 1

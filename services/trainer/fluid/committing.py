@@ -8,12 +8,12 @@ import structlog
 
 from services.trainer.batch.measures import batch_metrics
 from services.trainer.batch.training import trained_group
-from services.trainer.versions import store_version
+from services.trainer.versions import store_states, store_weights
 from shared.devices.protocols import Snapshot
 from shared.errors import ContractError
 from shared.messages import subjects
-from shared.messages.contracts import Policy, PolicyPublished, TrainGroup
-from shared.messages.fluid import Share
+from shared.messages.contracts import ObjectRef, Policy, PolicyPublished, TrainGroup
+from shared.messages.fluid import Share, WeightsStored
 from shared.process.failpoints import reach
 from shared.process.worker import WorkerContext, patiently
 from shared.run.checkpoints import store_commands
@@ -36,6 +36,8 @@ class MadeVersion:
     """Metrics of the optimizer step."""
     began: float = 0.0
     """Monotonic seconds at the beginning of the step."""
+    attempt: int = 0
+    """Attempt at the batch whose step it was."""
 
     @property
     def batch(self) -> int:
@@ -78,7 +80,10 @@ class Committing:
         commands = None
         if groups:  # so that the version can be made again, if it is damaged in the store
             commands = await store_commands(self._store, run, made.batch, groups)
-        weights, checkpoint = await store_version(self._store, run, snapshot)
+        weights = await store_weights(self._store, run, snapshot)
+        if groups:
+            await self._offer(made, weights)
+        checkpoint = await store_states(self._store, run, snapshot)
         trained = tuple(trained_group(each) for each in groups)
         metrics = dict(made.metrics or {})
         if groups:
@@ -101,6 +106,20 @@ class Committing:
         await commit(self._store, record)
         log.info("committed", version=version, **metrics)
         return record
+
+    async def _offer(self, made: MadeVersion, weights: ObjectRef) -> None:
+        """Say where the weights are, before the states: who only generates waits for nothing
+        else."""
+        await self._bus.publish(
+            WeightsStored(
+                batch=made.batch,
+                attempt=made.attempt,
+                worker=self._worker.address,
+                policy=made.policy,
+                weights=weights,
+            )
+        )
+        reach("fluid.offered")
 
     async def _groups(self, made: MadeVersion) -> list[TrainGroup]:
         """Return the groups that the shares name, by their index.

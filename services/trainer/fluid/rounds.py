@@ -288,7 +288,7 @@ class Rounds:
         shares = (*(earlier.shares if earlier else ()), *held.message.shares)
         all_metrics = [dict(each) for each in (*(earlier.metrics if earlier else ()), metrics)]
         paced = self._paced(of_all_steps(all_metrics))
-        return MadeVersion(policy, checksum, shares, paced, began)
+        return MadeVersion(policy, checksum, shares, paced, began, held.message.attempt)
 
     def _paced(self, metrics: Mapping[str, float]) -> dict[str, float]:
         now = time.monotonic()

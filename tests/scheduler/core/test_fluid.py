@@ -33,6 +33,7 @@ from shared.messages.fluid import (
     SumHeld,
     TakeStep,
     TrainPiece,
+    WeightsStored,
 )
 from shared.messages.workers import Holds
 from tests import examples
@@ -119,6 +120,13 @@ def stepped(command: TakeStep, worker: str) -> Stepped:
     return Stepped(
         batch=command.batch, attempt=command.attempt, worker=worker, policy=examples.policy(1),
         checksum=CHECKSUM,
+    )  # fmt: skip
+
+
+def stored(command: TakeStep, digest: int = 1) -> WeightsStored:
+    return WeightsStored(
+        batch=command.batch, attempt=command.attempt, worker=command.committer,
+        policy=examples.policy(1, weights=digest), weights=examples.ref("weights"),
     )  # fmt: skip
 
 
@@ -285,6 +293,48 @@ def test_the_next_batch_begins_before_the_commit_and_is_trained_after_it() -> No
     assert run.take(TrainGroup) == []
     run.give(run.published(1))
     assert {group.batch for group in run.take(TrainGroup)} == {1}
+
+
+def test_who_only_generates_goes_on_once_the_weights_are_stored_and_is_told_where() -> None:
+    run, name = Run(num_groups=8), "rollout-0"
+    run.give(WorkerJoined(f"{name}-a", name, "rollout", concurrency=1))
+    command = run.exchange()
+    run.give(*(held(command, share.worker) for share in command.shares))
+    [order] = run.take(TakeStep)
+    run.give(*(stepped(order, share.worker) for share in command.shares))
+    assert {task.worker for task in run.take(GenerateFragment)} == set(order_of(command))
+    other = stored(order, digest=2)
+    run.give(other)
+    assert run.take(GenerateFragment) == [], "of a version that nobody has"
+    run.give(stored(order))
+    tasks = run.take(GenerateFragment)
+    assert {(task.worker, task.fragment.batch) for task in tasks} == {(f"{name}-a", 1)}
+    assert {task.weights for task in tasks} == {examples.ref("weights")}
+    assert {task.policy for task in tasks} == {examples.policy(1)}
+    run.give(run.published(1))
+    run.give(*(examples.generated(task) for task in tasks))
+    assert {task.weights for task in run.take(GenerateFragment)} <= {None}
+
+
+def test_what_is_generated_by_stored_weights_is_discarded_if_their_version_is_lost() -> None:
+    run, name = Run(num_groups=8), "rollout-0"
+    run.give(WorkerJoined(f"{name}-a", name, "rollout", concurrency=1))
+    command = run.exchange()
+    run.give(*(held(command, share.worker) for share in command.shares))
+    [order] = run.take(TakeStep)
+    run.give(*(stepped(order, share.worker) for share in command.shares), stored(order))
+    run.generate()
+    run.give(*(WorkerLeft(share.worker) for share in command.shares))
+    run.join(2)
+    run.train()
+    following = run.state.find_batch(1)
+    assert following is not None
+    assert all(group.policy is None for group in following.groups)
+    assert run.state.fluid is not None and run.state.fluid.stored_weights is None
+
+
+def order_of(command: ExchangeSums) -> list[str]:
+    return [share.worker for share in command.shares]
 
 
 def test_another_member_commits_if_the_committer_is_lost() -> None:

@@ -29,10 +29,11 @@ POLICY = Policy(version=NUMBER, weights_digest=DIGEST)
 PROMPT = Prompt(text="a prompt", metadata={"class": "cat"})
 REF = ObjectRef(key=f"{NAME}/batches/{NUMBER:06d}/{NAME}", sha256=DIGEST, size=2**40)
 STORED = Trajectories(trajectory=REF, conditions=REF, media=REF, weights_digest=DIGEST)
+WEIGHTS = ObjectRef(key=f"{NAME}/weights/{DIGEST}.manifest.json", sha256=DIGEST, size=2**40)
 SCORES = tuple(number / 7 for number in range(16))
 MESSAGES: tuple[Message, ...] = (
     GenerateFragment(
-        fragment=FRAGMENT, policy=POLICY, prompt=PROMPT, window_start=50, worker=NAME
+        fragment=FRAGMENT, policy=POLICY, prompt=PROMPT, window_start=50, worker=NAME, weights=WEIGHTS
     ),
     FragmentGenerated(
         fragment=FRAGMENT, policy=POLICY, prompt=PROMPT, stored=STORED, worker=NAME, seconds=1 / 7

@@ -10,13 +10,11 @@ import pytest
 import structlog
 import torch
 
-from services.trainer.fluid import versions
 from services.trainer.fluid.engine import FluidEngine
 from services.trainer.fluid.exchange import ALL
 from shared.errors import OutOfMemory
 from shared.messages.fluid import CommitVersion, Piece, PieceReleased
 from shared.recipe.recipe import Recipe, override
-from shared.run.layout import first_version_key
 from tests.trainer.fluid.director import Director, directing, part, whole
 
 FLUID = {
@@ -189,24 +187,6 @@ def test_if_the_committer_is_lost_after_the_step_another_commits_the_same_versio
 
 
 @pytest.mark.slow
-def test_two_that_commit_at_once_make_one_version(direct: Start) -> None:
-    async def scenario() -> None:
-        async with direct() as director:
-            await director.start("a", "b")
-            await director.open(0, by="a")
-            parts = thirds(director.recipe, "abb")
-            await director.train(0, parts)
-            message = await director.exchange(0, director.shares(parts), committer="a")
-            await director.step(message, 2)
-            await director.bus.publish(CommitVersion(batch=0, attempt=0, number=0, worker="b"))
-            record = await director.batch(1, thirds(director.recipe, "abb"), committer="b")
-            assert record.policy.version == 2
-            await director.chain_has(3)
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.slow
 def test_if_all_that_have_stepped_are_lost_the_batch_is_trained_again_under_the_next_attempt(
     direct: Start,
 ) -> None:
@@ -364,46 +344,5 @@ def test_a_piece_that_comes_before_its_group_waits_for_it(direct: Start) -> None
             assert not training.done()
             await director.open(0, by="a")
             await training
-
-    asyncio.run(scenario())
-
-
-def test_one_member_makes_the_first_version_and_nobody_reads_it(direct: Start) -> None:
-    """Its weights and states are many bytes, and all begin with the same."""
-
-    async def scenario() -> None:
-        async with direct() as director:
-            with structlog.testing.capture_logs() as logs:
-                await director.start("a", "b", "c")
-            events = [each["event"] for each in logs]
-            assert events.count("committed") == 1 and "committed_by_another" not in events
-            assert "version_fetched" not in events
-            assert {each.worker.policy_version for each in director.members.values()} == {0}
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("claim", [b'{"maker": "gone"}', b"{"])
-def test_the_first_version_is_made_though_the_one_that_wanted_to_has_died(
-    claim: bytes, direct: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(versions, "FIRST_S", 1.0)
-
-    async def scenario() -> None:
-        async with direct() as director:
-            await director.store.create(first_version_key(director.bus.run), claim)
-            await director.start("a")
-            assert (await director.record(0)).worker == "a"
-
-    asyncio.run(scenario())
-
-
-def test_a_member_that_is_started_again_makes_the_version_that_it_wanted_to(direct: Start) -> None:
-    async def scenario() -> None:
-        async with direct() as director:
-            await director.store.create(first_version_key(director.bus.run), b'{"maker": "a"}')
-            with structlog.testing.capture_logs() as logs:
-                await director.start("a")
-            assert "first_version_late" not in {each["event"] for each in logs}
 
     asyncio.run(scenario())

@@ -2,8 +2,9 @@
 
 Whole groups go to DG_TRAIN, pieces of them to members, the rounds decide about sums, and fragments
 go to whoever has room. As soon as the committer has taken the step, members that made the same
-version to the last bit begin the next batch with it, while it is stored and committed; groups of
-that batch are trained once the record is known.
+version to the last bit begin the next batch with it, while it is stored and committed; devices that
+only generate follow once its weights are stored. Groups of that batch are trained once the record
+is known.
 """
 
 from dataclasses import replace
@@ -12,7 +13,12 @@ from functools import cache, partial
 from services.scheduler.core import exclusion
 from services.scheduler.core.assign import Issued, assign
 from services.scheduler.core.fluid import batch_std
-from services.scheduler.core.fluid.members import MEMBER, are_together, have_made, members
+from services.scheduler.core.fluid.members import (
+    MEMBER,
+    are_together,
+    may_begin_next,
+    members,
+)
 from services.scheduler.core.fluid.pieces import in_one_piece, train_pieces, whole_group
 from services.scheduler.core.fluid.recovery import drop_lost_version
 from services.scheduler.core.fluid.rounds import decide
@@ -187,15 +193,15 @@ def _is_next_batch_open(plan: Plan, state: State, now: float) -> bool:
 
 
 def _assign_next(plan: Plan, state: State, now: float) -> Issued:
-    """Give fragments of the next batch to members that have made its version; what the one before
-    has begun of it, they go on with by that."""
+    """Give fragments of the next batch to whoever has made its version or can fetch it; what the
+    one before has begun of it, they go on with by that."""
     fluid = state.fluid
     assert fluid is not None
     made, following = fluid.provisional, fluid.batch + 1
     is_last = following >= plan.num_batches or state.goal_reached_by is not None
     if made is None or is_last or state.batch is None or not are_together(fluid, now):
         return state, []
-    able = have_made(fluid)
+    able = may_begin_next(state, fluid)
     if not able & state.workers.with_room(plan.queue_depth):
         return state, []
     batch = state.find_batch(following) or new_batch(plan, following, now)

@@ -21,6 +21,7 @@ from shared.messages.fluid import (
     PieceTrained,
     Stepped,
     SumHeld,
+    WeightsStored,
 )
 from shared.messages.workers import Holds
 
@@ -54,6 +55,8 @@ def record(plan: Plan, state: State, event: FluidEvent, now: float) -> State:
         return state
     if isinstance(event, Stepped):
         return replace(state, fluid=_stepped(fluid, event, now))
+    if isinstance(event, WeightsStored):
+        return replace(state, fluid=replace(fluid, stored=event))
     if (event.attempt, event.update) != (fluid.attempt, fluid.update):
         return state
     match event:

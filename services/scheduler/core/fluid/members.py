@@ -2,6 +2,7 @@
 
 from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.state import State, WorkerState
+from shared.messages.records import ObjectRef, Policy
 
 MEMBER = "member"
 """What a trainer of a fluid run is called in the state: it generates as rollout does."""
@@ -46,6 +47,22 @@ def members(state: State) -> list[WorkerState]:
 def have_made(fluid: FluidState) -> frozenset[str]:
     """Members that have made the provisional version, the committer's to the last bit."""
     return frozenset() if fluid.step is None else fluid.step.agreed - fluid.gone
+
+
+def may_begin_next(state: State, fluid: FluidState) -> frozenset[str]:
+    """Return the devices that may generate by the provisional version: members that have made it
+    and, once its weights can be fetched, all that only generate."""
+    made = have_made(fluid)
+    return made if fluid.stored_weights is None else made | state.workers.roles.rollout
+
+
+def weights_to_fetch(state: State, worker: WorkerState, policy: Policy) -> ObjectRef | None:
+    """Return where a device finds the weights that it is to generate by, unless it has made them or
+    a commit record says so."""
+    fluid = state.fluid
+    if fluid is None or worker.service == MEMBER or policy != fluid.provisional:
+        return None
+    return fluid.stored_weights
 
 
 def are_together(fluid: FluidState, now: float) -> bool:

@@ -11,8 +11,9 @@ from shared.messages.fluid import (
     Stepped,
     SumHeld,
     TakeStep,
+    WeightsStored,
 )
-from shared.messages.records import Policy
+from shared.messages.records import ObjectRef, Policy
 from shared.messages.workers import Holds
 
 Key = tuple[int, int]
@@ -225,6 +226,8 @@ class FluidState:
     """Rounds in a row that came to nothing."""
     exchange: Exchange | None = None
     step: Step | None = None
+    stored: WeightsStored | None = None
+    """The newest report that the weights of a version can be fetched that is not committed."""
     former: Mapping[str, Stepped] = field(default_factory=dict)
     """Steps that were taken in earlier attempts."""
     named: int = 0
@@ -244,6 +247,13 @@ class FluidState:
         step = self.step
         made = None if step is None else step.stepped.get(step.committer)
         return None if made is None or made.policy.version <= self.batch else made.policy
+
+    @property
+    def stored_weights(self) -> ObjectRef | None:
+        """Where the weights of the provisional version are, as soon as they are in the store."""
+        stored = self.stored
+        is_made = stored is not None and stored.policy == self.provisional
+        return stored.weights if stored is not None and is_made else None
 
     @property
     def is_settled(self) -> bool:
