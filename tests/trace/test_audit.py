@@ -1,7 +1,7 @@
 """The tracer is right: on the recipes of commit 30368cb, at that commit's shapes, it gives the
 figures of the audit that traced them with a program of its own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -36,6 +36,8 @@ class Audit:
     rho: float
     trajectory: float
     text_tokens: int
+    step_since: float | None = None
+    """Peak of a step since an adapter's part is added in place, where that made it less."""
 
 
 AUDIT = {
@@ -50,10 +52,12 @@ AUDIT = {
     "qwen-image": Audit(
         resident=55.3, step=0.35, decode=0.846, four_rows=5.3,
         step_tflop=32.32, row_tflop=100, rho=3.10, trajectory=0.79, text_tokens=64,
+        step_since=0.236,
     ),
     "wan2.1-14b": Audit(
         resident=37.9, step=0.91, decode=1.0, four_rows=22.6,
         step_tflop=196.2, row_tflop=815, rho=4.15, trajectory=9.9, text_tokens=512,
+        step_since=0.798,
     ),
     "hunyuanvideo": Audit(
         resident=39.0, step=1.32, decode=8.52, four_rows=27.8,
@@ -101,11 +105,12 @@ def check(name: str) -> None:
         "rho": found.rho,
         "trajectory": found.stored.trajectory / MEGA,
     }
+    wanted = replace(theirs, step=theirs.step_since or theirs.step)
     digits = {"step": 0.01, "four_rows": 0.05, "trajectory": 0.05}  # as the audit rounds
     off = {
-        key: (value, getattr(theirs, key))
+        key: (value, getattr(wanted, key))
         for key, value in ours.items()
-        if value != pytest.approx(getattr(theirs, key), rel=WITHIN, abs=digits.get(key, 0.0))
+        if value != pytest.approx(getattr(wanted, key), rel=WITHIN, abs=digits.get(key, 0.0))
     }
     assert not off
 

@@ -33,7 +33,8 @@ WEIGHTS = ObjectRef(key=f"{NAME}/weights/{DIGEST}.manifest.json", sha256=DIGEST,
 SCORES = tuple(number / 7 for number in range(16))
 MESSAGES: tuple[Message, ...] = (
     GenerateFragment(
-        fragment=FRAGMENT, policy=POLICY, prompt=PROMPT, window_start=50, worker=NAME, weights=WEIGHTS
+        fragment=FRAGMENT, policy=POLICY, prompt=PROMPT, window_start=50, worker=NAME,
+        weights=WEIGHTS,
     ),
     FragmentGenerated(
         fragment=FRAGMENT, policy=POLICY, prompt=PROMPT, stored=STORED, worker=NAME, seconds=1 / 7
