@@ -11,6 +11,7 @@ from bench.cluster.members import EmulatedMember, first_weights
 from bench.cluster.payloads import Scaled, scaled, whole
 from bench.cluster.setting import DEVICES_PER_NODE, Setting
 from bench.cluster.shipped import checkpoint_seconds
+from bench.cluster.stores import Line
 from bench.cluster.training import EmulatedTraining, lanes
 from services.scheduler.costs.noise import Noise, rollout_device, trainer_device
 from services.scheduler.costs.profile import Profile, Role, device
@@ -38,18 +39,19 @@ class Emulation:
         sizes = scaled(profile, setting.scale, setting.num_nodes + members, members)
         return cls(setting, profile, sizes)
 
-    @property
-    def move_seconds(self) -> float:
-        """Seconds to store an adapter, and again to fetch it, on the emulation's clock."""
-        return self.profile.variant.publish_seconds / 2 / self.setting.scale
+    def line(self) -> Line:
+        """Returns a line on which an adapter takes the seconds to be stored, or to be fetched, that
+        are half of its publication's."""
+        seconds = self.profile.variant.publish_seconds / 2 / self.setting.scale
+        return Line(seconds / self.sizes.adapter)
 
-    @property
-    def store_seconds(self) -> dict[str, float]:
-        """Folder -> seconds in which whoever trains stores a version's part, on that clock."""
+    def lines(self) -> dict[str, Line]:
+        """Returns the lines on which whoever trains stores a version's parts, by their folders."""
         run, scale = self.setting.run, self.setting.scale
-        found = {weights_folder(run): self.move_seconds}
+        found = {weights_folder(run): self.line()}
         if self.setting.is_fluid:
-            found[checkpoints_folder(run)] = checkpoint_seconds(self.profile) / scale
+            seconds = checkpoint_seconds(self.profile) / scale
+            found[checkpoints_folder(run)] = Line(seconds / self.sizes.checkpoint)
         return found
 
     def held(self, device: "Named") -> Held:
@@ -131,7 +133,9 @@ def member(
         first_weights(emulation.setting.seed),
     )  # fmt: skip
     beside = emulation.setting.schedule.staleness_limit > 0
-    return EmulatedMember(generating, held, ready, steps_beside=beside)
+    return EmulatedMember(
+        generating, held, ready, emulation.setting.shard_bytes, steps_beside=beside
+    )
 
 
 def member_hosts(setting: Setting) -> list[list[Named]]:

@@ -47,8 +47,8 @@ class MemberHost:
             if cached is not None:
                 opened = host_cache(cached, redis_url="", run=settings.run)
                 cache = await stack.enter_async_context(opened)
-            backend, seconds = open_store(settings.store).backend, self._emulation.store_seconds
-            store = PublishingStore(backend, seconds=seconds, cache=cache)
+            backend = open_store(settings.store).backend
+            store = PublishingStore(backend, lines=self._emulation.lines(), cache=cache)
             await self._run(settings, store, all_joined, encoded)
 
     async def _run(

@@ -6,6 +6,7 @@ trained step of every sample is exactly once.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from threading import Lock
 
 from bench.cluster.accounts import Account, PieceEntries, Total
 from bench.cluster.blobs import (
+    BytesPart,
     EmulatedWeights,
     Kept,
     digest_of,
@@ -50,6 +52,8 @@ class EmulatedMember:
     held: QueuedHeld
     ready: Callable[[], Awaitable[object]]
     """Returns once the run may begin."""
+    shard_bytes: int
+    """Most bytes of a stored object."""
     account: Account = field(default_factory=Account)
     steps_beside: bool = False
     """Whether it steps and copies while it generates: time goes by, and what the device does next
@@ -149,7 +153,10 @@ class EmulatedMember:
                 NEWEST.clear()
                 NEWEST[digest] = _version(digest, sizes.adapter, sizes.checkpoint)
             adapter, states = NEWEST[digest]
-        return Snapshot(digest, parts_of(adapter, 1), parts_of(states, 1))
+        return Snapshot(digest, self._parts(adapter), self._parts(states))
+
+    def _parts(self, data: Content) -> list[BytesPart]:
+        return parts_of(data, math.ceil(len(data) / self.shard_bytes))
 
 
 def _version(digest: str, adapter: int, states: int) -> tuple[Content, Content]:

@@ -88,7 +88,7 @@ async def run_host(emulation: Emulation, name: str, devices: list[EmulatedRollou
         settings.connect_index() as index,
         asyncio.TaskGroup() as tasks,
     ):
-        store = NodeStore(backend, weights_folder(setting.run), emulation.move_seconds, cache=cache)
+        store = NodeStore(backend, weights_folder(setting.run), emulation.line(), cache=cache)
         for device in devices:
             registered = emulation.registered(device.kind, "rollout", concurrency=1)
             worker = Worker("rollout", device.held.name, "waiting_for_trainer", registered)
@@ -153,7 +153,7 @@ def trainer(emulation: Emulation) -> Work:
 async def _train(emulation: Emulation, engine: EmulatedTraining) -> None:
     setting, settings = emulation.setting, _settings(emulation, "trainer")
     backend = open_store(settings.store).backend
-    store = PublishingStore(backend, seconds=emulation.store_seconds)
+    store = PublishingStore(backend, lines=emulation.lines())
     commonest = max(setting.trainer, key=lambda kind: setting.trainer[kind])
     registered = emulation.registered(commonest, "trainer", concurrency=len(engine.generating))
     worker = Worker("trainer", "trainer", "waiting_for_rollout", registered)

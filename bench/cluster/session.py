@@ -24,6 +24,7 @@ from digenrl.local.supervisor import STOP_S
 from digenrl.local.tokens import Tokens
 from services.scheduler.costs.floor import floor_seconds
 from shared.messages import subjects
+from shared.messages.fluid import WeightsStored
 
 MEMORY = Path("/dev/shm")
 """Objects are files in memory: SeaweedFS takes 10 ms of a core for each MB that is put, and 2 ms
@@ -48,6 +49,8 @@ class EmulatedRun(figures.RunRecord):
     setting: Setting
     overshoot: dict[str, dict[str, float]]
     """Service -> how much too long it slept."""
+    stored: dict[int, float]
+    """Version -> when its weights could be fetched, if a fluid device has made it."""
 
 
 async def run(
@@ -81,6 +84,11 @@ async def run(
         usage=usage,
         intervals=[Interval(**each) for one in found.values() for each in one["intervals"]],
         overshoot={name: one["overshoot"] for name, one in found.items()},
+        stored={
+            each.message.policy.version: each.at
+            for each in watch.heard
+            if isinstance(each.message, WeightsStored)
+        },
     )
 
 
@@ -94,7 +102,10 @@ async def started(
     """
     _prepare(folder, setting)
     port = port or free_ports(1)[0]
-    announcements = [subjects.event_subject(setting.run, "policy_published")]
+    announcements = [
+        subjects.event_subject(setting.run, "policy_published"),
+        subjects.stored_weights(setting.run),
+    ]
     async with watching(
         session, setting.run, folder / "logs", announcements, patience_s=_patience(setting),
         stop_s=STOP_S,

@@ -63,8 +63,8 @@ class Setting(Record):
     """Kinds of device whose workers stream the network."""
     all_bytes: bool = False
     """Whether every byte is moved that a run moves, whatever the scale."""
-    shard_bytes: int = Field(default=1 << 30, gt=0)
-    """Most bytes of a stored object of weights; a checkpoint is in as many."""
+    shard_bytes: int = Field(default=tables.Run.model_fields["shard_bytes"].default, gt=0)
+    """Most bytes of a stored object of weights, or of a checkpoint."""
 
     @property
     def lags(self) -> bool:

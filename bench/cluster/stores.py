@@ -16,6 +16,23 @@ from shared.store import ObjectStore
 from shared.store.objects import Content
 
 
+@dataclass(slots=True)
+class Line:
+    """What bytes take on their way to a store, or from it: one object after the other."""
+
+    seconds: float = 0.0
+    """Of a byte, on the emulation's clock."""
+    _free_at: float = 0.0
+
+    @contextlib.asynccontextmanager
+    async def carries(self, size: int) -> AsyncIterator[None]:
+        """Goes on when so many bytes are over, at the earliest."""
+        self._free_at = max(self._free_at, time.monotonic()) + size * self.seconds
+        over = self._free_at
+        yield
+        await asyncio.sleep(max(0.0, over - time.monotonic()))
+
+
 @dataclass(frozen=True, slots=True)
 class NodeStore(ObjectStore):
     """The store as a host sees it, whose cache (`shared.store.host_cache`) fetches an adapter once
@@ -23,13 +40,12 @@ class NodeStore(ObjectStore):
 
     folder: str = ""
     """Where the adapters are."""
-    seconds: float = 0.0
-    """Seconds that a fetch takes, scaled."""
+    line: Line = field(default_factory=Line)
 
     async def stream(self, ref: ObjectRef, first: int = 0) -> AsyncGenerator[bytes]:
         is_adapter = ref.key.startswith(f"{self.folder}/")
         async with (
-            at_least(self.seconds if is_adapter else 0.0),
+            self.line.carries(ref.size if is_adapter else 0),
             contextlib.aclosing(ObjectStore.stream(self, ref, first)) as chunks,
         ):
             async for chunk in chunks:
@@ -40,11 +56,11 @@ class NodeStore(ObjectStore):
 class PublishingStore(ObjectStore):
     """The store as whoever trains sees it."""
 
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """Folder -> seconds that storing something in it takes, scaled."""
+    lines: Mapping[str, Line] = field(default_factory=dict)
+    """Folder -> the line to it."""
 
     async def put(self, folder: str, data: Content, *, suffix: str) -> ObjectRef:
-        async with at_least(self.seconds.get(folder, 0.0)):
+        async with self.lines.get(folder, Line()).carries(len(data)):
             return await ObjectStore.put(self, folder, data, suffix=suffix)
 
 

@@ -4,11 +4,11 @@
 
 Devices are held for the profile's seconds and nothing is scaled: adapter and optimizer's state have
 all their bytes, in float32, and so have the states of trajectories; the store is a folder on disk
-with fsync. What a commit takes of each device, and how long the next version takes to be published,
-is set beside what the cost profile says of both. The profile's store takes 2 GB/s of an adapter,
-and beside it what a line does of the optimizer's state; a commit of fluid devices waits for both.
-What this machine's disk takes for as many bytes is measured in the middle of each batch, when
-devices are busy.
+with fsync. What a commit takes of each device, how long it is until others can fetch the next
+version's weights, and until it is committed with its optimizer's state, is set beside what the cost
+profile says. The profile's store takes 2 GB/s of an adapter, and then what a line does of the
+state. What this machine's disk takes for as many bytes is measured in the middle of each batch,
+when devices are busy.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from statistics import median
 from bench.cluster.payloads import whole
 from bench.cluster.rows import UNSCALED
 from bench.cluster.session import EmulatedRun, opened, run
+from bench.cluster.shipped import checkpoint_seconds
 from bench.runner.figures import Interval
 from services.scheduler.costs import fluid
 
@@ -39,42 +40,52 @@ async def measure(folder: Path, batches: int, say: Callable[[str], object]) -> F
     setting = case.setting(case.modes[0], 0).model_copy(update={"scale": 1.0, "all_bytes": True})
 
     sizes = whole(setting.load_profile())
-    plain, size = PlainWrites(folder, case.batches), sizes.adapter + sizes.checkpoint
+    plain = PlainWrites(folder, case.batches, (sizes.adapter, sizes.checkpoint))
 
     def committed(version: int) -> None:
         say(f"version {version}")
-        plain.follow(version, size)
+        plain.follow(version)
 
     async with opened(folder, on_disk=True) as session:
         try:
             found = await run(session, setting, 1, 1 + batches, committed)
         finally:
             plain.delete()
-    written = {"plain_write_of_commit_s": _rounded(plain.seconds)}
+    weights, commits = zip(*plain.seconds, strict=True)
+    written = {
+        "plain_write_of_weights_s": _rounded(weights),
+        "plain_write_of_commit_s": _rounded(commits),
+    }
     return {**figures_of(found), **written}
 
 
 @dataclass(slots=True)
 class PlainWrites:
-    """Writes as many bytes as a commit waits for, once in each batch, as any program may: what the
+    """Writes as many bytes as a commit does, once in each batch, as any program may: what the
     disk takes for them. The files stay until the end, as versions do: memory that was freed is had
     sooner than new memory."""
 
     folder: Path
     last: int
     """Batch after which nothing is written any more."""
-    seconds: list[float] = field(default_factory=list)
+    sizes: tuple[int, int]
+    """Bytes of weights and of the optimizer's state, which follows."""
+    seconds: list[tuple[float, float]] = field(default_factory=list)
+    """Until the first were on disk, and until both were."""
     _tasks: "list[asyncio.Task[None]]" = field(default_factory=list)
 
-    def follow(self, version: int, size: int) -> None:
+    def follow(self, version: int) -> None:
         """Write in the batch that begins with this version."""
         if 0 < version <= self.last:
-            self._tasks.append(asyncio.create_task(self._later(version, size)))
+            self._tasks.append(asyncio.create_task(self._later(version)))
 
-    async def _later(self, version: int, size: int) -> None:
+    async def _later(self, version: int) -> None:
         await asyncio.sleep(MIDDLE_S)
-        path = self.folder / f"plain-{version}"
-        self.seconds.append(await asyncio.to_thread(write_plainly, path, size))
+        taken = [
+            await asyncio.to_thread(write_plainly, self.folder / f"plain-{version}-{part}", size)
+            for part, size in enumerate(self.sizes)
+        ]
+        self.seconds.append((taken[0], sum(taken)))
 
     def delete(self) -> None:
         for task in self._tasks:
@@ -102,8 +113,13 @@ def figures_of(found: EmulatedRun) -> Figures:
     sizes, copied = whole(profile), fluid.snapshot_seconds(profile, kind)
     stepped = fluid.step_seconds(profile)
     exchange = fluid.exchange_seconds(profile, found.setting.num_trainer)
-    commits = [commit_of(found.intervals, at) for at in found.commits[2:]]
+    commits = [
+        commit_of(found.intervals, found.stored[version], at)
+        for version, at in enumerate(found.commits)
+        if version >= 2
+    ]
     others = [gap for commit in commits for gap in commit.others]
+    stored = profile.variant.publish_seconds / 2
     own = [each.committer for each in commits if each.committer is not None]
     return {
         "adapter_gb": sizes.adapter / 1e9,
@@ -113,8 +129,10 @@ def figures_of(found: EmulatedRun) -> Figures:
         "of_profile_s": round(exchange + stepped, 3),
         "committer_stands_still_s": round(median(own), 3),
         "committer_of_profile_s": round(exchange + stepped + copied, 3),
-        "published_after_s": _rounded(each.published for each in commits),
-        "publish_of_profile_s": round(profile.variant.publish_seconds / 2, 3),
+        "fetchable_after_s": _rounded(each.fetchable for each in commits),
+        "fetchable_of_profile_s": round(stored, 3),
+        "committed_after_s": _rounded(each.committed for each in commits),
+        "committed_of_profile_s": round(stored + checkpoint_seconds(profile), 3),
     }
 
 
@@ -124,12 +142,15 @@ class Commit:
     """Seconds of each device but the committing one from the last piece's gradient, on whichever
     device, to its next fragment; none of a run's last commit."""
     committer: float | None
-    published: float
-    """Seconds from the copy on the host to the version's announcement."""
+    fetchable: float
+    """Seconds from the copy on the host until it was said that the weights can be fetched."""
+    committed: float
+    """The same until the version was announced."""
 
 
-def commit_of(intervals: Sequence[Interval], announced: float) -> Commit:
-    """Returns what the commit took whose version was announced at this time."""
+def commit_of(intervals: Sequence[Interval], stored: float, announced: float) -> Commit:
+    """Returns what the commit took whose weights were stored and whose version was announced at
+    these times."""
     copies = [each for each in intervals if each.use == "snapshot" and each.end <= announced]
     copy = max(copies, key=lambda each: each.end)
     trained = max(
@@ -140,7 +161,7 @@ def commit_of(intervals: Sequence[Interval], announced: float) -> Commit:
         if each.use == "generate" and each.begin >= trained:
             waited.setdefault(each.device, each.begin - trained)
     committer = waited.pop(copy.device, None)
-    return Commit(list(waited.values()), committer, announced - copy.end)
+    return Commit(list(waited.values()), committer, stored - copy.end, announced - copy.end)
 
 
 def _rounded(values: Iterable[float]) -> list[float]:

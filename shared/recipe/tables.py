@@ -39,7 +39,7 @@ class Run(Table):
     preview_mb: Rate = 32.0
     """Megabytes of small pictures of samples that stay when trajectories and media are deleted, of
     the newest steps and of others spread over the run; 0: none."""
-    shard_bytes: Positive = 1 << 30
+    shard_bytes: Positive = 1 << 28
     """Bytes of tensors in one stored object of weights or of a checkpoint; what is larger is stored
     in shards."""
 

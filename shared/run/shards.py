@@ -25,8 +25,9 @@ from shared.run.manifest import (
 from shared.store import ObjectStore
 from shared.store.tensor_header import Data
 
-PUTS_AT_ONCE = 2
-"""Shards that are packed and sent at a time: each takes its bytes once more on the host."""
+PUTS_AT_ONCE = 4
+"""Shards that are digested and sent at a time: one core digests 1.5 GB/s, which a store takes
+faster."""
 
 
 async def store_version_parts(

@@ -11,6 +11,7 @@ import os
 import stat
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -21,6 +22,9 @@ from shared.store.objects import CHUNK, Content, StoredObject
 
 TEMPORARY = ".tmp-"
 """Beginning of the name of a file that is being written."""
+
+PIECE = 1 << 25
+"""Bytes that are written before they are flushed."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -79,10 +83,12 @@ class FolderBackend:
         temporary = folder / f"{TEMPORARY}{uuid.uuid4().hex}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         try:
-            with os.fdopen(os.open(temporary, flags, 0o640), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            descriptor = os.open(temporary, flags, 0o640)
+            try:
+                _write_all(descriptor, data)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
         except OSError as error:
             temporary.unlink(missing_ok=True)
             if error.errno in FULL:
@@ -155,6 +161,31 @@ class FolderBackend:
     def delete(self, keys: list[str]) -> None:
         for key in keys:
             (self._root / key).unlink(missing_ok=True)
+
+
+def _write_all(descriptor: int, data: Content) -> None:
+    """Write ``data``, and flush to the disk beside it what is written of it already: the disk would
+    have nothing to do until the last byte is copied."""
+    rest = memoryview(data)
+    if len(rest) <= PIECE:
+        _write_piece(descriptor, rest)
+        return
+    with ThreadPoolExecutor(1) as flusher:
+        flushed: Future[None] | None = None
+        while rest:
+            _write_piece(descriptor, rest[:PIECE])
+            rest = rest[PIECE:]
+            if flushed is None or flushed.done():
+                if flushed is not None:
+                    flushed.result()  # an error is told once, to whoever flushes next
+                flushed = flusher.submit(os.fdatasync, descriptor)
+        if flushed is not None:
+            flushed.result()
+
+
+def _write_piece(descriptor: int, piece: memoryview) -> None:
+    while piece:
+        piece = piece[os.write(descriptor, piece) :]
 
 
 def _is_temporary(key: str) -> bool:

@@ -18,7 +18,7 @@ from bench.cluster.ledger import entries_of
 from bench.cluster.payloads import Payload, payload_of, scaled
 from bench.cluster.scoring import EmulatedScorer
 from bench.cluster.setting import Setting, recipe_of
-from bench.cluster.stores import NodeStore, PublishingStore
+from bench.cluster.stores import Line, NodeStore, PublishingStore
 from bench.cluster.training import EmulatedTraining, rows_of
 from bench.runner.figures import Interval
 from services.scheduler.costs.noise import Noise
@@ -222,16 +222,20 @@ async def test_adopted_weights_are_those_that_the_trainer_published() -> None:
 
 
 async def test_storing_an_adapter_takes_what_its_publication_takes(tmp_path: Path) -> None:
-    store = PublishingStore(FolderBackend(tmp_path), seconds={"run/weights": 0.05})
+    lines = {"run/weights": Line(0.05 / len(b"adapter"))}
+    store = PublishingStore(FolderBackend(tmp_path), lines=lines)
     began = time.monotonic()
-    ref = await store.put("run/weights", b"adapter", suffix=".bin")
+    parts = [store.put("run/weights", each, suffix=".bin") for each in (b"ada", b"pter")]
+    refs = await asyncio.gather(*parts)
     assert time.monotonic() - began >= 0.05
-    assert await store.get(ref) == b"adapter"
+    assert [await store.get(ref) for ref in refs] == [b"ada", b"pter"]
 
 
 async def test_devices_of_a_host_share_an_adapter_that_takes_its_time(tmp_path: Path) -> None:
     backend = Counting(tmp_path / "objects")
-    store = NodeStore(backend, "run/weights", 0.05, cache=process_on(tmp_path / "host"))
+    store = NodeStore(
+        backend, "run/weights", Line(0.05 / len(b"adapter")), cache=process_on(tmp_path / "host")
+    )
     ref = await store.put("run/weights", b"adapter", suffix=".bin")
     began = time.monotonic()
     found = await asyncio.gather(*(store.get_shared(ref) for _ in range(8)))

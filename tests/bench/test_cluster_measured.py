@@ -71,6 +71,7 @@ def record(*, staleness: Literal[0, 1] = 0, batches: int = 4, stock: float = 0.0
         usage=[BatchUsage(batch=batch, seconds=4.0, devices=uses) for batch in range(batches)],
         intervals=intervals,
         overshoot={"rollout": {"median_ms": 0.5, "p99_ms": 1.0, "sleeps": 9.0}},
+        stored={},
     )
 
 

@@ -26,32 +26,37 @@ def test_a_commit_is_from_the_last_piece_to_each_device_s_next_fragment() -> Non
         Interval("a", "generate", 10.55, 12.0),
         Interval("b", "generate", 12.0, 13.0),
     ]
-    found = commit_of([*following, *BEFORE], 11.4)
+    found = commit_of([*following, *BEFORE], 10.9, 11.4)
     assert [round(each, 3) for each in found.others] == [0.25]
     assert found.committer is not None and round(found.committer, 3) == 0.55
-    assert round(found.published, 3) == 0.9
+    assert (round(found.fetchable, 3), round(found.committed, 3)) == (0.4, 0.9)
 
 
 def test_the_last_commit_of_a_run_has_no_next_fragment() -> None:
     later = Interval("a", "snapshot", 20.0, 20.3)
-    found = commit_of([*BEFORE, later], 11.4)
+    found = commit_of([*BEFORE, later], 10.9, 11.4)
     assert found.others == [] and found.committer is None
-    assert round(found.published, 3) == 0.9
+    assert round(found.committed, 3) == 0.9
 
 
 async def test_as_many_bytes_are_written_plainly_in_the_middle_of_each_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unscaled, "MIDDLE_S", 0.0)
-    plain = PlainWrites(tmp_path, last=2)
+    plain = PlainWrites(tmp_path, last=2, sizes=(20_000_000, 30_000_000))
     for version in range(4):
-        plain.follow(version, 20_000_000)
+        plain.follow(version)
     async with asyncio.timeout(20):
         while len(plain.seconds) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert sizes_in(tmp_path) == {"plain-1": 20_000_000, "plain-2": 20_000_000}
+    assert sizes_in(tmp_path) == {
+        f"plain-{version}-{part}": size
+        for version in (1, 2)
+        for part, size in enumerate((20_000_000, 30_000_000))
+    }
     plain.delete()
-    assert sizes_in(tmp_path) == {} and min(plain.seconds) > 0
+    assert sizes_in(tmp_path) == {}
+    assert all(0 < weights < both for weights, both in plain.seconds)
 
 
 def sizes_in(folder: Path) -> dict[str, int]:

@@ -1,6 +1,8 @@
 """What both backends promise; the same cases on a folder and on a real S3 server."""
 
 import asyncio
+import errno
+import os
 import time
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
@@ -11,7 +13,7 @@ import pytest
 from shared.errors import ContractError, IntegrityError, Unavailable, UserError
 from shared.messages.contracts import ObjectRef
 from shared.process.settings import ServiceSettings
-from shared.store import ObjectStore, StoreSettings, open_store
+from shared.store import ObjectStore, StoreSettings, folder, open_store
 from shared.store.objects import checked_key
 
 Case = Callable[[ObjectStore], Awaitable[None]]
@@ -133,6 +135,35 @@ async def test_an_interrupted_write_is_no_object(folder_store: ObjectStore, tmp_
     await folder_store.delete_unfinished(unfinished)
     assert await folder_store.unfinished("run") == []
     assert await folder_store.read("run/a") == b"whole"
+
+
+async def test_what_is_flushed_beside_writing_has_all_its_bytes(
+    folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "PIECE", 1000)
+    data = bytes(range(256)) * 100 + b"odd"
+    ref = await folder_store.put("run/weights", data, suffix=".bin")
+    assert await folder_store.get(ref) == data
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"),
+    [(errno.EIO, OSError), (errno.ENOSPC, Unavailable), (errno.EDQUOT, Unavailable)],
+)
+async def test_an_error_of_the_disk_that_is_told_beside_writing_is_not_lost(
+    code: int, raised: type[Exception], folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells it once: to the first that flushes."""
+
+    def fails(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(folder, "PIECE", 1000)
+    monkeypatch.setattr("os.fdatasync", fails)
+    with pytest.raises(raised):
+        await folder_store.put("run/weights", bytes(1 << 20), suffix=".bin")
+    assert await folder_store.keys("run/weights") == []
+    assert await folder_store.unfinished("run") == []
 
 
 def test_a_url_of_no_known_kind_is_refused() -> None:
