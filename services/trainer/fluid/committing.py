@@ -76,13 +76,13 @@ class Committing:
 
     async def _committed(self, made: MadeVersion, snapshot: Snapshot) -> CommitRecord:
         run, version = self._bus.run, made.policy.version
+        weights = await store_weights(self._store, run, snapshot)
+        if made.shares:
+            await self._offer(made, weights)
         groups = await self._groups(made)
         commands = None
         if groups:  # so that the version can be made again, if it is damaged in the store
             commands = await store_commands(self._store, run, made.batch, groups)
-        weights = await store_weights(self._store, run, snapshot)
-        if groups:
-            await self._offer(made, weights)
         checkpoint = await store_states(self._store, run, snapshot)
         trained = tuple(trained_group(each) for each in groups)
         metrics = dict(made.metrics or {})
