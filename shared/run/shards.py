@@ -1,6 +1,7 @@
 """Stores a version's weights and checkpoint in shards, and reads them: the one door for both."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -25,9 +26,9 @@ from shared.run.manifest import (
 from shared.store import ObjectStore
 from shared.store.tensor_header import Data
 
-PUTS_AT_ONCE = 4
-"""Shards that are digested and sent at a time: one core digests 1.5 GB/s, which a store takes
-faster."""
+PUTS_AT_ONCE = max(2, min(4, os.cpu_count() or 2))
+"""Shards that are digested and sent at a time: one core digests 1.5 GB/s, and a store may take
+more."""
 
 
 async def store_version_parts(
