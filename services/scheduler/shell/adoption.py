@@ -37,8 +37,10 @@ class Adoption:
     """Newest version that each worker, by address, has reported."""
 
     def committed(self, version: int, now: float) -> None:
-        """Note a commit, at a monotonic time in seconds."""
-        self._lags[version] = Lag(now)
+        """Note a commit, at a monotonic time in seconds. Beside fluid devices, workers may have
+        loaded the version before."""
+        is_early = version in self._newest.values()
+        self._lags[version] = Lag(now, 0.0, 0.0) if is_early else Lag(now)
         while len(self._lags) > KEPT:
             self._lags.popitem(last=False)
 

@@ -346,7 +346,7 @@ class Scheduler:
         now = time.monotonic()
         self.committed_at = [*self.committed_at, now][-COMMITS_KEPT:]
         self.roster.adoption.committed(step.version, now)
-        self._publish_lag.publish(time.monotonic() - event.seconds)
+        self._publish_lag.publish(record.policy, time.monotonic() - event.seconds)
         await self._apply(event)
         # Indexed after the batch is opened: devices wait for that, and can find the record.
         reach("scheduler.before-index")

@@ -147,19 +147,33 @@ def measure_commit(record: CommitRecord) -> None:
 
 @dataclass(slots=True)
 class PublishLag:
-    """Measures the time from an optimizer step to the first fragment generated with its result."""
+    """Measures the time from an optimizer step to the first fragment generated with its result,
+    which fluid devices and those that fetch from them begin before the version is committed."""
 
     _published_at: float | None = None
-    """When the newest version was announced, until a worker has generated with it."""
+    """When the step of the newest version began, until a worker has generated with it."""
+    _early: tuple[Policy, float] | None = None
+    """The newest version that is not committed yet, and when its first fragment was begun."""
 
-    def publish(self, at: float) -> None:
-        self._published_at = at
+    def publish(self, policy: Policy, at: float) -> None:
+        """Note a commit, and when its optimizer step began, in monotonic seconds."""
+        early, self._early = self._early, None
+        if early is not None and early[0] == policy:
+            PUBLISH_LAG.observe(max(0.0, early[1] - at))
+            self._published_at = None
+        else:
+            self._published_at = at
 
     def observe(self, event: FragmentGenerated, newest: Policy | None, now: float) -> None:
-        if self._published_at is None or newest is None or event.policy != newest:
+        """Note a fragment, beside the newest version that is committed."""
+        begun, policy = now - event.seconds, event.policy
+        if newest is None or policy.version > newest.version:
+            if self._early is None or self._early[0] != policy:
+                self._early = policy, begun
             return
-        PUBLISH_LAG.observe(max(0.0, now - event.seconds - self._published_at))
-        self._published_at = None
+        if self._published_at is not None and policy == newest:
+            PUBLISH_LAG.observe(max(0.0, begun - self._published_at))
+            self._published_at = None
 
 
 def batch_usage(

@@ -30,6 +30,15 @@ def test_a_version_is_adopted_from_the_first_to_the_last_rollout_worker() -> Non
     assert known.lag(5) == Lag(10.0, 1.0, 3.0)
 
 
+def test_a_version_that_was_loaded_before_its_commit_was_adopted_at_once() -> None:
+    known = Adoption()
+    known.hear(status("rollout-0", 5), 9.0)
+    known.committed(5, 10.0)
+    assert known.lag(5) == Lag(10.0, 0.0, 0.0)
+    known.hear(status("rollout-1", 5), 13.0)
+    assert known.lag(5) == Lag(10.0, 0.0, 3.0)
+
+
 def test_of_old_versions_and_of_workers_that_left_nothing_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
