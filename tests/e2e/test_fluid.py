@@ -96,19 +96,21 @@ def test_members_that_are_killed_at_each_point_cost_no_sample_and_no_batch(
 ) -> None:
     """Processes join, and each is killed by itself at its point: while it generates, after a
     backward pass, in the exchange, between the sum and the step, after the step, before the record
-    of its version, and as the one that commits it."""
+    of its version, and as the one that commits it: once others may fetch its weights, and with all
+    of it stored."""
     # What the starter has forked shows neither its command nor its environment to others.
     monkeypatch.setenv(SWITCH, "off")
-    recipe = recipe_with(trainer__devices=1, schedule__max_staleness=staleness)
+    recipe = recipe_with(trainer__devices=1, rollout__workers=1, schedule__max_staleness=staleness)
     run = start_run("--steps", "2000", recipe=recipe)
     run.wait_for(partial(_is_past, 1))
     joined = {point: _joins(run, point) for point in POINTS}
     assert {p: each.wait(PATIENCE_S) for p, each in joined.items()} == dict.fromkeys(POINTS, -9)
     # The scheduler has the first member commit; without it, the one that has joined.
-    committing = _joins(run, "commits")
-    run.wait_for(lambda _: _is_at_work(run, "trainer-z-commits"))
-    member(run, "trainer-0").kill()
-    assert committing.wait(PATIENCE_S) == -signal.SIGKILL
+    for point in ("offered", "commits"):
+        committing = _joins(run, point)
+        run.wait_for(partial(_is_at_work, run, f"trainer-z-{point}"))
+        member(run, "trainer-0").kill()
+        assert committing.wait(PATIENCE_S) == -signal.SIGKILL
     step = run.get("/v1/run")["step"]
     run.wait_for(partial(_is_past, step + 2))  # it goes on without them
     batches = run.get("/v1/batches")
@@ -117,7 +119,7 @@ def test_members_that_are_killed_at_each_point_cost_no_sample_and_no_batch(
     run.kill_everything()
 
 
-def _is_at_work(run: LocalRun, name: str) -> bool:
+def _is_at_work(run: LocalRun, name: str, _view: dict[str, Any]) -> bool:
     workers = run.get("/v1/workers")
     return any(each["worker"] == name for each in workers)
 
