@@ -49,6 +49,8 @@ class PolicyLoader:
         self._worker = context.worker
         self._index = index
         self._policy: Policy | None = None
+        self._loading: Policy | None = None
+        """Version that a fragment waits for."""
         self._staging: tuple[Policy, asyncio.Task[Staged]] | None = None
         self._trained: tuple[Policy, Staged | None] | None = None
         """Trained weights of a version, if others generate."""
@@ -89,9 +91,10 @@ class PolicyLoader:
             self._stage_beside(Version(policy=policy, weights=weights))
 
     def _stage_beside(self, version: CommitRecord | Version) -> None:
-        """Stage a version beside generation, unless it is here."""
+        """Stage a version beside generation, unless it is here or is being loaded."""
         staging, policy = self._staging, version.policy
-        if policy == self._policy or (staging is not None and staging[0] == policy):
+        here = (self._policy, self._loading, None if staging is None else staging[0])
+        if policy in here:
             return
         if staging is not None:
             staging[1].cancel()
@@ -155,8 +158,12 @@ class PolicyLoader:
 
     async def _adopt(self, policy: Policy, weights: ObjectRef | None) -> None:
         """Exchange the weights between two fragments, without copying."""
-        with self._worker.doing("loading_weights"):
-            staged = await self._staged(policy, weights)
+        self._loading = policy
+        try:
+            with self._worker.doing("loading_weights"):
+                staged = await self._staged(policy, weights)
+        finally:
+            self._loading = None
         if staged.digest != policy.weights_digest:
             raise IntegrityError(f"version {policy.version}: its weights have another digest")
         began = time.monotonic()
