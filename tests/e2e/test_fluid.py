@@ -100,7 +100,9 @@ def test_members_that_are_killed_at_each_point_cost_no_sample_and_no_batch(
     of it stored."""
     # What the starter has forked shows neither its command nor its environment to others.
     monkeypatch.setenv(SWITCH, "off")
-    recipe = recipe_with(trainer__devices=1, rollout__workers=1, schedule__max_staleness=staleness)
+    recipe = recipe_with(
+        trainer__devices=1, rollout__workers=1 - staleness, schedule__max_staleness=staleness
+    )
     run = start_run("--steps", "2000", recipe=recipe)
     run.wait_for(partial(_is_past, 1))
     joined = {point: _joins(run, point) for point in POINTS}
