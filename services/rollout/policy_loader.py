@@ -28,6 +28,7 @@ from shared.messages import subjects
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
 from shared.process.worker import RETRY_S, WorkerContext, patiently
 from shared.run.commits import CommitRecord, newest_commit, read_commit
+from shared.run.layout import weights_folder
 from shared.run.shards import open_tensors
 from shared.run.versions import Version, VersionIndex
 from shared.telemetry import (
@@ -87,8 +88,13 @@ class PolicyLoader:
         Whether it is ever committed is not known: the fragment says what it is, and
         `_published` what counts.
         """
-        if weights is not None and policy.version > self.newest:
+        if weights is not None and policy.version > self.newest and self._is_own(weights):
             self._stage_beside(Version(policy=policy, weights=weights))
+
+    def _is_own(self, weights: ObjectRef) -> bool:
+        """Whether an object lies where the run's weights do: whoever may announce some could name
+        any other."""
+        return weights.key.startswith(f"{weights_folder(self._bus.run)}/")
 
     def _stage_beside(self, version: CommitRecord | Version) -> None:
         """Stage a version beside generation, unless it is here or is being loaded."""
@@ -185,6 +191,8 @@ class PolicyLoader:
         elif staging is not None:
             self._staging = staging
         if weights is not None:
+            if not self._is_own(weights):
+                raise IntegrityError(f"{weights.key} are no weights of this run")
             return await self._stage(Version(policy=policy, weights=weights))
         return await self._stage(await self._version(policy))
 

@@ -243,6 +243,19 @@ async def test_stored_weights_of_another_digest_fail_the_fragment(worker: Start)
         assert cluster.device.done == []
 
 
+async def test_weights_that_do_not_lie_with_those_of_the_run_are_not_read(worker: Start) -> None:
+    async with worker() as cluster:
+        cluster.device.free.set()
+        await cluster.until(lambda: cluster.app._loader.newest == 0)
+        packed = examples.digest(1).encode()
+        weights = await cluster.store.put("another-run/weights", packed, suffix=".safetensors")
+        await cluster.generate(0, version=1, weights=weights)
+        [event] = await cluster.told("fragment_failed")
+        assert isinstance(event, FragmentFailed)
+        assert "no weights of this run" in event.reason
+        assert cluster.device.done == []
+
+
 @pytest.mark.parametrize("fault", [IntegrityError("cut off"), Unavailable("the store is away")])
 async def test_weights_that_could_not_be_staged_are_staged_again(
     worker: Start, fault: IntegrityError | Unavailable
