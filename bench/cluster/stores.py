@@ -21,7 +21,7 @@ class Line:
     """What bytes take on their way to a store, or from it: one object after the other."""
 
     seconds: float = 0.0
-    """Of a byte, on the emulation's clock."""
+    """Seconds that a byte takes, on the emulation's clock."""
     _free_at: float = 0.0
 
     @contextlib.asynccontextmanager

@@ -71,7 +71,7 @@ class PlainWrites:
     sizes: tuple[int, int]
     """Bytes of weights and of the optimizer's state, which follows."""
     seconds: list[tuple[float, float]] = field(default_factory=list)
-    """Until the first were on disk, and until both were."""
+    """Seconds until the weights were on disk, and until both were, of each batch."""
     _tasks: "list[asyncio.Task[None]]" = field(default_factory=list)
 
     def follow(self, version: int) -> None:

@@ -83,11 +83,8 @@ class PolicyLoader:
         self._stage_beside(record)
 
     def foresee(self, policy: Policy, weights: ObjectRef | None) -> None:
-        """Stage a version that a fragment names before it is committed.
-
-        Whether it is ever committed is not known: the fragment says what it is, and
-        `_published` what counts.
-        """
+        """Stage a version that a fragment names before it is committed. It may never be, so that
+        the newest one stays what it is."""
         if weights is not None and policy.version > self.newest and self._is_own(weights):
             self._stage_beside(Version(policy=policy, weights=weights))
 

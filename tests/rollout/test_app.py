@@ -1,4 +1,4 @@
-"""Fragments of a rollout worker, and the weights that it generates them with."""
+"""Fragments of a rollout worker, from the task to what is stored."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,19 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from shared.errors import IntegrityError, OutOfMemory, Unavailable
+from shared.errors import OutOfMemory
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentGenerated,
     FragmentReleased,
-    PolicyPublished,
 )
-from shared.run.commits import read_commit
 from shared.run.layout import conditions_folder
-from shared.run.manifest import StoredTensors
-from shared.telemetry import ANNOUNCEMENTS_REFUSED
 from tests import examples
-from tests.rollout.worker import ADDRESS, RUN, Cluster, FakeDevice, FakeStaged, cluster
+from tests.rollout.worker import ADDRESS, RUN, Cluster, cluster
 
 Start = Callable[..., AbstractAsyncContextManager[Cluster]]
 
@@ -111,187 +107,6 @@ async def test_another_attempt_stores_the_conditions_anew(worker: Start) -> None
         assert await cluster.store.get(conditions) == event.prompt.text.encode()
 
 
-async def test_a_new_version_is_used_after_the_fragment_under_way(worker: Start) -> None:
-    async with worker() as cluster:
-        await cluster.generate(0, 1)
-        await cluster.until(lambda: cluster.device.begun == ["fragment 0"])
-        await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.app._loader.newest == 1)
-        await cluster.generate(2, version=1)
-        cluster.device.free.set()
-        await cluster.told("fragment_generated", 2)
-        assert cluster.device.done == ["fragment 0 by 0", "fragment 2 by 1"]
-        [event] = await cluster.told("fragment_released")
-        assert isinstance(event, FragmentReleased)
-        assert (event.slot.group, event.reason) == (1, "stale")
-
-
-async def test_a_version_whose_announcement_is_missed_is_found_in_its_commit(
-    worker: Start,
-) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.publish_version(1, announce=False)
-        await cluster.generate(0, version=1)
-        await cluster.told("fragment_generated")
-        assert cluster.device.done == ["fragment 0 by 1"]
-
-
-async def test_a_version_that_nobody_has_committed_is_not_believed(worker: Start) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        refused = ANNOUNCEMENTS_REFUSED._value.get()
-        for forged in (examples.policy(2**40), examples.policy(1)):
-            event = PolicyPublished(policy=forged, weights=examples.ref("w"), worker="trainer-0")
-            await cluster.bus.publish(event)
-        await cluster.until(lambda: ANNOUNCEMENTS_REFUSED._value.get() == refused + 2)
-        await cluster.generate(0)
-        await cluster.told("fragment_generated")
-        await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.app._loader.newest == 1)
-        await cluster.generate(1, version=1)
-        await cluster.told("fragment_generated", 2)
-        assert cluster.device.done == ["fragment 0 by 0", "fragment 1 by 1"]
-
-
-async def test_a_version_that_is_stored_and_not_committed_is_generated_by_and_fetched_once(
-    worker: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    staged = list[str]()
-    stage = FakeDevice.stage
-
-    async def noted(device: FakeDevice, weights: StoredTensors) -> FakeStaged:
-        found = await stage(device, weights)
-        staged.append(found.digest)
-        return found
-
-    monkeypatch.setattr(FakeDevice, "stage", noted)
-    async with worker() as cluster:
-        await cluster.generate(0)
-        await cluster.until(lambda: cluster.device.begun == ["fragment 0"])
-        weights = await cluster.weights(examples.digest(1))
-        await cluster.generate(1, 2, version=1, weights=weights)
-        await cluster.until(lambda: staged[-1:] == [examples.digest(1)])
-        assert cluster.device.done == [], "it is staged beside generation"
-        cluster.device.free.set()
-        await cluster.told("fragment_generated", 3)
-        assert cluster.app._loader.newest == 0, "it may be lost before it is committed"
-        await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.app._loader.newest == 1)
-        await cluster.generate(3, version=1)
-        await cluster.told("fragment_generated", 4)
-        assert cluster.device.done == [
-            "fragment 0 by 0", "fragment 1 by 1", "fragment 2 by 1", "fragment 3 by 1"
-        ]  # fmt: skip
-        assert staged.count(examples.digest(1)) == 1
-
-
-async def test_a_version_that_is_committed_while_it_is_loaded_is_not_loaded_twice(
-    worker: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, released = list[FakeDevice](), asyncio.Event()
-    stage = FakeDevice.stage
-
-    async def slow(device: FakeDevice, weights: StoredTensors) -> FakeStaged:
-        begun.append(device)
-        await released.wait()
-        return await stage(device, weights)
-
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.generate(0)
-        await cluster.told("fragment_generated")
-        await cluster.until(lambda: cluster.app._loader.newest == 0)
-        monkeypatch.setattr(FakeDevice, "stage", slow)
-        weights = await cluster.weights(examples.digest(1))
-        await cluster.generate(1, version=1, weights=weights)
-        await cluster.until(lambda: len(begun) == 1)
-        await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.app._loader.newest == 1)
-        released.set()
-        await cluster.told("fragment_generated", 2)
-        assert len(begun) == 1
-        assert cluster.device.done == ["fragment 0 by 0", "fragment 1 by 1"]
-
-
-async def test_of_a_lost_version_another_one_of_the_same_number_is_used(worker: Start) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        lost = examples.policy(1, weights=9)
-        weights = await cluster.weights(lost.weights_digest)
-        task = examples.task(batch=1, group=0)
-        await cluster.bus.publish(task.model_copy(update={"policy": lost, "weights": weights}))
-        await cluster.told("fragment_generated")
-        await cluster.generate(1)
-        await cluster.told("fragment_generated", 2)
-        await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.app._loader.newest == 1)
-        await cluster.generate(2, version=1)
-        await cluster.told("fragment_generated", 3)
-        assert cluster.device.done == ["fragment 0 by 9", "fragment 1 by 0", "fragment 2 by 1"]
-
-
-async def test_stored_weights_of_another_digest_fail_the_fragment(worker: Start) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.until(lambda: cluster.app._loader.newest == 0)
-        weights = await cluster.weights(examples.digest(9))
-        await cluster.generate(0, version=1, weights=weights)
-        [event] = await cluster.told("fragment_failed")
-        assert isinstance(event, FragmentFailed)
-        assert "another digest" in event.reason
-        assert cluster.device.done == []
-
-
-async def test_weights_that_do_not_lie_with_those_of_the_run_are_not_read(worker: Start) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.until(lambda: cluster.app._loader.newest == 0)
-        packed = examples.digest(1).encode()
-        weights = await cluster.store.put("another-run/weights", packed, suffix=".safetensors")
-        await cluster.generate(0, version=1, weights=weights)
-        [event] = await cluster.told("fragment_failed")
-        assert isinstance(event, FragmentFailed)
-        assert "no weights of this run" in event.reason
-        assert cluster.device.done == []
-
-
-@pytest.mark.parametrize("fault", [IntegrityError("cut off"), Unavailable("the store is away")])
-async def test_weights_that_could_not_be_staged_are_staged_again(
-    worker: Start, fault: IntegrityError | Unavailable
-) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.until(lambda: cluster.app._loader.newest == 0)
-        cluster.device.staging_fault = fault
-        await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.device.staging_fault is None)
-        await cluster.generate(0, version=1)
-        await cluster.told("fragment_generated")
-        assert cluster.device.done == ["fragment 0 by 1"]
-
-
-async def test_a_fragment_waits_for_its_weights_over_an_outage(worker: Start) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.publish_version(1, announce=False)
-        cluster.backend.outages = 4
-        await cluster.generate(0, version=1)
-        await cluster.told("fragment_generated")
-        assert cluster.backend.outages == 0
-
-
-async def test_weights_that_are_not_those_of_the_version_fail_the_fragment(worker: Start) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.generate(0, version=2)  # was never committed
-        [event] = await cluster.told("fragment_failed")
-        assert isinstance(event, FragmentFailed)
-        assert "version 2 is not a committed one" in event.reason
-        await cluster.generate(1)
-        await cluster.told("fragment_generated")
-
-
 async def test_a_fragment_that_was_given_back_is_not_given_back_again(worker: Start) -> None:
     async with worker() as cluster:
         await cluster.publish_version(1)
@@ -305,25 +120,6 @@ async def test_a_fragment_that_was_given_back_is_not_given_back_again(worker: St
         assert [(e.slot.group, e.reason) for e in events if isinstance(e, FragmentReleased)] == [
             (0, "stale"), (1, "draining"), (2, "draining"),
         ]  # fmt: skip
-
-
-async def test_weights_of_an_old_version_that_are_deleted_send_the_fragment_back(
-    worker: Start,
-) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.publish_version(1, announce=False)
-        deleted = await read_commit(cluster.store, RUN, 1)
-        assert deleted is not None
-        await cluster.store.delete([deleted.weights.key])
-        await cluster.publish_version(2, announce=False)
-        await cluster.generate(0, version=1)
-        await cluster.generate(1, version=2)
-        [event] = await cluster.told("fragment_released")
-        assert isinstance(event, FragmentReleased)
-        assert (event.slot.group, event.reason) == (0, "stale")
-        await cluster.told("fragment_generated")
-        assert cluster.device.done == ["fragment 1 by 2"]
 
 
 async def test_a_fragment_is_decoded_beside_the_steps_of_the_next_one_fragment_deep(

@@ -103,6 +103,15 @@ class Run:
         assert isinstance(command, ExchangeSums)
         return command
 
+    def stepped(self) -> tuple[list[str], TakeStep]:
+        """Have the batch trained and everybody take its step; return who has, and the order."""
+        command = self.exchange()
+        holders = [share.worker for share in command.shares]
+        self.give(*(held(command, worker) for worker in holders))
+        [order] = self.take(TakeStep)
+        self.give(*(stepped(order, worker) for worker in holders))
+        return holders, order
+
 
 def trained(piece: TrainPiece) -> PieceTrained:
     fields = piece.model_dump(exclude={"kind", "policy", "piece"})
@@ -284,11 +293,8 @@ def test_whoever_does_not_answer_in_time_is_out() -> None:
 
 def test_the_next_batch_begins_before_the_commit_and_is_trained_after_it() -> None:
     run = Run()
-    command = run.exchange()
-    run.give(*(held(command, share.worker) for share in command.shares))
-    [order] = run.take(TakeStep)
+    run.stepped()
     run.take(TrainGroup)
-    run.give(*(stepped(order, share.worker) for share in command.shares))
     run.generate()
     assert run.take(TrainGroup) == []
     run.give(run.published(1))
@@ -298,11 +304,8 @@ def test_the_next_batch_begins_before_the_commit_and_is_trained_after_it() -> No
 def test_who_only_generates_goes_on_once_the_weights_are_stored_and_is_told_where() -> None:
     run, name = Run(num_groups=8), "rollout-0"
     run.give(WorkerJoined(f"{name}-a", name, "rollout", concurrency=1))
-    command = run.exchange()
-    run.give(*(held(command, share.worker) for share in command.shares))
-    [order] = run.take(TakeStep)
-    run.give(*(stepped(order, share.worker) for share in command.shares))
-    assert {task.worker for task in run.take(GenerateFragment)} == set(order_of(command))
+    holders, order = run.stepped()
+    assert {task.worker for task in run.take(GenerateFragment)} == set(holders)
     other = stored(order, digest=2)
     run.give(other)
     assert run.take(GenerateFragment) == [], "of a version that nobody has"
@@ -313,18 +316,19 @@ def test_who_only_generates_goes_on_once_the_weights_are_stored_and_is_told_wher
     assert {task.policy for task in tasks} == {examples.policy(1)}
     run.give(run.published(1))
     run.give(*(examples.generated(task) for task in tasks))
-    assert {task.weights for task in run.take(GenerateFragment)} <= {None}
+    assert {task.weights for task in run.take(GenerateFragment)} == {None}
 
 
 def test_what_is_generated_by_stored_weights_is_discarded_if_their_version_is_lost() -> None:
     run, name = Run(num_groups=8), "rollout-0"
     run.give(WorkerJoined(f"{name}-a", name, "rollout", concurrency=1))
-    command = run.exchange()
-    run.give(*(held(command, share.worker) for share in command.shares))
-    [order] = run.take(TakeStep)
-    run.give(*(stepped(order, share.worker) for share in command.shares), stored(order))
+    holders, order = run.stepped()
+    run.give(stored(order))
     run.generate()
-    run.give(*(WorkerLeft(share.worker) for share in command.shares))
+    following = run.state.find_batch(1)
+    assert following is not None
+    assert examples.policy(1) in {group.policy for group in following.groups}
+    run.give(*(WorkerLeft(worker) for worker in holders))
     run.join(2)
     run.train()
     following = run.state.find_batch(1)
@@ -333,16 +337,9 @@ def test_what_is_generated_by_stored_weights_is_discarded_if_their_version_is_lo
     assert run.state.fluid is not None and run.state.fluid.stored_weights is None
 
 
-def order_of(command: ExchangeSums) -> list[str]:
-    return [share.worker for share in command.shares]
-
-
 def test_another_member_commits_if_the_committer_is_lost() -> None:
     run = Run()
-    command = run.exchange()
-    run.give(*(held(command, share.worker) for share in command.shares))
-    [order] = run.take(TakeStep)
-    run.give(*(stepped(order, share.worker) for share in command.shares))
+    _, order = run.stepped()
     run.give(WorkerLeft(order.committer))
     [named] = run.take(CommitVersion)
     assert named.worker != order.committer
@@ -350,12 +347,9 @@ def test_another_member_commits_if_the_committer_is_lost() -> None:
 
 def test_if_all_that_have_stepped_are_lost_the_batch_is_trained_again() -> None:
     run = Run()
-    command = run.exchange()
-    run.give(*(held(command, share.worker) for share in command.shares))
-    [order] = run.take(TakeStep)
-    run.give(*(stepped(order, share.worker) for share in command.shares))
+    holders, _ = run.stepped()
     run.generate()
-    run.give(*(WorkerLeft(share.worker) for share in command.shares))
+    run.give(*(WorkerLeft(worker) for worker in holders))
     run.join(2)
     run.train()
     [again] = run.take(ExchangeSums)
