@@ -18,7 +18,7 @@ import structlog
 from services.rollout.gradients import Gradients
 from services.rollout.policy_loader import PolicyLoader
 from shared.devices.conditions import EncodedConditions, FragmentQueue, QueuedFragment
-from shared.devices.protocols import Generated, RolloutDevice
+from shared.devices.protocols import Generated, Generation, RolloutDevice
 from shared.devices.publisher import FragmentPublisher
 from shared.errors import DigenRLError
 from shared.messages import subjects
@@ -135,7 +135,8 @@ class RolloutApp:
                 await self._publisher.release(task, "stale")
                 return None
             with self._worker.doing("generating"):
-                return await self._with_steps(queued)
+                work = await self._with_steps(queued)
+            return await self._in_turn(work)
         except DigenRLError as error:
             await self._publisher.fail(task, error)
             return None
@@ -158,14 +159,19 @@ class RolloutApp:
         finally:
             self._storing.release()
 
-    async def _with_steps(self, queued: QueuedFragment) -> Awaitable[Generated]:
+    async def _with_steps(self, queued: QueuedFragment) -> Generation:
         given = queued.conditions
         packed = None if given is None else given.packed
         work = await self._device.begin(queued.task, packed, queued.source)
         self._publisher.prepare(queued.task)
         while not work.done:
             await work.advance()
-        await self._decoding.acquire()
+        return work
+
+    async def _in_turn(self, work: Generation) -> Awaitable[Generated]:
+        """Decode a fragment once the one before is decoded, and somebody is free to store it."""
+        with self._worker.lacking("generating", "waits until the fragment before is stored"):
+            await self._decoding.acquire()
         try:
             return work.finish()
         except BaseException:

@@ -9,7 +9,9 @@ itself ends, with status 70, when a piece of work takes longer than a hard deadl
     or ten times the longest such work so far, two minutes at least; half an hour for the first
 
 A thread looks once a second. Before that, /livez answers 503 and the status of the worker says so.
-Time in which the process was stopped does not count, nor does an outage of the store or the broker.
+Time in which the process was stopped does not count. An outage of the store or the broker does not
+count for work that waits for them (weights that are loaded); a device that computes needs neither,
+and hangs during an outage as at any other time.
 """
 
 import os
@@ -30,8 +32,11 @@ TIMES_LEARNED, SHORTEST_S, UNLEARNED_S = 10.0, 120.0, 1800.0
 WARNED_AT = 0.5
 """Share of the deadline after which the process says that it may hang."""
 OF_SLOTS = frozenset({"generating", "decoding", "encoding", "scoring", "training"})
+OF_STORES = frozenset({"loading_weights"})
+"""Work that waits for the store and the broker as well as for a device."""
 EXCUSED_S = 90.0
-"""Time after an outage was noticed that does not count: the next attempt may take as long."""
+"""Time after an outage was noticed that does not count for it: the next attempt may take as long.
+"""
 
 log = structlog.get_logger()
 
@@ -48,6 +53,8 @@ class Progress:
     """Seconds that a piece of work may take longer than those before, and not hang."""
     now: float = 0.0
     """Seconds that this process has run, as the thread has counted them."""
+    excused: float = 0.0
+    """Seconds of them in which something outside may have been missing."""
     longest: dict[str, float] = field(default_factory=dict)
     """Kind of work -> longest time that one piece has taken."""
     _begun: dict[object, tuple[str, float]] = field(default_factory=dict)
@@ -55,18 +62,25 @@ class Progress:
     @contextmanager
     def of(self, kind: str) -> Iterator[None]:
         """Count this block as a piece of work of some kind."""
-        token, began = object(), self.now
+        token, began = object(), self._counted(kind)
         self._begun[token] = kind, began
         try:
             yield
         finally:
             del self._begun[token]
-            taken = self.now - began
+            taken = self._counted(kind) - began
             self.longest[kind] = max(taken, self.longest.get(kind, 0.0))
 
-    def advance(self, seconds: float) -> None:
-        """Let time pass in which this process ran and nothing outside was missing."""
+    def advance(self, seconds: float, *, outage: bool = False) -> None:
+        """Let time pass in which this process ran. In an outage, what stores and brokers are
+        needed for may have waited."""
         self.now += seconds
+        if outage:
+            self.excused += seconds
+
+    def _counted(self, kind: str) -> float:
+        """Return the seconds so far that count for this kind of work."""
+        return self.now - (self.excused if kind in OF_STORES else 0.0)
 
     def deadline(self, kind: str) -> float:
         chosen = self.hard_s or (self.slot_s if kind in OF_SLOTS else None)
@@ -79,7 +93,7 @@ class Progress:
     def hangs(self, share: float = 1.0) -> str:
         """Return what takes longer than this share of its deadline, in words; empty if nothing."""
         for kind, began in list(self._begun.values()):
-            taken, deadline = self.now - began, self.deadline(kind)
+            taken, deadline = self._counted(kind) - began, self.deadline(kind)
             if taken > share * deadline:
                 return (
                     f"{kind} has not ended for {taken:.0f} s; this process ends itself after "
@@ -113,9 +127,7 @@ class Watchdog:
 
     def look(self, seconds: float, *, outage: bool = False) -> None:
         """Look after some seconds; those beyond two looks were spent stopped."""
-        if outage:
-            return
-        self.progress.advance(min(seconds, 2 * self.look_s))
+        self.progress.advance(min(seconds, 2 * self.look_s), outage=outage)
         reason = self.progress.hangs()
         if reason:
             self.leave(reason)

@@ -33,9 +33,9 @@ asyncio.run(main())
 """
 
 
-def looked(watchdog: Watchdog, seconds: float) -> None:
+def looked(watchdog: Watchdog, seconds: float, *, outage: bool = False) -> None:
     for _ in range(int(seconds)):
-        watchdog.look(1.0)
+        watchdog.look(1.0, outage=outage)
 
 
 def watched(hard_s: float | None = None) -> tuple[Progress, Watchdog, list[str]]:
@@ -75,12 +75,34 @@ def test_work_is_late_at_half_of_its_deadline_and_ends_the_process_at_all_of_it(
     assert not progress.hangs()
 
 
-def test_time_in_which_the_process_was_stopped_or_something_was_missing_does_not_count() -> None:
+def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
     progress, watchdog, ended = watched(hard_s=10.0)
     with progress.of("generating"):
         watchdog.look(3600.0)
-        watchdog.look(3600.0, outage=True)
     assert not ended
+
+
+def test_an_outage_does_not_count_for_work_that_waits_for_the_store() -> None:
+    progress, watchdog, ended = watched(hard_s=10.0)
+    with progress.of("loading_weights"):
+        looked(watchdog, 60, outage=True)
+        looked(watchdog, 9)
+        assert not ended
+        looked(watchdog, 2)
+        assert ended
+    assert progress.longest["loading_weights"] == 11
+
+
+def test_a_device_hangs_in_an_outage_as_at_any_other_time() -> None:
+    _, watchdog, ended = watched(hard_s=10.0)
+    for kind in ("generating", "decoding", "encoding", "scoring", "training", "the optimizer step"):
+        ended.clear()
+        with watchdog.progress.of(kind):
+            looked(watchdog, 11, outage=True)
+        assert ended, kind
+
+
+def test_who_finds_something_missing_says_when() -> None:
     before = time.monotonic()
     with pytest.raises(Unavailable):
         raise Unavailable("the store does not answer")
