@@ -7,11 +7,12 @@ all their bytes, in float32, and so have the states of trajectories; the store i
 with fsync. What a commit takes of each device, how long it is until others can fetch the next
 version's weights, and until it is committed with its optimizer's state, is set beside what the cost
 profile says. The profile's store takes 2 GB/s of an adapter, and then what a line does of the
-state. What this machine's disk takes for as many bytes is measured in the middle of each batch,
-when devices are busy.
+state. What this machine's disk takes for as many bytes, written by one thread past the kernel's
+memory of files, is measured in the middle of each batch, when devices are busy.
 """
 
 import asyncio
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +31,8 @@ from services.scheduler.costs import fluid
 Figures = dict[str, float | list[float]]
 MIDDLE_S = 60.0
 """Seconds from a commit to the middle of the next batch."""
+PART = 1 << 24
+"""Bytes of one plain write."""
 NEARLY = 0.001
 """Seconds by which two clocks of one machine may differ."""
 
@@ -61,9 +64,8 @@ async def measure(folder: Path, batches: int, say: Callable[[str], object]) -> F
 
 @dataclass(slots=True)
 class PlainWrites:
-    """Writes as many bytes as a commit does, once in each batch, as any program may: what the
-    disk takes for them. The files stay until the end, as versions do: memory that was freed is had
-    sooner than new memory."""
+    """Writes as many bytes as a commit does, once in each batch: what the disk takes for them. The
+    files stay until the end, as versions do."""
 
     folder: Path
     last: int
@@ -95,15 +97,24 @@ class PlainWrites:
 
 
 def write_plainly(path: Path, size: int) -> float:
-    """Returns the seconds that a file of so many bytes takes until it is on disk."""
-    part = os.urandom(1 << 24)
-    began = time.monotonic()
-    with path.open("wb") as file:
-        for at in range(0, size, len(part)):
-            file.write(memoryview(part)[: size - at])
-        file.flush()
-        os.fsync(file.fileno())
-    return time.monotonic() - began
+    """Returns the seconds that a file of so many bytes takes until it is on disk, past the kernel's
+    memory of files where the disk allows it: what the disk takes, and no core."""
+    with mmap.mmap(-1, PART) as part:  # begins at a page, as such a write has to
+        part.write(os.urandom(PART))
+        began = time.monotonic()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            descriptor = os.open(path, flags | os.O_DIRECT)
+        except OSError:
+            descriptor = os.open(path, flags)
+        try:
+            for _ in range(0, size, PART):
+                os.write(descriptor, part)
+            os.ftruncate(descriptor, size)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return time.monotonic() - began
 
 
 def figures_of(found: EmulatedRun) -> Figures:

@@ -1,7 +1,6 @@
 """Stores a version's weights and checkpoint in shards, and reads them: the one door for both."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -26,9 +25,9 @@ from shared.run.manifest import (
 from shared.store import ObjectStore
 from shared.store.tensor_header import Data
 
-PUTS_AT_ONCE = max(2, min(4, os.cpu_count() or 2))
-"""Shards that are digested and sent at a time: one core digests 1.5 GB/s, and a store may take
-more."""
+PUTS_AT_ONCE = 4
+"""Shards that are digested and sent at a time: one core digests 1.5 GB/s and a store may take more;
+on two cores, some wait for the disk while others are digested."""
 
 
 async def store_version_parts(
@@ -49,7 +48,7 @@ async def _store_parts(
     async def put(part: Part) -> Shard:
         async with limit:
             data = await asyncio.to_thread(part.pack)
-            ref = await store.put(folder, data, suffix=SHARD)
+            ref = await store.put(folder, data, suffix=SHARD, stays=False)
         return Shard(object=ref, pieces=dict(part.pieces))
 
     return tuple(await asyncio.gather(*map(put, parts)))

@@ -86,7 +86,9 @@ class BucketBackend:
                 max_concurrency=PARTS_AT_ONCE,
             )
 
-    async def write_unnamed(self, folder: str, data: Content, ref: Awaitable[ObjectRef]) -> None:
+    async def write_unnamed(
+        self, folder: str, data: Content, ref: Awaitable[ObjectRef], *, stays: bool = True
+    ) -> None:
         """Store like `write` once the key is known: a bucket cannot rename what it has."""
         await self.write((await ref).key, data)
 

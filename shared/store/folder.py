@@ -11,7 +11,7 @@ import os
 import stat
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -23,8 +23,10 @@ from shared.store.objects import CHUNK, Content, StoredObject
 TEMPORARY = ".tmp-"
 """Beginning of the name of a file that is being written."""
 
-PIECE = 1 << 25
+PIECE = 1 << 23
 """Bytes that are written before they are flushed."""
+AHEAD = 8
+"""Pieces of a file that does not stay in memory that may wait to be flushed."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -51,8 +53,10 @@ class FolderBackend:
         path = self._root / key
         _rename(self._temporary(path.parent, data), path)
 
-    async def write_unnamed(self, folder: str, data: Content, ref: Awaitable[ObjectRef]) -> None:
-        temporary = await asyncio.to_thread(self._temporary, self._root / folder, data)
+    async def write_unnamed(
+        self, folder: str, data: Content, ref: Awaitable[ObjectRef], *, stays: bool = True
+    ) -> None:
+        temporary = await asyncio.to_thread(self._temporary, self._root / folder, data, stays)
         try:
             path = self._root / (await ref).key
         except BaseException:
@@ -73,8 +77,9 @@ class FolderBackend:
         _sync_folder(path.parent)
         return True
 
-    def _temporary(self, folder: Path, data: Content) -> Path:
-        """Write ``data`` to disk in ``folder``; the name starts with a dot, as no key does.
+    def _temporary(self, folder: Path, data: Content, stays: bool = True) -> Path:
+        """Write ``data`` to disk in ``folder``; the name starts with a dot, as no key does. Unless
+        it ``stays``, the kernel forgets what it has of the file.
 
         Raises:
             Unavailable: if the disk is full.
@@ -85,8 +90,10 @@ class FolderBackend:
         try:
             descriptor = os.open(temporary, flags, 0o640)
             try:
-                _write_all(descriptor, data)
+                _write_all(descriptor, data, stays)
                 os.fsync(descriptor)
+                if not stays:
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -163,24 +170,32 @@ class FolderBackend:
             (self._root / key).unlink(missing_ok=True)
 
 
-def _write_all(descriptor: int, data: Content) -> None:
+def _write_all(descriptor: int, data: Content, stays: bool) -> None:
     """Write ``data``, and flush to the disk beside it what is written of it already: the disk would
-    have nothing to do until the last byte is copied."""
-    rest = memoryview(data)
-    if len(rest) <= PIECE:
-        _write_piece(descriptor, rest)
+    have nothing to do until the last byte is copied. Unless it ``stays``, what is flushed is also
+    dropped from memory, so that the next pieces need no new memory: on a virtual machine that takes
+    longer to be had than a disk takes for the bytes."""
+    view = memoryview(data)
+    if len(view) <= PIECE:
+        _write_piece(descriptor, view)
         return
     with ThreadPoolExecutor(1) as flusher:
-        flushed: Future[None] | None = None
-        while rest:
-            _write_piece(descriptor, rest[:PIECE])
-            rest = rest[PIECE:]
-            if flushed is None or flushed.done():
-                if flushed is not None:
-                    flushed.result()  # an error is told once, to whoever flushes next
-                flushed = flusher.submit(os.fdatasync, descriptor)
-        if flushed is not None:
-            flushed.result()
+        flushing = flusher.submit(_flush, descriptor, 0, 0, stays)
+        begin = 0
+        for end in range(PIECE, len(view) + PIECE, PIECE):
+            _write_piece(descriptor, view[end - PIECE : end])
+            must_wait = not stays and end - begin >= AHEAD * PIECE
+            if flushing.done() or must_wait:
+                flushing.result()  # an error is told once, to whoever flushes next
+                flushing = flusher.submit(_flush, descriptor, begin, end, stays)
+                begin = end
+        flushing.result()
+
+
+def _flush(descriptor: int, begin: int, end: int, stays: bool) -> None:
+    os.fdatasync(descriptor)
+    if not stays:
+        os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
 
 def _write_piece(descriptor: int, piece: memoryview) -> None:

@@ -41,9 +41,11 @@ class Backend(Protocol):
     async def write(self, key: str, data: Content) -> None:
         """Store durably and atomically: a reader sees the whole object or none."""
 
-    async def write_unnamed(self, folder: str, data: Content, ref: Awaitable[ObjectRef]) -> None:
+    async def write_unnamed(
+        self, folder: str, data: Content, ref: Awaitable[ObjectRef], *, stays: bool = True
+    ) -> None:
         """Store like `write`, under the key of ``ref``, which is in ``folder`` and becomes known
-        meanwhile."""
+        meanwhile. Unless it ``stays``, this host's memory need not keep what it has of it."""
 
     async def create(self, key: str, data: bytes) -> bool:
         """Store like `write`; return False and change nothing if the key exists."""
@@ -78,15 +80,18 @@ class ObjectStore:
     backend: Backend
     cache: SharedReads | None = field(default=None, kw_only=True)
 
-    async def put(self, folder: str, data: Content, *, suffix: str) -> ObjectRef:
-        """Store ``data`` under ``folder``, named by its content."""
+    async def put(
+        self, folder: str, data: Content, *, suffix: str, stays: bool = True
+    ) -> ObjectRef:
+        """Store ``data`` under ``folder``, named by its content. What this host will not read soon
+        need not stay in its memory."""
         if len(data) < HUGE:
             ref = await _named(folder, data, suffix)
             await self.backend.write(ref.key, data)
             return ref
         naming = asyncio.create_task(_named(folder, data, suffix))
         try:
-            await self.backend.write_unnamed(checked_key(folder), data, naming)
+            await self.backend.write_unnamed(checked_key(folder), data, naming, stays=stays)
             return await naming
         finally:
             naming.cancel()

@@ -45,7 +45,9 @@ class InMemory:
     async def write(self, key: str, data: Content) -> None:
         self.objects[key] = bytes(data), time.time()
 
-    async def write_unnamed(self, folder: str, data: Content, ref: Awaitable[ObjectRef]) -> None:
+    async def write_unnamed(
+        self, folder: str, data: Content, ref: Awaitable[ObjectRef], *, stays: bool = True
+    ) -> None:
         await self.write((await ref).key, data)
 
     async def create(self, key: str, data: bytes) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import random
 import time
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
@@ -14,7 +15,7 @@ from shared.errors import ContractError, IntegrityError, Unavailable, UserError
 from shared.messages.contracts import ObjectRef
 from shared.process.settings import ServiceSettings
 from shared.store import ObjectStore, StoreSettings, folder, open_store
-from shared.store.objects import checked_key
+from shared.store.objects import HUGE, checked_key
 
 Case = Callable[[ObjectStore], Awaitable[None]]
 
@@ -137,13 +138,42 @@ async def test_an_interrupted_write_is_no_object(folder_store: ObjectStore, tmp_
     assert await folder_store.read("run/a") == b"whole"
 
 
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize("size", [0, 999, 1000, 1001, HUGE, HUGE + 25_603])
 async def test_what_is_flushed_beside_writing_has_all_its_bytes(
-    folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    size: int, stays: bool, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "PIECE", 1000)
-    data = bytes(range(256)) * 100 + b"odd"
-    ref = await folder_store.put("run/weights", data, suffix=".bin")
+    monkeypatch.setattr(folder, "PIECE", 1000 if size < HUGE else HUGE // 9)
+    data = random.Random(size).randbytes(size)
+    ref = await folder_store.put("run/weights", data, suffix=".bin", stays=stays)
     assert await folder_store.get(ref) == data
+
+
+def is_in_memory(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            os.preadv(file.fileno(), [bytearray(1000)], path.stat().st_size // 2, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+    return True
+
+
+async def test_what_this_host_does_not_read_soon_does_not_stay_in_its_memory(
+    folder_store: ObjectStore, tmp_path: Path
+) -> None:
+    async def stored(stays: bool) -> Path:
+        data = random.Random(stays).randbytes(3 * HUGE)
+        ref = await folder_store.put("run/weights", data, suffix=".bin", stays=stays)
+        return tmp_path / "objects" / ref.key
+
+    path = await stored(stays=True)
+    assert is_in_memory(path)
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    if is_in_memory(path):
+        pytest.skip("files in this folder are memory, and no disk")
+    assert not is_in_memory(await stored(stays=False))
 
 
 @pytest.mark.parametrize(
