@@ -235,14 +235,17 @@ def work_of(service: str, emulation: Emulation) -> Work:
     return SERVICES[service](emulation)
 
 
-async def run_until_told(work: Work) -> None:
+async def run_until_told(work: Work, *, is_alone: bool = False) -> None:
     """Runs until the end of the work, or SIGTERM.
+
+    Of many emulated hosts, on a folder in memory, more threads than cores only wait for one
+    another's lock. A process that ``is_alone``, with a disk, has as many as any service.
 
     Everything is cancelled, and again if need be: in Python 3.11 `wait_for` loses a cancellation
     that comes in the same moment as what it waits for.
     """
-    # Of all emulated hosts, on a folder in memory: more threads only wait for one another's lock.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(os.cpu_count()))
+    if not is_alone:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(os.cpu_count()))
     task, told = asyncio.create_task(work.running), asyncio.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, told.set)
@@ -261,7 +264,7 @@ def main(service: str, folder: Path) -> None:
     configure_logs(service=service, worker=service, run=setting.run)
     work = work_of(service, Emulation.of(setting))
     freeze_gc()
-    uvloop.run(run_until_told(work))
+    uvloop.run(run_until_told(work, is_alone=setting.all_bytes))
     found = {
         "intervals": [each._asdict() for held in work.held for each in held.intervals],
         "overshoot": asdict(overshoot(work.held)),
