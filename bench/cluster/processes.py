@@ -36,7 +36,7 @@ from services.rollout.encoder import EncoderApp
 from services.trainer.app import TrainerApp
 from shared.devices.conditions import EncodedConditions
 from shared.messages.workers import Device
-from shared.process.service import freeze_gc
+from shared.process.service import freeze_gc, give_threads
 from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker, WorkerContext, host_memory
 from shared.run.conditions import Encoding
@@ -244,7 +244,9 @@ async def run_until_told(work: Work, *, is_alone: bool = False) -> None:
     Everything is cancelled, and again if need be: in Python 3.11 `wait_for` loses a cancellation
     that comes in the same moment as what it waits for.
     """
-    if not is_alone:
+    if is_alone:
+        give_threads()
+    else:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(os.cpu_count()))
     task, told = asyncio.create_task(work.running), asyncio.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):

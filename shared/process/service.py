@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Collection, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -40,6 +41,9 @@ DEPTH = 12
 
 EXIT_KILLED = 143
 """Exit status, as a shell gives it, of a process that SIGTERM has ended."""
+
+MOST_THREADS = 64
+"""Blocking calls of a service that go on at a time."""
 
 BACKLOG = 2048
 
@@ -187,6 +191,13 @@ def _url(host: str, port: int, tls: Tls | None) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+def give_threads() -> None:
+    """Give blocking calls of this loop a thread each. asyncio has four more threads than the host
+    has cores: on a small one, what a device does next would wait for a thread until objects are
+    digested and on disk."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MOST_THREADS, "service"))
+
+
 async def serve(
     app: ASGIApp,
     work: Coroutine[None, None, None],
@@ -209,6 +220,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, end_soon)
+    give_threads()
 
     access = access or Access()
     if isinstance(app, FastAPI) and not access.is_open:

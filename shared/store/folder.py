@@ -23,9 +23,9 @@ from shared.store.objects import CHUNK, Content, StoredObject
 TEMPORARY = ".tmp-"
 """Beginning of the name of a file that is being written."""
 
-PIECE = 1 << 23
+PIECE = 1 << 22
 """Bytes that are written before they are flushed."""
-AHEAD = 8
+AHEAD = 4
 """Pieces of a file that does not stay in memory that may wait to be flushed."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -19,7 +19,7 @@ import pytest
 from shared.bus.bus import Bus
 from shared.errors import UserError
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
-from shared.process.service import listen
+from shared.process.service import give_threads, listen
 from shared.process.worker_process import until_finished
 from shared.recipe.recipe import load_recipe, override
 from shared.run.run_recipe import store_recipe
@@ -154,6 +154,18 @@ def test_a_thread_that_nobody_can_interrupt_does_not_keep_a_process_from_ending(
         assert any("here" in line for line in process.stdout)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 143
+
+
+async def test_what_a_device_does_next_does_not_wait_until_objects_are_stored() -> None:
+    give_threads()
+    stored = threading.Event()
+    storing = [asyncio.create_task(asyncio.to_thread(stored.wait)) for _ in range(40)]
+    try:
+        async with asyncio.timeout(10):
+            assert await asyncio.to_thread(lambda: "a step") == "a step"
+    finally:
+        stored.set()
+        await asyncio.gather(*storing)
 
 
 @pytest.fixture
