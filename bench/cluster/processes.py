@@ -235,16 +235,16 @@ def work_of(service: str, emulation: Emulation) -> Work:
     return SERVICES[service](emulation)
 
 
-async def run_until_told(work: Work, *, is_alone: bool = False) -> None:
+async def run_until_told(work: Work, *, is_unscaled: bool = False) -> None:
     """Runs until the end of the work, or SIGTERM.
 
     Of many emulated hosts, on a folder in memory, more threads than cores only wait for one
-    another's lock. A process that ``is_alone``, with a disk, has as many as any service.
+    another's lock. One that ``is_unscaled``, with a disk, has as many as any service.
 
     Everything is cancelled, and again if need be: in Python 3.11 `wait_for` loses a cancellation
     that comes in the same moment as what it waits for.
     """
-    if is_alone:
+    if is_unscaled:
         give_threads()
     else:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(os.cpu_count()))
@@ -266,7 +266,7 @@ def main(service: str, folder: Path) -> None:
     configure_logs(service=service, worker=service, run=setting.run)
     work = work_of(service, Emulation.of(setting))
     freeze_gc()
-    uvloop.run(run_until_told(work, is_alone=setting.all_bytes))
+    uvloop.run(run_until_told(work, is_unscaled=setting.all_bytes))
     found = {
         "intervals": [each._asdict() for held in work.held for each in held.intervals],
         "overshoot": asdict(overshoot(work.held)),

@@ -104,7 +104,7 @@ def write_plainly(path: Path, size: int) -> float:
         began = time.monotonic()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         try:
-            descriptor = os.open(path, flags | os.O_DIRECT)
+            descriptor = os.open(path, flags | getattr(os, "O_DIRECT", 0))
         except OSError:
             descriptor = os.open(path, flags)
         try:

@@ -9,9 +9,10 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -93,7 +94,7 @@ class FolderBackend:
                 _write_all(descriptor, data, stays)
                 os.fsync(descriptor)
                 if not stays:
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                    _drop(descriptor)
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -180,7 +181,8 @@ def _write_all(descriptor: int, data: Content, stays: bool) -> None:
         _write_piece(descriptor, view)
         return
     with ThreadPoolExecutor(1) as flusher:
-        flushing = flusher.submit(_flush, descriptor, 0, 0, stays)
+        flushing: Future[None] = Future()
+        flushing.set_result(None)
         begin = 0
         for end in range(PIECE, len(view) + PIECE, PIECE):
             _write_piece(descriptor, view[end - PIECE : end])
@@ -193,9 +195,20 @@ def _write_all(descriptor: int, data: Content, stays: bool) -> None:
 
 
 def _flush(descriptor: int, begin: int, end: int, stays: bool) -> None:
-    os.fdatasync(descriptor)
+    if sys.platform == "linux":
+        os.fdatasync(descriptor)
+    else:
+        os.fsync(descriptor)
     if not stays:
-        os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_DONTNEED)
+        _drop(descriptor, begin, end - begin)
+
+
+def _drop(descriptor: int, begin: int = 0, length: int = 0) -> None:
+    """Have the kernel forget what it has of a file, where it takes such advice; of no length, up to
+    the end of the file."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, begin, length, os.POSIX_FADV_DONTNEED)
 
 
 def _write_piece(descriptor: int, piece: memoryview) -> None:

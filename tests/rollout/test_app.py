@@ -1,12 +1,6 @@
 """Fragments of a rollout worker, from the task to what is stored."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from functools import partial
-from pathlib import Path
-
-import pytest
 
 from shared.errors import OutOfMemory
 from shared.messages.contracts import (
@@ -16,16 +10,7 @@ from shared.messages.contracts import (
 )
 from shared.run.layout import conditions_folder
 from tests import examples
-from tests.rollout.worker import ADDRESS, RUN, Cluster, cluster
-
-Start = Callable[..., AbstractAsyncContextManager[Cluster]]
-
-
-@pytest.fixture
-def worker(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    monkeypatch.setattr("services.rollout.policy_loader.RETRY_S", 0.01)
-    monkeypatch.setattr("shared.process.worker.RETRY_S", 0.01)
-    return partial(cluster, nats_url, tmp_path / "objects")
+from tests.rollout.worker import ADDRESS, RUN, Start
 
 
 async def test_a_fragment_is_stored_and_reported_with_the_weights_that_made_it(

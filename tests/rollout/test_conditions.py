@@ -1,9 +1,6 @@
 """A rollout worker whose device holds no text encoder: encoders have made the conditions."""
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -11,16 +8,12 @@ from shared.messages.contracts import FragmentFailed, FragmentGenerated, Fragmen
 from shared.run.conditions import read_conditions, store_conditions
 from tests import examples
 from tests.examples import ENCODING
-from tests.rollout.worker import RUN, Cluster, cluster
-
-Start = Callable[..., AbstractAsyncContextManager[Cluster]]
+from tests.rollout.worker import RUN, Cluster, Start
 
 
 @pytest.fixture
-def worker(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    monkeypatch.setattr("shared.devices.conditions.LOOK_S", 0.01)
-    monkeypatch.setattr("shared.process.worker.RETRY_S", 0.01)
-    return partial(cluster, nats_url, tmp_path / "objects", encoding=ENCODING)
+def worker(worker: Start) -> Start:
+    return partial(worker, encoding=ENCODING)
 
 
 def prompt_of(group: int) -> str:

@@ -1,25 +1,15 @@
 """A rollout worker that is asked for gradients between its fragments."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from functools import partial
-from pathlib import Path
 
 import pytest
 
 from shared.errors import IntegrityError
 from shared.messages.contracts import ComputeGradient, GradientComputed, GradientReleased
 from tests import examples
-from tests.rollout.worker import ADDRESS, RUN, Cluster, cluster
+from tests.rollout.worker import ADDRESS, RUN, Cluster, Start
 
-Start = Callable[..., AbstractAsyncContextManager[Cluster]]
 Damage = Callable[[ComputeGradient, Cluster], Awaitable[ComputeGradient]]
-
-
-@pytest.fixture
-def worker(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    monkeypatch.setattr("shared.process.worker.RETRY_S", 0.01)
-    return partial(cluster, nats_url, tmp_path / "objects")
 
 
 def waits_with(cluster: Cluster, num_groups: int) -> Callable[[], bool]:

@@ -1,10 +1,6 @@
 """Versions that a rollout worker generates by: announced, named by a fragment, or found."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -18,16 +14,7 @@ from shared.run.commits import read_commit
 from shared.run.manifest import StoredTensors
 from shared.telemetry import ANNOUNCEMENTS_REFUSED
 from tests import examples
-from tests.rollout.worker import RUN, Cluster, FakeDevice, FakeStaged, cluster
-
-Start = Callable[..., AbstractAsyncContextManager[Cluster]]
-
-
-@pytest.fixture
-def worker(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    monkeypatch.setattr("services.rollout.policy_loader.RETRY_S", 0.01)
-    monkeypatch.setattr("shared.process.worker.RETRY_S", 0.01)
-    return partial(cluster, nats_url, tmp_path / "objects")
+from tests.rollout.worker import RUN, FakeDevice, FakeStaged, Start
 
 
 async def test_a_new_version_is_used_after_the_fragment_under_way(worker: Start) -> None:

@@ -1,27 +1,14 @@
 """A rollout worker whose prompts edit an image, which lies in the store by its digest."""
 
 import hashlib
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from functools import partial
-from pathlib import Path
-
-import pytest
 
 from shared.messages.contracts import FragmentFailed, SourceImage
 from shared.run.layout import sources_folder
 from tests import examples
-from tests.rollout.worker import RUN, Cluster, cluster
+from tests.rollout.worker import RUN, Cluster, Start
 
-Start = Callable[..., AbstractAsyncContextManager[Cluster]]
 FILE = b"what the file of the image holds"
 IMAGE = SourceImage(sha256=hashlib.sha256(FILE).hexdigest(), size=len(FILE))
-
-
-@pytest.fixture
-def worker(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    monkeypatch.setattr("shared.process.worker.RETRY_S", 0.01)
-    return partial(cluster, nats_url, tmp_path / "objects")
 
 
 async def generate(cluster: Cluster) -> None:

@@ -304,6 +304,9 @@ class Cluster:
             await self.running
 
 
+Start = Callable[..., contextlib.AbstractAsyncContextManager[Cluster]]
+
+
 @contextlib.asynccontextmanager
 async def cluster(
     nats_url: str,

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import random
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
@@ -158,6 +159,7 @@ def is_in_memory(path: Path) -> bool:
     return True
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel in Linux's way")
 async def test_what_this_host_does_not_read_soon_does_not_stay_in_its_memory(
     folder_store: ObjectStore, tmp_path: Path
 ) -> None:
