@@ -90,14 +90,16 @@ async def _show(
         if not wanted.scheduler:
             await needed_recipe(store, name)
     listener = settings.listen(settings.host, settings.port)
-    access = settings.access(settings.run) if wanted.scheduler else Access(cookie="digenrl-view")
+    of_link = Access(cookie="digenrl-view", is_open=settings.open_api)
+    access = settings.access(settings.run) if wanted.scheduler else of_link
     first, *others = (RunHistory(*each) for each in zip(stores, wanted.names, strict=True))
     async with client_of(wanted.scheduler, wanted.token_file) as client:
         live = LiveRun(wanted.scheduler.rstrip("/"), client)
         app = create_app(View(first, live, tuple(others), environment), access)
         if not wanted.scheduler:
             code = access.new_code(Caller("whoever has the link", "operator"))
-            print(f"{listener.url}/sign-in?code={code}", flush=True)  # noqa: T201 -- a link to click
+            sign_in = "" if access.is_open else f"sign-in?code={code}"
+            print(f"{listener.url}/{sign_in}", flush=True)  # noqa: T201 -- a link to click
         freeze_gc()
         await serve(
             app, _wait(), listener=listener, access=access, allowed_hosts=settings.allowed_hosts
