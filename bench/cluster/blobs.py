@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from mmap import PAGESIZE, mmap
 from typing import NamedTuple
 
 from shared.errors import ContractError, FaultyConditions
@@ -91,7 +92,7 @@ class Kept:
     """Holds large bytes between versions, as a trainer keeps the buffers that it copies a version
     to: memory that is new at each version is slow to be had, and no run takes it."""
 
-    buffers: dict[tuple[str, int], bytearray] = field(default_factory=dict)
+    buffers: dict[tuple[str, int], mmap] = field(default_factory=dict)
 
     def filled(self, name: str, head: bytes, size: int) -> Content:
         """Returns what `filled` does; of large bytes a view, until the next call with this name,
@@ -100,7 +101,7 @@ class Kept:
             return filled(head, size)
         buffer = self.buffers.get((name, size))
         if buffer is None:
-            buffer = self.buffers[name, size] = bytearray(size)
+            buffer = self.buffers[name, size] = mmap(-1, size)  # begins at a page, as a shard does
             for at in range(0, size, _MIB):
                 buffer[at : at + _MIB] = _noise()[: size - at]
         buffer[: len(head)] = head
@@ -119,8 +120,9 @@ class BytesPart:
 
 
 def parts_of(data: Content, number: int) -> list[BytesPart]:
-    """Returns ``data`` in so many parts of equal size."""
+    """Returns ``data`` in so many parts of equal size; large ones begin at pages, as shards do."""
     size = -(-len(data) // number)
+    size += -size % PAGESIZE if size > PAGESIZE else 0
     return [BytesPart(data[at : at + size]) for at in range(0, len(data), size)]
 
 

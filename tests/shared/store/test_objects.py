@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import mmap
 import os
 import random
 import sys
@@ -148,6 +149,41 @@ async def test_what_is_flushed_beside_writing_has_all_its_bytes(
     data = random.Random(size).randbytes(size)
     ref = await folder_store.put("run/weights", data, suffix=".bin", stays=stays)
     assert await folder_store.get(ref) == data
+
+
+def in_pages(size: int, shift: int) -> memoryview:
+    """Return random bytes that begin ``shift`` bytes after the begin of a page."""
+    pages = mmap.mmap(-1, shift + size)
+    pages[shift:] = random.Random(size).randbytes(size)
+    return memoryview(pages)[shift:]
+
+
+@pytest.mark.parametrize("shift", [0, 1, 512, mmap.PAGESIZE])
+@pytest.mark.parametrize("size", [HUGE - 1, HUGE, HUGE + 1, 2 * HUGE + 3 * mmap.PAGESIZE + 5])
+async def test_what_the_disk_takes_from_where_it_is_has_all_its_bytes(
+    size: int, shift: int, folder_store: ObjectStore
+) -> None:
+    data = in_pages(size, shift)
+    ref = await folder_store.put("run/weights", data, suffix=".bin", stays=False)
+    assert await folder_store.get(ref) == data
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels copy what is written")
+def test_what_begins_at_a_page_is_written_without_a_copy_and_all_else_with_one(
+    tmp_path: Path,
+) -> None:
+    def directly(data: memoryview) -> int:
+        descriptor = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            return folder._write_directly(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+    if not directly(in_pages(HUGE, 0)):
+        pytest.skip("this file system has no such writes")
+    assert directly(in_pages(3 * HUGE + 7, 0)) == 3 * HUGE
+    assert (tmp_path / "file").stat().st_size == 3 * HUGE
+    assert directly(in_pages(mmap.PAGESIZE - 1, 0)) == 0
 
 
 def is_in_memory(path: Path) -> bool:
