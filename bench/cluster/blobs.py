@@ -96,7 +96,8 @@ class Kept:
 
     def filled(self, name: str, head: bytes, size: int) -> Content:
         """Returns what `filled` does; of large bytes a view, until the next call with this name,
-        which comes a batch later."""
+        which comes a batch later. ``head`` stands at each MiB of those, so that no part of it is an
+        object that the store has already: to replace one takes as long as to delete it."""
         if size < LARGE:
             return filled(head, size)
         buffer = self.buffers.get((name, size))
@@ -104,7 +105,9 @@ class Kept:
             buffer = self.buffers[name, size] = mmap(-1, size)  # begins at a page, as a shard does
             for at in range(0, size, _MIB):
                 buffer[at : at + _MIB] = _noise()[: size - at]
-        buffer[: len(head)] = head
+        for at in range(0, size, _MIB):
+            stamped = head[: size - at]
+            buffer[at : at + len(stamped)] = stamped
         return memoryview(buffer)
 
 
