@@ -10,6 +10,7 @@ With one-step asynchrony the next batch follows as soon as the current one has n
 """
 
 import heapq
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
@@ -37,9 +38,6 @@ DEVICES_PER_EVENT = 64
 """Devices that are looked at per event, on average. A schedule of all devices, which the end of a
 batch needs, is made again after as many events as that allows: up to then a device that has
 finished something goes on with what it has waiting."""
-
-GROUPS_AHEAD = 8
-"""Groups behind the first one with something to issue that are looked at for a whole fragment."""
 
 Issued = tuple[State, list[GenerateFragment]]
 
@@ -91,7 +89,7 @@ class Round:
 
     batch: int
     size: int
-    """Samples per fragment; some devices may have smaller ones (`Sizing`)."""
+    """Samples per fragment."""
     with_trainer: bool
     """Whether the trainer's device takes part."""
     candidates: list[tuple[float, int]]
@@ -160,8 +158,7 @@ class PooledAssigner:
             worker = self._device(place)
             if self._takes_part(worker, now):
                 with_trainer = place == len(self._addresses)
-                size = self._own_size(worker.address, now)
-                found = for_trainer if with_trainer else self._next_for_rollout(size)
+                found = for_trainer if with_trainer else self._next_for_rollout(now.size)
                 if found is not None:
                     self._last = place, found.fragment.num_samples
                     return worker, found
@@ -186,7 +183,7 @@ class PooledAssigner:
             return
         (place, samples), self._last, now = self._last, None, self._round
         self._samples -= samples
-        if samples != self._own_size(self._device(place).address, now):
+        if samples != now.size:
             self._round = None  # a device that took no part may do so now
             return
         if now.schedule is not None:
@@ -235,36 +232,19 @@ class PooledAssigner:
     def _takes_part(self, worker: WorkerState, now: Round) -> bool:
         """Whether ``worker`` would finish this fragment before the others finished everything."""
         state = self._draft.state
-        own = self._own_size(worker.address, now)
-        size = state.costs.whole_samples(own)
+        size = state.costs.whole_samples(now.size)
         seconds = self._queues.seconds(state, worker) * size
         finish = self._queues.free_at(state, worker) + seconds
         rate = self._rate_of(now)
-        whole = state.costs.whole_samples(now.size) / now.size  # larger ones take least for each
-        left = 0.999 * (self._samples - own) * whole
+        left = 0.999 * (self._samples - now.size) * size / now.size
         if (finish - self._draft.now) * rate < left:
             return True  # even if the others had nothing else to do
         if now.schedule is None:
             self.looked_at = len(self._addresses) + now.with_trainer
             devices = map(self._device, range(self.looked_at))
             queues = [queue for device in devices for queue in self._queues.of(state, device)]
-            now.schedule = ListSchedule(queues, self._samples, self._sizes_of(now))
+            now.schedule = ListSchedule(queues, size, math.ceil(self._samples / now.size))
         return now.schedule.has(worker.address)
-
-    def _own_size(self, address: str, now: Round) -> int:
-        """Samples of a device's fragments."""
-        sizing = self._draft.state.sizing
-        return now.size if sizing is None else min(now.size, sizing.of(address))
-
-    def _sizes_of(self, now: Round) -> Callable[[str], tuple[int, float]]:
-        """Samples of a device's fragments, and how many of a whole group take as long."""
-        whole = self._draft.state.costs.whole_samples
-
-        def sizes(address: str) -> tuple[int, float]:
-            own = self._own_size(address, now)
-            return own, whole(own)
-
-        return sizes
 
     def _rate_of(self, now: Round) -> float:
         """Samples per second of all devices, however much they are working on."""
@@ -278,23 +258,9 @@ class PooledAssigner:
     def _next_for_rollout(self, size: int) -> NextFragment | None:
         groups = range(self.first[self._batch.index], min(self._limit, len(self._batch.groups)))
         found = self._find(groups, size)
-        if found is None:
-            return None
-        self.first[self._batch.index] = found.group
-        return self._of_full_size(found, size)
-
-    def _of_full_size(self, first: NextFragment, size: int) -> NextFragment:
-        """The fragment of one of the next groups if that of the first is only a rest, which is left
-        for a device whose fragments are smaller."""
-        sizing, rest = self._draft.state.sizing, first.fragment
-        if sizing is None or not sizing.slower or rest.stage == "pending":
-            return first
-        groups = range(first.group + 1, min(self._limit, first.group + 1 + GROUPS_AHEAD))
-        for group in groups if rest.num_samples < size else ():
-            found = self._find(range(group, group + 1), size)
-            if found is not None and found.fragment.num_samples >= size:
-                return found
-        return first
+        if found is not None:
+            self.first[self._batch.index] = found.group
+        return found
 
     def _next_for_trainer(self) -> NextFragment | None:
         """What the lent trainer's device takes next, from the end of the batch; None if nothing.

@@ -126,33 +126,23 @@ class ListSchedule:
     The schedule is computed only as far as it is needed.
     """
 
-    def __init__(
-        self, queues: Sequence[DeviceQueue], samples: int, sizes: Callable[[str], tuple[int, float]]
-    ) -> None:
-        """Begin a schedule of so many samples.
-
-        Args:
-            sizes: address of a device -> samples of its fragments, and how many of a whole group
-                take as long.
-        """
+    def __init__(self, queues: Sequence[DeviceQueue], size: float, num_fragments: int) -> None:
+        """``size``: samples of a whole group that take as long as a fragment."""
         self._queues = queues
-        self._left = samples
-        self._sizes = [sizes(queue.address) for queue in queues]
-        self._ends = [
-            (queue.free_at + queue.seconds * whole, place)
-            for place, (queue, (_, whole)) in enumerate(zip(queues, self._sizes, strict=True))
-        ]
+        self._size = size
+        self._left = num_fragments
+        self._ends = [(queue.free_at + queue.seconds * size, n) for n, queue in enumerate(queues)]
         heapq.heapify(self._ends)
         self._shares: dict[str, int] = {}
 
     def has(self, address: str) -> bool:
         """Whether a fragment goes to this device."""
-        while self._left > 0 and not self._shares.get(address):
+        while self._left and not self._shares.get(address):
+            self._left -= 1
             end, place = self._ends[0]
-            queue, (size, whole) = self._queues[place], self._sizes[place]
-            self._left -= size
+            queue = self._queues[place]
             self._shares[queue.address] = self._shares.get(queue.address, 0) + 1
-            heapq.heapreplace(self._ends, (end + queue.seconds * whole, place))
+            heapq.heapreplace(self._ends, (end + queue.seconds * self._size, place))
         return self._shares.get(address, 0) > 0
 
     def take(self, address: str) -> None:

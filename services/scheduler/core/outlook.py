@@ -15,7 +15,7 @@ from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.core.fluid.members import MEMBER
 from services.scheduler.core.gradients import gradient_seconds
 from services.scheduler.core.sizing import situation
-from services.scheduler.core.state import Plan, Sizing, State, WorkerState
+from services.scheduler.core.state import Plan, State, WorkerState
 from services.scheduler.core.supply import fragment_size
 from services.scheduler.core.tag.forecast import forecast
 from services.scheduler.costs.floor import Rates, least_seconds
@@ -34,8 +34,7 @@ def outlook(plan: Plan, state: State) -> Outlook:
     if not _is_known(state):
         return Outlook()
     queues = sum(worker.concurrency for worker in _generating(plan, state))
-    sizing = state.sizing or Sizing(0, fragment_size(plan, state, queues))
-    seen = situation(plan, state, sizing)
+    seen = situation(plan, state, fragment_size(plan, state, queues))
     bound = least_seconds(_rates(plan, state), plan.num_groups * plan.group_size, plan.num_groups)
     # One step ahead, the model has trainers help that cannot: no batch takes less than the bound.
     expected = max(bound, forecast(seen, plan.schedule).seconds)

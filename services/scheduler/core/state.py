@@ -233,13 +233,6 @@ class Sizing:
 
     batch: int
     samples: int
-    slower: Mapping[str, int] = field(default_factory=dict)
-    """Samples of the fragments of devices that are slower than others, by their address: where the
-    same size would keep them at one for long."""
-
-    def of(self, address: str) -> int:
-        """Return the samples of a device's fragments."""
-        return self.slower.get(address, self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,9 @@
 """Forecasts a batch on a split of devices, in a millisecond, by the scheduler's own formula."""
 
 import math
-from collections.abc import Mapping
 from statistics import NormalDist
 
-from services.scheduler.core.sizing import chosen_size, least, unlike_sizes
+from services.scheduler.core.sizing import chosen_size
 from services.scheduler.core.supply import fragment_sizes, full_size
 from services.scheduler.core.tag import forecast as core
 from services.scheduler.core.tag.fluid import IndependentPool
@@ -49,41 +48,20 @@ def largest_fragment(profile: Profile, split: Split, schedule: RunSchedule) -> i
     if schedule.fixed_fragment is not None:
         return schedule.fixed_fragment
     shape = profile.shape
-    chosen = auto_sizes(profile, split, schedule)
+    sizes = fragment_sizes(shape.group_size)
+    seconds = {size: forecast(profile, split, size, schedule).seconds for size in sizes}
     plan = steady_plan(shape, batches=1, schedule=schedule)
     both = sum(split.devices.values())
     lent = schedule.mode in ("fluid", "colocated") or schedule.lends_trainer
     first = full_size(plan, both if lent else sum(split.rollout.values()))
     probed = min(first + 1, shape.group_size) if first == 1 else first
-    return max(*chosen.values(), probed)
-
-
-def auto_sizes(profile: Profile, split: Split, schedule: RunSchedule) -> dict[str, int]:
-    """Return the samples per fragment that the scheduler chooses for each kind of device that
-    generates, once it knows these costs."""
-    group_size = profile.shape.group_size
-    sizes = fragment_sizes(group_size)
-    seconds = {size: forecast(profile, split, size, schedule).seconds for size in sizes}
-    kinds = sorted(split.devices, key=lambda kind: fragment_seconds(profile, kind, group_size))
-    same = dict.fromkeys(kinds, chosen_size(seconds, group_size) or 1)
-    if schedule.mode != "fluid":
-        return same
-    ahead = schedule.staleness_limit > 0
-
-    def unlike(sizes: dict[str, int]) -> float:
-        return core.forecast(_of_fluid(profile, split, sizes, ahead=ahead), schedule).seconds
-
-    all_unlike = unlike_sizes(
-        kinds, sizes, lambda kind, size: fragment_seconds(profile, kind, size)
-    )
-    return least(all_unlike, unlike, same)
+    return max(chosen_size(seconds, shape.group_size) or 1, probed)
 
 
 def situation_of(profile: Profile, split: Split, size: int, *, schedule: RunSchedule) -> Situation:
     """Describe a batch in fragments of `size` samples as the scheduler would see it."""
     if schedule.mode == "fluid":
-        sizes = dict.fromkeys(split.devices, size)
-        return _of_fluid(profile, split, sizes, ahead=schedule.staleness_limit > 0)
+        return _of_fluid(profile, split, size, ahead=schedule.staleness_limit > 0)
     shape, hop = profile.shape, profile.rollout.handoff_seconds
     timing = timing_of(profile, split.trainer)
     alone = has_independent_devices(profile, split.trainer)
@@ -112,25 +90,23 @@ def situation_of(profile: Profile, split: Split, size: int, *, schedule: RunSche
     return Situation(tag_inputs, _pool(profile, split, schedule, tag_inputs, publish))
 
 
-def _of_fluid(
-    profile: Profile, split: Split, sizes: Mapping[str, int], *, ahead: bool
-) -> Situation:
-    """Describe it on fluid devices, the split's trainer, and others that only generate, with
-    fragments of so many samples by kind. Where generation is a step ahead, sums are exchanged
-    beside it."""
+def _of_fluid(profile: Profile, split: Split, size: int, *, ahead: bool) -> Situation:
+    """Describe it on fluid devices, the split's trainer, and others that only generate. Where
+    generation is a step ahead, sums are exchanged beside it."""
     shape, hop = profile.shape, profile.rollout.handoff_seconds
-    unit = math.gcd(*sizes.values())
-    parts = {kind: size // unit for kind, size in sizes.items()}
-    members = [kind for kind, count in split.trainer.items() for _ in range(count)]
-    rollout = [kind for kind, count in split.rollout.items() for _ in range(count)]
     lanes = tuple(
-        (
-            fragment_seconds(profile, kind, sizes[kind], "trainer") / parts[kind],
+        each
+        for kind, count in split.trainer.items()
+        for each in [(
+            fragment_seconds(profile, kind, size, "trainer"),
             gradient_seconds(profile, kind, shape.group_size),
-        )
-        for kind in members
+        )] * count
+    )  # fmt: skip
+    others = tuple(
+        seconds
+        for kind, count in split.rollout.items()
+        for seconds in [fragment_seconds(profile, kind, size)] * count
     )
-    others = tuple(fragment_seconds(profile, kind, sizes[kind]) / parts[kind] for kind in rollout)
     train = 1 / sum(1 / gradient for _, gradient in lanes)
     last = last_piece(
         shape.group_size, shape.trained_steps, shape.merged_steps, merged_part(profile),
@@ -138,7 +114,7 @@ def _of_fluid(
     )  # fmt: skip
     inputs = TagInputs(
         groups=shape.groups,
-        fragments_per_group=-(-shape.group_size // unit),
+        fragments_per_group=-(-shape.group_size // size),
         rollout=others,
         trainer_queues=len(lanes),
         help=len(lanes) / sum(1 / seconds for seconds, _ in lanes),
@@ -157,8 +133,6 @@ def _of_fluid(
         last=train * len(lanes) * last,
         gradient=(math.inf,) * len(others),
         lanes=lanes,
-        lane_parts=tuple(parts[kind] for kind in members),
-        rollout_parts=tuple(parts[kind] for kind in rollout),
     )
     return Situation(inputs, pool)
 

@@ -18,9 +18,9 @@ from services.scheduler.core.tag.forecast import NEGLIGIBLE_GAIN
 from services.scheduler.costs.colocated import Baseline, colocated_seconds
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, Role, fits, holds_fragments
-from services.scheduler.planning.forecast import auto_sizes, forecast
+from services.scheduler.planning.forecast import forecast
 from services.scheduler.planning.runnable import HostGpus, why_not
-from services.scheduler.planning.search import BETTER, EFFORT, Candidate, Found, run, search
+from services.scheduler.planning.search import EFFORT, Candidate, Found, run, search
 from services.scheduler.planning.splits import (
     Devices,
     Split,
@@ -138,7 +138,6 @@ def plan_split(
     found = search(part.profile, candidates, like, effort, tags=schedule.fixed_tag is None)
     colocated = {each: colocated_seconds(profile, devices, each) for each in BASELINES}
     best = _without_needless_help(part.profile, found[0], schedule)
-    best = _with_sizes_by_kind(part.profile, best, schedule)
     return Planned(
         profile=profile,
         devices=devices,
@@ -315,20 +314,6 @@ def with_help(profile: Profile, split: Split, schedule: RunSchedule, groups: int
         # A switch costs nothing and work is never short: it helps whenever it waits.
         groups = profile.shape.groups
     return schedule.changed(tag=groups)
-
-
-def _with_sizes_by_kind(profile: Profile, best: Found, schedule: RunSchedule) -> Found:
-    """The same split with fragments of each kind's own size, which no number says, if the scheduler
-    chooses such sizes and that is better."""
-    split, way = best.candidate.split, best.schedule
-    if schedule.fixed_fragment is not None or way.mode != "fluid":
-        return best
-    open_ = way.changed(fragment_size="auto")
-    sizes = set(auto_sizes(profile, split, open_).values())
-    if len(sizes) == 1 or not _holds(profile, split, open_, max(sizes)):
-        return best
-    own = replace(best, schedule=open_, simulated=run(profile, split, open_))
-    return own if own.seconds < BETTER * best.seconds else best
 
 
 def _without_needless_help(profile: Profile, best: Found, schedule: RunSchedule) -> Found:

@@ -1,8 +1,8 @@
 """Assignment by its definition: everything is looked at again for each fragment. Slow and short."""
 
 import heapq
+import math
 
-from services.scheduler.core.assign import GROUPS_AHEAD
 from services.scheduler.core.device_queues import DeviceQueue, queues_of
 from services.scheduler.core.draft import Draft
 from services.scheduler.core.issuing import issue, lent_trainer
@@ -46,11 +46,10 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, NextFrag
     size = _size(plan, state, samples, len(queues))
     open_to = [w for w in devices if w.has_room(plan.queue_depth)]
     for worker in sorted(open_to, key=lambda w: min(x.free_at for x in queues_by[w.address])):
-        if _takes_part(state, queues, worker.address, size, samples):
+        if _takes_part(queues, worker.address, size, samples):
             helps = worker.service == "trainer"
             groups = range(min(limit, len(batch.groups)))
-            own = _own(state, worker.address, size)
-            work = help_work if helps else _next_whole(plan, state, batch, groups, own)
+            work = help_work if helps else _next(plan, batch, groups, size)
             if work is not None:
                 return worker, work
     return None
@@ -66,25 +65,6 @@ def _help(plan: Plan, state: State, batch: BatchState, samples: int) -> NextFrag
     return None if work is None or work.fragment.num_samples > state.tag.samples_left else work
 
 
-def _own(state: State, address: str, size: int) -> int:
-    return size if state.sizing is None else min(size, state.sizing.of(address))
-
-
-def _next_whole(
-    plan: Plan, state: State, batch: BatchState, groups: range, size: int
-) -> NextFragment | None:
-    """The first that is no rest, of the first group with anything to issue and those behind it; if
-    there is none, the first."""
-    first = _next(plan, batch, groups, size)
-    mixed = state.sizing is not None and state.sizing.slower
-    if first is None or not mixed or first.fragment.stage == "pending":
-        return first
-    behind = groups[first.group : first.group + 1 + GROUPS_AHEAD]
-    found = [_next(plan, batch, range(group, group + 1), size) for group in behind]
-    whole = (each for each in found if each is not None and each.fragment.num_samples >= size)
-    return next(whole, first)
-
-
 def _next(plan: Plan, batch: BatchState, groups: range, size: int) -> NextFragment | None:
     return next_fragment(plan, batch, groups, size, lambda batch, index: batch.groups[index])
 
@@ -94,27 +74,20 @@ def _size(plan: Plan, state: State, samples: int, num_queues: int) -> int:
     return size_of_next(plan, state, full, samples, num_queues)
 
 
-def _takes_part(
-    state: State, queues: list[DeviceQueue], address: str, size: int, samples: int
-) -> bool:
+def _takes_part(queues: list[DeviceQueue], address: str, size: int, samples: int) -> bool:
     """Whether list scheduling of what is left gives ``address`` a fragment at all; first by flow:
     what the others can do until it would be done, as if samples were a fluid."""
     mine = [queue for queue in queues if queue.address == address]
     others = [queue for queue in queues if queue.address != address]
-    sizes = [_own(state, queue.address, size) for queue in queues]
-    own = _own(state, address, size)
-    finish = min(queue.free_at for queue in mine) + mine[0].seconds * own
+    finish = min(queue.free_at for queue in mine) + mine[0].seconds * size
     done = sum(max(0.0, finish - queue.free_at) / queue.seconds for queue in others)
-    if not others or done <= samples - own:
+    if not others or done <= samples - size:
         return True
-    ends = [
-        (queue.free_at + queue.seconds * sizes[index], index) for index, queue in enumerate(queues)
-    ]
+    ends = [(queue.free_at + queue.seconds * size, index) for index, queue in enumerate(queues)]
     heapq.heapify(ends)
-    while samples > 0:
+    for _ in range(math.ceil(samples / size)):
         end, index = ends[0]
         if queues[index].address == address:
             return True
-        samples -= sizes[index]
-        heapq.heapreplace(ends, (end + queues[index].seconds * sizes[index], index))
+        heapq.heapreplace(ends, (end + queues[index].seconds * size, index))
     return False

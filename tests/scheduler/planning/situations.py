@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-from services.scheduler.core.fluid.members import MEMBER
 from services.scheduler.core.state import Plan, State, WorkerState, new_batch
-from services.scheduler.core.tag.estimates import Costs, Estimate, Overhead
+from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.core.workers import Workers
-from services.scheduler.costs import fluid
-from services.scheduler.costs.profile import Profile, fragment_seconds, gradient_seconds
+from services.scheduler.costs.profile import Profile, fragment_seconds
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import (
     has_independent_devices,
@@ -65,36 +63,4 @@ def opening(
         workers=Workers({worker.address: worker for worker in [*rollout, trainer]}),
         costs=_costs(profile, split, size, addresses),
     )
-    return plan, state
-
-
-def opening_of_members(profile: Profile, split: Split, schedule: RunSchedule) -> tuple[Plan, State]:
-    """Return the same of fluid devices, the split's trainer, in fragments of any size."""
-    plan = steady_plan(profile.shape, batches=10, schedule=schedule)
-    size = profile.shape.group_size
-    kinds = {
-        f"{kind}-{number}": kind for kind, count in split.trainer.items() for number in range(count)
-    }
-    members = [
-        WorkerState(address=address, name=address, service=MEMBER, concurrency=1, kind=kind)
-        for address, kind in kinds.items()
-    ]
-    one, all_ = (fragment_seconds(profile, members[0].kind, n) for n in (1, size))
-    costs = Costs(group_size=size).with_overhead(Overhead.of(one * (size - 1) / (all_ - one) - 1))
-
-    def known(seconds: float) -> Estimate:
-        return Estimate(value=seconds, count=3)
-
-    rollout = {a: known(fragment_seconds(profile, k, size) / size) for a, k in kinds.items()}
-    gradient = {a: known(gradient_seconds(profile, k, size)) for a, k in kinds.items()}
-    commit = fluid.step_seconds(profile) * profile.shape.updates
-    state = State(
-        phase="running",
-        batches=(new_batch(plan, 3, 0.0),),
-        workers=Workers({worker.address: worker for worker in members}),
-        costs=replace(
-            costs, rollout=rollout, gradient=gradient, commit=known(commit),
-            ready=known(profile.rollout.handoff_seconds),
-        ),
-    )  # fmt: skip
     return plan, state

@@ -5,7 +5,6 @@ import pytest
 from services.scheduler.core.sizing import chosen_size
 from services.scheduler.costs.profile import fragment_seconds, load_profile
 from services.scheduler.planning.forecast import forecast
-from services.scheduler.planning.planner import plan_split
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import simulate
 from shared.recipe.schedule import RunSchedule
@@ -25,17 +24,6 @@ def test_long_fragments_are_not_chosen_where_others_would_wait(
     assert chosen_size(seconds, profile.shape.group_size) == size
     slowest = max(fragment_seconds(profile, kind, size, "trainer") for kind in members)
     assert slowest <= seconds[size]
-
-
-def test_a_plan_leaves_sizes_open_where_each_kind_of_device_has_its_own() -> None:
-    schedule = RunSchedule(mode="fluid", max_staleness=1)
-    profile = load_profile("qwen-image")
-    found = plan_split(profile, {"H100": 16, "H20": 16}, schedule)
-    assert found.best.schedule.fixed_fragment is None
-    others = [each.step_seconds for each in found.choices[1:] if each.split == found.best.split]
-    assert others and found.best.step_seconds < 0.96 * min(others)
-    alike = plan_split(profile, {"H100": 16}, schedule)
-    assert all(each.schedule.fixed_fragment is not None for each in alike.choices)
 
 
 def test_a_slow_device_takes_no_group_that_others_finish_first_a_step_ahead_too() -> None:

@@ -3,7 +3,7 @@
 A piece takes half of a fair share of what is left of the batch's training, by the member's learned
 speed, so pieces shrink towards the end of a batch, down to a part of the trained steps of one
 sample. It goes to whoever is free first; at the end not to one that would finish it later than
-another that is still at work.
+another that is still at work, unless that is before all are done in any case.
 """
 
 import heapq
@@ -63,7 +63,7 @@ def train_pieces(plan: Plan, state: State, now: float) -> Issued:
     while (ready := _ready(plan, fluid)) and (address := crew.take_first()) is not None:
         member = crew.member(address)
         share = left / (2 * crew.pace.rate * member.group_seconds)
-        if crew.another_is_sooner(member, share):
+        if crew.another_is_sooner(member, share, left):
             continue
         fluid, key = _next_piece(plan, fluid, min(ready), share, len(crew.addresses))
         fluid, command = _given(state, fluid, member, key, now)
@@ -99,6 +99,8 @@ class Crew:
         self._may_look = not fluid.pause or fluid.num_given <= fluid.pause  # so many events come
         self._soonest: list[str] | None = None
         """Members that would be the first to finish a small piece."""
+        self._even_end = 0.0
+        """When all would be done if what is left were divided evenly."""
 
     @property
     def has_room(self) -> bool:
@@ -136,21 +138,38 @@ class Crew:
             self._known[address] = found
         return found
 
-    def another_is_sooner(self, member: Member, share: float) -> bool:
-        """Whether another member, busy as it is, would finish the last pieces before this one; it
-        is taken for granted where that was found only some events ago."""
-        samples = self._plan.trained_samples or self._plan.group_size
-        if share * samples >= 1 or member.group_seconds < UNLIKE * self.pace.fastest:
+    def another_is_sooner(self, member: Member, share: float, left: float) -> bool:
+        """Whether the batch would end later with this member's small piece: another, busy as it is,
+        would finish it sooner, and all could be done by then. It is taken for granted where that
+        was found only some events ago.
+
+        Args:
+            share: part of a group that the piece is meant to have.
+            left: groups that no member has yet.
+        """
+        least = _least_part(self._plan)
+        is_small = share < max(least, 1 / _samples(self._plan))
+        if not is_small or member.group_seconds < UNLIKE * self.pace.fastest:
             return False
         if not self._may_look:
             return True
-        least = 1 / (samples * FINE_PARTS)
         if self._soonest is None:
+            addresses = sorted(self.addresses)
             self._soonest = heapq.nsmallest(
-                LOOKED_AT, sorted(self.addresses), key=lambda a: self.member(a).end(least)
+                LOOKED_AT, addresses, key=lambda a: self.member(a).end(least)
             )
-        each = max(share, least)
-        return any(self.member(a).end(each) < member.end(each) for a in self._soonest)
+            self._even_end = _even_end([self.member(address) for address in addresses], left)
+        end = member.end(max(share, least))
+        if end <= self._even_end and not self._plan.early_groups:
+            return False
+        return any(self.member(a).end(max(share, least)) < end for a in self._soonest)
+
+
+def _even_end(members: list[Member], left: float) -> float:
+    """When all members would be done if what is left were to end on all of them at once. To give
+    some of it out does not change that."""
+    begun = sum(each.free_at / each.group_seconds for each in members)
+    return (left + begun) / sum(1 / each.group_seconds for each in members)
 
 
 def _with_room(plan: Plan, state: State) -> tuple[frozenset[str], frozenset[str]]:
@@ -194,7 +213,7 @@ def whole_group(plan: Plan, attempt: int) -> GroupPieces:
     """A group that was just sent to be trained, of which nothing is cut yet."""
     return GroupPieces(
         attempt=attempt,
-        num_samples=plan.trained_samples or plan.group_size,
+        num_samples=_samples(plan),
         merged_steps=plan.merged_steps,
     )
 
@@ -215,7 +234,7 @@ def part_of_group(plan: Plan, piece: Piece) -> float:
 
 
 def _rows_of_group(plan: Plan) -> int:
-    samples, merged = plan.trained_samples or plan.group_size, plan.merged_steps
+    samples, merged = _samples(plan), plan.merged_steps
     return samples * (plan.trained_steps - merged) + merged
 
 
@@ -227,7 +246,7 @@ def cut_to(plan: Plan, piece: Piece) -> int:
 
 def _groups_left(plan: Plan, fluid: FluidState) -> float:
     """What no member has yet of the update's training, in groups."""
-    uncut = plan.part(fluid.update).stop - fluid.num_cut / (plan.trained_samples or plan.group_size)
+    uncut = plan.part(fluid.update).stop - fluid.num_cut / _samples(plan)
     return uncut + fluid.waiting_rows / _rows_of_group(plan)
 
 
@@ -300,27 +319,36 @@ def _cut(plan: Plan, group: GroupPieces, index: int, share: float, num_members: 
     least = _least_samples(plan)
     if samples >= 1 or least > 1:
         return [piece(group.num_cut, min(left, max(least, math.floor(samples))), own)]
-    parts = min(
-        FINE_PARTS,
-        max(1, len(own) // LEAST_ROWS),
-        math.ceil(1 / max(samples, 1e-9)),
-        _most_parts(plan),
-    )
+    parts = min(_finest(plan), math.ceil(1 / max(samples, 1e-9)))
     ends = [merged + len(own) * n // parts for n in range(parts + 1)]
     return [piece(group.num_cut, 1, range(begin, end)) for begin, end in itertools.pairwise(ends)]
 
 
 def _least_samples(plan: Plan) -> int:
     """Samples of a piece at least; so that one message can name all of a batch, too."""
-    samples = plan.trained_samples or plan.group_size
+    samples = _samples(plan)
     own = max(1, plan.trained_steps - plan.merged_steps)
     nameable = math.ceil(plan.num_groups * samples / (MAX_PIECES // 2))
     return min(samples, max(nameable, math.ceil(LEAST_ROWS / own)))
 
 
-def _most_parts(plan: Plan) -> int:
-    samples = plan.trained_samples or plan.group_size
-    return max(1, MAX_PIECES // 2 // (plan.num_groups * samples))
+def _samples(plan: Plan) -> int:
+    """Return the samples of a group that are trained."""
+    return plan.trained_samples or plan.group_size
+
+
+def _finest(plan: Plan) -> int:
+    """Parts of a sample at most; so that one message can name all of a batch, too."""
+    samples = _samples(plan)
+    nameable = max(1, MAX_PIECES // 2 // (plan.num_groups * samples))
+    own = plan.trained_steps - plan.merged_steps
+    return min(FINE_PARTS, max(1, own // LEAST_ROWS), nameable)
+
+
+def _least_part(plan: Plan) -> float:
+    """Return the share of a group's own rows that the smallest piece has."""
+    least = _least_samples(plan)
+    return least / _samples(plan) / (1 if least > 1 else _finest(plan))
 
 
 def _given(

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.scheduler.core.tag.list_schedule import Class, generate
+from services.scheduler.core.tag.list_schedule import generate
 from services.scheduler.core.tag.makespan import TagInputs, best_groups, independent_share
 
 REACH = (-1, 0, 1, 2, 3)
@@ -42,31 +42,13 @@ class IndependentPool:
     lanes: tuple[tuple[float, float], ...] = ()
     """Seconds of a fragment and of a group's gradient on each of the trainer's devices, where they
     are unlike; else all are as `tag_inputs` says."""
-    lane_parts: tuple[int, ...] = ()
-    """How many fragments each of these generates at a time, in those seconds for each: a fast
-    device may have larger ones. Empty: one."""
-    rollout_parts: tuple[int, ...] = ()
-    """The same of rollout devices."""
     publish: float = 0.0
     """Seconds from the commit to the first fragment by the new version."""
 
     @property
-    def rollout(self) -> dict[tuple[float, float, int], int]:
-        """Return (seconds of a fragment, of a gradient, parts) -> devices that are alike."""
-        parts = self.rollout_parts or (1,) * len(self.gradient)
-        return Counter(zip(self.tag_inputs.rollout, self.gradient, parts, strict=True))
-
-    @property
-    def alike_lanes(self) -> dict[tuple[float, float, int], int]:
-        """Return the same of the trainer's devices."""
-        parts = self.lane_parts or (1,) * len(self.lanes)
-        return Counter((*lane, each) for lane, each in zip(self.lanes, parts, strict=True))
-
-    @property
-    def longest(self) -> float:
-        """Return the seconds of the longest fragment."""
-        pairs = (*self.rollout, *self.alike_lanes)
-        return max(seconds * parts for seconds, _, parts in pairs)
+    def rollout(self) -> dict[tuple[float, float], int]:
+        """Return (seconds of a fragment, of a gradient) -> devices that are alike in both."""
+        return Counter(zip(self.tag_inputs.rollout, self.gradient, strict=True))
 
 
 def strict(
@@ -103,16 +85,16 @@ def makespan(pool: IndependentPool, k: int) -> float:
     """Seconds from opening to commit if the trainer generates ``k`` groups."""
     tag_inputs = pool.tag_inputs
     devices = list(pool.rollout.items())
-    classes = tuple(_class(*each) for each in devices)
+    classes = tuple((seconds, count) for (seconds, _), count in devices)
     fragments, queues = tag_inputs.fragments_per_group, tag_inputs.trainer_queues
     if (k < tag_inputs.groups and not classes) or (k and not queues):
         return math.inf
     rollout = generate(classes, tag_inputs.groups - k, fragments)
-    lanes = list(pool.alike_lanes.items())
+    lanes = list(Counter(pool.lanes).items())
     if lanes:
-        helped = generate(tuple(_class(*each) for each in lanes), k, fragments)
+        helped = generate(tuple((seconds, count) for (seconds, _), count in lanes), k, fragments)
     else:
-        helped = generate((Class(tag_inputs.help, queues),) if queues else (), k, fragments)
+        helped = generate(((tag_inputs.help, queues),) if queues else (), k, fragments)
     ready = [time + tag_inputs.ready for time in (*rollout.ready, *helped.ready)]
     work = tag_inputs.train * pool.num_trainer  # of a group, on one of the trainer's devices
     rates = [(0.0, float(pool.num_trainer - queues))]
@@ -121,7 +103,7 @@ def makespan(pool: IndependentPool, k: int) -> float:
     helpers = [
         (time, seconds, count)
         for time, count, place in rollout.free
-        for (_, seconds, _), _ in [devices[place]]
+        for (_, seconds), _ in [devices[place]]
         if math.isfinite(seconds)
     ]
 
@@ -134,11 +116,6 @@ def makespan(pool: IndependentPool, k: int) -> float:
     if len(in_time) < len(helpers):  # whole groups only
         end = end_with(in_time)
     return end + pool.last / 2 + tag_inputs.commit + _held_up(each for _, each, _ in in_time)
-
-
-def _class(alike: tuple[float, float, int], count: int) -> Class:
-    seconds, _, parts = alike
-    return Class(seconds * parts, count, parts)
 
 
 def _held_up(gradients: Iterable[float]) -> float:
@@ -170,7 +147,8 @@ def members_ahead(pool: IndependentPool) -> float:
     """Seconds of a batch on fluid devices that generate one step ahead: hardly a device waits, so
     it is all work over all devices, and what long fragments of slow devices cost the others."""
     seconds = _all_work(pool)
-    return seconds + LATE * pool.longest * pool.longest / seconds
+    longest = max((*pool.tag_inputs.rollout, *(fragment for fragment, _ in pool.lanes)))
+    return seconds + LATE * longest * longest / seconds
 
 
 def _all_work(pool: IndependentPool) -> float:
@@ -203,7 +181,7 @@ def least_period(tag_inputs: TagInputs, *, publish: float, last: float) -> float
     """
     if not tag_inputs.rollout:
         return math.inf
-    classes = tuple(Class(*each) for each in Counter(tag_inputs.rollout).items())
+    classes = tuple(Counter(tag_inputs.rollout).items())
     alone = generate(classes, tag_inputs.groups, tag_inputs.fragments_per_group).ready[-1]
     mean = len(tag_inputs.rollout) / sum(1 / seconds for seconds in tag_inputs.rollout)
     longest = min(mean, alone)  # slow devices begin what is needed last
@@ -247,7 +225,7 @@ def _computed(pool: IndependentPool, ahead: float) -> tuple[float, list[float]]:
     rate = sum(1 / seconds for seconds in tag_inputs.rollout)
     costs = sorted(
         (seconds / each / rate, seconds, count)  # time of all rollout devices
-        for (each, seconds, _), count in pool.rollout.items()
+        for (each, seconds), count in pool.rollout.items()
         if math.isfinite(seconds)
     )
     batch, groups, helping = tag_inputs.groups * tag_inputs.train, 0.0, []

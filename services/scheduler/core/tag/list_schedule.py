@@ -1,4 +1,4 @@
-"""List scheduling of fragments by earliest completion, for classes of alike devices.
+"""List scheduling of equal fragments by earliest completion, for classes of alike devices.
 
 Alike devices end at the same times, so one entry stands for all of them: what it takes grows with
 the number of rounds and of classes, and not with that of devices.
@@ -7,17 +7,9 @@ the number of rounds and of classes, and not with that of devices.
 import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
-
-class Class(NamedTuple):
-    """Devices that are alike."""
-
-    seconds: float
-    """Seconds of a fragment on each of them."""
-    devices: int
-    parts: int = 1
-    """Number of the smallest fragments that have as many samples as one of theirs."""
+Class = tuple[float, int]
+"""Seconds of a fragment on each of so many alike devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +22,7 @@ class Generated:
 
 def completions(classes: Iterable[Class]) -> Iterator[tuple[float, int, int]]:
     """Yield when fragments are done, how many at a time and by which class, for ever."""
-    ends = [(each.seconds, place, each.devices, each.seconds) for place, each in enumerate(classes)]
+    ends = [(seconds, place, count, seconds) for place, (seconds, count) in enumerate(classes)]
     heapq.heapify(ends)
     while ends:
         end, place, count, seconds = ends[0]
@@ -43,9 +35,6 @@ def generate(classes: tuple[Class, ...], num_groups: int, fragments_per_group: i
 
     A slow device gets no fragment that a fast one would finish sooner. Fragments are thus done in
     the order of issue, and a group with its last.
-
-    Args:
-        fragments_per_group: the smallest fragments that a group is cut into.
     """
     ready: list[float] = []
     last: list[float] = [0.0] * len(classes)
@@ -54,12 +43,10 @@ def generate(classes: tuple[Class, ...], num_groups: int, fragments_per_group: i
     for done, count, place in completions(classes):
         if left <= 0:
             break
-        parts = classes[place].parts
-        busy = min(count, -(-left // parts))
-        taken = min(busy * parts, left)
+        taken = min(count, left)
         left -= taken
-        if busy < count:
-            rest = place, count - busy, last[place]
+        if taken < count:
+            rest = place, count - taken, last[place]
         last[place] = done
         while taken >= missing and len(ready) < num_groups:
             ready.append(done)
@@ -67,7 +54,7 @@ def generate(classes: tuple[Class, ...], num_groups: int, fragments_per_group: i
         missing -= taken
     free = [
         (last[place], count - (rest[1] if rest is not None and rest[0] == place else 0), place)
-        for place, (_, count, _) in enumerate(classes)
+        for place, (_, count) in enumerate(classes)
     ]
     if rest is not None:
         free.append((rest[2], rest[1], rest[0]))

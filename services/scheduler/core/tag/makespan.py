@@ -20,7 +20,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from services.scheduler.core.tag.list_schedule import Class, generate
+from services.scheduler.core.tag.list_schedule import generate
 
 STEPS = 64
 """Number of steps in which the groups of a batch are looked at, where there are many: then those
@@ -108,7 +108,7 @@ def _ready_by_rollout(tag_inputs: TagInputs, num_groups: int) -> list[float]:
     """
     if not tag_inputs.rollout:
         return [math.inf] * num_groups
-    classes = tuple(Class(*each) for each in Counter(tag_inputs.rollout).items())
+    classes = tuple(Counter(tag_inputs.rollout).items())
     generated = generate(classes, num_groups, tag_inputs.fragments_per_group)
     return [done + tag_inputs.ready for done in generated.ready]
 
