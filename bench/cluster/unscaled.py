@@ -33,6 +33,9 @@ MIDDLE_S = 60.0
 """Seconds from a commit to the middle of the next batch."""
 PART = 1 << 24
 """Bytes of one plain write."""
+MESSAGES = 4
+"""Messages from the last piece to the next fragment, which lies there: the piece is trained, the
+exchange, each member's answer, and the step."""
 NEARLY = 0.001
 """Seconds by which two clocks of one machine may differ."""
 
@@ -138,6 +141,9 @@ def figures_of(found: EmulatedRun) -> Figures:
         "batch_s": _rounded(after - before for before, after in pairwise(found.commits[1:])),
         "stands_still_s": round(median(others), 3),
         "of_profile_s": round(exchange + stepped, 3),
+        "of_profile_with_messages_s": round(
+            exchange + stepped + MESSAGES * profile.rollout.handoff_seconds, 3
+        ),
         "committer_stands_still_s": round(median(own), 3),
         "committer_of_profile_s": round(exchange + stepped + copied, 3),
         "fetchable_after_s": _rounded(each.fetchable for each in commits),
