@@ -169,6 +169,21 @@ def test_devices_too_small_to_train_compute_no_gradients() -> None:
     assert "train" not in found.busy["rollout"]
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "over_floor"),
+    [("wan2.1-14b", 4, 1.025), ("flux1-dev", 8, 1.04), ("qwen-image", 8, 1.12)],
+)
+def test_slow_devices_train_until_the_batch_ends(name: str, size: int, over_floor: float) -> None:
+    """A fast device would finish a small piece sooner, and yet there is time for slow ones."""
+    profile = load_profile(name)
+    shape = profile.shape.model_copy(update={"groups": 16, "updates": 1})
+    found = simulate(
+        profile.model_copy(update={"shape": shape}), rollout={}, trainer={"H100": 8, "H20": 8},
+        batches=6, causes=False, schedule=RunSchedule(mode="fluid", fragment_size=size),
+    )  # fmt: skip
+    assert found.step_seconds <= over_floor * found.floor_seconds
+
+
 def test_sharded_weights_are_trained_together_and_contributed_by_nobody() -> None:
     profile = load_profile("qwen-image", "full")
     first, second = (

@@ -234,6 +234,27 @@ async def test_an_error_of_the_disk_that_is_told_beside_writing_is_not_lost(
     assert await folder_store.unfinished("run") == []
 
 
+async def test_a_disk_that_is_full_leaves_nothing_of_what_it_took_without_a_copy(
+    folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, told = os.write, []
+
+    def fails(descriptor: int, data: memoryview) -> int:
+        if len(data) < HUGE:
+            return write(descriptor, data)
+        told.append(len(data))
+        if len(told) < 2:
+            return write(descriptor, data)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.write", fails)
+    with pytest.raises(Unavailable, match="disk is full"):
+        await folder_store.put("run/weights", in_pages(3 * HUGE, 0), suffix=".bin", stays=False)
+    assert len(told) == 2
+    assert await folder_store.keys("run/weights") == []
+    assert await folder_store.unfinished("run") == []
+
+
 def test_a_url_of_no_known_kind_is_refused() -> None:
     with pytest.raises(UserError, match="store_url"):
         open_store(StoreSettings(url="ftp://host/x"))
