@@ -47,8 +47,8 @@ LONGER = 2.0
 then."""
 MINUTES = 200.0
 """Seconds that such a batch takes at least."""
-SLOWLY = ("hunyuan-32-one-step", "hunyuan-64-on-policy")
-"""Rows whose emulated batches take twice as long: a batch of 7 or 14 minutes is so near to its
+SLOWLY = ("hunyuan-32-one-step", "hunyuan-64-on-policy", "wan-64-on-policy")
+"""Rows whose emulated batches take twice as long: a batch of 4 to 14 minutes is so near to its
 floor that this machine's messages, which count `scale` times, decided the figure."""
 ATTENTION = [
     "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
