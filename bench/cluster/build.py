@@ -10,7 +10,7 @@ from bench.cluster.ledger import Ledger
 from bench.cluster.members import EmulatedMember, first_weights
 from bench.cluster.payloads import Scaled, scaled, whole
 from bench.cluster.setting import DEVICES_PER_NODE, Setting
-from bench.cluster.shipped import checkpoint_seconds
+from bench.cluster.shipped import checkpoint_seconds, stored_seconds
 from bench.cluster.stores import Line
 from bench.cluster.training import EmulatedTraining, lanes
 from services.scheduler.costs.noise import Noise, rollout_device, trainer_device
@@ -42,12 +42,15 @@ class Emulation:
     def line(self) -> Line:
         """Returns a line on which an adapter takes the seconds to be stored, or to be fetched, that
         are half of its publication's."""
-        seconds = self.profile.variant.publish_seconds / 2 / self.setting.scale
+        seconds = stored_seconds(self.profile) / self.setting.scale
         return Line(seconds / self.sizes.adapter)
 
     def lines(self) -> dict[str, Line]:
-        """Returns the lines on which whoever trains stores a version's parts, by their folders."""
+        """Returns the lines on which whoever trains stores a version's parts, by their folders;
+        none if all bytes are stored, which take their own time."""
         run, scale = self.setting.run, self.setting.scale
+        if self.setting.all_bytes:
+            return {}
         found = {weights_folder(run): self.line()}
         if self.setting.is_fluid:
             seconds = checkpoint_seconds(self.profile) / scale

@@ -6,7 +6,7 @@
 | optimizer step | `fluid.step_seconds` | bytes that it moves; .05 s for Qwen-Image's adapter |
 | snapshot | `fluid.snapshot_seconds` | weights, moments and average over PCIe |
 | publication | twice `publish_seconds` | measured in bfloat16; the product stores float32 |
-| checkpoint | `checkpoint_seconds` | moments and average over 100 Gbit/s, beside the next batch |
+| checkpoint | `checkpoint_seconds` | moments and average, as fast as weights, beside a batch |
 | small pieces | `fluid.piece_seconds` | `rollout.call_seconds` for each call, as in generation |
 | scoring | in `fragment_seconds` | `rollout.reward_seconds`, on the device that generates |
 
@@ -45,5 +45,19 @@ def shipped(profile: Profile, trainer: Mapping[str, int]) -> Profile:
 
 
 def checkpoint_seconds(profile: Profile) -> float:
-    """Return the seconds in which the optimizer's state goes to the store."""
-    return CHECKPOINT_PARTS * fluid.gradient_gb(profile) / fluid.LINE_GB_PER_SECOND
+    """Return the seconds in which the optimizer's state is stored, as fast as the weights are.
+
+    Args:
+        profile: with what `shipped` has made of its publication.
+    """
+    return CHECKPOINT_PARTS * stored_seconds(profile)
+
+
+def stored_seconds(profile: Profile) -> float:
+    """Return the seconds in which the weights are stored: half of a publication, the other half of
+    which others take to fetch them.
+
+    Args:
+        profile: with what `shipped` has made of its publication.
+    """
+    return profile.variant.publish_seconds / 2

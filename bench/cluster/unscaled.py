@@ -6,9 +6,9 @@ Devices are held for the profile's seconds and nothing is scaled: adapter and op
 all their bytes, in float32, and so have the states of trajectories; the store is a folder on disk
 with fsync. What a commit takes of each device, how long it is until others can fetch the next
 version's weights, and until it is committed with its optimizer's state, is set beside what the cost
-profile says. The profile's store takes 2 GB/s of an adapter, and then what a line does of the
-state. What this machine's disk takes for as many bytes, written by one thread past the kernel's
-memory of files, is measured in the middle of each batch, when devices are busy.
+profile says, whose store takes 2 GB/s of an adapter and then of the state. What this machine's disk
+takes for as many bytes, written by one thread past the kernel's memory of files, is measured in the
+middle of each batch, when devices are busy.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from statistics import median
 from bench.cluster.payloads import whole
 from bench.cluster.rows import UNSCALED
 from bench.cluster.session import EmulatedRun, opened, run
-from bench.cluster.shipped import checkpoint_seconds
+from bench.cluster.shipped import checkpoint_seconds, stored_seconds
 from bench.runner.figures import Interval
 from services.scheduler.costs import fluid
 
@@ -133,7 +133,7 @@ def figures_of(found: EmulatedRun) -> Figures:
         if version >= 2
     ]
     others = [gap for commit in commits for gap in commit.others]
-    stored = profile.variant.publish_seconds / 2
+    stored = stored_seconds(profile)
     own = [each.committer for each in commits if each.committer is not None]
     return {
         "adapter_gb": sizes.adapter / 1e9,
