@@ -1,9 +1,11 @@
 """Logs as one JSON object per line on stderr, and the metrics of every service."""
 
+import contextlib
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TextIO, cast
 from urllib.parse import urlsplit
 
 import structlog
@@ -111,7 +113,7 @@ def configure_logs(*, service: str, worker: str, run: str) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(_stderr()),
     )
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
 
@@ -120,8 +122,29 @@ def quiet_logs() -> None:
     """Let a command that prints results log no more than warnings, to stderr."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(_stderr()),
     )
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class LossyText:
+    """Writes what a stream takes, and drops the rest: a service goes on while the disk that its log
+    is on is full, and after whoever read it has gone."""
+
+    stream: TextIO
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self.stream.flush()
+
+
+def _stderr() -> TextIO:
+    return cast(TextIO, LossyText(sys.stderr))
 
 
 def public(url: str) -> str:

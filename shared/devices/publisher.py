@@ -160,6 +160,8 @@ class FragmentPublisher:
             known = self._conditions[which] = asyncio.create_task(
                 self._store_conditions(prompt, attempt)
             )
+            # Whoever publishes sees that it failed; a fragment that is given back does not ask.
+            known.add_done_callback(lambda done: done.cancelled() or done.exception())
             while len(self._conditions) > KEPT_CONDITIONS:
                 del self._conditions[next(iter(self._conditions))]
         return known
