@@ -14,6 +14,7 @@ middle of each batch, when devices are busy.
 import asyncio
 import mmap
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +22,14 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from bench.cluster.payloads import whole
+from bench.cluster.payloads import Scaled, whole
 from bench.cluster.rows import UNSCALED
 from bench.cluster.session import EmulatedRun, opened, run
+from bench.cluster.setting import Setting
 from bench.cluster.shipped import checkpoint_seconds, stored_seconds
 from bench.runner.figures import Interval
 from services.scheduler.costs import fluid
+from shared.errors import UserError
 
 Figures = dict[str, float | list[float]]
 MIDDLE_S = 60.0
@@ -36,16 +39,23 @@ PART = 1 << 24
 MESSAGES = 4
 """Messages from the last piece to the next fragment, which lies there: the piece is trained, the
 exchange, each member's answer, and the step."""
+KEPT_BATCHES = 3
+"""Batches whose samples are stored at a time, at most."""
 NEARLY = 0.001
 """Seconds by which two clocks of one machine may differ."""
 
 
 async def measure(folder: Path, batches: int, say: Callable[[str], object]) -> Figures:
-    """Runs one batch more than are measured, and says when each is committed."""
+    """Runs one batch more than are measured, and says when each is committed.
+
+    Raises:
+        UserError: if the disk has too little room.
+    """
     case = UNSCALED.case(rounds=1, batches=batches, one_step_batches=2)
     setting = case.setting(case.modes[0], 0).model_copy(update={"scale": 1.0, "all_bytes": True})
 
     sizes = whole(setting.load_profile())
+    check_room(folder, needed_bytes(sizes, setting, batches))
     plain = PlainWrites(folder, case.batches, (sizes.adapter, sizes.checkpoint))
 
     def committed(version: int) -> None:
@@ -65,10 +75,30 @@ async def measure(folder: Path, batches: int, say: Callable[[str], object]) -> F
     return {**figures_of(found), **written}
 
 
+def needed_bytes(sizes: Scaled, setting: Setting, batches: int) -> int:
+    """Returns the most bytes that a run has stored: every version, one more that is written
+    plainly, and samples."""
+    shape = setting.load_profile().shape
+    version = sizes.adapter + sizes.checkpoint
+    sample = sizes.window + sizes.start + sizes.media
+    samples = shape.groups * (shape.group_size * sample + sizes.conditions)
+    return (2 + batches) * version + KEPT_BATCHES * samples
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """Raises UserError if the folder's disk has too little room."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"folder: the disk of {folder} has {free / 1e9:.0f} GB of {needed / 1e9:.0f} that are "
+            "stored; make room, name another --folder, or measure fewer --batches"
+        )
+
+
 @dataclass(slots=True)
 class PlainWrites:
-    """Writes as many bytes as a commit does, once in each batch: what the disk takes for them. The
-    files stay until the end, as versions do."""
+    """Writes as many bytes as a commit does, once in each batch: what the disk takes for them."""
 
     folder: Path
     last: int
@@ -86,17 +116,20 @@ class PlainWrites:
 
     async def _later(self, version: int) -> None:
         await asyncio.sleep(MIDDLE_S)
+        paths = [self.folder / f"plain-{version}-{part}" for part in range(len(self.sizes))]
         taken = [
-            await asyncio.to_thread(write_plainly, self.folder / f"plain-{version}-{part}", size)
-            for part, size in enumerate(self.sizes)
+            await asyncio.to_thread(write_plainly, path, size)
+            for path, size in zip(paths, self.sizes, strict=True)
         ]
+        for path in paths:
+            await asyncio.to_thread(path.unlink)
         self.seconds.append((taken[0], sum(taken)))
 
     def delete(self) -> None:
         for task in self._tasks:
             task.cancel()
         for path in self.folder.glob("plain-*"):
-            path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def write_plainly(path: Path, size: int) -> float:

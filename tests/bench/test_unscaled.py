@@ -8,8 +8,15 @@ import pytest
 from bench.cluster import unscaled
 from bench.cluster.payloads import payload_of, whole
 from bench.cluster.rows import UNSCALED
-from bench.cluster.unscaled import PlainWrites, commit_of
+from bench.cluster.unscaled import (
+    PlainWrites,
+    check_room,
+    commit_of,
+    needed_bytes,
+    write_plainly,
+)
 from bench.runner.figures import Interval
+from shared.errors import UserError
 
 BEFORE = [
     Interval("a", "train", 0.0, 9.0),
@@ -49,18 +56,27 @@ async def test_as_many_bytes_are_written_plainly_in_the_middle_of_each_batch(
     async with asyncio.timeout(20):
         while len(plain.seconds) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert sizes_in(tmp_path) == {
-        f"plain-{version}-{part}": size
-        for version in (1, 2)
-        for part, size in enumerate((20_000_000, 30_000_000))
-    }
-    plain.delete()
-    assert sizes_in(tmp_path) == {}
+    assert names_in(tmp_path) == []
     assert all(0 < weights < both for weights, both in plain.seconds)
 
 
-def sizes_in(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in folder.iterdir()}
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def test_what_is_written_plainly_has_all_its_bytes(tmp_path: Path) -> None:
+    seconds = write_plainly(tmp_path / "plain", 20_000_001)
+    assert seconds > 0 and (tmp_path / "plain").stat().st_size == 20_000_001
+
+
+def test_a_disk_with_too_little_room_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    case = UNSCALED.case(rounds=1, batches=6, one_step_batches=2)
+    sizes = whole(UNSCALED.profile)
+    needed = needed_bytes(sizes, case.setting(case.modes[0], 0), 6)
+    assert 8 * 6_800_000_000 < needed < 9 * 6_800_000_000
+    check_room(tmp_path / "new", 1)
+    with pytest.raises(UserError, match=r"folder: .* GB of 1000000 that are stored; .*--batches"):
+        check_room(tmp_path, 10**15)
 
 
 def test_nothing_of_an_unscaled_run_is_left_out() -> None:
