@@ -28,6 +28,8 @@ FINE_PARTS = 3
 """Parts into which the trained steps of a sample are divided at most."""
 LEAST_ROWS = 3
 """Rows of a piece at least: a call of fewer (sample, step) takes nearly as long."""
+KEPT_PIECES = 512
+"""Pieces that one message could name besides, for groups that are cut out of turn."""
 UNLIKE = 1.1
 """Devices whose speeds differ by less are taken as equal."""
 LOOKED_AT = 64
@@ -147,7 +149,7 @@ class Crew:
             share: part of a group that the piece is meant to have.
             left: groups that no member has yet.
         """
-        least = _least_part(self._plan)
+        least = _least_part(self._plan, self._fluid)
         is_small = share < max(least, 1 / _samples(self._plan))
         if not is_small or member.group_seconds < UNLIKE * self.pace.fastest:
             return False
@@ -294,14 +296,16 @@ def _next_piece(
     for place, each in enumerate(group.pieces):
         if each.worker is None:
             return fluid, (index, place)
-    pieces = [PieceState(piece=piece) for piece in _cut(plan, group, index, share, num_members)]
+    cut_off = _cut(plan, fluid, index, share, num_members)
+    pieces = [PieceState(piece=piece) for piece in cut_off]
     first, end = len(group.pieces), max(cut_to(plan, each.piece) for each in pieces)
     cut = replace(group, pieces=(*group.pieces, *pieces), num_cut=max(group.num_cut, end))
     return fluid.with_group(index, cut), (index, first)
 
 
-def _cut(plan: Plan, group: GroupPieces, index: int, share: float, num_members: int) -> list[Piece]:
+def _cut(plan: Plan, fluid: FluidState, index: int, share: float, num_members: int) -> list[Piece]:
     """The next piece, or all parts of the next sample; at first what a group computes once."""
+    group = fluid.groups[index]
 
     def piece(first: int, count: int, steps: range) -> Piece:
         return Piece(
@@ -316,20 +320,30 @@ def _cut(plan: Plan, group: GroupPieces, index: int, share: float, num_members: 
     if merged and not group.pieces:
         return [piece(0, group.num_samples, range(merged))]
     samples = share * group.num_samples
-    least = _least_samples(plan)
+    least = _least_samples(plan, fluid)
     if samples >= 1 or least > 1:
         return [piece(group.num_cut, min(left, max(least, math.floor(samples))), own)]
-    parts = min(_finest(plan), math.ceil(1 / max(samples, 1e-9)))
+    parts = min(_finest(plan, fluid), math.ceil(1 / max(samples, 1e-9)))
     ends = [merged + len(own) * n // parts for n in range(parts + 1)]
     return [piece(group.num_cut, 1, range(begin, end)) for begin, end in itertools.pairwise(ends)]
 
 
-def _least_samples(plan: Plan) -> int:
-    """Samples of a piece at least; so that one message can name all of a batch, too."""
-    samples = _samples(plan)
+def _nameable(plan: Plan, fluid: FluidState) -> float:
+    """Pieces into which a sample that is not cut yet may be divided, so that one message can name
+    all of the batch. Pieces shrink as a batch goes on: what large ones leave is for the last ones.
+    """
+    uncut = max(1, plan.num_groups * _samples(plan) - fluid.num_cut)
+    ends = math.ceil(uncut / _samples(plan))  # the last piece of a group may be a smaller one
+    kept = ends * (2 if plan.merged_steps else 1) + KEPT_PIECES
+    return max(0.0, (MAX_PIECES - kept - fluid.num_pieces) / uncut)
+
+
+def _least_samples(plan: Plan, fluid: FluidState) -> int:
+    """Samples of a piece at least."""
+    samples, nameable = _samples(plan), _nameable(plan, fluid)
     own = max(1, plan.trained_steps - plan.merged_steps)
-    nameable = math.ceil(plan.num_groups * samples / (MAX_PIECES // 2))
-    return min(samples, max(nameable, math.ceil(LEAST_ROWS / own)))
+    fewest = math.ceil(1 / nameable) if nameable > 1 / samples else samples
+    return min(samples, max(fewest, math.ceil(LEAST_ROWS / own)))
 
 
 def _samples(plan: Plan) -> int:
@@ -337,18 +351,16 @@ def _samples(plan: Plan) -> int:
     return plan.trained_samples or plan.group_size
 
 
-def _finest(plan: Plan) -> int:
-    """Parts of a sample at most; so that one message can name all of a batch, too."""
-    samples = _samples(plan)
-    nameable = max(1, MAX_PIECES // 2 // (plan.num_groups * samples))
+def _finest(plan: Plan, fluid: FluidState) -> int:
+    """Parts of a sample at most."""
     own = plan.trained_steps - plan.merged_steps
-    return min(FINE_PARTS, max(1, own // LEAST_ROWS), nameable)
+    return min(FINE_PARTS, max(1, own // LEAST_ROWS), max(1, int(_nameable(plan, fluid))))
 
 
-def _least_part(plan: Plan) -> float:
+def _least_part(plan: Plan, fluid: FluidState) -> float:
     """Return the share of a group's own rows that the smallest piece has."""
-    least = _least_samples(plan)
-    return least / _samples(plan) / (1 if least > 1 else _finest(plan))
+    least = _least_samples(plan, fluid)
+    return least / _samples(plan) / (1 if least > 1 else _finest(plan, fluid))
 
 
 def _given(

@@ -209,6 +209,8 @@ class FluidState:
     """Those of which these are `AHEAD` pieces or more."""
     num_cut: int = 0
     """Samples of all groups that belong to pieces."""
+    num_pieces: int = 0
+    """Pieces of all groups, whoever has them."""
     waiting_rows: int = 0
     """Rows of pieces that are cut and that no member has."""
     num_given: int = 0
@@ -273,6 +275,9 @@ class FluidState:
             ready=_with(self.ready, index, group.has_more),
             trained=_with(self.trained, index, group.is_trained),
             num_cut=self.num_cut + group.num_cut - (0 if old is None else old.num_cut),
+            num_pieces=self.num_pieces
+            + len(group.pieces)
+            - (0 if old is None else len(old.pieces)),
             waiting_rows=self.waiting_rows
             + group.waiting_rows
             - (0 if old is None else old.waiting_rows),
@@ -294,6 +299,7 @@ class FluidState:
             ready=self.ready - {index},
             trained=self.trained - {index},
             num_cut=self.num_cut - old.num_cut,
+            num_pieces=self.num_pieces - len(old.pieces),
             waiting_rows=self.waiting_rows - old.waiting_rows,
         )
 
