@@ -20,6 +20,7 @@ from shared.learning.curriculum import Draws
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
 from shared.messages.contracts import FragmentScored, FragmentSlot, GroupGradientRef, Policy
+from shared.messages.fluid import MAX_PIECES
 from shared.messages.workers import DeviceMode
 from shared.recipe.schedule import RunSchedule
 
@@ -51,6 +52,9 @@ class Plan:
     """Optimizer steps of a batch, each of as many groups, in their order (`trainer.updates`)."""
     trained_samples: int = 0
     """Samples of a group that are trained; 0: all."""
+    most_pieces: int = MAX_PIECES
+    """Pieces into which fluid devices divide the training of a batch, at most: as many as one
+    message can name."""
     needs_encoder: bool = False
     """Whether devices that generate leave the encoding of prompts to encoders."""
     max_attempts: int = 3

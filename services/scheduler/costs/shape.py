@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from services.scheduler.costs.sizes import Positive
 from shared.messages.contracts import MAX_GROUP_SIZE
+from shared.messages.fluid import MAX_PIECES
 from shared.messages.records import Record
 
 BACKWARD = 2
@@ -28,6 +29,8 @@ class Shape(Record):
     """Trained steps that a group computes once for all its samples."""
     trained_samples: Annotated[int, Field(ge=0)] = 0
     """Samples of a group that are trained; 0: all."""
+    most_pieces: Positive = MAX_PIECES
+    """Pieces into which fluid devices divide the training of a batch, at most."""
 
     @property
     def samples(self) -> int:

@@ -2,7 +2,7 @@
 
 With a part of the devices of each kind and as large a part of the groups, a batch takes as long as
 with all of them: each device has as much to do, and waits as long for the others. An exchange of
-fluid devices is that of all of them.
+fluid devices is that of all of them, and the pieces that one message can name are shared out.
 """
 
 from collections.abc import Mapping
@@ -64,7 +64,8 @@ def part_of(profile: Profile, devices: Devices) -> Part:
     if factor == 1:
         return Part(1, profile, devices, devices)
     groups = round(profile.shape.groups / factor)
-    shape = profile.shape.model_copy(update={"groups": groups})
+    pieces = max(1, profile.shape.most_pieces // factor)
+    shape = profile.shape.model_copy(update={"groups": groups, "most_pieces": pieces})
     exchange = exchange_seconds(profile, sum(given.values()))
     variant = profile.variant.model_copy(update={"exchange_seconds": exchange})
     part = {kind: round(count / factor) for kind, count in given.items()}

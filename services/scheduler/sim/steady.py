@@ -28,6 +28,7 @@ def steady_plan(shape: Shape, *, batches: int, schedule: RunSchedule) -> Plan:
         merged_steps=shape.merged_steps,
         updates=shape.updates if schedule.mode == "fluid" else 1,
         trained_samples=shape.trained_samples,
+        most_pieces=shape.most_pieces,
         windows=Windows(first=0, last=0),
         seed=0,
         schedule=schedule,

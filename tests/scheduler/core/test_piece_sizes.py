@@ -6,7 +6,6 @@ import pytest
 
 from services.scheduler.core.fluid.pieces import (
     FINE_PARTS,
-    KEPT_PIECES,
     _next_piece,
     _ready,
     part_of_group,
@@ -50,12 +49,12 @@ def test_the_last_piece_of_every_member_is_part_of_a_sample(profile: str, groups
     plan = plan_of(profile, groups)
     fluid, parts = cut(plan, groups)
     assert sum(parts) == pytest.approx(groups)
-    assert fluid.num_pieces == len(parts) <= MAX_PIECES - KEPT_PIECES
+    assert fluid.num_pieces == len(parts) <= MAX_PIECES
     assert max(parts[-groups:]) <= 1 / plan.group_size
     assert parts[-1] == pytest.approx(1 / plan.group_size / FINE_PARTS, rel=0.4)
 
 
-@pytest.mark.parametrize(("groups", "samples"), [(1024, 1), (4096, 2)])
+@pytest.mark.parametrize(("groups", "samples"), [(1024, 1), (2048, 4), (4096, 8)])
 def test_one_message_names_all_of_a_batch_however_large_it_is(groups: int, samples: int) -> None:
     plan = plan_of("flux1-dev", groups)
     fluid, parts = cut(plan, groups)

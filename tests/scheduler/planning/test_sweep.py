@@ -142,3 +142,13 @@ def test_a_plan_of_any_size_takes_seconds(devices: int, max_staleness: int) -> N
     began = time.process_time()
     plan_split(profile, {"H100": devices}, schedule, host_gpus=8, fluid=True)
     assert time.process_time() - began <= 10
+
+
+def test_pieces_of_fluid_devices_are_as_coarse_in_a_plan_as_in_a_run() -> None:
+    """One message names as many pieces of 2,048 devices as of 64, and a plan is by 64 of them."""
+    many, few = (one_group_per_device("flux1-dev", number) for number in (2048, 64))
+    part = part_of(many, {"H100": 2048})
+    assert part.devices == {"H100": 64} and part.profile.shape.groups == few.shape.groups
+    assert part.profile.shape.most_pieces == many.shape.most_pieces // 32
+    fluid, everybody = RunSchedule(mode="fluid", max_staleness=0), Split({}, part.devices)
+    assert seconds(part.profile, everybody, fluid) > AS_GOOD * seconds(few, everybody, fluid)

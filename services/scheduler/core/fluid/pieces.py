@@ -22,14 +22,12 @@ from services.scheduler.core.fluid.state import (
     num_rows,
 )
 from services.scheduler.core.state import AssignedFragment, Plan, State, WorkerState
-from shared.messages.fluid import MAX_PIECES, Piece, TrainPiece
+from shared.messages.fluid import Piece, TrainPiece
 
 FINE_PARTS = 3
 """Parts into which the trained steps of a sample are divided at most."""
 LEAST_ROWS = 3
 """Rows of a piece at least: a call of fewer (sample, step) takes nearly as long."""
-KEPT_PIECES = 512
-"""Pieces that one message could name besides, for groups that are cut out of turn."""
 UNLIKE = 1.1
 """Devices whose speeds differ by less are taken as equal."""
 LOOKED_AT = 64
@@ -149,7 +147,7 @@ class Crew:
             share: part of a group that the piece is meant to have.
             left: groups that no member has yet.
         """
-        least = _least_part(self._plan, self._fluid)
+        least = _least_part(self._plan, self._fluid, len(self.addresses))
         is_small = share < max(least, 1 / _samples(self._plan))
         if not is_small or member.group_seconds < UNLIKE * self.pace.fastest:
             return False
@@ -320,30 +318,34 @@ def _cut(plan: Plan, fluid: FluidState, index: int, share: float, num_members: i
     if merged and not group.pieces:
         return [piece(0, group.num_samples, range(merged))]
     samples = share * group.num_samples
-    least = _least_samples(plan, fluid)
+    least = _least_samples(plan, fluid, num_members)
     if samples >= 1 or least > 1:
         return [piece(group.num_cut, min(left, max(least, math.floor(samples))), own)]
-    parts = min(_finest(plan, fluid), math.ceil(1 / max(samples, 1e-9)))
+    parts = min(_finest(plan, fluid, num_members), math.ceil(1 / max(samples, 1e-9)))
     ends = [merged + len(own) * n // parts for n in range(parts + 1)]
     return [piece(group.num_cut, 1, range(begin, end)) for begin, end in itertools.pairwise(ends)]
 
 
-def _nameable(plan: Plan, fluid: FluidState) -> float:
-    """Pieces into which a sample that is not cut yet may be divided, so that one message can name
-    all of the batch. Pieces shrink as a batch goes on: what large ones leave is for the last ones.
+def _least_nameable(plan: Plan, fluid: FluidState, num_members: int) -> float:
+    """Return the samples of the smallest pieces with which one message can name all of the batch.
+
+    Each piece is half of a fair share x of what is left, so that 2 n ln(x / s) pieces of n members
+    go by until they are as small as s, and what is left then takes 2 n: solved for s.
     """
-    uncut = max(1, plan.num_groups * _samples(plan) - fluid.num_cut)
-    ends = math.ceil(uncut / _samples(plan))  # the last piece of a group may be a smaller one
-    kept = ends * (2 if plan.merged_steps else 1) + KEPT_PIECES
-    return max(0.0, (MAX_PIECES - kept - fluid.num_pieces) / uncut)
+    samples = _samples(plan)
+    uncut = max(1, plan.num_groups * samples - fluid.num_cut)
+    # What a group computes once is a piece of its own, and the last of a group may be a small one.
+    kept = uncut / samples if plan.merged_steps else 0.0
+    room = max(1.0, plan.most_pieces - fluid.num_pieces - kept)
+    share, rounds = uncut / (2 * num_members), room / (2 * num_members)
+    return uncut / room if rounds <= 1 else share * math.exp(1 - rounds)
 
 
-def _least_samples(plan: Plan, fluid: FluidState) -> int:
+def _least_samples(plan: Plan, fluid: FluidState, num_members: int) -> int:
     """Samples of a piece at least."""
-    samples, nameable = _samples(plan), _nameable(plan, fluid)
     own = max(1, plan.trained_steps - plan.merged_steps)
-    fewest = math.ceil(1 / nameable) if nameable > 1 / samples else samples
-    return min(samples, max(fewest, math.ceil(LEAST_ROWS / own)))
+    nameable = math.ceil(_least_nameable(plan, fluid, num_members))
+    return min(_samples(plan), max(1, nameable, math.ceil(LEAST_ROWS / own)))
 
 
 def _samples(plan: Plan) -> int:
@@ -351,16 +353,17 @@ def _samples(plan: Plan) -> int:
     return plan.trained_samples or plan.group_size
 
 
-def _finest(plan: Plan, fluid: FluidState) -> int:
+def _finest(plan: Plan, fluid: FluidState, num_members: int) -> int:
     """Parts of a sample at most."""
     own = plan.trained_steps - plan.merged_steps
-    return min(FINE_PARTS, max(1, own // LEAST_ROWS), max(1, int(_nameable(plan, fluid))))
+    nameable = int(1 / max(_least_nameable(plan, fluid, num_members), 1 / FINE_PARTS))
+    return min(FINE_PARTS, max(1, own // LEAST_ROWS), max(1, nameable))
 
 
-def _least_part(plan: Plan, fluid: FluidState) -> float:
+def _least_part(plan: Plan, fluid: FluidState, num_members: int) -> float:
     """Return the share of a group's own rows that the smallest piece has."""
-    least = _least_samples(plan, fluid)
-    return least / _samples(plan) / (1 if least > 1 else _finest(plan, fluid))
+    least = _least_samples(plan, fluid, num_members)
+    return least / _samples(plan) / (1 if least > 1 else _finest(plan, fluid, num_members))
 
 
 def _given(
