@@ -62,7 +62,9 @@ def best_of_sweep(profile: Profile, devices: int, best: Choice, near: int) -> fl
         (4, 1, 0),
         *(pytest.param(8, 1, staleness, marks=pytest.mark.slow) for staleness in (0, 1)),
         *(
-            pytest.param(devices, 4, staleness, marks=pytest.mark.night)
+            pytest.param(
+                devices, 4, staleness, marks=[pytest.mark.night, pytest.mark.timeout(1200)]
+            )
             for devices in (64, 256)
             for staleness in (0, 1)
         ),
