@@ -63,6 +63,17 @@ def test_one_message_names_all_of_a_batch_however_large_it_is(groups: int, sampl
     assert parts[-1] <= samples / plan.group_size
 
 
+@pytest.mark.parametrize("merged_steps", [0, 1])
+@pytest.mark.parametrize(("groups", "size", "members"), [(1500, 23, 300), (1024, 16, 4096)])
+def test_one_message_names_all_of_a_batch_of_any_shape(
+    groups: int, size: int, members: int, merged_steps: int
+) -> None:
+    plan = plan_of("flux1-dev", groups)
+    fluid, parts = cut(replace(plan, group_size=size, merged_steps=merged_steps), members)
+    assert sum(parts) == pytest.approx(groups)
+    assert fluid.num_pieces == len(parts) <= MAX_PIECES
+
+
 def test_a_group_that_begins_again_gives_its_pieces_back() -> None:
     plan = plan_of("flux1-dev", 4)
     fluid, _ = cut(plan, 4)

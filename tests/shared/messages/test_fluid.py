@@ -24,7 +24,7 @@ def exchange(pieces: list[Piece], members: int) -> ExchangeSums:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("members", [1, 64, 256])
+@pytest.mark.parametrize("members", [1, 64, 256, 4096])
 def test_the_most_pieces_of_a_batch_fit_one_message(members: int) -> None:
     pieces = [
         Piece(
