@@ -242,7 +242,7 @@ class PooledAssigner:
         if now.schedule is None:
             self.looked_at = len(self._addresses) + now.with_trainer
             devices = map(self._device, range(self.looked_at))
-            queues = [queue for device in devices for queue in self._queues.of(state, device)]
+            queues = [self._queues.of(state, device) for device in devices]
             now.schedule = ListSchedule(queues, size, math.ceil(self._samples / now.size))
         return now.schedule.has(worker.address)
 

@@ -9,36 +9,51 @@ from services.scheduler.core.state import State, WorkerState
 
 
 class DeviceQueue(NamedTuple):
-    """One place on a device where fragments are generated, one after the other."""
+    """What a device generates: fragments one after the other, at each of one or several places."""
 
-    free_at: float
+    free: Sequence[float]
+    """When each place is free, in seconds."""
     seconds: float
     """Seconds per sample of a whole group."""
     address: str
 
+    @property
+    def free_at(self) -> float:
+        """When the device can begin another fragment."""
+        return self.free[0] if len(self.free) == 1 else min(self.free)
 
-def queues_of(
+
+def queue_of(
     state: State, worker: WorkerState, now: float, seconds: float | None = None
-) -> list[DeviceQueue]:
-    """The device's queues and when each is free. ``seconds``: per sample, if known."""
+) -> DeviceQueue:
+    """Predicts when each place of a device is free. ``seconds``: per sample, if known.
+
+    Takes as long as the device has places and fragments, a trainer's that lends all it has too.
+    """
     if seconds is None:
         seconds = sample_seconds(state, worker)
+    whole = state.costs.whole_samples
     if worker.concurrency == 1 and worker.gradient_task is None:
-        free_at, whole, is_first = now, state.costs.whole_samples, True
+        free_at, is_first = now, True
         for held in worker.assigned:
             left = whole(held.num_samples) * seconds
             if is_first:
                 left, is_first = left - (now - held.since), False
             free_at += left if left > 0 else 0.0
-        return [DeviceQueue(free_at, seconds, worker.address)]
-    free = [now] * worker.concurrency  # a heap
-    for place, held in enumerate(worker.assigned):
-        elapsed = now - held.since if place < worker.concurrency else 0.0
-        needed = state.costs.whole_samples(held.num_samples) * seconds
-        heapq.heapreplace(free, free[0] + max(0.0, needed - elapsed))
-    if worker.gradient_task is not None:
-        heapq.heapreplace(free, free[0] + _gradient_left(state, worker, now))
-    return [DeviceQueue(at, seconds, worker.address) for at in free]
+        return DeviceQueue((free_at,), seconds, worker.address)
+    sizes = {held.num_samples for held in worker.assigned}
+    needed = {samples: whole(samples) * seconds for samples in sizes}
+    places = worker.concurrency
+    begun, waiting = worker.assigned[:places], worker.assigned[places:]
+    left_of = [needed[held.num_samples] - (now - held.since) for held in begun]
+    free = [now + left if left > 0 else now for left in left_of] + [now] * (places - len(begun))
+    if waiting or worker.gradient_task is not None:
+        heapq.heapify(free)
+        for held in waiting:
+            heapq.heapreplace(free, free[0] + needed[held.num_samples])
+        if worker.gradient_task is not None:
+            heapq.heapreplace(free, free[0] + _gradient_left(state, worker, now))
+    return DeviceQueue(free, seconds, worker.address)
 
 
 def seconds_left(
@@ -79,22 +94,22 @@ class DeviceQueues:
     now: float
     delay: "Callable[[WorkerState], float] | None" = None
     """Returns seconds for which a device has something else to do first; None: nothing."""
-    _known: dict[str, tuple[WorkerState, list[DeviceQueue]]] = field(default_factory=dict)
+    _known: dict[str, tuple[WorkerState, DeviceQueue]] = field(default_factory=dict)
     _others: float | None = None
     """Seconds per sample of a device that has not finished anything yet."""
 
-    def of(self, state: State, worker: WorkerState) -> list[DeviceQueue]:
+    def of(self, state: State, worker: WorkerState) -> DeviceQueue:
         known = self._known.get(worker.address)
         if known is None or known[0] is not worker:
-            queues = queues_of(state, worker, self.now, self.seconds(state, worker))
+            queue = queue_of(state, worker, self.now, self.seconds(state, worker))
             if self.delay is not None and (delay := self.delay(worker)):
-                queues = [each._replace(free_at=each.free_at + delay) for each in queues]
-            known = self._known[worker.address] = worker, queues
+                queue = queue._replace(free=[at + delay for at in queue.free])
+            known = self._known[worker.address] = worker, queue
         return known[1]
 
     def free_at(self, state: State, worker: WorkerState) -> float:
         """When the device can begin another fragment."""
-        return min(queue.free_at for queue in self.of(state, worker))
+        return self.of(state, worker).free_at
 
     def seconds(self, state: State, worker: WorkerState) -> float:
         """The same as `sample_seconds`, which looks at all other devices for each unknown one."""
@@ -131,7 +146,9 @@ class ListSchedule:
         self._queues = queues
         self._size = size
         self._left = num_fragments
-        self._ends = [(queue.free_at + queue.seconds * size, n) for n, queue in enumerate(queues)]
+        self._ends = [
+            (at + queue.seconds * size, n) for n, queue in enumerate(queues) for at in queue.free
+        ]
         heapq.heapify(self._ends)
         self._shares: dict[str, int] = {}
 

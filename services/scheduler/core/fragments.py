@@ -277,17 +277,15 @@ def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> Stat
     worker = state.workers.get(address)
     if worker is None:
         return state
-    left = [held for held in worker.assigned if not _is_same(held.slot, slot)]
-    if len(left) == len(worker.assigned):
+    place = _place_of(worker, slot)
+    if place is None:
         return state
+    left = worker.assigned[:place] + worker.assigned[place + 1 :]
     begun = worker.concurrency - 1  # this one begins now; who says more may have begun it before
-    assigned = tuple(
-        AssignedFragment(held.slot, held.num_samples, now)
-        if place == begun and worker.declared <= 1
-        else held
-        for place, held in enumerate(left)
-    )
-    return state.with_worker(replace(worker, assigned=assigned))
+    if worker.declared <= 1 and begun < len(left):
+        next_one = AssignedFragment(left[begun].slot, left[begun].num_samples, now)
+        left = (*left[:begun], next_one, *left[begun + 1 :])
+    return state.with_worker(replace(worker, assigned=left))
 
 
 def _count_finished(state: State, slot: FragmentSlot, address: str, now: float) -> State:
@@ -295,8 +293,10 @@ def _count_finished(state: State, slot: FragmentSlot, address: str, now: float) 
     worker = state.workers.get(address)
     if worker is None or worker.declared <= 1:
         return state
-    found = [held for held in worker.assigned if _is_same(held.slot, slot)]
-    return state.with_worker(worker.having_finished(found[0], now)) if found else state
+    place = _place_of(worker, slot)
+    if place is None:
+        return state
+    return state.with_worker(worker.having_finished(worker.assigned[place], now))
 
 
 def _unassign_everywhere(
@@ -328,10 +328,18 @@ def _has_alone(found: FragmentState, address: str) -> bool:
     return found.stage == "issued" and found.worker == address and not found.is_shared
 
 
-def _is_same(one: FragmentSlot, other: FragmentSlot) -> bool:
-    """Compare slots field by field, which is much faster than comparing records."""
-    mine = (one.batch, one.group, one.first_sample, one.attempt)
-    return mine == (other.batch, other.group, other.first_sample, other.attempt)
+def _place_of(worker: WorkerState, slot: FragmentSlot) -> int | None:
+    """Find a fragment among those of a device; field by field, being much faster than records."""
+    batch, group, first, attempt = slot.batch, slot.group, slot.first_sample, slot.attempt
+    for place, held in enumerate(worker.assigned):
+        mine = held.slot
+        if (
+            mine.group == group
+            and mine.first_sample == first
+            and (mine.batch, mine.attempt) == (batch, attempt)
+        ):
+            return place
+    return None
 
 
 def issued_to(state: State, address: str) -> tuple[AssignedFragment, ...]:

@@ -10,7 +10,7 @@ under a loan number that only grows, so commands may arrive twice, late or out o
 
 from dataclasses import replace
 
-from services.scheduler.core.device_queues import DeviceQueues, queues_of, sample_seconds
+from services.scheduler.core.device_queues import DeviceQueues, queue_of, sample_seconds
 from services.scheduler.core.fragments import give_back_all
 from services.scheduler.core.state import (
     DECISIONS_KEPT,
@@ -257,7 +257,7 @@ def _is_rollout_sooner(
     rate = sum(worker.concurrency / sample_seconds(state, worker) for worker in state.rollout)
     ready = sum(g.sent and trainer.address not in g.trained_by for g in batch.groups)
     back = ready * state.costs.train.seconds + state.costs.switch.seconds
-    left = max(queue.free_at for queue in queues_of(state, trainer, now)) - now
+    left = max(queue_of(state, trainer, now).free) - now
     return samples / rate < back + left
 
 

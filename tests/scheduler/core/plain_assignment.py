@@ -3,7 +3,7 @@
 import heapq
 import math
 
-from services.scheduler.core.device_queues import DeviceQueue, queues_of
+from services.scheduler.core.device_queues import DeviceQueue, queue_of
 from services.scheduler.core.draft import Draft
 from services.scheduler.core.issuing import issue, lent_trainer
 from services.scheduler.core.state import BatchState, Plan, State, WorkerState
@@ -41,11 +41,11 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, NextFrag
     devices = state.rollout
     if lent is not None and help_work is not None:
         devices = [*devices, lent]
-    queues_by = {w.address: queues_of(state, w, now) for w in devices}
-    queues = [queue for each in queues_by.values() for queue in each]
+    queues_by = {w.address: queue_of(state, w, now) for w in devices}
+    queues = [each._replace(free=(at,)) for each in queues_by.values() for at in each.free]
     size = _size(plan, state, samples, len(queues))
     open_to = [w for w in devices if w.has_room(plan.queue_depth)]
-    for worker in sorted(open_to, key=lambda w: min(x.free_at for x in queues_by[w.address])):
+    for worker in sorted(open_to, key=lambda w: queues_by[w.address].free_at):
         if _takes_part(queues, worker.address, size, samples):
             helps = worker.service == "trainer"
             groups = range(min(limit, len(batch.groups)))
