@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.full_size.watch import OTHERS, Watched, watch
+from bench.full_size.watch import OTHERS, Kill, Watched, kill_worker, watch
 from digenrl.local.ports import free_ports
 from digenrl.local.processes import command
 from digenrl.local.tokens import KEYS, Tokens
@@ -30,7 +30,9 @@ class Finished:
     """The run's summary.json."""
 
 
-async def run_recipe(recipe: Path, runs: Path, *, limit_s: float) -> Finished:
+async def run_recipe(
+    recipe: Path, runs: Path, *, limit_s: float, kill: Kill | None = None
+) -> Finished:
     """Runs a recipe to its end, report included; its output goes to up.log beside ``runs``.
 
     Raises:
@@ -44,7 +46,11 @@ async def run_recipe(recipe: Path, runs: Path, *, limit_s: float) -> Finished:
             *argv, stdout=output, stderr=output, env={**os.environ, "COLUMNS": "160"}
         )
     tokens = Tokens(runs / NAME / KEYS)
-    watching = asyncio.create_task(watch(process.pid, f"http://127.0.0.1:{port}", tokens, ended))
+    seen, url = Watched(), f"http://127.0.0.1:{port}"
+    beside = [watch(seen, process.pid, url, tokens, ended)]
+    if kill is not None:
+        beside.append(kill_worker(seen, process.pid, url, tokens, kill))
+    tasks = [asyncio.create_task(each) for each in beside]
     try:
         status = await asyncio.wait_for(process.wait(), limit_s)
     except TimeoutError as error:
@@ -53,12 +59,14 @@ async def run_recipe(recipe: Path, runs: Path, *, limit_s: float) -> Finished:
         raise DigenRLError(f"not done within {limit_s:.0f} s; see {log}") from error
     finally:
         ended.set()
-    watched = await watching
+        for task in tasks[1:]:
+            task.cancel()
+    await tasks[0]
     if status:
         raise DigenRLError(f"digenrl up ended with status {status}: {_last_lines(log)}")
     summary = json.loads((runs / NAME / "summary.json").read_text())
     seconds = round(time.monotonic() - began, 1)
-    return Finished(seconds=seconds, watched=watched, summary=summary)
+    return Finished(seconds=seconds, watched=seen, summary=summary)
 
 
 def _last_lines(log: Path, count: int = 3) -> str:

@@ -5,6 +5,8 @@ mapped file, counts once in their sum.
 """
 
 import asyncio
+import os
+import signal
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ import httpx
 from digenrl.local.tokens import Tokens
 from shared.errors import UserError
 
-SAMPLE_S = 3.0
+SAMPLE_S, POLL_S = 3.0, 0.1
 PROC = Path("/proc")
 ROLES = ("rollout", "reward", "trainer", "scheduler", "report", "evaluate", "up")
 OTHERS = "brokers"
@@ -53,14 +55,17 @@ class Watched:
     """Changes of what a worker does, and steps of the run."""
     series: list[tuple[float, int]] = field(default_factory=list)
     """Seconds and bytes of all processes together."""
+    killed: list[str] = field(default_factory=list)
 
 
-async def watch(root: int, url: str, tokens: Tokens, ended: asyncio.Event) -> Watched:
+async def watch(seen: Watched, root: int, url: str, tokens: Tokens, ended: asyncio.Event) -> None:
     """Watches process ``root`` and what it has started until ``ended`` is set.
 
-    ``url``: the scheduler's API, which need not answer yet, or any more.
+    Args:
+        seen: is added to.
+        url: the scheduler's API, which need not answer yet, or any more.
     """
-    seen, last, began = Watched(), dict[str, str](), time.monotonic()
+    last, began = dict[str, str](), time.monotonic()
     known: dict[int, str] = {}
     async with httpx.AsyncClient(timeout=5) as client:
         while not ended.is_set():
@@ -75,7 +80,29 @@ async def watch(root: int, url: str, tokens: Tokens, ended: asyncio.Event) -> Wa
                     last[name] = state
                     seen.moments.append(Moment(round(now, 1), f"{name}: {state}"))
             await asyncio.sleep(SAMPLE_S)
-    return seen
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Says which worker is killed, and after how many steps."""
+
+    worker: str
+    after: int
+
+
+async def kill_worker(seen: Watched, root: int, url: str, tokens: Tokens, kill: Kill) -> None:
+    """Kills a worker that ``root`` has started, with SIGKILL, once the steps are committed."""
+    async with httpx.AsyncClient(timeout=5) as client:
+        while not seen.killed:
+            await asyncio.sleep(POLL_S)
+            states = await _states(client, url, tokens)
+            if not states.get("run", "").startswith(f"running, {kill.after} of"):
+                continue
+            for pid in _family(root):
+                arguments = _command(pid)
+                if "--worker" in arguments and kill.worker in arguments:
+                    os.kill(pid, signal.SIGKILL)
+                    seen.killed.append(kill.worker)
 
 
 async def _states(client: httpx.AsyncClient, url: str, tokens: Tokens) -> dict[str, str]:

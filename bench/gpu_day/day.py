@@ -81,6 +81,10 @@ PARTS: Mapping[str, Part] = {
         title="SD3.5-M with random weights through all services, fluid devices",
         work="bench.gpu_day.services:measure", words=("fluid",), minutes=14,
     ),
+    "services-shared": Part(
+        title="The same, two fluid processes on one GPU, one of which is killed",
+        work="bench.gpu_day.services:measure", words=("shared",), minutes=14,
+    ),
     "services-lent": Part(
         title="The same, one GPU by turns, or half of several lent by a trainer",
         work="bench.gpu_day.services:measure", words=("lent",), minutes=14,

@@ -203,6 +203,10 @@ def _services(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
     yield f"| samples of a batch | {groups} groups of {size} |"
     yield f"| samples trained | {found['samples_trained']} |"
     yield f"| largest on-policy error of a ratio | {found['onpolicy_ratio_error_max']:.2g} |"
+    if found.get("killed"):
+        yield f"| killed after the first step | {', '.join(found['killed'])} |"
+    for version, by_worker in found.get("checksums", {}).items():
+        yield f"| checksum of version {version} | {_agreement(by_worker)} |"
     schedule = found["schedule"]
     if schedule["seconds_per_step"] is not None:
         yield f"| a step, median | {schedule['seconds_per_step']:.2f} s |"
@@ -213,8 +217,15 @@ def _services(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
     yield f"| most main memory of all processes | {found['peak_bytes'] / GB:.2f} GB |"
 
 
+def _agreement(by_worker: Mapping[str, str]) -> str:
+    different = set(by_worker.values())
+    if len(different) == 1:
+        return f"{different.pop()}, of {len(by_worker)}"
+    return "**not the same**: " + ", ".join(f"{who} {sum}" for who, sum in by_worker.items())
+
+
 SHOWN = {
     "families": _families, "memory": _memory, "passes": _passes, "commits": _commits,
     "profile": _profile, **{f"profile-{model}": _profile for model in ModelName},
-    "services": _services, "services-lent": _services,
+    "services": _services, "services-shared": _services, "services-lent": _services,
 }  # fmt: skip
