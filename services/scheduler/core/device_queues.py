@@ -1,7 +1,7 @@
 """Predicts when each device is free, as far as its speed is known."""
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,25 +24,28 @@ class DeviceQueue(NamedTuple):
 
 
 def queue_of(
-    state: State, worker: WorkerState, now: float, seconds: float | None = None
+    state: State,
+    worker: WorkerState,
+    now: float,
+    seconds: float | None = None,
+    whole: dict[int, float] | None = None,
 ) -> DeviceQueue:
-    """Predicts when each place of a device is free. ``seconds``: per sample, if known.
+    """Predicts when each place of a device is free.
 
-    Takes as long as the device has places and fragments, a trainer's that lends all it has too.
+    Args:
+        seconds: per sample, if known.
+        whole: what `Costs.whole_samples` says of sizes of fragments; is added to. It is asked for
+            thousands of devices at a time.
     """
     if seconds is None:
         seconds = sample_seconds(state, worker)
-    whole = state.costs.whole_samples
+    whole = {} if whole is None else whole
+    for held in worker.assigned:
+        if held.num_samples not in whole:
+            whole[held.num_samples] = state.costs.whole_samples(held.num_samples)
     if worker.concurrency == 1 and worker.gradient_task is None:
-        free_at, is_first = now, True
-        for held in worker.assigned:
-            left = whole(held.num_samples) * seconds
-            if is_first:
-                left, is_first = left - (now - held.since), False
-            free_at += left if left > 0 else 0.0
-        return DeviceQueue((free_at,), seconds, worker.address)
-    sizes = {held.num_samples for held in worker.assigned}
-    needed = {samples: whole(samples) * seconds for samples in sizes}
+        return DeviceQueue((_free_at(worker, now, seconds, whole),), seconds, worker.address)
+    needed = {samples: known * seconds for samples, known in whole.items()}
     places = worker.concurrency
     begun, waiting = worker.assigned[:places], worker.assigned[places:]
     left_of = [needed[held.num_samples] - (now - held.since) for held in begun]
@@ -54,6 +57,17 @@ def queue_of(
         if worker.gradient_task is not None:
             heapq.heapreplace(free, free[0] + _gradient_left(state, worker, now))
     return DeviceQueue(free, seconds, worker.address)
+
+
+def _free_at(worker: WorkerState, now: float, seconds: float, whole: Mapping[int, float]) -> float:
+    """When a device is free that has one place; ``whole``: as in `queue_of`."""
+    free_at, is_first = now, True
+    for held in worker.assigned:
+        left = whole[held.num_samples] * seconds
+        if is_first:
+            left, is_first = left - (now - held.since), False
+        free_at += left if left > 0 else 0.0
+    return free_at
 
 
 def seconds_left(
@@ -95,13 +109,15 @@ class DeviceQueues:
     delay: "Callable[[WorkerState], float] | None" = None
     """Returns seconds for which a device has something else to do first; None: nothing."""
     _known: dict[str, tuple[WorkerState, DeviceQueue]] = field(default_factory=dict)
+    _whole: dict[int, float] = field(default_factory=dict)
+    """Samples of a fragment -> of a whole group that take as long."""
     _others: float | None = None
     """Seconds per sample of a device that has not finished anything yet."""
 
     def of(self, state: State, worker: WorkerState) -> DeviceQueue:
         known = self._known.get(worker.address)
         if known is None or known[0] is not worker:
-            queue = queue_of(state, worker, self.now, self.seconds(state, worker))
+            queue = queue_of(state, worker, self.now, self.seconds(state, worker), self._whole)
             if self.delay is not None and (delay := self.delay(worker)):
                 queue = queue._replace(free=[at + delay for at in queue.free])
             known = self._known[worker.address] = worker, queue

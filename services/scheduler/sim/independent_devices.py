@@ -124,9 +124,10 @@ class IndependentTrainer(Trainer):
         if self._is_complete:
             self._commit()
             return
-        free, self._free = self._free, []
-        for lane in free:
-            self._next(lane)
+        free, self._free = deque(self._free), []
+        while free and (self._waiting or (self._shares and not self._holds)):
+            self._next(free.popleft())
+        self._free.extend(free)
 
     def _take(self, group: TrainGroup) -> None:
         if group.contribution is None:
@@ -213,13 +214,17 @@ class IndependentTrainer(Trainer):
 
     def _uses_optimizer(self, seconds: float) -> None:
         """Nothing is left to be trained; what is still generated is nobody's concern any more."""
+        self._break_off_all()
         for lane in self.lanes:
-            self._break_off(lane)
             self.history.commits(lane.name, seconds)
 
+    def _break_off_all(self) -> None:
+        free = {lane.name for lane in self._free}
+        for lane in self.lanes:
+            if lane.name not in free:
+                self._break_off(lane)
+
     def _break_off(self, lane: Lane) -> None:
-        if lane in self._free:
-            return
         self.history.worked(lane.name, "train" if lane.task is None else "generate", lane.since)
         if lane.task is not None:
             self._release(lane.task, "stale")
@@ -242,8 +247,10 @@ class IndependentTrainer(Trainer):
 
     def _drop_stale(self) -> None:
         self._shares.clear()
-        for lane in self.lanes:
-            self._break_off(lane)
-        for task in [task for task in self._waiting if task.policy != self.policy]:
-            self._waiting.remove(task)
-            self._release(task, "stale")
+        self._break_off_all()
+        waiting, self._waiting = self._waiting, deque()
+        for task in waiting:
+            if task.policy == self.policy:
+                self._waiting.append(task)
+            else:
+                self._release(task, "stale")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -91,11 +92,11 @@ def opening(monkeypatch: pytest.MonkeyPatch, num_devices: int) -> tuple[int, int
     original = device_queues.queue_of
 
     def counted(
-        state: State, worker: WorkerState, now: float, seconds: float | None = None
+        state: State, worker: WorkerState, now: float, *known: Any
     ) -> device_queues.DeviceQueue:
         nonlocal count
         count += 1
-        return original(state, worker, now, seconds)
+        return original(state, worker, now, *known)
 
     def counted_start(windows: Windows, seed: int, batch: int, group: int) -> int:
         nonlocal drawn
