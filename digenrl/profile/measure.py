@@ -30,15 +30,21 @@ from digenrl.profile.ladder import (
     timed,
 )
 from digenrl.profile.network import Network
+from services.trainer.engine.snapshot import digest_of_parts
+from services.trainer.versions import store_weights
+from shared.devices.protocols import Snapshot
 from shared.diffusion.sampler import Denoising, SamplingPlan
-from shared.diffusion.tensors import pack
+from shared.diffusion.shards import HostBuffers
 from shared.diffusion.transition import transition
-from shared.diffusion.weights import Staging, WeightsInUse, trained_tensors
+from shared.diffusion.weights import StagedTensors, Staging, WeightsInUse, trained_tensors
+from shared.messages.contracts import ObjectRef
 from shared.models.sigmas import linear_sigmas
-from shared.run.manifest import Fetched
-from shared.store import StoreSettings, open_store
+from shared.recipe.tables import Run
+from shared.run.shards import open_tensors
+from shared.store import ObjectStore, StoreSettings, open_store
 
 Work = Callable[[], None]
+RUN = "profile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,21 +64,21 @@ class Publication:
     """The adapter's way from the trainer into use on another device, in the order of its parts."""
 
     num_bytes: int
-    sha256: str
-    pack_seconds: float
+    digest: str
+    copy_seconds: float
+    """To host memory that is kept from one version to the next; the trainer's device is held."""
+    digest_seconds: float
     store_seconds: float
-    """Digest, write and flush, to a folder."""
-    fetch_seconds: float
-    """Read and verify."""
+    """Digest each object, write and flush it, to a folder."""
     stage_seconds: float
-    """Unpack, to the device, and digested there; beside generation."""
+    """Read, verify and copy to the device, one object while the next is read; beside generation."""
     pause_seconds: float
     """Between two fragments: the exchange of pointers."""
 
     @property
     def seconds(self) -> float:
         """Seconds from the optimizer step to weights that can be adopted."""
-        return self.pack_seconds + self.store_seconds + self.fetch_seconds + self.stage_seconds
+        return self.copy_seconds + self.digest_seconds + self.store_seconds + self.stage_seconds
 
 
 def changing_over(network: Network, *, denoise: Work, train: Work, repeats: int) -> Switch:
@@ -102,40 +108,49 @@ def changing_over(network: Network, *, denoise: Work, train: Work, repeats: int)
 
 
 def publication(network: Network, repeats: int) -> Publication:
-    """Returns medians of ``repeats``, after one that does not count."""
-    rounds = [_published(network) for _ in range(repeats + 1)][1:]
-
+    """Returns medians of ``repeats``, after one that does not count: it makes the kept memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_store(StoreSettings(url=f"file://{folder}"))
+        buffers = HostBuffers(Run.model_fields["shard_bytes"].default)
+        rounds = [_published(network, store, buffers) for _ in range(repeats + 1)][1:]
     parts = [part.name for part in fields(Publication) if part.name.endswith("_seconds")]
     medians = {part: statistics.median(getattr(each, part) for each in rounds) for part in parts}
     return replace(rounds[-1], **medians)
 
 
-def _published(network: Network) -> Publication:
-    in_use = WeightsInUse(network.transformer)
-    with tempfile.TemporaryDirectory() as folder:
-        store = open_store(StoreSettings(url=f"file://{folder}"))
-        watch = Stopwatch(network.device)
-        data = pack(trained_tensors(network.transformer))
-        packed = watch.lap()
-        ref = asyncio.run(store.put("adapter", data, suffix=".safetensors"))
-        stored = watch.lap()
-        fetched_data = asyncio.run(store.get(ref))
-        fetched = watch.lap()
-        staging = Staging(network.transformer)
-        staging.add(Fetched(fetched_data, None))
-        staged = staging.finish()
-        prepared = watch.lap()
-        in_use.adopt(staged)
-        paused = watch.lap()
+def _published(network: Network, store: ObjectStore, buffers: HostBuffers) -> Publication:
+    """Does what a trainer does that commits, and then what a rollout worker does that follows."""
+    in_use, weights = WeightsInUse(network.transformer), trained_tensors(network.transformer)
+    watch = Stopwatch(network.device)
+    parts = buffers.copy(weights, {}, is_first=True)
+    copied = watch.lap()
+    snapshot = Snapshot(digest=digest_of_parts(parts), weights=parts, checkpoint=())
+    digested = watch.lap()
+    ref = asyncio.run(store_weights(store, RUN, snapshot))
+    stored = watch.lap()
+    staged = asyncio.run(_staged(network, store, ref, snapshot.digest))
+    prepared = watch.lap()
+    in_use.adopt(staged)
+    paused = watch.lap()
+    asyncio.run(store.delete_folder(RUN))
     return Publication(
-        num_bytes=ref.size,
-        sha256=ref.sha256,
-        pack_seconds=packed,
+        num_bytes=sum(part.stored.nbytes for part in parts),
+        digest=snapshot.digest,
+        copy_seconds=copied,
+        digest_seconds=digested,
         store_seconds=stored,
-        fetch_seconds=fetched,
         stage_seconds=prepared,
         pause_seconds=paused,
     )
+
+
+async def _staged(
+    network: Network, store: ObjectStore, ref: ObjectRef, digest: str
+) -> StagedTensors:
+    staging = Staging(network.transformer)
+    async for part in (await open_tensors(store, ref, digest)).parts():
+        await asyncio.to_thread(staging.add, part)
+    return await asyncio.to_thread(staging.finish, digest)
 
 
 def _gradients(network: Network) -> list[Tensor]:

@@ -194,9 +194,9 @@ def _details(measured: DeviceMeasurement) -> dict[str, str]:
         "variants.lora.call_factor": " What passes of n rows take whatever n is, over rho times "
         "what steps of n samples do.",
         "variants.lora.published_gb": " The adapter in float32.",
-        "variants.lora.publish_seconds": f" By way of a folder on the same host: pack "
-        f"{way.pack_seconds:.3g}, store {way.store_seconds:.3g}, fetch {way.fetch_seconds:.3g}, "
-        f"stage {way.stage_seconds:.3g} s.",
+        "variants.lora.publish_seconds": f" By way of a folder on the same host: copy "
+        f"{way.copy_seconds:.3g}, digest {way.digest_seconds:.3g}, store {way.store_seconds:.3g}, "
+        f"read and stage {way.stage_seconds:.3g} s.",
     }
     if switch is not None:
         details["variants.lora.switch_seconds"] = (

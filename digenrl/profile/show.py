@@ -38,8 +38,8 @@ def _details(base: ProfileFile, measured: DeviceMeasurement) -> Table:
         table.add_row(name, value)
     way = measured.publication
     table.add_row("adapter, MB", f"{way.num_bytes / 1e6:.4g}")
-    table.add_row("pack, store, s", f"{way.pack_seconds:.3g}, {way.store_seconds:.3g}")
-    table.add_row("fetch, stage, s", f"{way.fetch_seconds:.3g}, {way.stage_seconds:.3g}")
+    table.add_row("copy, digest, s", f"{way.copy_seconds:.3g}, {way.digest_seconds:.3g}")
+    table.add_row("store, stage, s", f"{way.store_seconds:.3g}, {way.stage_seconds:.3g}")
     table.add_row("adoption pause, ms", f"{way.pause_seconds * 1e3:.3g}")
     return table
 

@@ -167,7 +167,7 @@ def test_what_is_published_is_the_adapter_that_is_then_in_use() -> None:
     after = weights_digest(dict(enumerate_names(network)))
     assert before != after  # the optimizer was timed
     assert found.publication.num_bytes > sum(p.nbytes for p in network.adapter)
-    assert len(found.publication.sha256) == 64
+    assert len(found.publication.digest) == 64
     assert found.publication.pause_seconds < found.publication.seconds
 
 

@@ -27,8 +27,8 @@ from services.scheduler.costs.profile import (
 SIZES = (1, 2, 4, 8, 16)
 GIB = 2**30
 PUBLICATION = Publication(
-    num_bytes=418_000_000, sha256="0" * 64, pack_seconds=0.1, store_seconds=0.2,
-    fetch_seconds=0.3, stage_seconds=0.1, pause_seconds=0.002,
+    num_bytes=418_000_000, digest="0" * 64, copy_seconds=0.1, digest_seconds=0.3,
+    store_seconds=0.2, stage_seconds=0.1, pause_seconds=0.002,
 )  # fmt: skip
 SWITCH = Switch(to_generation_seconds=0.03, to_training_seconds=0.01, gradient_unchanged=True)
 
