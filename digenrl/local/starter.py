@@ -20,7 +20,7 @@ from typing import Protocol
 import structlog
 
 from digenrl.local.linux import adopt_orphans, die_with_parent, has_pidfds
-from digenrl.local.starter_process import LONGEST_REQUEST, TITLE_ROOM
+from digenrl.local.starter_process import EXIT_UNFIT, LONGEST_REQUEST, TITLE_ROOM
 from shared.errors import UserError
 
 SWITCH = "DIGENRL_STARTER"
@@ -176,9 +176,11 @@ class Starter:
         try:
             socket.send_fds(self.line, [json.dumps(request).encode()], files)
             return ForkedProcess(await asyncio.wait_for(answer, ANSWER_S))
-        except OSError as error:  # a timeout is one
+        except TimeoutError as error:
             self._give_up(error)
-            return None
+        except OSError:  # it has ended, of which `_read` tells
+            self.answers.pop(number, None)
+        return None
 
     async def stop(self) -> None:
         """End the starter; what it has forked goes on."""
@@ -202,14 +204,18 @@ class Starter:
                     await ForkedProcess(said["pid"]).wait()
                 else:
                     answer.set_result(said["pid"])
-            self._give_up(ConnectionResetError("it has ended"))
+            is_unfit = await self.process.wait() == EXIT_UNFIT
+            self._give_up(ConnectionResetError("it has ended"), is_unfit=is_unfit)
         except OSError as error:
             self._give_up(error)
 
-    def _give_up(self, error: OSError) -> None:
+    def _give_up(self, error: OSError, *, is_unfit: bool = False) -> None:
+        """``is_unfit``: nothing is wrong, but libraries have begun what does not survive a fork, as
+        builds for GPUs may."""
         if not self.has_ended:
             hint = "processes are started in the ordinary way; starter.log may say why"
-            log.warning("starter_lost", error=repr(error), hint=hint)
+            say = log.info if is_unfit else log.warning
+            say("starter_unfit" if is_unfit else "starter_lost", error=repr(error), hint=hint)
         self.has_ended = True
         for answer in self.answers.values():
             if not answer.done():

@@ -114,12 +114,13 @@ def say(line: str) -> None:
 
 def check_fit() -> None:
     """End this process if a fork of it could hang, or could not use its GPU."""
-    threads = len(list(Path("/proc/self/task").iterdir()))
+    threads = [(each / "comm").read_text().strip() for each in Path("/proc/self/task").iterdir()]
     held = {os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()}
-    if threads > 1 or held & set(GPU_FILES):
-        found = f"{threads} threads" if threads > 1 else "an initialised GPU"
+    if len(threads) > 1 or held & set(GPU_FILES):
+        several = f"{len(threads)} threads ({', '.join(threads)})"
+        found = several if len(threads) > 1 else "an initialised GPU"
         say(f"nothing is forked: the libraries have begun {found}")
-        sys.exit(EXIT_UNFIT)
+        os._exit(EXIT_UNFIT)  # which waits for no thread
 
 
 def fork_orphan(parent: int) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from digenrl.local.starter import Ahead, Starter, is_wanted
 from digenrl.local.supervisor import Supervisor
@@ -114,12 +116,18 @@ async def test_a_process_with_other_values_of_what_is_read_at_import_is_not_fork
         assert not said["ahead"] and await process.wait() == 0
 
 
-async def test_a_starter_with_a_thread_forks_nothing(tmp_path: Path) -> None:
+async def test_a_starter_with_a_thread_forks_nothing_which_is_no_reason_to_warn(
+    tmp_path: Path,
+) -> None:
     thread = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()"
-    async with launching(tmp_path, thread) as supervisor:
-        process, said = await say(supervisor)
-        assert not said["ahead"] and await process.wait() == 0
-    assert "the libraries have begun 2 threads" in (tmp_path / "starter.log").read_text()
+    with capture_logs() as said_of_it:
+        async with launching(tmp_path, thread) as supervisor:
+            process, said = await say(supervisor)
+            assert not said["ahead"] and await process.wait() == 0
+    [entry] = [each for each in said_of_it if each["event"].startswith("starter_")]
+    assert (entry["event"], entry["log_level"]) == ("starter_unfit", "info")
+    log = (tmp_path / "starter.log").read_text()
+    assert re.search(r"the libraries have begun 2 threads \(\w+, \w+\)", log)
 
 
 async def test_a_process_that_is_not_wanted_any_more_when_it_could_begin_does_not(
