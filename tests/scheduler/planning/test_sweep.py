@@ -1,59 +1,26 @@
 """Plans of many devices against a fixed sweep in the simulator; `auto` against planned steps."""
 
 import time
+from typing import Literal
 
 import pytest
 
-from services.scheduler.costs.profile import Profile, load_profile
-from services.scheduler.planning.planner import Choice, fragment_sizes, plan_split
+from services.scheduler.costs.profile import load_profile
+from services.scheduler.planning.planner import plan_split
 from services.scheduler.planning.splits import Split
-from services.scheduler.planning.symmetry import part_of
 from services.scheduler.sim.profiled import simulate
-from shared.recipe.fluid_devices import refusal
 from shared.recipe.schedule import RunSchedule
+from tests.scheduler.planning.sweep import (
+    Case,
+    planned,
+    seconds,
+    setting_of,
+    settings,
+    silent,
+    simulated,
+)
 
 AS_GOOD = 1.03
-
-
-def one_group_per_device(name: str, devices: int) -> Profile:
-    profile = load_profile(name)
-    shape = profile.shape.model_copy(update={"groups": devices, "updates": 1})
-    return profile.model_copy(update={"shape": shape})
-
-
-def seconds(profile: Profile, split: Split, schedule: RunSchedule) -> float:
-    return simulate(
-        profile, rollout=split.rollout, trainer=split.trainer,
-        schedule=schedule, batches=3 if schedule.staleness_limit else 1, seed=1, causes=False,
-    ).step_seconds  # fmt: skip
-
-
-def halves(devices: int, generate: int) -> Split:
-    return Split({"H100": generate}, {"H100": devices - generate})
-
-
-def best_of_sweep(profile: Profile, devices: int, best: Choice, near: int) -> float:
-    """Fragments of every size, splits around the planned one, TAG off, planned and all; and fluid
-    devices."""
-    around = best.split.rollout["H100"]
-    step = max(1, devices // 32)
-    splits = {min(devices - 1, max(1, around + step * n)) for n in range(-near, near + 1)}
-    tags = {0, best.schedule.fixed_tag or 0, profile.shape.groups}
-    sizes = fragment_sizes(profile, RunSchedule())
-    roles = (
-        seconds(
-            profile, halves(devices, generate), best.schedule.changed(fragment_size=size, tag=tag)
-        )
-        for size in sizes
-        for generate in sorted(splits)
-        for tag in sorted(tags)
-    )
-    fluid = RunSchedule(mode="fluid", max_staleness=best.schedule.staleness_limit)
-    if refusal(max_staleness=fluid.max_staleness) is not None:
-        return min(roles)
-    everybody = Split({}, {"H100": devices})
-    others = (seconds(profile, everybody, fluid.changed(fragment_size=size)) for size in sizes)
-    return min(min(roles), min(others))
 
 
 @pytest.mark.parametrize(
@@ -71,21 +38,18 @@ def best_of_sweep(profile: Profile, devices: int, best: Choice, near: int) -> fl
     ],
 )
 def test_no_setting_of_a_sweep_is_clearly_faster_than_a_plan(
-    devices: int, near: int, max_staleness: int
+    devices: int, near: int, max_staleness: Literal[0, 1]
 ) -> None:
-    profile = one_group_per_device("flux1-dev", devices)
-    schedule = RunSchedule(max_staleness=1 if max_staleness else 0)
-    fluid = refusal(max_staleness=schedule.max_staleness) is None
-    found = plan_split(profile, {"H100": devices}, schedule, fluid=fluid)
-    own = seconds(profile, found.best.split, found.best.schedule)
-    around = next(each for each in found.choices if each.schedule.mode == "pipelined")
-    assert own <= AS_GOOD * best_of_sweep(profile, devices, around, near)
+    case = Case(devices, max_staleness)
+    best, roles = planned(case.plan())
+    swept = settings(case, roles, near)
+    found = [took for _, took in simulated(case, swept, in_full=False, say=silent)]
+    assert case.in_full(best) <= AS_GOOD * min(found)
 
 
 @pytest.mark.parametrize("devices", [64, 256, 1024, 4096])
 def test_very_many_devices_are_planned_by_a_part_of_them(devices: int) -> None:
-    profile = one_group_per_device("flux1-dev", devices)
-    part = part_of(profile, {"H100": devices})
+    part = Case(devices, 0).part
     assert part.factor == devices // 64
     assert part.devices == {"H100": 64} and part.profile.shape.groups == 64
     whole = part.whole_split(Split({"H100": 23}, {"H100": 41}))
@@ -95,10 +59,10 @@ def test_very_many_devices_are_planned_by_a_part_of_them(devices: int) -> None:
 
 @pytest.mark.slow
 def test_a_part_takes_as_long_as_all() -> None:
-    profile = one_group_per_device("flux1-dev", 256)
-    best = plan_split(profile, {"H100": 256}, RunSchedule()).best
+    case = Case(256, 0)
+    best = plan_split(case.profile, {"H100": 256}, RunSchedule()).best
     assert best.factor == 4
-    own = seconds(profile, best.split, best.schedule)
+    own = case.in_full(setting_of(best))
     assert own == pytest.approx(best.step_seconds, rel=0.01)
 
 
@@ -138,9 +102,9 @@ def test_a_recipes_defaults_are_as_good_as_the_published_plans(
 @pytest.mark.night
 @pytest.mark.parametrize("devices", [64, 256, 1024, 4096])
 @pytest.mark.parametrize("max_staleness", [0, 1])
-def test_a_plan_of_any_size_takes_seconds(devices: int, max_staleness: int) -> None:
-    profile = one_group_per_device("flux1-dev", devices)
-    schedule = RunSchedule(max_staleness=1 if max_staleness else 0)
+def test_a_plan_of_any_size_takes_seconds(devices: int, max_staleness: Literal[0, 1]) -> None:
+    profile = Case(devices, max_staleness).profile
+    schedule = RunSchedule(max_staleness=max_staleness)
     began = time.process_time()
     plan_split(profile, {"H100": devices}, schedule, host_gpus=8, fluid=True)
     assert time.process_time() - began <= 10
@@ -148,8 +112,8 @@ def test_a_plan_of_any_size_takes_seconds(devices: int, max_staleness: int) -> N
 
 def test_pieces_of_fluid_devices_are_as_coarse_in_a_plan_as_in_a_run() -> None:
     """One message names as many pieces of 2,048 devices as of 64, and a plan is by 64 of them."""
-    many, few = (one_group_per_device("flux1-dev", number) for number in (2048, 64))
-    part = part_of(many, {"H100": 2048})
+    many, few = Case(2048, 0).profile, Case(64, 0).profile
+    part = Case(2048, 0).part
     assert part.devices == {"H100": 64} and part.profile.shape.groups == few.shape.groups
     assert part.profile.shape.most_pieces == many.shape.most_pieces // 32
     fluid, everybody = RunSchedule(mode="fluid", max_staleness=0), Split({}, part.devices)

@@ -1,0 +1,179 @@
+"""A fixed sweep of settings in the simulator, against which plans of many devices are held.
+
+    python -m tests.scheduler.planning.sweep 1024 --max-staleness 1 [--in-full]
+
+Fragments of every size, nine splits around the planned one, TAG off, planned and of all groups; and
+fluid devices. Of more than 64 devices every setting is simulated by a part of 64 first, and only
+those in full that are forecast to be near the best: a part takes as long as all within 1.5 %.
+Prints a line per setting.
+"""
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from services.scheduler.costs.profile import Profile, load_profile
+from services.scheduler.planning.planner import Choice, Planned, fragment_sizes, plan_split
+from services.scheduler.planning.splits import Split
+from services.scheduler.planning.symmetry import Part, part_of
+from services.scheduler.sim.profiled import simulate
+from shared.recipe.fluid_devices import refusal
+from shared.recipe.schedule import RunSchedule
+
+NEAR = 1.03
+"""Settings that are forecast to take more than the best one, by this factor, are not simulated in
+full."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    """What is set of a run; numbers of devices and groups are those of all devices."""
+
+    generate: int
+    """Devices that generate; 0: all are fluid."""
+    fragment_size: int
+    tag: int = 0
+    """Groups that the trainer generates at most."""
+
+    def schedule(self, max_staleness: Literal[0, 1]) -> RunSchedule:
+        schedule = RunSchedule(max_staleness=max_staleness)
+        changed = {"tag": self.tag} if self.generate else {"mode": "fluid"}
+        return schedule.changed(fragment_size=self.fragment_size, **changed)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A number of H100 that train FLUX.1 with a group for each."""
+
+    devices: int
+    max_staleness: Literal[0, 1]
+
+    @property
+    def profile(self) -> Profile:
+        profile = load_profile("flux1-dev")
+        shape = profile.shape.model_copy(update={"groups": self.devices, "updates": 1})
+        return profile.model_copy(update={"shape": shape})
+
+    @property
+    def part(self) -> Part:
+        return part_of(self.profile, {"H100": self.devices})
+
+    def plan(self) -> Planned:
+        schedule = RunSchedule(max_staleness=self.max_staleness)
+        return plan_split(self.profile, {"H100": self.devices}, schedule, fluid=self.may_be_fluid)
+
+    @property
+    def may_be_fluid(self) -> bool:
+        return refusal(max_staleness=self.max_staleness) is None
+
+    def in_full(self, setting: Setting) -> float:
+        """Returns the seconds of a step, all devices simulated."""
+        split = split_of(self.devices, setting.generate)
+        return seconds(self.profile, split, setting.schedule(self.max_staleness))
+
+    def by_part(self, setting: Setting) -> float:
+        """Returns the seconds of a step by 64 devices with as large a part of the groups."""
+        part = self.part
+        generate = max(1, setting.generate // part.factor) if setting.generate else 0
+        fewer = Setting(generate, setting.fragment_size, setting.tag // part.factor)
+        split = split_of(part.devices["H100"], generate)
+        return seconds(part.profile, split, fewer.schedule(self.max_staleness))
+
+
+def seconds(profile: Profile, split: Split, schedule: RunSchedule) -> float:
+    return simulate(
+        profile, rollout=split.rollout, trainer=split.trainer,
+        schedule=schedule, batches=3 if schedule.staleness_limit else 1, seed=1, causes=False,
+    ).step_seconds  # fmt: skip
+
+
+def split_of(devices: int, generate: int) -> Split:
+    if not generate:
+        return Split({}, {"H100": devices})
+    return Split({"H100": generate}, {"H100": devices - generate})
+
+
+def setting_of(choice: Choice) -> Setting:
+    schedule = choice.schedule
+    size = schedule.fixed_fragment
+    assert size is not None
+    if schedule.mode == "fluid":
+        return Setting(0, size)
+    return Setting(choice.split.rollout["H100"], size, schedule.fixed_tag or 0)
+
+
+def settings(case: Case, around: Setting, near: int) -> list[Setting]:
+    """Returns the settings of the sweep: 2 ``near`` + 1 splits around the planned one, those of
+    them that there are."""
+    step, groups = max(1, case.devices // 32), case.profile.shape.groups
+    splits = sorted({
+        min(case.devices - 1, max(1, around.generate + step * n)) for n in range(-near, near + 1)
+    })  # fmt: skip
+    sizes = fragment_sizes(case.profile, RunSchedule())
+    tags = sorted({0, around.tag, groups})
+    found = [Setting(*each) for each in itertools.product(splits, sizes, tags)]
+    return found + [Setting(0, size) for size in sizes] * case.may_be_fluid
+
+
+Say = Callable[[str, Setting, float], None]
+
+
+def simulated(
+    case: Case, swept: Iterable[Setting], *, in_full: bool, say: Say
+) -> Iterator[tuple[Setting, float]]:
+    """Yields settings with what they take in full; ``in_full``: all of them, else those near the
+    best by their part."""
+    swept = list(swept)
+    if not in_full and case.part.factor > 1:
+        forecast = {}
+        for setting in swept:
+            forecast[setting] = case.by_part(setting)
+            say("part", setting, forecast[setting])
+        most = NEAR * min(forecast.values())
+        swept = sorted((s for s in swept if forecast[s] <= most), key=lambda s: forecast[s])
+    for setting in swept:
+        took = case.in_full(setting)
+        say("full", setting, took)
+        yield setting, took
+
+
+def planned(found: Planned) -> tuple[Setting, Setting]:
+    """Returns the planned setting, and the best one that has roles."""
+    roles = next(each for each in found.choices if each.schedule.mode == "pipelined")
+    return setting_of(found.best), setting_of(roles)
+
+
+def silent(how: str, setting: Setting, took: float) -> None:
+    """Says nothing."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("devices", type=int)
+    parser.add_argument("--max-staleness", type=int, choices=(0, 1), default=0)
+    parser.add_argument("--in-full", action="store_true")
+    given = parser.parse_args()
+    case, began = Case(given.devices, given.max_staleness), time.process_time()
+
+    def say(how: str, setting: Setting, took: float) -> None:
+        mode = f"{setting.generate} generate, TAG {setting.tag}" if setting.generate else "fluid"
+        spent = time.process_time() - began
+        line = (
+            f"{how} {mode}, fragments of {setting.fragment_size}: {took:.2f} s ({spent:.0f} CPU s)"
+        )
+        print(line, flush=True)  # noqa: T201
+
+    best, roles = planned(case.plan())
+    own = case.in_full(best)
+    say("planned", best, own)
+    swept = simulated(case, settings(case, roles, near=4), in_full=given.in_full, say=say)
+    least, setting = min((took, setting) for setting, took in swept)
+    say("best", setting, least)
+    say(f"planned over best {own / min(own, least):.4f}", best, own)
+
+
+if __name__ == "__main__":
+    main()
