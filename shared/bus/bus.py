@@ -30,6 +30,7 @@ from shared.bus.connection import check_server, open_connection
 from shared.bus.marks import begin_epoch, drop_fenced, epoch_of, in_epoch
 from shared.bus.queue import RETRY_S, Queue
 from shared.bus.streams import (
+    MESSAGE_ID,
     Incoming,
     StreamState,
     as_unavailable,
@@ -169,8 +170,11 @@ class Bus:
             self._marks = await begin_epoch(self.jetstream, self.run, epoch)
         self.epoch = epoch
 
-    async def publish(self, message: Message) -> bool:
+    async def publish(self, message: Message, *, once: str | None = None) -> bool:
         """Store ``message``; return False if its slot is taken already.
+
+        ``once``: names an event that many may report at about the same time: of messages with the
+        same name the broker keeps one within two minutes (`stream_config`), and drops the others.
 
         A publish that times out may have been stored all the same, so it is repeated until the
         broker answers: a slot makes the repetition harmless, and readers expect events without a
@@ -185,6 +189,8 @@ class Bus:
         subject, data = subject_of(self.run, message), encode(message)
         in_force = in_epoch(self.epoch) if isinstance(message, Command) and self.epoch else None
         headers = sent(message, in_force)
+        if once is not None:
+            headers = {**(headers or {}), MESSAGE_ID: f"{self.run}.{once}"}
         publication = object()
         self._waiting[publication] = subject, time.monotonic()
         try:
@@ -215,8 +221,8 @@ class Bus:
     ) -> bool | None:
         """Return whether the message is the first in its slot, None if it is to be repeated."""
         try:
-            await cancellable(self.jetstream.publish(subject, data, headers=headers))
-            return True
+            stored = await cancellable(self.jetstream.publish(subject, data, headers=headers))
+            return not stored.duplicate
         except APIError as error:
             if error.err_code != STORE_FAILED:
                 raise

@@ -24,6 +24,9 @@ from shared.messages.subjects import Stream, subject_of, unscored_subject
 from shared.telemetry import QUARANTINED
 
 HEARTBEAT_S = 1.0
+SAME_NAME_S = 120.0
+"""For so long a stream drops a message that has the same `MESSAGE_ID` as one that it has."""
+MESSAGE_ID = "Nats-Msg-Id"
 SERVER_ERROR = 500
 """JetStream's code, or below it, of what is the server's fault: it starts, or its disk is full."""
 OTHER_SETTINGS = 10058
@@ -135,7 +138,7 @@ def stream_config(stream: Stream) -> api.StreamConfig:
         max_msgs_per_subject=1 if stream.slots or stream.newest else -1,
         max_bytes=stream.max_bytes,
         max_msg_size=64 * 1024 + 4096,  # the body's limit, and its headers
-        duplicate_window=120.0,
+        duplicate_window=SAME_NAME_S,
     )
 
 
@@ -211,7 +214,7 @@ async def bury(
                 subject,
                 json.dumps({"scorer": scorer, "samples": reasons}).encode(),
                 headers={
-                    "Nats-Msg-Id": f"{subject}.{scorer}",
+                    MESSAGE_ID: f"{subject}.{scorer}",
                     "dg-subject": subject_of(run, event),
                     "dg-reason": f"{scorer}: {first}"[:200].encode("ascii", "replace").decode(),
                 },
@@ -232,7 +235,7 @@ async def quarantine(
                 f"dg.{run}.quarantine.{stream.name}.{sequence}",
                 raw.data,
                 headers={
-                    "Nats-Msg-Id": f"{run}.{stream.name}.{sequence}",
+                    MESSAGE_ID: f"{run}.{stream.name}.{sequence}",
                     "dg-subject": raw.subject,
                     "dg-reason": str(error)[:200],
                 },

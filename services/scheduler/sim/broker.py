@@ -1,5 +1,6 @@
 """The bus as services see it: slots that take one message, streams in order, late delivery."""
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ from shared.messages.fluid import CommitVersion, TrainPiece
 from shared.messages.subjects import Stream, subject_of
 
 RUN = "sim"
+DROPPED_S = 120.0
+"""As `shared.bus.streams.SAME_NAME_S`."""
 STREAMS = {stream.subjects[0].split(".")[2]: stream for stream in subjects.STREAMS}
 """Word in a subject -> stream."""
 ADDRESSED = GenerateFragment | ComputeGradient | SetDevice | TrainPiece | CommitVersion
@@ -127,6 +130,8 @@ class Broker:
     """The newest epoch that a scheduler has marked, in all streams of commands at once."""
     _void: set[str] = field(default_factory=set)
     """Slots that refused commands took."""
+    _named: dict[str, float] = field(default_factory=dict)
+    """When a message of each name was kept."""
     _routes: dict[str, Routes] = field(default_factory=dict)
     _queues: dict[str, Queue] = field(default_factory=dict)
 
@@ -186,9 +191,21 @@ class Broker:
         if queue is not None:
             self._offer(queue, subject, message)
 
-    def send(self, sender: Process, message: Message) -> None:
-        """Publish from a process, which repeats it until it reaches the broker, in order."""
-        sender.outbox.append(lambda: self.publish(message))
+    def send(self, sender: Process, message: Message, once: str | None = None) -> None:
+        """Publish from a process, which repeats it until it reaches the broker, in order.
+
+        ``once``: of messages of the same name, others are dropped for two minutes.
+        """
+
+        def publish() -> None:
+            now = self.world.now
+            if once is not None and now - self._named.get(once, -math.inf) < DROPPED_S:
+                return
+            if once is not None:
+                self._named[once] = now
+            self.publish(message)
+
+        sender.outbox.append(publish)
         self._flush(sender)
 
     def _flush(self, sender: Process) -> None:

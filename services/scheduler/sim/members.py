@@ -86,7 +86,7 @@ class SimMember(GeneratingMember):
         )  # fmt: skip
         newest = self.commits.versions[-1]
         self.newest = newest.policy.version
-        self._announce(newest)
+        self._announce(newest, once=f"again.{newest.policy.version}.{newest.policy.weights_digest}")
         self._load(newest)
 
     def drain(self) -> None:
@@ -379,10 +379,10 @@ class SimMember(GeneratingMember):
         self.history.works(f"{self.address}/0", "commit", 0.0, self.timing.snapshot)
         self._occupy_when_free(self.timing.snapshot, copied)
 
-    def _announce(self, commit: Commit) -> None:
+    def _announce(self, commit: Commit, once: str | None = None) -> None:
         self.broker.send(self.process, PolicyPublished(
             policy=commit.policy, weights=REF, worker=self.address, checksum=commit.checksum
-        ))  # fmt: skip
+        ), once)  # fmt: skip
 
     def _trained(self, batch: int, shares: tuple[Share, ...]) -> tuple[TrainGroup, ...]:
         """The groups of the shares, as they were sent to be trained."""

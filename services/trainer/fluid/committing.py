@@ -63,15 +63,22 @@ class Committing:
         await self.announce(record, seconds)
         return record
 
-    async def announce(self, record: CommitRecord, seconds: float = 0.0) -> None:
+    async def announce(
+        self, record: CommitRecord, seconds: float = 0.0, *, again: bool = False
+    ) -> None:
+        """Tell that a version is committed; ``again``: as every member does that starts. All of
+        them hear each, so that one of those is enough."""
+        policy = record.policy
+        once = f"again.{policy.version}.{policy.weights_digest}" if again else None
         await self._bus.publish(
             PolicyPublished(
-                policy=record.policy,
+                policy=policy,
                 weights=record.weights,
                 worker=self._worker.address,
                 seconds=seconds,
                 checksum=record.checksum,
-            )
+            ),
+            once=once,
         )
 
     async def _committed(self, made: MadeVersion, snapshot: Snapshot) -> CommitRecord:

@@ -61,7 +61,7 @@ class MemberVersions:
             await self._make_first()
         with self._worker.doing("loading_weights"):
             record = await self.fetch()
-        await self._committing.announce(record)
+        await self._committing.announce(record, again=True)
 
     async def follow(self) -> None:
         """Note each version that is published, for ever."""

@@ -36,6 +36,22 @@ async def test_a_slot_takes_one_message_whoever_publishes_it(nats_url: str) -> N
         assert len(await take(bus, subjects.TASK, 2)) == 2
 
 
+async def test_of_what_many_say_at_a_time_the_broker_keeps_one_message(nats_url: str) -> None:
+    """Every fluid member that starts tells all others of the newest version."""
+    one, other = (
+        examples.published(7),
+        examples.published(7).model_copy(update={"worker": "another"}),
+    )
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        assert await bus.publish(one, once="again.7")
+        assert not await bus.publish(other, once="again.7")
+        assert await bus.publish(other, once="again.8")
+        assert await bus.publish(other), "of which it is not said"
+        kept = await take(bus, subjects.EVT, 3)
+        assert [each.message for each in kept] == [one, other, other]
+
+
 async def test_a_bus_says_for_how_long_a_message_waits_to_be_stored(nats_url: str) -> None:
     async with Bus.connect(nats_url, run="test", name="test") as bus:
         publishing = asyncio.create_task(bus.publish(examples.task()))
