@@ -174,7 +174,7 @@ class Bus:
         """Store ``message``; return False if its slot is taken already.
 
         ``once``: names an event that many may report at about the same time: of messages with the
-        same name the broker keeps one within two minutes (`stream_config`), and drops the others.
+        same name the broker keeps one within `SAME_NAME_S`, and drops the others.
 
         A publish that times out may have been stored all the same, so it is repeated until the
         broker answers: a slot makes the repetition harmless, and readers expect events without a

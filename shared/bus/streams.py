@@ -20,13 +20,12 @@ from shared.cancellation import cancellable
 from shared.errors import ContractError, Unavailable, UserError
 from shared.messages.codec import decode
 from shared.messages.contracts import FragmentGenerated, Message
-from shared.messages.subjects import Stream, subject_of, unscored_subject
+from shared.messages.subjects import SAME_NAME_S, Stream, subject_of, unscored_subject
 from shared.telemetry import QUARANTINED
 
 HEARTBEAT_S = 1.0
-SAME_NAME_S = 120.0
-"""For so long a stream drops a message that has the same `MESSAGE_ID` as one that it has."""
 MESSAGE_ID = "Nats-Msg-Id"
+"""Names the header by which a stream knows messages of the same name."""
 SERVER_ERROR = 500
 """JetStream's code, or below it, of what is the server's fault: it starts, or its disk is full."""
 OTHER_SETTINGS = 10058

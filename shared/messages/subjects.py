@@ -63,6 +63,9 @@ from shared.messages.fluid import (
 from shared.messages.workers import WorkerRefused, WorkerStatus
 
 MIB = 1024 * 1024
+SAME_NAME_S = 120.0
+"""Seconds for which a stream drops a message that has the name of one that it has, where messages
+have names (`Bus.publish`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,6 @@ from shared.messages.fluid import CommitVersion, TrainPiece
 from shared.messages.subjects import Stream, subject_of
 
 RUN = "sim"
-DROPPED_S = 120.0
-"""As `shared.bus.streams.SAME_NAME_S`."""
 STREAMS = {stream.subjects[0].split(".")[2]: stream for stream in subjects.STREAMS}
 """Word in a subject -> stream."""
 ADDRESSED = GenerateFragment | ComputeGradient | SetDevice | TrainPiece | CommitVersion
@@ -199,7 +197,7 @@ class Broker:
 
         def publish() -> None:
             now = self.world.now
-            if once is not None and now - self._named.get(once, -math.inf) < DROPPED_S:
+            if once is not None and now - self._named.get(once, -math.inf) < subjects.SAME_NAME_S:
                 return
             if once is not None:
                 self._named[once] = now
