@@ -3,8 +3,11 @@
     python -m tests.scheduler.planning.sweep 1024 --max-staleness 1 [--in-full]
 
 Fragments of every size, nine splits around the planned one, TAG off, planned and of all groups; and
-fluid devices. Of more than 64 devices every setting is simulated by a part of 64 first, and only
-those in full that are forecast to be near the best: a part takes as long as all within 1.5 %.
+fluid devices. Hosts are left out: one trainer may be lent over any number of them, and fluid
+devices may be any number, which no recipe can have. Of more than 64 devices every setting is
+simulated by a part of 64 first, and only those in full that are forecast to be near the best: a
+part takes as long as all within 1.5 %.
+
 Prints a line per setting.
 """
 
