@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
+from typing import Literal
 
 from bench.growth.core import plan_of, policy_of, published, results_of
 from services.scheduler.core.fluid.events import MemberReported
@@ -133,12 +134,18 @@ def opened(version: int) -> PolicyPublished:
     return published(version).model_copy(update={"checksum": checksum_of(version)})
 
 
-def measure(members: int, *, groups_per_member: float = 1.0, batches: int = 2) -> FluidCosts:
-    """Bring so many batches to their commits; the first one is not counted."""
+def measure(
+    members: int,
+    *,
+    groups_per_member: float = 1.0,
+    batches: int = 2,
+    max_staleness: Literal[0, 1] = 0,
+) -> FluidCosts:
+    """Bring so many batches to their commits."""
     plan = plan_of(members, 2)
     plan = replace(
         plan, num_groups=round(members * groups_per_member), trained_steps=8,
-        schedule=RunSchedule(mode="fluid", fragment_size=4),
+        schedule=RunSchedule(mode="fluid", fragment_size=4, max_staleness=max_staleness),
     )  # fmt: skip
     addresses = [f"m{number}-0" for number in range(members)]
     state = State()

@@ -38,6 +38,8 @@ def measure_all(
         yield {"opening, lent trainer": asdict(core.measure(number, helping=8))}
     for number in (FEW_MEMBERS, *devices):
         yield {"fluid devices": asdict(fluid_core.measure(number))}
+        ahead = fluid_core.measure(number, max_staleness=1)
+        yield {"fluid devices, one step ahead": asdict(ahead)}
     folder.mkdir(parents=True, exist_ok=True)
     for number in steps:
         yield {"history": asdict(_apart(_history, folder, number, groups))}

@@ -8,16 +8,16 @@ from shared.run.rights import WRITES
 
 def messages_table() -> str:
     """Return who publishes and who reads each kind of message, as Markdown."""
-    rows = {
-        right.kind.__name__: (f"`{right.subject}`", right.publishers, right.readers)
+    rows = [
+        (right.kind.__name__, f"`{right.subject}`", right.publishers, right.readers)
         for right in RIGHTS
         if not right.subject.startswith("dg.*.live.")
-    }
+    ]
     lines = [
         "| message | subject | published by | read by, besides the scheduler |",
         "|---|---|---|---|",
     ]
-    for kind, (subject, publishers, readers) in rows.items():
+    for kind, subject, publishers, readers in rows:
         lines.append(f"| {kind} | {subject} | {_names(publishers)} | {_names(readers)} |")
     return "\n".join(lines)
 

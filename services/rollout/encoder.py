@@ -57,7 +57,7 @@ class EncoderApp:
         self._prompts = prompt_order(recipe)
         self._draws = self._prompts.first_draws(recipe.batch.groups)
         self._num_batches = recipe.run.steps
-        self._newest = 0
+        self.newest = 0
         """Version that generates the nearest batch whose prompts are encoded."""
         self._share = first_share(context.worker.name, recipe.encoder.workers)
         self._known: set[str] = set()
@@ -81,7 +81,7 @@ class EncoderApp:
         subject = subjects.event_subject(self._bus.run, "policy_published")
         async for received in self._bus.follow(subjects.EVT, [subject]):
             event = received.message
-            if isinstance(event, PolicyPublished) and event.policy.version > self._newest:
+            if isinstance(event, PolicyPublished) and event.policy.version > self.newest:
                 # Whoever may publish could announce anything.
                 read = partial(read_commit, self._store, self._bus.run, event.policy.version)
                 await self._go_on_from(read)
@@ -94,10 +94,10 @@ class EncoderApp:
             log.error("commit_unreadable", error=str(error))
             return
         if record is not None:
-            newest = max(record.policy.version, self._newest)
+            newest = max(record.policy.version, self.newest)
             if self._draws is not None:
                 self._draws = await self._learned(self._draws, newest)
-            self._newest = newest
+            self.newest = newest
             self._newer.set()
 
     async def _learned(self, draws: Draws, newest: int) -> Draws:
@@ -145,8 +145,8 @@ class EncoderApp:
     def _wanted(self) -> Iterator[Prompt]:
         """Yield the prompts of the batches to come in the order in which to encode them: the whole
         nearest batch goes before this encoder's share of later ones."""
-        end = min(self._newest + self._recipe.encoder.ahead + 1, self._num_batches)
-        wanted = range(self._newest, end)
+        end = min(self.newest + self._recipe.encoder.ahead + 1, self._num_batches)
+        wanted = range(self.newest, end)
         for batches in (wanted[:1], wanted[1:]):
             prompts = [prompt for batch in batches for prompt in self._prompts_of(batch)]
             yield from filter(self._is_mine, prompts)

@@ -20,10 +20,15 @@ from shared.cancellation import cancellable
 from shared.errors import ContractError, Unavailable, UserError
 from shared.messages.codec import decode
 from shared.messages.contracts import FragmentGenerated, Message
-from shared.messages.subjects import SAME_NAME_S, Stream, subject_of, unscored_subject
+from shared.messages.subjects import FLUID, SAME_NAME_S, Stream, subject_of, unscored_subject
 from shared.telemetry import QUARANTINED
 
 HEARTBEAT_S = 1.0
+HEADER_BYTES = 4096
+"""Most bytes of a message's headers."""
+MAX_CONSUMERS = 64 * 1024
+"""Readers of a stream at most: some of each device. A server may have a limit of its own where a
+stream has none: NATS 2.15 takes 1,000."""
 MESSAGE_ID = "Nats-Msg-Id"
 """Names the header by which a stream knows messages of the same name."""
 SERVER_ERROR = 500
@@ -83,8 +88,9 @@ async def stream_state(jetstream: JetStreamContext, stream: Stream) -> StreamSta
 async def make_stream(jetstream: JetStreamContext, stream: Stream, need: int = 0) -> None:
     """Create a stream that takes ``need`` bytes, or let it grow.
 
-    One that exists keeps its settings otherwise. Its size is a multiple of what it has by default,
-    unless an operator has set another; that is not changed.
+    One that exists keeps its settings otherwise; but that it takes messages as large, and readers
+    as many, as this release has. Its size is a multiple of what it has by default, unless an
+    operator has set another; that is not changed.
 
     Raises:
         UserError: if it does not take so much, and why.
@@ -105,24 +111,35 @@ async def _grow(
     jetstream: JetStreamContext, stream: Stream, need: int, config: api.StreamConfig
 ) -> None:
     found = (await cancellable(jetstream.stream_info(stream.name))).config
-    there = found.max_bytes or -1
-    if there < 0 or there >= need:
+    there, message = found.max_bytes or -1, found.max_msg_size or -1
+    changes: dict[str, int | None] = {}
+    if 0 <= there < need:
+        if there % stream.max_bytes:
+            change = f"nats stream edit {stream.name} --max-bytes {config.max_bytes}"
+            raise _too_small(stream, need, f"an operator has given it {there} bytes ({change})")
+        changes["max_bytes"] = config.max_bytes
+    if 0 <= message < (config.max_msg_size or 0):  # an earlier release made it
+        changes["max_msg_size"] = config.max_msg_size
+    if 0 < (found.max_consumers or -1) < MAX_CONSUMERS:
+        changes["max_consumers"] = MAX_CONSUMERS
+    if not changes:
         return
-    if there % stream.max_bytes:
-        change = f"nats stream edit {stream.name} --max-bytes {config.max_bytes}"
-        raise _too_small(stream, need, f"an operator has given it {there} bytes ({change})")
     try:
-        await cancellable(jetstream.update_stream(found.evolve(max_bytes=config.max_bytes)))
+        await cancellable(jetstream.update_stream(found.evolve(**changes)))
     except APIError as error:
         raise _too_small(stream, need, f"NATS says: {error.description} ({ROOM})") from error
-    log.info("stream_grown", stream=stream.name, bytes=config.max_bytes)
+    log.info("stream_grown", stream=stream.name, **changes)
 
 
 def _too_small(stream: Stream, need: int, reason: str) -> UserError:
+    if stream == FLUID:
+        field, smaller = "batch.groups", "choose a smaller batch"
+    else:
+        field = "schedule.fragment_size"
+        smaller = "choose larger fragments, shorter prompts or a smaller batch.groups"
     return UserError(
-        f"schedule.fragment_size: with this recipe the stream {stream.name} may need {need} bytes, "
-        f"and {reason}; give it more room, or choose larger fragments, shorter prompts or a "
-        "smaller batch.groups"
+        f"{field}: with this recipe the stream {stream.name} may need {need} bytes, and {reason}; "
+        f"give it more room, or {smaller}"
     )
 
 
@@ -136,7 +153,8 @@ def stream_config(stream: Stream) -> api.StreamConfig:
         discard_new_per_subject=stream.slots,
         max_msgs_per_subject=1 if stream.slots or stream.newest else -1,
         max_bytes=stream.max_bytes,
-        max_msg_size=64 * 1024 + 4096,  # the body's limit, and its headers
+        max_msg_size=stream.max_message_bytes + HEADER_BYTES,
+        max_consumers=MAX_CONSUMERS,
         duplicate_window=SAME_NAME_S,
     )
 

@@ -13,11 +13,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from shared.errors import ContractError
 from shared.messages.contracts import MAX_MESSAGE_BYTES, Message
+from shared.messages.fluid import MAX_SUMS_BYTES, ExchangeSums
 
 MAX_DEPTH = 16
 PLAIN_BYTES = 16 * 1024
 """Largest message that is sent as plain msgpack."""
-MAX_PLAIN_BYTES = 1024 * 1024
+MAX_PLAIN_BYTES = 2 * 1024 * 1024
 """Largest message after decompression, so that a small one cannot fill the memory."""
 ZLIB = b"\x78"
 """First byte of a zlib stream; in msgpack it is the number 120, and no map."""
@@ -33,7 +34,7 @@ def encode(message: Message) -> bytes:
     """
     plain: bytes = msgpack.packb(message.model_dump())
     packed = plain if len(plain) <= PLAIN_BYTES else zlib.compress(plain)
-    for size, limit in ((len(plain), MAX_PLAIN_BYTES), (len(packed), MAX_MESSAGE_BYTES)):
+    for size, limit in ((len(plain), MAX_PLAIN_BYTES), (len(packed), _most_bytes(message))):
         if size > limit:
             raise ContractError(f"a {message.kind} of {size} bytes exceeds {limit}")
     return packed
@@ -49,10 +50,14 @@ def group_bytes(samples: int, fragments: int, scorers: int) -> int:
     return 4096 + names + (440 + 4 * scorers) * fragments + 9 * samples * (2 + scorers)
 
 
+def _most_bytes(message: Message) -> int:
+    return MAX_SUMS_BYTES if isinstance(message, ExchangeSums) else MAX_MESSAGE_BYTES
+
+
 def decode(data: bytes) -> Message:
     """Return the message; raise ContractError, and nothing else, whatever the bytes are."""
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise ContractError(f"{len(data)} bytes exceed the limit of {MAX_MESSAGE_BYTES}")
+    if len(data) > MAX_SUMS_BYTES:
+        raise ContractError(f"{len(data)} bytes exceed the limit of {MAX_SUMS_BYTES}")
     try:
         plain = msgpack.unpackb(
             _plain(data) if data.startswith(ZLIB) else data,
@@ -64,7 +69,10 @@ def decode(data: bytes) -> Message:
         )
         if _depth(plain) > MAX_DEPTH:
             raise ContractError("nested too deeply")
-        return _MESSAGE.validate_python(plain, by_alias=True, by_name=False)
+        message = _MESSAGE.validate_python(plain, by_alias=True, by_name=False)
+        if len(data) > _most_bytes(message):
+            raise ContractError(f"a {message.kind} of {len(data)} bytes is too large")
+        return message
     except ContractError:
         raise
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException, zlib.error) as error:

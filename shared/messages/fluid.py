@@ -7,7 +7,8 @@
     SumHeld           member -> scheduler      the total is here, and these are its bits
     ExchangeMissed    member -> scheduler      this round came to nothing here
     TakeStep          scheduler -> members     everybody holds this total: take the step, once
-    Stepped           member -> scheduler      it is taken, and these are the new bits
+    Stepped           member -> scheduler      it is taken, and these are the new bits; the
+                                               committer's are told to all members
     CommitVersion     scheduler -> members     this member commits the new version
     WeightsStored     member -> scheduler      its weights can be fetched; it is not committed yet
     BeginAgain        scheduler -> members     the batch is trained again, from its version
@@ -40,8 +41,13 @@ from shared.messages.records import (
     wire_name,
 )
 
-MAX_PIECES = 8192
-"""Pieces of a batch: as many as one message can name."""
+MAX_PIECES = 32 * 1024
+"""Pieces of a batch: as many as one message can name (`MAX_SUMS_BYTES`)."""
+MAX_MEMBERS = 4096
+"""Fluid devices of a run: as many as one message can name."""
+MAX_SUMS_BYTES = 240 * 1024
+"""Most bytes of an `ExchangeSums`, which names all members and pieces: after compression some 14
+bytes and 3 to 4 each. The broker takes no message over 256 KB."""
 
 Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 """128 bits, as hexadecimal digits."""
@@ -195,6 +201,9 @@ class Stepped(FluidMessage):
     that makes none: the batch's own."""
     checksum: Checksum
     """Checksum of the bits of weights, moments and average."""
+    is_reference: Annotated[bool, Field(exclude_if=is_empty)] = False
+    """Whether the member was named to commit: all others read its step, and compare theirs. Of
+    thousands of members each would otherwise be sent those of all."""
     seconds: Seconds = 0.0
 
 

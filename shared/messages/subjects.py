@@ -12,6 +12,7 @@
     dg.<run>.fluid.<batch>.sum.<attempt>.<round>.<address>     DG_FLUID   SumHeld, ExchangeMissed
     dg.<run>.fluid.<batch>.step.<attempt>[.<update>]           DG_FLUID   TakeStep
     dg.<run>.fluid.<batch>.stepped.<attempt>.<address>[.<update>]       DG_FLUID  Stepped
+    dg.<run>.fluid.<batch>.reference.<attempt>.<address>[.<update>]     DG_FLUID  Stepped
     dg.<run>.fluid.<batch>.stored.<attempt>.<address>          DG_FLUID   WeightsStored
     dg.<run>.fluid.<batch>.commit.<attempt>.<number>           DG_FLUID   CommitVersion
     dg.<run>.fluid.<batch>.again.<attempt>                     DG_FLUID   BeginAgain
@@ -35,6 +36,7 @@ import re
 from dataclasses import dataclass
 
 from shared.messages.contracts import (
+    MAX_MESSAGE_BYTES,
     ComputeGradient,
     FragmentGenerated,
     FragmentScored,
@@ -46,6 +48,7 @@ from shared.messages.contracts import (
     TrainGroup,
 )
 from shared.messages.fluid import (
+    MAX_SUMS_BYTES,
     BeginAgain,
     CommitVersion,
     ExchangeMissed,
@@ -77,6 +80,8 @@ class Stream:
     """Whether a subject takes one message only; otherwise old messages make room."""
     newest: bool = False
     """Whether only the newest message of a subject is kept."""
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    """Most bytes of a message's body."""
 
 
 ADVISORIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.*.*"
@@ -86,10 +91,15 @@ REW = Stream("DG_REW", ("dg.*.rew.>",), 64 * MIB, slots=True)
 TRAIN = Stream("DG_TRAIN", ("dg.*.train.>",), 64 * MIB, slots=True)
 GRAD = Stream("DG_GRAD", ("dg.*.grad.>",), 64 * MIB, slots=True)
 PART = Stream("DG_PART", ("dg.*.part.>",), 64 * MIB, slots=True)
-FLUID = Stream("DG_FLUID", ("dg.*.fluid.>",), 64 * MIB, slots=True)
+FLUID = Stream(
+    "DG_FLUID", ("dg.*.fluid.>",), 64 * MIB, slots=True, max_message_bytes=MAX_SUMS_BYTES
+)
 DEVICE = Stream("DG_DEVICE", ("dg.*.device.>",), 16 * MIB, slots=False, newest=True)
 EVT = Stream("DG_EVT", ("dg.*.evt.>",), 64 * MIB, slots=False)
-DLQ = Stream("DG_DLQ", (ADVISORIES, "dg.*.quarantine.>"), 64 * MIB, slots=False)
+DLQ = Stream(
+    "DG_DLQ", (ADVISORIES, "dg.*.quarantine.>"), 64 * MIB, slots=False,
+    max_message_bytes=MAX_SUMS_BYTES,
+)  # fmt: skip
 STREAMS = (TASK, TRAJ, REW, TRAIN, GRAD, PART, FLUID, DEVICE, EVT, DLQ)
 ADDRESSED = (TASK, GRAD)
 """Streams whose subjects name the device before the batch."""
@@ -158,7 +168,8 @@ def _slot_of_all(message: FluidMessage) -> str:
         case TakeStep():
             return f"step.{message.attempt}{update}"
         case Stepped(worker=worker):
-            return f"stepped.{message.attempt}.{worker}{update}"
+            who = "reference" if message.is_reference else "stepped"
+            return f"{who}.{message.attempt}.{worker}{update}"
         case WeightsStored(worker=worker):
             return f"stored.{message.attempt}.{worker}"
         case CommitVersion():
@@ -210,8 +221,8 @@ def pieces_for(run: str, address: str) -> str:
 
 def fluid_subjects(run: str) -> list[str]:
     """Match what is said to all members: exchanges, steps, who commits and what begins again; and,
-    by members, which versions they have made."""
-    kinds = ("exchange", "step", "commit", "again", "stepped")
+    by those that commit, which versions they have made."""
+    kinds = ("exchange", "step", "commit", "again", "reference")
     return [f"dg.{run}.fluid.*.{kind}.>" for kind in kinds]
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from shared.messages.codec import group_bytes
 from shared.messages.contracts import MAX_MESSAGE_BYTES, Prompt
-from shared.messages.subjects import GRAD, PART, REW, TASK, TRAIN, TRAJ
+from shared.messages.fluid import MAX_MEMBERS, MAX_SUMS_BYTES
+from shared.messages.subjects import FLUID, GRAD, PART, REW, TASK, TRAIN, TRAJ
 
 BATCHES_AT_ONCE = 5
 """Batches with messages in the streams: two that are kept, the current one, the one that was begun
@@ -15,6 +16,9 @@ ATTEMPTS = 1.25
 """Messages per piece of work: some is given back, lost, and done again."""
 TASK_BYTES, TRAJ_BYTES, REW_BYTES, PART_BYTES = 900, 1500, 1600, 4096
 """Most bytes of a message without its prompt, and of what the broker stores beside it."""
+PIECE_BYTES, STEP_BYTES = 1100, 1200
+"""Most bytes of what is said about a piece, to and by its member; and of what a member says of the
+exchange and the step."""
 IMAGE_BYTES = 100
 """Most bytes by which a prompt names its source image."""
 
@@ -29,6 +33,8 @@ class BatchVolume:
     scorers: int
     prompt_bytes: int
     """Bytes of a group's prompt, on average over the longest that a batch could have."""
+    pieces: int = 0
+    """Pieces into which fluid devices divide its training at most; 0: there are none."""
 
     def needs(self) -> dict[str, int]:
         """Most bytes by name of the stream."""
@@ -43,6 +49,9 @@ class BatchVolume:
             GRAD.name: self.groups * min(group + TASK_BYTES, MAX_MESSAGE_BYTES),
             PART.name: self.groups * PART_BYTES,
         }
+        if self.pieces:  # how many members will join is not known
+            steps = MAX_MEMBERS * STEP_BYTES + MAX_SUMS_BYTES
+            once[FLUID.name] = self.pieces * PIECE_BYTES + steps
         return {name: int(BATCHES_AT_ONCE * ATTEMPTS * size) for name, size in once.items()}
 
 

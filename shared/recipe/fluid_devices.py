@@ -1,11 +1,9 @@
 """What fluid devices do not do: one answer for recipes that ask for them and plans that might."""
 
+from shared.messages.fluid import MAX_MEMBERS
 from shared.recipe.tables import Tables
 
 OTHER = 'or schedule.mode to "pipelined"'
-MAX_DEVICES = 1024
-"""The message by which they exchange their sums names each of them and all pieces that it has
-trained: about 22 bytes and 3 each, of the 64 KiB that a message may have."""
 
 
 def refusal(
@@ -30,8 +28,8 @@ def refusal(
         can_train: `rollout.can_train`.
     """
     refused = {
-        f"trainer.devices: sums of more than {MAX_DEVICES} fluid devices fit no message; set it to "
-        f"at most {MAX_DEVICES}": devices > MAX_DEVICES,
+        f"trainer.devices: sums of more than {MAX_MEMBERS} fluid devices fit no message; set it to "
+        f"at most {MAX_MEMBERS}": devices > MAX_MEMBERS,
         "trainer.hosts: fluid devices join from any hosts; set it to 1": hosts > 1,
         "trainer.sharded: every fluid device holds all weights; set it to false": sharded,
         "algorithm.nft_decay: fluid devices hold no old policy; set it to 0, and trainer.updates "

@@ -55,6 +55,7 @@ class Encoders:
     recipe: Recipe
     devices: list[FakeEncoder]
     workers: list[Worker]
+    apps: list[EncoderApp]
     running: "list[asyncio.Task[None]]"
     parent: str | None = None
     seen: list[Saturated] = field(default_factory=list)
@@ -115,7 +116,7 @@ async def encoders(
     store = ObjectStore(FolderBackend(folder / "objects"))
     await store_recipe(store, recipe)
     async with contextlib.AsyncExitStack() as stack:
-        made = Encoders(None, store, recipe, [], [], [])  # type: ignore[arg-type]
+        made = Encoders(None, store, recipe, [], [], [], [])  # type: ignore[arg-type]
         for number in range(workers if started is None else started):
             name = f"encoder-{number}"
             bus = await stack.enter_async_context(Bus.connect(nats_url, run="test", name=name))
@@ -125,6 +126,7 @@ async def encoders(
             made.bus = bus
             made.devices.append(device)
             made.workers.append(worker)
+            made.apps.append(app)
             made.running.append(asyncio.create_task(app.run()))
         yield made
         for task in made.running:
@@ -163,6 +165,9 @@ async def test_a_batch_that_is_over_is_left_for_the_newest(start: Start) -> None
         run.devices[0].free.clear()
         for number in range(1, 6):
             await run.publish_version(number)
+        async with asyncio.timeout(WAIT_S):
+            while run.apps[0].newest < 5:  # noqa: ASYNC110 -- it is told by the broker
+                await asyncio.sleep(0.01)
         begun = len(run.devices[0].done)
         run.devices[0].free.set()
         await run.has(5, 6, 7)

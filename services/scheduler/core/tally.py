@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
+from shared.messages.records import Policy
+
 Stage = Literal["pending", "issued", "generated", "scored"]
 
 
@@ -27,6 +29,8 @@ class _Group(Protocol):
     def contribution(self) -> object: ...
     @property
     def trained_by(self) -> tuple[str, ...]: ...
+    @property
+    def policy(self) -> Policy | None: ...
 
 
 Trained = tuple[int, int]
@@ -52,6 +56,8 @@ class Tally:
     sent: Trained = (0, 0)
     trained: Mapping[str, Trained] = field(default_factory=dict)
     """The sent groups that are in the gradient of each trainer, by its address."""
+    policies: Mapping[Policy, int] = field(default_factory=dict)
+    """Number of groups that each version generates."""
 
     def untrained(self, trainer: str) -> int:
         """Number of groups that were sent and that this trainer has not trained."""
@@ -83,6 +89,7 @@ class Tally:
             maybe_whole=_followed(self.maybe_whole, index, new),
             sent=_sum(_sum(self.sent, _sent(old), -1), _sent(new), 1),
             trained=_trained(self.trained, old, new),
+            policies=_policies(self.policies, old.policy, new.policy),
         )
 
     def from_group(self, first: int) -> "Tally":
@@ -111,6 +118,19 @@ def _sent(group: _Group) -> Trained:
 
 def _sum(one: Trained, other: Trained, sign: int) -> Trained:
     return one[0] + sign * other[0], one[1] + sign * other[1]
+
+
+def _policies(
+    known: Mapping[Policy, int], old: Policy | None, new: Policy | None
+) -> Mapping[Policy, int]:
+    if old is new:
+        return known
+    found = dict(known)
+    if old is not None:
+        found[old] -= 1
+    if new is not None:
+        found[new] = found.get(new, 0) + 1
+    return {policy: number for policy, number in found.items() if number}
 
 
 def _trained(known: Mapping[str, Trained], old: _Group, new: _Group) -> Mapping[str, Trained]:

@@ -8,7 +8,7 @@ room for another fragment, one device at a time.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 from shared.messages.contracts import FragmentSlot
 
@@ -130,15 +130,59 @@ class Roles:
     """Addresses of those that are no members: they fetch what they generate with."""
 
 
+class Question(Protocol):
+    """Is something that events ask of all devices that generate, and holds for a number of them."""
+
+    @property
+    def batch(self) -> int | None:
+        """The batch that it is about, if it is about one: that of the newest question counts."""
+
+    def holds_for(self, worker: WorkerState) -> bool:
+        """Return whether it holds for a device."""
+
+
+@dataclass(frozen=True, slots=True)
+class HasRoom:
+    """Asks who has less than so many fragments per queue."""
+
+    queue_depth: int
+    batch: None = None
+
+    def holds_for(self, worker: WorkerState) -> bool:
+        return worker.has_room(self.queue_depth)
+
+
+@dataclass(frozen=True, slots=True)
+class HasFewOf:
+    """Asks who has less than a number of fragments of a batch and those before it."""
+
+    batch: int
+    number: int
+
+    def holds_for(self, worker: WorkerState) -> bool:
+        return sum(held.slot.batch <= self.batch for held in worker.assigned) < self.number
+
+
+@dataclass(frozen=True, slots=True)
+class HasNextOf:
+    """Asks who has a fragment of a later batch among the first, as many as it generates at a
+    time."""
+
+    batch: int
+
+    def holds_for(self, worker: WorkerState) -> bool:
+        return any(held.slot.batch > self.batch for held in worker.assigned[: worker.concurrency])
+
+
 class Workers(dict[str, WorkerState]):
     """Live workers by address. A change makes another one; what is known of all is kept along."""
 
-    __slots__ = ("_roles", "_room")
+    __slots__ = ("_answers", "_roles")
 
     def __init__(self, workers: Mapping[str, WorkerState] | None = None) -> None:
         super().__init__(workers or {})
         self._roles: Roles | None = None
-        self._room: dict[int, frozenset[str]] = {}
+        self._answers: dict[Question, frozenset[str]] = {}
 
     @property
     def roles(self) -> Roles:
@@ -156,11 +200,17 @@ class Workers(dict[str, WorkerState]):
 
     def with_room(self, queue_depth: int) -> frozenset[str]:
         """Addresses of the devices that generate and have less than so much per queue."""
-        found = self._room.get(queue_depth)
+        return self.asked(HasRoom(queue_depth))
+
+    def asked(self, question: Question) -> frozenset[str]:
+        """Addresses of the devices that generate and for which it holds."""
+        found = self._answers.get(question)
         if found is None:
-            places = self.roles.places
-            found = frozenset(each for each in places if self[each].has_room(queue_depth))
-            self._room[queue_depth] = found
+            found = frozenset(a for a in self.roles.places if question.holds_for(self[a]))
+            if question.batch is not None:  # nobody asks about the batches before it any more
+                kept = (None, question.batch)
+                self._answers = {q: a for q, a in self._answers.items() if q.batch in kept}
+            self._answers[question] = found
         return found
 
     def changed(self, workers: Iterable[WorkerState]) -> Self:
@@ -173,20 +223,21 @@ class Workers(dict[str, WorkerState]):
             keeps = keeps and old is not None and _role(old) == _role(worker)
         if keeps:
             made._roles = self._roles
-            made._room = {
-                depth: _followed(room, depth, changed) for depth, room in self._room.items()
+            made._answers = {
+                question: _followed(found, question, changed)
+                for question, found in self._answers.items()
             }
         return made
 
 
 def _followed(
-    room: frozenset[str], queue_depth: int, changed: Iterable[WorkerState]
+    known: frozenset[str], question: Question, changed: Iterable[WorkerState]
 ) -> frozenset[str]:
-    """Who has room once these have changed."""
-    now = {w.address: w.has_room(queue_depth) for w in changed if w.generates}
-    gain = [address for address, has_room in now.items() if has_room and address not in room]
-    loss = [address for address, has_room in now.items() if not has_room and address in room]
-    return room.union(gain).difference(loss) if gain or loss else room
+    """For whom it holds once these have changed."""
+    now = {w.address: question.holds_for(w) for w in changed if w.generates}
+    gain = [address for address, holds in now.items() if holds and address not in known]
+    loss = [address for address, holds in now.items() if not holds and address in known]
+    return known.union(gain).difference(loss) if gain or loss else known
 
 
 def _role(worker: WorkerState) -> tuple[str, int, Exclusion | None, bool, bool]:

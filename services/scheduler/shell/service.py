@@ -12,6 +12,7 @@ from pathlib import Path
 from fastapi import FastAPI, HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from services.scheduler.core.fluid.pieces import most_pieces
 from services.scheduler.core.state import Plan, first_state
 from services.scheduler.planning.recipes import shape_of
 from services.scheduler.shell.api import create_app
@@ -73,6 +74,7 @@ def stream_needs(plan: Plan) -> dict[str, int]:
         fragments_per_group=size // fixed if fixed else min(size, MAX_FRAGMENTS_PER_GROUP),
         scorers=max(1, len(plan.advantages.weights)),
         prompt_bytes=prompt_bytes(plan.prompts.prompts, plan.num_groups),
+        pieces=most_pieces(plan) if plan.schedule.mode == "fluid" else 0,
     ).needs()
 
 

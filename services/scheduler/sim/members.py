@@ -100,11 +100,9 @@ class SimMember(GeneratingMember):
     def _is_mine(self, message: Message) -> bool:
         if isinstance(message, TrainPiece | CommitVersion):
             return message.worker == self.address
-        if isinstance(message, Stepped) and self.total is not None:
-            command = self.total.command  # only the committer's step is looked at
-            is_of_round = (message.batch, message.attempt) == (command.batch, command.attempt)
-            return not is_of_round or message.worker == command.committer
-        return isinstance(message, ExchangeSums | TakeStep | Stepped | BeginAgain)
+        if isinstance(message, Stepped):
+            return message.is_reference
+        return isinstance(message, ExchangeSums | TakeStep | BeginAgain)
 
     # --- training ---
 
@@ -124,7 +122,7 @@ class SimMember(GeneratingMember):
             case Stepped():
                 self._compare(message)
             case CommitVersion():
-                self._commit(message.batch, message.attempt)
+                self._hear_committer(message)
 
     def _go_back(self, message: FluidMessage) -> None:
         """Load the batch's version again, if its step was taken in an attempt that is over."""
@@ -292,12 +290,13 @@ class SimMember(GeneratingMember):
                 before, checksum, beside=self.one_step, update=command.update,
             ))  # fmt: skip
             self._hold()
+            is_committer = command.committer == self.address
             self.broker.send(self.process, Stepped(
                 batch=batch, attempt=command.attempt, update=command.update, worker=self.address,
-                policy=of, checksum=checksum,
+                policy=of, checksum=checksum, is_reference=is_committer,
             ))  # fmt: skip
             self._point("stepped", self.timing.snapshot + self.timing.publish)
-            if command.committer == self.address:
+            if is_committer:
                 self._commit(batch, command.attempt)
             self._next()
 
@@ -341,6 +340,18 @@ class SimMember(GeneratingMember):
             self._let_go()
 
     # --- the commit ---
+
+    def _hear_committer(self, command: CommitVersion) -> None:
+        """Commit what it has made, and say what that is."""
+        if self.made is None or self.made[:2] != (command.batch, command.attempt):
+            return
+        policy = self.made[2]
+        self._commit(command.batch, command.attempt)
+        self.broker.send(self.process, Stepped(
+            batch=command.batch, attempt=command.attempt, update=self.plan.updates - 1,
+            worker=self.address, policy=policy, checksum=policy.weights_digest[:32],
+            is_reference=True,
+        ))  # fmt: skip
 
     def _commit(self, batch: int, attempt: int) -> None:
         if self.made is None or self.made[:2] != (batch, attempt) or self.last != self.made[2]:

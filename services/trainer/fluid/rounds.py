@@ -58,7 +58,7 @@ class Rounds:
         self._committers: dict[tuple[int, int, int], set[str]] = {}
         """Members whose step is the reference for a (batch, attempt, update)."""
         self._steps: dict[str, Stepped] = {}
-        """The newest step of each member."""
+        """The newest step of each member that was named to commit."""
         self._attempt = 0
         """Attempt at the batch that this member's newest step was of."""
         self._stepped_at = time.monotonic()
@@ -76,18 +76,22 @@ class Rounds:
                     self._steps[message.worker] = message
                     self._compare(message)
                 case CommitVersion() as message:
-                    self._hear_committer(message, tasks)
+                    await self._hear_committer(message, tasks)
                 case BeginAgain() as message if self._has_updates_before(message):
                     await self._end_round()
                     await self._go_back(message)
                 case _:
                     pass
 
-    def _hear_committer(self, message: CommitVersion, tasks: asyncio.TaskGroup) -> None:
+    async def _hear_committer(self, message: CommitVersion, tasks: asyncio.TaskGroup) -> None:
         last = self._num_updates - 1
         self._name_committer(message.batch, message.attempt, last, message.worker)
-        if message.worker == self._worker.address:
-            self._versions.commit(message.batch, tasks)
+        if message.worker != self._worker.address:
+            return
+        self._versions.commit(message.batch, tasks)
+        made = self._versions.made
+        if made is not None and (made.batch, made.attempt) == (message.batch, message.attempt):
+            await self._bus.publish(self._stepped(made, last, is_reference=True))
 
     async def _hear_round(self, message: ExchangeSums, tasks: asyncio.TaskGroup) -> None:
         if self._is_undone(message) or self._has_updates_before(message):
@@ -180,18 +184,20 @@ class Rounds:
         self._versions.made, self._attempt = made, message.attempt
         if message.committer == self._worker.address:
             self._versions.commit(message.batch, tasks)
-        await self._bus.publish(
-            Stepped(
-                batch=message.batch, attempt=message.attempt, update=message.update,
-                worker=self._worker.address, policy=made.policy, checksum=made.checksum,
-                seconds=time.monotonic() - made.began,
-            )
-        )  # fmt: skip
+        is_reference = message.committer == self._worker.address
+        await self._bus.publish(self._stepped(made, message.update, is_reference=is_reference))
         reach("fluid.stepped")
         for taken in self._steps.values():
             self._compare(taken)
         if self._device.steps_beside:
             tasks.create_task(self._take(made))
+
+    def _stepped(self, made: MadeVersion, update: int, *, is_reference: bool) -> Stepped:
+        return Stepped(
+            batch=made.batch, attempt=made.attempt, update=update, worker=self._worker.address,
+            policy=made.policy, checksum=made.checksum, is_reference=is_reference,
+            seconds=time.monotonic() - made.began,
+        )  # fmt: skip
 
     async def _step_between(self, message: TakeStep, held: HeldTotal) -> None:
         """Take an update that makes no version: nobody else ever has its weights."""
@@ -214,6 +220,7 @@ class Rounds:
             Stepped(
                 batch=message.batch, attempt=message.attempt, update=message.update,
                 worker=self._worker.address, policy=policy, checksum=checksum,
+                is_reference=message.committer == self._worker.address,
                 seconds=time.monotonic() - began,
             )
         )  # fmt: skip

@@ -3,10 +3,10 @@
     python -m tests.scheduler.planning.sweep 1024 --max-staleness 1 [--in-full]
 
 Fragments of every size, nine splits around the planned one, TAG off, planned and of all groups; and
-fluid devices. Hosts are left out: one trainer may be lent over any number of them, and fluid
-devices may be any number, which no recipe can have. Of more than 64 devices every setting is
-simulated by a part of 64 first, and only those in full that are forecast to be near the best: a
-part takes as long as all within 1.5 %.
+fluid devices. Devices are in hosts of 8, and what no recipe can say of those is left out: a trainer
+on several hosts is not lent. Of more than 64 devices every setting is simulated by a part of 64
+first, and only those in full that are forecast to be near the best: a part takes as long as all
+within 1.5 %.
 
 Prints a line per setting.
 """
@@ -20,10 +20,10 @@ from typing import Literal
 
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.planning.planner import Choice, Planned, fragment_sizes, plan_split
+from services.scheduler.planning.runnable import HOST_GPUS, why_not
 from services.scheduler.planning.splits import Split
 from services.scheduler.planning.symmetry import Part, part_of
 from services.scheduler.sim.profiled import simulate
-from shared.recipe.fluid_devices import refusal
 from shared.recipe.schedule import RunSchedule
 
 NEAR = 1.03
@@ -66,16 +66,22 @@ class Case:
 
     def plan(self) -> Planned:
         schedule = RunSchedule(max_staleness=self.max_staleness)
-        return plan_split(self.profile, {"H100": self.devices}, schedule, fluid=self.may_be_fluid)
+        return plan_split(
+            self.profile, {"H100": self.devices}, schedule, host_gpus=HOST_GPUS, fluid=True
+        )
 
-    @property
-    def may_be_fluid(self) -> bool:
-        return refusal(max_staleness=self.max_staleness) is None
+    def can_be(self, setting: Setting) -> bool:
+        """Returns whether a recipe can say it of such hosts."""
+        split, schedule = self.split(setting), setting.schedule(self.max_staleness)
+        return why_not(self.profile, split, schedule, host_gpus=HOST_GPUS) is None
+
+    def split(self, setting: Setting) -> Split:
+        return split_of(self.devices, setting.generate)
 
     def in_full(self, setting: Setting) -> float:
         """Returns the seconds of a step, all devices simulated."""
-        split = split_of(self.devices, setting.generate)
-        return seconds(self.profile, split, setting.schedule(self.max_staleness))
+        schedule = setting.schedule(self.max_staleness)
+        return seconds(self.profile, self.split(setting), schedule)
 
     def by_part(self, setting: Setting) -> float:
         """Returns the seconds of a step by 64 devices with as large a part of the groups."""
@@ -110,15 +116,16 @@ def setting_of(choice: Choice) -> Setting:
 
 def settings(case: Case, around: Setting, near: int) -> list[Setting]:
     """Returns the settings of the sweep: 2 ``near`` + 1 splits around the planned one, those of
-    them that there are."""
+    them that there are; and a trainer in one host, which can be lent."""
     step, groups = max(1, case.devices // 32), case.profile.shape.groups
-    splits = sorted({
-        min(case.devices - 1, max(1, around.generate + step * n)) for n in range(-near, near + 1)
-    })  # fmt: skip
+    numbers = [around.generate + step * n for n in range(-near, near + 1)]
+    numbers.append(case.devices - HOST_GPUS)
+    splits = sorted({min(case.devices - 1, max(1, number)) for number in numbers})
     sizes = fragment_sizes(case.profile, RunSchedule())
     tags = sorted({0, around.tag, groups})
     found = [Setting(*each) for each in itertools.product(splits, sizes, tags)]
-    return found + [Setting(0, size) for size in sizes] * case.may_be_fluid
+    found += [Setting(0, size) for size in sizes]
+    return [setting for setting in found if case.can_be(setting)]
 
 
 Say = Callable[[str, Setting, float], None]

@@ -111,10 +111,10 @@ def test_a_plan_of_any_size_takes_seconds(devices: int, max_staleness: Literal[0
 
 
 def test_pieces_of_fluid_devices_are_as_coarse_in_a_plan_as_in_a_run() -> None:
-    """One message names as many pieces of 2,048 devices as of 64, and a plan is by 64 of them."""
-    many, few = Case(2048, 0).profile, Case(64, 0).profile
-    part = Case(2048, 0).part
+    """One message names as many pieces of 8,192 devices as of 64, and a plan is by 64 of them."""
+    many, few = Case(8192, 0).profile, Case(64, 0).profile
+    part = Case(8192, 0).part
     assert part.devices == {"H100": 64} and part.profile.shape.groups == few.shape.groups
-    assert part.profile.shape.most_pieces == many.shape.most_pieces // 32
+    assert part.profile.shape.most_pieces == many.shape.most_pieces // 128
     fluid, everybody = RunSchedule(mode="fluid", max_staleness=0), Split({}, part.devices)
     assert seconds(part.profile, everybody, fluid) > AS_GOOD * seconds(few, everybody, fluid)

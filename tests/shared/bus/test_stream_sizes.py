@@ -1,12 +1,17 @@
 """Streams are as large as a run needs them, or the run says why not, on a real NATS server."""
 
+import contextlib
+
 import pytest
 from nats.js import JetStreamContext
 
 from digenrl.local.nats_config import STORE_BYTES
 from shared.bus.bus import Bus
+from shared.bus.streams import HEADER_BYTES, MAX_CONSUMERS, follower_config, stream_config
 from shared.errors import UserError
-from shared.messages.subjects import TASK, TRAJ
+from shared.messages.fluid import MAX_MEMBERS, MAX_PIECES, MAX_SUMS_BYTES
+from shared.messages.subjects import FLUID, TASK, TRAJ
+from tests.shared.messages.test_fluid import exchange, pieces_of
 
 MIB = 1 << 20
 
@@ -48,3 +53,34 @@ async def test_a_server_without_room_is_named_with_the_key_that_gives_it_some(
             await bus.ensure_streams()
         with pytest.raises(UserError, match=r"DG_TASK may need .*max_file_store"):
             await bus.ensure_streams({TASK.name: 2 * STORE_BYTES})
+
+
+async def test_a_stream_of_an_earlier_release_takes_larger_messages_and_more_readers(
+    nats_url: str,
+) -> None:
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        former = stream_config(FLUID).evolve(max_msg_size=68 * 1024, max_consumers=1000)
+        await bus.jetstream.add_stream(former)
+        await bus.ensure_streams()
+        config = (await bus.jetstream.stream_info(FLUID.name)).config
+        assert config.max_msg_size == MAX_SUMS_BYTES + HEADER_BYTES
+        assert config.max_consumers == MAX_CONSUMERS
+
+
+async def test_the_sums_of_as_many_members_as_there_may_be_go_over_the_bus(nats_url: str) -> None:
+    message = exchange(pieces_of(MAX_PIECES), MAX_MEMBERS)
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        await bus.publish(message)
+        async with contextlib.aclosing(bus.follow(FLUID)) as messages:
+            received = await anext(messages)
+    assert received.message == message
+
+
+async def test_more_than_a_thousand_devices_can_read_a_stream(nats_url: str) -> None:
+    """NATS 2.15 allows a thousand where a stream does not say how many."""
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        for number in range(1001):
+            reader = follower_config(f"_INBOX.{number}", ["dg.test.fluid.>"], 1)
+            await bus.jetstream.add_consumer(FLUID.name, reader)

@@ -33,6 +33,7 @@ from shared.messages.contracts import (
     Trajectories,
     WorkerRequest,
 )
+from shared.messages.fluid import MAX_SUMS_BYTES
 from shared.messages.workers import Device, DeviceLoan, MemoryShortage, WorkerStatus
 from tests import examples
 
@@ -171,12 +172,26 @@ def test_a_message_too_large_for_the_bus_is_refused_by_its_sender() -> None:
 def test_a_message_too_large_for_its_reader_is_refused_by_its_sender() -> None:
     scored = examples.scored(examples.task(num_samples=1024))
     parts = {f"scorer-{number}": scored.rewards for number in range(32)}
-    alike = (scored.model_copy(update={"parts": parts}),) * 4
+    alike = (scored.model_copy(update={"parts": parts}),) * 8
     group = TrainGroup(
         batch=0, group=0, attempt=0, policy=examples.policy(0), fragments=alike, advantages=()
     )
     with pytest.raises(ContractError, match="exceeds"):
         encode(group)
+
+
+def test_only_sums_may_be_larger_than_other_messages() -> None:
+    scored = examples.scored(examples.task(num_samples=1024))
+    group = TrainGroup(
+        batch=0, group=0, attempt=0, policy=examples.policy(0), fragments=(scored,) * 4,
+        advantages=(),
+    )  # fmt: skip
+    plain = msgpack.packb(group.model_dump())
+    stored = zlib.compress(plain, 0)
+    assert decode(zlib.compress(plain)) == group
+    assert MAX_MESSAGE_BYTES < len(stored) < MAX_SUMS_BYTES
+    with pytest.raises(ContractError, match="too large"):
+        decode(stored)
 
 
 def _worst_group(samples: int, fragments: int, scorers: int) -> ComputeGradient:

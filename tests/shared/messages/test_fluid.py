@@ -7,13 +7,20 @@ from pydantic import ValidationError
 
 from shared.messages import subjects
 from shared.messages.codec import decode, encode
-from shared.messages.contracts import MAX_MESSAGE_BYTES
-from shared.messages.fluid import MAX_PIECES, ExchangeSums, Piece, Share
+from shared.messages.fluid import (
+    MAX_MEMBERS,
+    MAX_PIECES,
+    MAX_SUMS_BYTES,
+    ExchangeSums,
+    Piece,
+    Share,
+)
+from shared.process.worker import new_address
 from tests import examples
 
 
 def exchange(pieces: list[Piece], members: int) -> ExchangeSums:
-    addresses = [f"trainer-{place}-{place * 7919 % 65536:04x}" for place in range(members)]
+    addresses = [new_address(f"a-gpu-host-{place // 8}-{place % 8}") for place in range(members)]
     return ExchangeSums(
         batch=123456, attempt=0, round=0, policy=examples.policy(3), committer=addresses[0],
         shares=tuple(
@@ -24,19 +31,23 @@ def exchange(pieces: list[Piece], members: int) -> ExchangeSums:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("members", [1, 64, 256, 4096])
-def test_the_most_pieces_of_a_batch_fit_one_message(members: int) -> None:
-    pieces = [
+def pieces_of(number: int) -> list[Piece]:
+    return [
         Piece(
-            group=n // 48, attempt=n % 2, number=n % 48, first_sample=n % 16, num_samples=1,
+            group=n // 8, attempt=n % 2, number=n % 8, first_sample=n % 16, num_samples=1,
             first_step=3 * (n % 3), num_steps=3,
         )
-        for n in range(MAX_PIECES)
+        for n in range(number)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("members", [1, 64, 1024, MAX_MEMBERS])
+def test_the_most_pieces_of_a_batch_fit_one_message(members: int) -> None:
+    pieces = pieces_of(MAX_PIECES)
     Random(0).shuffle(pieces)
     message = exchange(pieces, members)
     data = encode(message)
-    assert len(data) <= MAX_MESSAGE_BYTES
+    assert len(data) <= MAX_SUMS_BYTES
     assert decode(data) == message
 
 
@@ -54,6 +65,6 @@ def test_readers_of_a_member_and_of_its_batch() -> None:
         "dg.demo.fluid.*.step.>",
         "dg.demo.fluid.*.commit.>",
         "dg.demo.fluid.*.again.>",
-        "dg.demo.fluid.*.stepped.>",
+        "dg.demo.fluid.*.reference.>",
     ]
     assert subjects.batch_subject("demo", subjects.FLUID, 3) == "dg.demo.fluid.3.>"

@@ -1,5 +1,8 @@
 """What a run's messages may take of each stream, from its recipe."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from services.scheduler.shell.service import stream_needs
@@ -17,7 +20,8 @@ from shared.messages.contracts import (
     Prompt,
     Trajectories,
 )
-from shared.messages.subjects import REW, TASK, TRAJ, stream_of, subject_of
+from shared.messages.fluid import Piece, PieceTrained, Stepped, SumHeld, TrainPiece
+from shared.messages.subjects import FLUID, REW, TASK, TRAJ, stream_of, subject_of
 from shared.messages.volume import ATTEMPTS, BATCHES_AT_ONCE, BatchVolume, prompt_bytes
 from tests import examples
 
@@ -58,6 +62,37 @@ def test_a_message_with_the_longest_names_fits_what_is_counted_for_it(message: M
     assert stream in (TASK, TRAJ, REW)
     counted = one[stream.name] / BATCHES_AT_ONCE / ATTEMPTS
     assert len(encode(message)) + len(subject) + BESIDE <= counted
+
+
+def stored_bytes(*messages: Message) -> int:
+    return sum(len(encode(each)) + len(subject_of(NAME, each)) + BESIDE for each in messages)
+
+
+def test_what_fluid_devices_say_with_the_longest_names_fits_what_is_counted_for_it() -> None:
+    piece = Piece(
+        group=4096, attempt=99, number=9999, first_sample=1000, num_samples=1000, first_step=500,
+        num_steps=500,
+    )  # fmt: skip
+    of_batch: dict[str, Any] = {"batch": NUMBER, "attempt": 7, "worker": NAME}
+    of_piece = {**of_batch, "piece": piece, "sum_number": NUMBER}
+    given, trained = TrainPiece(**of_piece, policy=POLICY), PieceTrained(**of_piece, seconds=1 / 7)
+    assert stored_bytes(given, trained) <= volume.PIECE_BYTES
+    held = SumHeld(
+        **of_batch, round=99, sum_id=DIGEST, norm=1 / 7, finite=True, scale=1 / 7, seconds=1 / 7
+    )
+    stepped = Stepped(**of_batch, policy=POLICY, checksum="f" * 32, seconds=1 / 7)
+    assert stored_bytes(held, stepped) <= volume.STEP_BYTES
+
+
+@pytest.mark.parametrize(("groups", "streams"), [(32, 1), (4096, 4)])
+def test_a_batch_of_fluid_devices_has_the_room_that_all_its_pieces_need(
+    groups: int, streams: int
+) -> None:
+    plan = examples.plan(num_groups=groups, group_size=16, fragment_size=4)
+    assert FLUID.name not in stream_needs(plan)
+    fluid = replace(plan, schedule=plan.schedule.changed(mode="fluid"))
+    need = stream_needs(fluid)[FLUID.name]
+    assert (streams - 1) * FLUID.max_bytes < need <= streams * FLUID.max_bytes
 
 
 def test_needs_grow_with_the_batch_and_with_small_fragments() -> None:

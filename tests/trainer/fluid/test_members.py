@@ -13,7 +13,7 @@ import torch
 from services.trainer.fluid.engine import FluidEngine
 from services.trainer.fluid.exchange import ALL
 from shared.errors import OutOfMemory
-from shared.messages.fluid import CommitVersion, Piece, PieceReleased
+from shared.messages.fluid import CommitVersion, Piece, PieceReleased, Stepped
 from shared.recipe.recipe import Recipe, override
 from tests.trainer.fluid.director import Director, directing, part, whole
 
@@ -182,6 +182,9 @@ def test_if_the_committer_is_lost_after_the_step_another_commits_the_same_versio
             assert record.worker == "b"
             assert {each.checksum for each in steps} == {record.checksum}
             assert [group.group for group in record.trained] == [0, 1, 2]
+            told = await director.told(Stepped, 2, lambda each: each.is_reference)
+            assert [each.worker for each in told] == ["a", "b"], "who was named to commit"
+            assert told[1].checksum == record.checksum
 
     asyncio.run(scenario())
 
@@ -238,6 +241,7 @@ def test_a_member_whose_step_has_other_bits_says_so_and_fetches(direct: Start) -
                 steps = await director.step(message, 2)
                 record = await director.record(1)
                 assert len({each.checksum for each in steps}) == 2
+                assert [each.worker for each in steps if each.is_reference] == ["a"]
                 assert len({each.policy for each in steps}) == 1  # it may still generate
                 await director.until(lambda: holds(director, "b") == (1, record.checksum))
             assert [each["event"] for each in logs].count("step_differs") == 1

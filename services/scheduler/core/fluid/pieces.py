@@ -22,6 +22,7 @@ from services.scheduler.core.fluid.state import (
     num_rows,
 )
 from services.scheduler.core.state import AssignedFragment, Plan, State, WorkerState
+from services.scheduler.core.workers import HasFewOf, HasNextOf, Workers
 from shared.messages.fluid import Piece, TrainPiece
 
 FINE_PARTS = 3
@@ -177,23 +178,39 @@ def _with_room(plan: Plan, state: State) -> tuple[frozenset[str], frozenset[str]
     fluid, workers, able = state.fluid, state.workers, member_addresses(state)
     assert fluid is not None
     if plan.early_groups:  # pieces go before fragments of the next batch
-        return frozenset(), _at_hand(state, fluid, able) - fluid.loaded
-    without = workers.with_room(1) & able  # a fragment
-    with_one = (workers.with_room(AHEAD) & able) - without
-    return without - fluid.queued, (with_one - fluid.queued) | (
-        without & fluid.queued - fluid.loaded
-    )
+        return frozenset(), _at_hand(fluid, workers, able)
+    room = _without_two(fluid, able, workers.with_room(AHEAD))
+    without = room & workers.with_room(1)  # a fragment
+    with_one = room - without - fluid.queued
+    return without - fluid.queued, with_one | (without & fluid.queued)
 
 
-def _at_hand(state: State, fluid: FluidState, able: frozenset[str]) -> frozenset[str]:
-    """Members that do nothing for the next batch now, if there are any: pieces would wait for the
-    others, and the batch for those."""
-    found = [
-        address
-        for address in able
-        if all(h.slot.batch <= fluid.batch for h in _before_pieces(fluid, state.workers[address]))
-    ]
-    return frozenset(found) or able
+def _without_two(fluid: FluidState, able: frozenset[str], few: frozenset[str]) -> frozenset[str]:
+    """Members that have less than two pieces, and fragments: ``few`` of them. Of thousands either
+    have most members enough, and no large set is gone through twice."""
+    if len(few) < len(able) - len(fluid.loaded):
+        return (few & able) - fluid.loaded
+    return (able - fluid.loaded) & few
+
+
+def _at_hand(fluid: FluidState, workers: Workers, able: frozenset[str]) -> frozenset[str]:
+    """Members that may have room and do nothing for the next batch now, if there are any who do
+    nothing for it: pieces would wait for the others, and the batch for those."""
+    batch = fluid.batch
+    room = _without_two(fluid, able, workers.asked(HasFewOf(batch, AHEAD)))
+    others = workers.asked(HasNextOf(batch))
+
+    def is_at_hand(address: str) -> bool:
+        """Whether it has the pieces for longer than what it has of the next batch."""
+        before = _before_pieces(fluid, workers[address])
+        return all(held.slot.batch <= batch for held in before)
+
+    free, with_pieces = room - others, room & fluid.queued & others
+    found = free - fluid.queued | (free & fluid.queued & workers.asked(HasFewOf(batch, AHEAD - 1)))
+    found |= frozenset(filter(is_at_hand, with_pieces))
+    if found or not able <= others or any(map(is_at_hand, able & fluid.queued)):
+        return found
+    return room
 
 
 def _pace(state: State, fluid: FluidState, addresses: frozenset[str]) -> Pace:
@@ -207,6 +224,12 @@ def _pace(state: State, fluid: FluidState, addresses: frozenset[str]) -> Pace:
     seconds = [learned[a].value or others if a in learned else others for a in sorted(addresses)]
     fastest = min(seconds, default=others)
     return Pace(addresses, sum(1 / each for each in seconds), fastest, others)
+
+
+def most_pieces(plan: Plan) -> int:
+    """Return into how many pieces a batch is cut at most."""
+    finest = plan.num_groups * (_samples(plan) * FINE_PARTS + 1)
+    return min(plan.most_pieces, finest)
 
 
 def whole_group(plan: Plan, attempt: int) -> GroupPieces:

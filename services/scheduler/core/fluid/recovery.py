@@ -104,11 +104,13 @@ def drop_lost_version(state: State) -> State:
     batch = None if fluid is None else state.find_batch(fluid.batch + 1)
     if fluid is None or batch is None:
         return state
+    kept = (fluid.provisional, state.policy)
+    if all(policy in kept for policy in batch.tally.policies):
+        return state
     groups = tuple(
-        group if group.policy in (None, fluid.provisional, state.policy) else discard_group(group)
-        for group in batch.groups
+        group if group.policy in (None, *kept) else discard_group(group) for group in batch.groups
     )
-    return state if groups == batch.groups else state.with_batch(replace(batch, groups=groups))
+    return state.with_batch(replace(batch, groups=groups))
 
 
 def _restored(
