@@ -11,11 +11,11 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.growth.core import REF, plan_of, policy_of, results_of
+from bench.growth.core import REF, policy_of, results_of
 from bench.growth.history import METRICS, resident_bytes
 from bench.growth.turns import Turns
 from bench.runner.session import open_session
-from services.scheduler.core.state import first_state
+from services.scheduler.core.state import Plan, first_state
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.heap import settle_heap
 from shared.bus.bus import Bus
@@ -72,30 +72,37 @@ class Fleet:
 
     async def report(self) -> None:
         """Each once a second, spread over it."""
-        each = [status("trainer", "trainer-0", 0)]
-        each += [status("rollout", f"r{n}", 1) for n in range(self.num_workers)]
         began = time.monotonic()
         for turn in range(10**6):
+            each = self.statuses()
             for number, one in enumerate(each):
                 await self.bus.send(one)
                 if number % 32 == 31:
                     at = began + turn + number / len(each)
                     await asyncio.sleep(max(0.0, at - time.monotonic()))
 
+    def statuses(self) -> list[WorkerStatus]:
+        trainer = status("trainer", "trainer-0", 0)
+        return [trainer, *(status("rollout", f"r{n}", 1) for n in range(self.num_workers))]
+
     async def answer(self, stream: subjects.Stream) -> None:
         async for received in self.bus.follow(stream):
             command = received.message
             if isinstance(command, GenerateFragment | TrainGroup):
                 for result in results_of(command):
-                    await self._free.acquire()
-                    task = asyncio.create_task(self._send(result))
-                    self._sending.add(task)
-                    task.add_done_callback(self._sending.discard)
+                    await self.send(result)
             if isinstance(command, TrainGroup):
                 self.trained.add(command.group)
                 if len(self.trained) == self.num_groups:
                     self.trained.clear()
                     await self.commit()
+
+    async def send(self, message: Message) -> None:
+        """Send a message beside others."""
+        await self._free.acquire()
+        task = asyncio.create_task(self._send(message))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
 
     async def _send(self, message: Message) -> None:
         try:
@@ -123,27 +130,31 @@ def status(service: Service, name: str, concurrency: int) -> WorkerStatus:
     )  # fmt: skip
 
 
-def fleet(settings: ServiceSettings, num_workers: int, num_groups: int) -> None:
+def fleet(settings: ServiceSettings, num_workers: int, num_groups: int, made: type[Fleet]) -> None:
     async def run() -> None:
         async with settings.connect_bus() as bus:
             await bus.wait_for_streams()
-            await Fleet(bus, open_store(settings.store), num_workers, num_groups).run()
+            await made(bus, open_store(settings.store), num_workers, num_groups).run()
 
     asyncio.run(run())
 
 
-async def measure(folder: Path, num_workers: int, batches: int) -> LiveCosts:
+async def measure(
+    folder: Path, plan: Plan, num_workers: int, batches: int, made: type[Fleet] = Fleet
+) -> LiveCosts:
+    """Have so many workers, which ``made`` says, answer until so many batches are committed."""
     objects = folder / "objects"
     objects.mkdir(parents=True)
     async with open_session(folder, folder / "data", objects=objects) as session:
         settings = session.settings(RUN)
-        plan = plan_of(num_workers, 2)
         async with settings.connect_bus() as bus, settings.connect_index() as index:
             scheduler = Scheduler(
                 plan, bus, open_store(settings.store), index, Health(), state=first_state(plan)
             )
             process = multiprocessing.get_context("spawn").Process(
-                target=fleet, args=(settings, num_workers, plan.num_groups), daemon=True
+                target=fleet,
+                args=(settings, num_workers, plan.num_groups, made),
+                daemon=True,
             )
             process.start()
             try:
@@ -163,7 +174,7 @@ async def _watch(
     with turns.timed():
         while scheduler.chain.version < batches and not task.done():
             await asyncio.sleep(0.1)
-            if len(scheduler.roster.seen) > num_workers and not began:
+            if len(scheduler.roster.seen) >= num_workers and not began:
                 began, cpu = time.monotonic(), time.process_time()
                 everybody = set(scheduler.roster.seen)
             if began:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.growth import core, fluid_core, history, live
+from bench.growth.live_fluid import FluidFleet, fluid_plan_of
 from services.scheduler.shell.heap import settle_heap
 
 Row = dict[str, Any]
@@ -47,7 +48,13 @@ def measure_all(
         yield {"resident bytes while running": _apart(_grown, folder, max(steps), groups, steps)}
     if num_live:
         with tempfile.TemporaryDirectory(dir=folder) as work:
-            yield {"live": asdict(asyncio.run(live.measure(Path(work), num_live, batches)))}
+            plan = core.plan_of(num_live, 2)
+            costs = asyncio.run(live.measure(Path(work), plan, num_live, batches))
+            yield {"live": asdict(costs)}
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            plan, made = fluid_plan_of(num_live), FluidFleet
+            costs = asyncio.run(live.measure(Path(work), plan, num_live, batches, made))
+            yield {"live, fluid devices": asdict(costs)}
 
 
 def _apart(call: Callable[..., Any], *given: Any) -> Any:

@@ -186,8 +186,8 @@ def _with_room(plan: Plan, state: State) -> tuple[frozenset[str], frozenset[str]
 
 
 def _without_two(fluid: FluidState, able: frozenset[str], few: frozenset[str]) -> frozenset[str]:
-    """Members that have less than two pieces, and fragments: ``few`` of them. Of thousands either
-    have most members enough, and no large set is gone through twice."""
+    """Members with less than two pieces, of those with ``few`` fragments. Most of thousands have
+    enough of either, so that the smaller of the two sets is gone through first."""
     if len(few) < len(able) - len(fluid.loaded):
         return (few & able) - fluid.loaded
     return (able - fluid.loaded) & few
