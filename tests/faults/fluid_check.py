@@ -22,7 +22,7 @@ from services.scheduler.sim.history_events import (
     Taken,
     Totalled,
 )
-from shared.messages.contracts import Policy, PolicyPublished, TrainGroup
+from shared.messages.contracts import Policy, TrainGroup
 from shared.messages.fluid import (
     ExchangeMissed,
     ExchangeSums,
@@ -50,6 +50,7 @@ class Memory:
     stored: list[Stored] = field(default_factory=list)
     ended: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Address -> when its lease ended."""
+    started: list[Fault] = field(default_factory=list)
     committed: dict[int, float] = field(default_factory=dict)
     """Version -> when its record was made."""
 
@@ -75,12 +76,19 @@ def _remember(memory: Memory, fact: Fact) -> None:
             memory.taken.append(fact)
         case Stored():
             memory.stored.append(fact)
-        case Fault(what="lease ended", target=address):
-            memory.ended[address].append(fact.time)
+        case Fault():
+            _remember_fault(memory, fact)
         case Committed(accepted=True, version=version):
             memory.committed.setdefault(version, fact.time)
         case _:
             pass
+
+
+def _remember_fault(memory: Memory, fault: Fault) -> None:
+    if fault.what == "lease ended":
+        memory.ended[fault.target].append(fault.time)
+    elif fault.what == "started":
+        memory.started.append(fault)
 
 
 def totals(memory: Memory) -> Iterator[str]:
@@ -195,8 +203,7 @@ def confirmed(memory: Memory) -> Iterator[str]:
 def _is_succeeded(memory: Memory, address: str, time: float) -> bool:
     """Whether another start of the same worker was there by then, which may take its name."""
     name, _, life = address.rpartition("-")
-    starts = (f.message.worker.rpartition("-") for f in memory.stored
-              if isinstance(f.message, PolicyPublished) and f.time <= time)  # fmt: skip
+    starts = (fact.target.rpartition("-") for fact in memory.started if fact.time <= time)
     return any(other == name and number != life for other, _, number in starts)
 
 

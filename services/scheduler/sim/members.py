@@ -68,6 +68,7 @@ class SimMember(GeneratingMember):
 
     def start(self) -> None:
         """Load the newest version, or make the first one."""
+        self.history.fault("started", self.address)
         if not self.commits.versions:
             weights = hashlib.sha256(b"seed").hexdigest()
             policy = Policy(version=0, weights_digest=weights)
