@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import structlog
+
 from bench.growth.core import REF, policy_of, results_of
 from bench.growth.history import METRICS, resident_bytes
 from bench.growth.turns import Turns
@@ -28,6 +30,7 @@ from shared.run.commits import CommitRecord, commit, record_digest
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore, open_store
 
+log = structlog.get_logger()
 RUN = "bench"
 IN_FLIGHT = 128
 """Messages that the workers send at the same time."""
@@ -170,10 +173,13 @@ async def _watch(
     turns, left = Turns(), set[str]()
     settle_heap()
     task = asyncio.create_task(scheduler.run())
-    began, cpu, early = 0.0, 0.0, 0
+    began, cpu, early, version = 0.0, 0.0, 0, 0
     with turns.timed():
         while scheduler.chain.version < batches and not task.done():
             await asyncio.sleep(0.1)
+            if scheduler.chain.version > version:
+                version = scheduler.chain.version
+                log.info("committed", version=version, of=batches, given_up=len(left))
             if len(scheduler.roster.seen) >= num_workers and not began:
                 began, cpu = time.monotonic(), time.process_time()
                 everybody = set(scheduler.roster.seen)

@@ -28,10 +28,10 @@ from shared.run.commits import CommitRecord, commit, record_digest
 
 
 def fluid_plan_of(members: int) -> Plan:
-    """A batch with a group for each member, in fragments of four samples."""
+    """A batch with a group for each member, in two fragments."""
     return replace(
         plan_of(members, 2), num_groups=members, trained_steps=8,
-        schedule=RunSchedule(mode="fluid", fragment_size=4, max_staleness=0),
+        schedule=RunSchedule(mode="fluid", fragment_size=8, max_staleness=0),
     )  # fmt: skip
 
 
