@@ -25,6 +25,8 @@ from shared.recipe.schedule import RunSchedule
 
 NARROWEST = 120
 """Width of the narrowest table in columns: wrapped lines can be read, cut ones cannot."""
+MUCH_OF_A_STEP = 0.5
+"""Part of a step from which the scheduler's own seconds are told."""
 SHOWN = 5
 """Number of choices in the table; the JSON has all that were simulated."""
 
@@ -83,6 +85,12 @@ def show_plan(advice: Advice, console: Console) -> None:
         f" with a {planned.best.factor}th of devices and groups" if planned.best.factor > 1 else ""
     )
     console.print(f"{looked} ways forecast, the best {simulated} simulated{part}")
+    busy = planned.best.scheduler_seconds
+    if busy > MUCH_OF_A_STEP * planned.best.step_seconds:
+        console.print(
+            f"the scheduler itself takes about {_seconds(busy)} s of a core for such a step, which "
+            "lasts no less; larger fragments or groups are fewer results"
+        )
     if planned.best.gain("tuned") < 1:
         console.print("all devices colocated, if tuned, would be faster than any split")
 
@@ -229,6 +237,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "helped_groups": round(choice.helped_groups, 2),
         "step_seconds": round(choice.step_seconds, 3),
         "forecast_seconds": round(choice.forecast_seconds, 3),
+        "scheduler_seconds": round(choice.scheduler_seconds, 3),
         "utilisation": round(choice.simulated.utilisation, 4),
         "gain": {name: _finite(choice.gain(name)) for name in choice.colocated},
     }

@@ -167,3 +167,11 @@ def test_hosts_with_one_command_are_one_line() -> None:
     given = [("a-1", "x"), ("a-2", "y"), ("a-3", "y"), ("a-4", "y"), ("b-1", "x"), ("b-2", "x")]
     wanted = [("a-1", "x"), ("each of a-2 to a-4", "y"), ("b-1", "x"), ("b-2", "x")]
     assert list(alike_hosts(given)) == wanted
+
+
+@pytest.mark.slow
+def test_a_plan_says_when_the_scheduler_itself_is_busy_for_much_of_a_step() -> None:
+    words = ("plan", str(RECIPES / "flux1-dev.toml"), "--staleness", "0")
+    many = _run(*words, "--hosts", "h100x8*512", "--batch.groups", "4096")
+    assert "the scheduler itself takes about" in many
+    assert "the scheduler itself" not in _run(*words, "--hosts", "h100x8*4")

@@ -18,7 +18,7 @@ from services.scheduler.core.tag.forecast import NEGLIGIBLE_GAIN
 from services.scheduler.costs.colocated import Baseline, colocated_seconds
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, Role, fits, holds_fragments
-from services.scheduler.planning.forecast import forecast
+from services.scheduler.planning.forecast import forecast, scheduler_seconds
 from services.scheduler.planning.runnable import HostGpus, why_not
 from services.scheduler.planning.search import EFFORT, Candidate, Found, run, search
 from services.scheduler.planning.splits import (
@@ -53,6 +53,8 @@ class Choice:
     colocated: Mapping[Baseline, float]
     factor: int = 1
     """How many times fewer devices and groups were simulated."""
+    scheduler_seconds: float = 0.0
+    """For how long a core of the scheduler is busy with a step, which is not simulated."""
 
     @property
     def step_seconds(self) -> float:
@@ -144,7 +146,7 @@ def plan_split(
         excluded=left_out,
         floor_seconds=floor_seconds(profile, devices),
         colocated=colocated,
-        choices=tuple(_choice(part, each, colocated) for each in (best, *found[1:])),
+        choices=tuple(_choice(profile, part, each, colocated) for each in (best, *found[1:])),
         num_forecast=len({(str(each.split), each.size) for each in candidates}),
         host_gpus=host_gpus,
     )
@@ -167,15 +169,19 @@ def candidates_of(
     ))  # fmt: skip
 
 
-def _choice(part: Part, found: Found, colocated: Mapping[Baseline, float]) -> Choice:
+def _choice(
+    profile: Profile, part: Part, found: Found, colocated: Mapping[Baseline, float]
+) -> Choice:
     candidate = found.candidate
+    split, schedule = part.whole_split(candidate.split), part.whole_schedule(found.schedule)
     return Choice(
-        split=part.whole_split(candidate.split),
-        schedule=part.whole_schedule(found.schedule),
+        split=split,
+        schedule=schedule,
         forecast_seconds=candidate.forecast.seconds,
         simulated=found.simulated,
         colocated=colocated,
         factor=part.factor,
+        scheduler_seconds=scheduler_seconds(profile, split, schedule),
     )
 
 

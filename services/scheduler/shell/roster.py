@@ -77,7 +77,7 @@ class Roster:
         stood = _stood(status, self._state().workers.get(address))
         if stood is not None:
             self._put(stood)
-        if status.service == "trainer":
+        if status.service == "trainer" and not _is_known(self._state(), status):
             self._put(MemberReported(address, status.holds))
         if status.loan is not None and status.device.refusal is None:
             report = DeviceReported(address, status.loan.loan_number, status.loan.mode)
@@ -153,6 +153,11 @@ class Roster:
             for address in [a for a, seen in self.seen.items() if seen.at < now - SILENCE_S]:
                 if self.seen[address].refused:
                     del self.seen[address]
+
+
+def _is_known(state: State, status: WorkerStatus) -> bool:
+    """Return whether a fluid device holds what it has said before, as it does every second."""
+    return state.fluid is not None and state.fluid.holds.get(status.address) == status.holds
 
 
 def _stood(status: WorkerStatus, worker: WorkerState | None) -> WorkerInactive | None:

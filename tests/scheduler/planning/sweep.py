@@ -14,7 +14,7 @@ Prints a line per setting.
 import argparse
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -132,10 +132,15 @@ Say = Callable[[str, Setting, float], None]
 
 
 def simulated(
-    case: Case, swept: Iterable[Setting], *, in_full: bool, say: Say
+    case: Case,
+    swept: Iterable[Setting],
+    *,
+    in_full: bool,
+    say: Say,
+    known: Mapping[Setting, float] | None = None,
 ) -> Iterator[tuple[Setting, float]]:
     """Yields settings with what they take in full; ``in_full``: all of them, else those near the
-    best by their part."""
+    best by their part. ``known``: what some take."""
     swept = list(swept)
     if not in_full and case.part.factor > 1:
         forecast = {}
@@ -145,7 +150,7 @@ def simulated(
         most = NEAR * min(forecast.values())
         swept = sorted((s for s in swept if forecast[s] <= most), key=lambda s: forecast[s])
     for setting in swept:
-        took = case.in_full(setting)
+        took = (known or {}).get(setting) or case.in_full(setting)
         say("full", setting, took)
         yield setting, took
 
@@ -179,7 +184,9 @@ def main() -> None:
     best, roles = planned(case.plan())
     own = case.in_full(best)
     say("planned", best, own)
-    swept = simulated(case, settings(case, roles, near=4), in_full=given.in_full, say=say)
+    swept = simulated(
+        case, settings(case, roles, near=4), in_full=given.in_full, say=say, known={best: own}
+    )
     least, setting = min((took, setting) for setting, took in swept)
     say("best", setting, least)
     say(f"planned over best {own / min(own, least):.4f}", best, own)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from services.scheduler.core.tag.makespan import makespan
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import VariantName, load_profile
-from services.scheduler.planning.forecast import forecast, situation_of
+from services.scheduler.planning.forecast import forecast, scheduler_seconds, situation_of
 from services.scheduler.planning.planner import fragment_sizes
 from services.scheduler.planning.splits import Split, splits
 from services.scheduler.sim.profiled import simulate
@@ -144,3 +144,18 @@ def test_forecasts_of_gradient_help_are_near_and_rather_too_long(name: str, size
     )  # fmt: skip
     found = forecast(profile, split, size, schedule)
     assert 0.98 <= found.seconds / simulated.step_seconds <= 1.12
+
+
+def test_the_scheduler_is_busy_longer_with_small_fragments_and_with_more_devices() -> None:
+    profile = load_profile("flux1-dev")
+
+    def busy(devices: int, size: int, groups: int) -> float:
+        shape = profile.shape.model_copy(update={"groups": groups})
+        schedule = RunSchedule(mode="fluid", fragment_size=size)
+        of_groups = profile.model_copy(update={"shape": shape})
+        return scheduler_seconds(of_groups, Split({}, {"H100": devices}), schedule)
+
+    assert busy(512, 8, 512) == pytest.approx(8.1, rel=0.05), "was measured"
+    assert busy(32, 4, 32) < 1
+    assert busy(512, 4, 512) > busy(512, 8, 512)
+    assert busy(2048, 8, 2048) > 4 * busy(512, 8, 512)
