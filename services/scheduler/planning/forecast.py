@@ -35,9 +35,9 @@ HOPS_OF_FLUID = 6
 """Messages from the last piece of a batch to the first fragment of the next one on fluid devices:
 the piece, the exchange, the sums, the step, who has taken it, and the fragment."""
 
-EVENT_SECONDS, EVENT_SECONDS_EACH = 1e-3, 3e-7
+EVENT_SECONDS, EVENT_SECONDS_EACH = 0.75e-3, 8e-7
 """CPU seconds of the scheduler for a result, with all that follows from it, and for each device
-that there is: 1.2 ms were measured with 512 devices, 1.6 with 2,048 (`python -m bench growth
+that there is: 1.2 ms were measured with 512 devices, 2.4 with 2,048 (`python -m bench growth
 --live`, on a core of a virtual machine)."""
 
 
