@@ -69,7 +69,7 @@ def show_plan(advice: Advice, console: Console) -> None:
             _help_words(choice),
             str(choice.schedule.staleness_limit),
             _seconds(choice.step_seconds),
-            f"{choice.simulated.utilisation:.0%}",
+            f"{choice.utilisation:.0%}",
             _factor(choice.gain("tuned")),
             _factor(choice.gain("2026-06")),
         )
@@ -238,7 +238,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "step_seconds": round(choice.step_seconds, 3),
         "forecast_seconds": round(choice.forecast_seconds, 3),
         "scheduler_seconds": round(choice.scheduler_seconds, 3),
-        "utilisation": round(choice.simulated.utilisation, 4),
+        "utilisation": round(choice.utilisation, 4),
         "gain": {name: _finite(choice.gain(name)) for name in choice.colocated},
     }
 

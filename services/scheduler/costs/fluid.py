@@ -28,11 +28,11 @@ PIECES_EACH = 10
 NAME_BYTES, PIECE_BYTES = 14.0, 3.5
 """Bytes of a device and of a piece in the message that names all sums (`ExchangeSums`)."""
 BROKER_GB_PER_SECOND = 1.0
-"""At which a broker sends it to all devices: .8 to 1.9 were measured with 256 readers of 150 kB, on
-two cores that they shared."""
+"""A broker sends this message to all devices at so much: .8 to 1.9 were measured with 256 readers
+of 150 kB, on two cores that they shared."""
 NAMED_SECONDS = 15e-6
-"""In which the scheduler writes a piece of it and a device reads it: .5 s were measured for 32,768
-pieces."""
+"""Seconds in which the scheduler writes a piece of this message and a device reads it: .5 s were
+measured for 32,768 pieces."""
 
 
 def gradient_gb(profile: Profile) -> float:

@@ -7,7 +7,7 @@ by a part of them (`planning.symmetry`). Equal inputs give equal plans.
 """
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -58,7 +58,12 @@ class Choice:
 
     @property
     def step_seconds(self) -> float:
-        return self.simulated.step_seconds
+        """Seconds of a step: as simulated, or what the scheduler takes if that is more."""
+        return max(self.simulated.step_seconds, self.scheduler_seconds)
+
+    @property
+    def utilisation(self) -> float:
+        return self.simulated.utilisation * self.simulated.step_seconds / self.step_seconds
 
     @property
     def helped_groups(self) -> float:
@@ -140,13 +145,14 @@ def plan_split(
     found = search(part.profile, candidates, like, effort, tags=schedule.fixed_tag is None)
     colocated = {each: colocated_seconds(profile, devices, each) for each in BASELINES}
     best = _without_needless_help(part.profile, found[0], schedule)
+    looked_at = (best, *found[1:])
     return Planned(
         profile=profile,
         devices=devices,
         excluded=left_out,
         floor_seconds=floor_seconds(profile, devices),
         colocated=colocated,
-        choices=tuple(_choice(profile, part, each, colocated) for each in (best, *found[1:])),
+        choices=_ordered([_choice(profile, part, each, colocated) for each in looked_at]),
         num_forecast=len({(str(each.split), each.size) for each in candidates}),
         host_gpus=host_gpus,
     )
@@ -167,6 +173,14 @@ def candidates_of(
         *(_candidates(part, each, can_say) for each in modes.values()),
         key=lambda each: each.forecast.seconds,
     ))  # fmt: skip
+
+
+def _ordered(choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """Put choices that were simulated, the best first, in the order that they have with what the
+    scheduler takes: it may be longer busy with the one than with the other."""
+    if all(each.step_seconds == each.simulated.step_seconds for each in choices):
+        return tuple(choices)
+    return tuple(sorted(choices, key=lambda each: each.step_seconds))
 
 
 def _choice(

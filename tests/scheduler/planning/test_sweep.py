@@ -118,3 +118,11 @@ def test_pieces_of_fluid_devices_are_as_coarse_in_a_plan_as_in_a_run() -> None:
     assert part.profile.shape.most_pieces == many.shape.most_pieces // 128
     fluid, everybody = RunSchedule(mode="fluid", max_staleness=0), Split({}, part.devices)
     assert seconds(part.profile, everybody, fluid) > AS_GOOD * seconds(few, everybody, fluid)
+
+
+def test_a_plan_counts_what_the_scheduler_takes() -> None:
+    """One step ahead, pieces for 4,096 devices keep it busy for longer than roles do."""
+    best = Case(4096, 1).plan().best
+    assert best.schedule.mode == "pipelined"
+    assert best.scheduler_seconds < best.step_seconds == best.simulated.step_seconds
+    assert Case(1024, 1).plan().best.schedule.mode == "fluid"
