@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import count
 from random import Random
 
-from services.scheduler.core.machine import MachineInput, WorkerJoined, step
+from services.scheduler.core.inputs import MachineInput, WorkerJoined
+from services.scheduler.core.machine import step
 from services.scheduler.core.state import Plan, State
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows

@@ -53,7 +53,7 @@ def a_sum_is_exchanged_whatever_is_in_it() -> AbstractContextManager[None]:
 
 
 def a_step_is_ordered_before_all_have_confirmed() -> AbstractContextManager[None]:
-    return patched((rounds, "_silent", lambda fluid, exchange: []))
+    return patched((rounds, "_silent", lambda fluid, exchange: frozenset()))
 
 
 def a_member_takes_a_second_sum() -> AbstractContextManager[None]:

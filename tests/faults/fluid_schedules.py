@@ -15,6 +15,7 @@ from shared.messages.contracts import Prompt
 from shared.recipe.schedule import RunSchedule
 from tests.faults.fluid_check import violations
 from tests.faults.fluid_nemesis import FluidNemesis
+from tests.faults.schedules import handling_seconds
 
 LIVENESS_S = 600.0
 AFTERMATH_S = 8.0
@@ -111,6 +112,7 @@ def draw(seed: int) -> Cluster:
     cluster.broker.slowest_return = random.choice((0.0, 1.0, 3.0))
     cluster.reward.failure = random.choice((0.0, 0.02))
     cluster.scheduler.read_seconds = lambda: delays.random() * 0.3
+    cluster.scheduler.handling_seconds = handling_seconds(seed)
     assert cluster.fabric is not None
     cluster.fabric.slowest = random.choice((0.0, 0.3))
     return cluster

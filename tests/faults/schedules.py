@@ -1,6 +1,6 @@
 """What a seed stands for: a small run, how long its work takes, and how often something fails."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
@@ -45,6 +45,16 @@ class Schedule:
     fault_seconds: float
     between_faults: float
     """Mean seconds."""
+
+
+def handling_seconds(seed: int) -> Callable[[], float] | None:
+    """Return, in every seventh run, for how long the scheduler is busy with what waits, so that it
+    handles together what has come meanwhile."""
+    if seed % 7 != 3:
+        return None
+    random = Random(f"busy {seed}")
+    slowest = random.choice((0.05, 0.3))
+    return lambda: random.random() * slowest
 
 
 def draw(seed: int) -> Schedule:

@@ -19,7 +19,7 @@ from services.scheduler.sim.cluster import Cluster, build
 from tests.faults.check import violations
 from tests.faults.coverage import coverage
 from tests.faults.nemesis import Nemesis
-from tests.faults.schedules import Schedule, draw
+from tests.faults.schedules import Schedule, draw, handling_seconds
 
 LIVENESS_S = 200.0
 """Seconds of peace: many times what a run takes without faults."""
@@ -105,6 +105,7 @@ def _cluster(schedule: Schedule) -> Cluster:
     cluster.broker.poison = schedule.poison
     cluster.reward.failure = schedule.failure
     cluster.scheduler.read_seconds = lambda: random.random() * 0.3
+    cluster.scheduler.handling_seconds = handling_seconds(schedule.seed)
     return cluster
 
 

@@ -5,10 +5,12 @@ from collections import Counter
 
 import pytest
 
+from services.scheduler.core.fluid import members, pieces
+from services.scheduler.core.state import State
 from tests.faults.fluid_mutants import FLUID_MUTANTS
 from tests.faults.fluid_nemesis import DEATHS, FAULTS
 from tests.faults.fluid_schedules import run_fluid
-from tests.faults.planting import Mutant
+from tests.faults.planting import Mutant, patched
 from tests.faults.takeovers import TAKEOVER_MUTANTS
 
 NUM_SEEDS = int(os.environ.get("DIGENRL_FLUID_SEEDS", "25"))
@@ -54,3 +56,23 @@ def test_a_planted_bug_is_caught(mutant: Mutant) -> None:
 
 def test_the_same_seed_gives_the_same_history() -> None:
     assert run_fluid(3).history_hash == run_fluid(3).history_hash
+
+
+def test_members_are_those_that_a_look_at_all_workers_finds() -> None:
+    """Who is a member is followed from one report to the next, whatever happens."""
+    looks = Counter[int]()
+
+    def members_of(state: State) -> frozenset[str]:
+        found = original(state)
+        able = (a for a in state.workers.roles.places if may_step(state, state.workers[a]))
+        if state.fluid is not None:
+            assert found == frozenset(able)
+        looks[len(found)] += 1
+        return found
+
+    original, may_step = members.member_addresses, members.may_step
+    watched = ((pieces, "member_addresses", members_of), (members, "member_addresses", members_of))
+    for seed in range(0, 60, 3):
+        outcome = run_fluid(seed, patched(*watched))
+        assert not outcome.violations and outcome.finished
+    assert all(looks[number] for number in range(4))

@@ -307,7 +307,7 @@ def _unassign_everywhere(
     Once its result is stored, another device finds the slot taken and reports nothing.
     """
     found = state.find_fragment(slot)
-    if found is not None and address is not None and _has_alone(found, address):
+    if found is not None and address is not None and _has_alone(state, found, slot, address):
         return unassign(state, slot, address, now)
     batch, group, first, attempt = slot.batch, slot.group, slot.first_sample, slot.attempt
     holders = [
@@ -323,9 +323,13 @@ def _unassign_everywhere(
     return state
 
 
-def _has_alone(found: FragmentState, address: str) -> bool:
-    """Whether this device has the fragment and no other can have it."""
-    return found.stage == "issued" and found.worker == address and not found.is_shared
+def _has_alone(state: State, found: FragmentState, slot: FragmentSlot, address: str) -> bool:
+    """Whether this device has the fragment and no other can have it. It may have been scored before
+    it is heard of that it was generated."""
+    if found.is_shared or found.stage in ("pending", "issued"):
+        return found.stage == "issued" and found.worker == address and not found.is_shared
+    worker = state.workers.get(address)
+    return worker is not None and _place_of(worker, slot) is not None
 
 
 def _place_of(worker: WorkerState, slot: FragmentSlot) -> int | None:

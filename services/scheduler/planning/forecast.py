@@ -35,22 +35,30 @@ HOPS_OF_FLUID = 6
 """Messages from the last piece of a batch to the first fragment of the next one on fluid devices:
 the piece, the exchange, the sums, the step, who has taken it, and the fragment."""
 
-EVENT_SECONDS, EVENT_SECONDS_EACH = 0.75e-3, 8e-7
-"""CPU seconds of the scheduler for a result, with all that follows from it, and for each device
-that there is: 1.2 ms were measured with 512 devices, 2.4 with 2,048 (`python -m bench growth
---live`, on a core of a virtual machine)."""
+RESULT_SECONDS, RESULT_SECONDS_EACH = 0.23e-3, 5.3e-8
+"""CPU seconds of the scheduler for a result among many, with all that follows from it, and for each
+device that there is: .25 ms were measured with 512 devices, .33 with 2,048, .44 with 4,096 (`python
+-m bench growth --live`, on a core of a virtual machine)."""
+PIECE_SECONDS, PIECE_SECONDS_EACH = 0.3e-3, 3.8e-7
+"""The same for a piece that a fluid device has trained, with its part of exchange and step: .5 ms,
+.9 and 1.85."""
 
 
-def scheduler_seconds(profile: Profile, split: Split, schedule: RunSchedule) -> float:
+def scheduler_seconds(
+    profile: Profile, split: Split, schedule: RunSchedule, factor: int = 1
+) -> float:
     """Return about how long a core of the scheduler is busy with a batch in fragments of a fixed
-    size: a step takes no less, however many devices there are."""
-    shape, devices = profile.shape, sum(split.devices.values())
+    size: a step takes no less, however many devices there are.
+
+    ``factor``: number of times that there are as many devices and groups.
+    """
+    shape, devices = profile.shape, factor * sum(split.devices.values())
     fragments = shape.samples / (schedule.fixed_fragment or shape.group_size)
-    members = sum(split.trainer.values())
-    is_fluid = schedule.mode == "fluid"
-    trained = min(shape.most_pieces, fluid.PIECES_EACH * members) if is_fluid else shape.groups
-    results = 2 * fragments + trained  # a fragment is generated, and scored
-    return results * (EVENT_SECONDS + EVENT_SECONDS_EACH * devices)
+    members = sum(split.trainer.values()) if schedule.mode == "fluid" else 0
+    pieces = factor * min(shape.most_pieces, fluid.PIECES_EACH * members)
+    results = factor * (2 * fragments + (0 if members else shape.groups))  # generated, and scored
+    result = RESULT_SECONDS + RESULT_SECONDS_EACH * devices
+    return results * result + pieces * (PIECE_SECONDS + PIECE_SECONDS_EACH * devices)
 
 
 def forecast(profile: Profile, split: Split, size: int, schedule: RunSchedule) -> Forecast:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.core.gradients import gradient_seconds
+from services.scheduler.core.inputs import MachineInput, TagRefined
 from services.scheduler.core.lending import tag_inputs
-from services.scheduler.core.machine import MachineInput, TagRefined
 from services.scheduler.core.state import LoanState, Plan, State, WorkerState
 from services.scheduler.core.tag.controller import Controller
 from services.scheduler.core.tag.estimates import Costs, Estimate

@@ -7,7 +7,7 @@ by a part of them (`planning.symmetry`). Equal inputs give equal plans.
 """
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -140,7 +140,7 @@ def plan_split(
             or not _holds(part.profile, split, way, size)
         ):
             return None
-        return _candidate(part.profile, split, size, way)
+        return _candidate(part, split, size, way)
 
     found = search(part.profile, candidates, like, effort, tags=schedule.fixed_tag is None)
     colocated = {each: colocated_seconds(profile, devices, each) for each in BASELINES}
@@ -152,7 +152,7 @@ def plan_split(
         excluded=left_out,
         floor_seconds=floor_seconds(profile, devices),
         colocated=colocated,
-        choices=_ordered([_choice(profile, part, each, colocated) for each in looked_at]),
+        choices=tuple(_choice(part, each, colocated) for each in looked_at),
         num_forecast=len({(str(each.split), each.size) for each in candidates}),
         host_gpus=host_gpus,
     )
@@ -171,31 +171,20 @@ def candidates_of(
     """Return everything that a plan may choose from, the best forecast first."""
     return list(heapq.merge(
         *(_candidates(part, each, can_say) for each in modes.values()),
-        key=lambda each: each.forecast.seconds,
+        key=lambda each: each.seconds,
     ))  # fmt: skip
 
 
-def _ordered(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Put choices that were simulated, the best first, in the order that they have with what the
-    scheduler takes: it may be longer busy with the one than with the other."""
-    if all(each.step_seconds == each.simulated.step_seconds for each in choices):
-        return tuple(choices)
-    return tuple(sorted(choices, key=lambda each: each.step_seconds))
-
-
-def _choice(
-    profile: Profile, part: Part, found: Found, colocated: Mapping[Baseline, float]
-) -> Choice:
+def _choice(part: Part, found: Found, colocated: Mapping[Baseline, float]) -> Choice:
     candidate = found.candidate
-    split, schedule = part.whole_split(candidate.split), part.whole_schedule(found.schedule)
     return Choice(
-        split=split,
-        schedule=schedule,
+        split=part.whole_split(candidate.split),
+        schedule=part.whole_schedule(found.schedule),
         forecast_seconds=candidate.forecast.seconds,
         simulated=found.simulated,
         colocated=colocated,
         factor=part.factor,
-        scheduler_seconds=scheduler_seconds(profile, split, schedule),
+        scheduler_seconds=candidate.scheduler_seconds,
     )
 
 
@@ -232,10 +221,8 @@ def _candidates(part: Part, schedule: RunSchedule, can_say: "CanSay") -> list[Ca
     ]
 
     def ranked(**changes: Any) -> list[Candidate]:
-        found = [
-            _candidate(profile, split, size, way.changed(**changes)) for split, size, way in ways
-        ]
-        return sorted(found, key=lambda each: (each.forecast.seconds, -each.size))
+        found = [_candidate(part, split, size, way.changed(**changes)) for split, size, way in ways]
+        return sorted(found, key=lambda each: (each.seconds, -each.size))
 
     found = ranked()
     if schedule.fixed_tag is not None or not profile.variant.switch_seconds:
@@ -245,11 +232,12 @@ def _candidates(part: Part, schedule: RunSchedule, can_say: "CanSay") -> list[Ca
     return [candidate for pair in pairs for candidate in pair if candidate is not None]
 
 
-def _candidate(profile: Profile, split: Split, size: int, schedule: RunSchedule) -> Candidate:
+def _candidate(part: Part, split: Split, size: int, schedule: RunSchedule) -> Candidate:
     """Forecast a split in one fragment size, with the help that is forecast best."""
-    found = forecast(profile, split, size, schedule)
-    sized = schedule.changed(fragment_size=size)
-    return Candidate(split, size, schedule, found, with_help(profile, split, sized, found.groups))
+    found = forecast(part.profile, split, size, schedule)
+    chosen = with_help(part.profile, split, schedule.changed(fragment_size=size), found.groups)
+    busy = scheduler_seconds(part.profile, split, chosen, part.factor)
+    return Candidate(split, size, schedule, found, chosen, busy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,13 @@ class Candidate:
     forecast: Forecast
     chosen: RunSchedule
     """Schedule with its fragment size and the help that is forecast best."""
+    scheduler_seconds: float
+    """For how long a core of the scheduler is busy with a step, which is not simulated."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step: as forecast, or what the scheduler takes if that is more."""
+        return max(self.forecast.seconds, self.scheduler_seconds)
 
     @property
     def name(self) -> str:
@@ -56,7 +63,8 @@ class Found:
 
     @property
     def seconds(self) -> float:
-        return self.simulated.step_seconds
+        """Seconds of a step: as simulated, or what the scheduler takes if that is more."""
+        return max(self.simulated.step_seconds, self.candidate.scheduler_seconds)
 
     @property
     def helped(self) -> float:
@@ -136,7 +144,7 @@ def _best_forecasts(
         cost = _effort(profile, candidate)
         mode = candidate.schedule.mode
         name = f"{mode} {candidate.split} {bool(candidate.forecast.groups)}"
-        hopeless = candidate.forecast.seconds > least * HOPELESS
+        hopeless = candidate.seconds > least * HOPELESS
         too_much = spent + cost > effort and math.isfinite(least)
         if seen[name] >= SIZES_PER_SPLIT or (mode in modes and (hopeless or too_much)):
             continue

@@ -13,13 +13,8 @@ import structlog
 
 from services.scheduler.core.exclusion import newly_excluded
 from services.scheduler.core.fragments import busy_addresses
-from services.scheduler.core.machine import (
-    BatchesSeen,
-    MachineInput,
-    Recovered,
-    failure_to_send,
-    step,
-)
+from services.scheduler.core.inputs import BatchesSeen, MachineInput, Recovered
+from services.scheduler.core.machine import failure_to_send, step, step_together
 from services.scheduler.core.outlook import outlook
 from services.scheduler.core.recovery import READ_BACK, restart_batches
 from services.scheduler.core.state import Phase, Plan, State
@@ -278,32 +273,34 @@ class Scheduler:
 
     async def _handle(self) -> None:
         while True:
-            event = await self._inbox.get()
-            if isinstance(event, PolicyPublished):
-                await self._record(event)
+            events = await self._inbox.get()
+            if isinstance(events[0], PolicyPublished):
+                await self._record(events[0])
             else:
-                await self._apply(event)
-            if isinstance(event, FragmentGenerated):
-                self._publish_lag.observe(event, self.state.policy, time.monotonic())
+                await self._apply(*events)
+            for event in events:
+                if isinstance(event, FragmentGenerated):
+                    self._publish_lag.observe(event, self.state.policy, time.monotonic())
             await asyncio.sleep(0)  # statuses are heard between two events
 
-    async def _apply(self, event: MachineInput) -> None:
-        now = time.monotonic()
-        self._meter(now, is_exact=isinstance(event, PolicyPublished))
-        if isinstance(event, OPENING):
-            state, commands = await asyncio.to_thread(step, self.plan, self.state, event, now)
+    async def _apply(self, *events: MachineInput) -> None:
+        """Apply an event, or several that came together."""
+        now, first = time.monotonic(), events[0]
+        self._meter(now, is_exact=isinstance(first, PolicyPublished))
+        if isinstance(first, OPENING):
+            state, commands = await asyncio.to_thread(step, self.plan, self.state, first, now)
         else:
-            state, commands = step(self.plan, self.state, event, now)
+            state, commands = step_together(self.plan, self.state, events, now)
         self._next = state
         # Concurrently: each has its own subject, and fifty one after another take 40 ms.
         for wave in in_waves(commands):
             await asyncio.gather(*map(self._send, wave))
         if state.phase != self.state.phase:
             log.info("phase", phase=state.phase, failure=state.failure)
-        for worker in newly_excluded(self.state, state, event):
+        for worker in newly_excluded(self.state, state, first):
             log.warning("worker_not_asked", name=worker.name, reason=worker.excluded)
         self.horizon.record(self.state, state)
-        self.state = state  # last: an event whose commands could not be sent is as if never seen
+        self.state = state  # last: events whose commands could not be sent are as if never seen
         if not state.recovering:
             self.journal.changed(state.phase, state.failure)
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import structlog
 
 from services.scheduler.core import again
-from services.scheduler.core.machine import MachineInput
+from services.scheduler.core.inputs import MachineInput
 from services.scheduler.core.state import State
 from services.scheduler.shell.housekeeping import retry
 from shared.bus.bus import Bus, Received

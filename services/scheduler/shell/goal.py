@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.scheduler.core.machine import GoalReached
+from services.scheduler.core.inputs import GoalReached
 from services.scheduler.shell.housekeeping import LOOK_S, retry
 from shared.recipe.recipe import Recipe
 from shared.run.evaluations import GoldFigures, reached

@@ -1,10 +1,10 @@
 """Collects what the scheduler hears, in the order in which it is applied: messages and ticks."""
 
 import asyncio
-import itertools
+from collections import deque
 from collections.abc import Callable
 
-from services.scheduler.core.machine import MachineInput, Tick
+from services.scheduler.core.inputs import MachineInput, Tick, take_together
 from shared.bus.bus import Bus
 from shared.messages.contracts import Event, FragmentScored
 from shared.messages.subjects import Stream
@@ -21,20 +21,24 @@ class Inbox:
     """
 
     def __init__(self) -> None:
-        self._queue: asyncio.PriorityQueue[tuple[bool, int, MachineInput]] = asyncio.PriorityQueue()
-        self._numbers = itertools.count()
+        self._scores, self._others = deque[MachineInput](), deque[MachineInput]()
+        self._filled = asyncio.Event()
 
     def put(self, event: MachineInput) -> None:
-        waits = not isinstance(event, FragmentScored)
-        self._queue.put_nowait((waits, next(self._numbers), event))
+        (self._scores if isinstance(event, FragmentScored) else self._others).append(event)
+        self._filled.set()
 
     @property
     def is_empty(self) -> bool:
-        return self._queue.empty()
+        return not self._scores and not self._others
 
-    async def get(self) -> MachineInput:
-        _, _, event = await self._queue.get()
-        return event
+    async def get(self) -> list[MachineInput]:
+        """Wait for something; return what is to be applied together next."""
+        await self._filled.wait()
+        found = take_together(self._scores, self._others)
+        if self.is_empty:
+            self._filled.clear()
+        return found
 
 
 async def follow(

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import structlog
 
 from services.scheduler.core.fluid.events import MemberReported
-from services.scheduler.core.leases import SILENCE_S, Leases
-from services.scheduler.core.machine import (
+from services.scheduler.core.inputs import (
     DeviceReported,
     MachineInput,
     WorkerInactive,
     WorkerJoined,
     WorkerLeft,
 )
+from services.scheduler.core.leases import SILENCE_S, Leases
 from services.scheduler.core.state import State, WorkerState
 from services.scheduler.core.usage import Meter, Use
 from services.scheduler.core.workers import GENERATES

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from services.scheduler.core.machine import WorkerJoined
+from services.scheduler.core.inputs import WorkerJoined
 from services.scheduler.core.state import Plan, State
 from services.scheduler.costs.noise import Noise, rollout_device, trainer_device
 from services.scheduler.sim.batches import Trainer
@@ -143,7 +143,7 @@ class Cluster:
         self.scheduler = SimScheduler(
             Process(self.world, "scheduler"), self.broker, self.history, self.plan, self.commits,
             old.first_state, old.look_ahead, old.tick, old.leases, old.read_seconds,
-            epoch=old.epoch + 1,
+            old.handling_seconds, epoch=old.epoch + 1,
         )  # fmt: skip
         self.scheduler.start()
 

@@ -8,8 +8,7 @@ from typing import NamedTuple
 from services.scheduler.core.exclusion import newly_excluded
 from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.fragments import busy_addresses
-from services.scheduler.core.leases import Leases
-from services.scheduler.core.machine import (
+from services.scheduler.core.inputs import (
     DeviceReported,
     MachineInput,
     Recovered,
@@ -18,9 +17,10 @@ from services.scheduler.core.machine import (
     WorkerInactive,
     WorkerJoined,
     WorkerLeft,
-    failure_to_send,
-    step,
+    take_together,
 )
+from services.scheduler.core.leases import Leases
+from services.scheduler.core.machine import failure_to_send, step_together
 from services.scheduler.core.recovery import READ_BACK
 from services.scheduler.core.state import Plan, State
 from services.scheduler.sim.broker import Broker
@@ -82,6 +82,8 @@ class SimScheduler:
     """Whether workers report, and are lost when they do not."""
     read_seconds: Callable[[], float] | None = None
     """Seconds of reading a stream when recovering; None: no time passes."""
+    handling_seconds: Callable[[], float] | None = None
+    """Seconds of handling what waits, while more comes; None: no time passes."""
     epoch: int = 0
     """Epoch of its commands."""
     commands_left: int | None = None
@@ -99,6 +101,7 @@ class SimScheduler:
     """Stream -> messages read by recovery."""
     _leases: Leases = field(default_factory=Leases)
     _inbox: deque[MachineInput] = field(default_factory=deque)
+    _is_busy: bool = False
     _refined: int = -1
     """The batch that was last looked ahead for."""
 
@@ -206,17 +209,23 @@ class SimScheduler:
     def _handle(self, event: MachineInput) -> None:
         """Take events in the order of arrival; without a broker, everything waits."""
         self._inbox.append(event)
-        self._drain()
+        if not self._is_busy:
+            self._drain()
 
     def _drain(self) -> None:
+        self._is_busy = False
         while self._inbox and self.process.alive:
             if self._waits(self._drain):
                 return
-            self._apply(self._inbox.popleft())
+            self._apply(*take_together(self._inbox))
+            if self.handling_seconds is not None:
+                self._is_busy = True
+                self.process.after(self.handling_seconds(), self._drain)
+                return
 
-    def _apply(self, event: MachineInput) -> None:
+    def _apply(self, *events: MachineInput) -> None:
         """The new state is kept only once its commands are sent."""
-        state, commands = step(self.plan, self.state, event, self.process.world.now)
+        state, commands = step_together(self.plan, self.state, events, self.process.world.now)
         for command in commands:
             if self._dies():
                 return
@@ -225,10 +234,10 @@ class SimScheduler:
                 self.history.fault(f"died after it {self.failpoint}")
                 self.process.kill()
                 return
-        for worker in newly_excluded(self.state, state, event):
+        for worker in newly_excluded(self.state, state, events[0]):
             self.history.fault(f"not asked: {worker.excluded}", worker.address)
         self.state = state
-        self._look(event)
+        self._look(events[-1])
 
     def _waits(self, action: Callable[[], None]) -> bool:
         if self.process.is_cut_off:

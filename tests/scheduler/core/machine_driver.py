@@ -2,11 +2,8 @@
 
 from typing import Any
 
-from services.scheduler.core.machine import (
-    MachineInput,
-    WorkerJoined,
-    step,
-)
+from services.scheduler.core.inputs import MachineInput, WorkerJoined
+from services.scheduler.core.machine import step
 from services.scheduler.core.state import State
 from shared.messages.contracts import (
     Command,

@@ -8,7 +8,8 @@ import pytest
 
 from services.scheduler.core import device_queues, fragments
 from services.scheduler.core.assign import assign
-from services.scheduler.core.machine import WorkerJoined, step
+from services.scheduler.core.inputs import WorkerJoined
+from services.scheduler.core.machine import step
 from services.scheduler.core.state import Plan, State, WorkerState
 from shared.learning.windows import Windows
 from shared.messages.contracts import GenerateFragment

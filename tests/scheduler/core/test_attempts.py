@@ -4,12 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from services.scheduler.core.inputs import MachineInput, WorkerJoined, WorkerLeft
 from services.scheduler.core.lending import has_ready
-from services.scheduler.core.machine import (
-    MachineInput,
-    WorkerJoined,
-    WorkerLeft,
-)
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentReleased,

@@ -3,7 +3,8 @@
 import heapq
 from dataclasses import replace
 
-from services.scheduler.core.machine import MachineInput, Tick, WorkerJoined, step
+from services.scheduler.core.inputs import MachineInput, Tick, WorkerJoined
+from services.scheduler.core.machine import step
 from services.scheduler.core.state import State
 from shared.messages.contracts import FragmentScored, GenerateFragment
 from tests import examples

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from services.scheduler.core.machine import BatchesSeen
+from services.scheduler.core.inputs import BatchesSeen
 from shared.learning.curriculum import Draws, Saturated
 from shared.learning.prompts import PromptOrder
 from shared.messages.contracts import Prompt

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from services.scheduler.core.machine import Tick, WorkerJoined, WorkerLeft
+from services.scheduler.core.inputs import Tick, WorkerJoined, WorkerLeft
 from shared.messages.contracts import Command, SetDevice, TagRequest, WorkerRequest
 from tests import examples
 from tests.scheduler.core.machine_driver import Machine, joined

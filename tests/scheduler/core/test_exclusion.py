@@ -11,7 +11,7 @@ from services.scheduler.core.exclusion import (
     MIN_DEADLINE_S,
     TIMES_LEARNED,
 )
-from services.scheduler.core.machine import Tick, WorkerInactive, WorkerLeft
+from services.scheduler.core.inputs import Tick, WorkerInactive, WorkerLeft
 from shared.messages.contracts import (
     ComputeGradient,
     FragmentReleased,

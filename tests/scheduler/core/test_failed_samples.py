@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.machine import Recovered
+from services.scheduler.core.inputs import Recovered
 from services.scheduler.core.state import State
 from shared.messages.contracts import (
     Command,

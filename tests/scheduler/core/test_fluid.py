@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from services.scheduler.core.fluid.events import MemberReported
-from services.scheduler.core.machine import (
+from services.scheduler.core.inputs import (
     MachineInput,
     Recovered,
     Tick,
     WorkerJoined,
     WorkerLeft,
-    step,
 )
+from services.scheduler.core.machine import step
 from services.scheduler.core.state import Plan, State
 from shared.learning.advantages import Advantages
 from shared.messages.contracts import (

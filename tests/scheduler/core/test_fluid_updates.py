@@ -1,7 +1,7 @@
 """Several updates per batch in the pure core: their parts, what they wait for, and what is lost."""
 
 from services.scheduler.core.fluid.events import MemberReported
-from services.scheduler.core.machine import Tick, WorkerLeft
+from services.scheduler.core.inputs import Tick, WorkerLeft
 from shared.messages.contracts import FragmentFailed, GenerateFragment
 from shared.messages.fluid import BeginAgain, ExchangeSums, Stepped, TakeStep, TrainPiece
 from shared.messages.workers import Holds

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.scheduler.core.machine import DeviceReported, WorkerJoined, WorkerLeft
+from services.scheduler.core.inputs import DeviceReported, WorkerJoined, WorkerLeft
 from shared.messages.contracts import (
     Command,
     ComputeGradient,

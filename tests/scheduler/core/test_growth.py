@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.scheduler.core.machine import BatchesSeen, WorkerJoined, WorkerLeft
+from services.scheduler.core.inputs import BatchesSeen, WorkerJoined, WorkerLeft
 from services.scheduler.core.state import DECISIONS_KEPT, State
 from services.scheduler.core.tag.estimates import STRANGERS, Costs
 from services.scheduler.sim.cluster import Cluster, build

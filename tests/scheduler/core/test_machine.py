@@ -1,11 +1,7 @@
 from dataclasses import replace
 
+from services.scheduler.core.inputs import DeviceReported, MachineInput, WorkerJoined
 from services.scheduler.core.lending import has_ready
-from services.scheduler.core.machine import (
-    DeviceReported,
-    MachineInput,
-    WorkerJoined,
-)
 from services.scheduler.core.tag.estimates import Costs
 from shared.messages.contracts import (
     MAX_FRAGMENTS_PER_GROUP,

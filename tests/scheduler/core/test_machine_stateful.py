@@ -6,14 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from services.scheduler.core.machine import (
+from services.scheduler.core.inputs import (
     DeviceReported,
     MachineInput,
     Tick,
     WorkerJoined,
     WorkerLeft,
-    step,
 )
+from services.scheduler.core.machine import step
 from services.scheduler.core.state import State
 from shared.messages.contracts import (
     Command,

@@ -1,5 +1,6 @@
 from services.scheduler.core.fragments import worker_lost
-from services.scheduler.core.machine import Recovered, WorkerJoined, step
+from services.scheduler.core.inputs import Recovered, WorkerJoined
+from services.scheduler.core.machine import step
 from services.scheduler.core.state import BatchState, FragmentState, GroupState, State
 from shared.messages.contracts import Command, GenerateFragment, TrainGroup
 from tests import examples

@@ -6,7 +6,8 @@ import pytest
 
 from services.scheduler.core import fragments
 from services.scheduler.core.assign import assign
-from services.scheduler.core.machine import MachineInput, WorkerJoined, WorkerLeft, step
+from services.scheduler.core.inputs import MachineInput, WorkerJoined, WorkerLeft
+from services.scheduler.core.machine import step
 from services.scheduler.core.state import NOTHING_CUT, State
 from services.scheduler.core.supply import unissued_samples
 from services.scheduler.core.tally import Tally, tally_of

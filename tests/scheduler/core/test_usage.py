@@ -2,7 +2,8 @@
 
 import pytest
 
-from services.scheduler.core.machine import WorkerJoined, step
+from services.scheduler.core.inputs import WorkerJoined
+from services.scheduler.core.machine import step
 from services.scheduler.core.state import State
 from services.scheduler.core.usage import Meter, uses
 from shared.messages.contracts import GenerateFragment, GroupTrained, TrainGroup

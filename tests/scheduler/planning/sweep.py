@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.scheduler.costs.profile import Profile, load_profile
+from services.scheduler.planning.forecast import scheduler_seconds
 from services.scheduler.planning.planner import Choice, Planned, fragment_sizes, plan_split
 from services.scheduler.planning.runnable import HOST_GPUS, why_not
 from services.scheduler.planning.splits import Split
@@ -80,8 +81,9 @@ class Case:
 
     def in_full(self, setting: Setting) -> float:
         """Returns the seconds of a step, all devices simulated."""
-        schedule = setting.schedule(self.max_staleness)
-        return seconds(self.profile, self.split(setting), schedule)
+        schedule, split = setting.schedule(self.max_staleness), self.split(setting)
+        own = scheduler_seconds(self.profile, split, schedule)
+        return max(own, seconds(self.profile, split, schedule))
 
     def by_part(self, setting: Setting) -> float:
         """Returns the seconds of a step by 64 devices with as large a part of the groups."""
@@ -89,7 +91,9 @@ class Case:
         generate = max(1, setting.generate // part.factor) if setting.generate else 0
         fewer = Setting(generate, setting.fragment_size, setting.tag // part.factor)
         split = split_of(part.devices["H100"], generate)
-        return seconds(part.profile, split, fewer.schedule(self.max_staleness))
+        schedule = fewer.schedule(self.max_staleness)
+        own = scheduler_seconds(part.profile, split, schedule, part.factor)
+        return max(own, seconds(part.profile, split, schedule))
 
 
 def seconds(profile: Profile, split: Split, schedule: RunSchedule) -> float:

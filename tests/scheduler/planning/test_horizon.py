@@ -3,7 +3,8 @@
 import asyncio
 from dataclasses import replace
 
-from services.scheduler.core.machine import MachineInput, TagRefined, WorkerJoined, step
+from services.scheduler.core.inputs import MachineInput, TagRefined, WorkerJoined
+from services.scheduler.core.machine import step
 from services.scheduler.core.state import LoanState, Plan, State, TagRecord
 from services.scheduler.core.tag.controller import Controller
 from services.scheduler.core.tag.estimates import Costs

@@ -6,7 +6,8 @@ from typing import Literal
 import pytest
 
 from services.scheduler.costs.profile import load_profile
-from services.scheduler.planning.planner import plan_split
+from services.scheduler.planning.forecast import scheduler_seconds
+from services.scheduler.planning.planner import Choice, plan_split
 from services.scheduler.planning.splits import Split
 from services.scheduler.sim.profiled import simulate
 from shared.recipe.schedule import RunSchedule
@@ -121,8 +122,18 @@ def test_pieces_of_fluid_devices_are_as_coarse_in_a_plan_as_in_a_run() -> None:
 
 
 def test_a_plan_counts_what_the_scheduler_takes() -> None:
-    """One step ahead, pieces for 4,096 devices keep it busy for longer than roles do."""
-    best = Case(4096, 1).plan().best
-    assert best.schedule.mode == "pipelined"
-    assert best.scheduler_seconds < best.step_seconds == best.simulated.step_seconds
-    assert Case(1024, 1).plan().best.schedule.mode == "fluid"
+    """A small model's pieces for 4,096 devices keep it busy for longer than what has roles."""
+    profile = load_profile("flux2-klein-base-4b")
+
+    def best(devices: int) -> Choice:
+        shape = profile.shape.model_copy(update={"groups": devices})
+        of_groups, schedule = profile.model_copy(update={"shape": shape}), RunSchedule()
+        return plan_split(of_groups, {"H100": devices}, schedule, host_gpus=8, fluid=True).best
+
+    many, few = best(4096), best(1024)
+    assert (many.schedule.mode, few.schedule.mode) == ("pipelined", "fluid")
+    assert many.scheduler_seconds < many.step_seconds == many.simulated.step_seconds
+    shape = profile.shape.model_copy(update={"groups": 4096})
+    of_groups = profile.model_copy(update={"shape": shape})
+    busy = scheduler_seconds(of_groups, Split({}, {"H100": 4096}), few.schedule)
+    assert busy > many.step_seconds

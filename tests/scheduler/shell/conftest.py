@@ -6,7 +6,8 @@ from typing import cast
 import pytest
 from fastapi.testclient import TestClient
 
-from services.scheduler.core.machine import WorkerJoined, step
+from services.scheduler.core.inputs import WorkerJoined
+from services.scheduler.core.machine import step
 from services.scheduler.core.state import State
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler

@@ -11,7 +11,8 @@ from fastapi.testclient import TestClient
 from prometheus_client import REGISTRY
 from pydantic import BaseModel
 
-from services.scheduler.core.machine import WorkerJoined, step
+from services.scheduler.core.inputs import WorkerJoined
+from services.scheduler.core.machine import step
 from services.scheduler.core.usage import BatchUsage, Timeline
 from services.scheduler.planning.staleness import StalenessDecision
 from services.scheduler.shell import api_batches, api_letters, api_load, api_models

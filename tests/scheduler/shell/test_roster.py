@@ -6,7 +6,12 @@ from typing import cast
 import pytest
 
 from services.scheduler.core import leases as leases_module
-from services.scheduler.core.machine import MachineInput, WorkerInactive, WorkerJoined, WorkerLeft
+from services.scheduler.core.inputs import (
+    MachineInput,
+    WorkerInactive,
+    WorkerJoined,
+    WorkerLeft,
+)
 from services.scheduler.core.state import State
 from services.scheduler.core.usage import Meter
 from services.scheduler.core.workers import Workers, WorkerState

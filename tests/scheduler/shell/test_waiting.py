@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from services.scheduler.core.machine import WorkerJoined, step
+from services.scheduler.core.inputs import WorkerJoined
+from services.scheduler.core.machine import step
 from services.scheduler.core.state import Phase, State
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.roster import Seen

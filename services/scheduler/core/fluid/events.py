@@ -7,7 +7,7 @@ or late.
 from dataclasses import dataclass, replace
 
 from services.scheduler.core.fluid import batch_std
-from services.scheduler.core.fluid.members import MEMBER
+from services.scheduler.core.fluid.members import MEMBER, with_held
 from services.scheduler.core.fluid.pieces import part_of_group
 from services.scheduler.core.fluid.state import FluidState, next_attempt
 from services.scheduler.core.fragments import fail_run
@@ -54,7 +54,7 @@ def record(plan: Plan, state: State, event: FluidEvent, now: float) -> State:
     if fluid is None or event.batch != fluid.batch:
         return state
     if isinstance(event, Stepped):
-        return replace(state, fluid=_stepped(fluid, event, now))
+        return replace(state, fluid=_stepped(state, fluid, event, now))
     if isinstance(event, WeightsStored):
         return replace(state, fluid=replace(fluid, stored=event))
     if (event.attempt, event.update) != (fluid.attempt, fluid.update):
@@ -87,10 +87,7 @@ def member_reported(state: State, event: MemberReported) -> State:
             held.version == known.version and held.update < min(known.update, fluid.update)
         ):
             return state
-    holds = {a: each for a, each in fluid.holds.items() if a != event.address}
-    if held is not None:
-        holds[event.address] = held
-    return replace(state, fluid=replace(fluid, holds=holds))
+    return replace(state, fluid=with_held(state, fluid, event.address, held))
 
 
 def member_lost(state: State, address: str) -> State:
@@ -247,7 +244,7 @@ def _answered(fluid: FluidState, event: SumHeld | ExchangeMissed) -> FluidState:
     return replace(fluid, exchange=exchange)
 
 
-def _stepped(fluid: FluidState, event: Stepped, now: float) -> FluidState:
+def _stepped(state: State, fluid: FluidState, event: Stepped, now: float) -> FluidState:
     """Record a step; one of an earlier attempt may be all that is left of the batch in the end."""
     makes_version = event.policy.version > fluid.batch
     if event.attempt < fluid.attempt:
@@ -264,5 +261,6 @@ def _stepped(fluid: FluidState, event: Stepped, now: float) -> FluidState:
         checksum=event.checksum,
         update=0 if makes_version else event.update + 1,
     )
-    holds = fluid.holds if event.worker in fluid.gone else {**fluid.holds, event.worker: held}
-    return replace(fluid, step=step, holds=holds)
+    if event.worker not in fluid.gone:
+        fluid = with_held(state, fluid, event.worker, held)
+    return replace(fluid, step=step)

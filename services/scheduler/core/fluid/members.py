@@ -1,8 +1,11 @@
 """Decides which workers are members of a batch: alive, and with its version to the last bit."""
 
-from services.scheduler.core.fluid.state import FluidState
+from dataclasses import replace
+
+from services.scheduler.core.fluid.state import FluidState, with_or_without
 from services.scheduler.core.state import State, WorkerState
 from shared.messages.records import ObjectRef, Policy
+from shared.messages.workers import Holds
 
 MEMBER = "member"
 """What a trainer of a fluid run is called in the state: it generates as rollout does."""
@@ -26,17 +29,49 @@ def may_step(state: State, worker: WorkerState) -> bool:
 
 def member_addresses(state: State) -> frozenset[str]:
     """Addresses of the workers that could take the next step of the open batch; of all workers anew
-    only if somebody has joined, left, was excluded or reports to hold something else."""
+    only if somebody has joined, left or was excluded, or what they step from is another."""
     fluid, roles = state.fluid, state.workers.roles
     if fluid is None:
         return frozenset()
-    basis = roles, fluid.out, fluid.gone, fluid.holds, fluid.update, fluid.checksum
-    known = fluid.known_members
-    if known is None or any(one is not other for one, other in zip(known[0], basis, strict=True)):
-        found = (a for a in roles.places if may_step(state, state.workers[a]))
-        known = basis, frozenset(found)
-        object.__setattr__(fluid, "known_members", known)
-    return known[1]
+    known = _known_members(state, fluid)
+    if known is None:
+        known = frozenset(a for a in roles.places if may_step(state, state.workers[a]))
+        _know_members(state, fluid, known)
+    return known
+
+
+def with_held(state: State, fluid: FluidState, address: str, held: Holds | None) -> FluidState:
+    """Record what one worker holds, which says nothing of the others."""
+    if held is not None:
+        holds = {**fluid.holds, address: held}
+    else:
+        holds = {a: each for a, each in fluid.holds.items() if a != address}
+    made, known = replace(fluid, holds=holds), _known_members(state, fluid)
+    if known is not None and address in state.workers.roles.places:
+        may = may_step(replace(state, fluid=made), state.workers[address])
+        _know_members(state, made, with_or_without(known, address, may))
+    return made
+
+
+def _known_members(state: State, fluid: FluidState) -> frozenset[str] | None:
+    """Who is a member, if that is known and everything that it follows from is the same."""
+    if fluid.known_members is None:
+        return None
+    basis, known = fluid.known_members
+    same = (one is other for one, other in zip(basis, _basis(state, fluid), strict=True))
+    return known if all(same) else None
+
+
+def _know_members(state: State, fluid: FluidState, known: frozenset[str]) -> None:
+    object.__setattr__(fluid, "known_members", (_basis(state, fluid), known))
+
+
+def _basis(state: State, fluid: FluidState) -> tuple[object, ...]:
+    """What it follows from who is a member."""
+    return (
+        state.workers.roles, fluid.out, fluid.gone, fluid.holds, fluid.batch, fluid.update,
+        fluid.checksum,
+    )  # fmt: skip
 
 
 def members(state: State) -> list[WorkerState]:

@@ -179,12 +179,12 @@ def _end_round(plan: Plan, state: State, now: float, commands: list[FluidCommand
     )
 
 
-def _silent(fluid: FluidState, exchange: Exchange) -> list[str]:
+def _silent(fluid: FluidState, exchange: Exchange) -> frozenset[str]:
     """Members of the round that live and have not answered."""
-    return sorted(exchange.silent - fluid.gone)
+    return exchange.silent - fluid.gone if fluid.gone else exchange.silent
 
 
-def _void_missed(fluid: FluidState, exchange: Exchange, silent: list[str]) -> FluidState:
+def _void_missed(fluid: FluidState, exchange: Exchange, silent: frozenset[str]) -> FluidState:
     """After a round without a total: who is silent is out, and whose sum is not its share begins
     anew; if everybody has answered twice in vain, those that were missed are out."""
     fluid = replace(fluid, exchange=None, num_failures=fluid.num_failures + 1)

@@ -28,7 +28,7 @@ a message."""
 T = TypeVar("T")
 
 
-def _with(known: frozenset[T], each: T, is_in: bool) -> frozenset[T]:
+def with_or_without(known: frozenset[T], each: T, is_in: bool) -> frozenset[T]:
     """Put something into a set, or take it out."""
     if (each in known) == is_in:
         return known
@@ -272,8 +272,8 @@ class FluidState:
         return replace(
             self,
             groups={**self.groups, index: group},
-            ready=_with(self.ready, index, group.has_more),
-            trained=_with(self.trained, index, group.is_trained),
+            ready=with_or_without(self.ready, index, group.has_more),
+            trained=with_or_without(self.trained, index, group.is_trained),
             num_cut=self.num_cut + group.num_cut - (0 if old is None else old.num_cut),
             num_pieces=self.num_pieces
             + len(group.pieces)
@@ -308,8 +308,8 @@ class FluidState:
         return replace(
             self,
             queues={**self.queues, address: queue},
-            queued=_with(self.queued, address, bool(queue)),
-            loaded=_with(self.loaded, address, len(queue) >= AHEAD),
+            queued=with_or_without(self.queued, address, bool(queue)),
+            loaded=with_or_without(self.loaded, address, len(queue) >= AHEAD),
             num_given=self.num_given + len(queue) - len(self.queues.get(address, ())),
         )
 

@@ -1,0 +1,122 @@
+"""Names what the scheduler's machine is told: messages, and what its shell sees of workers."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from services.scheduler.core.fluid.events import MemberReported
+from shared.learning.curriculum import Saturated
+from shared.messages.contracts import (
+    ComputeGradient,
+    Event,
+    FragmentGenerated,
+    FragmentScored,
+    GenerateFragment,
+    GradientComputed,
+    GroupTrained,
+    TrainGroup,
+)
+from shared.messages.fluid import FluidCommand, PieceTrained, Stepped, SumHeld
+from shared.messages.workers import DeviceMode
+
+MOST_TOGETHER = 32
+"""Reports that are applied at a time: with 4,096 devices in some 10 ms, so that others have a turn
+soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """The shell has heard a worker for the first time, or again."""
+
+    address: str
+    name: str
+    service: str
+    concurrency: int = 1
+    kind: str = "cpu"
+    independent_devices: bool = False
+    can_train: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    """The shell has not heard a worker for too long."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReported:
+    """A trainer's device has reported what it is used for."""
+
+    address: str
+    loan_number: int
+    mode: DeviceMode
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInactive:
+    """A worker has reported that it is not doing the work that it has."""
+
+    address: str
+    doing: Literal["loading", "nothing"]
+
+
+@dataclass(frozen=True, slots=True)
+class TagRefined:
+    """The look-ahead has found how many groups of the batch the trainer should generate."""
+
+    batch: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesSeen:
+    """Which groups were saturated of committed batches in a row, by the commit records."""
+
+    first: int
+    """Number of the first of these batches: no later one than the first that was not seen yet."""
+    saturated: tuple[Saturated, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GoalReached:
+    """Evaluations have reached `run.stop_at`."""
+
+    version: int
+    """The version by which they have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Everything stored has been read; from here on commands are issued."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+MachineInput = (
+    Event | GenerateFragment | TrainGroup | ComputeGradient | FluidCommand | MemberReported
+    | WorkerJoined | WorkerLeft | WorkerInactive | DeviceReported | TagRefined | BatchesSeen
+    | GoalReached | Recovered | Tick
+)  # fmt: skip
+
+TOGETHER = (
+    FragmentGenerated | FragmentScored | GradientComputed | GroupTrained | PieceTrained | SumHeld
+    | Stepped | MemberReported | WorkerJoined | WorkerInactive
+)  # fmt: skip
+"""What devices report of their work and of themselves. Nothing that follows from one of them
+changes what another says, so that commands may be issued for several at a time."""
+
+
+def take_together(*waiting: deque[MachineInput]) -> list[MachineInput]:
+    """Take from queues, those of the first one first, what may be applied together: reports
+    that wait behind each other, or one other input; nothing if all are empty."""
+    found = list[MachineInput]()
+    for queue in waiting:
+        while queue and len(found) < MOST_TOGETHER and isinstance(queue[0], TOGETHER):
+            found.append(queue.popleft())
+        if queue and not found:
+            return [queue.popleft()]
+    return found
