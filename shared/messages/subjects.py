@@ -226,6 +226,12 @@ def fluid_subjects(run: str) -> list[str]:
     return [f"dg.{run}.fluid.*.{kind}.>" for kind in kinds]
 
 
+def fluid_events(run: str) -> list[str]:
+    """Match what fluid devices report: not the commands, which are as many."""
+    kinds = ("trained", "sum", "stepped", "reference", "stored")
+    return [f"dg.{run}.fluid.*.{kind}.>" for kind in kinds]
+
+
 def stored_weights(run: str) -> str:
     """Match what committing members say of weights that can be fetched."""
     return f"dg.{run}.fluid.*.stored.>"

@@ -39,9 +39,9 @@ RESULT_SECONDS, RESULT_SECONDS_EACH = 0.23e-3, 5.3e-8
 """CPU seconds of the scheduler for a result among many, with all that follows from it, and for each
 device that there is: .25 ms were measured with 512 devices, .33 with 2,048, .44 with 4,096 (`python
 -m bench growth --live`, on a core of a virtual machine)."""
-PIECE_SECONDS, PIECE_SECONDS_EACH = 0.3e-3, 3.8e-7
+PIECE_SECONDS, PIECE_SECONDS_EACH = 0.24e-3, 4.5e-7
 """The same for a piece that a fluid device has trained, with its part of exchange and step: .5 ms,
-.9 and 1.85."""
+.9 and 2.1."""
 
 
 def scheduler_seconds(

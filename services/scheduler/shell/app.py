@@ -14,7 +14,7 @@ import structlog
 from services.scheduler.core.exclusion import newly_excluded
 from services.scheduler.core.fragments import busy_addresses
 from services.scheduler.core.inputs import BatchesSeen, MachineInput, Recovered
-from services.scheduler.core.machine import failure_to_send, step, step_together
+from services.scheduler.core.machine import failure_to_send, step_together
 from services.scheduler.core.outlook import outlook
 from services.scheduler.core.recovery import READ_BACK, restart_batches
 from services.scheduler.core.state import Phase, Plan, State
@@ -53,7 +53,7 @@ from shared.messages.contracts import (
     SetDevice,
     TrainGroup,
 )
-from shared.messages.fluid import FluidCommand
+from shared.messages.fluid import FluidCommand, Stepped
 from shared.process.failpoints import reach
 from shared.process.service import Health
 from shared.run.chain import Chain, Step, read_chain
@@ -72,7 +72,7 @@ READ_S = 0.05
 """Seconds of reading what is stored after which others have a turn."""
 COMMITS_KEPT = 64
 """Times of commits that are kept."""
-OPENING = (PolicyPublished, OperatorRequest, Recovered, BatchesSeen)
+OPENING = (PolicyPublished, OperatorRequest, Recovered, BatchesSeen, Stepped)
 """Events that may give every device something to do, or are about all that the run has done. They
 are handled in a thread, while statuses are heard."""
 
@@ -287,10 +287,11 @@ class Scheduler:
         """Apply an event, or several that came together."""
         now, first = time.monotonic(), events[0]
         self._meter(now, is_exact=isinstance(first, PolicyPublished))
-        if isinstance(first, OPENING):
-            state, commands = await asyncio.to_thread(step, self.plan, self.state, first, now)
-        else:
-            state, commands = step_together(self.plan, self.state, events, now)
+        state, commands = (
+            await asyncio.to_thread(step_together, self.plan, self.state, events, now)
+            if any(isinstance(event, OPENING) for event in events)
+            else step_together(self.plan, self.state, events, now)
+        )
         self._next = state
         # Concurrently: each has its own subject, and fifty one after another take 40 ms.
         for wave in in_waves(commands):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from services.scheduler.core.inputs import MachineInput, Tick, take_together
 from shared.bus.bus import Bus
 from shared.messages.contracts import Event, FragmentScored
-from shared.messages.subjects import Stream
+from shared.messages.subjects import FLUID, Stream, fluid_events
 
 TICK_S = 1.0
 
@@ -48,7 +48,8 @@ async def follow(
 
     ``after``: the last that was read.
     """
-    async for received in bus.follow(stream, after=after):
+    filters = fluid_events(bus.run) if stream == FLUID else None
+    async for received in bus.follow(stream, filters, after=after):
         if isinstance(received.message, Event):
             inbox.put(received.message)
             note(received.message)

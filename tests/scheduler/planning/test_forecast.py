@@ -162,7 +162,7 @@ def test_the_scheduler_is_busy_longer_with_small_fragments_and_with_more_devices
 
     # As was measured, with two fragments for each device.
     assert busy(512, 8) == pytest.approx(3.0, rel=0.1)
-    assert busy(4096, 8) == pytest.approx(37.5, rel=0.1)
+    assert busy(4096, 8) == pytest.approx(41, rel=0.1)
     assert busy(4096, 8, "pipelined") == pytest.approx(8.3, rel=0.15)
     assert busy(32, 4) < 1
     assert busy(512, 4) > busy(512, 8)

@@ -1,6 +1,7 @@
 """The wire: services of different releases, and the streams of a run that is resumed, share it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,6 +11,7 @@ import pytest
 from shared.messages import subjects
 from shared.messages.codec import decode, encode
 from shared.messages.contracts import Message
+from shared.messages.fluid import FluidEvent, FluidMessage, Stepped
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
 """One message of every kind with every field set, by its subject; and the streams."""
@@ -62,3 +64,18 @@ def test_readers_keep_their_subjects() -> None:
         "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.*.*",
         "dg.demo.quarantine.>",
     ]
+
+
+def test_the_scheduler_follows_what_fluid_devices_report_and_not_its_own_commands() -> None:
+    wanted = [f.replace("*", "[^.]+").replace(">", ".+") for f in subjects.fluid_events("demo")]
+    messages = [decode(msgpack.packb(stored)) for stored in MESSAGES.values()]
+    messages += [
+        message.model_copy(update={"is_reference": False})
+        for message in messages
+        if isinstance(message, Stepped)
+    ]
+    for message in messages:
+        if isinstance(message, FluidMessage):
+            subject = subjects.subject_of("demo", message)
+            is_followed = any(re.fullmatch(each, subject) for each in wanted)
+            assert is_followed == isinstance(message, FluidEvent)
