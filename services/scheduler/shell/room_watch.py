@@ -20,7 +20,10 @@ from shared.store import ObjectStore
 TRY_S = 3.0
 """Seconds between two attempts."""
 SILENT_S = 6.0
-"""Time without anything taken after which there is an alarm; one attempt may take as long."""
+"""Time without anything taken after which there is an alarm."""
+ANSWER_S = SILENT_S + 0.1
+"""Longest time of an attempt. Clocks of event loops run out a little early: one that was waited for
+in vain has then always taken long enough for an alarm."""
 
 STORE, REDIS = "store_takes_nothing", "redis_takes_nothing"
 ADVICE = {
@@ -82,7 +85,7 @@ class RoomWatch:
 async def _failure(attempt: Callable[[], Awaitable[None]]) -> str:
     """Return why nothing was taken; empty if something was."""
     try:
-        async with asyncio.timeout(SILENT_S):
+        async with asyncio.timeout(ANSWER_S):
             await attempt()
     except TimeoutError:
         return f"no answer for {SILENT_S:.0f} s"
