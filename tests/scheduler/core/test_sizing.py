@@ -155,7 +155,11 @@ def test_fluid_devices_generate_in_fragments_of_the_best_size(members: dict[str,
     assert chosen <= 1.01 * min(fixed)
 
 
-@pytest.mark.parametrize("members", [{"H100": 16, "H20": 16}, {"H100": 24, "H20": 8}])
+@pytest.mark.parametrize(
+    "members",
+    [{"H100": 16, "H20": 16}, pytest.param({"H100": 24, "H20": 8}, marks=pytest.mark.slow)],
+    ids=["halves", "a quarter"],
+)
 def test_a_step_ahead_unlike_devices_generate_in_fragments_of_the_best_size(
     members: dict[str, int],
 ) -> None:
