@@ -157,8 +157,12 @@ def test_fluid_devices_generate_in_fragments_of_the_best_size(members: dict[str,
 
 @pytest.mark.parametrize(
     "members",
-    [{"H100": 16, "H20": 16}, pytest.param({"H100": 24, "H20": 8}, marks=pytest.mark.slow)],
-    ids=["halves", "a quarter"],
+    [
+        {"H100": 8, "H20": 8},
+        pytest.param({"H100": 16, "H20": 16}, marks=pytest.mark.slow),
+        pytest.param({"H100": 24, "H20": 8}, marks=pytest.mark.slow),
+    ],
+    ids=["few", "halves", "a quarter"],
 )
 def test_a_step_ahead_unlike_devices_generate_in_fragments_of_the_best_size(
     members: dict[str, int],

@@ -7,8 +7,9 @@ import pytest
 
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.planning.forecast import scheduler_seconds
-from services.scheduler.planning.planner import Choice, plan_split
+from services.scheduler.planning.planner import plan_split
 from services.scheduler.planning.splits import Split
+from services.scheduler.planning.symmetry import part_of
 from services.scheduler.sim.profiled import simulate
 from shared.recipe.schedule import RunSchedule
 from tests.scheduler.planning.sweep import (
@@ -125,15 +126,13 @@ def test_a_plan_counts_what_the_scheduler_takes() -> None:
     """A small model's pieces for 4,096 devices keep it busy for longer than what has roles."""
     profile = load_profile("flux2-klein-base-4b")
 
-    def best(devices: int) -> Choice:
-        shape = profile.shape.model_copy(update={"groups": devices})
-        of_groups, schedule = profile.model_copy(update={"shape": shape}), RunSchedule()
-        return plan_split(of_groups, {"H100": devices}, schedule, host_gpus=8, fluid=True).best
-
-    many, few = best(4096), best(1024)
-    assert (many.schedule.mode, few.schedule.mode) == ("pipelined", "fluid")
-    assert many.scheduler_seconds < many.step_seconds == many.simulated.step_seconds
     shape = profile.shape.model_copy(update={"groups": 4096})
-    of_groups = profile.model_copy(update={"shape": shape})
-    busy = scheduler_seconds(of_groups, Split({}, {"H100": 4096}), few.schedule)
-    assert busy > many.step_seconds
+    of_groups, devices = profile.model_copy(update={"shape": shape}), {"H100": 4096}
+    best = plan_split(of_groups, devices, RunSchedule(), host_gpus=8, fluid=True).best
+    assert best.schedule.mode == "pipelined"
+    assert best.scheduler_seconds < best.step_seconds == best.simulated.step_seconds
+    fluid, everybody = RunSchedule(mode="fluid", fragment_size=12), Split({}, devices)
+    assert scheduler_seconds(of_groups, everybody, fluid) > best.step_seconds
+    part = part_of(of_groups, devices)
+    by_part = seconds(part.profile, Split({}, part.devices), fluid)
+    assert by_part < best.step_seconds, "it would be the best without the scheduler"
