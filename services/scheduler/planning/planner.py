@@ -145,14 +145,13 @@ def plan_split(
     found = search(part.profile, candidates, like, effort, tags=schedule.fixed_tag is None)
     colocated = {each: colocated_seconds(profile, devices, each) for each in BASELINES}
     best = _without_needless_help(part.profile, found[0], schedule)
-    looked_at = (best, *found[1:])
     return Planned(
         profile=profile,
         devices=devices,
         excluded=left_out,
         floor_seconds=floor_seconds(profile, devices),
         colocated=colocated,
-        choices=tuple(_choice(part, each, colocated) for each in looked_at),
+        choices=tuple(_choice(part, each, colocated) for each in (best, *found[1:])),
         num_forecast=len({(str(each.split), each.size) for each in candidates}),
         host_gpus=host_gpus,
     )
