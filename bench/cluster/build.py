@@ -10,9 +10,9 @@ from bench.cluster.ledger import Ledger
 from bench.cluster.members import EmulatedMember, first_weights
 from bench.cluster.payloads import Scaled, scaled, whole
 from bench.cluster.setting import DEVICES_PER_NODE, Setting
-from bench.cluster.shipped import checkpoint_seconds, stored_seconds
 from bench.cluster.stores import Line
 from bench.cluster.training import EmulatedTraining, lanes
+from services.scheduler.costs import fluid
 from services.scheduler.costs.noise import Noise, rollout_device, trainer_device
 from services.scheduler.costs.profile import Profile, Role, device
 from services.scheduler.sim.cluster import member_name
@@ -42,7 +42,7 @@ class Emulation:
     def line(self) -> Line:
         """Returns a line on which an adapter takes the seconds to be stored, or to be fetched, that
         are half of its publication's."""
-        seconds = stored_seconds(self.profile) / self.setting.scale
+        seconds = fluid.weights_seconds(self.profile) / self.setting.scale
         return Line(seconds / self.sizes.adapter)
 
     def lines(self) -> dict[str, Line]:
@@ -53,7 +53,7 @@ class Emulation:
             return {}
         found = {weights_folder(run): self.line()}
         if self.setting.is_fluid:
-            seconds = checkpoint_seconds(self.profile) / scale
+            seconds = fluid.checkpoint_seconds(self.profile) / scale
             found[checkpoints_folder(run)] = Line(seconds / self.sizes.checkpoint)
         return found
 

@@ -20,8 +20,9 @@ are with guidance.
 import math
 from dataclasses import dataclass
 
-from bench.cluster.shipped import CHECKPOINT_PARTS, FLOAT32_OVER_PUBLISHED
+from bench.cluster.shipped import FLOAT32_OVER_PUBLISHED
 from digenrl.profile.models import ARCHITECTURES, ModelName
+from services.scheduler.costs import fluid
 from services.scheduler.costs.profile import Profile
 from shared.errors import UserError
 
@@ -101,7 +102,7 @@ def whole(profile: Profile) -> Scaled:
         conditions=payload.conditions,
         adapter=adapter,
         gradient=adapter,
-        checkpoint=CHECKPOINT_PARTS * adapter,
+        checkpoint=fluid.CHECKPOINT_PARTS * adapter,
     )
 
 

@@ -6,7 +6,7 @@
 | optimizer step | `fluid.step_seconds` | bytes that it moves; .05 s for Qwen-Image's adapter |
 | snapshot | `fluid.snapshot_seconds` | weights, moments and average over PCIe |
 | publication | twice `publish_seconds` | measured in bfloat16; the product stores float32 |
-| checkpoint | `checkpoint_seconds` | moments and average, as fast as weights, beside a batch |
+| checkpoint | `fluid.checkpoint_seconds` | moments and average, as fast as the weights |
 | small pieces | `fluid.piece_seconds` | `rollout.call_seconds` for each call, as in generation |
 | scoring | in `fragment_seconds` | `rollout.reward_seconds`, on the device that generates |
 
@@ -21,8 +21,6 @@ from services.scheduler.costs.profile import Profile
 
 FLOAT32_OVER_PUBLISHED = 2
 """Profiles count what is published in bfloat16, and the product stores float32."""
-CHECKPOINT_PARTS = fluid.STATE_PARTS - 1
-"""Two moments and an average, in float32."""
 
 
 def shipped(profile: Profile, trainer: Mapping[str, int]) -> Profile:
@@ -42,22 +40,3 @@ def shipped(profile: Profile, trainer: Mapping[str, int]) -> Profile:
     )
     shape = profile.shape.model_copy(update={"updates": 1})
     return profile.model_copy(update={"variant": variant, "shape": shape})
-
-
-def checkpoint_seconds(profile: Profile) -> float:
-    """Return the seconds in which the optimizer's state is stored, as fast as the weights are.
-
-    Args:
-        profile: with what `shipped` has made of its publication.
-    """
-    return CHECKPOINT_PARTS * stored_seconds(profile)
-
-
-def stored_seconds(profile: Profile) -> float:
-    """Return the seconds in which the weights are stored: half of a publication, the other half of
-    which others take to fetch them.
-
-    Args:
-        profile: with what `shipped` has made of its publication.
-    """
-    return profile.variant.publish_seconds / 2

@@ -26,7 +26,6 @@ from bench.cluster.payloads import Scaled, whole
 from bench.cluster.rows import UNSCALED
 from bench.cluster.session import EmulatedRun, opened, run
 from bench.cluster.setting import Setting
-from bench.cluster.shipped import checkpoint_seconds, stored_seconds
 from bench.runner.figures import Interval
 from services.scheduler.costs import fluid
 from shared.errors import UserError
@@ -166,7 +165,7 @@ def figures_of(found: EmulatedRun) -> Figures:
         if version >= 2
     ]
     others = [gap for commit in commits for gap in commit.others]
-    stored = stored_seconds(profile)
+    stored = fluid.weights_seconds(profile)
     own = [each.committer for each in commits if each.committer is not None]
     return {
         "adapter_gb": sizes.adapter / 1e9,
@@ -182,7 +181,7 @@ def figures_of(found: EmulatedRun) -> Figures:
         "fetchable_after_s": _rounded(each.fetchable for each in commits),
         "fetchable_of_profile_s": round(stored, 3),
         "committed_after_s": _rounded(each.committed for each in commits),
-        "committed_of_profile_s": round(stored + checkpoint_seconds(profile), 3),
+        "committed_of_profile_s": round(fluid.commit_seconds(profile), 3),
     }
 
 

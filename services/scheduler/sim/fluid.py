@@ -64,6 +64,7 @@ def timing_of(profile: Profile, members: Mapping[str, int], *, noise: bool) -> T
         return fragment_seconds(profile, kind, samples, "trainer" if kind in members else "rollout")
 
     slowest = max(members, key=lambda kind: fluid.snapshot_seconds(profile, kind))
+    publish = profile.variant.publish_seconds
     return Timing(
         fragment=fragment,
         gradient=lambda kind, samples: gradient_seconds(profile, kind, samples),
@@ -71,7 +72,8 @@ def timing_of(profile: Profile, members: Mapping[str, int], *, noise: bool) -> T
         score=lambda _: 0.0,
         train=lambda _: 0.0,
         commit=0.0,
-        publish=profile.variant.publish_seconds,
+        publish=publish,
+        states=fluid.commit_seconds(profile) - publish,
         adopt=profile.variant.adopt_seconds,
         trained_steps=shape.trained_steps,
         merged_steps=shape.merged_steps,
@@ -115,7 +117,7 @@ def _cluster(
     }
     costs = replace(
         costs, rollout=generating, gradient=training, ready=Estimate(value=hop),
-        commit=Estimate(value=timing.publish),
+        commit=Estimate(value=timing.publish + timing.states),
     )  # fmt: skip
     cluster.scheduler.state = replace(cluster.scheduler.state, costs=costs)
     return cluster

@@ -100,6 +100,17 @@ def test_one_step_asynchrony_is_stale_by_one_at_most_and_removes_the_tail() -> N
     assert sum(strict.bubbles["rollout"].values()) > 0.1
 
 
+def test_one_step_ahead_a_batch_waits_for_the_state_that_a_commit_stores() -> None:
+    slow = QWEN.variant.model_copy(update={"publish_seconds": 60.0})
+    found = simulate(
+        QWEN.model_copy(update={"variant": slow}), rollout={}, trainer={"H100": 16},
+        schedule=RunSchedule(mode="fluid", fragment_size=8, max_staleness=1), batches=3, seed=None,
+        causes=False,
+    )  # fmt: skip
+    # 30 s for the weights, and three times as long for moments and average; then it trains.
+    assert 4 * 30 < found.step_seconds < 4 * 30 + 62
+
+
 def test_work_taken_from_stock_is_paid_for() -> None:
     """Here the trainer fills the lead in one batch, and nine batches live on it."""
     found = simulate(
