@@ -66,6 +66,31 @@ async def test_a_reader_is_told_everything_once_from_wherever_it_goes_on(run: Ru
     assert (await Feed(run.store, RUN).now()).commits == 6
 
 
+async def test_a_timeline_is_waited_for_until_three_versions_came_after_its_batch_began(
+    run: Run,
+) -> None:
+    """Version k ends batch k - 1, so the timeline of batch 2 may come until version 5 is there."""
+
+    async def told() -> list[int]:
+        facts = await Feed(run.store, RUN).after(Position())
+        return [fact.fields["batch"] for _, fact in facts if fact.name == "timeline"]
+
+    await asyncio.to_thread(run.commit, 4)
+    for batch in (0, 1, 3):
+        await timeline(run.store, batch)
+    assert await told() == [0, 1], "batch 2 may still be stored, and comes before batch 3"
+    await timeline(run.store, 2)
+    assert await told() == [0, 1, 2, 3]
+
+
+async def test_a_timeline_that_is_missing_three_versions_later_is_passed_over(run: Run) -> None:
+    await asyncio.to_thread(run.commit, 5)
+    for batch in (0, 1, 3):
+        await timeline(run.store, batch)
+    facts = await Feed(run.store, RUN).after(Position())
+    assert [f.fields["batch"] for _, f in facts if f.name == "timeline"] == [0, 1, 3]
+
+
 async def test_what_is_missing_although_the_next_is_there_holds_nobody_up(run: Run) -> None:
     for number in (1, 3):
         await letter(run.store, number)

@@ -291,6 +291,22 @@ def test_whoever_does_not_answer_in_time_is_out() -> None:
     assert [share.worker for share in again.shares] == ["trainer-0-a"]
 
 
+def test_a_member_that_others_miss_twice_is_out_and_they_go_on() -> None:
+    """Its connection to the others is broken, not the one to the scheduler: it answers as well."""
+    run = Run(members=3)
+    command = run.exchange()
+    for number in (0, 1):
+        assert (command.round, len(command.shares)) == (number, 3)
+        for share in command.shares:
+            missing = () if share.worker == "trainer-2-a" else ("trainer-2-a",)
+            run.give(ExchangeMissed(
+                batch=0, attempt=0, update=0, round=number, worker=share.worker, missing=missing
+            ))  # fmt: skip
+        run.train()
+        [command] = run.take(ExchangeSums)
+    assert [share.worker for share in command.shares] == ["trainer-0-a", "trainer-1-a"]
+
+
 def test_the_next_batch_begins_before_the_commit_and_is_trained_after_it() -> None:
     run = Run()
     run.stepped()

@@ -152,6 +152,21 @@ async def test_a_holder_confirms_no_command_by_a_lease_that_is_old(
     await asyncio.wait_for(confirming, WAIT_S)
 
 
+@pytest.mark.parametrize(("seconds", "confirms"), [(2.3, True), (2.7, False)])
+async def test_commands_are_sent_for_two_and_a_half_seconds_after_a_renewal(
+    bus: Bus, folder_store: ObjectStore, seconds: float, confirms: bool
+) -> None:
+    """The lease lasts 3 s: beyond it another scheduler may command."""
+    clock = Clock()
+    lease = Lease(bus, folder_store, Health(), clock=clock)
+    await lease._take()
+    clock.behind = asyncio.get_running_loop().time() - lease._renewed_at - seconds
+    confirming = asyncio.create_task(lease.confirm())
+    await asyncio.sleep(0.05)
+    assert confirming.done() is confirms
+    confirming.cancel()
+
+
 async def test_a_register_that_was_lost_is_made_again_and_epochs_go_on(
     bus: Bus, folder_store: ObjectStore
 ) -> None:

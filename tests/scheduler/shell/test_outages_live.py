@@ -16,7 +16,7 @@ from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
 from shared.bus.streams import stream_config
 from shared.messages import subjects, workers
-from shared.messages.contracts import GenerateFragment, OperatorRequest
+from shared.messages.contracts import FragmentGenerated, GenerateFragment, OperatorRequest
 from shared.messages.workers import WorkerStatus
 from shared.process.service import Health
 from shared.run.versions import VersionIndex
@@ -225,6 +225,27 @@ async def test_one_stream_that_is_gone_is_made_again(stage: Stage) -> None:
         await until(lambda: len(stage.device.given) >= 4)
         await stage.trainer.commit(announce=True)
         assert await stage.knows(1)
+
+
+async def test_results_of_both_open_batches_are_forgotten_when_a_stream_is_gone(
+    stage: Stage,
+) -> None:
+    """One step ahead, batch 1 is generated before version 1 is there. Its fragments are generated
+    again under new numbers, so that results of the lost tasks must not be read back."""
+    await stage.bus.ensure_streams()
+    await stage.trainer.commit(announce=True)
+    async with stage.running():
+        await stage.recovered()
+        for batch in (0, 1, 2):
+            await stage.bus.publish(examples.generated(examples.task(batch=batch)))
+        first = stage.scheduler.roster
+        await stage.bus.jetstream.delete_stream(subjects.TASK.name)
+        await until(lambda: stage.scheduler.roster is not first)
+        await stage.recovered()
+        results, _ = await stage.bus.stored(subjects.TRAJ)
+        messages = [each.message for each in results]
+        batches = [m.fragment.batch for m in messages if isinstance(m, FragmentGenerated)]
+        assert batches == [2], "no scheduler has asked for batch 2"
 
 
 async def test_the_index_is_rebuilt_when_redis_has_lost_everything(stage: Stage) -> None:

@@ -62,6 +62,17 @@ def test_what_is_drawn_follows_from_the_seed_and_from_batches_three_before() -> 
         first.seeing(seen[:11]).of_batch(7)
 
 
+def test_the_prompts_of_the_newest_six_batches_are_known() -> None:
+    """Three batches are drawn ahead of the newest rewards; the three before those are those that
+    late fragments and encoders may still name."""
+    drawn, seen = learned(PromptOrder(PROMPTS, 3, 0.75), 14)
+    first = PromptOrder(PROMPTS, 3, 0.75).first_draws(GROUPS)
+    assert first is not None
+    known = first.seeing(seen[:11])
+    for batch in (8, 9, 10, 11, 12, 13):
+        assert list(known.of_batch(batch)) == drawn[batch]
+
+
 def test_a_run_whose_prompts_are_all_saturated_goes_on() -> None:
     draws = Draws(seed=0, size=4, skipped=0.999, num_groups=3)
     for batch in range(30):

@@ -173,3 +173,15 @@ async def test_of_old_steps_only_those_are_held_that_are_wanted(
     assert (len(chain.recent), chain.version, chain.saturated) == (RECENT, newest, [])
     chain.forget([5])
     assert [step.version for step in chain.wanted] == [newest]
+
+
+@pytest.mark.parametrize("count", [1024, 1100, 1279])
+async def test_the_metrics_of_the_newest_256_steps_are_there_after_a_restart(
+    tmp_path: Path, store: ObjectStore, count: int
+) -> None:
+    """A long segment has no metrics: it may stand for steps only that are older than these."""
+    write(tmp_path, count)
+    await read_chain(store, RUN)  # makes the segments
+    restarted = await read_chain(store, RUN)
+    found = [step.metrics for step in restarted.recent]
+    assert found == [{"reward_mean": version / 2} for version in range(count - 256, count)]

@@ -178,6 +178,14 @@ def test_the_best_version_of_a_run_that_is_evaluated_is_kept() -> None:
     assert Retention(keep_last=1, keep_best=0).kept(9, gold=[{5: 0.9}]) == {0, 9}
 
 
+def test_a_run_one_step_stale_keeps_the_version_before_the_newest() -> None:
+    """Tasks of the open batch may still name that version: its weights must be there."""
+    stale = retention_of(recipe_of({"schedule.max_staleness": 1, "run.keep_last": 1}))
+    assert stale.kept(7) == {0, 6, 7}
+    fresh = retention_of(recipe_of({"schedule.max_staleness": 0, "run.keep_last": 1}))
+    assert fresh.kept(7) == {0, 7}
+
+
 def test_an_object_that_is_in_no_folder_of_the_run_is_never_deleted() -> None:
     forged = record(1, 1).model_copy(update={"weights": examples.ref("recipe.json")})
     found = deletable([record(0, 0), forged, record(2, 2)], {0, 2}, {})

@@ -14,7 +14,7 @@ from services.trainer.fluid.exchange import ALL, Exchange, Meeting, Missed, Sum
 from services.trainer.fluid.group_exchange import GroupExchange
 from services.trainer.fluid.host_exchange import HostExchange, HostMemory
 from services.trainer.fluid.store_exchange import StoreExchange
-from services.trainer.fluid.sums import SumLayout, Term, added, pack_sum, unpack_sum
+from services.trainer.fluid.sums import SumLayout, Term, added, in_order, pack_sum, unpack_sum
 from shared.diffusion.checksum import checksum
 from shared.diffusion.training.tally import Tally
 from shared.errors import ContractError
@@ -267,3 +267,17 @@ def test_what_is_no_sum_of_this_run_is_refused() -> None:
         unpack_sum(pack_sum(good), other)
     with pytest.raises(ContractError):
         unpack_sum(b"nothing", LAYOUT)
+
+
+def test_a_sum_that_lacks_what_its_share_says_is_missed_by_name() -> None:
+    """A restarted member may store a sum of other groups: the round ends, no process does."""
+    shares = (share("a", 0), share("b", 1))
+    for by_group, whole, lacking in (
+        (False, {ALL: term(1)}, {}),
+        (True, {0: term(1)}, {7: term(2)}),
+    ):
+        meeting = meetings(shares, by_group=by_group)["a"]
+        for sums in ({"a": whole, "b": lacking}, {"a": whole}):
+            with pytest.raises(Missed) as missed:
+                in_order(sums, meeting)
+            assert missed.value.missing == ("b",)
