@@ -2,9 +2,8 @@
 
 from typing import Annotated, Literal
 
-import httpx
-from fastapi import FastAPI, HTTPException, Path
-from fastapi.responses import JSONResponse, Response
+from fastapi import FastAPI, Path
+from fastapi.responses import Response
 
 from digenrl.view.history import RunHistory
 from digenrl.view.live import LiveRun
@@ -17,27 +16,10 @@ def add_actions(app: FastAPI, live: LiveRun, history: RunHistory) -> None:
 
     @app.post("/steer/{action}")
     async def steer(action: Literal["pause", "pause-at-failure", "resume", "stop"]) -> Response:
-        return await _pass_on(live, f"/v1/run/{action}")
+        return await live.change(f"/v1/run/{action}")
 
     @app.post("/letters/{number}/{action}")
     async def settle(number: Number, action: Literal["retry", "drop"]) -> Response:
-        answer = await _pass_on(live, f"/v1/dead-letters/{number}/{action}")
+        answer = await live.change(f"/v1/dead-letters/{number}/{action}")
         history.forget_letters()
         return answer
-
-
-async def _pass_on(live: LiveRun, path: str) -> Response:
-    """Return the scheduler's answer.
-
-    Raises:
-        HTTPException: if it refuses or does not answer.
-    """
-    if not live.url:
-        raise HTTPException(409, "the run is over")
-    try:
-        answer = await live.post(path)
-    except httpx.HTTPError as error:
-        raise HTTPException(503, f"the scheduler does not answer: {error}") from error
-    if answer.is_error:
-        raise HTTPException(answer.status_code, str(answer.json().get("detail", "refused")))
-    return JSONResponse(answer.json(), answer.status_code)

@@ -1,12 +1,16 @@
-"""Asks the scheduler of a run that goes on; of a finished run there is none."""
+"""Asks the scheduler of a run that goes on; a finished run has none."""
 
+import asyncio
+import json
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from fastapi import HTTPException, Response
 
 from shared.errors import UserError
 from shared.process.settings import ClientSettings
@@ -14,38 +18,94 @@ from shared.process.settings import ClientSettings
 TIMEOUT_S = 5.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 FRESH_S = 0.5
-"""Seconds for which an answer is given again: many pages may ask for the same."""
+"""Age in seconds from which an answer is requested again."""
+STALE_S = 1.0
+"""Age up to which the old answer is still given meanwhile: a scheduler that opens a batch is slow
+to answer."""
+MAX_KEPT = 256
+"""Answers that are kept."""
+PASSED_ON = ("content-type", "retry-after")
 
 
 @dataclass(slots=True)
 class LiveRun:
-    """Knows what the scheduler answers just now."""
+    """Asks the scheduler on behalf of page and API, with one cache for both.
+
+    Each path is requested at most twice a second, however many readers there are. An answer is at
+    most a second old, and never older than a change that went through here.
+    """
 
     url: str
     """Address of the scheduler's API; empty for a run that is looked at after its end."""
     client: httpx.AsyncClient
-    _answers: dict[str, tuple[float, Any]] = field(default_factory=dict)
+    _kept: OrderedDict[str, tuple[float, Response]] = field(default_factory=OrderedDict)
+    _asking: dict[str, "asyncio.Task[Response]"] = field(default_factory=dict)
+    """Requests that have no answer yet."""
 
     async def get(self, path: str) -> Any | None:
-        """Return an answer; None if there is no scheduler or it says nothing."""
-        if not self.url:
-            return None
-        at, answer = self._answers.get(path, (float("-inf"), None))
-        if time.monotonic() - at > FRESH_S:
-            try:
-                found = await self.client.get(f"{self.url}{path}")
-                answer = found.raise_for_status().json()
-            except (httpx.HTTPError, ValueError):
-                answer = None
-            self._answers[path] = time.monotonic(), answer
-        return answer
-
-    async def post(self, path: str) -> httpx.Response:
-        """Send a request; raises httpx.HTTPError if the scheduler does not answer."""
+        """Return an answer's JSON; None without a scheduler, or if it reports an error."""
         try:
-            return await self.client.post(f"{self.url}{path}")
+            found = await self.read(path)
+            return json.loads(bytes(found.body)) if found.status_code < 400 else None
+        except (HTTPException, ValueError):
+            return None
+
+    async def read(self, path: str) -> Response:
+        """Return the answer to a GET.
+
+        Raises:
+            HTTPException: if the scheduler does not answer.
+        """
+        at, kept = self._kept.get(path, (float("-inf"), None))
+        age = time.monotonic() - at
+        if age > FRESH_S and path not in self._asking:
+            task = self._asking[path] = asyncio.create_task(self._ask_once(path))
+            task.add_done_callback(_retrieve_error)
+        if kept is None or age > STALE_S:
+            kept = await asyncio.shield(self._asking[path])
+        return Response(kept.body, kept.status_code, dict(kept.headers))
+
+    async def change(self, path: str, **more: Any) -> Response:
+        """Pass a POST on; every later answer is from after it.
+
+        Raises:
+            HTTPException: if the scheduler does not answer.
+        """
+        try:
+            return await self._ask("POST", path, **more)
         finally:
-            self._answers.clear()
+            self._kept.clear()
+            self._asking.clear()
+
+    async def _ask_once(self, path: str) -> Response:
+        """Ask, and keep the answer unless a change came meanwhile."""
+        task = asyncio.current_task()
+        try:
+            found = await self._ask("GET", path)
+            if self._asking.get(path) is task:
+                self._kept[path] = time.monotonic(), found
+                while len(self._kept) > MAX_KEPT:
+                    self._kept.popitem(last=False)
+            return found
+        finally:
+            if self._asking.get(path) is task:
+                del self._asking[path]
+
+    async def _ask(self, method: str, path: str, **more: Any) -> Response:
+        if not self.url:
+            raise HTTPException(409, "the run is over: `digenrl up --resume` goes on with it")
+        try:
+            found = await self.client.request(method, f"{self.url}{path}", **more)
+        except httpx.HTTPError as error:
+            raise HTTPException(503, f"the scheduler does not answer: {error}") from error
+        kept = {name: found.headers[name] for name in PASSED_ON if name in found.headers}
+        return Response(found.content, found.status_code, kept)
+
+
+def _retrieve_error(task: "asyncio.Task[Response]") -> None:
+    """Retrieve the error of a request that nobody waited for, or asyncio logs it."""
+    if not task.cancelled():
+        task.exception()
 
 
 def client_of(scheduler: str, token_file: Path | None) -> httpx.AsyncClient:

@@ -189,7 +189,8 @@ def test_nobody_sees_it_without_a_token_and_a_viewer_steers_nothing(
     operator = client_of(run, tokens)
     operator.headers.update(tokens.headers("operator"))
     answer = operator.post("/steer/pause", json={})
-    assert (answer.status_code, answer.json()["detail"]) == (409, "the run is over")
+    over = "the run is over: `digenrl up --resume` goes on with it"
+    assert (answer.status_code, answer.json()["detail"]) == (409, over)
 
 
 def test_a_link_leads_to_the_first_page(client: TestClient) -> None:
