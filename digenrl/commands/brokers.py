@@ -6,8 +6,11 @@ from typing import Annotated
 
 import typer
 
+from digenrl.commands.options import RunsToWrite
+
 
 def brokers(
+    runs: RunsToWrite,
     at: Annotated[str, typer.Option(help="this host's address in the private network")],
     data: Annotated[Path, typer.Option(help="folder for everything that is stored")],
     nats_port: Annotated[int, typer.Option(help="port of NATS")] = 4222,
@@ -22,4 +25,4 @@ def brokers(
     from digenrl.local.shared_brokers import run_brokers
 
     ports = Ports(nats_port, redis_port, s3_port)
-    asyncio.run(run_brokers(at, data, ports, is_encrypted=tls))
+    asyncio.run(run_brokers(at, data, ports, runs, is_encrypted=tls))

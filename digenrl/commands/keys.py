@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from digenrl.commands.options import RunsToWrite
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ KEYS = Path("keys")
 
 @keys.command()
 def init(
+    runs: RunsToWrite,
     folder: Folder = KEYS,
     nats: Annotated[str, typer.Option(help="host and port of NATS")] = "nats:4222",
     redis: Annotated[str, typer.Option(help="host and port of Redis")] = "redis:6379",
@@ -38,7 +40,7 @@ def init(
     from digenrl.local.deployment import Places, make_deployment
 
     try:
-        made = make_deployment(folder, Places(nats=nats, redis=redis, s3=s3, tls=tls or ()))
+        made = make_deployment(folder, Places(nats=nats, redis=redis, s3=s3, tls=tls or ()), runs)
     except OSError as error:
         raise UserError(
             f"{folder}: {error.filename or folder} cannot be written: {error.strerror}; name a "

@@ -58,6 +58,30 @@ RunArgument = Annotated[
     ),
 ]
 RunOption = Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")]
+
+
+def _runs_to_write(names: list[str]) -> list[str]:
+    """Raises UserError for a name that is no run's: a `*` in a rule would match every run."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from shared.messages.records import Token
+
+    try:
+        return TypeAdapter(list[Token]).validate_python(names)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        raise UserError(f"--run: {fault['input']!r} cannot be the name of a run") from error
+
+
+RunsToWrite = Annotated[
+    list[str],
+    typer.Option(
+        "--run",
+        envvar="DIGENRL_RUN",
+        callback=_runs_to_write,
+        help="run that roles may write to in the object store; may be repeated",
+    ),
+]
 SchedulerAddress = Annotated[
     str,
     typer.Option(

@@ -11,7 +11,7 @@ import os
 import shutil
 import sysconfig
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -100,6 +100,7 @@ def plan_brokers(
     at: str = LOOPBACK,
     ports: Ports | None = None,
     authority: Authority | None = None,
+    runs: Collection[str] = (),
 ) -> Brokers:
     """Plan brokers that keep their data under ``folder``.
 
@@ -109,6 +110,7 @@ def plan_brokers(
         at: address of this host at which services reach them.
         ports: theirs, by default ports that are free on loopback.
         authority: signs their certificates; None: they speak without TLS.
+        runs: the runs that roles may write to in the object store.
     """
     s3_ports = free_ports(5, paired_at=GRPC_OFFSET)
     ports = ports or _free(s3_ports[0], at)
@@ -134,7 +136,7 @@ def plan_brokers(
                 tls,
             ),
             _valkey(folder / "valkey", at if tls is None else LOOPBACK, inner, keys),
-            _seaweedfs(folder / "objects", s3_ports, keys, owner),
+            _seaweedfs(folder / "objects", s3_ports, keys, owner, runs),
             *([] if at == LOOPBACK else [_gateway(folder, at, ports.s3, s3_ports, owner, ca, tls)]),
         ),
         secrets=secrets,
@@ -243,7 +245,9 @@ def redis_users(keys: str | Keys) -> str:
     return "\n".join([NOBODY, *users])
 
 
-def _seaweedfs(folder: Path, ports: list[int], keys: str | Keys, owner: str) -> Program:
+def _seaweedfs(
+    folder: Path, ports: list[int], keys: str | Keys, owner: str, runs: Collection[str]
+) -> Program:
     folder.mkdir(parents=True, exist_ok=True)
     s3, master, volume, filer, admin = ports
     argv = [
@@ -257,7 +261,7 @@ def _seaweedfs(folder: Path, ports: list[int], keys: str | Keys, owner: str) -> 
     ]  # fmt: skip
     home = _home(folder.parent)
     inside = None if isinstance(keys, str) else seaweedfs.inside_of(home)
-    settings = seaweedfs.write_settings(home, keys, inside)
+    settings = seaweedfs.write_settings(home, keys, inside, runs)
     server = seaweedfs.Server(LOOPBACK, s3, seaweedfs.OWNER, owner)
     return Program(
         name="objects",

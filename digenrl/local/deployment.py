@@ -9,7 +9,7 @@ ca/                   who signs certificates, if TLS was asked for; each server'
                       configuration
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -42,8 +42,9 @@ class Places:
         return given._replace(scheme="https").geturl() if self.tls else self.s3
 
 
-def make_deployment(folder: Path, places: Places) -> list[str]:
-    """Make what is missing, and the configuration anew; return lines that say what is where.
+def make_deployment(folder: Path, places: Places, runs: Collection[str] = ()) -> list[str]:
+    """Make what is missing, and the configuration anew; return lines that say what is where. Roles
+    write to these runs.
 
     Raises:
         UserError: if certificates are asked for and cannot be made.
@@ -58,7 +59,7 @@ def make_deployment(folder: Path, places: Places) -> list[str]:
     at_redis = _certificate(authority, brokers / "redis", places.redis)
     _write_redis(brokers / "redis", keys, places.redis, at_redis)
     _certificate(authority, brokers / "s3", urlsplit(places.s3).netloc)
-    seaweedfs.write_settings(brokers / "s3", keys, seaweedfs.inside_of(brokers / "s3"))
+    seaweedfs.write_settings(brokers / "s3", keys, seaweedfs.inside_of(brokers / "s3"), runs)
     said = [
         f"services: DIGENRL_SECRETS_DIR={folder}/<role>",
         f"services: DIGENRL_API_TOKENS={folder}/api_tokens.json",

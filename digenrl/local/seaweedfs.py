@@ -5,7 +5,7 @@ import hmac
 import json
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from digenrl.local.certificates import Certificate, authority_in, has_openssl
 from digenrl.local.keys import Keys
 from digenrl.local.tokens import write_secret
-from shared.messages.rights import ROLES, Role
+from shared.messages.rights import ROLES
 from shared.run.rights import WRITES
 from shared.store import StoreSettings, open_store
 
@@ -124,11 +124,13 @@ async def set_fsync_rule(
     answer.raise_for_status()
 
 
-def write_settings(home: Path, keys: str | Keys, inside: Inside | None = None) -> dict[str, str]:
+def write_settings(
+    home: Path, keys: str | Keys, inside: Inside | None = None, runs: Collection[str] = ()
+) -> dict[str, str]:
     """Write what SeaweedFS reads from its home folder, with secrets; return its environment.
 
     Its own ports then want a signature for what they read, write and delete over HTTP, and with
-    ``inside`` the certificate of one of its parts for anything at all.
+    ``inside`` the certificate of one of its parts for anything at all. Roles write to these runs.
     """
     folder = home / ".seaweedfs"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -141,7 +143,7 @@ def write_settings(home: Path, keys: str | Keys, inside: Inside | None = None) -
     if inside is not None:
         tables += _certificates(inside)
     write_secret(folder / "security.toml", "\n".join(tables))
-    write_secret(folder / IDENTITIES, json.dumps({"identities": _identities(keys)}, indent=1))
+    write_secret(folder / IDENTITIES, json.dumps({"identities": _identities(keys, runs)}, indent=1))
     return {"HOME": str(home), "GOMEMLIMIT": "512MiB"}
 
 
@@ -165,22 +167,23 @@ def identities_of(home: Path) -> Path:
     return home / ".seaweedfs" / IDENTITIES
 
 
-def _identities(keys: str | Keys) -> list[dict[str, object]]:
-    """Return who may do what: an owner everything, a role what the description says."""
+def _identities(keys: str | Keys, runs: Collection[str]) -> list[dict[str, object]]:
+    """Return who may do what: an owner everything, a role what the description says.
+
+    A `*` matches slashes as well, so a rule names the run: `*/files/*` reaches `commits/files/`.
+    """
     owner = _identity(OWNER, keys if isinstance(keys, str) else keys.store, ["Admin"])
     if isinstance(keys, str):
         return [owner]
     reads = [f"Read:{BUCKET}", f"List:{BUCKET}"]
     return [owner] + [
         _identity(
-            role, keys.secret(role), reads + [f"Write:{BUCKET}/*/{at}" for at in _patterns(role)]
+            role,
+            keys.secret(role),
+            reads + [f"Write:{BUCKET}/{run}/{at}*" for run in runs for at in WRITES[role]],
         )
         for role in ROLES
     ]
-
-
-def _patterns(role: Role) -> list[str]:
-    return [f"{at}*" if at.endswith("/") else at for at in WRITES[role]]
 
 
 def _identity(name: str, secret: str, actions: list[str]) -> dict[str, object]:

@@ -5,7 +5,7 @@ import contextlib
 import ipaddress
 import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ HERE = "here.env"
 OF_ONE_HOST = "DIGENRL_HOST_CACHE"
 
 
-async def run_brokers(at: str, data: Path, ports: Ports, *, is_encrypted: bool = False) -> None:
+async def run_brokers(
+    at: str, data: Path, ports: Ports, runs: Collection[str], *, is_encrypted: bool = False
+) -> None:
     """Run NATS, Valkey and SeaweedFS until SIGINT or SIGTERM, with TLS if it is asked for.
 
     Raises:
@@ -34,7 +36,7 @@ async def run_brokers(at: str, data: Path, ports: Ports, *, is_encrypted: bool =
     data = _made(data)
     keys = keys_of(data)
     authority = authority_in(keys.folder / "ca") if is_encrypted else None
-    brokers = plan_brokers(data, keys, at=at, ports=ports, authority=authority)
+    brokers = plan_brokers(data, keys, at=at, ports=ports, authority=authority, runs=runs)
     keys.write(brokers.secrets)
     if authority is not None:
         authority.certificate(keys.folder / "scheduler", [at])

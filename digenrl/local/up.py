@@ -83,7 +83,7 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
     write_address(local.folder, page.url, "page")
     weighted = local.recipe.largest_weight is not None
     display = Display(console, api.url, str(local.folder / "logs"), weighted, as_json)
-    brokers = plan_brokers(local.folder, local.keys)
+    brokers = plan_brokers(local.folder, local.keys, runs=[local.recipe.run.name])
     local.keys.write(brokers.secrets)
     for name in brokers.secrets["client"]:  # files name this run's; variables would go before
         os.environ.pop(name, None)

@@ -32,6 +32,7 @@ trap end EXIT
 trap 'exit 130' INT TERM
 
 rm -f "$DATA/hosts.env"
+export DIGENRL_RUN="${DIGENRL_RUN:-two-hosts}"
 digenrl brokers --at "$ADDRESS" --data "$DATA" ${TLS:+--tls} &
 started="$started $!"
 until [ -s "$DATA/hosts.env" ]; do
@@ -39,7 +40,6 @@ until [ -s "$DATA/hosts.env" ]; do
     sleep 0.2
 done
 . "$DATA/here.env"
-export DIGENRL_RUN="${DIGENRL_RUN:-two-hosts}"
 export DIGENRL_API_TOKENS="$DATA/keys/api_tokens.json"
 
 if [ -n "$TLS" ]; then # then the API may be reached from other hosts

@@ -75,7 +75,7 @@ def keys(tmp_path: Path) -> Keys:
 
 @pytest.fixture
 def planned(tmp_path: Path, keys: Keys) -> Brokers:
-    return plan_brokers(tmp_path / "brokers", keys)
+    return plan_brokers(tmp_path / "brokers", keys, runs=["digits"])
 
 
 @pytest.fixture

@@ -27,12 +27,14 @@ from tests.brokers import StartProgram, program
 
 def test_one_command_makes_all_keys_and_a_second_one_keeps_them(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
-    ran = CliRunner().invoke(app, ["keys", "init", str(folder), "--nats", "here:4222"])
+    ran = CliRunner().invoke(
+        app, ["keys", "init", str(folder), "--run", "digits", "--nats", "here:4222"]
+    )
     assert ran.exit_code == 0 and f"DIGENRL_SECRETS_DIR={folder}/<role>" in ran.output
     before = {role: Keys(folder).secret(role) for role in ROLES}
     token = Tokens(folder).token("admin")
     assert not any(secret in ran.output for secret in (*before.values(), token))
-    CliRunner().invoke(app, ["keys", "init", str(folder)])
+    CliRunner().invoke(app, ["keys", "init", str(folder), "--run", "digits"])
     assert {role: Keys(folder).secret(role) for role in ROLES} == before
     assert Tokens(folder).token("admin") == token
     assert "nats:4222" in (folder / "rollout" / "digenrl_nats_url").read_text()
@@ -42,7 +44,9 @@ def test_one_command_makes_all_keys_and_a_second_one_keeps_them(tmp_path: Path) 
 
 def test_a_folder_that_cannot_be_made_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    ran = CliRunner().invoke(app, ["keys", "init", str(tmp_path / "file" / "keys")])
+    ran = CliRunner().invoke(
+        app, ["keys", "init", str(tmp_path / "file" / "keys"), "--run", "digits"]
+    )
     assert isinstance(ran.exception, UserError)
     said = str(ran.exception)
     assert said.startswith(f"{tmp_path}/file/keys: ") and "cannot be written" in said

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import posixpath
 import socket
 import ssl
 import subprocess
@@ -24,6 +25,7 @@ from shared.run.rights import REDIS, WRITES
 from shared.run.versions import Version, VersionIndex
 from shared.store import ObjectStore, StoreSettings, open_store
 from tests.brokers import StartProgram, program
+from tests.local.signed import request
 
 RUN = "digits"
 PLACES = sorted({place for places in WRITES.values() for place in places})
@@ -36,7 +38,7 @@ def keys(tmp_path: Path) -> Keys:
 
 @pytest.fixture
 def planned(tmp_path: Path, keys: Keys) -> Brokers:
-    return plan_brokers(tmp_path / "brokers", keys)
+    return plan_brokers(tmp_path / "brokers", keys, runs=[RUN])
 
 
 @pytest.fixture
@@ -95,6 +97,36 @@ async def test_each_role_writes_and_deletes_in_the_store_where_it_is_described_a
         assert not await may(store.write("elsewhere", b"x"))
     makers = {role for role in ROLES if "commits/" in WRITES[role]}
     assert makers == {"trainer"}
+
+
+POSITIONS = (
+    "commits/{}", "copies/00000001/{}", "weights/{}", "a/b/{}", "{}commits/00000009.json",
+    "../other/{}", "../{}", "../digits2/{}", "./{}", "/{}",
+)  # fmt: skip
+"""Where a role may not write, although its own folder or object stands somewhere in the name."""
+
+
+async def test_a_folder_of_a_role_gives_it_no_right_at_any_other_place(
+    planned: Brokers, keys: Keys, objects: "subprocess.Popen[bytes]"
+) -> None:
+    """`*` in a rule of SeaweedFS matches slashes, so names of folders at other places are tried."""
+    endpoint, wrong = planned.environment["DIGENRL_S3_ENDPOINT"], []
+    owner = store_as(planned, *planned.owner.values())
+    for role in ROLES:
+        for place in WRITES[role]:
+            for position in POSITIONS:
+                key = f"{RUN}/{position.format(key_at(place)[len(RUN) + 1 :])}"
+                path = posixpath.normpath(key)
+                if any(path.startswith(f"{RUN}/{each}") for each in WRITES[role]):
+                    continue
+                for method in ("PUT", "DELETE"):
+                    answer = await request(
+                        endpoint, (role, keys.secret(role)), method, f"/{BUCKET}/{key}", body=b"{}"
+                    )
+                    if answer.is_success:
+                        wrong.append((role, method, key))
+    assert wrong == []
+    assert [each for each in await owner.keys(RUN) if each != "digenrl-ready"] == []
 
 
 def answered(port: int, *, encrypted: bool) -> bytes:

@@ -293,7 +293,7 @@ async def _running(
     links: Links | None,
     more: Mapping[str, str],
 ) -> AsyncIterator[Cluster]:
-    plan = plan_brokers(folder, keys_of(folder))
+    plan = plan_brokers(folder, keys_of(folder), runs=[recipe.run.name])
     tokens = tokens_of(folder)
     environment = {**plan.environment, **tokens.environment, **more}
     if stores_in == "folder":
