@@ -22,9 +22,10 @@ from typing import Any, Literal
 from digenrl.hub.answers import check_installed, check_names, endpoint, explained
 from shared.errors import UserError
 from shared.models.hub import (
-    CONFIGS,
     INDEX,
     MAIN,
+    MAX_CONFIG_BYTES,
+    WEIGHTS,
     needed_parts,
     of_part,
     storage,
@@ -92,13 +93,15 @@ class Download:
             f"{part}/{name}"
             for part, names in inside.items()
             for name in names
-            if Path(name).suffix in CONFIGS
+            if not name.endswith(WEIGHTS) and self.sizes[f"{part}/{name}"] <= MAX_CONFIG_BYTES
         ]
         self.get(configs)
         weights = [
             f"{part}/{name}"
             for part, names in inside.items()
-            for name in weight_names(names, partial(self._pieces, part))
+            for name in weight_names(
+                [name for name in names if "/" not in name], partial(self._pieces, part)
+            )
         ]
         absent = [name for name in weights if name not in self.sizes]
         if absent:

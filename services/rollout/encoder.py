@@ -17,7 +17,7 @@ from typing import Protocol
 import structlog
 
 from shared.bus.bus import Bus
-from shared.errors import ContractError
+from shared.errors import ContractError, DigenRLError
 from shared.learning.curriculum import Draws
 from shared.messages import subjects
 from shared.messages.contracts import PolicyPublished, Prompt
@@ -163,25 +163,27 @@ class EncoderApp:
         return int(digest[:8], 16) % workers == self._share
 
     async def _encode(self, prompt: Prompt, tasks: asyncio.TaskGroup) -> None:
-        """Encode a prompt; it is stored beside what the device encodes next."""
-        source = await patiently(lambda: self._sources.get(prompt.image), "store_unavailable")
-        began = time.monotonic()
-        with self._worker.doing("encoding"):
-            packed = await self._device.conditions(prompt.text, source)
+        """Encode a prompt; the result, or the reason why there is none, is stored while the device
+        encodes the next prompt."""
+        began, fault = time.monotonic(), ""
+        try:
+            source = await patiently(lambda: self._sources.get(prompt.image), "store_unavailable")
+            with self._worker.doing("encoding"):
+                packed = await self._device.conditions(prompt.text, source)
+        except DigenRLError as error:
+            packed, fault = b"", str(error)
+            log.error("prompt_not_encoded", prompt=prompt.text, error=fault)
         STAGE_SECONDS.labels(stage="encoder").observe(time.monotonic() - began)
         await self._storing.acquire()
         self._in_store.add(self._encoding.digest(prompt.text, prompt.image))
-        tasks.create_task(self._store_once(prompt, packed))
+        tasks.create_task(self._store_once(prompt, packed, fault))
 
-    async def _store_once(self, prompt: Prompt, packed: bytes) -> None:
+    async def _store_once(self, prompt: Prompt, packed: bytes, fault: str) -> None:
         digest, worker = self._encoding.digest(prompt.text, prompt.image), self._worker.address
         try:
-            first = await patiently(
-                lambda: store_conditions(
-                    self._store, self._bus.run, digest, packed, prompt=prompt.text, worker=worker
-                ),
-                "store_unavailable",
-            )
+            store = partial(store_conditions, self._store, self._bus.run, digest, packed)
+            named = partial(store, prompt=prompt.text, worker=worker, fault=fault)
+            first = await patiently(named, "store_unavailable")
         finally:
             self._in_store.remove(digest)
             self._storing.release()

@@ -6,7 +6,7 @@ import asyncio
 import torch
 
 from shared.diffusion.device import choose_kernels, fits
-from shared.diffusion.encoding import encoded
+from shared.diffusion.encoding import check_encoders, encoded
 from shared.diffusion.models import load_model
 from shared.diffusion.policy import REMEDY
 from shared.diffusion.tensors import pack
@@ -34,6 +34,7 @@ class EncoderEngine:
                 dtype=getattr(torch, table.dtype),
                 max_text_tokens=table.text_tokens,
             )
+            check_encoders(self._model, recipe)
 
     async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
         """Returns what a device that generates would have encoded itself, byte for byte on the same

@@ -1,11 +1,15 @@
 """Encodes a prompt, and its source image, as a recipe's runs do."""
 
 import torch
+from torch import Tensor
 
-from shared.diffusion.models import Conditions, ModelAdapter
-from shared.errors import ContractError
+from shared.diffusion.models import Conditions, ModelAdapter, taken
+from shared.errors import ContractError, UserError
 from shared.learning.pictures import decoded
 from shared.recipe.recipe import Recipe
+
+PROBE = "a photo of a red apple on a table"
+"""Prompt that every process encodes before it is ready."""
 
 
 def encoded(
@@ -15,13 +19,14 @@ def encoded(
     is scaled to the recipe's size.
 
     Raises:
-        ContractError: if it is no image, or missing, or the model takes none.
+        ContractError: if it is no image, or missing, or the model takes none; or if the prompt
+            cannot be encoded.
     """
     table = recipe.model
     if model.image_channels is None:
         if source is not None:
             raise ContractError("the prompt has a source image, and this model takes none")
-        return model.encode(prompt, guidance=table.guidance)
+        return _encoded(model, recipe, prompt)
     if source is None:
         raise ContractError("the prompt has no source image, and this model edits images")
     try:
@@ -30,5 +35,30 @@ def encoded(
         )
     except ContractError as error:
         raise ContractError(f"the prompt's source image {error}") from error
-    image = torch.from_numpy(pixels)[None]
-    return model.encode(prompt, guidance=table.guidance, image=image, frames=table.frames)
+    return _encoded(model, recipe, prompt, torch.from_numpy(pixels)[None])
+
+
+def check_encoders(model: ModelAdapter, recipe: Recipe) -> None:
+    """Raises UserError unless the model encodes a prompt, and a source image if it takes one, to
+    finite values: otherwise every prompt of the run would fail."""
+    table, channels = recipe.model, model.image_channels
+    image = None
+    if channels is not None:
+        image = torch.full((1, channels, table.height, table.width), 127, dtype=torch.uint8)
+    try:
+        conditions = _encoded(model, recipe, PROBE, image)
+        not_finite = [name for name, each in conditions.items() if not each.isfinite().all()]
+        if not_finite:
+            raise ContractError(f"its {not_finite[0]} is not finite")
+    except ContractError as error:
+        raise UserError(
+            f"model.folder: {table.folder}: {error}; fetch or copy the model again"
+        ) from error
+
+
+def _encoded(
+    model: ModelAdapter, recipe: Recipe, prompt: str, image: Tensor | None = None
+) -> Conditions:
+    table = recipe.model
+    with taken(ContractError, "the prompt cannot be encoded", (Exception,)):
+        return model.encode(prompt, guidance=table.guidance, image=image, frames=table.frames)

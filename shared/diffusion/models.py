@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from shared.diffusion.device import is_out_of_memory
 from shared.diffusion.loading import Place, Progress, no_progress
-from shared.errors import ContractError, UserError
+from shared.errors import ContractError, DigenRLError, UserError
 from shared.models.attention import check_device
 from shared.models.catalogue import checked_family_of, text_tokens
 from shared.models.families import FamilySpec
@@ -31,6 +31,7 @@ have the same."""
 TEXT, MASK = "text", "mask"
 """How the names of embedded texts end, and those of the masks that earlier releases stored."""
 
+_OF_INPUTS = (RuntimeError, ValueError, IndexError, KeyError, TypeError)
 
 log = structlog.get_logger()
 
@@ -134,17 +135,23 @@ def load_model(
 
 
 @contextmanager
-def taken(blame: type[ContractError]) -> Iterator[None]:
+def taken(
+    blame: type[ContractError],
+    what: str = "the network cannot take these tensors",
+    errors: tuple[type[Exception], ...] = _OF_INPUTS,
+) -> Iterator[None]:
     """Surrounds a forward pass: raises ``blame`` if the network does not take the shapes, types or
-    names of its tensors, but not if a GPU or another rank fails."""
+    names of its tensors, but not if a GPU or another rank fails. ``errors`` are of the input."""
     try:
         yield
-    except (RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
+    except errors as error:
         said = str(error)
+        if isinstance(error, DigenRLError):
+            raise
         if is_out_of_memory(error) or any(sign in said for sign in ("CUDA", "NCCL", "HIP")):
             raise
         reason = " ".join(f"{type(error).__name__}: {said}".split())[:300]
-        raise blame(f"the network cannot take these tensors: {reason}") from error
+        raise blame(f"{what}: {reason}") from error
 
 
 def _attention_of(spec: FamilySpec, attention: str | None) -> str:

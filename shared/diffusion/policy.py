@@ -13,6 +13,7 @@ from torch import nn
 from shared.diffusion.checksum import checksum_digest
 from shared.diffusion.compilation import CompiledBlocks, compile_blocks
 from shared.diffusion.device import choose_kernels, fits
+from shared.diffusion.encoding import check_encoders
 from shared.diffusion.families.base import Family
 from shared.diffusion.loading import Place, Progress
 from shared.diffusion.masters import MastersPlace, ShardsPlace, TrainedWeights
@@ -204,6 +205,8 @@ def _loaded(
             place=place,
             progress=progress,
         )
+    if "text" in parts:
+        check_encoders(model, recipe)
     start = _start(recipe)
     policy = policy_of(recipe, model, device, place, start)
     if recipe.keeps_reference and (trains or recipe.rollout.can_train):

@@ -24,8 +24,14 @@ MAIN = "main"
 INDEX = "model_index.json"
 NEEDED = frozenset({"transformer", "scheduler", "vae"})
 """Parts of every model."""
-CONFIGS = (".json", ".txt", ".model")
-"""Suffixes of the files, beside weights, that a pipeline is loaded from."""
+WEIGHTS = (
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx",
+    ".onnx_data", ".ot", ".pkl", ".tflite", ".xml",
+)  # fmt: skip
+"""Suffixes of files of weights. A pipeline may be loaded from any other file of its parts, such as
+a chat template."""
+MAX_CONFIG_BYTES = 64 << 20
+"""Largest size of a file that is fetched and has no weights."""
 ID_PATTERN = r"^[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}$"
 REVISION_PATTERN = r"^[A-Za-z0-9][\w./-]{0,199}$"
 _PREFIX = "models--"
@@ -127,6 +133,5 @@ def needed_parts(index: Mapping[str, Any]) -> list[str]:
 
 
 def of_part(names: Sequence[str], part: str) -> list[str]:
-    """Return the names of the files that are directly in a part's folder, without the folder."""
-    inside = [name.removeprefix(f"{part}/") for name in names if name.startswith(f"{part}/")]
-    return [name for name in inside if "/" not in name]
+    """Return the names of the files in a part's folder, without the folder."""
+    return [name.removeprefix(f"{part}/") for name in names if name.startswith(f"{part}/")]

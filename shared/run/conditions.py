@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from shared.errors import ContractError, FaultyConditions, IntegrityError
 from shared.messages.contracts import ObjectRef, SourceImage
-from shared.messages.records import Record, Text, Token
+from shared.messages.records import MAX_TEXT, Record, Text, Token
 from shared.models.catalogue import checked_family_of, text_tokens
 from shared.recipe.recipe import Recipe
 from shared.run.files import stored_digest
@@ -67,6 +67,8 @@ class ConditionsRecord(Record):
     prompt: Text
     worker: Token
     """Address of the encoder that made them."""
+    fault: Text = ""
+    """Reason why the encoder could make none; the object is empty then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +87,19 @@ async def read_conditions(store: ObjectStore, run: str, digest: str) -> StoredCo
     """Return the conditions of this digest, None if no encoder has stored them yet.
 
     Raises:
-        FaultyConditions: if what is stored is not what it should be.
+        FaultyConditions: if what is stored is not what it should be, or the encoder failed.
     """
     key = conditions_key(run, digest)
     data = await store.read(key)
     if data is None:
         return None
     try:
-        ref = ConditionsRecord.model_validate_json(data).conditions
+        record = ConditionsRecord.model_validate_json(data)
     except ValidationError as error:
         raise FaultyConditions(f"{key} is not a record of conditions") from error
+    if record.fault:
+        raise FaultyConditions(record.fault)
+    ref = record.conditions
     if not ref.key.startswith(f"{conditions_folder(run)}/"):
         raise FaultyConditions(f"{key} names an object that is not this run's: {ref.key}")
     try:
@@ -104,12 +109,20 @@ async def read_conditions(store: ObjectStore, run: str, digest: str) -> StoredCo
 
 
 async def store_conditions(
-    store: ObjectStore, run: str, digest: str, packed: bytes, *, prompt: str, worker: str
+    store: ObjectStore,
+    run: str,
+    digest: str,
+    packed: bytes,
+    *,
+    prompt: str,
+    worker: str,
+    fault: str = "",
 ) -> bool:
-    """Store the conditions of this digest; return False if another encoder was first."""
+    """Store the conditions of this digest, or the ``fault`` for which there are none; return False
+    if another encoder was first."""
     # Not only once: what is there under that name may be cut off.
     ref = await store.put(conditions_folder(run), packed, suffix=".safetensors")
-    record = ConditionsRecord(conditions=ref, prompt=prompt, worker=worker)
+    record = ConditionsRecord(conditions=ref, prompt=prompt, worker=worker, fault=fault[:MAX_TEXT])
     return await store.create(conditions_key(run, digest), record.model_dump_json().encode())
 
 

@@ -19,7 +19,7 @@ from shared.errors import ContractError, UserError
 from shared.learning.hub_datasets import not_fetched
 from shared.learning.prompts import source_digests
 from shared.messages.records import Digest, Record, Text
-from shared.models.hub import CONFIGS, ROOT, missing
+from shared.models.hub import ROOT, WEIGHTS, missing
 from shared.models.memory import weight_files
 from shared.recipe.files import paths_of
 from shared.recipe.recipe import Recipe
@@ -177,7 +177,7 @@ def _model_files(folder: Path) -> list[Path]:
         return []
     found = [index]
     for part in (folder / name for name in sorted(names)):
-        configs = [file for file in part.glob("*") if file.suffix in CONFIGS]
+        configs = [file for file in _all_files(part) if not file.name.endswith(WEIGHTS)]
         found += [file for file in sorted({*configs, *weight_files(part)}) if file.is_file()]
     return found
 

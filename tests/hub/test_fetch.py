@@ -8,14 +8,17 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 
 from digenrl import cli
 from digenrl.hub.fetch import fetch
+from shared.diffusion.models import load_model
 from shared.errors import Unavailable, UserError
 from shared.models.catalogue import check_weights, checked_family_of
-from shared.models.hub import commit_of, place
+from shared.models.hub import MAX_CONFIG_BYTES, commit_of, place
 from shared.recipe.recipe import load_recipe
 from shared.run.files import digest_of
+from tests import tiny_models
 from tests.hub.mirror import TOKEN, Mirror, Repository, mirror
 from tests.paths import DIGITS, ROOT
 
@@ -278,3 +281,27 @@ def test_the_command_fetches_what_a_recipe_names(
         cli.main()
     assert Path(capsys.readouterr().out.strip()) == place(NAME, None)
     assert (place(NAME, None) / "model_index.json").is_file()
+
+
+def test_a_part_s_files_without_weights_are_all_fetched(hub: Mirror, tmp_path: Path) -> None:
+    """Tokenizers of FLUX.2, Z-Image and HunyuanVideo-1.5 have their chat template in a file."""
+    folder = tiny_models.save("flux2-klein", tmp_path / "model")
+    assert (folder / "tokenizer" / "chat_template.jinja").is_file()
+    other = "tokenizer/additional_chat_templates/other.jinja"
+    (folder / other).parent.mkdir()
+    (folder / other).write_text("{{ messages }}")
+    (folder / "text_encoder" / "model.onnx").write_bytes(b"weights")
+    (folder / "text_encoder" / "onnx").mkdir()
+    (folder / "text_encoder" / "onnx" / "model.safetensors").write_bytes(b"weights")
+    (folder / "vae" / "huge.json").write_bytes(b" " * (MAX_CONFIG_BYTES + 1))
+    files = hub.add("tiny/klein", folder).files
+    fetched = fetch("tiny/klein", None, quiet)
+    assert {name for name in files if not (fetched / name).exists()} == {
+        "text_encoder/model.onnx", "text_encoder/onnx/model.safetensors", "vae/huge.json",
+    }  # fmt: skip
+    whole = {"transformer", "text", "decoder"}
+    model = load_model(fetched, whole, device=torch.device("cpu"), dtype=torch.float32)  # type: ignore[arg-type]
+    assert model.encode("a cat", guidance=1.0)["text"].isfinite().all()
+    before = digest_of(fetched)
+    (fetched / "tokenizer" / "chat_template.jinja").unlink()
+    assert digest_of(fetched) != before, "conditions depend on it"

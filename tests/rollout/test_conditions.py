@@ -89,6 +89,20 @@ async def test_a_fragment_whose_conditions_are_here_goes_before_one_that_waits_f
         await cluster.told("fragment_generated", 2)
 
 
+async def test_a_fragment_whose_prompt_cannot_be_encoded_fails_with_the_encoder_s_reason(
+    worker: Start,
+) -> None:
+    async with worker() as cluster:
+        cluster.device.free.set()
+        digest, fault = ENCODING.digest(prompt_of(3)), "the prompt cannot be encoded: no template"
+        await store_conditions(
+            cluster.store, RUN, digest, b"", prompt="", worker="encoder-0", fault=fault
+        )
+        await generate(cluster, 3)
+        [failed] = await cluster.told("fragment_failed")
+        assert isinstance(failed, FragmentFailed) and failed.reason == fault
+
+
 @pytest.mark.parametrize("fault", ["missing", "changed", "not what the network takes"])
 async def test_faulty_conditions_fail_the_fragment_and_not_the_worker_and_are_made_anew(
     worker: Start, fault: str

@@ -15,7 +15,7 @@ import pytest
 from services.rollout.encoder import EncoderApp
 from services.rollout.service import _encode
 from shared.bus.bus import Bus
-from shared.errors import UserError
+from shared.errors import ContractError, FaultyConditions, UserError
 from shared.learning.curriculum import Saturated
 from shared.learning.prompts import PromptOrder, read_prompts
 from shared.messages.contracts import PolicyPublished
@@ -40,11 +40,15 @@ class FakeEncoder:
     done: list[str] = field(default_factory=list)
     free: asyncio.Event = field(default_factory=asyncio.Event)
     seconds: float = 0.001
+    refused: set[str] = field(default_factory=set)
+    """Prompts that it cannot encode."""
 
     async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
         await self.free.wait()
         await asyncio.sleep(self.seconds)
         self.done.append(prompt)
+        if prompt in self.refused:
+            raise ContractError("the prompt cannot be encoded: no template")
         return prompt.upper().encode()
 
 
@@ -228,6 +232,22 @@ async def test_what_was_found_faulty_is_encoded_again(start: Start) -> None:
         await forget_conditions(run.store, run.run, ENCODING.digest(prompt))
         await run.has(1)
         assert run.devices[0].done == [*run.prompts(0, 1, 2), prompt]
+
+
+async def test_a_prompt_that_cannot_be_encoded_has_its_reason_stored_and_the_others_go_on(
+    start: Start,
+) -> None:
+    async with start() as run:
+        [device] = run.devices
+        prompt = run.prompts(0)[1]
+        device.refused.add(prompt)
+        device.free.set()
+        await run.has(1, 2)
+        with pytest.raises(FaultyConditions, match=r"cannot be encoded: no template"):
+            await run.stored(prompt)
+        device.refused.clear()
+        await forget_conditions(run.store, run.run, ENCODING.digest(prompt))
+        await run.has(0)
 
 
 async def test_a_run_that_goes_on_longer_has_more_batches_to_encode(start: Start) -> None:

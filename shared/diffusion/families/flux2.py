@@ -1,15 +1,33 @@
 """FLUX.2: text-to-image, a token for each latent. [dev] takes guidance as an input of the network;
 [klein], the base models, has classifier-free guidance."""
 
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
 import torch
 from torch import Tensor
 
 from shared.diffusion.families.base import NEGATIVE, Family
-from shared.diffusion.models import Conditions
+from shared.diffusion.models import Conditions, Part
+from shared.models.families import FamilySpec
 
 
 class Flux2(Family):
     """Latents are those that its network takes: the decoder's, 2 x 2 of them as channels of one."""
+
+    # [dev] names PixtralProcessor, which also loads images and for that needs torchvision.
+    leaves_out: ClassVar[tuple[str, ...]] = ("tokenizer",)
+
+    @classmethod
+    def load(cls, folder: Path, spec: FamilySpec, parts: set[Part], **given: Any) -> Self:
+        from transformers import AutoTokenizer
+
+        made = super().load(folder, spec, parts, **given)
+        if "text" in parts:
+            made.pipeline.tokenizer = AutoTokenizer.from_pretrained(
+                folder / "tokenizer", local_files_only=True
+            )
+        return made
 
     def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
         return {"text": self._text(prompt)}
