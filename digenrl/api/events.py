@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import structlog
 from fastapi import APIRouter, Header, HTTPException, Query
 from starlette.responses import StreamingResponse
-from starlette.types import Message, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from digenrl.api.feed import Fact, Feed, Position
 from shared.errors import Unavailable
@@ -58,6 +58,15 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
+    events: "Events"
+    """Where its reader was admitted."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.events.num_readers -= 1
+
     async def stream_response(self, send: Send) -> None:
         async def patient(message: Message) -> None:
             async with asyncio.timeout(SEND_S):
@@ -77,17 +86,43 @@ class Events:
     say_run: Say
     """Returns what the scheduler says of the run just now; None if it says nothing."""
     num_readers: int = 0
+    """Readers that were admitted and have not left."""
 
-    async def stream(self, at: Position, hello: bytes) -> AsyncIterator[bytes]:
+    async def admit(self, known: str) -> EventStream:
+        """Return the stream of what happens after the event ``known``.
+
+        A reader counts from here on, so that those who wait for the store count as well.
+
+        Raises:
+            HTTPException: if there are too many readers, or ``known`` is no id of an event.
+        """
+        if self.num_readers >= MAX_READERS:
+            raise HTTPException(
+                503, f"{MAX_READERS} readers are all; try again later", {"retry-after": "5"}
+            )
         self.num_readers += 1
         try:
-            yield hello
-            async for each in self._told(at):
-                yield each
-        finally:
+            at = await self._position(known)
+        except BaseException:
             self.num_readers -= 1
+            raise
+        hello = f"retry: {RETRY_MS}\n\n".encode()
+        hello += encoded("hello", {"run": self.feed.run}, str(at))
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        answer = EventStream(self.stream(at, hello), headers=headers)
+        answer.events = self
+        return answer
 
-    async def _told(self, at: Position) -> AsyncIterator[bytes]:
+    async def _position(self, known: str) -> Position:
+        if not known:
+            return await self.feed.now()
+        at = Position() if known == START else Position.parse(known)
+        if at is None:
+            raise HTTPException(422, f"after: {known!r} is no id of an event, nor {START!r}")
+        return at
+
+    async def stream(self, at: Position, hello: bytes) -> AsyncIterator[bytes]:
+        yield hello
         said, silent = None, 0.0
         while not ENDING.is_set():
             found = await self._after(at)
@@ -137,17 +172,6 @@ def event_routes(feed: Feed, say_run: Say) -> APIRouter:
     )  # fmt: skip
     async def stream(after: After = "", last_event_id: LastEventId = "") -> EventStream:
         """All that happens, as it happens, from an event on: nothing is left out or repeated."""
-        if events.num_readers >= MAX_READERS:
-            raise HTTPException(
-                503, f"{MAX_READERS} readers are all; try again later", {"retry-after": "5"}
-            )
-        known = last_event_id or after
-        at = Position() if known == START else Position.parse(known) if known else await feed.now()
-        if at is None:
-            raise HTTPException(422, f"after: {known!r} is no id of an event, nor {START!r}")
-        hello = f"retry: {RETRY_MS}\n\n".encode()
-        hello += encoded("hello", {"run": feed.run}, str(at))
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return EventStream(events.stream(at, hello), headers=headers)
+        return await events.admit(last_event_id or after)
 
     return router

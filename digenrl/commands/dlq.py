@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from digenrl.commands.options import RUNS, AsJson, RunName, Runs, SchedulerAddress, TokenFile
+from digenrl.view.words import visible
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def list_letters(
 
 def _echo(lines: list[str]) -> None:
     for each in lines:
-        typer.echo(each)
+        typer.echo(visible(each))
 
 
 @dlq.command()

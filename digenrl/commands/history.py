@@ -20,6 +20,7 @@ from digenrl.commands.options import (
     TokenFile,
 )
 from digenrl.commands.tables import table
+from digenrl.view.words import visible
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def audit(
     for each in page.requests:
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.at))
         who = f"{each.caller} for {each.on_behalf}" if each.on_behalf else each.caller
-        typer.echo(f"{at}  {who:20} {each.operation}  {each.status}")
+        typer.echo(visible(f"{at}  {who:20} {each.operation}  {each.status}"))
     if not page.requests:
         typer.echo("nobody has asked for anything")
     if page.next is not None:

@@ -5,7 +5,7 @@ import re
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from digenrl.view.words import crew, figure, time_left
+from digenrl.view.words import crew, figure, time_left, visible
 
 LINKS = {
     "workers": ("/workers", "the page of workers"),
@@ -19,11 +19,16 @@ def templates() -> Environment:
     """Return the templates of the page, with what they say numbers and sentences by."""
     found = Environment(
         loader=PackageLoader("digenrl.view"), undefined=StrictUndefined,
-        autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True,
+        autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True, finalize=_shown,
     )  # fmt: skip
     found.globals |= {"crew": crew, "time_left": time_left}
     found.filters |= {"figure": figure, "linked": linked}
     return found
+
+
+def _shown(value: object) -> object:
+    """Spell out what would turn a page's text around: prompts and reasons come from elsewhere."""
+    return visible(value, lines=True) if type(value) is str else value
 
 
 def linked(sentence: str, here: str = "") -> Markup:

@@ -31,6 +31,28 @@ QUEUES = {
 """Queues in the order in which samples go through them, and what it means if one is late."""
 
 
+_CONTROLS = {
+    number: f"<U+{number:04X}>"
+    for number in (*range(32), *range(127, 160), 0x2028, 0x2029)
+} | {ord("\n"): "\\n", ord("\t"): "\\t", ord("\r"): "\\r"}  # fmt: skip
+_DIRECTIONS = {
+    number: f"<U+{number:04X}>" for number in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+"""Characters that make a terminal or a browser show what follows in another order."""
+
+
+def visible(text: str, *, lines: bool = False) -> str:
+    r"""Return a text with its control and direction characters spelled out, on one line.
+
+    Args:
+        lines: whether the text may have several lines and tabs.
+
+    >>> print(visible("a cat\nFAKE \u202egnp"))
+    a cat\nFAKE <U+202E>gnp
+    """
+    return text.translate(_DIRECTIONS if lines else _CONTROLS | _DIRECTIONS)
+
+
 def clock(seconds: float) -> str:
     """Return how long something takes, in words.
 

@@ -112,6 +112,7 @@ DEAD_LINK = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Digen
 """What a browser shows for a link that signs nobody in any more."""
 SESSION_S = 12 * 3600.0
 MAX_SESSIONS = 256
+"""Codes, and sessions, of one caller at a time."""
 CALLER = "digenrl.caller"
 """Where a request's scope has who asks."""
 ON_BEHALF = "digenrl-on-behalf"
@@ -302,11 +303,13 @@ class Access:
 
 
 def _keep(kept: dict[str, _Proof], secret: str, proof: _Proof, now: float) -> None:
-    """Keep a proof under the digest of its secret; forget old ones."""
+    """Keep a proof under the digest of its secret. Expired proofs are removed, and the oldest of
+    this caller beyond the limit: no caller can push out another caller's."""
     for digest in [digest for digest, each in kept.items() if now >= each.until]:
         del kept[digest]
-    while len(kept) >= MAX_SESSIONS:
-        del kept[next(iter(kept))]
+    own = [digest for digest, each in kept.items() if each.caller == proof.caller]
+    for digest in own[: max(0, len(own) + 1 - MAX_SESSIONS)]:
+        del kept[digest]
     kept[digest_of(secret)] = proof
 
 

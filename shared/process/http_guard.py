@@ -30,7 +30,7 @@ from typing import cast
 
 import h11
 import structlog
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -74,7 +74,9 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
-        elif scope["method"] in SAFE_METHODS:
+            return
+        send = _hardened(send)
+        if scope["method"] in SAFE_METHODS:
             await self._answer(scope, receive, send)
         else:
             await self._answer(scope, receive, _audited(scope, send, self.access))
@@ -124,6 +126,20 @@ class Guard:
         except TimeoutError:
             late = f"{self.bodies.seconds:g} s"
             raise Refused(408, f"the body was not here after {late}; send it again") from None
+
+
+def _hardened(send: Send) -> Send:
+    """Return a `Send` by which no browser guesses a type of content, and no cache keeps an answer
+    that does not say so itself: answers depend on who asks."""
+
+    async def harden(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers["x-content-type-options"] = "nosniff"
+            headers.setdefault("cache-control", "no-store")
+        await send(message)
+
+    return harden
 
 
 def _audited(scope: Scope, send: Send, access: Access) -> Send:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from digenrl.api import events
 from digenrl.api.feed import Feed, Position
 from digenrl.api.front import api_routes
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, Quality
@@ -171,6 +172,38 @@ async def kills_of(run: Run, tokens: Tokens, *, readers: int, kills: int) -> Non
     for each in seen:
         assert len(set(each.events)) == len(each.events) == each.wanted
         assert each.commits == seen[0].commits
+
+
+async def test_readers_that_wait_for_the_store_count_as_well(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3,000 readers at once passed a limit of 256, as they were counted when a stream began."""
+    tokens, may_answer, now = tokens_of(tmp_path), asyncio.Event(), Feed.now
+    monkeypatch.setattr(events, "MAX_READERS", 3)
+
+    async def slow(feed: Feed) -> Position:
+        await may_answer.wait()
+        return await now(feed)
+
+    monkeypatch.setattr(Feed, "now", slow)
+    live = LiveRun("", httpx.AsyncClient())
+    async with front(run, tokens, live) as url, httpx.AsyncClient(timeout=20) as client:
+
+        async def status() -> int:
+            headers = tokens.headers("viewer")
+            async with client.stream("GET", f"{url}/v1/events", headers=headers) as answer:
+                if answer.status_code == 200:
+                    await anext(answer.aiter_bytes())
+                return answer.status_code
+
+        for _ in range(2):  # those who have left are not counted any more
+            asking = [asyncio.create_task(status()) for _ in range(8)]
+            await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+            may_answer.set()
+            found = sorted(await asyncio.gather(*asking))
+            assert found[:3] == [200] * 3 and found.count(503) >= 1
+            may_answer.clear()
+            await asyncio.sleep(0.7)
 
 
 class Reader:

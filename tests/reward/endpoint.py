@@ -1,9 +1,11 @@
 """A real HTTP server that speaks as much of OpenAI's chat completions as a judge needs."""
 
 import base64
+import contextlib
 import io
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +40,8 @@ class Asked:
 class Reply:
     body: str | bytes
     status: int = 200
+    pause_s: float = 0.0
+    """Seconds between two bytes of the answer."""
 
 
 def completion(text: str | None, finish_reason: str = "stop") -> Reply:
@@ -50,6 +54,8 @@ def completion(text: str | None, finish_reason: str = "stop") -> Reply:
 class Endpoint:
     url: str
     asked: list[Asked] = field(default_factory=list)
+    encodings: list[str | None] = field(default_factory=list)
+    """What each request accepts the answer packed as."""
 
 
 @contextmanager
@@ -61,6 +67,7 @@ def endpoint(reply: Callable[[Asked], Reply | None]) -> Iterator[Endpoint]:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             asked = Asked(self.path, self.headers["authorization"], body)
             made.asked.append(asked)
+            made.encodings.append(self.headers["accept-encoding"])
             answer = reply(asked)
             if answer is None:
                 self.close_connection = True
@@ -70,7 +77,15 @@ def endpoint(reply: Callable[[Asked], Reply | None]) -> Iterator[Endpoint]:
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            with contextlib.suppress(OSError):  # the client may have left
+                self._send(data, answer.pause_s)
+
+        def _send(self, data: bytes, pause_s: float) -> None:
+            step = 1 if pause_s else max(1, len(data))
+            for first in range(0, len(data), step):
+                self.wfile.write(data[first : first + step])
+                self.wfile.flush()
+                time.sleep(pause_s)
 
         def log_message(self, *_: object) -> None:
             """Nothing."""

@@ -4,6 +4,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from services.reward.app import RewardApp
 from services.reward.scorer import WeightedScorer, build_scorers, kind_of
 from services.reward.scorers.judge import data_url, number_in, request
-from shared.errors import ScoringError, UserError
+from shared.errors import ScorerUnavailable, ScoringError, UserError
 from shared.process.worker import WorkerContext
 from shared.recipe.recipe import load_recipe
 from shared.recipe.rewards import Judge, ScorerTable
@@ -129,6 +130,25 @@ def test_a_server_that_recovers_is_asked_again(fault: Reply | None) -> None:
     with endpoint(reply) as server:
         assert judge(server.url, at_once=1).score(even_images(102), prompts(1)) == [0.4]
     assert len(server.asked) == 4
+
+
+def test_an_answer_of_any_length_is_refused_while_it_comes() -> None:
+    """400 MiB took 787 MiB of memory; packed, 600 MiB came as 600 kB."""
+    long = completion("7")
+    with (
+        endpoint(lambda asked: replace(long, body=" " * (5 << 20) + str(long.body))) as server,
+        pytest.raises(ScoringError, match="answers more than 4 MiB"),
+    ):
+        judge(server.url).score(even_images(102), prompts(1))
+    assert server.encodings == ["identity"]
+
+
+def test_an_answer_that_drips_ends_with_the_patience() -> None:
+    def drip(asked: Asked) -> Reply:  # the whole answer takes 25 s
+        return Reply(str(completion("7").body), pause_s=0.2)
+
+    with endpoint(drip) as server, pytest.raises(ScorerUnavailable, match="complete in time"):
+        judge(server.url, patience=1.0).score(even_images(102), prompts(1))
 
 
 def test_a_server_that_stays_unwell_fails_the_scoring() -> None:

@@ -6,7 +6,8 @@ the server refuses is not asked again. The key that it asks for is in no recipe,
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
 
 import httpx
 
@@ -48,33 +49,57 @@ MAX_REASON = 500
 """Characters quoted of an answer."""
 
 
-def ask(
-    send: Callable[[], httpx.Response], *, at: str, patience: float, secret: str | None = None
-) -> httpx.Response:
-    """Returns the first answer that is a success.
+MAX_ANSWER_BYTES = 4 << 20
+"""An answer has one short result per sample; a longer one is refused unread."""
 
-    ``patience`` is how many seconds it may take. ``secret`` is kept out of errors, even if the
-    server repeats it.
+
+def ask(
+    client: httpx.Client, url: str, *, patience: float, secret: str | None = None, **body: Any
+) -> bytes:
+    """Posts ``body`` (`content` or `json`) to ``url`` and returns the first answer that is a
+    success.
+
+    ``patience`` is how many seconds it may take in all. ``secret`` is kept out of errors, even if
+    the server repeats it.
 
     Raises:
-        ScoringError: if the server refuses.
+        ScoringError: if the server refuses, or answers more than a scorer's server can mean.
         ScorerUnavailable: if there is no answer in that time.
     """
     deadline, wait = time.monotonic() + patience, FIRST_WAIT_S
     while True:
         try:
-            response = send()
-            if response.is_success:
-                return response
-            reason = f"{response.status_code}: {without(secret, response.text)[:MAX_REASON]}"
-            if not response.is_server_error and response.status_code != BUSY:
-                raise ScoringError(f"{at} refuses: {reason}")
+            status, answer = _answer(client, url, deadline, body)
+            if httpx.codes.is_success(status):
+                return answer
+            text = answer.decode(errors="replace")
+            reason = f"{status}: {without(secret, text)[:MAX_REASON]}"
+            if not httpx.codes.is_server_error(status) and status != BUSY:
+                raise ScoringError(f"{url} refuses: {reason}")
         except httpx.TransportError as error:
             reason = f"{type(error).__name__}: {without(secret, str(error))}"
         if time.monotonic() + wait > deadline:
-            raise ScorerUnavailable(f"{at}: no score in {patience:.0f} s ({reason})")
+            raise ScorerUnavailable(f"{url}: no score in {patience:.0f} s ({reason})")
         time.sleep(wait)
         wait = min(2 * wait, MAX_WAIT_S)
+
+
+def _answer(
+    client: httpx.Client, url: str, deadline: float, body: Mapping[str, Any]
+) -> tuple[int, bytes]:
+    """Returns status and bytes of one answer; a server that drips ends at the deadline as well."""
+    left, usual = max(0.1, deadline - time.monotonic()), client.timeout
+    timeout = httpx.Timeout(min(left, usual.read or left), connect=min(left, usual.connect or left))
+    # A compressed answer of a few kilobytes may be gigabytes.
+    headers, found = {"accept-encoding": "identity"}, bytearray()
+    with client.stream("POST", url, headers=headers, timeout=timeout, **body) as response:
+        for part in response.iter_raw():
+            found += part
+            if len(found) > MAX_ANSWER_BYTES:
+                raise ScoringError(f"{url} answers more than {MAX_ANSWER_BYTES >> 20} MiB")
+            if time.monotonic() > deadline:
+                raise httpx.ReadTimeout("the answer was not complete in time")
+        return response.status_code, bytes(found)
 
 
 def without(secret: str | None, text: str) -> str:

@@ -96,14 +96,9 @@ class JudgeScorer:
         sources: Sequence[npt.NDArray[np.uint8]],
     ) -> float:
         body = request(self._judge, image, text, sources)
-        response = ask(
-            lambda: client.post(self._url, json=body),
-            at=self._url,
-            patience=self._patience,
-            secret=self._key,
-        )
+        answer = ask(client, self._url, patience=self._patience, secret=self._key, json=body)
         try:
-            return number_in(said(response.content), self._judge.highest) / self._judge.highest
+            return number_in(said(answer), self._judge.highest) / self._judge.highest
         except ValueError as error:
             raise ScoringError(f"{self._url}: {without(self._key, str(error))}") from None
 

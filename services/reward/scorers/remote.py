@@ -30,6 +30,7 @@ DEFAULTS = Remote()
 
 CONTENT_TYPES = {"msgpack": MSGPACK, "json": JSON}
 REQUEST_S = 60.0
+"""Seconds of silence after which a request is sent again."""
 
 
 class RemoteScorer:
@@ -97,12 +98,7 @@ class RemoteScorer:
 
     def _post(self, body: bytes) -> bytes:
         """Sends a request until there is an answer."""
-        return ask(
-            lambda: self._client.post(self._url, content=body),
-            at=self._url,
-            patience=self._patience,
-            secret=self._key,
-        ).content
+        return ask(self._client, self._url, patience=self._patience, secret=self._key, content=body)
 
 
 def _sources(given: Mapping[str, Any]) -> tuple[Pixels, ...]:

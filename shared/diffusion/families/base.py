@@ -121,6 +121,7 @@ class Family(ABC):
                 folder,
                 dtype=types,
                 local_files_only=True,
+                use_safetensors=True,  # never a pickle
                 **quantised,
                 **networks,
                 **_left_out(pipeline_class, folder, parts, cls.leaves_out),

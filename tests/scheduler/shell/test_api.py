@@ -38,6 +38,19 @@ def schema(scheduler: Scheduler) -> dict[str, Any]:
     return create_app(scheduler).openapi()
 
 
+def test_a_scheduler_that_has_not_read_the_commits_knows_no_step(
+    client: TestClient, scheduler: Scheduler
+) -> None:
+    """It said step 0 with status 200 after every start and takeover."""
+    scheduler.state, newest = replace(scheduler.state, recovering=True), scheduler.chain.newest
+    scheduler.chain.newest = None
+    answer = client.get("/v1/run")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["detail"] == "starting: the commits are being read"
+    scheduler.chain.newest = newest
+    assert client.get("/v1/run").json()["step"] == 1
+
+
 def test_the_run_says_where_it_is_and_what_it_waits_for(client: TestClient) -> None:
     run = client.get("/v1/run").json()
     assert (run["step"], run["steps"], run["phase"]) == (1, 3, "running")

@@ -6,9 +6,11 @@ from typing import Any
 
 import diffusers
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.loading import (
     Place,
     StoredTensor,
@@ -20,6 +22,7 @@ from shared.diffusion.loading import (
     stored_tensors,
 )
 from shared.errors import UserError
+from shared.models.families import FAMILIES
 from tests import tiny_models
 
 CPU = torch.device("cpu")
@@ -155,3 +158,17 @@ def test_what_has_values_already_keeps_them() -> None:
     assert not network.weight.is_meta
     assert torch.equal(network.bias, bias)
     assert torch.equal(network.get_buffer("table"), torch.ones(4))
+
+
+def test_a_part_whose_weights_are_a_pickle_is_not_loaded(tmp_path: Path) -> None:
+    """The check of a folder refuses it too, but what loads must not rely on who has checked."""
+    folder = tiny_models.save("sd3", tmp_path / "sd3")
+    vae = folder / "vae"
+    [weights] = vae.glob("*.safetensors")
+    torch.save(safetensors.torch.load_file(weights), vae / "diffusion_pytorch_model.bin")
+    weights.unlink()
+    spec = FAMILIES["StableDiffusion3Pipeline"]
+    with pytest.raises(UserError, match="safetensors"):
+        StableDiffusion3.load(
+            folder, spec, {"decoder"}, device=CPU, dtype=torch.float32, text_tokens=8
+        )

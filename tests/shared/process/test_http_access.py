@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
+from starlette.datastructures import Headers
 from structlog.testing import capture_logs
 
 from digenrl.evaluation.progress import Progress, routes
@@ -259,6 +260,17 @@ def test_no_more_codes_are_kept_than_a_limit(access: Access) -> None:
     with pytest.raises(Refused):
         access.exchange(codes[0])
     assert access.exchange(codes[1])
+
+
+def test_a_viewer_signs_no_operator_out_however_often_it_signs_in(access: Access) -> None:
+    operator, viewer = http_access.Caller("ann", "operator"), http_access.Caller("bob", "viewer")
+    session, unused = access.exchange(access.new_code(operator)), access.new_code(operator)
+    for _ in range(300):
+        access.exchange(access.new_code(viewer))
+        access.new_code(viewer)
+    cookie = Headers({"cookie": f"{access.cookie}={session}"})
+    assert access.check("POST", "/v1/run/pause", cookie) == operator
+    assert access.exchange(unused)
 
 
 def test_the_cookie_travels_encrypted_where_there_is_tls(

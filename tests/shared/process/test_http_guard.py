@@ -145,6 +145,18 @@ def test_the_page_of_the_docs_loads_nothing_from_elsewhere(client: TestClient) -
     assert client.get("/docs/..%2f__init__.py").status_code == 404
 
 
+def test_no_answer_is_kept_or_guessed_at_by_a_browser(client: TestClient) -> None:
+    answers = [
+        client.get("/run"),
+        client.get("/nothing"),
+        client.get("/run", headers={"host": "x"}),
+    ]
+    assert [each.status_code for each in answers] == [200, 404, 421]
+    for each in answers:
+        assert each.headers["x-content-type-options"] == "nosniff"
+        assert each.headers["cache-control"] == "no-store"
+
+
 def test_an_error_that_nobody_expected_is_a_problem_too() -> None:
     app = an_app()
 

@@ -159,7 +159,7 @@ def test_nobody_is_sent_on_to_another_place(monkeypatch: pytest.MonkeyPatch) -> 
         httpx.Client(transport=Outgoing(url)) as client,
         pytest.raises(ScoringError, match="refuses: 307"),
     ):
-        ask(lambda: client.post(f"{url}/score"), at=url, patience=5)
+        ask(client, f"{url}/score", patience=5)
     assert seen == ["/score"]
 
 
