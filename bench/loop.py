@@ -164,7 +164,9 @@ class Ours:
         first, last = self._recipe.sampling.first_window_starts
         made = self._generator.generate(
             GenerateFragment(
-                fragment=Fragment(batch=0, group=group, first_sample=0, num_samples=size),
+                fragment=Fragment(
+                    batch=0, group=group, first_sample=0, num_samples=size, attempt=0
+                ),
                 policy=self._policy,
                 prompt=Prompt(text=self._prompt),
                 window_start=first + group % (last - first + 1),

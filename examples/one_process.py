@@ -86,7 +86,11 @@ class Loop:
         sampling, batch = self.recipe.sampling, self.recipe.batch
         task = GenerateFragment(
             fragment=Fragment(
-                batch=policy.version, group=group, first_sample=0, num_samples=batch.group_size
+                batch=policy.version,
+                group=group,
+                first_sample=0,
+                num_samples=batch.group_size,
+                attempt=0,
             ),
             policy=policy,
             prompt=prompt,

@@ -60,7 +60,13 @@ def policy(version: int, weights: int | None = None) -> Policy:
 
 
 def published(version: int) -> PolicyPublished:
-    return PolicyPublished(policy=policy(version), weights=ref("weights"), worker="trainer-0")
+    return PolicyPublished(
+        policy=policy(version),
+        weights=ref("weights"),
+        worker="trainer-0",
+        seconds=0.0,
+        checksum=None,
+    )
 
 
 def ref(name: str) -> ObjectRef:

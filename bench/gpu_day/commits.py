@@ -90,7 +90,7 @@ def _met(layout: SumLayout, total: Term) -> float:
     says that its calls work here, and nothing of a line between two."""
     message = ExchangeSums(
         batch=0, attempt=0, round=0, policy=Policy(version=0, weights_digest="0" * 64),
-        committer=ME, shares=(Share(worker=ME, sum_number=0, pieces=()),), max_seconds=30,
+        committer=ME, shares=(Share(worker=ME, sum_number=0, pieces=()),), max_seconds=30, update=0,
     )  # fmt: skip
     meeting = Meeting.of(message, "bench", ME, by_group=False)
     with tempfile.TemporaryDirectory() as folder:

@@ -85,7 +85,7 @@ def _move(loaded: LoadedPolicy) -> None:
 
 def _task() -> GenerateFragment:
     return GenerateFragment(
-        fragment=Fragment(batch=0, group=0, first_sample=0, num_samples=SAMPLES),
+        fragment=Fragment(batch=0, group=0, first_sample=0, num_samples=SAMPLES, attempt=0),
         policy=Policy(version=0, weights_digest="0" * 64),
         prompt=Prompt(text=tiny_models.PROMPT),
         window_start=0,

@@ -159,7 +159,7 @@ def group_of(generator: Generator, size: int) -> GroupData:
 def task_of(num_samples: int) -> GenerateFragment:
     """Returns what a generator is asked for: the first samples of a group."""
     return GenerateFragment(
-        fragment=Fragment(batch=0, group=0, first_sample=0, num_samples=num_samples),
+        fragment=Fragment(batch=0, group=0, first_sample=0, num_samples=num_samples, attempt=0),
         policy=Policy(version=0, weights_digest="0" * 64),
         prompt=Prompt(text=PROMPTS[0]),
         window_start=0,

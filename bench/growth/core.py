@@ -64,7 +64,9 @@ def policy_of(version: int) -> Policy:
 
 
 def published(version: int) -> PolicyPublished:
-    return PolicyPublished(policy=policy_of(version), weights=REF, worker="trainer-0")
+    return PolicyPublished(
+        policy=policy_of(version), weights=REF, worker="trainer-0", seconds=0.0, checksum=None
+    )
 
 
 def results_of(

@@ -68,7 +68,7 @@ class Fluid:
         free = dict.fromkeys(self.addresses, 0.0)
         heapq.heappush(due, (0.0, next(numbers), opened(0)))
         for address in self.addresses:
-            holds = Holds(version=0, checksum=checksum_of(0))
+            holds = Holds(version=0, checksum=checksum_of(0), update=0)
             heapq.heappush(due, (0.0, next(numbers), MemberReported(address, holds)))
         while due and (self.state.policy is None or self.state.policy.version < batches):
             now, _, event = heapq.heappop(due)
@@ -101,28 +101,25 @@ class Fluid:
     def _fluid_answers(
         self, command: FluidCommand, now: float, free: dict[str, float]
     ) -> Iterator[tuple[float, MachineInput]]:
-        batch, attempt = command.batch, command.attempt
+        batch = command.batch
         match command:
-            case TrainPiece(piece=piece, worker=worker):
+            case TrainPiece(worker=worker):
                 self.pieces += 1
-                seconds = part_of_group(self.plan, piece) * GROUP_SECONDS
+                seconds = part_of_group(self.plan, command.piece) * GROUP_SECONDS
                 free[worker] = max(now, free[worker]) + seconds
-                yield free[worker], PieceTrained(
-                    batch=batch, attempt=attempt, worker=worker, piece=piece,
-                    sum_number=command.sum_number, seconds=seconds,
-                )  # fmt: skip
+                yield free[worker], PieceTrained(**command.answer_fields, seconds=seconds)
             case ExchangeSums():
                 for share in command.shares:
                     yield now + 0.1, SumHeld(
-                        batch=batch, attempt=attempt, round=command.round, worker=share.worker,
-                        sum_id=f"{batch:064x}", norm=1.0, finite=True,
+                        **command.answer_fields, worker=share.worker, sum_id=f"{batch:064x}",
+                        norm=1.0, finite=True, scale=1.0, seconds=0.0,
                     )  # fmt: skip
             case TakeStep():
                 version = batch + 1
                 for address in self.addresses:
                     yield now + 0.05, Stepped(
-                        batch=batch, attempt=attempt, worker=address, policy=policy_of(version),
-                        checksum=checksum_of(version),
+                        **command.answer_fields, worker=address, policy=policy_of(version),
+                        checksum=checksum_of(version), is_reference=False, seconds=0.0,
                     )  # fmt: skip
                 yield now + 0.05 + COMMIT_SECONDS, opened(version)
 

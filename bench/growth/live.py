@@ -122,7 +122,9 @@ class Fleet:
         )  # fmt: skip
         await commit(self.store, self.head)
         await self.bus.publish(
-            PolicyPublished(policy=self.head.policy, weights=REF, worker="trainer-0")
+            PolicyPublished(
+                policy=self.head.policy, weights=REF, worker="trainer-0", seconds=0.0, checksum=None
+            )
         )
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from bench.growth.core import REF, plan_of, policy_of, published, results_of
 from bench.growth.fluid_core import GROUP_SECONDS, checksum_of
@@ -14,7 +13,6 @@ from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment
 from shared.messages.fluid import (
     ExchangeSums,
-    FluidMessage,
     PieceTrained,
     Share,
     Stepped,
@@ -56,7 +54,7 @@ class FluidFleet(Fleet):
             tasks.create_task(self.answer(subjects.FLUID))
 
     def statuses(self) -> list[WorkerStatus]:
-        holds = Holds(version=self.version, checksum=checksum_of(self.version))
+        holds = Holds(version=self.version, checksum=checksum_of(self.version), update=0)
         return [
             WorkerStatus(
                 service="trainer", worker=name, address=f"{name}-0", activity="generating",
@@ -74,15 +72,15 @@ class FluidFleet(Fleet):
                 case TrainPiece() as command:
                     seconds = GROUP_SECONDS * part_of_group(self.plan, command.piece)
                     await self.send(PieceTrained(
-                        **_of(command), worker=command.worker, piece=command.piece,
-                        sum_number=command.sum_number, seconds=seconds,
+                        **command.answer_fields, seconds=seconds,
                     ))  # fmt: skip
                 case ExchangeSums() as command:
                     self.shares = command.shares
                     for share in command.shares:
                         await self.send(SumHeld(
-                            **_of(command), round=command.round, worker=share.worker,
-                            sum_id=f"{command.batch:064x}", norm=1.0, finite=True,
+                            **command.answer_fields, worker=share.worker,
+                            sum_id=f"{command.batch:064x}", norm=1.0, finite=True, scale=1.0,
+                            seconds=0.0,
                         ))  # fmt: skip
                 case TakeStep() as command:
                     await self.step(command)
@@ -94,9 +92,9 @@ class FluidFleet(Fleet):
         self.version = command.batch + 1
         for share in self.shares:
             await self.send(Stepped(
-                **_of(command), worker=share.worker, policy=policy_of(self.version),
+                **command.answer_fields, worker=share.worker, policy=policy_of(self.version),
                 checksum=checksum_of(self.version),
-                is_reference=share.worker == command.committer,
+                is_reference=share.worker == command.committer, seconds=0.0,
             ))  # fmt: skip
         await self.commit()
 
@@ -110,7 +108,3 @@ class FluidFleet(Fleet):
         await commit(self.store, self.head)
         event = published(self.version).model_copy(update={"checksum": checksum_of(self.version)})
         await self.bus.publish(event)
-
-
-def _of(command: FluidMessage) -> dict[str, Any]:
-    return {"batch": command.batch, "attempt": command.attempt, "update": command.update}

@@ -78,7 +78,11 @@ class Learning:
         prompt = self._order.of_group(batch, group, recipe.batch.groups, self._draws)
         task = GenerateFragment(
             fragment=Fragment(
-                batch=batch, group=group, first_sample=0, num_samples=recipe.batch.group_size
+                batch=batch,
+                group=group,
+                first_sample=0,
+                num_samples=recipe.batch.group_size,
+                attempt=0,
             ),
             policy=policy,
             prompt=prompt,

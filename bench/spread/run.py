@@ -196,7 +196,11 @@ async def publish(plan: Plan, pipe: Connection) -> None:
             parent = record_digest(record.encode())
             await index.publish(Version(policy=policy, weights=weights))
             pipe.send(time.monotonic())
-            await bus.publish(PolicyPublished(policy=policy, weights=weights, worker="trainer"))
+            await bus.publish(
+                PolicyPublished(
+                    policy=policy, weights=weights, worker="trainer", seconds=0.0, checksum=None
+                )
+            )
         await asyncio.sleep(PATIENCE_S)
 
 

@@ -73,7 +73,7 @@ def _task(
 ) -> GenerateFragment:
     """Returns the task to generate a group, as rollout is given it in the first batch."""
     return GenerateFragment(
-        fragment=Fragment(batch=0, group=group, first_sample=0, num_samples=num_samples),
+        fragment=Fragment(batch=0, group=group, first_sample=0, num_samples=num_samples, attempt=0),
         policy=Policy(version=0, weights_digest=digest),
         prompt=prompt,
         window_start=recipe.sampling.moving_window.start(recipe.run.seed, 0, group),

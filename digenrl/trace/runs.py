@@ -192,7 +192,7 @@ def _pass(rows: int, section: Section) -> Pass:
 
 def _task(samples: int) -> GenerateFragment:
     return GenerateFragment(
-        fragment=Fragment(batch=0, group=0, first_sample=0, num_samples=samples),
+        fragment=Fragment(batch=0, group=0, first_sample=0, num_samples=samples, attempt=0),
         policy=Policy(version=0, weights_digest=DIGEST),
         prompt=Prompt(text="a prompt"),
         window_start=0,

@@ -150,9 +150,7 @@ class Gradients:
             raise ContractError(f"what the device says of its gradient: {error}") from error
         return await self._bus.publish(
             GradientComputed(
-                batch=group.batch,
-                group=group.group,
-                attempt=group.attempt,
+                **group.answer_fields,
                 policy=command.policy,
                 contribution=contribution,
                 seconds=seconds,
@@ -170,14 +168,9 @@ class Gradients:
         self, command: ComputeGradient, reason: Literal["stale", "draining", "failed"]
     ) -> None:
         log.info("gradient_released", slot=_slot(command), reason=reason)
-        group = command.group
         await self._bus.publish(
             GradientReleased(
-                batch=group.batch,
-                group=group.group,
-                attempt=group.attempt,
-                worker=self._worker.address,
-                reason=reason,
+                **command.group.answer_fields, worker=self._worker.address, reason=reason
             )
         )
         self._held.remove(command)

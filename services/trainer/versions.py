@@ -152,6 +152,7 @@ class Versions:
                 weights=record.weights,
                 worker=self._worker.address,
                 seconds=seconds,
+                checksum=record.checksum,
             )
         )
         reach("commit.after-announcement")

@@ -26,7 +26,7 @@ worker does at the moment (workers.py). A message holds no tensors: it names obj
     WorkerRefused         scheduler -> one worker  it takes no part, and ends; not stored
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypedDict
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
@@ -85,7 +85,7 @@ class FragmentSlot(Record):
     batch: Count
     group: Count
     first_sample: Count
-    attempt: Count = 0
+    attempt: Count
 
 
 class Fragment(FragmentSlot):
@@ -157,7 +157,7 @@ class FragmentScored(Record):
     stored: Trajectories
     rewards: Annotated[tuple[Score, ...], Field(max_length=MAX_GROUP_SIZE)]
     """Weighted sum of the scores per sample, in order."""
-    parts: dict[Token, tuple[Score, ...]] = Field(max_length=MAX_SCORERS)
+    parts: Annotated[dict[Token, tuple[Score, ...]], Field(max_length=MAX_SCORERS)]
     """Scores of each scorer, by its name in the recipe."""
     generated_by: Token
     """Address of the device that generated it."""
@@ -189,6 +189,12 @@ class GroupGradientRef(Record):
     """Address of the device."""
 
 
+class GroupFields(TypedDict):
+    batch: int
+    group: int
+    attempt: int
+
+
 class GroupMessage(Record):
     """Is a message about an attempt at a group; what all of them say comes first on the wire."""
 
@@ -196,6 +202,10 @@ class GroupMessage(Record):
     batch: Count
     group: Count
     attempt: Count
+
+    @property
+    def answer_fields(self) -> GroupFields:
+        return {"batch": self.batch, "group": self.group, "attempt": self.attempt}
 
 
 class TrainGroup(GroupMessage):
@@ -268,9 +278,9 @@ class PolicyPublished(Record):
     policy: Policy
     weights: ObjectRef
     worker: Token
-    seconds: Seconds = 0.0
+    seconds: Seconds
     """Time from the beginning of the optimizer step to this message; 0 without a step."""
-    checksum: Checksum | None = Field(default=None, exclude_if=is_none)
+    checksum: Annotated[Checksum | None, Field(default=None, exclude_if=is_none)]
     """Checksum of weights, moments and average, where fluid devices compare it."""
 
 

@@ -17,13 +17,17 @@ A batch may have several updates (`trainer.updates`), one after the other: each 
 step of its own, with the groups that are its part. What comes out of all but the last is no
 version: only who has taken every one of these steps can take the next.
 
+An answer repeats the fields that name its command (`answer_fields`). No field of an answer has a
+default in Python, so that mypy finds a field that is left out; fields that are not on the wire when
+they are 0 or empty have their default in their type.
+
 A member keeps one sum. Its number grows whenever the scheduler no longer counts on what is in it:
 a message with a larger number than the member's begins a sum of zeros, one with a smaller number is
 dropped. A piece that is given out again has another number, so that what is said about the piece
 before says nothing of it.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypedDict
 
 from pydantic import Field, FiniteFloat, model_validator
 
@@ -52,7 +56,7 @@ bytes and 3 to 5 each. The broker takes no message over 256 KB."""
 
 Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 """128 bits, as hexadecimal digits."""
-Update = Annotated[int, Field(ge=0, lt=2**31, exclude_if=is_zero)]
+Update = Annotated[int, Field(default=0, ge=0, lt=2**31, exclude_if=is_zero)]
 """Number of an update within its batch."""
 
 
@@ -90,16 +94,47 @@ class FluidMessage(Record):
     batch: Count
     attempt: Count
     """How often the batch was begun again because everybody who had stepped was lost."""
-    update: Update = 0
+
+
+class UpdateFields(TypedDict):
+    batch: int
+    attempt: int
+    update: int
+
+
+class PieceFields(UpdateFields):
+    worker: str
+    piece: Piece
+    sum_number: int
+
+
+class RoundFields(UpdateFields):
+    round: int
+
+
+class UpdateMessage(FluidMessage):
+    update: Update
     """Which of the batch's updates it is about."""
 
+    @property
+    def answer_fields(self) -> UpdateFields:
+        return {"batch": self.batch, "attempt": self.attempt, "update": self.update}
 
-class PieceMessage(FluidMessage):
+
+class PieceMessage(UpdateMessage):
     worker: Token
     """Address of the member."""
     piece: Piece
     sum_number: Count
     """Number of the member's sum that it is a part of."""
+
+    @property
+    def answer_fields(self) -> PieceFields:
+        piece: PieceFields = {
+            **super().answer_fields,
+            "worker": self.worker, "piece": self.piece, "sum_number": self.sum_number,
+        }  # fmt: skip
+        return piece
 
 
 class TrainPiece(PieceMessage):
@@ -132,9 +167,13 @@ class Share(Record):
     pieces: Annotated[tuple[Piece, ...], Field(max_length=MAX_PIECES)] = ()
 
 
-class RoundMessage(FluidMessage):
+class RoundMessage(UpdateMessage):
     round: Count
     """Attempt at the exchange; messages of older rounds are dropped."""
+
+    @property
+    def answer_fields(self) -> RoundFields:
+        return {**super().answer_fields, "round": self.round}
 
 
 class ExchangeSums(RoundMessage):
@@ -168,9 +207,9 @@ class SumHeld(RoundMessage):
     norm: FiniteFloat | None
     """Norm of the total; None if it is not finite."""
     finite: bool
-    scale: FiniteFloat = 1.0
+    scale: FiniteFloat
     """Factor on the total before the step, by which it is clipped."""
-    seconds: Seconds = 0.0
+    seconds: Seconds
     """Time from the message of this round to this one."""
 
 
@@ -179,13 +218,15 @@ class ExchangeMissed(RoundMessage):
     worker: Token
     missing: tuple[Token, ...]
     """Addresses of those that it waited for in vain; its own, if its sum is not its share."""
-    reason: Text = ""
+    reason: Text
 
 
-class TakeStep(RoundMessage):
+class TakeStep(UpdateMessage):
     """Is given once for an attempt and an update; who has stepped takes no other for it."""
 
     kind: Literal["take_step"] = "take_step"
+    round: Count
+    """Round whose total it is taken by."""
     sum_id: Digest
     norm: FiniteFloat | None
     finite: bool
@@ -194,7 +235,7 @@ class TakeStep(RoundMessage):
     committer: Token
 
 
-class Stepped(FluidMessage):
+class Stepped(UpdateMessage):
     kind: Literal["stepped"] = "stepped"
     worker: Token
     policy: Policy
@@ -202,10 +243,10 @@ class Stepped(FluidMessage):
     that makes none: the batch's own."""
     checksum: Checksum
     """Checksum of the bits of weights, moments and average."""
-    is_reference: Annotated[bool, Field(exclude_if=is_empty)] = False
+    is_reference: Annotated[bool, Field(default=False, exclude_if=is_empty)]
     """Whether the member was named to commit: all others read its step, and compare theirs. Of
     thousands of members each would otherwise be sent those of all."""
-    seconds: Seconds = 0.0
+    seconds: Seconds
 
 
 class WeightsStored(FluidMessage):

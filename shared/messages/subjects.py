@@ -61,6 +61,7 @@ from shared.messages.fluid import (
     SumHeld,
     TakeStep,
     TrainPiece,
+    UpdateMessage,
     WeightsStored,
 )
 from shared.messages.workers import WorkerRefused, WorkerStatus
@@ -158,8 +159,9 @@ def _subject_of_fluid(run: str, message: FluidMessage) -> str:
 
 
 def _slot_of_all(message: FluidMessage) -> str:
-    """Return the slot of what concerns all members; the first update's has no number, as of old."""
-    update = f".{message.update}" if message.update else ""
+    """Return the slot of what concerns all members; the first update's has no number."""
+    number = message.update if isinstance(message, UpdateMessage) else 0
+    update = f".{number}" if number else ""
     match message:
         case ExchangeSums():
             return f"exchange.{message.attempt}.{message.round}"

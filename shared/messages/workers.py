@@ -90,7 +90,7 @@ class Holds(Record):
 
     version: Count
     checksum: Checksum
-    update: Update = 0
+    update: Update
     """Number of the batch's updates that were taken since, where they have made no version yet."""
     host: Annotated[str, Field(pattern=r"^[0-9a-f]{0,32}$", exclude_if=is_empty)] = ""
     """Name of a folder in its host's memory, by which members that share it add up their sums."""

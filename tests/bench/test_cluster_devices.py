@@ -53,7 +53,7 @@ def with_schedule(**keys: object) -> Setting:
 
 def task(samples: int = 4, batch: int = 0, digest: str = "0" * 64) -> GenerateFragment:
     return GenerateFragment(
-        fragment=Fragment(batch=batch, group=1, first_sample=0, num_samples=samples),
+        fragment=Fragment(batch=batch, group=1, first_sample=0, num_samples=samples, attempt=0),
         policy=Policy(version=batch, weights_digest=digest),
         prompt=Prompt(text="a prompt"),
         window_start=0,
@@ -62,7 +62,7 @@ def task(samples: int = 4, batch: int = 0, digest: str = "0" * 64) -> GenerateFr
 
 
 def whole_group(size: int = 16, group: int = 1) -> GroupData:
-    fragment = Fragment(batch=0, group=group, first_sample=0, num_samples=size)
+    fragment = Fragment(batch=0, group=group, first_sample=0, num_samples=size, attempt=0)
     samples = samples_of(task().model_copy(update={"fragment": fragment}), "0" * 64)
     return GroupData(
         trajectories=(trajectory_blob(samples, 256),), conditions=b"",
@@ -279,7 +279,7 @@ async def test_training_takes_what_the_profile_says(tsp: bool) -> None:
 
 
 SHARED = SETTING.load_profile().shape.model_copy(update={"shared_steps": 2.0, "merged_steps": 1})
-SECOND = Fragment(batch=0, group=1, first_sample=4, num_samples=4)
+SECOND = Fragment(batch=0, group=1, first_sample=4, num_samples=4, attempt=0)
 
 
 def test_a_step_that_a_group_computes_once_takes_one_row() -> None:

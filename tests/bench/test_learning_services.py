@@ -23,7 +23,11 @@ async def test_device_seconds_are_those_of_the_batches_before_a_version() -> Non
         trained = GroupTrained(batch=batch, group=0, attempt=0, worker="t-0", seconds=2.0)
         await found.receive(heard(trained))
         made = PolicyPublished(
-            policy=examples.policy(batch + 1), weights=examples.ref("w"), worker="t-0", seconds=0.5
+            policy=examples.policy(batch + 1),
+            weights=examples.ref("w"),
+            worker="t-0",
+            seconds=0.5,
+            checksum=None,
         )
         await found.receive(heard(made))
     await found.receive(Msg(_client=None, data=b"the broker's own"))

@@ -184,7 +184,11 @@ async def test_what_nobody_has_committed_is_not_believed(start: Start) -> None:
         run.devices[0].free.set()
         await run.has(0, 1, 2)
         forged = PolicyPublished(
-            policy=examples.policy(9), weights=examples.ref("w"), worker="trainer-0"
+            policy=examples.policy(9),
+            weights=examples.ref("w"),
+            worker="trainer-0",
+            seconds=0.0,
+            checksum=None,
         )
         await run.bus.publish(forged)
         await asyncio.sleep(0.3)

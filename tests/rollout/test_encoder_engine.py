@@ -47,7 +47,7 @@ def source_of(family: str) -> bytes | None:
 
 def made(engine: RolloutEngine, conditions: bytes | None, source: bytes | None = None) -> Generated:
     task = GenerateFragment(
-        fragment=Fragment(batch=0, group=0, first_sample=0, num_samples=2),
+        fragment=Fragment(batch=0, group=0, first_sample=0, num_samples=2, attempt=0),
         policy=Policy(version=0, weights_digest=engine.weights_digest()),
         prompt=Prompt(text=tiny_models.PROMPT),
         window_start=0,

@@ -41,7 +41,9 @@ async def test_memory_that_is_short_at_some_step_fails_the_fragment_and_not_the_
             run=RUN, policy=policy, parent=run.parent, weights=ref, checkpoint=ref, worker="t"
         )
         await commit(run.store, record)
-        await run.bus.publish(PolicyPublished(policy=policy, weights=ref, worker="t"))
+        await run.bus.publish(
+            PolicyPublished(policy=policy, weights=ref, worker="t", seconds=0.0, checksum=None)
+        )
         for group in (0, 1):
             update = {"policy": policy}
             await run.bus.publish(examples.task(batch=1, group=group).model_copy(update=update))

@@ -48,7 +48,13 @@ async def test_a_version_that_nobody_has_committed_is_not_believed(worker: Start
         cluster.device.free.set()
         refused = ANNOUNCEMENTS_REFUSED._value.get()
         for forged in (examples.policy(2**40), examples.policy(1)):
-            event = PolicyPublished(policy=forged, weights=examples.ref("w"), worker="trainer-0")
+            event = PolicyPublished(
+                policy=forged,
+                weights=examples.ref("w"),
+                worker="trainer-0",
+                seconds=0.0,
+                checksum=None,
+            )
             await cluster.bus.publish(event)
         await cluster.until(lambda: ANNOUNCEMENTS_REFUSED._value.get() == refused + 2)
         await cluster.generate(0)

@@ -39,7 +39,7 @@ def versions() -> list[bytes]:
 
 async def generated(engine: RolloutEngine, first: int = 0, count: int = 4) -> Generated:
     task = GenerateFragment(
-        fragment=Fragment(batch=0, group=0, first_sample=first, num_samples=count),
+        fragment=Fragment(batch=0, group=0, first_sample=first, num_samples=count, attempt=0),
         policy=Policy(version=0, weights_digest=engine.weights_digest()),
         prompt=Prompt(text=PROMPT),
         window_start=1,

@@ -221,7 +221,13 @@ class Cluster:
         await commit(self.store, record)
         self.parent = record_digest(record.encode())
         if announce:
-            event = PolicyPublished(policy=record.policy, weights=weights, worker="trainer-0")
+            event = PolicyPublished(
+                policy=record.policy,
+                weights=weights,
+                worker="trainer-0",
+                seconds=0.0,
+                checksum=None,
+            )
             await self.bus.publish(event)
 
     async def weights(self, digest: str) -> ObjectRef:

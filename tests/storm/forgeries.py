@@ -73,6 +73,8 @@ def _forgeries(
         found += [(slot, encode(generated)), (slot, noise), (f"dg.{name}.evt.group_failed", noise)]
     if role == "trainer":
         policy = Policy(version=1 << 40, weights_digest="0" * 64)
-        published = PolicyPublished(policy=policy, weights=NOWHERE, worker=NOBODY)
+        published = PolicyPublished(
+            policy=policy, weights=NOWHERE, worker=NOBODY, seconds=0.0, checksum=None
+        )
         found.append((subject_of(name, published), encode(published)))
     return found

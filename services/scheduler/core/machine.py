@@ -321,21 +321,13 @@ def failure_to_send(
 ) -> FragmentFailed | GroupFailed | GradientReleased | PieceReleased | Tick:
     """The failure of a command whose slot holds bytes that are no message."""
     if isinstance(command, TrainPiece):
-        fields = command.model_dump(exclude={"kind", "policy", "piece"})
-        return PieceReleased(**fields, piece=command.piece, reason="faulty")
+        return PieceReleased(**command.answer_fields, reason="faulty")
     if isinstance(command, FluidCommand):
         return Tick()  # its deadline passes, and another one follows
     if isinstance(command, ComputeGradient):
-        group = command.group
         return GradientReleased(
-            batch=group.batch,
-            group=group.group,
-            attempt=group.attempt,
-            worker=command.worker,
-            reason="failed",
+            **command.group.answer_fields, worker=command.worker, reason="failed"
         )
     if isinstance(command, TrainGroup):
-        return GroupFailed(
-            batch=command.batch, group=command.group, attempt=command.attempt, reason=reason
-        )
+        return GroupFailed(**command.answer_fields, reason=reason)
     return FragmentFailed(slot=command.fragment.slot, stage="delivery", reason=reason)

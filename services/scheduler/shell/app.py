@@ -383,5 +383,6 @@ def _announcement(record: CommitRecord) -> PolicyPublished:
         policy=record.policy,
         weights=record.weights,
         worker=record.worker,
+        seconds=0.0,
         checksum=record.checksum,
     )

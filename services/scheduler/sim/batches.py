@@ -117,7 +117,7 @@ class Trainer(ABC):
 
     def _announce(self, policy: Policy, seconds: float) -> None:
         self.broker.send(self.process, PolicyPublished(
-            policy=policy, weights=REF, worker=self.address, seconds=seconds
+            policy=policy, weights=REF, worker=self.address, seconds=seconds, checksum=None,
         ))  # fmt: skip
 
     def _begin_batch(self, policy: Policy, before: Policy | None) -> None:
@@ -176,8 +176,7 @@ class Trainer(ABC):
         """Its whole gradient is added up."""
         self._trained[group.group] = group
         self.broker.send(self.process, GroupTrained(
-            batch=group.batch, group=group.group, attempt=group.attempt, worker=self.address,
-            seconds=seconds,
+            **group.answer_fields, worker=self.address, seconds=seconds,
         ))  # fmt: skip
 
     @property

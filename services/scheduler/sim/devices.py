@@ -217,10 +217,9 @@ class SimRollout:
 def contribution_of(
     command: ComputeGradient, worker: str, seconds: float, number: int
 ) -> GradientComputed:
-    group = command.group
     gradient = ObjectRef(key=f"sim/{number}", sha256=REF.sha256, size=1)
     return GradientComputed(
-        batch=group.batch, group=group.group, attempt=group.attempt, policy=command.policy,
+        **command.group.answer_fields, policy=command.policy,
         contribution=GroupGradientRef(gradient=gradient, tally={}, worker=worker), seconds=seconds,
     )  # fmt: skip
 
@@ -231,11 +230,7 @@ def _release(
     reason: Literal["stale", "draining", "failed"],
 ) -> Message:
     if isinstance(work, ComputeGradient):
-        group = work.group
-        return GradientReleased(
-            batch=group.batch, group=group.group, attempt=group.attempt, worker=address,
-            reason=reason,
-        )  # fmt: skip
+        return GradientReleased(**work.group.answer_fields, worker=address, reason=reason)
     assert reason != "failed"
     return FragmentReleased(slot=work.fragment.slot, worker=address, reason=reason)
 

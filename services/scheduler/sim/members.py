@@ -186,8 +186,7 @@ class SimMember(GeneratingMember):
                 return
             self._add(name, piece)
             self.broker.send(self.process, PieceTrained(
-                batch=command.batch, attempt=command.attempt, update=command.update,
-                worker=self.address, piece=piece, sum_number=command.sum_number, seconds=seconds,
+                **command.answer_fields, seconds=seconds,
             ))  # fmt: skip
 
         self._occupy(seconds, done)
@@ -201,10 +200,7 @@ class SimMember(GeneratingMember):
         ))  # fmt: skip
 
     def _give_back(self, command: TrainPiece, reason: Literal["draining", "failed"]) -> None:
-        self.broker.send(self.process, PieceReleased(
-            batch=command.batch, attempt=command.attempt, update=command.update,
-            worker=self.address, piece=command.piece, sum_number=command.sum_number, reason=reason,
-        ))  # fmt: skip
+        self.broker.send(self.process, PieceReleased(**command.answer_fields, reason=reason))
 
     def _seconds(self, piece: Piece) -> float:
         if self.timing.piece is not None:
@@ -243,8 +239,7 @@ class SimMember(GeneratingMember):
 
     def _miss(self, command: ExchangeSums, missing: tuple[str, ...]) -> None:
         self.broker.send(self.process, ExchangeMissed(
-            batch=command.batch, attempt=command.attempt, update=command.update,
-            round=command.round, worker=self.address, missing=missing,
+            **command.answer_fields, worker=self.address, missing=missing, reason="",
         ))  # fmt: skip
 
     def received(self, total: Total) -> None:
@@ -260,8 +255,8 @@ class SimMember(GeneratingMember):
             tuple((address, made.name) for address, made in total.sums),
         ))  # fmt: skip
         self.broker.send(self.process, SumHeld(
-            batch=command.batch, attempt=command.attempt, update=command.update,
-            round=command.round, worker=self.address, sum_id=total.sum_id, norm=1.0, finite=True,
+            **command.answer_fields, worker=self.address, sum_id=total.sum_id, norm=1.0,
+            finite=True, scale=1.0, seconds=0.0,
         ))  # fmt: skip
         self._point("holds", self.timing.step)
 
@@ -293,8 +288,8 @@ class SimMember(GeneratingMember):
             self._hold()
             is_committer = command.committer == self.address
             self.broker.send(self.process, Stepped(
-                batch=batch, attempt=command.attempt, update=command.update, worker=self.address,
-                policy=of, checksum=checksum, is_reference=is_committer,
+                **command.answer_fields, worker=self.address, policy=of, checksum=checksum,
+                is_reference=is_committer, seconds=0.0,
             ))  # fmt: skip
             self._point("stepped", self.timing.snapshot + self.timing.publish)
             if is_committer:
@@ -351,7 +346,7 @@ class SimMember(GeneratingMember):
         self.broker.send(self.process, Stepped(
             batch=command.batch, attempt=command.attempt, update=self.plan.updates - 1,
             worker=self.address, policy=policy, checksum=policy.weights_digest[:32],
-            is_reference=True,
+            is_reference=True, seconds=0.0,
         ))  # fmt: skip
 
     def _commit(self, batch: int, attempt: int) -> None:
@@ -393,7 +388,8 @@ class SimMember(GeneratingMember):
 
     def _announce(self, commit: Commit, once: str | None = None) -> None:
         self.broker.send(self.process, PolicyPublished(
-            policy=commit.policy, weights=REF, worker=self.address, checksum=commit.checksum
+            policy=commit.policy, weights=REF, worker=self.address, seconds=0.0,
+            checksum=commit.checksum,
         ), once)  # fmt: skip
 
     def _trained(self, batch: int, shares: tuple[Share, ...]) -> tuple[TrainGroup, ...]:

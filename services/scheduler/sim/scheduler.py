@@ -113,7 +113,8 @@ class SimScheduler:
         if self._num_commits:
             newest = self.commits.versions[-1]
             self._apply(PolicyPublished(
-                policy=newest.policy, weights=REF, worker="trainer", checksum=newest.checksum
+                policy=newest.policy, weights=REF, worker="trainer", seconds=0.0,
+                checksum=newest.checksum,
             ))  # fmt: skip
         self._read(READ_BACK)
 

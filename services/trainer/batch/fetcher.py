@@ -163,14 +163,7 @@ class GroupFetcher:
         """Report that a group has to be sent again."""
         self._failed.add((command.batch, command.group, command.attempt))
         log.error("group_failed", batch=command.batch, group=command.group, error=str(error))
-        await self._bus.publish(
-            GroupFailed(
-                batch=command.batch,
-                group=command.group,
-                attempt=command.attempt,
-                reason=str(error)[:4000],
-            )
-        )
+        await self._bus.publish(GroupFailed(**command.answer_fields, reason=str(error)[:4000]))
 
     async def admitted(self, command: TrainGroup, admissible: Admissible) -> AdmittedGroup | None:
         """Return the group with what is needed of it; or None, having reported what is faulty of

@@ -303,13 +303,7 @@ class BatchTraining:
 
     async def _tell(self, command: TrainGroup, seconds: float) -> None:
         await self._bus.publish(
-            GroupTrained(
-                batch=command.batch,
-                group=command.group,
-                attempt=command.attempt,
-                worker=self._worker.address,
-                seconds=seconds,
-            )
+            GroupTrained(**command.answer_fields, worker=self._worker.address, seconds=seconds)
         )
 
     def _seconds(self, outcome: Outcome) -> float:

@@ -18,11 +18,11 @@ from typing import Literal
 
 from shared.messages.fluid import (
     ExchangeSums,
-    FluidMessage,
     Piece,
     Share,
     TakeStep,
     TrainPiece,
+    UpdateMessage,
 )
 
 Verdict = Literal["follow", "missed", "left_out", "drop"]
@@ -127,7 +127,7 @@ class Ledger:
             self._advance(key)
         return self.key == key and not self.is_spoilt and self.pieces == set(share.pieces)
 
-    def _is_next(self, message: FluidMessage) -> bool:
+    def _is_next(self, message: UpdateMessage) -> bool:
         """Whether it is about the step that is next here."""
         return (message.batch, message.update) == (self.version, self.update)
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import structlog
 
@@ -264,7 +264,7 @@ class DeviceWork:
         seconds = 0.0 if group.work is None else time.monotonic() - began
         STAGE_SECONDS.labels(stage="trainer").observe(seconds)
         self._worker.num_done += 1
-        await self._bus.publish(PieceTrained(**_about(message), seconds=seconds))
+        await self._bus.publish(PieceTrained(**message.answer_fields, seconds=seconds))
 
     async def _add(self, message: TrainPiece, group: AdmittedGroup) -> None:
         if isinstance(group.work, GroupData):
@@ -292,7 +292,7 @@ class DeviceWork:
         self, message: TrainPiece, reason: Literal["draining", "failed", "faulty"]
     ) -> None:
         log.info("piece_released", batch=message.batch, piece=str(message.piece), reason=reason)
-        await self._bus.publish(PieceReleased(**_about(message), reason=reason))
+        await self._bus.publish(PieceReleased(**message.answer_fields, reason=reason))
 
     async def _drain(self) -> None:
         """Give back what is not done, so that others need not wait until this one is missed."""
@@ -304,14 +304,3 @@ class DeviceWork:
                     await self._publisher.release(task, "draining")
                 for queued in self._pieces:
                     await self._release(queued.message, "draining")
-
-
-def _about(message: TrainPiece) -> dict[str, Any]:
-    """Return what all messages about a piece say."""
-    return {
-        "batch": message.batch,
-        "attempt": message.attempt,
-        "worker": message.worker,
-        "piece": message.piece,
-        "sum_number": message.sum_number,
-    }

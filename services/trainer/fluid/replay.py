@@ -93,23 +93,24 @@ class Replay:
         """Train the batch that a version was made of, update by update."""
         commands = await read_commands(self._store, record)
         groups = {index: group async for index, group in self._fetcher.again(commands)}
-        for first in range(0, len(groups), self._part):
+        for update, first in enumerate(range(0, len(groups), self._part)):
             part = range(first, first + self._part)
             shares = tuple(
                 each for each in record.shares if each.pieces and each.pieces[0].group in part
             )
-            await self._update(record, shares, groups)
+            await self._update(record, update, shares, groups)
         if self._device.steps_beside:
             self._device.take()
         log.info("batch_trained_again", batch=record.batch)
 
     async def _update(
-        self, record: CommitRecord, shares: tuple[Share, ...], groups: dict[int, AdmittedGroup]
-    ) -> None:
+        self, record: CommitRecord, update: int, shares: tuple[Share, ...],
+        groups: dict[int, AdmittedGroup],
+    ) -> None:  # fmt: skip
         sums = {share.worker: await self._summed(share, groups) for share in shares}
         parent = await self._record(record.policy.version - 1)
         message = ExchangeSums(
-            batch=parent.policy.version, attempt=0, round=0, policy=parent.policy,
+            batch=parent.policy.version, attempt=0, update=update, round=0, policy=parent.policy,
             committer=shares[0].worker, shares=shares, max_seconds=UNHURRIED_S,
         )  # fmt: skip
         me = shares[0].worker

@@ -59,8 +59,6 @@ class Rounds:
         """Members whose step is the reference for a (batch, attempt, update)."""
         self._steps: dict[str, Stepped] = {}
         """The newest step of each member that was named to commit."""
-        self._attempt = 0
-        """Attempt at the batch that this member's newest step was of."""
         self._stepped_at = time.monotonic()
 
     async def follow(self, tasks: asyncio.TaskGroup) -> None:
@@ -132,10 +130,8 @@ class Rounds:
         self._state.held = HeldTotal(message, total)
         await self._bus.publish(
             SumHeld(
-                batch=message.batch, attempt=message.attempt, update=message.update,
-                round=message.round, worker=me,
-                sum_id=measure.sum_id, norm=measure.norm, finite=measure.finite,
-                scale=measure.scale, seconds=time.monotonic() - began,
+                **message.answer_fields, worker=me, sum_id=measure.sum_id, norm=measure.norm,
+                finite=measure.finite, scale=measure.scale, seconds=time.monotonic() - began,
             )
         )  # fmt: skip
         reach("fluid.holds")
@@ -156,8 +152,7 @@ class Rounds:
         log.warning("exchange_missed", batch=message.batch, round=message.round, error=str(missed))
         await self._bus.publish(
             ExchangeMissed(
-                batch=message.batch, attempt=message.attempt, update=message.update,
-                round=message.round, worker=self._worker.address, missing=missed.missing,
+                **message.answer_fields, worker=self._worker.address, missing=missed.missing,
                 reason=str(missed)[:4000],
             )
         )  # fmt: skip
@@ -181,7 +176,7 @@ class Rounds:
             return
         step = self._step_beside if self._device.steps_beside else self._step
         made = await step(message, held)
-        self._versions.made, self._attempt = made, message.attempt
+        self._versions.made = made
         if message.committer == self._worker.address:
             self._versions.commit(message.batch, tasks)
         is_reference = message.committer == self._worker.address
@@ -303,10 +298,13 @@ class Rounds:
         return {**metrics, "step_seconds": seconds}
 
     def _compare(self, step: Stepped) -> None:
-        """Compare with a step, if it is the committer's. Not with one of an attempt that was given
-        up: who has stepped in a later attempt is not compared with an earlier one."""
-        made = self._versions.made
-        if made is not None and step.batch == made.batch and step.attempt < self._attempt:
+        """Compare with the committer's step of the same attempt: another attempt may have trained
+        other samples."""
+        made, updates = self._versions.made, self._state.updates
+        own = None if made is None else (made.batch, made.attempt)
+        if updates is not None:
+            own = self._state.version, updates.attempt
+        if (step.batch, step.attempt) != own:
             return
         if step.worker in self._committers.get((step.batch, step.attempt, step.update), ()):
             update = 0 if step.policy.version > step.batch else step.update + 1
@@ -326,7 +324,7 @@ class Rounds:
             made is not None
             and made.policy == self._state.newest
             and made.batch == message.batch
-            and message.attempt > self._attempt
+            and message.attempt > made.attempt
         )
 
     def _has_updates_before(self, message: FluidMessage) -> bool:
@@ -338,6 +336,7 @@ class Rounds:
     async def _go_back(self, message: FluidMessage) -> None:
         log.warning("step_undone", batch=message.batch, attempt=message.attempt)
         self._versions.made = None
+        self._state.references.clear()  # what the attempt before has made is no reference
         self._state.lose()
         await self._versions.fetch()
 

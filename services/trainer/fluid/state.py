@@ -137,7 +137,9 @@ class MemberState:
         self.ledger.use(policy.version)
         if self.ahead is None:
             self.worker.policy_version = policy.version
-        self.worker.holds = Holds(version=policy.version, checksum=checksum, host=self.host)
+        self.worker.holds = Holds(
+            version=policy.version, checksum=checksum, update=0, host=self.host
+        )
         self.worker.report_now()
         self.available.set()
 

@@ -66,7 +66,7 @@ class Run:
     def join(self, number: int, version: int = 0) -> None:
         name = f"trainer-{number}"
         self.give(WorkerJoined(f"{name}-a", name, "trainer", concurrency=1))
-        self.give(MemberReported(f"{name}-a", Holds(version=version, checksum=CHECKSUM)))
+        self.give(MemberReported(f"{name}-a", Holds(version=version, checksum=CHECKSUM, update=0)))
 
     def take(self, kind: type[Any]) -> list[Any]:
         """Commands of a kind that were given, which are taken out."""
@@ -114,21 +114,20 @@ class Run:
 
 
 def trained(piece: TrainPiece) -> PieceTrained:
-    fields = piece.model_dump(exclude={"kind", "policy", "piece"})
-    return PieceTrained(**fields, piece=piece.piece, seconds=0.1)
+    return PieceTrained(**piece.answer_fields, seconds=0.1)
 
 
 def held(command: ExchangeSums, worker: str, sum_id: int = 7) -> SumHeld:
     return SumHeld(
-        batch=command.batch, attempt=command.attempt, round=command.round, worker=worker,
-        sum_id=f"{sum_id:064x}", norm=1.0, finite=True,
+        **command.answer_fields, worker=worker, sum_id=f"{sum_id:064x}", norm=1.0, finite=True,
+        scale=1.0, seconds=0.0,
     )  # fmt: skip
 
 
 def stepped(command: TakeStep, worker: str) -> Stepped:
     return Stepped(
-        batch=command.batch, attempt=command.attempt, worker=worker, policy=examples.policy(1),
-        checksum=CHECKSUM,
+        **command.answer_fields, worker=worker, policy=examples.policy(1), checksum=CHECKSUM,
+        is_reference=False, seconds=0.0,
     )  # fmt: skip
 
 
@@ -159,14 +158,14 @@ def test_pieces_make_up_the_batch_and_are_exchanged_once() -> None:
 def test_members_of_a_host_stand_together_but_in_a_round_after_one_that_came_to_nothing() -> None:
     run = Run(members=4)
     for number, host in enumerate(("a1", "b2", "a1", "")):
-        holds = Holds(version=0, checksum=CHECKSUM, host=host)
+        holds = Holds(version=0, checksum=CHECKSUM, host=host, update=0)
         run.give(MemberReported(f"trainer-{number}-a", holds))
     command = run.exchange()
     assert [share.worker[-3] for share in command.shares] == ["0", "2", "1", "3"]
     assert command.hosts == (2, 1, 1)
     for share in command.shares:
         run.give(ExchangeMissed(
-            batch=0, attempt=0, round=0, worker=share.worker, missing=("trainer-1-a",),
+            **command.answer_fields, worker=share.worker, missing=("trainer-1-a",), reason="",
         ))  # fmt: skip
     run.train()
     [again] = run.take(ExchangeSums)
@@ -219,8 +218,7 @@ def test_a_group_whose_message_no_member_can_read_is_sent_once_more() -> None:
     sent = run.take(TrainGroup)
     for _ in range(run.plan.max_attempts):
         piece = next(each for each in run.take(TrainPiece) if each.piece.group == 0)
-        fields = piece.model_dump(exclude={"kind", "policy", "piece"})
-        run.give(PieceReleased(**fields, piece=piece.piece, reason="faulty"))
+        run.give(PieceReleased(**piece.answer_fields, reason="faulty"))
     [again] = run.take(TrainGroup)
     assert (again.group, again.attempt) == (0, sent[0].attempt + 1)
     assert run.state.phase == "running"
@@ -271,7 +269,7 @@ def test_a_member_whose_sum_is_not_its_share_begins_another() -> None:
     for share in command.shares:
         missing = (share.worker,) if share.worker == "trainer-0-a" else ()
         run.give(ExchangeMissed(
-            batch=0, attempt=0, round=0, worker=share.worker, missing=missing
+            batch=0, attempt=0, round=0, worker=share.worker, missing=missing, update=0, reason=""
         ))  # fmt: skip
     run.train()
     [again] = run.take(ExchangeSums)
@@ -283,7 +281,7 @@ def test_whoever_does_not_answer_in_time_is_out() -> None:
     run = Run()
     command = run.exchange()
     run.give(ExchangeMissed(
-        batch=0, attempt=0, round=0, worker="trainer-0-a", missing=("trainer-1-a",)
+        **command.answer_fields, worker="trainer-0-a", missing=("trainer-1-a",), reason="",
     ))  # fmt: skip
     run.give(Tick(), seconds=command.max_seconds + 10)
     run.train()

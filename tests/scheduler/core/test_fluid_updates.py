@@ -20,7 +20,7 @@ def exchanged(run: Run) -> ExchangeSums:
 
 def take_step(run: Run, command: ExchangeSums) -> TakeStep:
     for share in command.shares:
-        run.give(held(command, share.worker).model_copy(update={"update": command.update}))
+        run.give(held(command, share.worker))
     [step] = run.take(TakeStep)
     assert isinstance(step, TakeStep)
     return step
@@ -33,7 +33,7 @@ def take_update(run: Run, command: ExchangeSums) -> None:
         run.give(
             Stepped(
                 batch=0, attempt=step.attempt, update=0, worker=share.worker,
-                policy=examples.policy(0), checksum=INNER,
+                policy=examples.policy(0), checksum=INNER, is_reference=False, seconds=0.0,
             )
         )  # fmt: skip
 
@@ -59,7 +59,7 @@ def test_each_update_is_an_exchange_of_its_groups_and_only_the_last_opens_the_ne
         run.give(
             Stepped(
                 batch=0, attempt=0, update=1, worker=share.worker, policy=examples.policy(1),
-                checksum=CHECKSUM,
+                checksum=CHECKSUM, is_reference=False, seconds=0.0,
             )
         )  # fmt: skip
     assert step.update == 1
@@ -92,7 +92,9 @@ def test_a_group_that_fails_after_an_update_has_the_batch_begin_again() -> None:
     run.generate()
     assert run.take(TrainPiece) == []  # nobody has the version any more
     for number in range(2):
-        run.give(MemberReported(f"trainer-{number}-a", Holds(version=0, checksum=CHECKSUM)))
+        run.give(
+            MemberReported(f"trainer-{number}-a", Holds(version=0, checksum=CHECKSUM, update=0))
+        )
     again = exchanged(run)
     assert (again.attempt, again.update, groups_of(again)) == (1, 0, {0})
 

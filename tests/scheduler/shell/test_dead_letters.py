@@ -192,7 +192,11 @@ def test_what_is_not_true_is_kept_and_never_sent_again(
     scheduler: Scheduler, client: TestClient
 ) -> None:
     forged = PolicyPublished(
-        policy=examples.policy(1 << 40), weights=examples.ref("w"), worker="nobody"
+        policy=examples.policy(1 << 40),
+        weights=examples.ref("w"),
+        worker="nobody",
+        seconds=0.0,
+        checksum=None,
     )
     scheduler.dead_letters.refuse(forged, "there is no such commit record")
     keep(scheduler.dead_letters, 1)

@@ -74,7 +74,13 @@ class Trainer:
     async def announce(self) -> None:
         assert self.head is not None
         await self.bus.publish(
-            PolicyPublished(policy=self.head.policy, weights=self.head.weights, worker="trainer-0")
+            PolicyPublished(
+                policy=self.head.policy,
+                weights=self.head.weights,
+                worker="trainer-0",
+                seconds=0.0,
+                checksum=None,
+            )
         )
 
 

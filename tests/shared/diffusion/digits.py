@@ -28,7 +28,7 @@ def adapter(policy: LoadedPolicy, seed: int) -> bytes:
 
 def task(group: int = 0, *, num_samples: int = 4) -> GenerateFragment:
     return GenerateFragment(
-        fragment=Fragment(batch=0, group=group, first_sample=0, num_samples=num_samples),
+        fragment=Fragment(batch=0, group=group, first_sample=0, num_samples=num_samples, attempt=0),
         policy=Policy(version=0, weights_digest="0" * 64),
         prompt=Prompt(text=PROMPT),
         window_start=1,

@@ -39,7 +39,7 @@ class Tiny:
     def fragment(self, first: int = 0, size: int = SAMPLES, **changes: Any) -> bytes:
         """A fragment of the group 3 as rollout stores it."""
         task = GenerateFragment(
-            fragment=Fragment(batch=2, group=3, first_sample=first, num_samples=size),
+            fragment=Fragment(batch=2, group=3, first_sample=first, num_samples=size, attempt=0),
             policy=Policy(version=0, weights_digest="0" * 64),
             prompt=Prompt(text=PROMPT),
             window_start=START,

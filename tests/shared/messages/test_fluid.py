@@ -27,7 +27,7 @@ def exchange(pieces: list[Piece], members: int) -> ExchangeSums:
             Share(worker=address, sum_number=1, pieces=tuple(pieces[place::members]))
             for place, address in enumerate(addresses)
         ),
-        max_seconds=60.0,
+        max_seconds=60.0, update=0,
     )  # fmt: skip
 
 

@@ -179,7 +179,9 @@ def published(version: int) -> PolicyPublished:
     digest = "0" * 64
     weights = ObjectRef(key="weights", sha256=digest, size=0)
     policy = Policy(version=version, weights_digest=digest)
-    return PolicyPublished(policy=policy, weights=weights, worker="trainer-0")
+    return PolicyPublished(
+        policy=policy, weights=weights, worker="trainer-0", seconds=0.0, checksum=None
+    )
 
 
 async def test_a_worker_ends_with_its_finished_run_and_says_where_it_got_before(

@@ -73,7 +73,9 @@ def group(recipe: Recipe, policy: LoadedPolicy, cut: tuple[int, ...] = (SIZE,)) 
     ends = [sum(cut[: place + 1]) for place in range(len(cut))]
     tasks = [
         GenerateFragment(
-            fragment=Fragment(batch=0, group=0, first_sample=end - size, num_samples=size),
+            fragment=Fragment(
+                batch=0, group=0, first_sample=end - size, num_samples=size, attempt=0
+            ),
             policy=Policy(version=0, weights_digest="0" * 64),
             prompt=Prompt(text=PROMPT),
             window_start=1,

@@ -189,7 +189,8 @@ class Director:
         def is_one(each: PieceTrained) -> bool:
             piece = each.piece
             which = each.worker, piece.group, piece.attempt, piece.number
-            return each.batch == batch and each.attempt == attempt and which in wanted
+            about = each.batch, each.attempt, each.update, each.sum_number
+            return about == (batch, attempt, update, sum_number) and which in wanted
 
         await self.told(PieceTrained, len(wanted), is_one)
 
@@ -314,8 +315,7 @@ class Director:
 
 
 def _is_of(answer: SumHeld | ExchangeMissed, message: ExchangeSums) -> bool:
-    round_of = answer.batch, answer.attempt, answer.round
-    return round_of == (message.batch, message.attempt, message.round)
+    return answer.answer_fields == message.answer_fields
 
 
 @contextlib.asynccontextmanager

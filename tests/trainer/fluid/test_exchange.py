@@ -63,7 +63,7 @@ def meetings(
 ) -> dict[str, Meeting]:  # fmt: skip
     message = ExchangeSums(
         batch=batch, attempt=0, round=round_number, policy=examples.policy(batch), committer="b",
-        shares=tuple(shares), max_seconds=seconds, hosts=hosts,
+        shares=tuple(shares), max_seconds=seconds, hosts=hosts, update=0,
     )  # fmt: skip
     return {
         each.worker: Meeting.of(message, "test", each.worker, by_group=by_group) for each in shares

@@ -23,7 +23,7 @@ def piece(group: int, number: int = 0) -> Piece:
 def train(group: int, *, batch: int = 0, attempt: int = 0, number: int = 0) -> TrainPiece:
     return TrainPiece(
         batch=batch, attempt=attempt, worker=ME, piece=piece(group), sum_number=number,
-        policy=examples.policy(batch),
+        policy=examples.policy(batch), update=0,
     )  # fmt: skip
 
 
@@ -33,14 +33,14 @@ def exchange(
     share = Share(worker=who, sum_number=number, pieces=tuple(piece(each) for each in groups))
     return ExchangeSums(
         batch=batch, attempt=attempt, round=round, policy=examples.policy(batch), committer=who,
-        shares=(share,), max_seconds=1.0,
+        shares=(share,), max_seconds=1.0, update=0,
     )  # fmt: skip
 
 
 def take(message: ExchangeSums, sum_id: str = SUM_ID) -> TakeStep:
     return TakeStep(
         batch=message.batch, attempt=message.attempt, round=message.round, sum_id=sum_id,
-        norm=1.0, finite=True, scale=1.0, committer="a",
+        norm=1.0, finite=True, scale=1.0, committer="a", update=0,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.policy import load_policy
@@ -168,6 +169,35 @@ def test_the_bytes_are_the_same_by_any_number_of_members_and_if_a_batch_begins_a
 
     found = [asyncio.run(scenario(names)) for names in ("a", "abc")]
     assert asyncio.run(scenario("ab", again=True)) == found[0] == found[1]
+
+
+def test_a_step_is_not_compared_with_that_of_an_abandoned_attempt(
+    nats_url: str, tmp_path: Path, recipe: Recipe
+) -> None:
+    """A group was generated again in between, so the second attempt has another sum."""
+    recipe = settings(recipe)
+
+    async def scenario() -> None:
+        async with directing(nats_url, tmp_path, recipe) as director:
+            await director.start("a", "b")
+            groups = await director.open(0, by="a")
+            parts: dict[str, list[Piece]] = {"a": [whole(recipe, 0)], "b": []}
+            before = await director.update(0, 0, parts, committer="a")
+            await director.bus.publish(BeginAgain(batch=0, attempt=1))
+            workers = [member.worker for member in director.members.values()]
+            await director.until(lambda: all(w.holds and not w.holds.update for w in workers))
+            policy, others = await director.policy(0), groups[0].advantages[::-1]
+            await director.send(0, 0, groups[0], policy, others, attempt=1)
+            parts = {"a": [], "b": [whole(recipe, 0, attempt=1)]}
+            with capture_logs() as logs:
+                after = await director.update(0, 0, parts, committer="a", attempt=1)
+                assert before[0].checksum not in {each.checksum for each in after}
+                parts = {"a": [whole(recipe, 1)], "b": []}
+                await director.update(0, 1, parts, committer="a", attempt=1)
+                await director.record(1)
+            assert [each for each in logs if each["event"] == "step_differs"] == []
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.slow
