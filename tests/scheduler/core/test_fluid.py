@@ -298,7 +298,7 @@ def test_a_member_that_others_miss_twice_is_out_and_they_go_on() -> None:
         for share in command.shares:
             missing = () if share.worker == "trainer-2-a" else ("trainer-2-a",)
             run.give(ExchangeMissed(
-                batch=0, attempt=0, update=0, round=number, worker=share.worker, missing=missing
+                **command.answer_fields, worker=share.worker, missing=missing, reason=""
             ))  # fmt: skip
         run.train()
         [command] = run.take(ExchangeSums)
