@@ -45,7 +45,7 @@ class RecipeView(View):
     model_config = example(recipe={"run": {"name": "digits", "steps": 30}})
 
     recipe: dict[str, Any]
-    """Its tables, as they stand in TOML; docs/recipes.md describes each key."""
+    """Its tables, as they stand in TOML; docs/recipe-keys.md describes each key."""
 
 
 class CurvesView(View):

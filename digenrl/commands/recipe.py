@@ -1,9 +1,11 @@
 """`digenrl recipe`: a recipe as a run would have it, and the keys that there are."""
 
 import json
+import textwrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from pydantic import BaseModel
 
 from digenrl.commands.options import AsJson, RecipeFile
 from digenrl.commands.recipe_options import RecipeCommand, given_keys
@@ -41,7 +43,7 @@ def show(context: typer.Context, recipe: RecipeFile, as_json: AsJson = False) ->
 def keys(
     word: Annotated[str, typer.Argument(help="only keys that have this in their name")] = "",
 ) -> None:
-    """Print the keys of a recipe, each with its default."""
+    """Print the keys of a recipe with their defaults; with a word, also what they mean."""
     from shared.recipe.keys import ANY, keys_of
     from shared.recipe.recipe import Recipe
 
@@ -49,18 +51,24 @@ def keys(
     found = {name: key for name, key in named.items() if key.field and word in name}
     if not found:
         raise UserError(f"WORD: no key has {word!r} in its name; without a word, all are listed")
-    for name, key in found.items():
-        typer.echo(f"--{name:<42} {_default(key)}")
+    for name, key in {word: found[word]}.items() if word in found else found.items():
+        typer.echo(f"--{name:<42} {default_of(key)}")
+        if word and key.field is not None:
+            meaning = " ".join((key.field.description or "").split())
+            typer.echo(textwrap.fill(meaning, 100, initial_indent="  ", subsequent_indent="  "))
 
 
-def _default(key: "Key") -> str:
+def default_of(key: "Key") -> str:
+    """Return a key's default as it is written in a recipe."""
     assert key.field is not None
     if key.field.is_required():
         return "required"
     default = key.field.get_default(call_default_factory=True)
     if default is None:
         return "none"
-    return json.dumps(default) if isinstance(default, str | int | float) else str(default)
+    if isinstance(default, BaseModel):
+        return "a table"
+    return json.dumps(default) if isinstance(default, str | bool | dict) else str(default)
 
 
 def _source(value: "Value") -> str:

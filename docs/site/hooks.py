@@ -13,7 +13,7 @@ import typer
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
-OUTSIDE = re.compile(r"\]\((\.\./)+(?P<path>[^)#]*)(#[^)]*)?\)")
+OUTSIDE = re.compile(r"\[(?P<text>[^\[\]]*)\]\((?:\.\./)+(?P<path>[^)#]*)(?:#[^)]*)?\)")
 """A link to a file of the repository that is no document."""
 
 
@@ -22,7 +22,6 @@ def on_files(files: Files, config: Any) -> Files:
         "index.md": index(),
         "reference/commands.md": commands(),
         "reference/api.md": api(),
-        "reference/recipe.md": recipe(),
     }
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
@@ -33,9 +32,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Name files outside the documents instead of linking them: they are not on the site."""
 
     def name(match: re.Match[str]) -> str:
-        target = (ROOT / "docs" / page.file.src_uri).parent / match[0][2:-1].split("#")[0]
+        link = match[0].partition("](")[2]
+        target = (ROOT / "docs" / page.file.src_uri).parent / link[:-1].split("#")[0]
         inside = (ROOT / "docs") in target.resolve().parents
-        return match[0] if inside else f"] (`{match['path']}`)"
+        return match[0] if inside else named(match["text"], match["path"])
 
     return OUTSIDE.sub(name, markdown)
 
@@ -46,7 +46,13 @@ def index() -> str:
     text = re.sub(r"\]\(docs/", "](", text)
     there = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.*")]
     kept = "|".join(re.escape(str(path)) for path in there)
-    return re.sub(rf"\]\((?!https?:|#|(?:{kept})[#)])([^)]*)\)", r"] (`\1`)", text)
+    outside = rf"\[([^\[\]]*)\]\((?!https?:|#|(?:{kept})[#)])([^)]*)\)"
+    return re.sub(outside, lambda match: named(match[1], match[2]), text)
+
+
+def named(text: str, path: str) -> str:
+    """Return what stands in place of a link to a file that is not on the site."""
+    return f"`{path}`" if text.strip("`") == path else f"{text} (`{path}`)"
 
 
 def commands() -> str:
@@ -95,25 +101,43 @@ def api() -> str:
 
 
 def recipe() -> str:
-    """Return every key of a recipe with its type, default and meaning."""
-    from pydantic import BaseModel
-
+    """Return every key of a recipe with its default and meaning: docs/recipe-keys.md."""
+    from digenrl.commands.recipe import default_of
+    from shared.recipe.keys import ANY, keys_of
     from shared.recipe.recipe import Recipe
 
-    lines = ["# Keys of a recipe", "", "[Recipes](../recipes.md) says how to choose them.", ""]
-    for name, table in Recipe.model_fields.items():
-        lines += [f"## `{name}`", "", _text(table.description), ""]
-        kinds = [each for each in _models(table.annotation) if issubclass(each, BaseModel)]
-        for kind in kinds:
-            for key, given in kind.model_fields.items():
-                default = "" if given.is_required() else f" (default `{given.get_default()!r}`)"
-                lines.append(f"- `{name}.{key}`{default}: {_text(given.description)}")
-        lines.append("")
-    return "\n".join(lines)
+    lines = [
+        "# Keys of a recipe", "",
+        "[Recipes](recipes.md) explains how to choose them. `digenrl recipe keys KEY` prints the",
+        "same, and [recipe.schema.json](recipe.schema.json) is the JSON schema for editors.",
+        "`python docs/site/hooks.py` makes both from the code.",
+    ]  # fmt: skip
+    table = ""
+    for key in keys_of(Recipe).values():
+        if key.field is None or key.name.startswith(("evaluation.scorers.", "evaluation.dataset.")):
+            continue
+        name = key.name.replace(ANY, "NAME")
+        if table != (table := name.partition(".")[0]):
+            lines += ["", f"## `{table}`", "", "| key | default | meaning |", "|---|---|---|"]
+        meaning = " ".join((key.field.description or "").split())
+        cells = f"`{name}`", default_of(key).replace("\n", " "), meaning
+        lines.append("| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
-def _models(annotation: Any) -> list[type]:
-    from typing import get_args
+def schema() -> str:
+    """Return the JSON schema of a recipe file, in which `base` may supply what is left out:
+    docs/recipe.schema.json."""
+    from shared.recipe.recipe import Recipe
 
-    found = [annotation] if isinstance(annotation, type) else []
-    return found + [each for part in get_args(annotation) for each in _models(part)]
+    found = Recipe.model_json_schema()
+    for table in (found, *found["$defs"].values()):
+        table.pop("required", None)
+    base = {"type": "string", "description": "Recipe whose values this one extends or replaces."}
+    found["properties"] = {"base": base, **found["properties"]}
+    return json.dumps(found, indent=1, default=str) + "\n"
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "recipe-keys.md").write_text(recipe())
+    (ROOT / "docs" / "recipe.schema.json").write_text(schema())

@@ -19,22 +19,24 @@ MAKING = "1"
 
 class Dataset(Table):
     id: Annotated[str, Field(pattern=ID_PATTERN)] | None = None
-    """Name of a data set on the Hugging Face hub; `digenrl fetch` brings it."""
+    """Name of a data set on the Hugging Face hub, such as `org/name`. `digenrl fetch` downloads
+    it."""
     folder: Path | None = None
-    """In place of `id`: a folder of files of this host, or one such file; relative to the
-    recipe."""
+    """Folder or file of this host, in place of `id`; relative to the recipe."""
     revision: Annotated[str, Field(pattern=REVISION_PATTERN)] | None = None
-    """Branch, tag or commit, by default main; once the prompts are here, the commit, or of files of
-    this host the digest of what was made of them."""
+    """Branch, tag or commit; default: main. A run records the commit, or the digest of prompts that
+    were made from files of this host."""
     config: Name | None = None
-    """Configuration (subset), by default the one that the data set names."""
+    """Configuration (subset) of the data set; default: the one that the data set names."""
     split: Name = "train"
+    """Split of the data set."""
     prompt: Name = "prompt"
-    """Column that holds the prompts."""
+    """Column of the prompts."""
     image: Name | None = None
-    """Column that holds the source images of models that edit them: images, or their paths."""
+    """Column of the source images: images, or paths of files."""
     metadata: tuple[Name, ...] | None = None
-    """Columns that rewards receive; without it, all others of texts, numbers or bools."""
+    """Columns that scorers receive as metadata. Default: all other columns of texts, numbers or
+    booleans."""
 
     @model_validator(mode="after")
     def _is_somewhere(self) -> Self:

@@ -46,7 +46,9 @@ class Renamed:
 
 class Table(BaseModel):
     # JSON, in which a recipe is stored, has no infinity.
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     RENAMED: ClassVar[tuple[Renamed, ...]] = ()
 

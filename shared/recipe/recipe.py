@@ -1,7 +1,7 @@
 """A recipe: everything that defines a run, as one TOML file.
 
 Read and checked before anything is started; the resolved recipe is stored with the run, where
-every service takes it from. docs/recipes.md describes each key.
+every service takes it from. docs/recipe-keys.md describes each key.
 """
 
 import json

@@ -33,25 +33,25 @@ class Judge(Table):
     model: Annotated[str, Field(min_length=1)]
     """Name of the model at the endpoint."""
     prompt: Annotated[str, Field(min_length=1)] = QUESTION
-    """Question beside the image; {prompt} stands for the sample's prompt, {highest} for the key."""
+    """Question asked with each sample. `{prompt}` stands for the sample's prompt, `{highest}` for
+    the best number."""
     rubric: (
         Literal["preference", "fit", "edit", "video-quality", "video-motion", "video-fit"] | None
     ) = None
-    """Name of a question in place of ``prompt``; docs/rewards.md has them."""
+    """Name of a prepared question in place of `prompt`; `docs/rewards.md` lists them."""
     frames: Annotated[Positive, Field(le=64)] | None = None
-    """Frames of a video, evenly spread, that a request shows. Without it, each frame is judged by
-    itself, and the score is the mean."""
+    """Number of evenly spread frames of a video in one request. Default: each frame is judged
+    alone, and the score is the mean."""
     highest: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
-    """Best number; the worst is 0. Scores are the number divided by it, from 0 to 1."""
+    """Best number; the worst is 0. The score is the answer divided by it."""
     options: dict[str, JsonValue] = Field(default={"temperature": 0})
-    """Further fields of the request that the endpoint knows: max_tokens, seed, ..."""
+    """Further fields of the request, such as `max_tokens` and `seed`."""
     at_once: Annotated[Positive, Field(le=256)] = 8
-    """Requests that a reward worker has under way."""
+    """Maximum concurrent requests of a reward worker."""
     key_env: Annotated[str, Field(min_length=1)] | None = None
-    """Name of the environment variable that holds the API key. Without it and ``key_file``, none
-    is sent."""
+    """Environment variable that holds the API key. Default: no key is sent."""
     key_file: Path | None = None
-    """File that holds the API key and nothing else; relative to the recipe."""
+    """File that holds only the API key, relative to the recipe."""
 
     @model_validator(mode="before")
     @classmethod
@@ -75,14 +75,14 @@ class Judge(Table):
 
 class Remote(Table):
     format: Literal["msgpack", "json"] = "msgpack"
-    """Format of requests and answers. json: pixels in base64, a third larger."""
+    """Format of requests and answers. `json` has pixels in base64 and is a third larger."""
     batch: Annotated[Positive, Field(le=1024)] = 32
-    """Largest number of samples in a request."""
+    """Maximum samples per request."""
     key_env: Annotated[str, Field(min_length=1)] | None = None
-    """Name of the environment variable that holds the API key, which is sent as a bearer token.
-    Without it and ``key_file``, none is sent."""
+    """Environment variable that holds the API key, which is sent as a bearer token. Default: no key
+    is sent."""
     key_file: Path | None = None
-    """File that holds the API key and nothing else; relative to the recipe."""
+    """File that holds only the API key, relative to the recipe."""
 
     @model_validator(mode="after")
     def _one_key(self) -> Self:
@@ -93,28 +93,28 @@ class Remote(Table):
 
 class ScorerTable(Table):
     name: Token
+    """Name of the scorer in tables, metrics and options."""
     type: Token
-    """Type of the scorer; docs/rewards.md lists them."""
+    """Type of the scorer; `docs/rewards.md` lists all types."""
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Weight of the score in the reward."""
     folder: Path | None = None
-    """Folder of its weights; relative to the recipe."""
+    """Folder of the scorer's weights, relative to the recipe."""
     source: Path | None = None
-    """File with a function of the user's own, `file.py:function`; relative to the recipe."""
+    """File with your own function, as `file.py:function`, relative to the recipe."""
     function: Annotated[str, Field(pattern=IDENTIFIER)] = FUNCTION
-    """Name of that function, which `source` says as well."""
+    """Name of the function in `source`."""
     scores: Literal["samples", "groups"] = "samples"
-    """groups: a score depends on the other samples of its group, so that all of them are scored in
-    one call, and none alone."""
+    """`samples`: each sample is scored alone; `groups`: one call scores a whole group."""
     url: str | None = None
-    """URL of a remote scorer's server, or of a judge's API."""
+    """URL of a remote scorer's server or of a judge's API."""
     patience: Annotated[float, Field(gt=0, le=3600)] = 120.0
-    """Seconds to wait for an answer of a remote scorer or a judge, or for a call of a function of
-    the user's own."""
+    """Maximum seconds to wait for an answer of a server or of your own function."""
     judge: Judge | None = None
-    """Model that a judge asks, and how."""
+    """Vision-language model that judges samples, and its question."""
 
     remote: Remote = Remote()
-    """Form of the requests to a remote scorer's server."""
+    """Format of the requests to a remote scorer."""
 
     @model_validator(mode="before")
     @classmethod
@@ -155,10 +155,13 @@ class ScorerTable(Table):
 
 class Reward(Table):
     workers: Positive = 1
+    """Number of reward workers that `digenrl up` starts."""
     threads: Positive = 1
+    """CPU threads of each reward worker."""
     scorers: tuple[ScorerTable, ...] = Field(min_length=1)
+    """Scorers of the training reward, each a table `[[reward.scorers]]`."""
     max_failed: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Largest share of a group's samples without a reward; with more the group is dropped."""
+    """Maximum share of a group's samples without a reward. A group with more is dropped."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -170,28 +173,32 @@ class Evaluation(Table):
     """Says what is measured before, after and during a run: by ODE, and at a fixed seed."""
 
     every: Positive | None = None
-    """Optimizer steps from one evaluation to the next, while the run goes on. Without it, versions
-    are measured before and after only."""
+    """Optimizer steps between two evaluations during the run. Default: evaluations before and after
+    the run only."""
     seed: NonNegative = 0
+    """Seed of the evaluated samples."""
     samples_per_prompt: Positive = 4
+    """Number of evaluated samples per prompt, sampled without noise (ODE)."""
     steps: Annotated[int, Field(ge=2, le=1000)] | None = None
-    """Denoising steps; by default as in training, like sigmas, height and width."""
+    """Denoising steps of evaluated samples; default: those of training."""
     sigmas: SigmaGrid | None = None
+    """Noise schedule of evaluated samples, as `sampling.sigmas`; default: that of training."""
     height: Positive | None = None
-    """Height of the images in pixels."""
+    """Height of evaluated samples in pixels; default: that of training."""
     width: Positive | None = None
+    """Width of evaluated samples in pixels; default: that of training."""
     threads: Positive = 1
     """CPU threads of the evaluation."""
     prompts: Path | None = None
     """Held out, read as `data.prompts` is; relative to the recipe. Without it, training's."""
     dataset: Dataset | None = None
-    """A data set of the Hugging Face hub, or files of this host with columns of other names, in
-    place of `prompts`."""
+    """Data set of the Hugging Face hub, or files of this host whose columns have other names, in
+    place of `evaluation.prompts`."""
     scorers: tuple[ScorerTable, ...] = ()
-    """Gold rewards: measured at evaluations, and never trained on."""
+    """Gold rewards, each a table `[[evaluation.scorers]]`: measured at evaluations and never
+    trained on. An alarm fires if one falls while the training reward rises."""
     digits: Path | None = None
-    """Folder of the held-out judges of handwritten digits, never used in training; relative to
-    the recipe. Without it only the training rewards are compared."""
+    """Folder of the held-out digit judges, which training never uses; relative to the recipe."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:

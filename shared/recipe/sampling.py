@@ -29,49 +29,53 @@ its noise is the noise level times the square root of that. The grids in use hav
 
 class Sampling(Table):
     steps: Annotated[int, Field(ge=2, le=1000)] = 10
+    """Number of denoising steps."""
     sigmas: SigmaGrid = "linear"
-    """linear 1..0; shifted: linear, shifted once; default: diffusers' own grid for that shift;
-    model: that of the model's own pipeline, as numbers from when the recipe is read; or numbers,
-    one more than steps."""
+    """Noise schedule. `linear`: from 1 to 0; `shifted`: shifted once by `sampling.shift`;
+    `default`: the grid of diffusers for that shift; `model`: the schedule of the model's own
+    pipeline; or numbers from 1 to 0, one more than `sampling.steps`."""
     shift: Annotated[float, Field(gt=0)] = 3.0
+    """Static time shift of the `shifted` and `default` schedules."""
     variant: Variant = "flow"
-    """Form of the stochastic steps; by default the algorithm's."""
+    """Form of the stochastic steps: `flow`, `dance` or `cps`. Default: that of the algorithm."""
     noise_level: Annotated[float, Field(gt=0, le=10)] = 0.7
-    """Noise of the stochastic steps; by default the algorithm's."""
+    """Noise of the stochastic steps: a of `flow` and `cps`, eta of `dance`. Default: that of the
+    algorithm."""
     window: Positive
-    """Denoising steps that are trained; for an algorithm without stochastic steps, number of the
-    schedule's sigmas at which a sample is trained."""
+    """Number of denoising steps that are trained and, by default, stochastic. For `diffusion-nft`:
+    number of sigmas at which each sample is trained."""
     shared_noise: bool = False
-    """Whether the samples of a group begin at one noise. What they then have in common is computed
-    once: the steps before the first stochastic one, its call of the network, and its gradient."""
+    """Whether all samples of a group start from one noise. The steps before the first stochastic
+    step, its network call and its gradient are then computed once per group."""
     stochastic: Literal["trained", "all"] = "trained"
-    """Steps with noise: those that are trained, or all but the last, which is never stochastic."""
+    """Stochastic steps: the `trained` ones, or `all` except the last."""
     trained: Literal["window", "random"] = "window"
-    """Steps that are trained. window: those of the group's window. random: as many as the window
-    has, drawn among the stochastic ones for each sample by its seed."""
+    """Trained steps. `window`: those of the group's window; `random`: as many steps, drawn for each
+    sample among all stochastic steps. `random` excludes the other keys of windows."""
     first_window_starts: tuple[NonNegative, NonNegative] = (0, 0)
-    """First and last step at which windows start."""
+    """First and last step at which a window may start."""
     windows: Moves = "group"
-    """group: drawn for each group. random: drawn for every `window_batches` batches. progressive:
-    from the first to the last, `window_batches` at each. decay: fewer and fewer at each."""
+    """Position of the window. `group`: drawn for each group; `random`: drawn every
+    `sampling.window_batches` batches; `progressive`: moves from first to last; `decay`: moves
+    faster and faster."""
     window_stride: Positive | None = None
-    """Steps by which a moving window moves; without it, by its own length. mix-grpo: 1."""
+    """Steps by which a moving window moves; default: its length, 1 for `mix-grpo`."""
     roll_back: bool = False
-    """Whether a window that has reached its last position begins again at its first, and does not
-    stay there. mix-grpo: true."""
+    """Whether a moving window returns to its first position after the last one instead of staying
+    there. Default for `mix-grpo`: true."""
     window_batches: Positive = 25
-    """Batches at each position; of random windows 1, unless the recipe says otherwise."""
+    """Batches that a window stays at one position. Default for `random` windows: 1."""
     window_batches_last: Positive = 1
-    """decay: at the last position; in between linear."""
+    """Batches at the last position of a `decay` window; positions between are interpolated."""
     state_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type in which trajectories are stored. bfloat16: states that are trained are rounded as they
-    are made, before their log-probs are taken, so that a replay has the same; half of the bytes."""
+    """Type in which trajectories are stored. `bfloat16` halves the bytes: states are rounded before
+    their log-probs are taken, so that a replay has the same log-probs."""
     tail: Positive | None = None
-    """Denoising steps from the end of the last window on, in place of those that the schedule has
-    there (docs/coarse-tail.md)."""
+    """Number of denoising steps after the end of the last window, in place of those of the
+    schedule."""
     tail_correlation: Annotated[float, Field(gt=0, le=1)] = MIN_CORRELATION
-    """Least rank correlation of a group's rewards with and without the tail, as `digenrl
-    tail-check` measures it, with which `digenrl up` begins a run."""
+    """Minimum rank correlation of rewards with and without the tail, as `digenrl tail-check`
+    measures it. `digenrl up` refuses a recipe below it."""
 
     @property
     def windows_end(self) -> int:
@@ -192,44 +196,49 @@ def check_sigmas(field: str, sigmas: tuple[float, ...], steps: int) -> None:
 
 class Algorithm(Table):
     name: str = DEFAULT
-    """docs/algorithms has a page for each."""
+    """Name of the algorithm. It sets the defaults of `sampling.variant`, windows,
+    `sampling.noise_level` and `algorithm.clip_range`."""
     clip_range: Annotated[float, Field(gt=0, lt=1)] = 1e-4
-    """Clip range of the ratio; by default the algorithm's."""
+    """Clip range of the ratio. Default: that of the algorithm."""
     advantage_clip: Annotated[float, Field(gt=0)] = 5.0
+    """Limit at which advantages are clipped."""
     kl_beta: Rate = 0.0
-    """Weight of the KL divergence to the reference; 0 does not compute it."""
+    """Weight of the KL divergence to the reference policy. 0 does not compute it."""
     reference: Literal["base", "adapter"] | None = None
-    """What the KL and dpo compare the network with. base: the model without an adapter; adapter:
-    the model with `model.adapter` as it was; by default that, where there is one."""
+    """Reference policy of the KL divergence and of `dpo`: `base`, the model without an adapter, or
+    `adapter`, the model with `model.adapter`. Default: `adapter` where `model.adapter` is given."""
     nft_beta: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """diffusion-nft: distance of its two branches from the old policy, over that of the trained one
-    from it. Published: 1, and .1 for text."""
+    """`diffusion-nft`: distance of both branches from the old policy, relative to that of the
+    trained policy. Published: 1, and 0.1 for text."""
     nft_decay: DecayKind = 0
-    """diffusion-nft: how its old policy, which generates, follows the trained one after a batch. 0:
-    it becomes the trained one; 1: an average with the decay min(.001 k, .5) after k optimizer
-    steps; 2: as 0 for 75 optimizer steps, and then with the decay min(.0075 (k - 75), .999)."""
+    """`diffusion-nft`: update of the old policy, which generates. 0 copies the trained policy after
+    each batch; 1 averages with decay min(0.001 k, 0.5) after k optimizer steps; 2 copies for 75
+    optimizer steps, then averages with decay min(0.0075 (k - 75), 0.999)."""
     stale_loss: Literal["bypass", "decoupled"] = "bypass"
-    """Loss of samples that are one step stale. bypass: the ratio is to the version that generated
-    them; decoupled: to the version that trains, and a truncated weight makes up for the rest."""
+    """Loss of samples that are one version old. `bypass`: the ratio is to the version that
+    generated them; `decoupled`: the ratio is to the version in training, and a truncated importance
+    weight corrects the rest."""
     weight_cap: Annotated[float, Field(gt=0)] = 5.0
-    """decoupled: weights are cut off at 1 + weight_cap x clip_range."""
+    """`decoupled`: maximum importance weight is 1 + `algorithm.weight_cap` x
+    `algorithm.clip_range`; with `rollout.weights` it is `rollout.weight_cap`."""
     advantage_std: Literal["group", "batch"] = "group"
-    """Divisor of the differences from the group's mean: the standard deviation of the group's
-    rewards, or of all rewards of the batch."""
+    """Standard deviation that advantages are divided by: of the rewards of the group, or of the
+    whole batch."""
     best_of: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
-    """Number of samples of a group that are trained: half of them the best, half the worst, by
-    their advantages among all. Without it, all are."""
+    """Even number of samples of each group that are trained: half with the highest and half with
+    the lowest advantages. Default: all samples."""
     awm_weight: MatchingWeight = "ghuber"
-    """awm: weight of a sample's error, with sigma s. uniform: e; sigma: s e; ghuber: about
-    4 s e^(1/4)."""
+    """`awm`: weight of a sample's error e at sigma s. `uniform`: e; `sigma`: s e; `ghuber`: about 4
+    s e^(1/4)."""
     dpo_beta: Annotated[float, Field(gt=0)] = 2000.0
-    """dpo: how strongly a pair is preferred for what both errors have gained on the reference."""
+    """`dpo`: strength of the preference within a pair."""
     cfg_gradient: CfgGradient = "both"
-    """Halves of classifier-free guidance that the gradient goes through. conditional: that of the
-    prompt alone; the empty prompt's is computed without one."""
+    """Halves of classifier-free guidance that have a gradient. `conditional` leaves out the half of
+    the negative prompt: training is faster and the objective differs. Refused without
+    classifier-free guidance."""
     rewards: Literal["sum", "normalised"] = "sum"
-    """Way to combine scorers. sum: rewards are weighted sums of scores; normalised: each score
-    becomes an advantage of its own, and these are summed by weight."""
+    """Combination of several scorers. `sum`: weighted sum of scores; `normalised`: each score is
+    normalised to advantages, which are then summed by weight."""
 
     @property
     def advantage_limit(self) -> float:

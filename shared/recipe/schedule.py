@@ -17,25 +17,25 @@ class Schedule(Table):
     RENAMED: ClassVar = (Renamed("mode", "mode", (("naive", "sequential"),)),)
 
     mode: Literal["pipelined", "sequential", "colocated", "fluid"] = "pipelined"
-    """sequential: a whole batch is generated, then scored, then trained. colocated: the same, with
-    every device generating its share of the groups and then training it. fluid: every process of
-    the trainer holds the weights and their optimizer, generates while there is something to
-    generate, and trains what is ready (`Trainer.devices` processes)."""
+    """`pipelined`: generation, scoring and training overlap. `fluid`: devices have no roles; each
+    generates, trains and takes the optimizer step. `sequential`: a batch is generated, then scored,
+    then trained. `colocated`: as `sequential`, and every device generates and trains its share."""
     fragment_size: Positive | Literal["auto"] = "auto"
-    """Samples that one device generates at a time. auto: chosen for the devices at hand, and
-    smaller towards the end of a batch."""
+    """Samples that a device generates at a time; a number has to divide `batch.group_size`. `auto`:
+    chosen for the devices, and smaller near the end of a batch."""
     tsp_steps: Positive | Literal["auto"] = "auto"
-    """Denoising steps of a trajectory per forward and backward pass."""
+    """Denoising steps per training pass, at most `sampling.window`."""
     tag: NonNegative | Literal["auto", "off"] = "auto"
-    """Groups of a batch that the trainer generates while it would wait."""
+    """Number of groups per batch that the trainer may generate while it would wait; `off`: none;
+    `auto`: decided for each batch."""
     max_staleness: Literal[0, 1, "auto"] = 0
-    """1: at the tail of batch k, rollout begins batch k + 1 with version k. auto: decided by costs
-    when the run begins (`services.scheduler.planning.staleness`)."""
+    """Maximum age of samples in versions. 1: rollout starts the next batch before the optimizer
+    step; `auto`: 0 or 1, decided by costs at the start of the run."""
     early_fraction: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
-    """Share of the next batch's groups that may be begun early. auto: all."""
+    """Share of the next batch's groups that may start early. `auto`: all."""
     slot_deadline_s: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
-    """Seconds after which what a device has not finished is given to another one beside it. auto:
-    ten times what it took before, 120 at least; 1,800 for one that has not finished anything."""
+    """Seconds after which unfinished work is also given to another device. `auto`: ten times the
+    usual duration, at least 120; 1,800 for a device without a finished piece of work."""
 
     @property
     def is_fluid(self) -> bool:

@@ -23,78 +23,93 @@ from shared.recipe.trainer import Trainer
 
 class Run(Table):
     name: Token
+    """Name of the run: letters, digits, `-` and `_`. It is part of every subject, key and path."""
     seed: NonNegative = 0
+    """Seed of prompts, noise, windows and the adapter's first values."""
     steps: Positive
-    """Optimizer steps; one batch each."""
+    """Optimizer steps. Each step trains one batch."""
     keep_last: Positive = 3
-    """Newest versions whose weights and checkpoint are kept."""
+    """Number of newest versions whose weights and checkpoints stay in the object store."""
     keep_every: Positive | None = None
-    """Versions from one that is kept for good to the next."""
+    """Interval in versions: each version that is a multiple of it is kept for good."""
     keep_best: NonNegative | None = None
-    """Versions that are kept as well because no evaluated one is better, by the gold rewards, or
-    without any by the reward. By default 1 where `evaluation.every` is set."""
+    """Number of best evaluated versions that are kept as well, by gold rewards, or by the training
+    reward where there are none. Default: 1 with `evaluation.every`, otherwise none."""
     stop_at: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    """Gold figure, as `keep_best` compares, that ends the run once two evaluations in a row have
-    reached it; without it, a run takes all its steps."""
+    """Gold figure, as `run.keep_best` compares it, that ends the run early once two evaluations in
+    a row have reached it. Default: the run takes all steps. Needs `evaluation.every` and gold
+    rewards."""
     preview_mb: Rate = 32.0
-    """Megabytes of small pictures of samples that stay when trajectories and media are deleted, of
-    the newest steps and of others spread over the run; 0: none."""
+    """Megabytes of previews (160 pixels, 8 KiB at most) that stay after media are deleted: of every
+    step while space permits, otherwise half for the newest steps and half spread over the run. 0
+    keeps no previews."""
     shard_bytes: Positive = 1 << 28
-    """Bytes of tensors in one stored object of weights or of a checkpoint; what is larger is stored
-    in shards."""
+    """Maximum bytes of tensors in one stored object of weights or of a checkpoint. Larger ones are
+    stored in shards."""
 
 
 class Lora(Table):
     rank: Positive = 32
+    """Rank of the trained adapter."""
     alpha: Annotated[float, Field(gt=0)] = 64.0
+    """Scale of the adapter, which is `alpha / rank`."""
     targets: tuple[str, ...] = ()
-    """Suffixes of module names. Empty: the ones that the model family's adapter names."""
+    """Suffixes of the names of the modules that get an adapter. Default: those of the model
+    family."""
     experts: Literal["both", "high", "low"] = "both"
-    """Networks that are adapted of a model with one for high and one for low noise (Wan2.2)."""
+    """Networks that get an adapter, for a model with one network for high noise and one for low
+    noise (Wan2.2)."""
 
 
 class Model(Table):
     folder: Path
-    """A diffusers folder; relative to the recipe. With `id`, its place on this host."""
+    """Folder of a diffusers model, relative to the recipe. Required unless `model.id` is given."""
     id: Annotated[str, Field(pattern=ID_PATTERN)] | None = None
-    """Name of a model on the Hugging Face hub, in place of `folder`; `digenrl fetch` brings it."""
+    """Name of a model on the Hugging Face hub, such as `org/name`, in place of `model.folder`.
+    `digenrl fetch` downloads it."""
     revision: Annotated[str, Field(pattern=REVISION_PATTERN)] | None = None
-    """Branch, tag or commit of `id`, by default main; once the model is here, its commit."""
+    """Branch, tag or commit of `model.id`; default: main. A run records the commit."""
     height: Positive
+    """Height of the samples in pixels."""
     width: Positive
+    """Width of the samples in pixels."""
     frames: Positive = 1
-    """Frames of a video."""
+    """Number of frames of a video; 1 for images."""
     guidance: Rate = 1.0
-    """Guidance in sampling and training: classifier-free, or an input of the network where it takes
-    it (FLUX.1, HunyuanVideo). 1 is none."""
+    """Guidance scale in sampling and training: classifier-free, or an input of the network (FLUX.1,
+    HunyuanVideo). 1 turns it off."""
     guidance_2: Rate | None = None
-    """Guidance of the network for low noise of a model with two (Wan2.2); by default `guidance`,
-    which alone says whether there is any."""
+    """Guidance scale of the network for low noise (Wan2.2); default: `model.guidance`.
+    `model.guidance` decides whether there is guidance at all."""
     text_tokens: Positive | None = None
-    """Tokens at which a prompt is cut off in sampling and training, and to which it is padded where
-    the pipeline does not mask the padding; by default the family's (docs/recipes.md)."""
+    """Maximum tokens of a prompt in sampling and training. Longer prompts are cut off; shorter ones
+    are padded where the pipeline does not mask the padding. Default: that of the model family."""
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
-    """Type of the weights; latents, log-probs and trained weights are float32 at least."""
+    """Type of the weights. Latents, log-probs, trained weights and the decoder are at least
+    float32."""
     device: Literal["cpu"] | None = None
-    """cpu: every process leaves the GPUs alone. Without it, each takes one where there are any."""
+    """`cpu`: no process uses a GPU. Default: each process takes one GPU, where there are any."""
     matmul_precision: Literal["high", "highest"] = "high"
-    """Precision of float32 matrix products on a GPU, when sampling and training. high: TF32,
-    several times as fast; highest: not rounded."""
+    """Precision of float32 matrix products on a GPU, in sampling and training. `high` rounds
+    factors to TF32 and is several times as fast; `highest` does not round."""
     attention: str | None = None
-    """Back end of the network's attention by the name that diffusers has for it, in sampling and
-    training; by default torch's own choice among those that it has but cuDNN's."""
+    """Attention backend by its name in diffusers, in sampling and training. Default: torch's
+    choice, without cuDNN's."""
     compile: Literal["regional"] | None = None
-    """regional: the blocks that the network repeats are compiled, in sampling and training, at the
-    first call of each shape; where that fails they run as they are."""
+    """`regional`: torch.compile compiles the repeated blocks of the network at the first call with
+    each shape, in sampling and training. If that fails, the blocks run uncompiled and the log gives
+    the reason (`not_compiled`). Not with `rollout.memory = "streamed"` or `trainer.sharded`."""
     vae_tiling: bool = False
-    """Whether samples are decoded in overlapping tiles: less memory for videos, and pixels that
-    differ a little. Everything that decodes samples of the run does it alike."""
+    """Whether samples are decoded in overlapping tiles. Tiles need less memory for videos and
+    change pixels slightly."""
     trained: Literal["lora", "full"] = "lora"
-    """An adapter beside frozen weights, or all weights of the network."""
+    """`lora` trains an adapter and freezes the weights; `full` trains all weights of the network,
+    in float32."""
     lora: Lora = Lora()
     adapter: Path | None = None
-    """A LoRA, a safetensors file or its folder, that the run begins from and trains; relative to
-    the recipe. Its rank, alpha and targets are those of `lora`."""
+    """LoRA from which training starts: a safetensors file or its folder, relative to the recipe,
+    with key names of diffusers, peft, Kohya or ComfyUI. Its rank, alpha and targets replace those
+    of `model.lora`; a different value in `model.lora` is refused."""
 
     @model_validator(mode="before")
     @classmethod
@@ -136,17 +151,17 @@ class Model(Table):
 
 class Data(Table):
     prompts: Path
-    """A file or a folder, see `shared.learning.prompts.read_prompts`; relative to the recipe. With
-    `dataset`, its place on this host."""
+    """File or folder of prompts, relative to the recipe: text, JSON lines, CSV, Parquet or a saved
+    data set."""
     dataset: Dataset | None = None
-    """A data set of the Hugging Face hub, or files of this host with columns of other names, in
-    place of `prompts`."""
+    """Data set of the Hugging Face hub, or files of this host whose columns have other names, in
+    place of `data.prompts`."""
     weights: Annotated[str, Field(min_length=1)] | None = None
-    """Name of the prompts' metadata that says how often each is taken, in proportion; without it,
-    all are taken as often."""
+    """Name of a metadata field with the relative frequency of each prompt. Default: all prompts are
+    equally frequent."""
     curriculum: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of its draws at which a prompt is passed over whose newest group was saturated
-    (`shared.learning.curriculum`). Without it, prompts take turns."""
+    """Share of its draws, between 0 and 1, at which a prompt is skipped if the rewards of its
+    newest group had less than a quarter of the batch's spread. Default: prompts take turns."""
 
     @model_validator(mode="before")
     @classmethod
@@ -166,38 +181,43 @@ class Data(Table):
 
 class Batch(Table):
     groups: Positive
-    """Prompts per optimizer step."""
+    """Number of prompts per optimizer step. Each prompt has one group of samples."""
     group_size: Annotated[int, Field(ge=2, le=MAX_GROUP_SIZE)]
+    """Number of samples per prompt."""
 
 
 class Rollout(Table):
     workers: NonNegative = 1
-    """Number of workers that `digenrl up` starts; 0 where all devices are the trainer's."""
+    """Number of rollout workers that `digenrl up` starts. 0 where the trainer's devices generate
+    everything."""
     threads: Positive = 1
+    """CPU threads of each rollout worker."""
     media: Literal["lossless", "raw"] = "lossless"
-    """How pixels are stored: coded without loss, in half of the bytes or less, or as they are."""
+    """Storage of pixels: `lossless` needs half of the bytes or less; `raw` stores them
+    uncompressed."""
     can_train: bool = False
     """Whether rollout devices compute gradients of whole groups while the trainer is behind."""
     memory: Residence = "resident"
-    """streamed: the network's blocks are on the host, and come to the device one after the
-    other."""
+    """`streamed`: the blocks of the network stay on the host and are copied to the device one after
+    another. Samples do not change. `DIGENRL_ROLLOUT_MEMORY` sets it for one worker."""
     weights: Form | None = None
-    """Form of the network's weights where it only generates; without it, the trainer's."""
+    """Format of the network's weights where they only generate: `bf16` or `int8`; `fp8` and `nf4`
+    are untested. Default: that of the trainer."""
     weight_cap: Annotated[float, Field(gt=1)] = 1.1
-    """Largest weight of a row of samples that such weights have generated; a batch whose mean ratio
-    is further from 1 fails."""
+    """Maximum importance weight of a row, with `rollout.weights`. A batch whose mean ratio differs
+    from 1 by more fails the run."""
 
 
 class Encoder(Table):
     workers: NonNegative = 0
-    """Number of workers that `digenrl up` starts to encode prompts ahead. With any, devices that
-    generate hold no text encoder; with 0, each encodes for itself."""
+    """Number of encoder workers that `digenrl up` starts. With any, rollout devices hold no text
+    encoder; with 0, each encodes its own prompts."""
     threads: Positive = 1
+    """CPU threads of each encoder worker."""
     ahead: Positive = 2
-    """Number of batches after the one that the newest version generates, whose prompts are encoded
-    by then."""
+    """Number of batches beyond the current one whose prompts are encoded in advance."""
     device: Literal["cpu"] | None = None
-    """cpu: encoders leave the GPUs alone. Without it, each takes one that it sees."""
+    """`cpu`: encoders use no GPU. Default: each encoder takes one free GPU."""
 
 
 class Tables(Table):

@@ -38,45 +38,51 @@ class Trainer(Table):
     )
 
     learning_rate: Annotated[float, Field(gt=0, lt=1)]
+    """Learning rate of AdamW."""
     decay_steps: Positive | None = None
-    """Batches over which the learning rate falls to 0 as a cosine; without it, it stays."""
+    """Number of batches in which the learning rate falls to 0 along a cosine. Default: constant."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of AdamW's moments."""
     weight_decay: Rate = 1e-4
+    """Weight decay of AdamW."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Norm at which the gradient is clipped."""
     updates: Positive = 1
-    """Optimizer steps per batch, each of as many of its groups, in index order. From the second one
-    on, samples are by weights that have moved since."""
+    """Optimizer steps per batch, each with an equal share of the groups; it has to divide
+    `batch.groups`. Later steps train samples of weights that have changed since."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay of a moving average of what is trained, which is then what is exported."""
+    """Decay of a moving average of the trained weights. The average is evaluated and exported."""
     ema_warmup: bool = True
-    """Whether the decay rises with the optimizer steps, so that the average of a short run does not
-    remember the untrained weights."""
+    """Whether the decay rises with the optimizer steps: at most (1 + k) / (10 + k) after k
+    steps."""
     checkpoint_every: Positive | None = None
-    """Versions from one whose optimizer state is stored to the next; without it, that of every
-    version of an adapter, and of every tenth of all weights."""
+    """Interval in versions at which the optimizer state is stored; a resumed run trains the batches
+    since then again. Default: 1 for adapters, 10 for all weights. Fluid devices store the state of
+    every version."""
     gradient_checkpointing: bool | Literal["selective"] = False
-    """Whether the backward pass computes a block's activations again instead of keeping them;
-    selective: all but what its attention has given."""
+    """Whether the backward pass recomputes activations instead of keeping them: a third more time,
+    a fraction of the memory. `selective` keeps the output of the attention."""
     micro_batch: Positive | Literal["auto"] = "auto"
-    """Samples per forward and backward pass, each with `schedule.tsp_steps` of its steps."""
+    """Samples per training pass; a number has to divide `batch.group_size`. `auto`: measured."""
     memory_gib: Annotated[float, Field(gt=0)] | None = None
-    """What "auto" chunks may take of the device; by default most of what it has."""
+    """Memory in GiB that `auto` passes may use. Default: 0.8 of the device."""
     deterministic: bool = False
-    """Whether gradients are summed in the order of the groups, so that the same seed gives the same
-    adapter to the last bit, however many workers there are."""
+    """Whether gradients are summed in the order of the groups, so that one seed gives the same
+    bytes with any number of workers."""
     threads: Positive = 1
+    """CPU threads of each trainer process."""
     devices: Positive = 1
-    """GPUs that train together, all hosts together. On one host, each with all weights, they are
-    of one process; on a CPU, replicas of the network. With `schedule.mode` "fluid": number of
-    processes that `digenrl up` starts, each with one GPU; others may join from other hosts."""
+    """Number of devices that train, on all hosts together. On one host they belong to one process;
+    on a CPU they are replicas. With `schedule.mode = "fluid"`: number of processes that `digenrl
+    up` starts, each with one GPU; more may join from other hosts."""
     hosts: Positive = 1
-    """Hosts that they are on. On several, or where they share the weights, a process of its own
-    trains on each device (a rank), and none of them is lent to generate."""
+    """Number of hosts of these devices. On several hosts each device has a process of its own and
+    does not generate."""
     exchange: Literal["auto", "store", "group"] = "auto"
-    """How fluid devices sum what they have trained: over the object store, or by a process group
-    (NCCL on GPUs, gloo on CPUs). auto: a process group on GPUs."""
+    """Transport of the sums of fluid devices: `group` (process group, NCCL or gloo) or `store`
+    (object store). `auto`: a process group on GPUs."""
     sharded: bool = False
-    """Whether every device holds a share of the weights (FSDP2), or all of them."""
+    """Whether each device holds a share of the weights (FSDP2), in a process of its own."""
 
     @property
     def ranks(self) -> int:
