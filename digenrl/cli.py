@@ -58,8 +58,9 @@ LONGEST = 200
 """Letters of a command's first sentence: it goes on in the next line, and is not cut."""
 EPILOG = (
     "Exit codes: 0 done; 1 failed, or something is wrong; 2 the request is wrong, the message says "
-    "how to mend it; 130 interrupted. Most commands print JSON with --json. Completion for your "
-    "shell: digenrl --install-completion. Documentation: docs/guide.md."
+    "how to mend it; 3 a part of a report has failed; 130 interrupted. Most commands print JSON "
+    "with --json. Completion for your shell: digenrl --install-completion. Documentation: "
+    "docs/guide.md."
 )
 
 

@@ -36,7 +36,7 @@ def main() -> None:
         steps = range(1, len(rewards) + 1)
         axes.plot(steps, rewards, color=colour, alpha=0.8, label=None if label in seen else label)
         seen[label] = colour
-        gold = summary["gold_accuracy_after"]
+        gold = summary.get("gold_accuracy_after")
         print(
             f"{folder.name:16} {label:20} reward {summary['reward_after']:.3f}  "
             f"gold accuracy {'-' if gold is None else f'{gold:.3f}'}  {summary['wall_s']:.0f} s"

@@ -12,6 +12,8 @@ import typer
 
 from digenrl.commands.options import RUNS, AsJson, RunArgument, RunOption, Runs, named
 
+EXIT_INCOMPLETE = 3
+
 
 def report(
     name: RunArgument = "",
@@ -29,10 +31,10 @@ def report(
 ) -> None:
     """Evaluate a run's first and last version, draw curves and a gallery, export the adapter.
 
-    With --json, what summary.json has is written to stdout, and everything else to stderr.
+    With --json, what summary.json has is written to stdout, and everything else to stderr. Ends
+    with 3 if a part of the report has failed; the adapter is exported before the others.
     """
-    from rich.console import Console
-
+    from digenrl.local.display import console_of
     from digenrl.local.store import store_of
     from digenrl.report.make import make_report
     from shared.telemetry import quiet_logs
@@ -42,8 +44,12 @@ def report(
     with store_of(runs / wanted):
         making = make_report(
             wanted, out or runs / wanted, scheduler=scheduler, wall_seconds=wall_seconds,
-            console=Console(stderr=as_json),
+            console=console_of(stderr=as_json),
         )  # fmt: skip
         summary = asyncio.run(making)
     if as_json:
         typer.echo(summary.model_dump_json(indent=1))
+    if summary.failures:
+        again = f"digenrl report {wanted}"
+        typer.echo(f"the report is not whole, the run is; repeat it: {again}", err=as_json)
+        raise typer.Exit(EXIT_INCOMPLETE)

@@ -121,12 +121,10 @@ class Table:
     """Draws the table of `digenrl up`."""
 
     def __init__(self, stack: ExitStack, client: "Client", folder: Path) -> None:
-        from rich.console import Console
-
-        from digenrl.local.display import Display
+        from digenrl.local.display import Display, console_of
 
         url = str(client.http.base_url).rstrip("/")
-        self._display = Display(Console(), url, str(folder / "logs"))
+        self._display = Display(console_of(), url, str(folder / "logs"))
         stack.enter_context(self._display.shown())
 
     def update(self, run: "RunView", workers: "list[WorkerView]", load: "LoadView") -> None:

@@ -12,6 +12,7 @@ set of settings has its own folder, so that the records in one folder are compar
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
+from typing import Annotated
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -20,6 +21,10 @@ from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Digest, Record, Seconds, Text, Token, is_none
 from shared.run.layout import evaluations_folder
 from shared.store import ObjectStore
+
+OfDigits = Annotated[float | None, Field(exclude_if=is_none)]
+"""A figure of runs whose recipe has judges of digits; no other run's files have it."""
+OfEachDigit = Annotated[list[float | None] | None, Field(exclude_if=is_none)]
 
 
 class Quality(BaseModel):
@@ -32,20 +37,20 @@ class Quality(BaseModel):
     """Mean score of each training scorer, without its weight."""
     gold: dict[str, float] = {}
     """Mean score of each scorer in `evaluation.scorers`, never trained on."""
-    proxy_accuracy: float | None = None
+    proxy_accuracy: OfDigits = None
     """Share of samples that the training reward's classifier takes for the requested digit."""
-    gold_accuracy: float | None = None
+    gold_accuracy: OfDigits = None
     """The same share for a network of another kind, trained on the other half of the data."""
-    gold_svm_accuracy: float | None = None
+    gold_svm_accuracy: OfDigits = None
     """The same share for a support vector machine."""
-    gold_accuracy_per_digit: list[float | None] | None = None
-    gold_worst_digit: float | None = None
-    gold_nn: float | None = None
+    gold_accuracy_per_digit: OfEachDigit = None
+    gold_worst_digit: OfDigits = None
+    gold_nn: OfDigits = None
     """Mean L2 distance to the nearest real image of the held-out half; rises when glyphs break."""
-    gold_div: float | None = None
+    gold_div: OfDigits = None
     """Mean L2 distance within a digit; falls when samples collapse to one."""
-    gold_nn_per_digit: list[float | None] | None = None
-    gold_div_per_digit: list[float | None] | None = None
+    gold_nn_per_digit: OfEachDigit = None
+    gold_div_per_digit: OfEachDigit = None
 
 
 def alarms(measured: Sequence[Quality]) -> list[str]:

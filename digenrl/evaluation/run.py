@@ -63,8 +63,13 @@ class RunEvaluator:
         self._evaluator: PromptSampler | None = None
         self._judges: Judges | None = None
 
-    async def record_of(self, commit: CommitRecord) -> EvaluationRecord:
+    async def record_of(
+        self, commit: CommitRecord, weights: Mapping[str, Tensor] | None = None
+    ) -> EvaluationRecord:
         """Return the record of a version, after evaluating it if there is none.
+
+        Args:
+            weights: those of the version; None: they are read from the store.
 
         Raises:
             IntegrityError: if its weights are not in the store.
@@ -73,7 +78,7 @@ class RunEvaluator:
         known = await self.evaluations.read(commit.policy.version)
         if known is not None:
             return known
-        made = await self._evaluate(commit)
+        made = await self._evaluate(commit, weights)
         if await self.evaluations.add(made):
             await self.tell()
             return made
@@ -85,9 +90,12 @@ class RunEvaluator:
         """Tell readers of events of the records that nobody has told of yet."""
         await self._teller.tell(self.evaluations.name, await self.evaluations.versions())
 
-    async def _evaluate(self, commit: CommitRecord) -> EvaluationRecord:
+    async def _evaluate(
+        self, commit: CommitRecord, weights: Mapping[str, Tensor] | None = None
+    ) -> EvaluationRecord:
         began = time.monotonic()
-        weights = await weights_to_use(self._store, self.recipe, commit)
+        if weights is None:
+            weights = await weights_to_use(self._store, self.recipe, commit)
         try:
             measured = await asyncio.to_thread(self._measure, weights)
         except asyncio.CancelledError:

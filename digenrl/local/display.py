@@ -15,8 +15,17 @@ from rich.text import Text
 from digenrl.view import sentences
 from digenrl.view.words import clock, figure
 
+PIPE_WIDTH = 100_000
 SPARKS = "▁▂▃▄▅▆▇█"
 COLUMNS = ("worker", "host", "device", "gpu", "does", "version", "done", "busy", "s/sample")
+
+
+def console_of(*, stderr: bool = False) -> Console:
+    """Return a console that breaks lines on a terminal alone: a pipe has no width."""
+    console = Console(stderr=stderr)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from digenrl.local.address import write_address
 from digenrl.local.ahead import ahead_of
 from digenrl.local.alarms import Mender
 from digenrl.local.brokers import HOST_CACHE, Brokers, plan_brokers
-from digenrl.local.display import Display
+from digenrl.local.display import Display, console_of
 from digenrl.local.evaluation import LocalEvaluation
 from digenrl.local.gpus import EVALUATOR, REPORT
 from digenrl.local.ports import free_ports
@@ -73,7 +73,7 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
 
     With ``as_json``, stdout gets what the API says of the run, and nothing else.
     """
-    console = Console(stderr=as_json)
+    console = console_of(stderr=as_json)
     client = httpx.AsyncClient(  # on loopback: there is no certificate to check
         timeout=10, verify=False, headers=local.tokens.headers("operator")
     )

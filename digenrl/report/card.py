@@ -17,6 +17,7 @@ from shared.learning.prompts import digest, read_prompts
 from shared.recipe.recipe import Recipe
 
 CARD, CURVE = "README.md", "curve.png"
+PICTURE = f"\n\n![Mean reward per optimizer step, and before and after]({CURVE})"
 RECIPE = {
     "run": ("seed", "steps"),
     "model": (
@@ -43,23 +44,26 @@ RECIPE = {
 def write_card(
     folder: Path, recipe: Recipe, summary: Summary, curve: Path, labels: Mapping[str, str]
 ) -> Path:
-    """Write the card and a copy of the picture ``curve`` into the folder of the adapter.
+    """Write the card, and a copy of the picture ``curve`` if it was drawn, into the folder of the
+    adapter.
 
     ``labels``: label -> field of `Quality`, for the figures to show.
     """
-    shutil.copyfile(curve, folder / CURVE)
+    has_curve = curve.is_file()
+    if has_curve:
+        shutil.copyfile(curve, folder / CURVE)
     path = folder / CARD
-    path.write_text(_card(recipe, summary, labels))
+    path.write_text(_card(recipe, summary, labels, PICTURE if has_curve else ""))
     return path
 
 
-def _card(recipe: Recipe, summary: Summary, labels: Mapping[str, str]) -> str:
+def _card(recipe: Recipe, summary: Summary, labels: Mapping[str, str], picture: str) -> str:
     base, algorithm = base_model(recipe.model), recipe.algorithm.name
     parts = [
         _front_matter(recipe, base),
         f"# {recipe.run.name}\n\nA LoRA adapter for `{base}`, trained with reinforcement learning "
         f"({algorithm}) by DigenRL: {summary.steps} optimizer steps on {summary.samples_trained} "
-        f"samples.\n\n![Mean reward per optimizer step, and before and after]({CURVE})",
+        f"samples.{picture}",
         f"## Use\n\n```python\n{usage(recipe, _example(recipe))}\n```",
         _results(recipe, summary, labels),
         f"## Recipe\n\n```toml\n{_toml(recipe)}\n```",
@@ -96,15 +100,18 @@ def _example(recipe: Recipe) -> str:
 def _results(recipe: Recipe, summary: Summary, labels: Mapping[str, str]) -> str:
     evaluation, rewards = recipe.evaluation, summary.reward_per_step
     prompts = "held-out prompts" if evaluation.prompts else "the prompts of training"
+    begin = (
+        f"## Results\n\nMean reward of the first batch {_figure(rewards[0])}, of the last "
+        f"{_figure(rewards[-1])} (sampled with noise)."
+    )
+    if summary.before is None or summary.after is None:
+        return begin
     rows = [
         f"| {label} | {_figure(before)} | {_figure(after)} |"
         for label, before, after in _figures(summary.before, summary.after, labels)
     ]
     return "\n".join([
-        "## Results",
-        "",
-        f"Mean reward of the first batch {_figure(rewards[0])}, of the last {_figure(rewards[-1])} "
-        f"(sampled with noise). Below: {summary.after.num_samples} samples of {prompts}, without "
+        f"{begin} Below: {summary.after.num_samples} samples of {prompts}, without "
         f"noise, with the same start (seed {evaluation.seed}) before and after.",
         "",
         "| | before | after |",

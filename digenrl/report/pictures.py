@@ -1,5 +1,7 @@
 """Draws the curves of a run and its evaluations, and its samples in galleries."""
 
+import textwrap
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,13 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.patches import Rectangle
 
+plt.rcParams["text.parse_math"] = False  # prompts may have dollar signs
+
+BARS = {
+    "reward": "reward", "proxy_accuracy": "proxy", "gold_accuracy": "gold MLP",
+    "gold_svm_accuracy": "gold SVM", "gold_worst_digit": "worst digit",
+}  # fmt: skip
+"""Figures of `Quality` that are drawn as bars, with their names there."""
 EDITS = 15
 """Rows of a gallery of edited images."""
 BEFORE, AFTER, GOLD, WRONG = "#9aa5b1", "#1f6feb", "#bf8700", "#d1242f"
@@ -52,19 +61,13 @@ def draw_curve(path: Path, chain: list[CommitRecord], summary: Summary) -> None:
     left.set_title(f"{summary.run}: mean reward per step (band: spread over prompts)", fontsize=10)
     left.grid(alpha=0.25)
     _draw_accuracies(right, summary)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def _draw_accuracies(axes: Any, summary: Summary) -> None:
-    pairs = {
-        "reward": (summary.reward_before, summary.reward_after),
-        "proxy": (summary.proxy_accuracy_before, summary.proxy_accuracy_after),
-        "gold MLP": (summary.gold_accuracy_before, summary.gold_accuracy_after),
-        "gold SVM": (summary.gold_svm_accuracy_before, summary.gold_svm_accuracy_after),
-        "worst digit": (summary.gold_worst_digit_before, summary.gold_worst_digit_after),
-    }
-    known = {name: pair for name, pair in pairs.items() if None not in pair}
+    measured = [quality for quality in (summary.before, summary.after) if quality is not None]
+    pairs = {name: [getattr(each, field) for each in measured] for field, name in BARS.items()}
+    known = {name: pair for name, pair in pairs.items() if pair and None not in pair}
     places = np.arange(len(known))
     for offset, colour, label in ((-0.2, BEFORE, "before"), (0.2, AFTER, "after")):
         heights = [pair[label == "after"] or 0.0 for pair in known.values()]
@@ -86,11 +89,24 @@ def draw_gallery(path: Path, before: Side, after: Side) -> None:
     chosen = _columns(before.prompts)
     figure, pair = plt.subplots(1, 2, figsize=(14, 6), layout="constrained")
     for axes, side_of, title in zip(pair, (before, after), ("before", "after"), strict=True):
-        labels = [side_of.prompts[rows[0]].split()[-1] for rows in chosen]
+        labels = [caption(side_of.prompts[rows[0]], 12, lines=3) for rows in chosen]
         _show_mosaic(axes, side_of.stills, chosen, labels)
+        axes.tick_params(labelsize=7)
         _frame_wrong(axes, side_of, chosen)
         axes.set_title(title, fontsize=12)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
+
+
+def caption(prompt: str, width: int, lines: int = 1) -> str:
+    """Return a prompt as a picture shows it: shortened to ``lines`` lines of ``width`` letters."""
+    plain = "".join(letter if letter.isprintable() else " " for letter in prompt)
+    return "\n".join(textwrap.wrap(plain, width, max_lines=lines, placeholder="…")) or "(empty)"
+
+
+def _save(figure: Any, path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a letter that no font has is shown as a box
+        figure.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(figure)
 
 
@@ -107,10 +123,9 @@ def _draw_edits(path: Path, before: Side, after: Side, sources: Pixels) -> None:
     axes.set_xticks(places, list(sides), fontsize=11)
     axes.xaxis.tick_top()
     rows = [(number + 0.5) * (height + 1) for number in range(len(chosen))]
-    axes.set_yticks(rows, [before.prompts[index][:60] for index in chosen], fontsize=9)
+    axes.set_yticks(rows, [caption(before.prompts[index], 60) for index in chosen], fontsize=9)
     axes.tick_params(length=0)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def _edits(prompts: list[str], sources: Pixels) -> list[int]:
@@ -192,8 +207,7 @@ def draw_evaluations(path: Path, records: Sequence[EvaluationRecord]) -> None:
         f"{records[0].run}: evaluations at the same prompts and noise (dotted: alarm)", fontsize=10
     )
     panels[-1, 0].set_xlabel("optimizer step")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, path)
 
 
 def curves_of(records: Sequence[EvaluationRecord]) -> dict[str, list[float]]:
@@ -221,5 +235,4 @@ def draw_progress(path: Path, versions: Sequence[Stills]) -> None:
     )
     _show_mosaic(axes, images, columns, [str(stills.version) for stills in shown])
     axes.set_xlabel("optimizer steps", fontsize=9)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    _save(figure, path)

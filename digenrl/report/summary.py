@@ -8,7 +8,7 @@ from collections import Counter
 
 from pydantic import BaseModel, ValidationError
 
-from digenrl.evaluation.records import Quality
+from digenrl.evaluation.records import OfDigits, Quality
 from services.scheduler.core.usage import BUSY, BatchUsage
 from shared.errors import ContractError
 from shared.run.commits import CommitRecord
@@ -75,22 +75,22 @@ class Summary(BaseModel):
     """Smallest effective share of a batch's samples, if `rollout.weights` are not the trainer's."""
     reward_per_step: list[float]
     """Mean training reward of each batch."""
-    reward_before: float
-    reward_after: float
-    proxy_accuracy_before: float | None
-    proxy_accuracy_after: float | None
-    gold_accuracy_before: float | None
-    gold_accuracy_after: float | None
-    gold_svm_accuracy_before: float | None
-    gold_svm_accuracy_after: float | None
-    gold_worst_digit_before: float | None
-    gold_worst_digit_after: float | None
-    gold_nn_before: float | None
-    gold_nn_after: float | None
-    gold_div_before: float | None
-    gold_div_after: float | None
+    reward_before: float | None
+    reward_after: float | None
+    proxy_accuracy_before: OfDigits = None
+    proxy_accuracy_after: OfDigits = None
+    gold_accuracy_before: OfDigits = None
+    gold_accuracy_after: OfDigits = None
+    gold_svm_accuracy_before: OfDigits = None
+    gold_svm_accuracy_after: OfDigits = None
+    gold_worst_digit_before: OfDigits = None
+    gold_worst_digit_after: OfDigits = None
+    gold_nn_before: OfDigits = None
+    gold_nn_after: OfDigits = None
+    gold_div_before: OfDigits = None
+    gold_div_after: OfDigits = None
     adapter_sha256: str
-    """Digest of adapter/pytorch_lora_weights.safetensors."""
+    """Digest of adapter/pytorch_lora_weights.safetensors; empty if the export has failed."""
     weights_digest: str
     """Digest of the final policy version, as in commit records and trajectories."""
     alarms: list[str] = []
@@ -99,9 +99,12 @@ class Summary(BaseModel):
     """A line if on-policy ratios are further from 1 than rounding explains."""
     evaluations: list[EvaluatedVersion] = []
     """Evaluations of all evaluated versions, including the first and the last."""
-    schedule: ScheduleSummary
-    before: Quality
-    after: Quality
+    failures: list[str] = []
+    """A line for each part of the report that has failed: its name and the reason."""
+    schedule: ScheduleSummary | None
+    before: Quality | None
+    """None if the evaluation has failed."""
+    after: Quality | None
     after_not_averaged: Quality | None = None
     """Figures of the trained weights themselves, if `after` is of their moving average."""
 

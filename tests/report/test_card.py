@@ -17,9 +17,11 @@ from rich.console import Console
 from digenrl.evaluation.records import EvaluationRecord, Quality
 from digenrl.evaluation.sampler import Sampler
 from digenrl.evaluation.settings import as_evaluated
+from digenrl.local.display import console_of
 from digenrl.report.card import write_card
 from digenrl.report.export import export_adapter
-from digenrl.report.make import rows_of, summarise, table_of
+from digenrl.report.make import summarise
+from digenrl.report.output import rows_of, table_of
 from digenrl.report.summary import Summary, summarise_schedule
 from shared.diffusion.weights import load_weights, trained_tensors
 from shared.recipe.recipe import Recipe, load_recipe, override
@@ -190,3 +192,42 @@ def test_the_table_shows_the_weights_themselves_beside_their_average(averaged: b
     figures = ["0.500", "0.938", "+0.438", *(["0.875"] if averaged else [])]
     assert re.findall(r"[+\d.]{5,}", row) == figures
     assert ("not averaged" in screen.getvalue()) == averaged
+
+
+LABEL = "training reward: jpeg-incompressibility + 10 x temporal-consistency, of some other videos"
+FIGURES = ["0.500", "0.938", "+0.438", "0.875"]
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_a_table_on_a_terminal_keeps_its_numbers_whatever_the_labels_are(width: int) -> None:
+    """The label is wrapped; of counts and shares as well, nothing is cut."""
+    counts = {0: 123456, 1: 123456}
+    raw = AFTER.model_copy(update={"gold_accuracy": 0.875})
+    summary = summary_of(load_recipe(DIGITS)).model_copy(update={"after_not_averaged": raw})
+    assert summary.schedule is not None
+    schedule = summary.schedule.model_copy(update={"staleness": counts, "utilisation": 0.5})
+    screen = io.StringIO()
+    table = table_of(summary.model_copy(update={"schedule": schedule}), {LABEL: "gold_accuracy"})
+    Console(file=screen, width=width, force_terminal=True, color_system=None).print(table)
+    text = screen.getvalue()
+    assert re.findall(r"[+\d.]{5,}", text)[:4] == FIGURES
+    assert len(re.findall(r"\b123456\b", text)) == 2 and "50%" in text and "…" not in text
+    labels = "".join(line.split("│")[1].strip() for line in text.splitlines() if "│" in line)
+    assert LABEL.replace(" ", "") in labels.replace(" ", "")
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_in_a_pipe_each_row_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    console_of().print(table_of(summary_of(load_recipe(DIGITS)), {LABEL: "gold_accuracy"}))
+    [row] = [line for line in capsys.readouterr().out.splitlines() if LABEL in line]
+    assert re.findall(r"[+\d.]{5,}", row) == FIGURES[:3]
+
+
+def test_a_summary_has_figures_of_the_digits_where_they_were_measured_alone() -> None:
+    plain = json.loads(summary_of(load_recipe(DIGITS)).model_dump_json())
+    assert (plain["gold_accuracy_before"], plain["after"]["gold_accuracy"]) == (0.5, 0.9375)
+    names = (*plain, *plain["before"])
+    assert not [name for name in names if re.search("svm|digit|proxy|_nn", name)]

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from digenrl.report.make import EvaluationBar, rows_of
+from digenrl.report.output import EvaluationBar, rows_of
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS
 
