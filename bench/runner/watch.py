@@ -17,7 +17,8 @@ from nats.aio.msg import Msg
 from bench.runner.placement import cpu_seconds
 from bench.runner.session import Session
 from digenrl.local.brokers import USER, Program
-from digenrl.local.supervisor import Child, Supervisor, last_line
+from digenrl.local.child_logs import reason_in
+from digenrl.local.supervisor import Child, Supervisor
 from services.scheduler.core.usage import BatchUsage
 from shared.bus.bus import Bus
 from shared.errors import ContractError, Unavailable
@@ -155,7 +156,7 @@ class Watch:
         logs = f"see {self.services.logs}"
         for name, child in self.services.children.items():
             if name not in self.may_die and (child.num_restarts or _has_ended(child)):
-                raise Unavailable(f"{self.run}: {name} has died: {last_line(child.log_path)}")
+                raise Unavailable(f"{self.run}: {name} has died: {reason_in(child.log_path)}")
         for each in self.heard:
             if isinstance(each.message, FragmentFailed | GroupFailed):
                 raise Unavailable(f"{self.run}: {each.message.reason}; {logs}")

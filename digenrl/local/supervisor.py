@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 
 from digenrl.local.brokers import Program, wait_ready
+from digenrl.local.child_logs import reason_in
 from digenrl.local.linux import die_with_parent
 from digenrl.local.starter import SAFE_PATH, Process, Starter
 from shared.errors import DigenRLError
@@ -74,11 +75,14 @@ class Supervisor:
         child.keeper = asyncio.create_task(self._keep(child))
         if wait:
             ready = asyncio.create_task(wait_ready(program))
-            await asyncio.wait({ready, self.failed}, return_when=asyncio.FIRST_COMPLETED)
-            if self.failed.done():
+            try:
+                await asyncio.wait({ready, self.failed}, return_when=asyncio.FIRST_COMPLETED)
+                if self.failed.done():
+                    self.failed.result()
+                await ready
+            finally:  # also of a start that is interrupted, whose clients are closed then
                 ready.cancel()
-                self.failed.result()
-            await ready
+                await asyncio.gather(ready, return_exceptions=True)
 
     async def stop(self, names: list[str], *, seconds: float = STOP_S) -> None:
         """Ask these children to end, wait, and kill those that are still running."""
@@ -172,19 +176,13 @@ class Supervisor:
             child.num_restarts += 1
 
     def _fail(self, child: Child, status: int) -> None:
-        last = last_line(child.log_path)
+        last = reason_in(child.log_path)
         if child.program.optional:
             log.warning("child_given_up", name=child.program.name, status=status, last=last)
         elif not self.failed.done():
             self.failed.set_exception(
                 ChildFailed(f"{child.program.name} ended with status {status}: {last}")
             )
-
-
-def last_line(path: Path) -> str:
-    with contextlib.suppress(OSError, IndexError):
-        return path.read_text(errors="replace").strip().splitlines()[-1][:500]
-    return f"see {path}"
 
 
 def _is_running(child: Child) -> bool:

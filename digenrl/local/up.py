@@ -180,13 +180,16 @@ async def _start_and_watch(
         display.warn(warning)
     display.say(f"run {local.recipe.run.name}: starting NATS, Valkey and the object store")
     await asyncio.gather(*(supervisor.start(program) for program in brokers.programs))
-    display.say(f"starting the services; the scheduler's API is {api.url}/docs")
+    display.say("starting the services")
     await supervisor.start(page_of(local, urlsplit(page.url).port or 0, page.ready), wait=False)
     for program in workers_of(local, api.ready):
         await supervisor.start(program, wait=False)
-    showing = asyncio.create_task(_show_link(page, display))
-    await supervisor.start(scheduler_of(local, api.ready))
-    await showing
+    await asyncio.gather(
+        supervisor.start(scheduler_of(local, api.ready)), _show_link(page, display)
+    )
+    if not display.shows:  # the table has it
+        tokens = local.tokens.folder
+        display.tell(f"the scheduler's API, for programs with a token of {tokens}: {api.url}")
     if local.targets:
         await supervisor.start(follower_of(local, api.ready), wait=False)
     # From here on, the store has the recipe of this start.

@@ -1,12 +1,14 @@
 """Children are kept running; what happens when one cannot be depends on who needs it."""
 
 import asyncio
+import gc
 import sys
 from pathlib import Path
 
 import pytest
 
 from digenrl.local.brokers import Program
+from digenrl.local.child_logs import reason_in
 from digenrl.local.supervisor import ChildFailed, Supervisor
 
 ENDS_AS_A_USER_ERROR = [sys.executable, "-c", "import sys; sys.exit(2)"]
@@ -62,3 +64,65 @@ async def test_deaths_are_counted_until_something_is_done_however_long_a_child_l
     assert not one.has_worked, "that was done before"
     with pytest.raises(ChildFailed, match="status 1: out of memory"):
         await supervisor.failed
+
+
+EVENT = '{"svc": "reward", "worker": "r-0", "run": "a", "event": "loading", "level": "info"}'
+GROUP = """
+import asyncio
+async def fails():
+    raise ValueError("no\\nsuch folder")
+async def main():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(fails())
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (GROUP, "ValueError: no"),
+        ("raise RuntimeError('out of memory\\ncompile it anew')", "RuntimeError: out of memory"),
+        (f"print({EVENT!r})", "loading"),
+        (f"print({EVENT!r}); print('digenrl: model.folder: no folder x')",
+         "digenrl: model.folder: no folder x"),
+        ("raise SystemExit('wrong number of arguments')", "wrong number of arguments"),
+        ("import os; os.abort()", "aborts.log"),
+        ("import faulthandler, os; faulthandler.enable(); os.abort()",
+         "Fatal Python error: Aborted"),
+    ],
+)  # fmt: skip
+async def test_why_a_child_has_died_is_its_last_event_or_exception(
+    code: str, reason: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "aborts.log"
+    with log.open("wb") as output:
+        words = (sys.executable, "-c", code)
+        child = await asyncio.create_subprocess_exec(*words, stdout=output, stderr=output)
+        await child.wait()
+    assert reason_in(log).endswith(reason), log.read_text()
+
+
+async def test_a_start_that_is_interrupted_leaves_nobody_waiting(tmp_path: Path) -> None:
+    """Whoever asks whether the child is ready would do so with a client that is closed by then."""
+    unhandled: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: unhandled.append(what))
+    is_closed = False
+
+    async def ready() -> bool:
+        if is_closed:
+            raise RuntimeError("the client has been closed")
+        return False
+
+    supervisor = Supervisor(tmp_path, {})
+    sleeps = [sys.executable, "-c", "import time; time.sleep(600)"]
+    starting = asyncio.create_task(supervisor.start(Program(name="one", argv=sleeps, ready=ready)))
+    await asyncio.sleep(0.3)
+    starting.cancel()
+    await asyncio.wait({starting})
+    del starting  # which holds what it waited for
+    is_closed = True
+    await supervisor.stop(["one"])
+    await asyncio.sleep(0.5)
+    gc.collect()
+    assert not unhandled
