@@ -14,6 +14,7 @@ import httpx
 
 from digenrl.client import Client
 from digenrl.local.address import address_of, client_of
+from digenrl.local.runs import Run
 from digenrl.local.store import store_of
 from shared.errors import UserError
 from shared.process.settings import ServiceSettings
@@ -167,21 +168,20 @@ def _shown(stored: Letter, state: str) -> Letter:
 
 
 @contextmanager
-def desk_of(run: str, runs: Path, scheduler: str, token_file: Path | None = None) -> Iterator[Desk]:
+def desk_of(run: Run, scheduler: str, token_file: Path | None = None) -> Iterator[Desk]:
     """Yield where to ask: the scheduler that is named or that `digenrl up` runs, or else the store.
 
     Raises:
         UserError: if the run is in progress and its scheduler does not answer, or there is none.
     """
-    folder = runs / run
-    if scheduler or _answers(address_of(folder)):
-        with client_of(folder, scheduler, token_file, role="operator") as client:
+    if scheduler or (not run.store_url and _answers(address_of(run.folder))):
+        with client_of(run, scheduler, token_file, role="operator") as client:
             yield ApiDesk(client)
         return
-    with store_of(folder):
-        store = open_store(ServiceSettings(run=run).store)
-        asyncio.run(needed_recipe(store, run))
-        yield StoreDesk(store, run)
+    with store_of(run):
+        store = open_store(ServiceSettings(run=run.id).store)
+        asyncio.run(needed_recipe(store, run.id))
+        yield StoreDesk(store, run.id)
 
 
 def _answers(address: str) -> bool:

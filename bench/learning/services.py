@@ -27,6 +27,7 @@ from bench.learning import figures
 from bench.learning.case import EVERY, figures_of, judge
 from bench.learning.task import DIGITS
 from digenrl.evaluation.run import weights_to_use
+from digenrl.local.runs import find_run
 from digenrl.local.store import store_of
 from digenrl.local.tokens import KEYS
 from shared.diffusion.tensors import pack
@@ -70,7 +71,7 @@ def run_once(recipe: Path, name: str, seed: int, folder: Path) -> dict[str, Any]
     began = time.monotonic()
     heard = asyncio.run(_up(path, seed, folder / name, of))
     seconds = time.monotonic() - began
-    with store_of(folder / name):
+    with store_of(find_run(str(folder / name), folder)):
         evaluations = asyncio.run(_evaluations(load_recipe(path), name, heard))
     summary = json.loads((folder / name / "summary.json").read_text())
     return {

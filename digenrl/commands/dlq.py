@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from digenrl.commands.options import RUNS, AsJson, RunName, Runs, SchedulerAddress, TokenFile
+from digenrl.commands.options import (
+    RUNS,
+    AsJson,
+    RunArgument,
+    RunName,
+    Runs,
+    SchedulerAddress,
+    TokenFile,
+)
+from digenrl.local.runs import find_run, run_in_folder, runs_folder
 from digenrl.view.words import visible
 from shared.errors import UserError
 
@@ -38,12 +47,12 @@ def _may_be_run(word: str, args: list[str]) -> bool:
     options = [each.partition("=") for each in args[1:]]
     if any(name == "--scheduler" for name, _, _ in options):
         return True
-    folder = RUNS
+    folder = runs_folder()
     for number, (name, _, value) in enumerate(options):
         if name == "--runs":
             folder = Path(value or "".join(args[number + 2 : number + 3]))
     is_elsewhere = "DIGENRL_STORE_URL" in os.environ and "--help" not in args
-    return is_elsewhere or (folder / word).is_dir()
+    return is_elsewhere or "/" in word or run_in_folder(word, folder) is not None
 
 
 dlq = typer.Typer(
@@ -62,7 +71,7 @@ AllOpen = Annotated[bool, typer.Option("--all", help="every open letter")]
 
 @dlq.command("list")
 def list_letters(
-    run: RunName,
+    run: RunArgument = "",
     settled: Annotated[
         bool, typer.Option("--all", help="one by one, also those that are over or were settled")
     ] = False,
@@ -84,8 +93,9 @@ def list_letters(
     from digenrl.dead_letters import desk_of
     from digenrl.letter_book import Book
 
-    with desk_of(run, runs, scheduler, token_file) as desk:
-        book = Book.read(desk, run)
+    named = find_run(run, runs, reads=True)
+    with desk_of(named, scheduler, token_file) as desk:
+        book = Book.read(desk, named.name)
     found = book.chosen("all" if settled else "open", before, reason)
     if as_json:
         typer.echo(json.dumps(found[: limit or LIMIT], indent=1))
@@ -124,7 +134,7 @@ def show(
     from digenrl.dead_letters import desk_of
     from digenrl.letter_book import Book, shown_lines
 
-    with desk_of(run, runs, scheduler, token_file) as desk:
+    with desk_of(find_run(run, runs), scheduler, token_file) as desk:
         found, book = desk.letter(number), Book.read(desk, run)
     found["outcome"] = book.outcome(found)
     if as_json:
@@ -157,7 +167,7 @@ def retry(
     if resume and as_json:
         raise UserError("--json: not together with --resume, which says what comes of it")
     _check(numbers, every)
-    with desk_of(run, runs, scheduler, token_file) as desk:
+    with desk_of(find_run(run, runs), scheduler, token_file) as desk:
         said = _settle("retry", desk, run, numbers or [], every)
         _print(said, as_json)
         done = [number for each in said if each["done"] for number in each["letters"]]
@@ -204,7 +214,7 @@ def drop(
 
     _check(numbers, every)
 
-    with desk_of(run, runs, scheduler, token_file) as desk:
+    with desk_of(find_run(run, runs), scheduler, token_file) as desk:
         said = _settle("drop", desk, run, numbers or [], every)
     _print(said, as_json)
     if not all(each["done"] for each in said):

@@ -13,9 +13,9 @@ from digenrl.commands.options import (
     RunArgument,
     RunOption,
     Runs,
-    named,
     settings_of,
 )
+from digenrl.local.runs import find_run
 
 
 def evaluate(
@@ -51,10 +51,10 @@ def evaluate(
     from digenrl.local.store import store_of
     from shared.telemetry import configure_logs
 
-    wanted = named(name, run)
-    with store_of(runs / wanted) as is_left:
+    found = find_run(name or run, runs, reads=True)
+    with store_of(found) as is_left:
         settings = settings_of(
-            run=wanted, worker=worker, host=host, port=port, stay=stay, open_api=open_api,
+            run=found.id, worker=worker, host=host, port=port, stay=stay, open_api=open_api,
             plain_http=plain_http,
         )  # fmt: skip
         configure_logs(service="evaluation", worker=settings.worker, run=settings.run)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, AsJson, RunArgument, RunOption, Runs, named
+from digenrl.commands.options import RUNS, AsJson, RunArgument, RunOption, Runs
+from digenrl.local.runs import find_run
 
 if TYPE_CHECKING:
     from digenrl.report.export_run import Wanted
@@ -46,16 +47,17 @@ def export(
     from shared.telemetry import quiet_logs
 
     quiet_logs()
-    wanted, chosen, number = named(name, run), _layout(layout), _version(version)
-    folder = out or runs / wanted / f"adapter-{chosen}"
+    chosen, number = _layout(layout), _version(version)
+    found = find_run(name or run, runs, reads=True)
+    folder = out or found.folder / f"adapter-{chosen}"
     if not as_json:
         which = f"{version} version" if isinstance(number, str) else f"version {version}"
-        typer.echo(f"exports the {which} of {wanted} ...", err=True)
-    with store_to_read(runs / wanted):
-        exported = asyncio.run(export_run(wanted, folder, chosen, number))
+        typer.echo(f"exports the {which} of {found.name} ...", err=True)
+    with store_to_read(found):
+        exported = asyncio.run(export_run(found.id, folder, chosen, number))
     if as_json:
         said = {
-            "run": wanted, "version": exported.version, "layout": chosen, "folder": str(folder),
+            "run": found.name, "version": exported.version, "layout": chosen, "folder": str(folder),
             "files": [str(path) for path in exported.files],
         }  # fmt: skip
         typer.echo(json.dumps(said, indent=1))
@@ -63,7 +65,7 @@ def export(
     typer.echo(f"version {exported.version} ({exported.figure})", err=True)
     for path in exported.files:
         typer.echo(path)
-    typer.echo(f"try it: {_trial(runs / wanted, folder, exported.prompt)}", err=True)
+    typer.echo(f"try it: {_trial(found.folder, folder, exported.prompt)}", err=True)
 
 
 def _trial(run: Path, adapter: Path, prompt: str | None) -> str:

@@ -13,9 +13,9 @@ from digenrl.commands.options import (
     Runs,
     TensorBoardFolder,
     WandbProject,
-    named,
     settings_of,
 )
+from digenrl.local.runs import find_run
 
 
 def follow(
@@ -38,8 +38,8 @@ def follow(
     from digenrl.local.store import store_of
     from shared.telemetry import configure_logs
 
-    wanted, targets = named(name, run), Targets(tensorboard, wandb, as_json)
-    with store_of(runs / wanted) as is_left:
-        settings = settings_of(run=wanted)
-        configure_logs(service="follow", worker="follow", run=wanted)
+    found, targets = find_run(name or run, runs, reads=True), Targets(tensorboard, wandb, as_json)
+    with store_of(found) as is_left:
+        settings = settings_of(run=found.id)
+        configure_logs(service="follow", worker="follow", run=found.id)
         asyncio.run(follow_run(settings, targets, once=once or is_left))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, AsJson, RunArgument, RunOption, Runs, named
+from digenrl.commands.options import RUNS, AsJson, RunOption, Runs, RunToChange
+from digenrl.local.runs import find_run
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def gc(
-    name: RunArgument = "",
+    name: RunToChange = "",
     run: RunOption = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="say what would be deleted, and delete nothing")
@@ -41,12 +42,12 @@ def gc(
     from shared.run.garbage import SAFE_AGE_S, delete_garbage, find_garbage
     from shared.store import open_store
 
-    wanted = named(name, run)
-    with store_of(runs / wanted) as is_alone:
-        store = open_store(ServiceSettings(run=wanted).store)
+    chosen = find_run(name or run, runs)
+    with store_of(chosen) as is_alone:
+        store = open_store(ServiceSettings(run=chosen.id).store)
         by_default = 0.0 if is_alone else SAFE_AGE_S
         age = by_default if hours is None else 3600 * hours
-        found = asyncio.run(find_garbage(store, wanted, now=time.time(), min_age=age))
+        found = asyncio.run(find_garbage(store, chosen.id, now=time.time(), min_age=age))
         if not as_json:
             _show(found)
         if not found or dry_run or not (yes or _agreed()):

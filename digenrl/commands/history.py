@@ -14,12 +14,13 @@ import typer
 from digenrl.commands.options import (
     RUNS,
     AsJson,
-    RunName,
+    RunArgument,
     Runs,
     SchedulerAddress,
     TokenFile,
 )
 from digenrl.commands.tables import table
+from digenrl.local.runs import Run, find_run, runs_folder
 from digenrl.view.words import visible
 from shared.errors import UserError
 
@@ -38,7 +39,7 @@ Cursor = Annotated[
 
 
 def versions(
-    run: RunName,
+    run: RunArgument = "",
     limit: Limit = 20,
     before: Annotated[int | None, typer.Option(min=0, help="only smaller numbers")] = None,
     scheduler: SchedulerAddress = "",
@@ -48,13 +49,14 @@ def versions(
 ) -> None:
     """List the newest policy versions of a run: how good each is, whether its weights are kept, and
     which workers have loaded it."""
+    named = find_run(run, runs, reads=True)
 
     async def stored(store: "ObjectStore") -> "list[VersionView]":
         from digenrl.api.stored import with_figures
         from digenrl.view.history import RunHistory
         from services.scheduler.shell.committed import version_view
 
-        history = RunHistory(store, run)
+        history = RunHistory(store, named.id)
         await history.look()
         steps = history.steps[:before][-limit:][::-1]
         return await with_figures(history, [version_view(each) for each in steps])
@@ -62,7 +64,7 @@ def versions(
     def asked(client: "Client") -> "list[VersionView]":
         return client.list_versions(limit, before)
 
-    found = _from_either(runs / run, scheduler, token_file, asked, stored)
+    found = _from_either(named, scheduler, token_file, asked, stored)
     if as_json:
         typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
         return
@@ -79,11 +81,11 @@ def versions(
 
         typer.echo(f"evaluated: {measure}; {RULE}")
         typer.echo(
-            f"`digenrl export {run} --version best` takes the best of all, if one is better than "
-            "version 0, the model before training"
+            f"`digenrl export {named.name} --version best` takes the best of all, if one is better "
+            "than version 0, the model before training"
         )
     if found and found[-1].version:
-        again = _again("versions", run, limit=(limit, 20), before=found[-1].version)
+        again = _again("versions", named.name, limit=(limit, 20), before=found[-1].version)
         typer.echo(f"older ones: {again}{_of_run(scheduler, token_file, runs)}")
 
 
@@ -101,7 +103,7 @@ def _version_row(each: "VersionView", before: "VersionView | None") -> tuple[str
 
 
 def samples(
-    run: RunName,
+    run: RunArgument = "",
     batch: Annotated[
         int | None,
         typer.Argument(metavar="[BATCH]", min=0, help="its number; by default the newest"),
@@ -124,32 +126,33 @@ def samples(
     """
     if order not in ORDERS:
         raise UserError(f"--order: {order} is none of {', '.join(ORDERS)}")
+    named = find_run(run, runs, reads=True)
 
     async def stored(store: "ObjectStore") -> "SamplePage | None":
         from digenrl.api.past import Past
         from shared.run.chain import read_chain
 
-        newest = (await read_chain(store, run)).version - 1
-        number = _chosen(run, batch, step, newest)
-        return await Past(store, run).samples(number, after or 0, limit, order)  # type: ignore[arg-type]
+        newest = (await read_chain(store, named.id)).version - 1
+        number = _chosen(named.name, batch, step, newest)
+        return await Past(store, named.id).samples(number, after or 0, limit, order)  # type: ignore[arg-type]
 
     def asked(client: "Client") -> "SamplePage | None":
-        number = _chosen(run, batch, step, client.get_run().step - 1)
+        number = _chosen(named.name, batch, step, client.get_run().step - 1)
         return client.list_samples(number, order, limit, _text(after))  # type: ignore[arg-type]
 
-    page = _from_either(runs / run, scheduler, token_file, asked, stored)
+    page = _from_either(named, scheduler, token_file, asked, stored)
     if page is None:
-        raise UserError(f"RUN: {run} has no committed batch yet")
+        raise UserError(f"RUN: {named.name} has no committed batch yet")
     if as_json:
         typer.echo(page.model_dump_json(indent=1))
         return
     at, where = _step_of(page, batch, step), _of_run(scheduler, token_file, runs)
     if page.unscored and order != "unscored":
-        again = _again("samples", run, step=at, order="unscored")
+        again = _again("samples", named.name, step=at, order="unscored")
         typer.echo(f"{page.said_of_unscored}; to see them: {again}{where}")
     _sample_table(page, order)
     if page.next is not None:
-        again = _again("samples", run, step=at, order=(order, "worst"), limit=(limit, 10))
+        again = _again("samples", named.name, step=at, order=(order, "worst"), limit=(limit, 10))
         typer.echo(f"more: {again} --after {page.next}{where}")
 
 
@@ -188,7 +191,7 @@ def _of_run(scheduler: str, token_file: Path | None, runs: Path) -> str:
     """Return the options by which a command finds the same run, as they are typed behind others."""
     words = ["--scheduler", scheduler] if scheduler else []
     words += ["--token-file", str(token_file)] if token_file else []
-    words += [] if runs == RUNS else ["--runs", str(runs)]
+    words += [] if runs == runs_folder() else ["--runs", str(runs)]
     return f" {shlex.join(words)}" if words else ""
 
 
@@ -231,7 +234,7 @@ def _letters(numbers: list[int]) -> str:
 
 
 def audit(
-    run: RunName,
+    run: RunArgument = "",
     limit: Limit = 20,
     after: Cursor = None,
     scheduler: SchedulerAddress = "",
@@ -240,16 +243,17 @@ def audit(
     runs: Runs = RUNS,
 ) -> None:
     """List who has asked for what: requests that changed something, or were to, newest first."""
+    named = find_run(run, runs, reads=True)
 
     async def stored(store: "ObjectStore") -> "AuditPage":
         from digenrl.api.history import audit_page
 
-        return await audit_page(store, run, limit, _text(after))
+        return await audit_page(store, named.id, limit, _text(after))
 
     def asked(client: "Client") -> "AuditPage":
         return client.list_audit(limit, _text(after))
 
-    page = _from_either(runs / run, scheduler, token_file, asked, stored)
+    page = _from_either(named, scheduler, token_file, asked, stored)
     if as_json:
         typer.echo(page.model_dump_json(indent=1))
         return
@@ -260,12 +264,12 @@ def audit(
     if not page.requests:
         typer.echo("nobody has asked for anything")
     if page.next is not None:
-        again = _again("audit", run, limit=(limit, 20), after=page.next)
+        again = _again("audit", named.name, limit=(limit, 20), after=page.next)
         typer.echo(f"more: {again}{_of_run(scheduler, token_file, runs)}")
 
 
 def _from_either(
-    folder: Path,
+    run: Run,
     scheduler: str,
     token_file: Path | None,
     asked: "Callable[[Client], T]",
@@ -287,15 +291,15 @@ def _from_either(
     quiet_logs()
     if not scheduler:
         try:
-            with store_of(folder):
-                store = open_store(ServiceSettings(run=folder.name).store)
+            with store_of(run):
+                store = open_store(ServiceSettings(run=run.id).store)
 
                 async def read() -> T:
-                    await needed_recipe(store, folder.name)
+                    await needed_recipe(store, run.id)
                     return await stored(store)
 
                 return asyncio.run(read())
         except InProgress:
             pass
-    with client_of(folder, scheduler, token_file, of="page") as client:
+    with client_of(run, scheduler, token_file, of="page") as client:
         return asked(client)

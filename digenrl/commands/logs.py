@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, RunArgument, RunOption, Runs, named
+from digenrl.commands.options import RUNS, RunArgument, RunOption, Runs
+from digenrl.local.runs import find_run
 from shared.errors import UserError
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -29,7 +30,7 @@ def logs(
     runs: Runs = RUNS,
 ) -> None:
     """Print what the services of a run have logged, in the order of time."""
-    folder = runs / named(name, run) / "logs"
+    folder = find_run(name or run, runs, reads=True).folder / "logs"
     files = chosen(folder, service or [])
     if level not in LEVELS:
         raise UserError(f"--level: {level} is none of {', '.join(LEVELS)}")

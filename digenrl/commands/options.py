@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from digenrl.local.runs import DEFAULT, runs_folder, runs_in
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,23 +42,36 @@ WandbProject = Annotated[
 
 
 def names_of_runs(incomplete: str) -> list[str]:
-    """Return the runs of `digenrl up` that are in the folder runs/, for the shell's completion."""
-    found = (each.parent.name for each in RUNS.glob("*/recipe.json"))
+    """Return the names of the runs of `digenrl up`, for the shell's completion."""
+    found = [each.name for each in runs_in(runs_folder())]
     return sorted(name for name in found if name.startswith(incomplete))
 
 
-RUNS = Path("runs")
+def _folder_of_runs(given: Path) -> Path:
+    """Raises UserError if the path cannot be a folder."""
+    if any(path.exists() and not path.is_dir() for path in (given, *given.parents)):
+        raise UserError(f"--runs: {given} is no folder; name one, which need not exist yet")
+    return given
+
+
+RUNS = DEFAULT
+WHICH = "a run's name, its folder, or its prefix in a store (s3://bucket/run)"
 RunName = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="name of the run", autocompletion=names_of_runs),
+    str, typer.Argument(metavar="RUN", help=WHICH, autocompletion=names_of_runs, show_default=False)
 ]
 RunArgument = Annotated[
     str,
     typer.Argument(
-        metavar="[RUN]", help="name of the run, like --run", autocompletion=names_of_runs
+        metavar="[RUN]", help=f"{WHICH}; by default the newest run", autocompletion=names_of_runs
     ),
 ]
-RunOption = Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="name of the run")]
+RunToChange = Annotated[
+    str,
+    typer.Argument(
+        metavar="[RUN]", help=f"{WHICH}; by default the only one", autocompletion=names_of_runs
+    ),
+]
+RunOption = Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="like RUN")]
 
 
 def _runs_to_write(names: list[str]) -> list[str]:
@@ -93,24 +107,18 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(help="file with a token for it; by default DIGENRL_API_TOKEN, or the run's own"),
 ]
-Runs = Annotated[Path, typer.Option(help="folder with the runs of `digenrl up`")]
+Runs = Annotated[
+    Path,
+    typer.Option(
+        envvar="DIGENRL_RUNS",
+        callback=_folder_of_runs,
+        help="folder with the runs of `digenrl up`",
+    ),
+]
 OpenApi = Annotated[bool, typer.Option("--open-api", help="ask nobody for a token: on a laptop")]
 PlainHttp = Annotated[
     bool, typer.Option("--plain-http", help="listen beyond this machine without TLS")
 ]
-
-
-def named(name: str, run: str) -> str:
-    """Return the name of the run, given as an argument or as an option, or the only one in the
-    folder runs/.
-
-    Raises:
-        UserError: if neither is given, and there is none or several.
-    """
-    known = names_of_runs("")
-    if not name and not run and len(known) != 1:
-        raise UserError("--run: name the run; `digenrl up` keeps its runs in the folder runs/")
-    return name or run or known[0]
 
 
 def zero_or_one(value: int | None) -> Literal[0, 1] | None:

@@ -6,11 +6,14 @@ from typing import Annotated
 import typer
 
 from digenrl.commands.options import RUNS, Runs
+from digenrl.local.runs import run_in_folder
 from shared.errors import UserError
 
 
 def push(
-    what: Annotated[str, typer.Argument(help="name of a run, or a folder with an adapter")],
+    what: Annotated[
+        str, typer.Argument(help="a run's name or folder, or a folder with an adapter")
+    ],
     repository: Annotated[str, typer.Argument(help="repository on the hub: org/name")],
     private: Annotated[
         bool, typer.Option("--private", help="if the repository is new, nobody else sees it")
@@ -26,6 +29,7 @@ def push(
 
     if re.fullmatch(ID_PATTERN, repository) is None:
         raise UserError(f"REPOSITORY: {repository!r} is not org/name")
-    adapter = runs / what / "adapter"
+    found = run_in_folder(what, runs)
+    adapter = (runs / what if found is None else found.folder) / "adapter"
     folder = adapter if adapter.is_dir() else Path(what)
     typer.echo(push_folder(folder, repository, private=private, message=message))

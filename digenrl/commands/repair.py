@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, AsJson, RunArgument, RunOption, Runs, named
+from digenrl.commands.options import RUNS, AsJson, RunOption, Runs, RunToChange
+from digenrl.local.runs import find_run
 
 if TYPE_CHECKING:
     from shared.run.repair import Damage
@@ -16,7 +17,7 @@ SAID = ("key", "what", "remedy", "then")
 
 
 def repair(
-    name: RunArgument = "",
+    name: RunToChange = "",
     run: RunOption = "",
     apply: Annotated[
         bool, typer.Option("--apply", help="mend it; without this, only say what would be done")
@@ -31,10 +32,10 @@ def repair(
     from shared.run.repair import find_damage, mend
     from shared.store import open_store
 
-    wanted = named(name, run)
-    with store_of(runs / wanted):
-        store = open_store(ServiceSettings(run=wanted).store)
-        found = asyncio.run(find_damage(store, wanted))
+    chosen = find_run(name or run, runs)
+    with store_of(chosen):
+        store = open_store(ServiceSettings(run=chosen.id).store)
+        found = asyncio.run(find_damage(store, chosen.id))
         _show(found, apply=apply, as_json=as_json)
         if not found:
             return
@@ -43,11 +44,11 @@ def repair(
 
         async def mend_all() -> None:
             for each in found:
-                await mend(store, wanted, each)
+                await mend(store, chosen.id, each)
 
         asyncio.run(mend_all())
         left = sum(each.remedy == "none" for each in found)
-        kept = f"{wanted}/quarantine"
+        kept = f"{chosen.id}/quarantine"
         if not as_json:
             typer.echo(f"mended {len(found) - left} objects; the damaged ones are in {kept}")
         if left:

@@ -5,12 +5,14 @@ the folder of all runs of `digenrl up` and starts its store; `follow` and `evalu
 """
 
 import asyncio
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, AsJson, RunArgument, RunOption, Runs, named
+from digenrl.commands.options import RUNS, AsJson, RunArgument, RunOption, Runs
+from digenrl.local.runs import RECIPE_JSON, find_run
 
 EXIT_INCOMPLETE = 3
 
@@ -40,16 +42,17 @@ def report(
     from shared.telemetry import quiet_logs
 
     quiet_logs()
-    wanted = named(name, run)
-    with store_of(runs / wanted):
+    found = find_run(name or run, runs, reads=True)
+    with store_of(found):
         making = make_report(
-            wanted, out or runs / wanted, scheduler=scheduler, wall_seconds=wall_seconds,
+            found.id, out or found.folder, scheduler=scheduler, wall_seconds=wall_seconds,
             console=console_of(stderr=as_json),
         )  # fmt: skip
         summary = asyncio.run(making)
     if as_json:
         typer.echo(summary.model_dump_json(indent=1))
     if summary.failures:
-        again = f"digenrl report {wanted}"
+        is_whole_run = out is not None and (out / RECIPE_JSON).is_file()  # `digenrl up` asked
+        again = shlex.join(["digenrl", "report", str(out) if is_whole_run else found.name])
         typer.echo(f"the report is not whole, the run is; repeat it: {again}", err=as_json)
         raise typer.Exit(EXIT_INCOMPLETE)

@@ -6,29 +6,29 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, Runs
+from digenrl.commands.options import RUNS, RunName, Runs
 from digenrl.commands.recipe_options import given_keys
+from digenrl.local.runs import find_run
 
 
 def reproduce(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(help="folder of a run, such as runs/digits")],
+    run: RunName,
     other: Annotated[
-        Path | None, typer.Option("--with", help="a run to compare with, in place of a new one")
+        str | None, typer.Option("--with", help="a run to compare with, in place of a new one")
     ] = None,
     runs: Runs = RUNS,
 ) -> None:
     """Start a run once more from its record, and say at which step and why it first differs."""
     from digenrl.local.reproduce import record_of, verdict
 
-    first = record_of(run)
+    first = record_of(find_run(run, runs))
     if other is None:
-        name = f"{first.recipe.run.name[:57]}-again"
-        other = runs / name
-        options = {"run.name": name, **given_keys(context)}
-        if code := _start(run / "recipe.json", options, runs):
+        other = f"{first.recipe.run.name[:57]}-again"
+        options = {"run.name": other, **given_keys(context)}
+        if code := _start(first.run.folder / "recipe.json", options, runs):
             raise typer.Exit(code)
-    same, lines = verdict(first, record_of(other))
+    same, lines = verdict(first, record_of(find_run(other, runs)))
     for line in lines:
         typer.echo(line)
     raise typer.Exit(0 if same else 1)

@@ -16,8 +16,8 @@ from digenrl.commands.options import (
     Runs,
     SchedulerAddress,
     TokenFile,
-    named,
 )
+from digenrl.local.runs import Run, find_run
 from shared.errors import DigenRLError, UserError
 
 if TYPE_CHECKING:
@@ -46,14 +46,15 @@ def status(
     from shared.telemetry import quiet_logs
 
     quiet_logs()
-    folder = runs / named(name, run)
+    found = find_run(name or run, runs, reads=True)
     with ExitStack() as stack:
-        client = _reach(stack, folder, scheduler, token_file)
+        client = _reach(stack, found, scheduler, token_file)
         if client is None:
-            state = asyncio.run(stored_state(_history(stack, folder)))
+            state = asyncio.run(stored_state(_history(stack, found)))
         else:
-            state = live_state(client, _evaluation_alarms(folder, scheduler, token_file))
-    typer.echo(state.model_dump_json(indent=1) if as_json else "\n".join(state.lines()))
+            state = live_state(client, _evaluation_alarms(found, scheduler, token_file))
+    lines = state.model_copy(update={"run": found.name}).lines()  # a folder may be renamed
+    typer.echo(state.model_dump_json(indent=1) if as_json else "\n".join(lines))
 
 
 def watch(
@@ -72,22 +73,22 @@ def watch(
     from shared.telemetry import quiet_logs
 
     quiet_logs()
-    folder = runs / named(name, run)
+    found = find_run(name or run, runs, reads=True)
     with ExitStack() as stack:
-        client = _reach(stack, folder, scheduler, token_file)
+        client = _reach(stack, found, scheduler, token_file)
         if client is None:
-            raise typer.Exit(_say_end(_history(stack, folder), as_json=as_json))
-        shown = Lines() if as_json else Table(stack, client, folder)
+            raise typer.Exit(_say_end(_history(stack, found), as_json=as_json))
+        shown = Lines() if as_json else Table(stack, client, found.folder)
         raise typer.Exit(_watch(client, shown))
 
 
-def _evaluation_alarms(folder: Path, scheduler: str, token_file: Path | None) -> list[str]:
+def _evaluation_alarms(run: Run, scheduler: str, token_file: Path | None) -> list[str]:
     """Return the alarms of the newest evaluation, which the process of the page knows; none if that
     does not answer."""
     from digenrl.local.address import client_of
 
     try:
-        with client_of(folder, scheduler, token_file, of="page") as page:
+        with client_of(run, scheduler, token_file, of="page") as page:
             page.http.timeout = PAGE_S
             return [alarm for each in page.list_evaluations(1) for alarm in each.alarms]
     except UserError:
@@ -171,9 +172,7 @@ def _say_end(history: "RunHistory", *, as_json: bool) -> int:
     return 1 if state.phase == "failed" else 0
 
 
-def _reach(
-    stack: ExitStack, folder: Path, scheduler: str, token_file: Path | None
-) -> "Client | None":
+def _reach(stack: ExitStack, run: Run, scheduler: str, token_file: Path | None) -> "Client | None":
     """Return a client of a run in progress; None if no scheduler of the run answers.
 
     Raises:
@@ -182,20 +181,20 @@ def _reach(
     from digenrl.client import NoAnswer, Refused
     from digenrl.local.address import address_of, client_of
 
-    if not scheduler and not address_of(folder):
+    if not scheduler and not address_of(run.folder):
         return None
-    client = stack.enter_context(client_of(folder, scheduler, token_file))
+    client = stack.enter_context(client_of(run, scheduler, token_file))
     try:
-        run = client.get_run()
+        answer = client.get_run()
     except (NoAnswer, Refused):
         if scheduler:
             raise
         return None
-    is_this = bool(scheduler) or run.run == folder.name  # another run may have the port now
+    is_this = bool(scheduler) or answer.run == run.id  # another run may have the port now
     return client if is_this else None
 
 
-def _history(stack: ExitStack, folder: Path) -> "RunHistory":
+def _history(stack: ExitStack, run: Run) -> "RunHistory":
     """Return what is stored of a run that is over; its store is open as long as the stack.
 
     Raises:
@@ -208,10 +207,9 @@ def _history(stack: ExitStack, folder: Path) -> "RunHistory":
     from shared.store import open_store
 
     try:
-        stack.enter_context(store_of(folder))
+        stack.enter_context(store_of(run))
     except InProgress as error:
         raise DigenRLError(
-            f"{folder.name}: its scheduler does not answer: it starts or ends, or the report is "
-            "made"
+            f"{run.name}: its scheduler does not answer: it starts or ends, or the report is made"
         ) from error
-    return RunHistory(open_store(ServiceSettings(run=folder.name).store), folder.name)
+    return RunHistory(open_store(ServiceSettings(run=run.id).store), run.id)

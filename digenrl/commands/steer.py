@@ -10,12 +10,14 @@ import typer
 from digenrl.commands.options import (
     RUNS,
     AsJson,
+    RunArgument,
     RunName,
     Runs,
     SchedulerAddress,
     TokenFile,
 )
 from digenrl.commands.tables import table
+from digenrl.local.runs import Run, find_run
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def workers(
-    run: RunName,
+    run: RunArgument = "",
     names: Annotated[list[str] | None, typer.Argument(help="only these workers")] = None,
     host: Annotated[str, typer.Option(help="only the workers of this host")] = "",
     drain: Annotated[
@@ -53,7 +55,8 @@ def workers(
     if (drain or undrain) and not names and not host:
         raise UserError("NAMES: name workers, or a host with --host")
     role: Literal["operator", "viewer"] = "operator" if drain or undrain else "viewer"
-    with client_of(runs / run, scheduler, token_file, role=role) as client:
+    named = find_run(run, runs, reads=not (drain or undrain))
+    with client_of(named, scheduler, token_file, role=role) as client:
         found = _chosen(client.list_workers(), names or [], host)
         if not (drain or undrain):
             _show(found, as_json=as_json)
@@ -130,7 +133,7 @@ def _row(worker: "WorkerView") -> tuple[str, ...]:
 
 
 def tag(
-    run: RunName,
+    run: RunArgument = "",
     mode: Annotated[
         str, typer.Argument(help="auto, off, or how many groups the trainer generates; or nothing")
     ] = "",
@@ -146,7 +149,8 @@ def tag(
     from digenrl.local.address import client_of
 
     role: Literal["operator", "viewer"] = "operator" if mode else "viewer"
-    with client_of(runs / run, scheduler, token_file, role=role) as client:
+    named = find_run(run, runs, reads=True)
+    with client_of(named, scheduler, token_file, role=role) as client:
         if mode in ("auto", "off"):
             client.set_tag(mode)  # type: ignore[arg-type]
         elif mode.isdecimal():
@@ -195,9 +199,10 @@ def add_actions(app: typer.Typer) -> None:
         waiting, and not the request.
         """
         action: Action = "pause_at_failure" if at_failure else "pause"
-        _ask(action, run, scheduler, token_file, as_json, runs)
+        found = find_run(run, runs)
+        _ask(action, found, scheduler, token_file, as_json)
         if at_failure and not as_json:
-            _wait_for_failure(run, scheduler, token_file, runs)
+            _wait_for_failure(found, scheduler, token_file)
 
     def add(action: "Action", what: str) -> None:
         @app.command(action, help=what)
@@ -208,37 +213,37 @@ def add_actions(app: typer.Typer) -> None:
             as_json: AsJson = False,
             runs: Runs = RUNS,
         ) -> None:
-            _ask(action, run, scheduler, token_file, as_json, runs)
+            _ask(action, find_run(run, runs), scheduler, token_file, as_json)
 
     add("resume", "Go on with a run that was paused or has failed, while its services are there.")
     add("stop", "End a run where it is; `digenrl up --resume` goes on with it.")
 
 
 def _ask(
-    action: "Action", run: str, scheduler: str, token_file: Path | None, as_json: bool, runs: Path
+    action: "Action", run: Run, scheduler: str, token_file: Path | None, as_json: bool
 ) -> None:
     from digenrl.local.address import client_of
 
-    with client_of(runs / run, scheduler, token_file, role="operator") as client:
+    with client_of(run, scheduler, token_file, role="operator") as client:
         asked = {
             "pause": client.pause_run, "pause_at_failure": client.pause_at_failure_run,
             "resume": client.resume_run, "stop": client.stop_run,
         }[action]()  # fmt: skip
-    said = f"{run}: {action.replace('_', ' ')} is asked for"
+    said = f"{run.name}: {action.replace('_', ' ')} is asked for"
     typer.echo(asked.model_dump_json(indent=1) if as_json else said)
 
 
-def _wait_for_failure(run: str, scheduler: str, token_file: Path | None, runs: Path) -> None:
+def _wait_for_failure(run: Run, scheduler: str, token_file: Path | None) -> None:
     """Wait until the run is paused since something has failed, and say what and what helps."""
     from digenrl.dead_letters import ApiDesk
     from digenrl.letter_book import Book
     from digenrl.local.address import client_of
     from digenrl.steering import until_paused
 
-    with client_of(runs / run, scheduler, token_file, role="operator") as client:
+    with client_of(run, scheduler, token_file, role="operator") as client:
         now = until_paused(client, lambda line: typer.echo(line, err=True))
-        typer.echo(f"{run}: {now.phase}")
+        typer.echo(f"{run.name}: {now.phase}")
         if now.phase == "paused":
-            book = Book.read(ApiDesk(client), run)
+            book = Book.read(ApiDesk(client), run.name)
             for line in [*book.reasons(book.chosen("open")), *book.hints()]:
                 typer.echo(line)

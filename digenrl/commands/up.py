@@ -4,12 +4,18 @@ import asyncio
 import contextlib
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, AsJson, RecipeFile, TensorBoardFolder, WandbProject
+from digenrl.commands.options import (
+    RUNS,
+    AsJson,
+    RecipeFile,
+    Runs,
+    TensorBoardFolder,
+    WandbProject,
+)
 from digenrl.commands.recipe_options import given_keys
 
 
@@ -51,7 +57,7 @@ def up(
         bool, typer.Option("--resume", help="continue from the run's newest commit")
     ] = False,
     port: Annotated[int, typer.Option(help="port of the scheduler's API; 0 takes a free port")] = 0,
-    runs: Annotated[Path, typer.Option(help="folder of all runs")] = RUNS,
+    runs: Runs = RUNS,
     tensorboard: TensorBoardFolder = None,
     wandb: WandbProject = None,
     as_json: AsJson = False,

@@ -1,19 +1,21 @@
 """`digenrl view`: the page of a run, and of runs that are compared with it."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, OpenApi, PlainHttp, Runs, settings_of
-from shared.errors import UserError
+from digenrl.commands.options import RUNS, WHICH, OpenApi, PlainHttp, Runs, settings_of
+from digenrl.local.runs import find_run
 
 
 def view(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN]...", help="the run, and others to compare it with"),
+        typer.Argument(
+            metavar="[RUN]...",
+            help=f"{WHICH}, and others to compare it with; by default the newest run",
+        ),
     ] = None,
     scheduler: Annotated[
         str, typer.Option(help="address of the scheduler's API, while the run is in progress")
@@ -31,18 +33,17 @@ def view(
     from digenrl.view.process import Wanted, show
     from shared.telemetry import configure_logs, quiet_logs
 
-    paths = [Path(name) for name in names or [os.environ.get("DIGENRL_RUN", "")] if name]
-    if not paths:
-        raise UserError("RUN: name the run; `digenrl up` keeps its runs in the folder runs/")
-    folders = {path.parent for path in paths if len(path.parts) > 1}  # runs/demo is the run demo
-    if len(folders) > 1:
-        raise UserError("RUN: runs that are compared must be in one folder")
-    wanted = [path.name for path in paths]
+    wanted = [find_run(name, runs, reads=True) for name in names or [""]]
     settings = settings_of(
-        run=wanted[0], worker="view", host=host, port=port, open_api=open_api, plain_http=plain_http
+        run=wanted[0].id,
+        worker="view",
+        host=host,
+        port=port,
+        open_api=open_api,
+        plain_http=plain_http,
     )
     if scheduler:
         configure_logs(service="view", worker=settings.worker, run=settings.run)
     else:
         quiet_logs()  # somebody reads the terminal
-    show(Wanted(wanted, next(iter(folders), runs), settings, scheduler, token_file))
+    show(Wanted(wanted, settings, scheduler, token_file))

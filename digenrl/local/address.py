@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from digenrl.local.runs import Run
 from shared.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def address_of(folder: Path, of: Service = "scheduler") -> str:
 
 
 def client_of(
-    folder: Path,
+    run: Run,
     scheduler: str = "",
     token_file: Path | None = None,
     *,
@@ -45,10 +46,11 @@ def client_of(
     from digenrl.client import Client
     from digenrl.local.tokens import KEYS
 
-    address = scheduler or address_of(folder, of)
+    folder = run.folder
+    address = scheduler or (address_of(folder, of) if not run.store_url else "")
     if not address:
         raise UserError(
-            f"--scheduler: {folder} is no run of `digenrl up`; name the address of the run's "
+            f"--scheduler: {run.name} is no run of `digenrl up`; name the address of the run's "
             f"{'page' if of == 'page' else 'scheduler'}"
         )
     own = folder / KEYS / f"{role}.token"

@@ -9,6 +9,7 @@ from typing import Any
 
 from digenrl.hub.dataset import make_own_prompts
 from digenrl.local.preflight import check_inputs, check_rest, ignore, versions_bytes
+from digenrl.local.runs import runs_folder
 from digenrl.planning.forecast import Forecast, as_dict, forecast, has_profile, lines
 from digenrl.planning.plan import given_pool
 from digenrl.tail.results import tail_line
@@ -31,8 +32,6 @@ from shared.recipe.recipe import (
     with_folder,
 )
 
-RUNS = Path("runs")
-"""Folder in which `digenrl up` looks for results of tail checks, unless it is told another."""
 Say = Callable[[str], None]
 
 
@@ -81,7 +80,7 @@ class Checked:
         """What depends on more than the recipe: a measured tail, and what "auto" is."""
         recipe = self.recipe
         if recipe.sampling.tail is not None and not self.elsewhere:
-            yield tail_line(recipe, self.path, RUNS)
+            yield tail_line(recipe, self.path, runs_folder())
         decay = recipe.trainer.decay_steps
         if decay is not None and recipe.run.steps > decay:
             yield (

@@ -9,6 +9,7 @@ from typing import Any
 
 from digenrl.local.preflight import FILES_JSON
 from digenrl.local.record import STARTED_JSON
+from digenrl.local.runs import Run
 from digenrl.local.store import store_of
 from shared.errors import UserError
 from shared.process.libraries import recorded_versions
@@ -25,18 +26,19 @@ NAMES = {"run.name", "model.folder"}
 class RunRecord:
     """Holds what decides the bytes of a run, as its folder records it."""
 
-    folder: Path
+    run: Run
     recipe: Recipe
     facts: Mapping[str, Any]
     """Keys of the recipe, digests of files, and versions of libraries, each by a name."""
 
 
-def record_of(folder: Path) -> RunRecord:
+def record_of(run: Run) -> RunRecord:
     """Read the record of a run.
 
     Raises:
         UserError: if the folder holds no run.
     """
+    folder = run.folder
     try:
         recipe = stored_recipe((folder / "recipe.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -46,7 +48,7 @@ def record_of(folder: Path) -> RunRecord:
     facts |= {f"digest of {key}": each.get("digest") for key, each in files.items()}
     facts |= {f"version of {key}": each for key, each in started.get("versions", {}).items()}
     facts |= {f"machine: {key}": each for key, each in started.get("machine", {}).items()}
-    return RunRecord(folder, recipe, facts)
+    return RunRecord(run, recipe, facts)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -103,11 +105,10 @@ def stored(record: RunRecord) -> Stored:
     Raises:
         UserError: if the run is in progress, or its store holds no version.
     """
-    run = record.recipe.run.name
-    with store_of(record.folder):
-        chain, libraries = asyncio.run(_read_store(run))
+    with store_of(record.run):
+        chain, libraries = asyncio.run(_read_store(record.run.id))
     if not chain:
-        raise UserError(f"{record.folder}: the run has no version yet")
+        raise UserError(f"{record.run.name}: the run has no version yet")
     return Stored([each.policy.weights_digest for each in chain], libraries)
 
 
@@ -147,10 +148,12 @@ def verdict(one: RunRecord, other: RunRecord) -> tuple[bool, list[str]]:
     found = [*differences(one, other), *workers_differences(my_store, their_store)]
     common = min(len(mine), len(theirs))
     if at is None:
-        lines = [f"{other.folder} has the weights of {one.folder} in each of {common} versions"]
+        lines = [f"{other.run.name} has the weights of {one.run.name} in each of {common} versions"]
         return True, [*lines, *(f"although {each}" for each in found)]
     step = "before the first step" if at == 0 else f"at step {at}"
-    lines = [f"{other.folder} first differs from {one.folder} {step} (version {at} of {common})"]
+    lines = [
+        f"{other.run.name} first differs from {one.run.name} {step} (version {at} of {common})"
+    ]
     return False, [*lines, *(f"because {each}" for each in found or [_unrecorded(one.recipe)])]
 
 

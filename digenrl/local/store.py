@@ -14,9 +14,9 @@ from digenrl.local.brokers import plan_brokers, wait_ready
 from digenrl.local.keys import keys_of
 from digenrl.local.linux import die_with_parent
 from digenrl.local.preflight import InProgress, lock_run
+from digenrl.local.runs import Run
 from digenrl.local.supervisor import BROKER_STOP_S
 from digenrl.local.tokens import KEYS, write_secret
-from shared.process.settings import Endpoints
 
 STORE = "objects"
 NOTE = "open-store.json"
@@ -26,18 +26,20 @@ LIVE = "live-store.json"
 
 
 @contextmanager
-def store_of(folder: Path) -> Iterator[bool]:
-    """Start the store of the run in ``folder``, and name it in the environment of this process.
+def store_of(run: Run) -> Iterator[bool]:
+    """Name the store of a run in the environment of this process; start it if it is in the run's
+    folder, which yields True.
 
-    Yields False and does nothing if the environment names a store already, or the folder holds no
-    run. If another command has started it, such as `digenrl view`, that one's is used.
+    If another command has started it, such as `digenrl view`, that one's is used.
 
     Raises:
         UserError: if the run is in progress.
     """
-    if "store_url" in Endpoints().model_fields_set or not (folder / "recipe.json").is_file():
-        yield False
+    if not run.is_local:
+        with _environment({"DIGENRL_STORE_URL": run.store_url} if run.store_url else {}):
+            yield False
         return
+    folder = run.folder
     try:
         lock = lock_run(folder.parent, folder.name)
     except InProgress as error:
@@ -58,29 +60,27 @@ def store_of(folder: Path) -> Iterator[bool]:
             )  # fmt: skip
         try:
             asyncio.run(wait_ready(store))
-            os.environ.update(named)
             write_secret(folder / KEYS / NOTE, json.dumps([os.getpid(), named]))
-            yield True
+            with _environment(named):
+                yield True
         finally:
             (folder / KEYS / NOTE).unlink(missing_ok=True)
-            for key in named:
-                os.environ.pop(key, None)
             _end(process)
 
 
 @contextmanager
-def store_to_read(folder: Path) -> Iterator[None]:
-    """Name the store of the run in ``folder`` as `store_of` does, and that of a run in progress as
-    well: for a command that only reads what is committed.
+def store_to_read(run: Run) -> Iterator[None]:
+    """Name the store of a run as `store_of` does, and that of a run in progress as well: for a
+    command that only reads what is committed.
 
     Raises:
         UserError: if the run is in progress, and its store is not there yet, or no more.
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(store_of(folder))
+            stack.enter_context(store_of(run))
         except InProgress as error:
-            stack.enter_context(_started_by_another(folder, LIVE, error))
+            stack.enter_context(_started_by_another(run.folder, LIVE, error))
         yield
 
 
@@ -108,12 +108,20 @@ def _started_by_another(folder: Path, note: str, error: InProgress) -> Iterator[
         os.kill(process, 0)  # one that was killed has left its note
     except (OSError, ValueError):
         raise error from None
+    with _environment(named):
+        yield
+
+
+@contextmanager
+def _environment(named: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
     os.environ.update(named)
     try:
         yield
     finally:
-        for key in named:
-            os.environ.pop(key, None)
+        for name in named:
+            os.environ.pop(name, None)
+        os.environ.update({name: before[name] for name in named if name in before})
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 
 from digenrl.local.address import address_of
+from digenrl.local.runs import Run
 from digenrl.local.store import store_of
 from digenrl.local.tokens import KEYS
 from digenrl.view.history import RunHistory
@@ -28,10 +29,8 @@ ASK_S = 2.0
 class Wanted:
     """Says which runs are to be shown, and how to reach their scheduler."""
 
-    names: Sequence[str]
+    runs: Sequence[Run]
     """The run, and others to compare it with."""
-    runs: Path
-    """Folder with the runs of `digenrl up`."""
     settings: ServiceSettings
     scheduler: str = ""
     """Address of the scheduler's API; empty if the runs are over."""
@@ -47,13 +46,13 @@ def show(wanted: Wanted) -> None:
         UserError: if there is no such run, or it is in progress and the address of its scheduler is
             not given.
     """
-    if not wanted.scheduler and len(wanted.names) == 1:
-        folder = wanted.runs / wanted.names[0]
-        if (link := _link_of_live(folder)) is not None:
-            print(link)  # noqa: T201 -- a link to click
-            return
+    first = wanted.runs[0]
+    is_alone = not wanted.scheduler and len(wanted.runs) == 1 and not first.store_url
+    if is_alone and (link := _link_of_live(first.folder)) is not None:
+        print(link)  # noqa: T201 -- a link to click
+        return
     with ExitStack() as stack:
-        opened = [_open(stack, wanted.runs / name, name) for name in wanted.names]
+        opened = [_open(stack, run) for run in wanted.runs]
         asyncio.run(_show(wanted, [store for store, _ in opened], opened[0][1]))
 
 
@@ -72,27 +71,25 @@ def _link_of_live(folder: Path) -> str | None:
         return None
 
 
-def _open(stack: ExitStack, folder: Path, name: str) -> tuple[ObjectStore, dict[str, str]]:
+def _open(stack: ExitStack, run: Run) -> tuple[ObjectStore, dict[str, str]]:
     """Open a run's store; start it if it is one of `digenrl up` that has ended. Return it with the
     environment in which another process finds it."""
-    is_started = stack.enter_context(store_of(folder))
-    store, environment = open_store(ServiceSettings(run=name).store), dict(os.environ)
-    if is_started:  # the next run has a store of its own
-        os.environ.pop("DIGENRL_STORE_URL", None)
-    return store, environment
+    stack.enter_context(store_of(run))
+    return open_store(ServiceSettings(run=run.id).store), dict(os.environ)
 
 
 async def _show(
     wanted: Wanted, stores: Sequence[ObjectStore], environment: Mapping[str, str]
 ) -> None:
     settings = wanted.settings
-    for store, name in zip(stores, wanted.names, strict=True):
+    ids = [run.id for run in wanted.runs]
+    for store, name in zip(stores, ids, strict=True):
         if not wanted.scheduler:
             await needed_recipe(store, name)
     listener = settings.listen(settings.host, settings.port)
     of_link = Access(cookie="digenrl-view", is_open=settings.open_api)
     access = settings.access(settings.run) if wanted.scheduler else of_link
-    first, *others = (RunHistory(*each) for each in zip(stores, wanted.names, strict=True))
+    first, *others = (RunHistory(*each) for each in zip(stores, ids, strict=True))
     async with client_of(wanted.scheduler, wanted.token_file) as client:
         live = LiveRun(wanted.scheduler.rstrip("/"), client)
         app = create_app(View(first, live, tuple(others), environment), access)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from digenrl import cli
 from digenrl.client import Client
 from digenrl.local import address
+from digenrl.local.runs import Run
 from digenrl.steering import until_drained
 from services.scheduler.core.machine import step
 from services.scheduler.shell.api import create_app
@@ -198,11 +199,11 @@ def test_a_shell_completes_commands_and_names_of_runs(
 
 def test_a_client_of_a_run_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--scheduler: .* is no run of `digenrl up`"):
-        address.client_of(tmp_path)
+        address.client_of(Run("demo", "demo", tmp_path))
     with pytest.raises(UserError, match=r"--token-file: .* No such file"):
-        address.client_of(tmp_path, "http://x", tmp_path / "none")
+        address.client_of(Run("demo", "demo", tmp_path), "http://x", tmp_path / "none")
     address.write_address(tmp_path, "http://127.0.0.1:1")
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "viewer.token").write_text("secret\n")
-    headers = address.client_of(tmp_path).http.headers
+    headers = address.client_of(Run("demo", "demo", tmp_path)).http.headers
     assert headers["authorization"] == "Bearer secret"

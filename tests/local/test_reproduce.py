@@ -10,6 +10,7 @@ from digenrl.local import reproduce
 from digenrl.local.preflight import Request, prepare
 from digenrl.local.record import STARTED_JSON
 from digenrl.local.reproduce import (
+    RunRecord,
     Stored,
     differences,
     first_difference,
@@ -17,6 +18,7 @@ from digenrl.local.reproduce import (
     verdict,
     workers_differences,
 )
+from digenrl.local.runs import Run, find_run
 from shared.errors import UserError
 from tests.paths import DIGITS
 
@@ -28,6 +30,10 @@ def recorded(tmp_path: Path) -> Path:
     local = prepare(Request(DIGITS, {}, resume=False, port=0, runs=tmp_path))
     local.lock.close()
     return local.folder
+
+
+def recorded_at(folder: Path) -> RunRecord:
+    return record_of(find_run(str(folder), folder.parent))
 
 
 def again(folder: Path, **options: object) -> Path:
@@ -43,7 +49,7 @@ def again(folder: Path, **options: object) -> Path:
 
 
 def test_another_name_and_nothing_else_is_no_difference(recorded: Path) -> None:
-    assert differences(record_of(recorded), record_of(again(recorded))) == []
+    assert differences(recorded_at(recorded), recorded_at(again(recorded))) == []
 
 
 def test_each_planted_difference_is_named(recorded: Path, tmp_path: Path) -> None:
@@ -51,7 +57,7 @@ def test_each_planted_difference_is_named(recorded: Path, tmp_path: Path) -> Non
     started = json.loads((other / STARTED_JSON).read_text())
     started["versions"]["diffusers"] = "0.1"
     (other / STARTED_JSON).write_text(json.dumps(started))
-    named = differences(record_of(recorded), record_of(other))
+    named = differences(recorded_at(recorded), recorded_at(other))
     assert [line.split(" was ")[0] for line in named] == [
         "run.seed", "algorithm.kl_beta", "reward.scorers.proxy.weight", "version of diffusers",
     ]  # fmt: skip
@@ -62,11 +68,13 @@ def test_prompts_that_have_moved_are_the_same_and_changed_ones_are_named(
     recorded: Path, tmp_path: Path
 ) -> None:
     moved = tmp_path / "prompts.jsonl"
-    shutil.copy(record_of(recorded).recipe.data.prompts, moved)
+    shutil.copy(recorded_at(recorded).recipe.data.prompts, moved)
     same = again(recorded, data__prompts=str(moved))
-    assert differences(record_of(recorded), record_of(same)) == []
+    assert differences(recorded_at(recorded), recorded_at(same)) == []
     moved.write_text('{"prompt": "another", "metadata": {"digit": 3}}\n')
-    named = differences(record_of(recorded), record_of(again(recorded, data__prompts=str(moved))))
+    named = differences(
+        recorded_at(recorded), recorded_at(again(recorded, data__prompts=str(moved)))
+    )
     assert any(line.startswith("digest of data.prompts was ") for line in named)
 
 
@@ -76,13 +84,13 @@ def test_the_first_version_that_differs_is_named_with_the_reason(
     other = again(recorded, run__seed=1)
     digests = {recorded.name: ["a", "b", "c"], other.name: ["a", "b", "x"]}
     monkeypatch.setattr(
-        reproduce, "stored", lambda record: Stored(digests[record.folder.name], VERSIONS)
+        reproduce, "stored", lambda record: Stored(digests[record.run.folder.name], VERSIONS)
     )
-    same, lines = verdict(record_of(recorded), record_of(other))
+    same, lines = verdict(recorded_at(recorded), recorded_at(other))
     assert not same
     assert "first differs" in lines[0] and "at step 2 (version 2 of 3)" in lines[0]
     assert lines[1:] == ["because run.seed was 0, and is 1"]
-    _, lines = verdict(record_of(recorded), record_of(again(recorded)))
+    _, lines = verdict(recorded_at(recorded), recorded_at(again(recorded)))
     assert lines[1].startswith("because trainer.deterministic is false")
 
 
@@ -92,8 +100,8 @@ def test_versions_of_workers_on_other_hosts_are_compared(
     other = again(recorded)
     theirs = {**VERSIONS, "torch of rollout": "2.9.0, 2.10.0"}
     found = {recorded.name: Stored(["a", "b"], VERSIONS), other.name: Stored(["a", "x"], theirs)}
-    monkeypatch.setattr(reproduce, "stored", lambda record: found[record.folder.name])
-    _, lines = verdict(record_of(recorded), record_of(other))
+    monkeypatch.setattr(reproduce, "stored", lambda record: found[record.run.folder.name])
+    _, lines = verdict(recorded_at(recorded), recorded_at(other))
     assert lines[1:] == [
         'because version of torch of rollout workers was "2.10.0", and is "2.9.0, 2.10.0"'
     ]
@@ -107,4 +115,4 @@ def test_a_run_of_more_steps_has_the_same_versions() -> None:
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no run of `digenrl up`"):
-        record_of(tmp_path)
+        record_of(Run("none", "none", tmp_path))

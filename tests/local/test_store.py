@@ -10,6 +10,7 @@ import pytest
 
 from digenrl.local import preflight
 from digenrl.local.preflight import InProgress, lock_run
+from digenrl.local.runs import Run, find_run
 from digenrl.local.store import noted_store, store_of, store_to_read
 from shared.errors import UserError
 from shared.process.settings import Endpoints
@@ -28,25 +29,29 @@ def left(tmp_path: Path) -> Path:
     return local.folder
 
 
+def at(folder: Path) -> Run:
+    return find_run(str(folder), folder.parent)
+
+
 @pytest.mark.broker
 def test_the_store_of_a_run_is_there_for_a_command_and_gone_after_it(left: Path) -> None:
     recipe = load_recipe(DIGITS)
-    with store_of(left) as is_left:
+    with store_of(at(left)) as is_left:
         assert is_left
         asyncio.run(store_recipe(open_store(Endpoints().store), recipe))
     assert "DIGENRL_STORE_URL" not in os.environ
-    with store_of(left):
+    with store_of(at(left)):
         assert asyncio.run(read_recipe(open_store(Endpoints().store), "digits")) == recipe
 
 
 @pytest.mark.broker
 def test_while_its_page_is_looked_at_other_commands_read_the_store_as_well(left: Path) -> None:
     recipe = load_recipe(DIGITS)
-    with store_of(left):
+    with store_of(at(left)):
         asyncio.run(store_recipe(open_store(Endpoints().store), recipe))
         for name in [name for name in os.environ if name.startswith("DIGENRL_S")]:
             del os.environ[name]  # as in another process
-        with store_of(left) as is_there:
+        with store_of(at(left)) as is_there:
             assert is_there
             assert asyncio.run(read_recipe(open_store(Endpoints().store), "digits")) == recipe
     assert not list(left.glob("keys/open-store.json"))
@@ -56,22 +61,22 @@ def test_a_run_that_goes_on_keeps_its_store_to_itself(left: Path) -> None:
     with (
         preflight.lock_run(left.parent, left.name),
         pytest.raises(UserError, match="in progress in another process"),
-        store_of(left),
+        store_of(at(left)),
     ):
         raise AssertionError("two had the store")
 
 
 def test_what_only_reads_finds_the_store_of_a_run_that_goes_on(left: Path) -> None:
     with lock_run(left.parent, left.name):
-        with pytest.raises(InProgress), store_to_read(left):
+        with pytest.raises(InProgress), store_to_read(at(left)):
             pass
         with noted_store(left, {"DIGENRL_STORE_URL": "s3://here"}):
             assert (left / "keys" / "live-store.json").stat().st_mode & 0o077 == 0
-            with store_to_read(left):
+            with store_to_read(at(left)):
                 assert os.environ["DIGENRL_STORE_URL"] == "s3://here"
-            with pytest.raises(InProgress), store_of(left):
+            with pytest.raises(InProgress), store_of(at(left)):
                 pass  # whoever changes what is stored waits for the end
-        with pytest.raises(InProgress), store_to_read(left):
+        with pytest.raises(InProgress), store_to_read(at(left)):
             pass
     assert "DIGENRL_STORE_URL" not in os.environ
 
@@ -80,7 +85,7 @@ def test_a_store_that_the_settings_name_is_left_alone(
     left: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIGENRL_STORE_URL", "file:///somewhere")
-    with store_of(left) as is_left:
+    with store_of(find_run("digits", left.parent)) as is_left:
         assert not is_left and Endpoints().store_url == "file:///somewhere"
 
 
@@ -89,4 +94,6 @@ def test_a_command_that_is_told_no_run_says_so(tmp_path: Path) -> None:
         [sys.executable, "-m", "digenrl", "report"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert ended.returncode == 2 and ended.stderr.startswith("digenrl: --run: name the run")
+    assert ended.returncode == 2 and ended.stderr.startswith(
+        "digenrl: RUN: name the run (runs/ holds none)"
+    )

@@ -92,6 +92,7 @@ def test_a_word_that_is_no_run_is_answered_with_the_commands(tmp_path: Path) -> 
         assert said.startswith("discard: there is no such run, and no such command; commands are ")
         assert "drop, list, retry, show" in said
     (tmp_path / "discard").mkdir()
+    (tmp_path / "discard" / "recipe.json").touch()
     assert "one by one" in dlq("discard", "--runs", str(tmp_path), "--help").output
 
 
@@ -118,6 +119,7 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
     assert len(listed) == 5 and hint.startswith("none is open, so nothing can be done again; 5 ")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/test").mkdir(parents=True)
+    (tmp_path / "runs/test/recipe.json").touch()
     assert dlq("test").output.splitlines()[:2] == [hint, "     5  newest 5: no pixels"]
     assert "outcome: " in dlq("show", "test", "1").output
     assert dlq("drop", "test", "2").output == "2: nobody needs it any more\n"
