@@ -221,6 +221,12 @@ def _check_updates(tables: Tables) -> None:
             "rollout.can_train to false"
         )
 
+    if tables.keeps_batch_start and tables.model.trained == "full":
+        raise ValueError(
+            "trainer.updates: the decoupled loss keeps the adapter of the batch's start; set "
+            'it to 1, algorithm.stale_loss to "bypass", or model.trained to "lora"'
+        )
+
 
 def _check_held(tables: Tables) -> None:
     if tables.batch_std == "held" and tables.rollout.can_train:

@@ -216,8 +216,8 @@ class Algorithm(Table):
     optimizer steps, then averages with decay min(0.0075 (k - 75), 0.999)."""
     stale_loss: Literal["bypass", "decoupled"] = "bypass"
     """Loss of samples that are one version old. `bypass`: the ratio is to the version that
-    generated them; `decoupled`: the ratio is to the version in training, and a truncated importance
-    weight corrects the rest."""
+    generated them; `decoupled`: the ratio is to the version at the start of the batch, and a
+    truncated importance weight corrects the rest."""
     weight_cap: Annotated[float, Field(gt=0)] = 5.0
     """`decoupled`: maximum importance weight is 1 + `algorithm.weight_cap` x
     `algorithm.clip_range`; with `rollout.weights` it is `rollout.weight_cap`."""

@@ -250,6 +250,15 @@ class Tables(Table):
         return method.has_old_policy and moves
 
     @property
+    def keeps_batch_start(self) -> bool:
+        """Whether devices that train also hold the weights at the start of a batch, around which
+        the decoupled loss of its later updates is clipped."""
+        is_decoupled = (
+            self.algorithm.stale_loss == "decoupled" or self.largest_weight is not None
+        ) and ALGORITHMS[self.algorithm.name].corrects_staleness
+        return is_decoupled and self.trainer.updates > 1
+
+    @property
     def reference(self) -> Literal["base", "adapter"]:
         """What the KL and DPO compare the trained network with: the model without an adapter, or
         with the one that the run began from."""

@@ -90,10 +90,17 @@ def _scaled(rollout: Rollout, work: Work, size: Size) -> Rollout:
     )
 
 
-def passes_beside(recipe: Recipe) -> int:
-    """Forward passes of a trained row without a backward pass: of the base model for the KL, and of
-    an old policy that samples."""
-    return int(recipe.algorithm.kl_beta > 0) + int(recipe.keeps_old_policy)
+def passes_beside(recipe: Recipe) -> float:
+    """Forward passes of a trained row without a backward pass: of the base model for the KL, and as
+    `_passes_of_others` says."""
+    return int(recipe.algorithm.kl_beta > 0) + _passes_of_others(recipe)
+
+
+def _passes_of_others(recipe: Recipe) -> float:
+    """Passes of an old policy that samples, and in all updates but the first of the policy at the
+    batch's start."""
+    later = 1 - 1 / recipe.trainer.updates
+    return int(recipe.keeps_old_policy) + later * recipe.keeps_batch_start
 
 
 def differentiated(recipe: Recipe) -> float:
@@ -104,7 +111,7 @@ def differentiated(recipe: Recipe) -> float:
 
 def _rho_of(recipe: Recipe, work: Work, size: Size) -> float:
     apart, recomputes = recipe.sums_apart, recipe.trainer.gradient_checkpointing
-    return int(recipe.keeps_old_policy) + rho(
+    return _passes_of_others(recipe) + rho(
         work,
         size,
         full=recipe.model.trained == "full",

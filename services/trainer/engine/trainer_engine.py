@@ -211,6 +211,7 @@ class TrainerEngine:
 
     def copy_weights(self, other: "TrainerEngine") -> None:
         """Put the weights of another device in use, in place."""
+        self._transaction.copy_start(other._transaction)
         self._trained.copy(other._trained)
         self._beside.copy(other._beside)
 
@@ -346,6 +347,7 @@ class TrainerEngine:
             sum_gradients(self._parameters.values())
         norm = self._clipped()
         finite = math.isfinite(norm)
+        self._transaction.keep_start(self._parameters)
         if finite:
             with fits(self._loaded.device, "the optimizer step", STEP_REMEDY):
                 self._optimizer.step()

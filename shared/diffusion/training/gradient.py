@@ -53,6 +53,10 @@ class GradientTransaction:
     """Weights of the policy that generated, if they may be others."""
     reference: WeightsBeside | None = None
     """The adapter that the run began from, if the network is compared with it."""
+    keeps_start: bool = False
+    """`Tables.keeps_batch_start`"""
+    _start: WeightsBeside | None = None
+    """Weights at the start of the newest batch that has taken a step, if they are kept."""
     num_skipped: int = 0
     """Number of rows that were not trained, because their gradient is zero."""
     num_steps: int = 0
@@ -90,6 +94,7 @@ class GradientTransaction:
             largest_weight=recipe.largest_weight,
             beside=beside,
             reference=reference,
+            keeps_start=recipe.keeps_batch_start,
             kind="centred" if recipe.batch_std == "late" else "final",
             one_forward=not (recipe.trainer.gradient_checkpointing or recipe.trainer.sharded),
         )
@@ -256,6 +261,27 @@ class GradientTransaction:
         if self.beside is None or not self.beside.differ:
             return None
         with self.beside.in_use():
+            return self.velocity(latents, sigma, conditions)
+
+    def keep_start(self, weights: Mapping[str, Tensor]) -> None:
+        """Copies the weights that the batch's first optimizer step is about to move."""
+        if self.keeps_start and not self.num_steps:
+            self._start = WeightsBeside.of(self.model.transformer, weights)
+
+    def copy_start(self, other: "GradientTransaction") -> None:
+        """Copies the weights of the batch's start that another device's transaction keeps."""
+        if other._start is not None:
+            self._start = WeightsBeside.of(self.model.transformer, other._start.tensors)
+
+    @torch.no_grad()
+    def start_velocity(
+        self, latents: Tensor, sigma: Tensor, conditions: Conditions
+    ) -> Tensor | None:
+        """Returns velocities (B, ...) by the weights at the start of the batch; None if they are
+        the network's, or not kept."""
+        if self._start is None or not self.num_steps:
+            return None
+        with self._start.in_use():
             return self.velocity(latents, sigma, conditions)
 
     @torch.no_grad()

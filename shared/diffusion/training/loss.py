@@ -81,15 +81,16 @@ def decoupled_surrogate(
     clip_range: float,
     advantage_clip: float,
     largest_weight: float,
+    proximal_log_prob: Tensor | None = None,
 ) -> Surrogate:
     """Returns decoupled PPO's loss per row from log-probs and advantages (B,):
     min(proximal / behaviour, largest weight) x clipped(current / proximal).
 
-    After Hilton et al. 2021 (arXiv 2110.00641), with truncated weights. A batch makes one optimizer
-    step, so the proximal policy is the current one, with the same log-probs without gradient: no
-    further forward pass is needed, and the clip does not act.
+    After Hilton et al. 2021 (arXiv 2110.00641), with truncated weights. ``proximal_log_prob`` is
+    of the weights at the batch's start; None before its first optimizer step, when the proximal
+    policy is the current one: then no further forward pass is needed, and the clip does not act.
     """
-    proximal = log_prob.detach()
+    proximal = log_prob.detach() if proximal_log_prob is None else proximal_log_prob
     clipped = clipped_surrogate(
         log_prob, proximal, advantage, clip_range=clip_range, advantage_clip=advantage_clip
     )

@@ -34,6 +34,12 @@ class Network(Protocol):
         """Returns velocities (B, ...) of the policy that generated, without gradient, if the one
         that is trained is another one; None if both are the same."""
 
+    def start_velocity(
+        self, latents: Tensor, sigma: Tensor, conditions: Conditions
+    ) -> Tensor | None:
+        """Returns velocities (B, ...) of the policy at the start of the batch, without gradient;
+        None if the one that is trained is still the same, or nobody needs the other."""
+
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
         """Returns velocities (B, ...) of the network without its adapter, and without gradient."""
 
@@ -75,15 +81,19 @@ def clipped(
     """Returns PPO's loss of the steps that were taken: Flow-GRPO, CPS, DanceGRPO, MixGRPO."""
     taken = _taken(rows, network)
     old, advantage = _like(rows.behaviour_log_prob, taken), _like(rows.advantage, taken)
-    surrogate = _surrogate(algorithm, behaviour)(
+    proximal = _log_prob_at_start(rows, network)
+    surrogate = _surrogate(algorithm, behaviour, proximal)(
         taken.log_prob, old, advantage,
         clip_range=algorithm.clip_range, advantage_clip=algorithm.advantage_limit,
     )  # fmt: skip
     return LossTerms(surrogate, _divergence(algorithm, rows, taken, network))
 
 
-def _surrogate(algorithm: Algorithm, behaviour: Behaviour) -> Callable[..., Surrogate]:
-    """Returns the loss of steps by their current log-prob, the stored one and the advantage.
+def _surrogate(
+    algorithm: Algorithm, behaviour: Behaviour, proximal: Tensor | None
+) -> Callable[..., Surrogate]:
+    """Returns the loss of steps by their current log-prob, the stored one and the advantage;
+    ``proximal``: their log-prob at the start of the batch, if that is another.
 
     The cap of stale rows is 1 + weight_cap x clip_range. The constant of 2 that language models
     are trained with is for log-probs of tokens; ours are means over a sample's elements, where a
@@ -91,12 +101,13 @@ def _surrogate(algorithm: Algorithm, behaviour: Behaviour) -> Callable[..., Surr
     that scale. Ratios to quantised weights are further from 1, and have a cap of their own.
     """
     if behaviour.largest_weight is not None:
-        return partial(decoupled_surrogate, largest_weight=behaviour.largest_weight)
+        largest = behaviour.largest_weight
+        return partial(decoupled_surrogate, largest_weight=largest, proximal_log_prob=proximal)
     if behaviour.on_policy:
         return onpolicy_surrogate
     if algorithm.stale_loss == "decoupled":
         cap = 1 + algorithm.weight_cap * algorithm.clip_range
-        return partial(decoupled_surrogate, largest_weight=cap)
+        return partial(decoupled_surrogate, largest_weight=cap, proximal_log_prob=proximal)
     return clipped_surrogate
 
 
@@ -146,6 +157,14 @@ def evaluate(algorithm: Algorithm, rows: Any, network: Network, behaviour: Behav
 def _taken(rows: TransitionRows, network: Network) -> Transition:
     velocity = rows.velocities(network.velocity)
     return transition(velocity, rows.of_rows(rows.before), rows.step, arrived=rows.arrived)
+
+
+def _log_prob_at_start(rows: TransitionRows, network: Network) -> Tensor | None:
+    velocity = network.start_velocity(rows.before, rows.sigma, rows.conditions)
+    if velocity is None:
+        return None
+    before = rows.of_rows(rows.before)
+    return transition(rows.of_rows(velocity), before, rows.step, arrived=rows.arrived).log_prob
 
 
 def _divergence(

@@ -98,8 +98,10 @@ async def train_batch(
     batch: int,
     merged_steps: int = 0,
     scale: float = 1.0,
+    updates: int = 1,
 ) -> Snapshot:
-    """Train a batch: slices go to the devices in turn, several at a time."""
+    """Train a batch: slices go to the devices in turn, several at a time; each update has as many
+    of the groups."""
     training.begin()
     for number, group in enumerate(groups):
         group = replace(group, staleness=min(batch, 1))  # the first weights have generated all
@@ -113,8 +115,9 @@ async def train_batch(
                 await training.devices[index].accumulate(group, cut)
 
         await asyncio.gather(*(drain(i, group, queue) for i, queue in enumerate(queues)))
-    metrics = await training.step(batch, scale)
-    assert metrics["skipped_not_finite"] == 0
+        if (number + 1) % (len(groups) // updates) == 0:
+            metrics = await training.step(batch, scale)
+            assert metrics["skipped_not_finite"] == 0
     return await training.weights()
 
 
@@ -139,7 +142,7 @@ async def train_batches(
     for batch in batches:
         scale = 3.0 if recipe.batch_std == "late" else 1.0
         merged = recipe.sampling.merged_steps
-        snapshot = await train_batch(training, groups, batch, merged, scale)
+        snapshot = await train_batch(training, groups, batch, merged, scale, recipe.trainer.updates)
         record = await commit_next(store, recipe.run.name, record, snapshot)
         records.append(record)
     return records

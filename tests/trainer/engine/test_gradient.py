@@ -30,9 +30,11 @@ WHOLE = Chunk(samples=4, steps=3)
 
 
 def row_loss(
-    model: ModelAdapter, recipe: Recipe, group: Group, sample: int, position: int, staleness: int
-) -> Tensor:
-    """One trained step of one sample, written out as the formulas say it."""
+    model: ModelAdapter, recipe: Recipe, group: Group, sample: int, position: int, staleness: int,
+    start: ModelAdapter | None = None,
+) -> Tensor:  # fmt: skip
+    """One trained step of one sample, written out as the formulas say it; ``start``: the network at
+    the start of the batch, after its first update."""
     path, conditions = group.trajectory, unpack(group.conditions)
     index = int(path.step_indices[position])
     s, after = path.sigmas[index].double(), path.sigmas[index + 1].double()
@@ -41,23 +43,30 @@ def row_loss(
     g = recipe.sampling.noise_level * torch.sqrt(s / (1 - (path.sigmas[1] if s == 1 else s)))
     drift = g**2 / (2 * s)
 
-    def mean() -> Tensor:
+    def mean(network: ModelAdapter = model) -> Tensor:
         guidance = recipe.model.guidance
-        v = model.velocity(x[None], s[None].float(), conditions, guidance=guidance)[0].double()
+        v = network.velocity(x[None], s[None].float(), conditions, guidance=guidance)[0].double()
         return x.double() * (1 + drift * dt) + v * dt * (1 + drift * (1 - s))
 
+    def log_prob_of(mean: Tensor) -> Tensor:
+        drawn = torch.distributions.Normal(mean, g * torch.sqrt(-dt))
+        found: Tensor = drawn.log_prob(arrived).mean()
+        return found
+
     mu = mean()
-    log_prob = torch.distributions.Normal(mu, g * torch.sqrt(-dt)).log_prob(arrived).mean()
+    log_prob = log_prob_of(mu)
+    with torch.no_grad():
+        before = log_prob.detach() if start is None else log_prob_of(mean(start))
     behaviour = path.log_probs[sample, position].double()
     clip, advantage = recipe.algorithm.clip_range, group.advantages[sample]
     proximal, weight = behaviour, 1.0
     if recipe.largest_weight is not None:
-        proximal = log_prob.detach()
+        proximal = before
         weight = min(math.exp(float(proximal - behaviour)), recipe.largest_weight)
-    elif not staleness:
+    elif not staleness and start is None:
         proximal = log_prob.detach()  # the weights that generated it, whatever was stored
     elif recipe.algorithm.stale_loss == "decoupled":
-        proximal = log_prob.detach()
+        proximal = before
         cap = 1 + recipe.algorithm.weight_cap * clip
         weight = min(math.exp(float(proximal - behaviour)), cap)
     ratio = torch.exp(log_prob - proximal)

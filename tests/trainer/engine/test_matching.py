@@ -51,6 +51,9 @@ class Fixed:
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
         return BASE
 
+    def start_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> None:
+        return None
+
     def old_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> None:
         return None
 

@@ -143,6 +143,25 @@ def test_two_ranks_train_merged_rows_as_one_does(
 
 
 @pytest.mark.slow
+def test_two_ranks_clip_later_updates_around_the_start_of_the_batch_as_one_does(
+    ranks: Ranks, kind: str, one: Recipe, two: Recipe, tmp_path: Path
+) -> None:
+    if kind.startswith("full"):
+        pytest.skip("refused: an adapter is kept, not all weights")
+    changes: dict[str, object] = {
+        "trainer.updates": 3, "algorithm.stale_loss": "decoupled", "algorithm.clip_range": 1e-5,
+    }  # fmt: skip
+    alone = on_one(override(one, changes), tmp_path / "one", (0, 2))
+    together = on_two(ranks, override(two, changes), tmp_path / "two", (0, 2))
+    assert distance(together.weights(2), alone.weights(2)) <= TOLERANCE
+    assert distance(together.moments(2), alone.moments(2)) <= TOLERANCE
+    bypass = on_one(
+        override(one, {**changes, "algorithm.stale_loss": "bypass"}), tmp_path / "other", (0, 2)
+    )
+    assert distance(bypass.moments(2), alone.moments(2)) > 100 * TOLERANCE
+
+
+@pytest.mark.slow
 def test_one_rank_goes_on_where_two_were_and_two_where_one_was(
     ranks: Ranks, one: Recipe, two: Recipe, trained: Versions, tmp_path: Path
 ) -> None:

@@ -88,6 +88,32 @@ def test_bypass_drops_the_gradient_that_decoupled_keeps() -> None:
     assert gradient(partial(decoupled_surrogate, largest_weight=1.5)) == pytest.approx(-1.5)
 
 
+@pytest.mark.parametrize(
+    ("current", "advantage", "wanted"),
+    [
+        (1e-3, 1.0, 0.0),  # has left the clip range of 1e-4 in the direction of its advantage
+        (1e-3, -1.0, 1.2 * 1.0005),  # goes back into it: exp(1e-3 - 5e-4)
+        (5.5e-4, 1.0, -1.2 * 1.00005),  # is within it
+    ],
+)
+def test_a_later_update_is_clipped_around_the_start_of_its_batch(
+    current: float, advantage: float, wanted: float
+) -> None:
+    """The version before has generated: behaviour 5e-4 - log 1.25 (its weight is cut off at 1.2),
+    start of the batch 5e-4."""
+    log_prob = torch.tensor([current], dtype=torch.float64, requires_grad=True)
+    start = torch.tensor([5e-4], dtype=torch.float64)
+    found = decoupled_surrogate(
+        log_prob, start - math.log(1.25), torch.tensor([advantage], dtype=torch.float64),
+        clip_range=1e-4, advantage_clip=5.0, largest_weight=1.2, proximal_log_prob=start,
+    )  # fmt: skip
+    found.per_row.sum().backward()
+    assert log_prob.grad is not None
+    assert float(log_prob.grad) == pytest.approx(wanted, rel=1e-6)
+    assert float(found.ratio) == pytest.approx(1.25)
+    assert float(found.clipped_ratio) == pytest.approx(math.exp(current - 5e-4))
+
+
 @pytest.mark.parametrize("case", DIVERGENCES, ids=lambda case: case["id"])
 def test_the_divergence_is_the_references(case: dict[str, Any]) -> None:
     mean = array(case, "mean").requires_grad_()
