@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from digenrl.view.history import RunHistory
     from services.scheduler.shell.api_load import LoadView
     from services.scheduler.shell.api_models import RunView, WorkerView
+    from shared.recipe.recipe import Recipe
 
 EVERY_S = 1.0
 
@@ -52,7 +53,8 @@ def status(
         if client is None:
             state = asyncio.run(stored_state(_history(stack, found)))
         else:
-            state = live_state(client, _evaluation_alarms(found, scheduler, token_file))
+            alarms = _evaluation_alarms(found, scheduler, token_file)
+            state = live_state(client, alarms, _recipe(found.folder))
     lines = state.model_copy(update={"run": found.name}).lines()  # a folder may be renamed
     typer.echo(state.model_dump_json(indent=1) if as_json else "\n".join(lines))
 
@@ -93,6 +95,16 @@ def _evaluation_alarms(run: Run, scheduler: str, token_file: Path | None) -> lis
             return [alarm for each in page.list_evaluations(1) for alarm in each.alarms]
     except UserError:
         return []
+
+
+def _recipe(folder: Path) -> "Recipe | None":
+    """Return the recipe of a run of `digenrl up`; None of others."""
+    from shared.recipe.recipe import stored_recipe
+
+    try:
+        return stored_recipe((folder / "recipe.json").read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 class Shown(Protocol):

@@ -3,12 +3,13 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from digenrl.report.summary import ScheduleSummary
 from digenrl.view.words import QUEUES, cause, clock, figure
 from services.scheduler.core.usage import BUSY
 from shared.learning.metrics import ALARMING_RATIO_ERROR
+from shared.recipe.recipe import Recipe
 from shared.run.chain import Step
 
 RECENT_S = 120.0
@@ -35,8 +36,7 @@ SLOWER_THAN_FORECAST = (
     "to the slowest worker (`digenrl workers {run}`), then to restarts (`digenrl logs {run}`)."
 )
 FORECAST_BELOW_BOUND = (
-    "The schedule leaves devices idle: another split, schedule.tag or schedule.max_staleness may "
-    "help."
+    "The schedule leaves devices idle: in another run, another split of the devices may help."
 )
 UNSCORED = (
     "Rewards are what to see to: what the devices could do, by the schedule's forecast and the "
@@ -54,34 +54,87 @@ NO_SCHEDULE: Mapping[str, str] = {
 }
 """What holds up a run and is no part of its schedule, and what forecast and bound know of it."""
 
-REMEDIES: Mapping[str, tuple[str, str]] = {
+
+class Remedy(NamedTuple):
+    """Says what may help, unless the run has it already."""
+
+    text: str
+    key: str = ""
+    value: object = None
+    """Value of the recipe's key that the text advises."""
+
+
+RESUMED = "after `digenrl stop {run}`: `digenrl up RECIPE --run {run} --resume"
+REMEDIES: Mapping[str, tuple[str, Sequence[Remedy]]] = {
     "waiting_for_rollout": (
         "for generation",
-        'more rollout devices, or schedule.tag = "auto" so that the trainer\'s devices help',
+        (
+            Remedy("more rollout devices"),
+            Remedy("`digenrl tag {run} auto`: the trainer's devices help", "schedule.tag", "auto"),
+        ),
     ),
     "waiting_for_trainer": (
         "for the trainer",
-        "schedule.max_staleness = 1, rollout.can_train = true, or more trainer devices",
+        (
+            Remedy("more trainer devices"),
+            Remedy(f"{RESUMED} --rollout.can_train true`", "rollout.can_train", True),
+            Remedy("in another run schedule.max_staleness = 1", "schedule.max_staleness", 1),
+        ),
     ),
     "waiting_for_reward": (
         "for rewards",
-        "a faster scorer, or more reward.workers (a run that is ended and resumed takes another "
-        "number: `digenrl up RECIPE --resume --reward.workers N`)",
+        (Remedy("a faster scorer"), Remedy(f"{RESUMED} --reward.workers N`")),
     ),
     "tail": (
         "at the end of a batch for the slowest device",
-        'a smaller schedule.fragment_size, or "auto"',
+        (
+            Remedy(
+                'in another run schedule.fragment_size = "auto"', "schedule.fragment_size", "auto"
+            ),
+            Remedy("in another run more batch.groups"),
+        ),
     ),
-    "waiting_for_weights": ("for new weights", "a faster network or a shared host cache"),
-    "waiting_for_conditions": ("for encoded prompts", "more encoder.workers"),
-    "paused": ("because the run is paused", "resume it"),
+    "waiting_for_weights": ("for new weights", (Remedy("a faster network or a host cache"),)),
+    "waiting_for_conditions": (
+        "for encoded prompts",
+        (Remedy(f"{RESUMED} --encoder.workers N`"),),
+    ),
+    "paused": ("because the run is paused", (Remedy("`digenrl resume {run}`"),)),
 }
 
 
-def bottleneck(schedule: ScheduleSummary, *, fails: bool = False) -> str:
-    """Return one sentence: for what devices wait most, and which setting may change that.
+def settings_of(
+    run: Mapping[str, Any] | None, recipe: Recipe | None, tag: str | None
+) -> dict[str, object] | None:
+    """Return what remedies would set, as far as it is known; None if the run is over.
 
     Args:
+        run: the scheduler's answer about the run.
+        tag: mode in force of trainer-assisted generation; None: not known.
+    """
+    if run is None or run["phase"] not in ("running", "waiting", "paused"):
+        return None
+    found: dict[str, object] = {"schedule.max_staleness": run.get("max_staleness")}
+    if recipe is not None:
+        found["rollout.can_train"] = recipe.rollout.can_train
+        found["schedule.fragment_size"] = recipe.schedule.fragment_size
+    if recipe is None or recipe.schedule.mode == "pipelined":
+        found["schedule.tag"] = tag or "auto"
+    return found
+
+
+def bottleneck(
+    schedule: ScheduleSummary,
+    run: str = "RUN",
+    settings: Mapping[str, object] | None = None,
+    *,
+    fails: bool = False,
+) -> str:
+    """Return one sentence: for what devices wait most, and what may change that.
+
+    Args:
+        settings: those of a run in progress, as `settings_of` has them; None: the run is over,
+            so that nothing can be changed.
         fails: whether work fails, and is done again therefore, as `is_failing` says it.
     """
     if schedule.utilisation is None or not schedule.bubbles:
@@ -89,14 +142,20 @@ def bottleneck(schedule: ScheduleSummary, *, fails: bool = False) -> str:
     share, use = schedule.utilisation, main_wait(schedule)
     if not use:
         return f"Rollout and trainer devices are at work {share:.0%} of their time."
-    what, remedy = REMEDIES.get(use, (use.replace("_", " "), "see the timeline"))
-    if fails:
-        remedy = (
-            f"first a mend of what fails, since each attempt takes its time again; then {remedy}"
-        )
-    return (
+    what, remedies = REMEDIES[use]
+    said = (
         f"Rollout and trainer devices are at work {share:.0%} of their time; most of the rest, "
-        f"{schedule.bubbles[use]:.0%}, they wait {what}. What may help: {remedy}."
+        f"{schedule.bubbles[use]:.0%}, they wait {what}."
+    )
+    if settings is None:
+        return said
+    useful = [
+        each.text.format(run=run) for each in remedies
+        if not each.key or settings.get(each.key, each.value) != each.value
+    ]  # fmt: skip
+    first = "first a mend of what fails, since each attempt takes its time again; then "
+    return (
+        f"{said} What may help: {first if fails else ''}{', or '.join(useful)}." if useful else said
     )
 
 
@@ -109,13 +168,16 @@ def main_wait(schedule: ScheduleSummary) -> str:
     return max(others or bubbles, key=lambda each: bubbles[each])
 
 
-def throughput(load: Mapping[str, Any], waits: str = "", run: str = "RUN") -> str:
+def throughput(
+    load: Mapping[str, Any], waits: str = "", run: str = "RUN", *, advises: bool = True
+) -> str:
     """Return one sentence: how much gets done of what could be, and where to look if it is little;
     empty before the second step.
 
     Args:
         waits: for what devices wait most, as `main_wait` says it.
         run: name of the run, for commands.
+        advises: whether the run goes on, so that advice is of use.
     """
     now, forecast, bound = (
         load[f"{kind}samples_per_second"] for kind in ("", "forecast_", "bound_")
@@ -128,7 +190,7 @@ def throughput(load: Mapping[str, Any], waits: str = "", run: str = "RUN") -> st
         return f"{pace}. {UNSCORED}"
     if forecast is None or bound is None:
         return f"{pace}; what is possible is not learned yet."
-    advice = _advice(now, forecast, bound, waits).format(run=run)
+    advice = _advice(now, forecast, bound, waits).format(run=run) if advises else ""
     return (
         f"{pace}; the schedule's forecast is {figure(forecast)}, and no schedule gets beyond about "
         f"{figure(bound)} on these devices.{advice and ' '}{advice}"

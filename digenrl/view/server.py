@@ -379,11 +379,16 @@ async def _overview(view: View, load: Mapping[str, Any]) -> dict[str, Any]:
     slow = sentences.slow_scorer(waits, workers)
     run, letters = await view.live.get("/v1/run"), await view.live.get(LETTERS)
     fails = sentences.is_failing(run, _unsettled(letters))
-    bottleneck = " ".join(filter(None, (sentences.bottleneck(schedule, fails=fails), slow)))
+    tag = (await view.live.get("/v1/tag") or {}).get("mode")
+    settings = sentences.settings_of(run, history.recipe, tag)
+    found = sentences.bottleneck(schedule, history.run, settings, fails=fails)
+    bottleneck = " ".join(filter(None, (found, slow)))
     first, last = (history.evaluations[index] if history.evaluations else None for index in (0, -1))
     return {
         "bottleneck": bottleneck, "schedule": schedule, "newest": newest,
         "staleness": staleness, "first": first, "last": last, "words": FIGURES,
-        "throughput": sentences.throughput(load, waits, history.run), "queue_words": QUEUES,
+        "throughput": sentences.throughput(
+            load, waits, history.run, advises=settings is not None
+        ), "queue_words": QUEUES,
         "slowest": slowest_of(load["slowest"], workers, waits), "drained": drained_of(workers),
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """What a run does, in figures and sentences: of a live one from its scheduler, of one that is over
 from its store."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
@@ -16,6 +16,7 @@ from services.scheduler.core.usage import BatchUsage
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, WorkerView
 from shared.errors import UserError
+from shared.recipe.recipe import Recipe
 from shared.run.dead_letters import UNSETTLED
 
 VERSIONS = 50
@@ -67,11 +68,14 @@ class RunState(BaseModel):
         ]
 
 
-def live_state(client: Client, evaluation: Sequence[str] = ()) -> RunState:
+def live_state(
+    client: Client, evaluation: Sequence[str] = (), recipe: Recipe | None = None
+) -> RunState:
     """Return the state of a run that goes on.
 
     Args:
         evaluation: alarms of its newest evaluation, which its scheduler does not know.
+        recipe: that of the run, if this machine has it: its scheduler does not show it.
 
     Raises:
         NoAnswer: if its scheduler does not answer.
@@ -93,22 +97,22 @@ def live_state(client: Client, evaluation: Sequence[str] = ()) -> RunState:
         run.model_dump(), (), evaluation, [each.model_dump() for each in workers], unsettled
     )
     newest = client.list_versions(VERSIONS)[::-1]
-    decay_steps = _decay_steps(client)
+    recipe = recipe or _recipe(client)
+    decay_steps = None if recipe is None else recipe.trainer.decay_steps
     digests = [(each.version, each.weights_digest) for each in newest]
     alarms += sentences.frozen(digests, decay_steps)
     alarms += sentences.late([each.model_dump() for each in load.queues])
     fails = sentences.is_failing(run.model_dump(), unsettled)
-    return _state(run, usage, alarms, status, load, workers, fails=fails)
+    settings = sentences.settings_of(run.model_dump(), recipe, client.get_tag().mode)
+    return _state(run, usage, alarms, status, load, workers, settings, fails=fails)
 
 
-def _decay_steps(client: Client) -> int | None:
-    """Return after how many steps the learning rate is 0; None also where nobody knows the
-    recipe."""
+def _recipe(client: Client) -> Recipe | None:
+    """Return the run's recipe, which the process of its page knows; None from others."""
     try:
-        found: int | None = client.get_recipe().recipe["trainer"]["decay_steps"]
-    except (Refused, KeyError):
+        return Recipe.model_validate(client.get_recipe().recipe)
+    except (Refused, ValueError):
         return None
-    return found
 
 
 async def stored_state(history: RunHistory) -> RunState:
@@ -140,16 +144,21 @@ def _state(
     status: str,
     load: LoadView,
     workers: Sequence[WorkerView] = (),
+    settings: Mapping[str, object] | None = None,
     *,
     fails: bool = False,
 ) -> RunState:
     schedule = summarise_schedule([], list(usage))
-    # Settings do not help a run that has failed: its alarms say what does.
-    bottleneck = "" if run.phase == "failed" else sentences.bottleneck(schedule, fails=fails)
+    if run.phase == "failed":  # its alarms say what helps
+        bottleneck = ""
+    else:
+        bottleneck = sentences.bottleneck(schedule, run.run, settings, fails=fails)
     waits = sentences.main_wait(schedule)
     slow = sentences.slow_scorer(waits, [each.model_dump() for each in workers])
     bottleneck = " ".join(filter(None, (bottleneck, slow if bottleneck else "")))
-    throughput = sentences.throughput(load.model_dump(), waits, run.run)
+    throughput = sentences.throughput(
+        load.model_dump(), waits, run.run, advises=settings is not None
+    )
     return RunState(
         run=run.run, status=status, phase=run.phase, step=run.step, steps=run.steps,
         eta_seconds=run.eta_seconds, reward_mean=run.reward_mean,

@@ -2,6 +2,7 @@
 
 import re
 import time
+from typing import Any
 
 import pytest
 
@@ -15,14 +16,17 @@ from digenrl.view.sentences import (
     frozen,
     is_failing,
     main_wait,
+    settings_of,
     slow_scorer,
     status,
     throughput,
 )
 from digenrl.view.words import cause, crew, figure, time_left
 from services.scheduler.core.usage import BUSY, BatchUsage, Use
+from shared.recipe.recipe import load_recipe, override
 from shared.run.chain import Step
 from tests import examples
+from tests.paths import DIGITS
 
 RUN: dict[str, object] = {
     "phase": "running", "waiting_for": "nothing", "missing_workers": [], "failure": None,
@@ -30,17 +34,41 @@ RUN: dict[str, object] = {
 }  # fmt: skip
 
 
-def sentence(**seconds: float) -> str:
+def sentence(settings: dict[str, object] | None = None, **seconds: float) -> str:
     usage = {"batch": 0, "seconds": 1.0, "devices": {"trainer-0": seconds}}
-    return bottleneck(summarise_schedule([], [BatchUsage.model_validate(usage)]))
+    schedule = summarise_schedule([], [BatchUsage.model_validate(usage)])
+    return bottleneck(schedule, "test", settings)
+
+
+def settings(changes: dict[str, Any] | None = None, tag: str = "off") -> dict[str, object]:
+    recipe = override(load_recipe(DIGITS), changes or {})
+    found = settings_of({**RUN, "max_staleness": 0}, recipe, tag)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("use", sorted(set(Use.__args__) - BUSY))  # type: ignore[attr-defined]
-def test_for_whatever_devices_wait_there_is_a_remedy(use: str) -> None:
-    what, remedy = REMEDIES[use]
-    said = sentence(training=1.0, **{use: 2.0})
+def test_for_whatever_devices_wait_there_is_a_remedy_while_it_goes_on(use: str) -> None:
+    what, remedies = REMEDIES[use]
+    said = sentence(settings(), training=1.0, **{use: 2.0})
     assert "at work 33% of their time" in said and f"67%, they wait {what}" in said
-    assert remedy in said
+    assert all(each.text.format(run="test") in said for each in remedies)
+    over = sentence(None, training=1.0, **{use: 2.0})
+    assert over.endswith(f"they wait {what}."), "nothing can be changed any more"
+
+
+def test_nothing_is_advised_that_a_run_has_already() -> None:
+    """What is set already is not advised, nor what only another mode of the schedule has."""
+    assert "digenrl tag test auto" in sentence(settings(), waiting_for_rollout=2.0)
+    assert "tag" not in sentence(settings(tag="auto"), waiting_for_rollout=2.0)
+    fluid = {"schedule.mode": "fluid", "rollout.workers": 0}
+    assert "tag" not in sentence(settings(fluid), waiting_for_rollout=2.0)
+    trains = {"rollout.can_train": True, "schedule.fragment_size": "auto"}
+    assert "can_train" not in sentence(settings(trains), waiting_for_trainer=2.0)
+    assert "fragment_size" not in sentence(settings(trains), tail=2.0)
+    stale = settings() | {"schedule.max_staleness": 1}
+    assert "max_staleness" not in sentence(stale, waiting_for_trainer=2.0)
+    assert settings_of({**RUN, "phase": "finished", "max_staleness": 0}, None, "off") is None
 
 
 def test_no_setting_is_named_where_none_would_help() -> None:
@@ -55,7 +83,7 @@ def test_no_setting_is_named_where_none_would_help() -> None:
         (9.0, None, None, "not learned yet"),
         (9.0, 10.0, 11.0, r"no schedule gets beyond about 11 on these devices\.\Z"),
         (5.0, 10.0, 11.0, "slower than its schedule explains"),
-        (10.0, 10.0, 20.0, "leaves devices idle: another split"),
+        (10.0, 10.0, 20.0, "leaves devices idle: in another run, another split"),
     ],
 )
 def test_throughput_is_compared_with_what_is_possible(

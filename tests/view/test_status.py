@@ -26,6 +26,13 @@ LOGS: dict[str, list[dict[str, object]]] = {
     "rollout-0": [{"ts": "2026-11-23T10:00:03.5Z", "level": "debug", "event": "generated"}],
 }
 
+A_TAG = {
+    "mode": "auto", "groups": 0, "lent": False, "generation": 7, "samples_left": 4,
+    "costs": {"help_per_sample": 0.5, "train_per_group": 0.9, "ready": 0.1, "commit": 0.2,
+              "switch": 0.05},
+    "decisions": [],
+}  # fmt: skip
+
 
 @pytest.fixture
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
@@ -67,7 +74,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]
     """Answers of a scheduler of the run ``test`` by their paths, which commands find."""
     answers: dict[str, object] = {
         "/v1/run": NOW, "/v1/workers": [WORKER, WORKER], "/v1/load": LOAD,
-        "/v1/dead-letters": [],
+        "/v1/dead-letters": [], "/v1/tag": A_TAG,
         "/v1/versions": [version_view(number, digest="0" * 64) for number in range(7, 1, -1)],
     }  # fmt: skip
     for batch in range(2):
