@@ -21,7 +21,8 @@ DigenRLError
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -30,7 +31,7 @@ class DigenRLError(Exception):
 
 
 class UserError(DigenRLError):
-    """The user can mend it: shown as one line, and the command ends with exit code 2."""
+    """The user can mend it: shown as one line per fault, and the command ends with exit code 2."""
 
 
 class ContractError(DigenRLError):
@@ -123,6 +124,23 @@ class Unavailable(DigenRLError):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
         Unavailable.noticed_at = time.monotonic()
+
+
+class Faults(list[str]):
+    """Collects errors of independent checks, so that a person reads all of them at once."""
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Collect the lines of an error that the block raises."""
+        try:
+            yield
+        except (UserError, ValueError) as error:
+            self.extend(line for line in str(error).splitlines() if line not in self)
+
+    def raise_any(self, kind: type[Exception] = UserError) -> None:
+        """Raise one error with all lines, if there are any."""
+        if self:
+            raise kind("\n".join(self))
 
 
 def how_to_install(extra: str) -> str:

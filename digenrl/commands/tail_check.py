@@ -36,7 +36,7 @@ def tail_check(
     if loaded.sampling.tail is None:
         raise UserError(f"sampling.tail: {recipe} has none, so there is nothing to measure")
     prepare_libraries(loaded, threads=loaded.rollout.threads)
-    from digenrl.local.preflight import check_inputs
+    from digenrl.local.inputs import check_inputs
     from digenrl.tail.measure import tail_check as measure
     from digenrl.tail.results import keep, why_refused
 

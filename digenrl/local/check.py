@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from digenrl.hub.dataset import make_own_prompts
-from digenrl.local.preflight import check_inputs, check_rest, ignore, versions_bytes
+from digenrl.local.inputs import check_inputs, check_rest
+from digenrl.local.preflight import ignore, versions_bytes
 from digenrl.local.runs import runs_folder
 from digenrl.planning.forecast import Forecast, as_dict, forecast, has_profile, lines
 from digenrl.planning.plan import given_pool
@@ -21,8 +22,6 @@ from services.scheduler.planning.runnable import HOST_GPUS
 from services.scheduler.planning.staleness import decide_at_start
 from services.scheduler.planning.staleness import line as staleness_line
 from shared.errors import UserError
-from shared.models.hub import missing
-from shared.models.no_model import no_model
 from shared.models.quantised import UNTESTED
 from shared.recipe.recipe import (
     NO_OPTIONS,
@@ -161,7 +160,6 @@ def check(
     elif elsewhere:
         check_rest(recipe, elsewhere=True)
     else:
-        check_here(recipe)
         check_inputs(recipe)
     expected = None
     try:
@@ -207,16 +205,3 @@ def _traced(
 
 def failed_as_json(path: Path, error: UserError) -> str:
     return json.dumps({"recipe": str(path), "ok": False, "error": str(error)}, indent=2)
-
-
-def check_here(recipe: Recipe) -> None:
-    """Raises UserError, with the remedy, if the model's folder is not on this host."""
-    folder = recipe.model.folder
-    if not folder.is_dir():
-        is_there = no_model(folder) if folder.exists() else None
-        raise UserError(
-            missing(folder)
-            or is_there
-            or f"model.folder: {folder} does not exist; put the model there as a diffusers folder, "
-            "name one on the hub with model.id, or check the rest with --elsewhere"
-        )

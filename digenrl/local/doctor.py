@@ -26,8 +26,8 @@ from redis.exceptions import NoPermissionError
 
 from digenrl.local.brokers import broker_binaries
 from digenrl.local.gpus import VISIBLE, visible_gpus
+from digenrl.local.inputs import check_inputs
 from digenrl.local.ports import free_ports
-from digenrl.local.preflight import check_inputs
 from shared.errors import DigenRLError, Unavailable, UserError
 from shared.process.settings import HttpSettings, ServiceSettings
 from shared.process.store_check import check_store

@@ -16,30 +16,20 @@ from digenrl.follow.steps import Targets
 from digenrl.follow.steps import check_installed as check_targets
 from digenrl.hub.dataset import make_own_prompts
 from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
+from digenrl.local.inputs import check_inputs
 from digenrl.local.keys import Keys, keys_of
 from digenrl.local.ports import free_ports, hold_port
 from digenrl.local.record import write_started
 from digenrl.local.tokens import Tokens, tokens_of
 from digenrl.tail.results import check_tail
-from services.reward.scorer import check_digits, check_packages, check_prompts, kind_of
-from shared.errors import UserError
-from shared.learning.prompts import read_prompts, repeated
-from shared.messages.contracts import Prompt
+from shared.errors import Faults, UserError
 from shared.models.catalogue import (
-    check_parts,
-    check_size,
-    check_weights,
-    checked_family_of,
     family_of,
     latent_shape,
-    text_tokens,
 )
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
-from shared.models.quantised import check_installed
-from shared.models.source_tokens import check_source_tokens
 from shared.process.port_numbers import check_port
-from shared.recipe.adapter import check_adapter_here
-from shared.recipe.networks import check_networks, frozen_layers
+from shared.recipe.networks import frozen_layers
 from shared.recipe.recipe import Recipe, load_recipe, stored_recipe
 from shared.run.files import FileRecord, matching, records_of
 from shared.run.retention import stored_bytes, trajectory_bytes
@@ -109,10 +99,9 @@ def prepare(request: Request) -> LocalRun:
     check_targets(request.targets)
     if not request.resume:
         check_tail(recipe, request.recipe, request.runs)
-    gpus = assign_gpus(recipe, () if recipe.model.device == "cpu" else visible_gpus())
+    gpus = check_machine(recipe, request.runs, 0 if request.resume else versions_bytes(recipe))
     if request.port and not hold_port(request.port):
         raise UserError(f"--port: {request.port} is occupied; choose another, or 0 for a free one")
-    _check_space(request.runs, 0 if request.resume else versions_bytes(recipe))
     folder = request.runs / recipe.run.name
     if request.resume:
         _check_resumable(folder, recipe)
@@ -151,139 +140,25 @@ def resume_command(typed: Sequence[str]) -> str:
     return shlex.join([*program, *arguments, "--resume"])
 
 
-def check_inputs(
-    recipe: Recipe, *, weights: bool = True, elsewhere: bool = False, begun: bool = False
-) -> None:
-    """Check that every file and name in the recipe exists.
-
-    Args:
-        weights: the network's weights have to be there, not only configurations.
-        elsewhere: as in `check_rest`.
-        begun: as in `check_rest`.
-
-    Raises:
-        UserError: if something is missing.
-    """
-    family = checked_family_of(recipe.model.folder)
-    makes_videos = family.makes_videos
-    if recipe.model.frames > 1 and not makes_videos:
-        raise UserError(
-            f"model.frames: {recipe.model.folder} makes images, not videos; remove frames"
-        )
-    if weights:
-        check_weights(recipe.model.folder)
-        check_parts(recipe.model.folder)
-    _check_sizes(recipe)
-    check_networks(recipe)
-    text_tokens(recipe.model.folder, recipe.model.text_tokens)
-    if not elsewhere:
-        check_adapter_here(recipe)
-        _check_source_tokens(recipe)
-    check_rest(recipe, elsewhere=elsewhere, begun=begun)
-    for key, path in (("data", recipe.data.prompts), ("evaluation", recipe.evaluation.prompts)):
-        if path is not None:
-            _check_images(f"{key}.prompts", path, recipe.model.folder, family.takes_image)
-    for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
-        if kind_of(scorer, here=not elsewhere).takes == "videos" and not makes_videos:
-            raise UserError(
-                f"reward.scorers.{scorer.name}.type: {scorer.type} scores videos, and "
-                f"{recipe.model.folder} makes images"
-            )
-
-
-def _check_images(key: str, prompts: Path, folder: Path, takes_image: bool) -> None:
-    """Raises UserError unless prompts have source images just where the model takes one."""
-    has_image = read_prompts(prompts)[0].image is not None
-    if has_image and not takes_image:
-        raise UserError(
-            f"{key}: {prompts} has images, and {folder} makes samples of text alone; leave the "
-            "images out, or choose a model that edits images"
-        )
-    if takes_image and not has_image:
-        raise UserError(
-            f'{key}: {folder} edits images, and {prompts} names none; give each prompt an "image", '
-            "a path relative to that file"
-        )
-
-
-def _check_sizes(recipe: Recipe) -> None:
-    folder, trained, evaluated = recipe.model.folder, recipe.model, recipe.evaluation
-    check_size(folder, "model", height=trained.height, width=trained.width)
-    check_size(
-        folder,
-        "evaluation",
-        height=evaluated.height or trained.height,
-        width=evaluated.width or trained.width,
-    )
-
-
-def _check_source_tokens(recipe: Recipe) -> None:
-    model, evaluated = recipe.model, recipe.evaluation
-    for table, height, width in (
-        ("model", model.height, model.width),
-        ("evaluation", evaluated.height or model.height, evaluated.width or model.width),
-    ):
-        check_source_tokens(
-            model.folder, model.text_tokens, table=table, height=height, width=width
-        )
-
-
-def check_rest(recipe: Recipe, *, elsewhere: bool = False, begun: bool = False) -> None:
-    """Check everything that `check_inputs` does, except the model.
-
-    Args:
-        elsewhere: the rewards and rollout, with their packages and folders, are on other hosts.
-        begun: it is the recipe of a run that goes on, whatever its prompts lack.
-
-    Raises:
-        UserError: if something is missing."""
-    prompts = read_prompts(recipe.data.prompts)
-    if recipe.data.weights is not None:
-        repeated(prompts, recipe.data.weights)
-    held_out = prompts
-    if recipe.evaluation.prompts is not None:
-        held_out = _held_out(recipe.evaluation.prompts)
-    for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
-        kind_of(scorer, here=not elsewhere)
-        if not elsewhere:
-            check_packages(scorer)
-    if not (elsewhere or begun):
-        _check_asked_of_prompts(recipe, prompts, held_out)
-    if not elsewhere:
-        check_installed(recipe.holding.weights)
-    judges = None if elsewhere else recipe.evaluation.digits
-    if judges is not None and not judges.is_dir():
-        raise UserError(f"evaluation.digits: no folder {judges}")
-
-
-def _held_out(path: Path) -> tuple[Prompt, ...]:
-    """Read the prompts of the evaluation; an error names their own key."""
-    try:
-        return read_prompts(path)
-    except UserError as error:
-        raise UserError(str(error).replace("data.prompts:", "evaluation.prompts:", 1)) from error
-
-
-def _check_asked_of_prompts(
-    recipe: Recipe, prompts: Sequence[Prompt], held_out: Sequence[Prompt]
-) -> None:
-    """Raises UserError if a prompt does not have what a scorer, or the judges of digits, asks
-    for."""
-    trained = recipe.reward.scorers
-    for table in trained:
-        check_prompts(table, prompts)
-    for table in (*trained, *recipe.evaluation.scorers):
-        check_prompts(table, held_out)
-    if recipe.evaluation.digits is not None:
-        check_digits(held_out)
-
-
-def _check_space(runs: Path, versions: int) -> None:
-    """Raises UserError if a run has too little space.
+def check_machine(recipe: Recipe, runs: Path, versions: int) -> Assignment:
+    """Return the GPUs of this machine that the run's processes use.
 
     Args:
         versions: bytes of the weights and checkpoints that are kept at the same time.
+
+    Raises:
+        UserError: if the machine has too few GPUs, or too little space for a run.
     """
+    faults, found = Faults(), Assignment({})
+    with faults.collected():
+        found = assign_gpus(recipe, () if recipe.model.device == "cpu" else visible_gpus())
+    with faults.collected():
+        _check_space(runs, versions)
+    faults.raise_any()
+    return found
+
+
+def _check_space(runs: Path, versions: int) -> None:
     needed = NEEDED_BYTES + versions
     existing = next(path for path in (runs, *runs.parents) if path.exists())
     if not os.access(existing, os.W_OK):

@@ -88,7 +88,8 @@ def typed_schedule(
     try:
         schedule = RunSchedule.model_validate(keys)
     except ValidationError as error:
-        raise UserError(f"--{describe(error, RunSchedule).replace('_', '-')}") from error
+        faults = (each.replace("_", "-") for each in describe(error, RunSchedule))
+        raise UserError("\n".join(f"--{each}" for each in faults)) from error
     if schedule.mode == "colocated":
         raise UserError("--mode: colocated has no split; the output says what that takes")
     return with_staleness(schedule, staleness)

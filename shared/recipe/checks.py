@@ -3,6 +3,7 @@
 Each raises ValueError, which names the field and the remedy.
 """
 
+from shared.errors import Faults
 from shared.learning.algorithms import ALGORITHMS
 from shared.learning.curriculum import BEHIND
 from shared.messages.codec import group_bytes
@@ -13,6 +14,15 @@ from shared.recipe.tables import Tables
 
 
 def check_tables(tables: Tables) -> None:
+    """Raises ValueError with a line for each check that fails."""
+    faults = Faults()
+    for check in CHECKS:
+        with faults.collected():
+            check(tables)
+    faults.raise_any(ValueError)
+
+
+def _check_batch(tables: Tables) -> None:
     size = tables.batch.group_size
     best_of = tables.algorithm.best_of
     if best_of is not None:
@@ -24,7 +34,10 @@ def check_tables(tables: Tables) -> None:
             )
     if isinstance(tables.trainer.micro_batch, int):
         _check_trained(tables, tables.trainer.micro_batch, "trainer.micro_batch")
-    fragment = tables.schedule.fragment_size
+
+
+def _check_fragments(tables: Tables) -> None:
+    fragment, size = tables.schedule.fragment_size, tables.batch.group_size
     if isinstance(fragment, int):
         _check_divides(fragment, size, "schedule.fragment_size", "batch.group_size")
         if size // fragment > MAX_FRAGMENTS_PER_GROUP:
@@ -32,21 +45,13 @@ def check_tables(tables: Tables) -> None:
             raise ValueError(
                 f"schedule.fragment_size: too small for this group; at least {smallest}"
             )
-    _check_messages(tables)
-    _check_scorers(tables)
+
+
+def _check_pieces(tables: Tables) -> None:
     _check_at_most(
         tables.schedule.tsp_steps, tables.sampling.window, "schedule.tsp_steps", "sampling.window"
     )
     _check_at_most(tables.schedule.tag, tables.batch.groups, "schedule.tag", "batch.groups")
-    _check_devices(tables)
-    _check_variant(tables)
-    _check_tail(tables)
-    _check_noise(tables)
-    _check_guidance(tables)
-    _check_best(tables)
-    _check_curriculum(tables)
-    _check_adapter(tables)
-    check_evaluation(tables.evaluation, tables.sampling)
 
 
 def _check_adapter(tables: Tables) -> None:
@@ -138,18 +143,7 @@ def _check_noise(tables: Tables) -> None:
         )
 
 
-def _check_devices(tables: Tables) -> None:
-    _check_colocated(tables)
-    _check_fluid(tables)
-    _check_ranks(tables)
-    _check_full(tables)
-    _check_updates(tables)
-    _check_old_policy(tables)
-    _check_held(tables)
-    _check_streamed(tables)
-    _check_compiled(tables)
-    if tables.largest_weight is not None:
-        _check_weights(tables)
+def _check_deterministic(tables: Tables) -> None:
     several = {
         "rollout.can_train": tables.rollout.can_train,
         "trainer.devices": tables.trainer.devices > 1 and not tables.schedule.is_fluid,
@@ -311,6 +305,8 @@ def _check_compiled(tables: Tables) -> None:
 
 def _check_weights(tables: Tables) -> None:
     """Samples of other weights than the trainer's need a weight for each row."""
+    if tables.largest_weight is None:
+        return
     method, weights = ALGORITHMS[tables.algorithm.name], f'"{tables.rollout.weights}"'
     if tables.model.trained == "full":
         raise ValueError(
@@ -399,3 +395,13 @@ def _check_divides(part: int, whole: int, field: str, of: str) -> None:
 def _check_at_most(value: int | str, limit: int, field: str, of: str) -> None:
     if isinstance(value, int) and value > limit:
         raise ValueError(f"{field}: {value} is more than {of}; at most {limit}")
+
+
+CHECKS = (
+    _check_batch, _check_fragments, _check_messages, _check_scorers, _check_pieces,
+    _check_colocated, _check_fluid, _check_ranks, _check_full, _check_updates, _check_old_policy,
+    _check_held, _check_streamed, _check_compiled, _check_weights, _check_deterministic,
+    _check_variant, _check_tail, _check_noise, _check_guidance, _check_best, _check_curriculum,
+    _check_adapter, lambda tables: check_evaluation(tables.evaluation, tables.sampling),
+)  # fmt: skip
+"""Each is independent of the others and raises ValueError for one fault."""

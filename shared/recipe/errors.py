@@ -1,7 +1,7 @@
-"""Describes what is wrong with a recipe in one line that names the key and the remedy."""
+"""Describes what is wrong with a recipe, in lines that name the key and the remedy."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -20,26 +20,45 @@ WORDS = {
 """What the patterns of values mean."""
 
 
-def describe(error: ValidationError, recipe: type[BaseModel], plain: Any = None) -> str:
-    """Describe the first fault of a ``recipe`` in one line; ``plain`` are its tables as they were
+def describe(error: ValidationError, recipe: type[BaseModel], plain: Any = None) -> list[str]:
+    """Describe every fault of a ``recipe``, in one line each; ``plain`` are its tables as they were
     given, from which tables in a list have their names."""
     faults = error.errors(include_url=False)
+    found: dict[str, str] = {}
+    paths = [_walk(each["loc"], recipe)[0] for each in faults]
     # A misspelt key is the cause of the missing one.
-    first = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
-    path, table = _walk(first["loc"], recipe)
-    where = ".".join(_by_name(path, plain))
-    match first["type"]:
-        case "extra_forbidden":
-            return f"{where}: unknown key{_remedy(path, table, recipe)}"
-        case "missing":
-            return f"{where}: missing; it has no default"
-        case "value_error":
-            reason = str(first["ctx"]["error"])
-            return f"{where}.{reason}" if where and "." not in reason.split(":")[0] else reason
-        case _:
-            # Of a key that takes values of several kinds, every kind has its fault.
-            wanted = [_wanted(fault) for fault in faults if _walk(fault["loc"], recipe)[0] == path]
-            return f"{where}: {', or '.join(wanted)}, not {first['input']!r}"
+    for fault in sorted(faults, key=lambda each: each["type"] != "extra_forbidden"):
+        path, table = _walk(fault["loc"], recipe)
+        if any(other[: len(path)] == path != other for other in paths):
+            continue  # a list of tables is at fault because one of them is
+        where = ".".join(_by_name(path, plain))
+        if where in found and fault["type"] != "value_error":
+            continue
+        match fault["type"]:
+            case "extra_forbidden":
+                found[where] = f"{where}: unknown key{_remedy(path, table, recipe)}"
+            case "missing":
+                found |= _missing(where, table, list(found.values()))
+            case "value_error":
+                for reason in str(fault["ctx"]["error"]).splitlines():
+                    inside = where and "." not in reason.split(":")[0]
+                    found[reason] = f"{where}.{reason}" if inside else reason
+            case _:
+                # Of a key that takes values of several kinds, every kind has its fault.
+                same = [each for each in faults if _walk(each["loc"], recipe)[0] == path]
+                wanted = ", or ".join(_wanted(each) for each in same)
+                found[where] = f"{where}: {wanted}, not {fault['input']!r}"
+    return list(found.values())
+
+
+def _missing(where: str, table: Any, said: Sequence[str]) -> dict[str, str]:
+    """Return a line for a missing key, or for each key that a missing table needs; none for a key
+    that another line takes a misspelt one for."""
+    fields = getattr(table, "model_fields", {})
+    if any(line.endswith(f"did you mean {where.rpartition('.')[2]}?") for line in said):
+        return {}
+    keys = [f"{where}.{name}" for name, each in fields.items() if each.is_required()]
+    return {key: f"{key}: missing; it has no default" for key in keys or [where]}
 
 
 def _by_name(path: list[str], plain: Any) -> list[str]:

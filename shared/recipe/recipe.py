@@ -66,9 +66,9 @@ def resolve(path: Path, layers: Sequence[Layer], options: Mapping[str, Any]) -> 
     try:
         return _resolved(Recipe.model_validate(plain), path.resolve().parent)
     except ValidationError as error:
-        fault = describe(error, Recipe, plain)
-        is_option = fault.split(":")[0] in options
-        raise UserError(f"--{fault}" if is_option else f"{path}: {fault}") from error
+        faults = describe(error, Recipe, plain)
+        lines = [f"--{x}" if x.split(":")[0] in options else f"{path}: {x}" for x in faults]
+        raise UserError("\n".join(lines)) from error
 
 
 def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
@@ -85,7 +85,7 @@ def override(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     try:
         return Recipe.model_validate(plain)
     except ValidationError as error:
-        raise UserError(describe(error, Recipe)) from error
+        raise UserError("\n".join(describe(error, Recipe))) from error
 
 
 def _resolved(recipe: Recipe, base: Path) -> Recipe:

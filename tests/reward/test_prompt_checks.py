@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.local.preflight import check_rest
+from digenrl.local.inputs import check_rest
 from services.reward.kinds import KINDS
 from services.reward.prompt_checks import ASKED, wanted_digit
 from services.reward.scorer import check_digits, check_prompts

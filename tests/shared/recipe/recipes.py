@@ -17,11 +17,11 @@ def changed(tmp_path: Path, old: str, new: str) -> Path:
     return path
 
 
-def fault(path: Path) -> str:
+def fault(path: Path, lines: int = 1) -> str:
     with pytest.raises(UserError) as raised:
         load_recipe(path)
     message = str(raised.value)
-    assert "\n" not in message
+    assert len(set(message.splitlines())) == lines, message
     return message
 
 

@@ -1,0 +1,180 @@
+"""Checks that a recipe's model, prompts, scorers and their packages are there."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from services.reward.scorer import check_digits, check_packages, check_prompts, kind_of
+from shared.errors import Faults, UserError
+from shared.learning.prompts import read_prompts, repeated
+from shared.messages.contracts import Prompt
+from shared.models.catalogue import (
+    check_parts,
+    check_size,
+    check_weights,
+    checked_family_of,
+    text_tokens,
+)
+from shared.models.hub import missing
+from shared.models.no_model import no_model
+from shared.models.quantised import check_installed
+from shared.models.source_tokens import check_source_tokens
+from shared.recipe.adapter import check_adapter_here
+from shared.recipe.networks import check_networks
+from shared.recipe.recipe import Recipe
+
+
+def check_inputs(
+    recipe: Recipe, *, weights: bool = True, elsewhere: bool = False, begun: bool = False
+) -> None:
+    """Check that every file and name in the recipe exists.
+
+    Args:
+        weights: the network's weights have to be there, not only configurations.
+        elsewhere: as in `check_rest`.
+        begun: as in `check_rest`.
+
+    Raises:
+        UserError: with a line for everything that is missing.
+    """
+    faults = Faults()
+    with faults.collected():
+        _check_model(recipe, weights=weights, elsewhere=elsewhere)
+    with faults.collected():
+        check_rest(recipe, elsewhere=elsewhere, begun=begun)
+    faults.raise_any()
+    family = checked_family_of(recipe.model.folder)
+    for key, path in (("data", recipe.data.prompts), ("evaluation", recipe.evaluation.prompts)):
+        if path is not None:
+            _check_images(f"{key}.prompts", path, recipe.model.folder, family.takes_image)
+    for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
+        if kind_of(scorer, here=not elsewhere).takes == "videos" and not family.makes_videos:
+            raise UserError(
+                f"reward.scorers.{scorer.name}.type: {scorer.type} scores videos, and "
+                f"{recipe.model.folder} makes images"
+            )
+
+
+def _check_model(recipe: Recipe, *, weights: bool, elsewhere: bool) -> None:
+    folder = recipe.model.folder
+    check_folder(folder)
+    family, faults = checked_family_of(folder), Faults()
+    checks: list[Callable[[], object]] = [
+        partial(_check_sizes, recipe),
+        partial(check_networks, recipe),
+        partial(text_tokens, folder, recipe.model.text_tokens),
+    ]
+    if weights:
+        checks += [partial(check_weights, folder), partial(check_parts, folder)]
+    if not elsewhere:
+        checks += [partial(check_adapter_here, recipe), partial(_check_source_tokens, recipe)]
+    for check in checks:
+        with faults.collected():
+            check()
+    if recipe.model.frames > 1 and not family.makes_videos:
+        faults.append(f"model.frames: {folder} makes images, not videos; remove frames")
+    faults.raise_any()
+
+
+def check_folder(folder: Path) -> None:
+    """Raises UserError, with the remedy, if the model's folder is not on this host."""
+    if not folder.is_dir():
+        is_there = no_model(folder) if folder.exists() else None
+        raise UserError(
+            missing(folder)
+            or is_there
+            or f"model.folder: {folder} does not exist; put the model there as a diffusers folder, "
+            "name one on the hub with model.id, or check the rest with --elsewhere"
+        )
+
+
+def _check_images(key: str, prompts: Path, folder: Path, takes_image: bool) -> None:
+    """Raises UserError unless prompts have source images just where the model takes one."""
+    has_image = read_prompts(prompts)[0].image is not None
+    if has_image and not takes_image:
+        raise UserError(
+            f"{key}: {prompts} has images, and {folder} makes samples of text alone; leave the "
+            "images out, or choose a model that edits images"
+        )
+    if takes_image and not has_image:
+        raise UserError(
+            f'{key}: {folder} edits images, and {prompts} names none; give each prompt an "image", '
+            "a path relative to that file"
+        )
+
+
+def _check_sizes(recipe: Recipe) -> None:
+    folder, trained, evaluated = recipe.model.folder, recipe.model, recipe.evaluation
+    check_size(folder, "model", height=trained.height, width=trained.width)
+    check_size(
+        folder,
+        "evaluation",
+        height=evaluated.height or trained.height,
+        width=evaluated.width or trained.width,
+    )
+
+
+def _check_source_tokens(recipe: Recipe) -> None:
+    model, evaluated = recipe.model, recipe.evaluation
+    for table, height, width in (
+        ("model", model.height, model.width),
+        ("evaluation", evaluated.height or model.height, evaluated.width or model.width),
+    ):
+        check_source_tokens(
+            model.folder, model.text_tokens, table=table, height=height, width=width
+        )
+
+
+def check_rest(recipe: Recipe, *, elsewhere: bool = False, begun: bool = False) -> None:
+    """Check everything that `check_inputs` does, except the model.
+
+    Args:
+        elsewhere: the rewards and rollout, with their packages and folders, are on other hosts.
+        begun: it is the recipe of a run that goes on, whatever its prompts lack.
+
+    Raises:
+        UserError: if something is missing."""
+    faults, prompts, held_out = Faults(), tuple[Prompt, ...](), tuple[Prompt, ...]()
+    with faults.collected():
+        prompts = held_out = read_prompts(recipe.data.prompts)
+        if recipe.data.weights is not None:
+            repeated(prompts, recipe.data.weights)
+    if recipe.evaluation.prompts is not None:
+        with faults.collected():
+            held_out = _held_out(recipe.evaluation.prompts)
+    for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
+        with faults.collected():
+            kind_of(scorer, here=not elsewhere)
+            if not elsewhere:
+                check_packages(scorer)
+    if not elsewhere:
+        with faults.collected():
+            check_installed(recipe.holding.weights)
+    judges = None if elsewhere else recipe.evaluation.digits
+    if judges is not None and not judges.is_dir():
+        faults.append(f"evaluation.digits: no folder {judges}")
+    faults.raise_any()
+    if not (elsewhere or begun):
+        _check_asked_of_prompts(recipe, prompts, held_out)
+
+
+def _held_out(path: Path) -> tuple[Prompt, ...]:
+    """Read the prompts of the evaluation; an error names their own key."""
+    try:
+        return read_prompts(path)
+    except UserError as error:
+        raise UserError(str(error).replace("data.prompts:", "evaluation.prompts:", 1)) from error
+
+
+def _check_asked_of_prompts(
+    recipe: Recipe, prompts: Sequence[Prompt], held_out: Sequence[Prompt]
+) -> None:
+    """Raises UserError if a prompt does not have what a scorer, or the judges of digits, asks
+    for."""
+    trained = recipe.reward.scorers
+    for table in trained:
+        check_prompts(table, prompts)
+    for table in (*trained, *recipe.evaluation.scorers):
+        check_prompts(table, held_out)
+    if recipe.evaluation.digits is not None:
+        check_digits(held_out)
