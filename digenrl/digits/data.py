@@ -8,6 +8,7 @@ every classifier and look broken. Distances are L2 over the 64 pixels in model s
 score about 2.2 and 4.5.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,8 +74,8 @@ def diversity(samples: Half) -> npt.NDArray[np.float64]:
 
 def distances(some: Images, others: Images) -> npt.NDArray[np.float64]:
     """Returns L2 distances (n, m) between images."""
-    a = some.reshape(len(some), -1).astype(np.float64)
-    b = others.reshape(len(others), -1).astype(np.float64)
+    pixels = math.prod(others.shape[1:])
+    a, b = (each.reshape(-1, pixels).astype(np.float64) for each in (some, others))
     squares = (a**2).sum(1)[:, None] + (b**2).sum(1)[None] - 2 * a @ b.T
     rooted: npt.NDArray[np.float64] = np.sqrt(squares.clip(min=0))
     return rooted

@@ -21,10 +21,10 @@ from services.reward.scorer import SOURCES
 from services.trainer.engine.checkpoint import AVERAGE
 from shared.diffusion.shards import whole_tensors
 from shared.errors import IntegrityError
-from shared.learning.prompts import read_prompts
 from shared.recipe.recipe import Recipe
 from shared.run.checkpoints import checkpoint_of
 from shared.run.commits import CommitRecord
+from shared.run.run_recipe import evaluation_rows
 from shared.run.shards import open_tensors
 from shared.store import ObjectStore
 
@@ -52,7 +52,7 @@ class RunEvaluator:
     ) -> None:
         """``progress`` is called in another thread, with the progress of each evaluation."""
         self.recipe = recipe
-        prompts = read_prompts(recipe.evaluation.prompts or recipe.data.prompts)
+        prompts = [prompt for prompt, _ in evaluation_rows(recipe)]
         settings = settings_digest(recipe, prompts)
         self.evaluations = Evaluations(store, recipe.run.name, settings)
         self._teller = Teller(store, recipe.run.name)

@@ -16,8 +16,8 @@ from digenrl.evaluation.settings import as_evaluated
 from services.reward.scorer import WeightedScorer, build_scorers, scorer_inputs
 from services.reward.scoring import scores_of, source_of
 from shared.diffusion.weights import load_weights
-from shared.learning.prompts import read_rows
 from shared.recipe.recipe import Recipe
+from shared.run.run_recipe import evaluation_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class PromptSampler:
         """``stopping`` and ``progress`` are passed to the sampler."""
         self._table = recipe.evaluation
         self._sampler = Sampler(as_evaluated(recipe), stopping, progress=progress)
-        rows = read_rows(recipe.evaluation.prompts or recipe.data.prompts)
+        rows = evaluation_rows(recipe)
         self._prompts = [prompt for prompt, _ in rows]
         self._sources = [None if path is None else path.read_bytes() for _, path in rows]
 

@@ -30,6 +30,7 @@ from shared.recipe.recipe import (
     load_recipe,
     with_folder,
 )
+from shared.run.run_recipe import evaluated_on, held_out_rows
 
 Say = Callable[[str], None]
 
@@ -78,6 +79,8 @@ class Checked:
     def _of_choices(self) -> Iterator[str]:
         """What depends on more than the recipe: a measured tail, and what "auto" is."""
         recipe = self.recipe
+        if recipe.evaluation.prompts is None:
+            yield f"evaluations measure {evaluated_on(len(held_out_rows(recipe)))}"
         if recipe.sampling.tail is not None and not self.elsewhere:
             yield tail_line(recipe, self.path, runs_folder())
         decay = recipe.trainer.decay_steps

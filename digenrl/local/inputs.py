@@ -6,7 +6,8 @@ from pathlib import Path
 
 from services.reward.scorer import check_digits, check_packages, check_prompts, kind_of
 from shared.errors import Faults, UserError
-from shared.learning.prompts import read_prompts, repeated
+from shared.learning.prompt_tables import Row
+from shared.learning.prompts import read_prompts
 from shared.messages.contracts import Prompt
 from shared.models.catalogue import (
     check_parts,
@@ -22,6 +23,7 @@ from shared.models.source_tokens import check_source_tokens
 from shared.recipe.adapter import check_adapter_here
 from shared.recipe.networks import check_networks
 from shared.recipe.recipe import Recipe
+from shared.run.run_recipe import held_out_rows, prompt_order, trained_and_held_out
 
 
 def check_inputs(
@@ -134,14 +136,13 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False, begun: bool = False) 
 
     Raises:
         UserError: if something is missing."""
-    faults, prompts, held_out = Faults(), tuple[Prompt, ...](), tuple[Prompt, ...]()
+    faults, trained, held_out = Faults(), tuple[Row, ...](), tuple[Row, ...]()
     with faults.collected():
-        prompts = held_out = read_prompts(recipe.data.prompts)
-        if recipe.data.weights is not None:
-            repeated(prompts, recipe.data.weights)
+        prompt_order(recipe)
+        trained, held_out = trained_and_held_out(recipe)
     if recipe.evaluation.prompts is not None:
         with faults.collected():
-            held_out = _held_out(recipe.evaluation.prompts)
+            held_out = held_out_rows(recipe)
     for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
         with faults.collected():
             kind_of(scorer, here=not elsewhere)
@@ -155,19 +156,12 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False, begun: bool = False) 
         faults.append(f"evaluation.digits: no folder {judges}")
     faults.raise_any()
     if not (elsewhere or begun):
-        _check_asked_of_prompts(recipe, prompts, held_out)
-
-
-def _held_out(path: Path) -> tuple[Prompt, ...]:
-    """Read the prompts of the evaluation; an error names their own key."""
-    try:
-        return read_prompts(path)
-    except UserError as error:
-        raise UserError(str(error).replace("data.prompts:", "evaluation.prompts:", 1)) from error
+        prompts, evaluated = ([row[0] for row in rows] for rows in (trained, held_out or trained))
+        _check_asked_of_prompts(recipe, prompts, evaluated)
 
 
 def _check_asked_of_prompts(
-    recipe: Recipe, prompts: Sequence[Prompt], held_out: Sequence[Prompt]
+    recipe: Recipe, prompts: Sequence[Prompt], evaluated: Sequence[Prompt]
 ) -> None:
     """Raises UserError if a prompt does not have what a scorer, or the judges of digits, asks
     for."""
@@ -175,6 +169,6 @@ def _check_asked_of_prompts(
     for table in trained:
         check_prompts(table, prompts)
     for table in (*trained, *recipe.evaluation.scorers):
-        check_prompts(table, held_out)
+        check_prompts(table, evaluated)
     if recipe.evaluation.digits is not None:
-        check_digits(held_out)
+        check_digits(evaluated)

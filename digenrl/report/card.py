@@ -15,6 +15,7 @@ from digenrl.report.usage import base_model, makes_videos, usage
 from shared.errors import UserError
 from shared.learning.prompts import digest, read_prompts
 from shared.recipe.recipe import Recipe
+from shared.run.run_recipe import evaluated_on, evaluation_rows
 
 CARD, CURVE = "README.md", "curve.png"
 PICTURE = f"\n\n![Mean reward per optimizer step, and before and after]({CURVE})"
@@ -92,14 +93,14 @@ def _front_matter(recipe: Recipe, base: str) -> str:
 
 def _example(recipe: Recipe) -> str:
     try:
-        return read_prompts(recipe.evaluation.prompts or recipe.data.prompts)[0].text
+        return evaluation_rows(recipe)[0][0].text
     except UserError:  # not on this host
         return "..."
 
 
 def _results(recipe: Recipe, summary: Summary, labels: Mapping[str, str]) -> str:
     evaluation, rewards = recipe.evaluation, summary.reward_per_step
-    prompts = "held-out prompts" if evaluation.prompts else "the prompts of training"
+    prompts = evaluated_on(summary.num_held_out)
     begin = (
         f"## Results\n\nMean reward of the first batch {_figure(rewards[0])}, of the last "
         f"{_figure(rewards[-1])} (sampled with noise)."

@@ -21,7 +21,7 @@ from shared.process.settings import ClientSettings, ServiceSettings
 from shared.process.worker_process import prepare_libraries
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, commit_chain
-from shared.run.run_recipe import needed_recipe
+from shared.run.run_recipe import held_out_rows, needed_recipe
 from shared.store import ObjectStore, open_store
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ async def _measure(
         wall_seconds=wall_seconds,
         report_seconds=time.monotonic() - began,
         not_averaged=evaluation.not_averaged,
+        num_held_out=evaluation.num_held_out,
     )
     await _draw(store, recipe, chain, out, parts, summary, evaluation.records)
     return summary
@@ -189,6 +190,8 @@ class Evaluation:
     records: Sequence[EvaluationRecord] = ()
     """Begins with the first version and ends with the last."""
     not_averaged: Quality | None = None
+    num_held_out: int = 0
+    """Number of evaluated prompts that were not trained."""
 
 
 async def _evaluate(
@@ -210,7 +213,8 @@ async def _evaluate(
         await evaluator.record_of(chain[-1], weights)
         not_averaged = await _not_averaged(store, recipe, evaluator, chain[-1])
     found = await evaluator.evaluations.read_all()
-    return Evaluation([each for each in found if each.version <= last], not_averaged)
+    records = [each for each in found if each.version <= last]
+    return Evaluation(records, not_averaged, len(held_out_rows(recipe)))
 
 
 async def _not_averaged(
@@ -249,6 +253,7 @@ def summarise(
     wall_seconds: float,
     report_seconds: float,
     not_averaged: Quality | None = None,
+    num_held_out: int = 0,
 ) -> Summary:
     """Build the summary; ``evaluated`` begins with the first version and ends with the last, or is
     empty.
@@ -256,6 +261,7 @@ def summarise(
     Args:
         not_averaged: figures of the last version's trained weights, if it is their moving average
             that is evaluated.
+        num_held_out: number of evaluated prompts that were not trained.
     """
     before, after = (evaluated[at].quality if evaluated else None for at in (0, -1))
     trained = [record for record in chain if record.trained]
@@ -273,6 +279,7 @@ def summarise(
         wall_s=round(wall_seconds, 1),
         report_s=round(report_seconds, 1),
         samples_trained=sum(len(group.rewards) for record in trained for group in record.trained),
+        num_held_out=num_held_out,
         reward_per_step=[round(record.metrics["reward_mean"], 6) for record in trained],
         onpolicy_ratio_error_max=max(r.metrics["onpolicy_ratio_error"] for r in trained),
         adapter_sha256=adapter_sha256,

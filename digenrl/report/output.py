@@ -11,6 +11,7 @@ from rich.table import Table
 from digenrl.report.summary import Summary, schedule_rows
 from shared.recipe.recipe import Recipe
 from shared.recipe.rewards import ScorerTable
+from shared.run.run_recipe import evaluated_on
 
 CLASSIFIER = "digit-probability"
 """Reward whose classifier also gives an accuracy."""
@@ -48,6 +49,9 @@ def _scorer(scorer: ScorerTable) -> str:
 
 def table_of(summary: Summary, rows: Mapping[str, str]) -> Table:
     table = Table(title=f"{summary.run}: {summary.steps} optimizer steps, {summary.wall_s:.0f} s")
+    if summary.after is not None:
+        evaluated = f"{summary.after.num_samples} samples of {evaluated_on(summary.num_held_out)}"
+        table.caption = f"before and after: {evaluated}"
     table.add_column("", overflow="fold")
     raw = summary.after_not_averaged
     for column in ("before", "after", "change", *(["not averaged"] if raw else [])):

@@ -15,6 +15,7 @@ from digenrl.evaluation.records import EvaluationRecord
 from digenrl.report.stills import Side, Stills
 from digenrl.report.summary import Summary
 from shared.run.commits import CommitRecord
+from shared.run.run_recipe import evaluated_on
 
 matplotlib.use("Agg")
 
@@ -76,7 +77,7 @@ def _draw_accuracies(axes: Any, summary: Summary) -> None:
     axes.set_xticks(places, list(known), fontsize=8, rotation=20)
     if all(0 <= (value or 0.0) <= 1 for pair in known.values() for value in pair):
         axes.set_ylim(0, 1.15)
-    axes.set_title("held-out evaluation, same seeds", fontsize=10)
+    axes.set_title(f"{evaluated_on(summary.num_held_out)}, same seeds", fontsize=10)
     axes.legend(fontsize=8, loc="upper left", ncols=2)
 
 

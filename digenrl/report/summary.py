@@ -73,6 +73,8 @@ class Summary(BaseModel):
     """Largest |ratio - 1| before the first update, over all batches."""
     effective_sample_share_min: float | None = None
     """Smallest effective share of a batch's samples, if `rollout.weights` are not the trainer's."""
+    num_held_out: int = 0
+    """Number of evaluated prompts that were not trained; 0: the prompts of training were."""
     reward_per_step: list[float]
     """Mean training reward of each batch."""
     reward_before: float | None

@@ -32,6 +32,8 @@ from shared.messages.contracts import Prompt, SourceImage
 TXT, CSV = ".txt", ".csv"
 MAX_REPEATS = 1000
 """Most times that an epoch takes a prompt for once that it takes the rarest."""
+MIN_PROMPTS, MAX_HELD_OUT = 20, 32
+"""Fewest prompts of which some are held out by default, and most that are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,38 @@ def read_rows(path: Path) -> tuple[Row, ...]:
             "all of them one, or none"
         )
     return rows
+
+
+def split_rows(
+    rows: Sequence[Row], held_out: int | None
+) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """Return the rows to train, and those held out from training: so many different prompts, by
+    default a tenth of 20 or more, at most 32. Their digests choose them, whatever the seed and the
+    order of the file, and equal prompts stay together.
+
+    Raises:
+        UserError: if none is left to train.
+    """
+    ranked = sorted({_identity(prompt) for prompt, _ in rows})
+    tenth = min(len(ranked) // 10, MAX_HELD_OUT) if len(ranked) >= MIN_PROMPTS else 0
+    chosen = set(ranked[: tenth if held_out is None else held_out])
+    if len(chosen) == len(ranked):
+        raise UserError(
+            f"evaluation.held_out: {held_out} of {len(ranked)} different prompts leave none to "
+            f"train; at most {len(ranked) - 1}"
+        )
+    trained = tuple(row for row in rows if _identity(row[0]) not in chosen)
+    return trained, tuple(row for row in rows if _identity(row[0]) in chosen)
+
+
+def num_different(rows: Sequence[Row]) -> int:
+    """Return the number of different prompts."""
+    return len({_identity(prompt) for prompt, _ in rows})
+
+
+def _identity(prompt: Prompt) -> str:
+    image = "" if prompt.image is None else prompt.image.sha256
+    return hashlib.sha256(f"{image}\n{prompt.text}".encode()).hexdigest()
 
 
 class SourceFiles:

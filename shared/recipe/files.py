@@ -56,6 +56,11 @@ EXCLUDES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Keys that cannot stand beside another, by the table's name and that other: a file that sets it
 takes them away from its base, and an option from the file."""
 
+PROMPTS = ("data.prompts", "data.dataset", "data.dataset.id", "data.dataset.folder")
+OF_PROMPTS = ("prompts", "dataset", "held_out")
+"""Keys of `evaluation` that belong to the prompts of their own file: where a file or an option
+replaces those, the evaluation would show other prompts than the ones that are trained."""
+
 HOME = "~"
 """Stands for the home of who runs the command, at the beginning of a path."""
 YAML = (".yaml", ".yml")
@@ -95,8 +100,33 @@ def merged(layers: Sequence[Layer]) -> dict[str, Any]:
     """Return the tables of all layers, each over those before it."""
     tables: dict[str, Any] = {}
     for layer in layers:
-        tables = _over(tables, layer.tables)
+        own = [key for key, _ in leaves_of(layer.tables, "")]
+        tables = _over(without_evaluated(tables, own), layer.tables)
     return tables
+
+
+def without_evaluated(tables: Mapping[str, Any], above: Collection[str]) -> dict[str, Any]:
+    """Return tables without the prompts of their evaluation if the keys ``above``, dotted, replace
+    those of training."""
+    table = tables.get("evaluation")
+    if not isinstance(table, Mapping) or not set(PROMPTS).intersection(above):
+        return dict(tables)
+    left = {key: value for key, value in table.items() if key not in OF_PROMPTS}
+    return {**tables, "evaluation": left}
+
+
+def leaves_of(tables: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, bool]]:
+    """Yield the name of each key that is set, and whether it is a list of tables."""
+    for name, value in tables.items():
+        key = prefix + name
+        if isinstance(value, Mapping):
+            yield from leaves_of(value, f"{key}.")
+        elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+            yield key, True
+            for each in value:
+                yield from leaves_of(each, f"{key}.{each.get('name')}.")
+        else:
+            yield key, False
 
 
 def check_excluded(tables: Mapping[str, Any]) -> None:

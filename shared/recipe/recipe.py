@@ -18,7 +18,7 @@ from shared.models.catalogue import pipeline_sigmas
 from shared.recipe.adapter import adapter_of, agreed
 from shared.recipe.checks import check_tables
 from shared.recipe.errors import describe
-from shared.recipe.files import Layer, check_excluded, merged, read_layers
+from shared.recipe.files import Layer, check_excluded, merged, read_layers, without_evaluated
 from shared.recipe.options import put_options
 from shared.recipe.rewards import Evaluation, Reward
 from shared.recipe.sampling import WINDOW_KEYS, SigmaGrid
@@ -60,7 +60,10 @@ def load_recipe(path: Path, options: Mapping[str, Any] = NO_OPTIONS) -> Recipe:
 
 def resolve(path: Path, layers: Sequence[Layer], options: Mapping[str, Any]) -> Recipe:
     """Return the recipe of a file's layers and options; raises UserError as `load_recipe` does."""
-    plain = put_options(merged(layers), options)
+    plain = merged(layers)
+    if path.suffix != ".json":  # a run keeps what it evaluates where its files have moved
+        plain = without_evaluated(plain, options)
+    plain = put_options(plain, options)
     if path.suffix != ".json":  # the recipe of a run has both
         check_excluded(plain)
     try:
@@ -243,6 +246,7 @@ def stored_recipe(data: bytes) -> Recipe:
         algorithm["nft_decay"] = 0
     for key, value in SAMPLED_BEFORE.items():
         sampling.setdefault(key, value)
+    _of(tables, "evaluation").setdefault("held_out", 0)
     if trainer.get("ema") is not None:
         trainer.setdefault("ema_warmup", False)
     return Recipe.model_validate(tables)

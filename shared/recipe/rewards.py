@@ -190,7 +190,12 @@ class Evaluation(Table):
     threads: Positive = 1
     """CPU threads of the evaluation."""
     prompts: Path | None = None
-    """Held out, read as `data.prompts` is; relative to the recipe. Without it, training's."""
+    """Prompts that are evaluated, read as `data.prompts` is; relative to the recipe. Without it,
+    those that `held_out` keeps from training."""
+    held_out: NonNegative | None = None
+    """Number of different prompts of `data.prompts` that are evaluated and never trained. By
+    default a tenth of 20 or more, at most 32, unless `prompts` or `dataset` names others; of fewer
+    none, so that the prompts of training are evaluated."""
     dataset: Dataset | None = None
     """Data set of the Hugging Face hub, or files of this host whose columns have other names, in
     place of `evaluation.prompts`."""

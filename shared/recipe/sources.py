@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from shared.recipe.files import Layer
+from shared.recipe.files import Layer, leaves_of
 from shared.recipe.recipe import Recipe, implied_values
 
 Kind = Literal["file", "base", "option", "implied", "default"]
@@ -29,7 +29,7 @@ def values_of(recipe: Recipe, layers: Sequence[Layer], options: Mapping[str, Any
     said: dict[str, tuple[Kind, Path | None]] = {}
     for layer in layers:
         kind: Kind = "file" if layer is layers[-1] else "base"
-        for key, is_list in _leaves(layer.tables, ""):
+        for key, is_list in leaves_of(layer.tables, ""):
             if is_list:  # taken whole
                 said = {old: of for old, of in said.items() if not old.startswith(f"{key}.")}
             said[key] = (kind, layer.path)
@@ -38,22 +38,9 @@ def values_of(recipe: Recipe, layers: Sequence[Layer], options: Mapping[str, Any
     implied = {each.key for each in implied_values(recipe)}
     plain = recipe.model_dump(mode="json")
     return [
-        Value(key, value, *_source(key, said, implied)) for key, value in _values(recipe, plain, "")
+        Value(key, value, *_source(key, value, said, implied))
+        for key, value in _values(recipe, plain, "")
     ]
-
-
-def _leaves(tables: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, bool]]:
-    """Yield the name of each key that is set, and whether it is a list of tables."""
-    for name, value in tables.items():
-        key = prefix + name
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{key}.")
-        elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-            yield key, True
-            for each in value:
-                yield from _leaves(each, f"{key}.{each.get('name')}.")
-        else:
-            yield key, False
 
 
 def _values(table: BaseModel, plain: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -69,9 +56,11 @@ def _values(table: BaseModel, plain: Mapping[str, Any], prefix: str) -> Iterator
 
 
 def _source(
-    key: str, said: Mapping[str, tuple[Kind, Path | None]], implied: set[str]
+    key: str, value: Any, said: Mapping[str, tuple[Kind, Path | None]], implied: set[str]
 ) -> tuple[Kind, Path | None]:
     """Return what says a key; a value of several keys may be set as a whole, or part by part."""
+    if value is None and said.get(key, ("", None))[0] != "option":
+        return ("default", None)  # TOML has no null: another key took away what a file says
     if key in said:
         return said[key]
     inner = [of for name, of in said.items() if name.startswith(f"{key}.")]

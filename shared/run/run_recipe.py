@@ -12,7 +12,8 @@ from typing import Any
 import structlog
 
 from shared.errors import ContractError, Unavailable, UserError
-from shared.learning.prompts import PromptOrder, read_prompts, read_rows, repeated
+from shared.learning.prompt_tables import Row
+from shared.learning.prompts import PromptOrder, num_different, read_rows, repeated, split_rows
 from shared.models.hub import models_root
 from shared.recipe.adapter import adapter_of
 from shared.recipe.files import on_this_host, paths_of, portable_names, put_paths
@@ -38,6 +39,9 @@ MAY_CHANGE = {
     "evaluation.height", "evaluation.width", "evaluation.threads",
 }  # fmt: skip
 """Keys that a resumed run may change: no batch depends on them."""
+
+AS_BEGUN = ("evaluation.held_out",)
+"""Keys that a resumed run has as it began with them, where its recipe leaves them out."""
 
 FILES = ("model.folder", "model.adapter", "data.prompts", "reward.scorers.")
 """Keys, or their beginnings, of files that must be the same on every host that has them."""
@@ -112,6 +116,8 @@ async def check_recipe(
         same = await same_files(store, recipe, FILES)
         same |= {key for key, name in stored.portable.items() if portable.get(key) == name}
         check_same_run(stored.recipe, recipe, same=same)
+        recipe = with_held_out_of(stored.recipe, recipe)
+        tables = recipe.model_dump(mode="json")
     await check_files(store, recipe, FILES, needed=False)
     data = json.dumps({**tables, PORTABLE: portable}, indent=1).encode()
     return CheckedRecipe(asked, beside, recipe, data, seen)
@@ -209,6 +215,16 @@ def _log_waiting(run: str, place: str, error: str) -> None:
         )
 
 
+def with_held_out_of(stored: Recipe, given: Recipe) -> Recipe:
+    """Return ``given`` with as many prompts held out as the run has, whatever it evaluates now."""
+    began, now = stored.evaluation, given.evaluation
+    if now.held_out is not None or (began.held_out is None and began.prompts == now.prompts):
+        return given
+    as_began = given.model_copy(update={"evaluation": began})
+    number = num_different(trained_and_held_out(as_began)[1])
+    return override(given, {"evaluation.held_out": number})
+
+
 def with_sigmas_of(stored: Recipe, given: Recipe) -> Recipe:
     """Return ``given`` with the sigmas of the run where it asks for the model's own and the model
     is not on this host. Where the run's sigmas were made otherwise, ``given`` keeps its own."""
@@ -250,6 +266,10 @@ def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ())
         UserError: naming the first changed key that a resumed run may not change.
     """
     old, new = stored.model_dump(mode="json"), given.model_dump(mode="json")
+    for key in AS_BEGUN:
+        table, own = key.split(".")
+        if new[table][own] is None:
+            new[table][own] = old[table][own]
     if "auto" in (stored.schedule.max_staleness, given.schedule.max_staleness):
         # The scheduler decides when the run begins, and compares with what it decided.
         new["schedule"]["max_staleness"] = old["schedule"]["max_staleness"]
@@ -290,13 +310,41 @@ def _flat(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def prompt_order(recipe: Recipe) -> PromptOrder:
-    """Read the prompts of a recipe, in turn or by its curriculum; raises UserError if there are
-    none."""
+    """Read the prompts that a recipe trains, in turn or by its curriculum; raises UserError if
+    there are none."""
     data = recipe.data
-    prompts = read_prompts(data.prompts)
+    prompts = tuple(prompt for prompt, _ in trained_and_held_out(recipe)[0])
     if data.weights is not None:
         prompts = repeated(prompts, data.weights)
     return PromptOrder(prompts, recipe.run.seed, data.curriculum)
+
+
+def trained_and_held_out(recipe: Recipe) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """Read the prompts of training, with the files of their source images, and those held out."""
+    table = recipe.evaluation
+    number = 0 if table.held_out is None and table.prompts is not None else table.held_out
+    return split_rows(read_rows(recipe.data.prompts), number)
+
+
+def held_out_rows(recipe: Recipe) -> tuple[Row, ...]:
+    """Read the prompts that are evaluated and not trained; none if those of training are."""
+    own = recipe.evaluation.prompts
+    if own is None:
+        return trained_and_held_out(recipe)[1]
+    try:
+        return read_rows(own)
+    except UserError as error:  # names its own key
+        raise UserError(str(error).replace("data.prompts:", "evaluation.prompts:", 1)) from error
+
+
+def evaluation_rows(recipe: Recipe) -> tuple[Row, ...]:
+    """Read the prompts of evaluations, with the files of their source images."""
+    return held_out_rows(recipe) or trained_and_held_out(recipe)[0]
+
+
+def evaluated_on(num_held_out: int) -> str:
+    """Return which prompts evaluations measure, in words."""
+    return f"{num_held_out} held-out prompts" if num_held_out else "the prompts of training"
 
 
 async def store_images(store: ObjectStore, recipe: Recipe) -> None:

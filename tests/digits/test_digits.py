@@ -144,6 +144,15 @@ def test_images_and_metadata_must_be_as_many() -> None:
         DigitProbability(REWARDS).score(np.zeros((2, 1, 8, 8), dtype=np.uint8), [{"digit": 3}])
 
 
+@pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value")
+def test_the_guards_measure_samples_of_some_digits_only(halves: tuple[Half, Half]) -> None:
+    """As of a few prompts of the user's own."""
+    half, whole = halves
+    some = Half(half.images[half.labels < 3], half.labels[half.labels < 3])
+    for figures in (nearest_real(some, whole), diversity(some)):
+        assert np.isfinite(figures).tolist() == [True] * 3 + [False] * 7
+
+
 def test_the_guards_measure_real_digits_as_real_and_diverse(halves: tuple[Half, Half]) -> None:
     half_a, half_b = halves
     real = load_real(REWARDS)

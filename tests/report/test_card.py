@@ -182,6 +182,20 @@ def test_its_code_draws_the_evaluation_s_own_first_sample(
     assert np.std(wanted) > 1, "something is to be seen"
 
 
+@pytest.mark.parametrize(("number", "said"), [(0, "the prompts of training"), (3, "3 held-out")])
+def test_table_and_card_say_which_prompts_are_evaluated(
+    number: int, said: str, tmp_path: Path
+) -> None:
+    digits, screen = load_recipe(DIGITS), io.StringIO()
+    summary = summary_of(digits).model_copy(update={"num_held_out": number})
+    Console(file=screen, width=200).print(table_of(summary, rows_of(digits)))
+    assert f"before and after: 40 samples of {said}" in screen.getvalue()
+    (tmp_path / "curve.png").write_bytes(PICTURE)
+    (tmp_path / "adapter").mkdir()
+    path = write_card(tmp_path / "adapter", digits, summary, tmp_path / "curve.png", {})
+    assert f"40 samples of {said}" in path.read_text()
+
+
 @pytest.mark.parametrize("averaged", [False, True])
 def test_the_table_shows_the_weights_themselves_beside_their_average(averaged: bool) -> None:
     digits, screen = load_recipe(DIGITS), io.StringIO()
