@@ -16,7 +16,7 @@ from shared.models.hub import NEEDED, missing, needed_parts
 from shared.models.memory import METADATA, PARTS, Part, part_folders, read_header, weight_files
 from shared.models.no_model import no_model, no_weights
 from shared.models.refused import unsupported
-from shared.models.sigmas import Sigmas
+from shared.models.sigmas import Sigmas, unknown_keys
 
 _SCHEDULE = "scheduler/scheduler_config.json"
 _BOUNDARY = "boundary_ratio"
@@ -215,17 +215,22 @@ def pipeline_sigmas(
     """Returns the noise schedule of the model's own pipeline.
 
     Each pipeline gives its scheduler another grid, and the scheduler shifts it as its configuration
-    says; conventions are those of diffusers 0.42. Wan's folders name a solver of higher order: only
-    its shift is used, for Euler steps.
+    says; conventions are those of diffusers 0.42. Wan's folders name a solver of higher order: its
+    sigmas are used, for Euler steps.
 
     Raises:
-        UserError: if the folder does not say how.
+        UserError: if the folder does not say how, or its scheduler has a setting that is not known.
     """
     family, file = family_of(folder), folder / _SCHEDULE
     try:
-        config: dict[str, Any] = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+        config: dict[str, Any] = dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f'sampling.sigmas: "model" needs {file}, which cannot be read') from error
+    if unknown := unknown_keys(family.sigmas, config):
+        raise UserError(
+            f'sampling.sigmas: "model" does not follow {", ".join(unknown)} of {file}; write the '
+            "sigmas as numbers, such as those of its pipeline's scheduler, or choose another model"
+        )
 
     def num_tokens() -> int:
         return family.num_tokens(*_configs(folder), height=height, width=width, frames=frames)

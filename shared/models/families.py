@@ -21,6 +21,7 @@ from shared.models.sigmas import (
     shift_by_tokens,
     shift_by_tokens_and_steps,
     single_static_shift,
+    solver_shift,
     static_shift,
 )
 from shared.models.sound import SoundFamilySpec, ltx2_sound_tokens
@@ -175,7 +176,7 @@ _WAN = FamilySpec(
     }),
     has_experts=True,
     names_attention=True,
-    sigmas=static_shift,
+    sigmas=solver_shift,
     packed=False,
     decoder_factor=lambda decoder: int(decoder.get("scale_factor_spatial", 8)),
     frame_factor=lambda decoder: int(decoder.get("scale_factor_temporal", 4)),

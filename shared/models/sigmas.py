@@ -8,8 +8,9 @@ shifts its end point twice (`default_sigmas`), DanceGRPO and others shift once d
 (`single_shift_sigmas`). A `SigmaRule` says which grid a family's own pipeline takes.
 """
 
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Sigmas = tuple[float, ...]
@@ -51,27 +52,24 @@ def single_shift_sigmas(num_steps: int, factor: float) -> Sigmas:
 def default_sigmas(num_steps: int, factor: float) -> Sigmas:
     """Returns diffusers' own grid for a static shift: its smallest sigma is shifted twice."""
     smallest = shift(1 / TRAIN_TIMESTEPS, factor)
-    return evenly_to(smallest, num_steps, factor)
+    return (*(shift(sigma, factor) for sigma in _descend(1.0, smallest, num_steps)), 0.0)
 
 
-def evenly_to(last: float, num_steps: int, factor: float) -> Sigmas:
-    """Returns a grid from 1 to ``last``, shifted once; then 0 (FLUX without dynamic shift)."""
-    return (*(shift(sigma, factor) for sigma in _descend(1.0, last, num_steps)), 0.0)
+def by_config(config: Config, grid: Iterable[float], mu: Callable[[], float]) -> Sigmas:
+    """Shifts a grid as the configuration of diffusers' scheduler says, and ends it with 0: by
+    ``mu``, exponentially or linearly, if it is to (FLUX, Qwen-Image), or else statically.
 
-
-def dynamic_sigmas(
-    num_steps: int, mu: float, *, terminal: float | None = None, linear: bool = False
-) -> Sigmas:
-    """Shifts the grid 1 .. 1/T by ``mu``, exponentially or linearly (FLUX, Qwen-Image).
-
-    ``terminal`` stretches the grid so that its last sigma before 0 is ``terminal`` (Qwen: 0.02).
+    `shift_terminal` stretches the grid so that its last sigma before 0 is that (Qwen: 0.02).
     """
-    factor = mu if linear else math.exp(mu)
-    grid = [_by(factor, sigma) for sigma in _descend(1.0, 1 / num_steps, num_steps)]
-    if terminal is not None:
-        scale = (1 - grid[-1]) / (1 - terminal)
-        grid = [1 - (1 - sigma) / scale for sigma in grid]
-    return (*grid, 0.0)
+    if config.get("use_dynamic_shifting"):
+        factor = mu() if config.get("time_shift_type") == "linear" else math.exp(mu())
+        sigmas = [_by(factor, sigma) for sigma in grid]
+    else:
+        sigmas = [shift(sigma, _static(config)) for sigma in grid]
+    if terminal := config.get("shift_terminal"):
+        scale = (1 - sigmas[-1]) / (1 - terminal)
+        sigmas = [1 - (1 - sigma) / scale for sigma in sigmas]
+    return (*sigmas, 0.0)
 
 
 def with_tail(sigmas: Sigmas, start: int, num_steps: int) -> Sigmas:
@@ -100,36 +98,89 @@ def _between(sigmas: Sigmas, index: float) -> float:
 
 
 def static_shift(config: Config, num_steps: int, num_tokens: Callable[[], int]) -> Sigmas:
-    """Follows pipelines that leave the grid to diffusers' scheduler (SD3, Wan)."""
-    return default_sigmas(num_steps, _static(config))
+    """Follows pipelines that leave the grid to diffusers' scheduler (SD3)."""
+    last = 1 / TRAIN_TIMESTEPS
+    if not config.get("use_dynamic_shifting"):
+        last = shift(last, _static(config))
+    return by_config(config, _descend(1.0, last, num_steps), lambda: _mu(config, num_tokens()))
+
+
+def solver_shift(config: Config, num_steps: int, num_tokens: Callable[[], int]) -> Sigmas:
+    """Follows pipelines that leave the grid to an Euler scheduler, or to UniPC (Wan). UniPC's first
+    sigma, one millionth below 1 for the sake of its logarithms, is 1 here."""
+    if not config.get("use_flow_sigmas"):
+        return static_shift(config, num_steps, num_tokens)
+    return by_config(config, _descend(1.0, 1 / TRAIN_TIMESTEPS, num_steps + 1)[:-1], lambda: 0.0)
 
 
 def single_static_shift(config: Config, num_steps: int, num_tokens: Callable[[], int]) -> Sigmas:
     """Follows pipelines that give the scheduler the grid from 1 to 0 (HunyuanVideo)."""
-    return single_shift_sigmas(num_steps, _static(config))
+    return by_config(config, linear_sigmas(num_steps)[:-1], lambda: 0.0)
 
 
 def shift_by_tokens(config: Config, num_steps: int, num_tokens: Callable[[], int]) -> Sigmas:
     """Follows pipelines that shift by the size of a sample, if the scheduler's configuration says
     so (FLUX, Qwen-Image)."""
-    if not config.get("use_dynamic_shifting"):
-        return evenly_to(1 / num_steps, num_steps, _static(config))
-    return dynamic_sigmas(
-        num_steps,
-        _mu(config, num_tokens()),
-        terminal=config.get("shift_terminal"),
-        linear=config.get("time_shift_type") == "linear",
-    )
+    grid = _descend(1.0, 1 / num_steps, num_steps)
+    return by_config(config, grid, lambda: _mu(config, num_tokens()))
 
 
 def shift_by_tokens_and_steps(
     config: Config, num_steps: int, num_tokens: Callable[[], int]
 ) -> Sigmas:
     """Follows pipelines that shift by the size of a sample and by the number of steps (FLUX.2)."""
-    if not config.get("use_dynamic_shifting"):
-        return evenly_to(1 / num_steps, num_steps, _static(config))
-    linear = config.get("time_shift_type") == "linear"
-    return dynamic_sigmas(num_steps, empirical_mu(num_tokens(), num_steps), linear=linear)
+    grid = _descend(1.0, 1 / num_steps, num_steps)
+    return by_config(config, grid, lambda: empirical_mu(num_tokens(), num_steps))
+
+
+EULER, UNIPC = "FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler"
+_EULER = frozenset({
+    "num_train_timesteps", "shift", "shift_terminal", "time_shift_type", "base_shift", "max_shift",
+    "base_image_seq_len", "max_image_seq_len",
+})  # fmt: skip
+_UNIPC = _EULER | {  # with what is left of another scheduler, and what sets no sigma
+    "use_flow_sigmas", "flow_shift", "prediction_type", "final_sigmas_type", "beta_end",
+    "beta_schedule", "beta_start", "trained_betas", "rescale_betas_zero_snr", "disable_corrector",
+    "solver_order", "solver_p", "solver_type", "predict_x0", "lower_order_final", "steps_offset",
+    "dynamic_thresholding_ratio", "sample_max_value", "timestep_spacing",
+}  # fmt: skip
+_DYNAMIC = {EULER: _EULER | {"use_dynamic_shifting"}}
+KNOWN: Mapping[SigmaRule, Mapping[str, frozenset[str]]] = {
+    static_shift: _DYNAMIC,
+    solver_shift: {EULER: _EULER, UNIPC: _UNIPC},
+    single_static_shift: {EULER: _EULER},
+    shift_by_tokens: _DYNAMIC,
+    shift_by_tokens_and_steps: _DYNAMIC,
+}
+"""Keys that each rule knows, by scheduler. Any other key has to be null or false."""
+_FIXED: Mapping[str, tuple[object, ...]] = {
+    "num_train_timesteps": (TRAIN_TIMESTEPS,), "time_shift_type": ("exponential", "linear"),
+    "use_flow_sigmas": (True,), "prediction_type": ("flow_prediction",),
+    "final_sigmas_type": ("zero",),
+}  # fmt: skip
+_DEFAULTS = {UNIPC: {"use_flow_sigmas": False, "prediction_type": "epsilon"}}
+
+
+def unknown_keys(rule: SigmaRule, config: Config) -> list[str]:
+    """Returns what a scheduler's configuration sets that a rule does not follow, as "name = value";
+    nothing for a rule that a package brings."""
+    name = config.get("_class_name", EULER)
+    schedulers = KNOWN.get(rule, {name: None})
+    if name not in schedulers:
+        return [f"_class_name = {json.dumps(name)}"]
+    known, given = schedulers[name], {**_DEFAULTS.get(name, {}), **config}
+    return [
+        f"{key} = {json.dumps(value)}"
+        for key, value in given.items()
+        if known is not None and not _is_known(known, key, value)
+    ]
+
+
+def _is_known(known: frozenset[str], key: str, value: object) -> bool:
+    if key in known:
+        is_text = isinstance(value, str) and key.endswith("shift")
+        return not is_text and value in _FIXED.get(key, (value,))
+    return value in (None, False) or key.startswith("_")
 
 
 def empirical_mu(num_tokens: int, num_steps: int) -> float:
@@ -144,7 +195,7 @@ def empirical_mu(num_tokens: int, num_steps: int) -> float:
 
 
 def _static(config: Config) -> float:
-    return float(config.get("shift", config.get("flow_shift", 1.0)))
+    return float(config.get("flow_shift" if config.get("use_flow_sigmas") else "shift") or 1.0)
 
 
 def _mu(config: Config, num_tokens: int) -> float:

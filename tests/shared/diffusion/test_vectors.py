@@ -67,6 +67,11 @@ def test_a_replayed_step_has_the_references_log_prob_and_gradient(case: dict[str
     torch.testing.assert_close(ratio, torch.tensor(case["ratio"]), rtol=2e-4, atol=0)
 
 
+def dynamic(row: dict[str, Any], **config: Any) -> sigmas.Sigmas:
+    mu = {"base_shift": row["mu"], "max_shift": row["mu"], "use_dynamic_shifting": True}
+    return sigmas.shift_by_tokens({**mu, **config}, row["n"], lambda: 1024)
+
+
 def sigmas_of(row: dict[str, Any]) -> sigmas.Sigmas:
     match row["kind"].split(" ")[0]:
         case "sd3_shift3_default":
@@ -74,9 +79,9 @@ def sigmas_of(row: dict[str, Any]) -> sigmas.Sigmas:
         case "shift1_default":
             return sigmas.default_sigmas(row["n"], 1.0)
         case "flux_dyn":
-            return sigmas.dynamic_sigmas(row["n"], row["mu"])
+            return dynamic(row)
         case "qwen_dyn":
-            return sigmas.dynamic_sigmas(row["n"], row["mu"], terminal=0.02)
+            return dynamic(row, shift_terminal=0.02)
         case "hunyuan_shift7_pipeline":
             return sigmas.single_shift_sigmas(row["n"], 7.0)
         case "single_shift":
