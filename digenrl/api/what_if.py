@@ -39,7 +39,7 @@ ProfileName = Annotated[
     str | None,
     Query(
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
-        description="cost profile; by default the one named like the model",
+        description="cost profile; by default the profile of the model's network",
     ),
 ]
 Staleness = Annotated[

@@ -18,7 +18,7 @@ def check(
         str | None, typer.Option(help="kind=count, e.g. h100=8: forecast the run on these devices")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="cost profile; by default the one named like the model")
+        str | None, typer.Option(help="cost profile; by default the profile of the model's network")
     ] = None,
     hosts: Hosts = None,
     host_memory: HostMemory = None,

@@ -24,7 +24,7 @@ def plan(
         Path | None, typer.Argument(help="a recipe, which gives the batch and the schedule")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="cost profile; by default the one named like the model")
+        str | None, typer.Option(help="cost profile; by default the profile of the model's network")
     ] = None,
     variant: ProfileVariant = Variant.lora,
     staleness: Annotated[

@@ -15,13 +15,13 @@ from digenrl.planning.forecast import Forecast, as_dict, forecast, has_profile, 
 from digenrl.planning.plan import given_pool
 from digenrl.tail.results import tail_line
 from digenrl.trace.output import lines as trace_lines
-from digenrl.trace.published import configuration_of
 from digenrl.trace.record import Trace
 from services.scheduler.planning.recipes import fragment_of
 from services.scheduler.planning.runnable import HOST_GPUS
 from services.scheduler.planning.staleness import decide_at_start
 from services.scheduler.planning.staleness import line as staleness_line
 from shared.errors import UserError
+from shared.models.published import configuration_of
 from shared.models.quantised import UNTESTED
 from shared.recipe.recipe import (
     NO_OPTIONS,
@@ -134,7 +134,7 @@ def check(
 
     Args:
         devices: as ``h100=8,a100=16``; without devices, nothing is forecast.
-        profile: name of the cost profile; by default the one named like the model.
+        profile: name of the cost profile; by default the profile of the model's network.
         options: values of keys, by their dotted names, over those of the recipe.
         hosts: the same by hosts, as ``h100x8*4``.
         host_memory: GiB of memory of each host of a kind, as ``4090=128``, for workers that stream.
@@ -145,8 +145,8 @@ def check(
         timing: forecast the step time and look for a faster split, not only the memory.
         traced: trace the model's configuration, and forecast with what it takes. Only its
             configuration files have to be here, or it is one of the published models.
-        counted: count with the trace what a cost profile is made of. So it is if no profile is
-            named like the model.
+        counted: count with the trace what a cost profile is made of. So it is if no profile has
+            the model's network.
         say: is told what a trace is at.
 
     Raises:

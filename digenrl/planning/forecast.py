@@ -9,6 +9,7 @@ from digenrl.planning.plan import accepts, known_profiles, parse_kinds, with_wei
 from digenrl.planning.work import sample_seconds, work_line
 from digenrl.trace.profile import traced_profile
 from digenrl.trace.record import Trace
+from services.scheduler.costs.devices import notes
 from services.scheduler.costs.memory import (
     Needed,
     Use,
@@ -26,6 +27,7 @@ from services.scheduler.planning.hosts import (
     host_memory_line,
     parse_host_memory,
     parse_hosts,
+    with_devices_of,
 )
 from services.scheduler.planning.lookahead import look_ahead
 from services.scheduler.planning.own_split import Own, own_split
@@ -121,7 +123,7 @@ def forecast(
     Raises:
         UserError: if the devices are too few, too small or unknown.
     """  # fmt: skip
-    costs = with_shape_of(_costs(recipe, profile, trace), recipe)
+    costs = with_devices_of(devices, with_shape_of(_costs(recipe, profile, trace), recipe))
     hosts = parse_hosts(option, devices, costs, host_gpus=host_gpus)
     if host_memory is not None:
         hosts = replace(hosts, memory_gib=parse_host_memory(host_memory, costs))
@@ -183,6 +185,7 @@ def lines(found: Forecast) -> Iterator[str]:
             f"by the cost profile {name}: {found.simulated.step_seconds:.0f} s per step, devices "
             f"{found.simulated.utilisation:.0%} at work; {who}"
         )
+    yield from notes(found.profile.devices, found.hosts.devices)
     if found.staleness is not None:
         yield staleness_line(found.staleness)
     if found.better is not None:
@@ -247,7 +250,7 @@ def better_keys(found: Forecast) -> dict[str, Any]:
 
 
 def has_profile(recipe: Recipe) -> bool:
-    """Return whether a cost profile is named like the model."""
+    """Return whether a cost profile has the model's network."""
     try:
         profile_of(recipe, known_profiles())
     except UserError:
@@ -256,7 +259,7 @@ def has_profile(recipe: Recipe) -> bool:
 
 
 def _costs(recipe: Recipe, name: str | None, trace: Trace | None) -> Profile:
-    """Return the profile of that name, or the one named like the model, or what a trace has counted
+    """Return the profile of that name, or of the model's network, or what a trace has counted
     where there is none."""
     if name is None and trace is not None and trace.counted is not None and not has_profile(recipe):
         made = traced_profile(recipe, trace)

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from digenrl.planning.plan import advised_keys
 from digenrl.planning.work import sample_seconds
 from services.scheduler.costs.colocated import Baseline
+from services.scheduler.costs.devices import notes
 from services.scheduler.costs.profile import Profile
 from services.scheduler.planning.hosts import Placed, commands, place, trains_where
 from services.scheduler.planning.planner import Choice
@@ -176,6 +177,8 @@ def _show_head(
     )
     baselines = ", ".join(f"{name} {_seconds(s)}" for name, s in colocated.items())
     console.print(f"bound {_seconds(floor)} s/step; colocated: {baselines}")
+    for line in notes(profile.devices, devices):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _show_techniques(

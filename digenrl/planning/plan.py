@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from digenrl.planning.work import work_line
+from services.scheduler.costs.devices import kind_named
 from services.scheduler.costs.memory import FIGURES_BYTES, Use, usual, with_memory
 from services.scheduler.costs.profile import Profile, VariantName, load_profile, profile_names
 from services.scheduler.planning.hosts import (
@@ -15,6 +16,7 @@ from services.scheduler.planning.hosts import (
     host_memory_line,
     parse_host_memory,
     parse_hosts,
+    with_devices_of,
 )
 from services.scheduler.planning.recipes import (
     profile_of,
@@ -63,12 +65,13 @@ def parse_kinds(option: str, text: str, devices: Mapping[str, int]) -> tuple[str
     Raises:
         UserError: if one is not among them.
     """
-    known = {kind.lower(): kind for kind in devices}
-    names = [part.strip().lower() for part in text.split(",")]
-    for name in names:
-        if name not in known:
-            raise UserError(f"{option}: {name!r} is not among {', '.join(devices)}")
-    return tuple(known[name] for name in names)
+    found = []
+    for part in text.split(","):
+        kind = kind_named(devices, part)
+        if kind is None:
+            raise UserError(f"{option}: {part.strip()!r} is not among {', '.join(devices)}")
+        found.append(kind)
+    return tuple(found)
 
 
 def known_profiles() -> list[str]:
@@ -130,6 +133,7 @@ def plan_for(
     else:
         costs, use = costs_and_use(loaded, profile or profile_of(loaded, known_profiles()))
         schedule = loaded.run_schedule
+    costs = with_devices_of(pool[1], costs)
     given = parse_hosts(*pool, costs, host_gpus=host_gpus)
     if host_memory is not None:
         given = replace(given, memory_gib=parse_host_memory(host_memory, costs))

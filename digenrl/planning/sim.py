@@ -8,6 +8,7 @@ from digenrl.planning.output import Comparison
 from digenrl.planning.plan import parse_devices
 from services.scheduler.costs.colocated import colocated_seconds
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
+from services.scheduler.planning.hosts import with_devices_of
 from services.scheduler.planning.lookahead import look_ahead
 from services.scheduler.planning.planner import BASELINES
 from services.scheduler.planning.recipes import with_staleness
@@ -35,7 +36,7 @@ def simulated(
     Raises:
         UserError: names the option and the remedy.
     """
-    costs = load_profile(profile, variant)
+    costs = with_devices_of(f"{rollout},{trainer}", load_profile(profile, variant))
     if schedule.mode == "fluid":
         _check_fluid(costs, comparing)
     alone = schedule.mode == "fluid" and rollout == "none"

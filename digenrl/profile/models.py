@@ -1,6 +1,6 @@
 """The models that can be measured: their networks at full size, and what a forward pass is given.
 
-Configurations are those that the models are published with (`digenrl.trace.published`); sizes are
+Configurations are those that the models are published with (`shared.models.published`); sizes are
 those of the cost profile of the same name. Of the text encoders only the shapes count.
 """
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from digenrl.trace.published import published
 from shared.models.families import FAMILIES, FamilySpec
+from shared.models.published import published
 from shared.models.sigmas import Config
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ QWEN = load_profile("qwen-image")
 SHARED = RECIPES / "flux1-dev.24gb.toml"
 
 
+SIZE = ", or the memory, e.g. 32GiB"
 NOR = ", nor hosts, e.g. h100x8*2+a100x8*2"
 
 
@@ -43,11 +44,12 @@ def test_kinds_are_written_as_one_likes() -> None:
     [
         ("h100:16", "--devices: 'h100:16' is not kind=count, e.g. h100=16,a100=16" + NOR),
         ("", "--devices: '' is not kind=count, e.g. h100=16,a100=16" + NOR),
-        ("h100=many", "--devices: 'h100=many': the count is a whole number, 1 or more"),
-        ("h100=0", "--devices: 'h100=0': the count is a whole number, 1 or more"),
-        ("h100=-2", "--devices: 'h100=-2': the count is a whole number, 1 or more"),
-        ("b200=2", "--devices: qwen-image knows no b200; known are H100, H200, A100, H20, L40S, "
-         "4090"),
+        ("h100=many", "--devices: 'h100=many': the count is a whole number, 1 or more" + SIZE),
+        ("h100=0", "--devices: 'h100=0': the count is a whole number, 1 or more" + SIZE),
+        ("h100=-2", "--devices: 'h100=-2': the count is a whole number, 1 or more" + SIZE),
+        ("v100=2", "--devices: qwen-image knows no v100 (did you mean H100?); known are H100, "
+         "H200, A100, H20, L40S, 4090, 5090, 3090, A6000, L40, B200, RTX-PRO-6000, and any other "
+         "by its memory, e.g. v100=32GiB*4"),
         ("h100=1,H100=2", "--devices: H100 is given twice; add the counts"),
         ("h100=5000", "--devices: more than 4096 devices; plan for a part of them"),
     ],
@@ -62,7 +64,12 @@ def test_other_bad_input_is_refused_in_one_line() -> None:
         ("plan", "--devices", "h100=2"): "give a recipe, or --profile; known are flux1-dev",
         ("plan", "--devices", "h100=2", "--profile", "sdxl"): "no cost profile sdxl; known are",
         ("plan", "no.toml", "--devices", "h100=2"): "cannot read the recipe no.toml",
-        ("plan", str(DIGITS), "--devices", "h100=2"): "--profile: no cost profile is named like",
+        (
+            "plan",
+            str(DIGITS),
+            "--devices",
+            "h100=2",
+        ): "--profile: no cost profile has a network",
         ("plan", str(SHARED), "--devices", "4090=8"): "trainer.sharded: what gathering shared",
         (*sim, "--tag", "some"): "--tag: 'some' is neither a number nor auto nor off",
         (*sim, "--tag", "99"): "--tag: 99 groups of 32; at most all of them",

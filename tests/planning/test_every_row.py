@@ -12,7 +12,6 @@ from bench.cluster.session import opened, run
 from bench.cluster.setting import BATCH_S, Setting
 from digenrl.local.check import check
 from digenrl.planning.plan import accepts, advised_keys, costs_and_use
-from digenrl.trace.published import PUBLISHED
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.planning.hosts import Hosts, parse_hosts
@@ -22,6 +21,7 @@ from services.scheduler.planning.search import Candidate
 from services.scheduler.planning.symmetry import part_of
 from services.scheduler.planning.ways import Way, ways
 from shared.errors import UserError
+from shared.models.published import PUBLISHED
 from shared.recipe.fluid_devices import refusal_of
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.paths import RECIPES

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from digenrl.trace.published import configuration_of
 from digenrl.trace.record import GIB, Trace
 from digenrl.trace.runs import Setting, trace
 from shared.devices.chunks import Chunk
+from shared.models.published import configuration_of
 from shared.recipe.recipe import Recipe, load_recipe, with_folder
 
 RECIPES = Path(__file__).parent / "recipes"

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from digenrl.cli import app
 from digenrl.trace.fakes import CPU, num_bytes
-from digenrl.trace.published import PUBLISHED, configuration_of
 from digenrl.trace.record import GIB, Trace, affine
 from digenrl.trace.runs import setting_of, trace
 from services.scheduler.costs.memory import rollout_needs, trainer_needs, usual
@@ -20,6 +19,7 @@ from shared.diffusion.models import load_model
 from shared.diffusion.tensors import unpack
 from shared.errors import UserError
 from shared.models.memory import weight_bytes
+from shared.models.published import PUBLISHED, configuration_of
 from shared.recipe.recipe import Recipe, load_recipe, override, with_folder
 from tests import tiny_models
 from tests.paths import DIGITS

@@ -20,8 +20,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
+from services.scheduler.costs.devices import FORECASTS
+from services.scheduler.costs.devices import Device as Device
 from services.scheduler.costs.shape import Shape
 from services.scheduler.costs.sizes import Factor, Memory, Positive, Work
 from shared.errors import UserError
@@ -106,15 +108,6 @@ class Colocated(Record):
     """Seconds of the whole swap, one way."""
 
 
-class Device(Record):
-    generation_speed: Factor
-    """Relative to an H100."""
-    training_speed: Factor
-    memory_gib: Factor
-    host_gb_per_second: Factor = 25.0
-    """Speed at which weights come from the host's pinned memory: of PCIe 4.0 x16 unless said."""
-
-
 class Streaming(Record):
     """What generating takes of a kind of device to which the network's blocks come from the memory
     of its host, in place of the profile's figures."""
@@ -156,6 +149,11 @@ class Profile(_Costs):
     memory_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of a device's memory that may be planned with: an estimate leaves out what allocator
     and kernels take."""
+
+    @field_validator("devices")
+    @classmethod
+    def _with_forecasts(cls, devices: dict[str, Device]) -> dict[str, Device]:
+        return {**devices, **FORECASTS, **devices}
 
     @property
     def forward_seconds(self) -> float:

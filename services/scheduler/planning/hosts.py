@@ -4,12 +4,14 @@ Written as people say it: `h100x8*4` is four hosts of 8 H100, `h100x8*2+a100x8*2
 `h100=12` counts GPUs, in hosts of as many as an option says, and one with the rest.
 """
 
+import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.scheduler.costs.devices import SIZED, kind_named, with_sized
 from services.scheduler.costs.profile import Profile
 from services.scheduler.planning.splits import Split
 from shared.errors import UserError
@@ -62,8 +64,14 @@ class Hosts:
         return "+".join(map(str, self.classes))
 
 
+def with_devices_of(text: str, profile: Profile) -> Profile:
+    """Return the profile with the kinds whose memory is given, as in ``mine=32GiB*4``."""
+    return profile.model_copy(update={"devices": with_sized(profile.devices, text)})
+
+
 def parse_hosts(option: str, text: str, profile: Profile, *, host_gpus: int) -> Hosts:
-    """Parse ``h100x8*2+a100x8*2``, ``h100=16,a100=16`` or both forms mixed.
+    """Parse ``h100x8*2+a100x8*2``, ``h100=16,a100=16`` or both forms mixed; with the profile of
+    `with_devices_of`, also ``mine=32GiB*4``.
 
     Args:
         host_gpus: GPUs of a host where only their number is given.
@@ -71,15 +79,18 @@ def parse_hosts(option: str, text: str, profile: Profile, *, host_gpus: int) -> 
     Raises:
         UserError: names the option, the problem and the remedy.
     """
-    known = {kind.lower(): kind for kind in profile.devices}
     found: list[HostClass] = []
     counted: set[str] = set()
     for part in (piece.strip() for piece in re.split(r"[,+]", text)):
         word, classes = _hosts_of(option, part, host_gpus)
-        name = known.get(word.lower())
+        name = kind_named(profile.devices, word)
         if name is None:
-            kinds = ", ".join(profile.devices)
-            raise UserError(f"{option}: {profile.name} knows no {word}; known are {kinds}")
+            near = difflib.get_close_matches(word.upper(), profile.devices, n=1, cutoff=0.5)
+            meant = f" (did you mean {near[0]}?)" if near else ""
+            raise UserError(
+                f"{option}: {profile.name} knows no {word}{meant}; known are "
+                f"{', '.join(profile.devices)}, and any other by its memory, e.g. {word}=32GiB*4"
+            )
         if "=" in part and name in counted:
             raise UserError(f"{option}: {name} is given twice; add the counts")
         counted.add(name)
@@ -96,11 +107,10 @@ def parse_host_memory(text: str, profile: Profile) -> dict[str, float]:
     Raises:
         UserError: names the option, the problem and the remedy.
     """
-    known = {kind.lower(): kind for kind in profile.devices}
     found: dict[str, float] = {}
     for part in text.split(","):
         kind, _, size = (piece.strip() for piece in part.partition("="))
-        name = known.get(kind.lower())
+        name = kind_named(profile.devices, kind)
         if name is None or not re.fullmatch(r"\d+(\.\d+)?", size) or not float(size):
             raise UserError(
                 f"--host-memory: {part.strip()!r} is not kind=GiB of a host, e.g. 4090=128; kinds "
@@ -113,9 +123,12 @@ def parse_host_memory(text: str, profile: Profile) -> dict[str, float]:
 def _hosts_of(option: str, part: str, host_gpus: int) -> tuple[str, list[tuple[int, int]]]:
     """Return the kind that is written, and GPUs per host with the number of such hosts."""
     kind, equals, count = (piece.strip() for piece in part.partition("="))
+    if sized := SIZED.fullmatch(part):
+        count = sized[3] or "1"
     if equals and kind:
         if not count.isdecimal() or int(count) == 0:
-            raise UserError(f"{option}: {part!r}: the count is a whole number, 1 or more")
+            remedy = "the count is a whole number, 1 or more, or the memory, e.g. 32GiB"
+            raise UserError(f"{option}: {part!r}: {remedy}")
         whole, rest = divmod(int(count), host_gpus)
         return kind, [(gpus, n) for gpus, n in ((host_gpus, whole), (rest, 1)) if gpus and n]
     written = HOST.fullmatch(part)

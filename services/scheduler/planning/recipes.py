@@ -1,7 +1,7 @@
 """What a recipe says of a cost profile's shape, and of how the devices are to be kept busy."""
 
+import contextlib
 import math
-import re
 from collections.abc import Iterable
 from typing import Literal
 
@@ -15,22 +15,24 @@ from shared.devices.chunks import make_tuner
 from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
 from shared.models.memory import ITEM_BYTES
+from shared.models.published import alike, configuration_of
 from shared.recipe.recipe import Recipe
 from shared.recipe.schedule import RunSchedule
 
 
 def profile_of(recipe: Recipe, known: Iterable[str]) -> str:
-    """The profile that the model is named after.
+    """The profile of the model whose published network has the same shape as the recipe's: by its
+    configuration, or before it is fetched, by the one that is published under its name.
 
     Raises:
         UserError: if there is none.
     """
-    model, names = recipe.model.name, sorted(known)
-    for name in sorted(names, key=len, reverse=True):
-        if _plain(name) in _plain(model):
+    model, names = recipe.model, sorted(known)
+    with contextlib.suppress(UserError):  # of a family that has no profile
+        if name := alike(configuration_of(model.folder, model.name).folder, names):
             return name
     raise UserError(
-        f"--profile: no cost profile is named like the model {model}; name one of "
+        f"--profile: no cost profile has a network like that of {model.name}; name one of "
         f"{', '.join(names)}, measure one with `digenrl profile`, or make one with `digenrl check "
         "RECIPE --trace --save-profile FILE.json`"
     )
@@ -170,7 +172,3 @@ def with_staleness(schedule: RunSchedule, staleness: Literal[0, 1] | None) -> Ru
             f"{schedule.mode}"
         )
     return schedule.changed(max_staleness=staleness)
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())

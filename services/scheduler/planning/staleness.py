@@ -44,8 +44,8 @@ class StalenessDecision(Record):
 
 
 def decide_at_start(recipe: Recipe) -> StalenessDecision:
-    """Decide for as many equal devices as the recipe starts: by the cost profile that is named like
-    the model, or without one by counting."""
+    """Decide for as many equal devices as the recipe starts: by the cost profile of the model's
+    network, or without one by counting."""
     costs = _profile(recipe)
     if costs is not None:
         trains = recipe.trainer.devices
@@ -102,7 +102,7 @@ def _step_seconds(
 
 
 def _profile(recipe: Recipe) -> Profile | None:
-    """Returns the costs of the profile that is named like the model, if it has them for what the
+    """Returns the costs of the profile of the model's network, if it has them for what the
     recipe trains."""
     if recipe.model.trained == "full" or recipe.trainer.sharded:
         return None

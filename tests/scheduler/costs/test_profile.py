@@ -98,8 +98,8 @@ def test_a_variant_that_a_file_lacks_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_device_is_refused() -> None:
-    with pytest.raises(UserError, match="no device kind B200 in qwen-image; H100"):
-        fragment_seconds(load_profile("qwen-image"), "B200", 1)
+    with pytest.raises(UserError, match="no device kind V100 in qwen-image; H100"):
+        fragment_seconds(load_profile("qwen-image"), "V100", 1)
 
 
 def test_qwen_rollouts_take_what_was_measured() -> None:

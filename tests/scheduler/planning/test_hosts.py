@@ -60,7 +60,7 @@ def test_counted_devices_are_in_hosts_of_a_usual_size() -> None:
         ("h100", "'h100' is not kind=count, e.g. h100=16,a100=16, nor hosts, e.g. h100x8*2"),
         ("h100x0*2", "'h100x0*2': GPUs and hosts are whole numbers, 1 or more"),
         ("h100x8*", "is not kind=count"),
-        ("b200x8", "qwen-image knows no b200; known are H100,"),
+        ("v100x8", "qwen-image knows no v100 (did you mean H100?); known are H100,"),
         ("h100x8*600", "more than 4096 devices"),
     ],
 )

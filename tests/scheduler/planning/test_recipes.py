@@ -1,9 +1,11 @@
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from services.scheduler.costs.profile import load_profile
+from services.scheduler.costs.profile import load_profile, profile_names
 from services.scheduler.planning.recipes import (
     passes_beside,
     profile_of,
@@ -11,6 +13,7 @@ from services.scheduler.planning.recipes import (
     with_staleness,
 )
 from shared.errors import UserError
+from shared.models.published import PUBLISHED
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.recipe.schedule import RunSchedule
 from tests.paths import DIGITS
@@ -141,18 +144,60 @@ def test_the_option_takes_the_recipes_place() -> None:
         with_staleness(RunSchedule(mode="sequential"), 1)
 
 
-@pytest.mark.parametrize(
-    ("folder", "profile"),
-    [
-        ("models/Qwen-Image", "qwen-image"),
-        ("/data/FLUX.1-dev", "flux1-dev"),
-        ("Wan2.1-14B-diffusers", "wan2.1-14b"),
-    ],
-)
-def test_a_profile_is_found_by_the_models_name(folder: str, profile: str) -> None:
-    assert profile_of(_recipe(model__folder=Path(folder)), KNOWN) == profile
+IDS = {
+    "stabilityai/stable-diffusion-3.5-medium": "sd35-medium",
+    "stabilityai/stable-diffusion-3.5-large": "sd35-large",
+    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": "wan2.1-1.3b",
+    "Wan-AI/Wan2.1-T2V-14B-Diffusers": "wan2.1-14b",
+    "Wan-AI/Wan2.1-I2V-14B-480P-Diffusers": "wan2.1-i2v-14b",
+    "Wan-AI/Wan2.1-I2V-14B-720P-Diffusers": "wan2.1-i2v-14b",
+    "Wan-AI/Wan2.2-T2V-A14B-Diffusers": "wan2.2-a14b",
+    "Wan-AI/Wan2.2-I2V-A14B-Diffusers": "wan2.2-a14b",
+    "black-forest-labs/FLUX.1-dev": "flux1-dev",
+    "black-forest-labs/FLUX.1-schnell": "flux1-dev",
+    "black-forest-labs/FLUX.1-Kontext-dev": "flux1-kontext",
+    "black-forest-labs/FLUX.2-dev": "flux2-dev",
+    "black-forest-labs/FLUX.2-klein-4B": "flux2-klein-base-4b",
+    "black-forest-labs/FLUX.2-klein-base-4B": "flux2-klein-base-4b",
+    "Qwen/Qwen-Image": "qwen-image",
+    "Qwen/Qwen-Image-Edit": "qwen-image-edit",
+    "Tongyi-MAI/Z-Image": "z-image",
+    "Tongyi-MAI/Z-Image-Turbo": "z-image",
+    "hunyuanvideo-community/HunyuanVideo": "hunyuanvideo",
+    "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v": "hunyuanvideo-1.5",
+    "Lightricks/LTX-2": "ltx-2",
+}
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_a_model_that_is_not_fetched_has_the_profile_of_the_network_published_under_its_id(
+    name: str,
+) -> None:
+    recipe = _recipe(model__id=name, model__folder=Path("nowhere") / name)
+    assert profile_of(recipe, profile_names()) == IDS[name]
+
+
+@pytest.mark.parametrize("name", sorted(each.name for each in PUBLISHED.iterdir()))
+def test_a_profile_is_found_by_the_network_as_diffusers_saves_it_whatever_the_folder_s_name(
+    name: str, tmp_path: Path
+) -> None:
+    """What `save_pretrained` writes has every key of the class, also those left out on the hub."""
+    import diffusers
+
+    folder = tmp_path / "my-finetune"
+    shutil.copytree(PUBLISHED / name, folder)
+    file = folder / "transformer" / "config.json"
+    plain = json.loads(file.read_text())
+    with_defaults = getattr(diffusers, plain["_class_name"]).extract_init_dict(plain)[0]
+    file.write_text(json.dumps({**with_defaults, "_class_name": plain["_class_name"]}))
+    wanted = "wan2.2-a14b" if name == "wan2.2-i2v-a14b" else name
+    assert profile_of(_recipe(model__folder=folder), profile_names()) == wanted
+    file.write_text(json.dumps({**plain, "num_layers": 3, "n_layers": 3}))
+    renamed = folder.rename(tmp_path / name)
+    with pytest.raises(UserError, match="no cost profile has a network like"):
+        profile_of(_recipe(model__folder=renamed), profile_names())
 
 
 def test_a_model_without_a_profile_needs_the_option() -> None:
-    with pytest.raises(UserError, match="--profile: no cost profile is named like the model"):
+    with pytest.raises(UserError, match="--profile: no cost profile has a network like that of"):
         profile_of(_recipe(), KNOWN)

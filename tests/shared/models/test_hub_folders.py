@@ -19,7 +19,7 @@ from shared.models.catalogue import checked_family_of
 from shared.models.memory import DECODER_BYTES, Part, num_weights, weight_bytes
 from tests.paths import ROOT
 
-PUBLISHED = ROOT / "digenrl" / "trace" / "published"
+PUBLISHED = ROOT / "shared" / "models" / "published"
 BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 SHARD_BYTES = 9_900_000_000
 PARTS: Mapping[Part, str] = {"transformer": "transformer", "text": "text_encoder", "decoder": "vae"}
