@@ -33,7 +33,8 @@ class Sampling(Table):
     sigmas: SigmaGrid = "linear"
     """Noise schedule. `linear`: from 1 to 0; `shifted`: shifted once by `sampling.shift`;
     `default`: the grid of diffusers for that shift; `model`: the schedule of the model's own
-    pipeline; or numbers from 1 to 0, one more than `sampling.steps`."""
+    pipeline, from its scheduler's configuration (Euler, UniPC of Wan), of which settings that are
+    not followed are refused; or numbers from 1 to 0, one more than `sampling.steps`."""
     shift: Annotated[float, Field(gt=0)] = 3.0
     """Static time shift of the `shifted` and `default` schedules."""
     variant: Variant = "flow"
