@@ -3,13 +3,14 @@
 import json
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.learning.choices import NOTHING, Choice
 from bench.learning.task import Task
+from shared.learning.algorithms import ALGORITHMS
 from shared.recipe.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -45,13 +46,20 @@ class Case:
 
 
 def recipe_of(task: Task, choice: Choice, seed: int) -> Recipe:
-    """Reads the task's baseline with the choice's keys in it, as a file of its own would say them:
-    what an algorithm's name implies holds where neither says anything."""
-    tables = as_tables({**task.always, **choice.changes, "run.seed": seed})
+    """Reads the task's baseline with the changes of a choice."""
+    tables = as_tables({**task.always, **changes_of(choice), "run.seed": seed})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "case.json"
         path.write_text(json.dumps({"base": str(task.recipe), **tables}))
         return load_recipe(path)
+
+
+def changes_of(choice: Choice) -> dict[str, Any]:
+    """Returns the keys that a choice changes. A choice of a named algorithm begins from what the
+    name implies: it keeps no value that the baseline has for another algorithm, unless it sets that
+    value itself."""
+    name = choice.changes.get("algorithm.name")
+    return {**(ALGORITHMS[name].implies if name else {}), **choice.changes}
 
 
 def as_tables(changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -95,7 +103,7 @@ def learn(case: Case) -> dict[str, Any]:
         "task": case.task.name,
         "choice": case.choice.name,
         "seed": case.seed,
-        "changes": dict(case.choice.changes),
+        "changes": changes_of(case.choice),
         "wanted_steps": case.choice.steps,
         "stops": case.choice.stops,
         "evaluations": evaluations,
@@ -138,5 +146,4 @@ def _rounded(value: float | None) -> float | None:
 
 def settings(case: Case) -> dict[str, Any]:
     """Returns what a stored result must agree with for the case to be done."""
-    choice = asdict(case.choice)
-    return {"changes": dict(choice["changes"]), "wanted_steps": choice["steps"]}
+    return {"changes": changes_of(case.choice), "wanted_steps": case.choice.steps}

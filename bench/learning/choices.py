@@ -82,19 +82,22 @@ SINGLE = tuple(
         ("ema", "moving average .99", {"trainer.ema": 0.99}),
     )
 )
+BASELINE_CLIP = {"algorithm.clip_range": 2e-3}
+BASELINE_LOSS = BASELINE_CLIP | {KL: 1.0}
+"""Values of the baseline that some algorithms are compared with, and that their names do not imply.
+"""
 ALGORITHMS = tuple(
     Choice(name=name, title=title, changes=changes | lr(6e-3), stops=True)
     for name, title, changes in (
-        ("guard", "grpo-guard", {"algorithm.name": "grpo-guard"}),
-        ("cps", "cps", {"algorithm.name": "cps", "sampling.variant": "cps"}),
+        ("guard", "grpo-guard, KL 1", {"algorithm.name": "grpo-guard"} | BASELINE_LOSS),
+        ("cps", "cps, noise .7, KL 1", {"algorithm.name": "cps", "sampling.variant": "cps",
+                                        "sampling.noise_level": 0.7} | BASELINE_LOSS),
         ("dance", "dance-grpo", {"algorithm.name": "dance-grpo", "sampling.variant": "dance",
-                                 "sampling.noise_level": 0.3,
                                  "sampling.first_window_starts": [0, 0]}),
-        ("mix", "mix-grpo", {"algorithm.name": "mix-grpo", "sampling.window_batches": 1,
-                             "sampling.first_window_starts": [0, 6]}),
-        ("fast", "flow-grpo-fast", {"algorithm.name": "flow-grpo-fast", "sampling.window": 2,
-                                    "sampling.first_window_starts": [0, 3],
-                                    "sampling.noise_level": 0.8}),
+        ("mix", "mix-grpo, KL 1", {"algorithm.name": "mix-grpo", "sampling.window_batches": 1,
+                                   "sampling.first_window_starts": [0, 6]} | BASELINE_LOSS),
+        ("fast", "flow-grpo-fast, KL 1", {"algorithm.name": "flow-grpo-fast", "sampling.window": 2,
+                                          "sampling.first_window_starts": [0, 3]} | BASELINE_LOSS),
     )
 )  # fmt: skip
 _NFT = {"algorithm.name": "diffusion-nft", "algorithm.advantage_std": "group"}
@@ -172,14 +175,17 @@ NEAR = (
     _near("10x24", "10 groups of 24", groups(10, 24)),
     _near("one-step", "one-step", {"schedule.max_staleness": 1}),
     _near("one-step-lr-3e-3", "one-step, lr 3e-3", {"schedule.max_staleness": 1} | lr(3e-3, 26)),
-    _near("guard", "grpo-guard", {"algorithm.name": "grpo-guard"}),
+    _near("guard", "grpo-guard", {"algorithm.name": "grpo-guard"} | BASELINE_CLIP),
     _near("ema", "moving average .99", {"trainer.ema": 0.99}),
 )
+_AWM = {
+    "algorithm.name": "awm", "algorithm.kl_beta": 1e-3, "algorithm.advantage_std": "group",
+}  # fmt: skip
 MATCHING = (
+    Choice(name="awm", title="awm", stops=True, changes=_AWM | lr(6e-3)),
     Choice(
-        name="awm", title="awm", stops=True,
-        changes={"algorithm.name": "awm", "algorithm.kl_beta": 1e-3,
-                 "algorithm.advantage_std": "group"} | lr(6e-3),
+        name="awm-clip-1", title="awm, A clipped at 1", stops=True,
+        changes=_AWM | {"algorithm.advantage_clip": 1.0} | lr(6e-3),
     ),
     Choice(
         name="dpo", title="dpo, beta 20", stops=True,
@@ -194,8 +200,9 @@ SWEPT = (0, 1, 2)
 
 def _swept(choice: Choice, name: str, title: str, changes: dict[str, Any]) -> Choice:
     """Returns a choice with another learning rate or weight of the KL."""
+    before = choice.title.removesuffix(", KL 1") if KL in changes else choice.title
     return replace(
-        choice, name=f"{choice.name}-{name}", title=f"{choice.title}, {title}",
+        choice, name=f"{choice.name}-{name}", title=f"{before}, {title}",
         changes={**choice.changes, **changes}, seeds=SWEPT,
     )  # fmt: skip
 
@@ -204,7 +211,7 @@ SWEEPS = tuple(
     _swept(choice, name, title, changes)
     for choice, weights in (
         (next(each for each in ALGORITHMS if each.name == "fast"), (0.0, 2.5)),
-        (next(each for each in MATCHING if each.name == "awm"), (0.0, 1e-2)),
+        (next(each for each in MATCHING if each.name == "awm-clip-1"), (0.0, 1e-2)),
     )
     for name, title, changes in (
         ("lr-3e-3", "lr 3e-3", lr(3e-3)),

@@ -138,8 +138,7 @@ class Learning:
 
     def _train_group(self, data: GroupData) -> None:
         recipe = self.recipe
-        zeros_count = recipe.algorithm.kl_beta > 0 or recipe.keeps_old_policy
-        if not (zeros_count or any(data.advantages)):
+        if not (recipe.trains_zeros or any(data.advantages)):
             self.trainer.skip(recipe.trained_samples)
         else:
             kind: AdvantageKind | None = None if recipe.batch_std is None else "final"

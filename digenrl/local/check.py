@@ -72,9 +72,7 @@ class Checked:
             yield from trace_lines(self.trace, recipe)
         if self.forecast is not None:
             yield from lines(self.forecast)
-        for each in implied_values(recipe):
-            has = f"; the recipe sets {json.dumps(each.value)}" if each.is_overridden else ""
-            yield f"{recipe.algorithm.name} implies {each.key} = {json.dumps(each.implied)}{has}"
+        yield from (each.line for each in implied_values(recipe))
 
     def _of_choices(self) -> Iterator[str]:
         """What depends on more than the recipe: a measured tail, and what "auto" is."""

@@ -30,7 +30,7 @@ from shared.models.catalogue import (
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
 from shared.process.port_numbers import check_port
 from shared.recipe.networks import frozen_layers
-from shared.recipe.recipe import Recipe, load_recipe, stored_recipe
+from shared.recipe.recipe import Recipe, implied_values, load_recipe, stored_recipe
 from shared.run.files import FileRecord, matching, records_of
 from shared.run.retention import stored_bytes, trajectory_bytes
 from shared.run.run_recipe import FILES, check_same_run
@@ -95,6 +95,9 @@ def prepare(request: Request) -> LocalRun:
     recipe = load_recipe(request.recipe, request.options)
     if make_own_prompts(recipe, request.say):
         recipe = load_recipe(request.recipe, request.options)
+    for each in implied_values(recipe):
+        if each.is_overridden:
+            request.say(each.line)
     check_inputs(recipe, begun=request.resume)
     check_targets(request.targets)
     if not request.resume:

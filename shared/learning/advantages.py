@@ -89,8 +89,8 @@ class Advantages:
     """batch: they are only centred here; the trainer scales their gradient when it has all of them
     (`batch_scale`)."""
     weights: tuple[tuple[str, float], ...] = ()
-    """(scorer, weight): each score is made an advantage of its own, and the advantages are summed.
-    Without any, the rewards are compared, which are weighted sums of scores."""
+    """(scorer, weight): each score is made an advantage of its own, and the advantages are summed
+    by weight. Without any, the rewards are compared, which are weighted sums of scores."""
     max_failed: float = 0.5
     """Largest share of a group's samples that may be without a reward."""
 

@@ -73,21 +73,27 @@ def _published(noise_level: float, clip_range: float, **sampling: Any) -> dict[s
     return noise_and_clip | {f"sampling.{key}": value for key, value in sampling.items()}
 
 
+_NO_KL = {"algorithm.kl_beta": 0.0}
+_DROPPED = {"algorithm.zero_advantages": "dropped"}
+_FAST = _published(0.8, 1e-5) | _DROPPED
+
 ALGORITHMS: Mapping[str, Method] = {
-    "flow-grpo": _clipped(_POLICY_GRADIENT, implies=_published(0.7, 1e-4)),
-    "flow-grpo-fast": _clipped(_POLICY_GRADIENT, implies=_published(0.8, 1e-5), starts="half"),
-    "cps": _clipped(("cps",), implies=_published(0.8, 1e-5)),
+    "flow-grpo": _clipped(_POLICY_GRADIENT, implies=_published(0.7, 1e-4) | _DROPPED),
+    "flow-grpo-fast": _clipped(_POLICY_GRADIENT, implies=_FAST, starts="half"),
+    "cps": _clipped(("cps",), implies=_FAST),
     "dance-grpo": _clipped(
         ("dance",),
-        implies=_published(0.3, 1e-4, shared_noise=True, stochastic="all", trained="random"),
+        implies=_published(0.3, 1e-4, shared_noise=True, stochastic="all", trained="random")
+        | _NO_KL,
     ),
     "mix-grpo": _clipped(
         _POLICY_GRADIENT, starts="all", moves="progressive",
-        implies=_published(0.7, 1e-4, window_stride=1, roll_back=True, shared_noise=True),
+        implies=_published(0.7, 1e-4, window_stride=1, roll_back=True, shared_noise=True) | _NO_KL,
     ),
     # The log-prob of cps has no scale that the ratio could be freed of.
     "grpo-guard": Method(
-        f"{_OBJECTIVE}:guarded", ("flow", "dance"), implies=_published(0.7, 2e-6), keeps_means=True
+        f"{_OBJECTIVE}:guarded", ("flow", "dance"), keeps_means=True,
+        implies=_published(0.7, 2e-6) | _DROPPED,
     ),
     "diffusion-nft": Method(
         f"{_OBJECTIVE}:nft", _POLICY_GRADIENT,
@@ -101,7 +107,7 @@ ALGORITHMS: Mapping[str, Method] = {
     "awm": Method(
         f"{_MATCHING}:awm", _POLICY_GRADIENT, rows=_FINISHED, has_window=False, has_ratio=False,
         implies={
-            "algorithm.kl_beta": 1e-4, "algorithm.advantage_clip": 1.0,
+            "algorithm.kl_beta": 1e-4, "algorithm.advantage_clip": 5.0,
             "algorithm.advantage_std": "batch",
         },
     ),

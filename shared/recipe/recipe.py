@@ -159,6 +159,7 @@ def _sigmas(recipe: Recipe, folder: Path) -> tuple[SigmaGrid, SigmaGrid | None]:
 class ImpliedValue:
     """Names a key of a recipe that the algorithm's name implies."""
 
+    algorithm: str
     key: str
     implied: Any
     """Value in a recipe that leaves the key out."""
@@ -169,13 +170,18 @@ class ImpliedValue:
     def is_overridden(self) -> bool:
         return bool(self.implied != self.value)
 
+    @property
+    def line(self) -> str:
+        has = f"; the recipe sets {json.dumps(self.value)}" if self.is_overridden else ""
+        return f"{self.algorithm} implies {self.key} = {json.dumps(self.implied)}{has}"
+
 
 def implied_values(recipe: Tables) -> list[ImpliedValue]:
     """Return what the algorithm's name stands for, beside what the recipe has."""
     name, sampling = recipe.algorithm.name, recipe.sampling.model_dump()
     tables = {"sampling": sampling, "algorithm": recipe.algorithm.model_dump()}
     return [
-        ImpliedValue(key, value, tables[key.split(".")[0]][key.split(".")[1]])
+        ImpliedValue(name, key, value, tables[key.split(".")[0]][key.split(".")[1]])
         for key, value in _implied(ALGORITHMS[name], sampling)
     ]
 
@@ -244,6 +250,7 @@ def stored_recipe(data: bytes) -> Recipe:
     if "nft_decay" not in algorithm:  # there was no old policy, and nft_beta did nothing
         algorithm.pop("nft_beta", None)
         algorithm["nft_decay"] = 0
+    algorithm.setdefault("zero_advantages", "kept")
     for key, value in SAMPLED_BEFORE.items():
         sampling.setdefault(key, value)
     _of(tables, "evaluation").setdefault("held_out", 0)

@@ -225,6 +225,9 @@ class Algorithm(Table):
     advantage_std: Literal["group", "batch"] = "group"
     """Standard deviation that advantages are divided by: of the rewards of the group, or of the
     whole batch."""
+    zero_advantages: Literal["kept", "dropped"] = "kept"
+    """Samples with advantage 0: `kept` in the mean over samples, and with their KL, or `dropped`
+    from both. Default: that of the algorithm."""
     best_of: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
     """Even number of samples of each group that are trained: half with the highest and half with
     the lowest advantages. Default: all samples."""
@@ -239,7 +242,7 @@ class Algorithm(Table):
     classifier-free guidance."""
     rewards: Literal["sum", "normalised"] = "sum"
     """Combination of several scorers. `sum`: weighted sum of scores; `normalised`: each score is
-    normalised to advantages, which are then summed by weight."""
+    normalised to advantages, which are then averaged by weight."""
 
     @property
     def advantage_limit(self) -> float:

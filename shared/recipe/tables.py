@@ -1,5 +1,6 @@
 """The tables of a recipe and what follows from them together, before anything is checked."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -350,7 +351,8 @@ class Tables(Table):
     def trains_zeros(self) -> bool:
         """Whether samples without advantage have a gradient: the KL's, or the pull to an old
         policy."""
-        return self.algorithm.kl_beta > 0 or self.keeps_old_policy
+        has_kl = self.algorithm.kl_beta > 0 and self.algorithm.zero_advantages == "kept"
+        return has_kl or self.keeps_old_policy
 
     @property
     def sums_apart(self) -> bool:
@@ -359,7 +361,8 @@ class Tables(Table):
 
     @property
     def advantages(self) -> Advantages:
-        weights = tuple((scorer.name, scorer.weight) for scorer in self.reward.scorers)
+        total = math.fsum(abs(scorer.weight) for scorer in self.reward.scorers) or 1.0
+        weights = tuple((each.name, each.weight / total) for each in self.reward.scorers)
         normalised = self.algorithm.rewards == "normalised"
         return Advantages(
             self.algorithm.advantage_std, weights if normalised else (), self.reward.max_failed

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from bench.learning import figures
-from bench.learning.case import Case, learn, recipe_of
+from bench.learning.case import Case, changes_of, learn, recipe_of
 from bench.learning.choices import BY_NAME, CHOICES, NOTHING, Choice
 from bench.learning.output import BEGIN, END, with_tables
-from bench.learning.suite import cases, is_done, wanted
+from bench.learning.suite import RESULTS, cases, is_done, wanted
 from bench.learning.task import DIGITS, TASKS
 from bench.stored import write_result
 from shared.errors import UserError
+from shared.learning.algorithms import ALGORITHMS
 from shared.recipe.recipe import load_recipe
 from tests.paths import DEMO
 
@@ -61,6 +62,35 @@ def test_every_choice_is_a_recipe_that_can_run() -> None:
             recipe = recipe_of(TASKS[name], choice, seed=3)
             assert recipe.run.seed == 3 and recipe.rollout.threads == 1
             assert recipe.evaluation.sigmas == "linear"  # all are judged alike
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.name)
+def test_a_choice_of_a_named_algorithm_has_what_the_name_implies(choice: Choice) -> None:
+    """But for the keys that the choice sets itself, which its result lists."""
+    name = choice.changes.get("algorithm.name")
+    tables = recipe_of(DIGITS, choice, seed=0).model_dump()
+    for key, implied in (ALGORITHMS[name].implies if name else {}).items():
+        table, field = key.split(".")
+        assert tables[table][field] == choice.changes.get(key, implied), key
+        assert changes_of(choice)[key] == choice.changes.get(key, implied)
+
+
+def test_what_the_baseline_has_is_not_trained_under_an_algorithm_s_name() -> None:
+    kl = {
+        name: recipe_of(DIGITS, BY_NAME[name], seed=0).algorithm.kl_beta
+        for name in ("base", "dance", "nft-decay-0", "nft-decay-1", "nft-decay-2")
+    }
+    assert kl == {
+        "base": 1.0, "dance": 0.0, "nft-decay-0": 1e-4, "nft-decay-1": 1e-4, "nft-decay-2": 1e-4,
+    }  # fmt: skip
+
+
+def test_every_stored_result_is_of_its_choice_as_it_is_now() -> None:
+    for choice in CHOICES:
+        for name in choice.tasks:
+            for seed in choice.seeds:
+                case = Case(TASKS[name], choice, seed)
+                assert is_done(case, RESULTS) or not (RESULTS / case.file).exists(), case.file
 
 
 @pytest.mark.parametrize(

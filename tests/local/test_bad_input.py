@@ -171,6 +171,21 @@ def test_no_space_for_the_versions_that_are_kept(
     lock.close()
 
 
+def test_a_key_over_what_the_algorithm_s_name_implies_is_reported_at_the_start(
+    tmp_path: Path,
+) -> None:
+    lines: list[str] = []
+    changes = {"algorithm.name": "dance-grpo", "sampling.variant": "flow"}
+    asked = preflight.Request(DIGITS, changes, False, 0, tmp_path / "runs", say=lines.append)
+    with pytest.raises(UserError):  # dance-grpo has no windows, and this recipe has
+        preflight.prepare(asked)
+    asked = preflight.Request(DIGITS, {}, False, 0, tmp_path / "runs", say=lines.append)
+    preflight.prepare(asked).lock.close()
+    wanted = "flow-grpo implies algorithm.clip_range = 0.0001; the recipe sets 0.002"
+    assert wanted in lines
+    assert not [line for line in lines if "; the recipe sets" not in line]
+
+
 def test_a_run_that_goes_on_elsewhere(tmp_path: Path) -> None:
     first = preflight.prepare(request(tmp_path))
     with pytest.raises(UserError, match="in progress in another process"):

@@ -111,6 +111,7 @@ def test_check_tells_what_the_algorithm_s_name_implies_and_what_the_recipe_sets(
         "dance-grpo implies sampling.shared_noise = true; the recipe sets false",
         'dance-grpo implies sampling.stochastic = "all"; the recipe sets "trained"',
         'dance-grpo implies sampling.trained = "random"; the recipe sets "window"',
+        "dance-grpo implies algorithm.kl_beta = 0.0",
     ]
     found = {each["key"]: each for each in json.loads(checked.as_json)["implied"]}
     assert found["sampling.noise_level"]["value"] == 0.25

@@ -2,7 +2,8 @@
 
 A file there has every key that its source decides: the source's name of the setting, its value in
 terms of the key, or in words where the key cannot say it, and the file and commit that it was read
-in. `absent` are keys for which the source has nothing, `others` settings that no key stands for.
+in. `absent` are keys for which the source has nothing, `others` settings that no key stands for;
+null, if those of a file that this one is based on do not apply.
 """
 
 import json
@@ -54,7 +55,7 @@ def differences(recipe: Recipe, name: str) -> set[str]:
     wanted = {key: each["value"] for key, each in said["keys"].items()}
     wanted |= dict.fromkeys(said["absent"])
     return {key for key, value in wanted.items() if value_of(recipe, key) != value} | {
-        *said["others"]
+        name for name, value in said["others"].items() if value is not None
     }
 
 

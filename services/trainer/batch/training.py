@@ -107,6 +107,7 @@ class BatchTraining:
         self._deterministic = recipe.trainer.deterministic
         self._batch_std = recipe.batch_std
         self._algorithm = recipe.algorithm
+        self._trains_zeros = recipe.trains_zeros
         self._advantages = recipe.advantages
         self._window = recipe.sampling.window
         self._trained_samples = recipe.trained_samples
@@ -187,7 +188,7 @@ class BatchTraining:
         final = batch.final.get(command.group)
         batch.num_taken += 1
         if isinstance(work, GroupData) and final is not None:
-            is_zero = not (any(final) or self._algorithm.has_rest)
+            is_zero = not (any(final) or self._trains_zeros)
             work = None if is_zero else replace(work, advantages=final, kind="final")
         match work:
             case GroupData() as data:

@@ -250,7 +250,7 @@ class Follower:
 
     def _step(self, message: Message) -> Message:
         self.engine.num_steps = message.values["num_steps"]  # it may have had no group of this part
-        self.engine.step(message.values["batch"], message.values["scale"])
+        self.engine.step(*(message.values[name] for name in ("batch", "scale", "kept")))
         self.engine.begin()
         self._groups.clear()
         return Message("stepped")

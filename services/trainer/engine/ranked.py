@@ -112,10 +112,11 @@ class RankedTraining(TrainingOnThreads):
         for link in self._links:
             self._first.add({}, link.ask(Message("tally")).values)
         self._first.check_rows()  # before the others wait for this rank's gradient
-        values = {"batch": batch, "scale": scale, "num_steps": self._first.num_steps}
+        kept = self._first.take_kept_factor()  # of the rows of all ranks
+        values = {"batch": batch, "scale": scale, "kept": kept, "num_steps": self._first.num_steps}
         self._send_all(Message("step", values))
         metrics = together(
-            lambda: self._first.step(batch, scale),
+            lambda: self._first.step(batch, scale, kept),
             others=[partial(answer_of, link) for link in self._links],
         )
         self._note_held(self._first)

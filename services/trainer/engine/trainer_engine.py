@@ -331,18 +331,24 @@ class TrainerEngine:
         """Raise BatchFailed if these weights cannot be trained on the rows of this batch."""
         self._transaction.check()
 
-    def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
+    def take_kept_factor(self) -> float:
+        """Return the factor that drops the rows without advantage since the last step."""
+        return self._transaction.take_kept_factor()
+
+    def step(self, batch: int, scale: float = 1.0, kept: float | None = None) -> dict[str, float]:
         """Take the optimizer step of the batch and return its metrics.
 
-        ``scale`` multiplies what is in proportion to advantages that were only centred. A gradient
-        that is not finite takes no step; the weights stay as they were.
+        ``scale`` multiplies what is in proportion to advantages that were only centred, ``kept``
+        (default: `take_kept_factor`) everything. A gradient that is not finite takes no step; the
+        weights stay as they were.
         """
+        kept = self.take_kept_factor() if kept is None else kept
         table = self._recipe.trainer
         rate = learning_rate(table, batch)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._fill_gradient()
-        self._transaction.join(self._parameters, scale)
+        self._transaction.join(self._parameters, scale, kept)
         if self._recipe.trainer.ranks > 1:
             sum_gradients(self._parameters.values())
         norm = self._clipped()

@@ -31,7 +31,7 @@ class StepScale:
     norm: float
     """Norm of the total; not finite if the step is passed over."""
     scale: float
-    """Factor on the total, by which it is clipped."""
+    """Factor on the total, by which it is clipped and rows without advantage are dropped."""
 
 
 class FluidEngine(TrainerEngine):
@@ -97,8 +97,7 @@ class FluidEngine(TrainerEngine):
     def term(self) -> Term:
         """Copy what was summed since `begin`, flat."""
         grads = [each.grad for each in self._parameters.values()]
-        tally = replace(self._transaction.tally)
-        tally.skip(self._transaction.num_skipped)
+        tally = self._transaction.whole_tally
         if all(each is None for each in grads):
             return Term(None, tally.as_dict())
         with torch.no_grad():
@@ -114,11 +113,12 @@ class FluidEngine(TrainerEngine):
         self._transaction.skip(num_rows)
 
     def measured(self, total: Term) -> StepScale:
-        """Return norm and scale of a total: the gradient is clipped by its norm."""
+        """Return norm and scale of a total of the rows that are kept: it is clipped by its norm."""
         assert total.gradient is not None
-        norm = get_total_norm(list(self._parts(total.gradient).values()))
+        kept = self._transaction.kept_factor(total.tally["num_zero_advantage"])
+        norm = kept * get_total_norm(list(self._parts(total.gradient).values()))
         limit = self._recipe.trainer.max_grad_norm
-        scale = torch.clamp(limit / (norm + 1e-6), max=1.0)
+        scale = kept * torch.clamp(limit / (norm + 1e-6), max=1.0)
         if not math.isfinite(norm):
             return StepScale(math.nan, 1.0)
         return StepScale(float(norm), float(scale))
@@ -132,7 +132,7 @@ class FluidEngine(TrainerEngine):
         for name, gradient in self._parts(total.gradient).items():
             self._parameters[name].grad = gradient
         self._given = given
-        metrics = self.step(batch)
+        metrics = self.step(batch, kept=1.0)  # the scale has it
         self._num_taken = (self._num_taken + 1) % self._recipe.trainer.updates
         if not self._num_taken:
             self._counted = []

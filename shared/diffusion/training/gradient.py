@@ -4,7 +4,8 @@ TSP: samples and denoising steps are flattened into rows, sample by sample, so t
 backward pass trains several steps of several samples, whatever fragments they came from. The last
 chunk may be smaller, in samples and in steps: rows carry the batch's denominator.
 
-A sample without advantage has no gradient unless there is a KL term: it need not be trained.
+A sample without advantage has no gradient unless there is a KL term: it need not be trained. Where
+it is dropped, the denominator stays that of all rows, and the optimizer step makes up for it.
 
 Advantages may be centred only, until the standard deviation of the batch is known: then what is in
 proportion to them is summed apart from all else (`training.sums`). Both gradients come from one
@@ -61,6 +62,8 @@ class GradientTransaction:
     """Number of rows that were not trained, because their gradient is zero."""
     num_steps: int = 0
     """Number of optimizer steps since the batch began."""
+    _num_zero: int = 0
+    """Number of their rows without advantage."""
     num_network_rows: int = 0
     """Number of rows that the network has computed with a gradient, ever."""
     _adapter: list[Any] = field(default_factory=list)
@@ -116,6 +119,7 @@ class GradientTransaction:
         self.tally = Tally()
         self.num_skipped = 0
         self.num_steps = 0
+        self._num_zero = 0
         self._is_ready = False
 
     def skip(self, num_rows: int) -> None:
@@ -128,9 +132,26 @@ class GradientTransaction:
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics of all rows, skipped ones included."""
+        return self.whole_tally.metrics()
+
+    @property
+    def whole_tally(self) -> Tally:
+        """The tally with the rows that were skipped."""
         everything = replace(self.tally)
         everything.skip(self.num_skipped)
-        return everything.metrics()
+        return everything
+
+    def take_kept_factor(self) -> float:
+        """Returns the `kept_factor` of the rows since the last step."""
+        before, self._num_zero = self._num_zero, self.whole_tally.num_zero_advantage
+        return self.kept_factor(self._num_zero - before)
+
+    def kept_factor(self, num_zero: float) -> float:
+        """Returns the factor from the mean over a step's rows to the mean over those with an
+        advantage, where the others are dropped; 1 if no row has one."""
+        kept = self.num_rows - num_zero
+        drops = self.algorithm.zero_advantages == "dropped"
+        return self.num_rows / kept if drops and kept else 1.0
 
     def check(self) -> None:
         """Raises BatchFailed if the rows so far are not what these weights can be trained on."""
@@ -192,6 +213,8 @@ class GradientTransaction:
             return
         found = evaluated(self.algorithm if kind == "centred" else self._with_the_clip)
         per_row, rest = found.surrogate.per_row, found.rest(self.algorithm.kl_beta)
+        if rest is not None and self.algorithm.zero_advantages == "dropped":
+            rest = rest * (rows.advantage != 0)
         if rest is None or kind == "final":
             self._backward(per_row if rest is None else per_row + rest)
         else:
@@ -230,10 +253,10 @@ class GradientTransaction:
         if again is not None:
             self._backward(again())
 
-    def join(self, parameters: Mapping[str, nn.Parameter], scale: float) -> None:
+    def join(self, parameters: Mapping[str, nn.Parameter], scale: float, kept: float) -> None:
         """Makes one gradient of the two sums, in the ``grad`` fields of what the optimizer steps:
-        what is in proportion to the advantages, times ``scale``, and all else."""
-        self.rest.join(parameters, scale)
+        ``kept`` times what is in proportion to the advantages, times ``scale``, and all else."""
+        self.rest.join(parameters, scale * kept, kept)
         tally = self.tally
         tally.loss, tally.rest_loss = scale * tally.loss + tally.rest_loss, 0.0
 

@@ -8,7 +8,7 @@ AWM, advantage weighted matching (Xue et al. 2025, arXiv 2509.25050), takes the 
 log-prob of a policy gradient, log p = -w(e, s):
 
     e = mean (v - (noise - x0))^2,       w = e  or  s e  or  4 s ((e + 1e-10)^(1/4) - (1e-10)^(1/4))
-    loss = -A p / sg(p),                 gradient = A dw,      A cut off at +-advantage_clip
+    loss = -(A / c) p / sg(p),     gradient = (A / c) dw,     A clipped to +-c = advantage_clip
 
 The ratio to the policy that the batch is trained from is 1 by construction, so no clip acts.
 
@@ -55,12 +55,13 @@ def awm(
     """Returns the loss of AWM. A stale sample is trained as any other: it is data."""
     velocity = _wide(network.velocity(rows.noised, rows.sigma, rows.conditions))
     weighted = weigh(matching_error(velocity, rows), rows.sigma, algorithm.awm_weight)
+    clip = algorithm.advantage_clip
     surrogate = onpolicy_surrogate(
         -weighted,
         -weighted.detach(),
-        rows.advantage.to(velocity),
+        rows.advantage.to(velocity) / clip,
         clip_range=algorithm.clip_range,
-        advantage_clip=algorithm.advantage_limit,
+        advantage_clip=algorithm.advantage_limit / clip,
     )
     if not algorithm.kl_beta:
         return LossTerms(surrogate, None)

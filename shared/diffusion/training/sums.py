@@ -46,15 +46,15 @@ class Rest:
             self.gradients[name] = tensor.clone() if held is None else held.add_(tensor)
 
     @torch.no_grad()
-    def join(self, parameters: Mapping[str, nn.Parameter], scale: float) -> None:
-        """Multiplies the ``grad`` fields, all of which are there, and adds these gradients, of
-        which none are left."""
+    def join(self, parameters: Mapping[str, nn.Parameter], scale: float, own: float) -> None:
+        """Multiplies the ``grad`` fields, all of which are there, by ``scale``, and adds ``own``
+        times these gradients, of which none are left."""
         for name, parameter in parameters.items():
             assert parameter.grad is not None
             if scale != 1.0:
                 parameter.grad.mul_(scale)
             if name in self.gradients:
-                parameter.grad.add_(self.gradients[name])
+                parameter.grad.add_(self.gradients[name], alpha=own)
         self.gradients.clear()
 
     def named(self) -> dict[str, Tensor]:

@@ -116,7 +116,7 @@ def test_what_a_name_stands_for_is_told_beside_what_the_recipe_has(tmp_path: Pat
     told = {each.key: each for each in implied_values(load_recipe(path))}
     assert told.keys() == {
         "sampling.variant", "sampling.noise_level", "algorithm.clip_range",
-        "sampling.shared_noise", "sampling.stochastic", "sampling.trained",
+        "sampling.shared_noise", "sampling.stochastic", "sampling.trained", "algorithm.kl_beta",
     }  # fmt: skip
     assert {key for key, each in told.items() if each.is_overridden} == {"sampling.noise_level"}
     noise = told["sampling.noise_level"]
@@ -130,7 +130,7 @@ def test_names_stand_for_the_spread_of_the_whole_batch_where_every_published_rec
         table = load_recipe(with_algorithm(tmp_path, f'name = "{name}"')).algorithm
         assert table.advantage_std == over
     table = load_recipe(with_algorithm(tmp_path, 'name = "awm"')).algorithm
-    assert (table.advantage_clip, table.kl_beta) == (1.0, 1e-4)
+    assert (table.advantage_clip, table.kl_beta) == (5.0, 1e-4)
     said = 'name = "diffusion-nft"\nadvantage_std = "group"'
     assert load_recipe(with_algorithm(tmp_path, said)).algorithm.advantage_std == "group"
 
@@ -141,3 +141,26 @@ def test_diffusion_nft_stands_for_its_old_policy(tmp_path: Path) -> None:
     said = 'name = "diffusion-nft"\nnft_decay = 2\nnft_beta = 0.1\nkl_beta = 0'
     table = load_recipe(with_algorithm(tmp_path, said)).algorithm
     assert (table.nft_decay, table.nft_beta, table.kl_beta) == (2, 0.1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "zero_advantages"),
+    [
+        ("flow-grpo", "dropped"), ("flow-grpo-fast", "dropped"), ("cps", "dropped"),
+        ("grpo-guard", "dropped"), ("dance-grpo", "kept"), ("mix-grpo", "kept"), ("awm", "kept"),
+        ("diffusion-nft", "kept"),
+    ],
+)  # fmt: skip
+def test_the_names_of_flow_grpo_drop_samples_without_advantage(
+    tmp_path: Path, name: str, zero_advantages: str
+) -> None:
+    recipe = load_recipe(with_algorithm(tmp_path, f'name = "{name}"'))
+    assert recipe.algorithm.zero_advantages == zero_advantages
+    said = with_algorithm(tmp_path, f'name = "{name}"\nzero_advantages = "kept"')
+    assert load_recipe(said).algorithm.zero_advantages == "kept"
+
+
+def test_a_run_that_was_begun_before_keeps_samples_without_advantage(tmp_path: Path) -> None:
+    plain = load_recipe(with_algorithm(tmp_path, 'name = "flow-grpo"')).model_dump(mode="json")
+    del plain["algorithm"]["zero_advantages"]
+    assert stored_recipe(json.dumps(plain).encode()).algorithm.zero_advantages == "kept"

@@ -74,12 +74,13 @@ class Exchanges(TorchDispatchMode):
 
 
 def groups_of(recipe: Recipe) -> list[GroupData]:
-    """Return three groups of two fragments; if they share noise, one group is of unlike devices."""
+    """Return three groups of two fragments, each with a sample without advantage; if they share
+    noise, one group is of unlike devices."""
     groups = [
         GroupData(
             trajectories=tuple(group.cut((2, 2))),
             conditions=group.conditions,
-            advantages=tuple(group.advantages),
+            advantages=(0.0, *group.advantages[1:]),
             staleness=int(number == 2),
         )
         for number, group in enumerate(make_batch(recipe, off_policy=3e-3))

@@ -54,7 +54,14 @@ class Case:
         """Return the gradient of the batch, whose second group may be stale."""
         fresh = list(self.references)
         stale = fresh.pop()
-        return total([fresh[0], stale if is_stale else fresh[1], fresh[2]])
+        trained = [fresh[0], stale if is_stale else fresh[1], fresh[2]]
+        if self.drops_zeros:  # the third group: neither its KL nor its rows count
+            return {name: 3 / 2 * each for name, each in total(trained[:2]).items()}
+        return total(trained)
+
+    @property
+    def drops_zeros(self) -> bool:
+        return self.recipe.algorithm.zero_advantages == "dropped"
 
     @property
     def tolerance(self) -> float:
@@ -101,10 +108,20 @@ def norms_of_the_networks_type() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "float64"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("float32", "kept"), marks=pytest.mark.slow),
+        ("float64", "kept"),
+        ("float64", "dropped"),
+    ],
+    ids="-".join,
+)
 def case(request: pytest.FixtureRequest, recipe: Recipe) -> Case:
+    dtype, zero_advantages = request.param
     changes = {
-        "model.dtype": request.param,
+        "model.dtype": dtype,
+        "algorithm.zero_advantages": zero_advantages,
         "algorithm.advantage_std": "batch",
         "algorithm.advantage_clip": CLIP,
         "algorithm.kl_beta": 3.0,
@@ -291,9 +308,9 @@ def test_a_trial_that_does_not_fit_leaves_both_sums_as_they_were(
 
 
 def test_rows_without_advantage_are_left_out_where_they_have_no_gradient(case: Case) -> None:
-    """They are skipped in the passes, and still count in the denominator."""
+    """They are skipped in the passes, and still count in the denominator of the sum."""
     advantages = (1.5, 0.0, -0.5, 0.0)
-    for beta, wanted in ((0.0, 2), (0.3, 4)):
+    for beta, wanted in ((0.0, 2), (0.3, 2 if case.drops_zeros else 4)):
         gradients, metrics, rows = [], [], list[int]()
         for left_out in (False, True):
             changes = {"algorithm__kl_beta": beta, "algorithm__advantage_std": "group"}
@@ -313,3 +330,22 @@ def test_rows_without_advantage_are_left_out_where_they_have_no_gradient(case: C
         assert relative_error(*gradients) <= 1e-6
         assert sum(rows) == 2 * wanted
         assert [each["zero_advantage_fraction"] for each in metrics] == [0.5, 0.5]
+
+
+def test_a_mean_over_the_rows_that_are_kept_is_that_of_each_update_and_never_by_zero(
+    case: Case,
+) -> None:
+    zeros, mixed = (0.0,) * 4, (1.5, 0.0, -0.5, 0.0)
+    alone = case.engine(algorithm__advantage_std="group", batch__groups=1)
+    alone.train(alone.read(case.data(0, advantages=mixed)))
+    norm = alone.step(0)["grad_norm"]
+    engine = case.engine(algorithm__advantage_std="group", batch__groups=4, trainer__updates=2)
+    norms = []
+    for advantages in ((mixed, zeros), (zeros, zeros)):
+        for each in advantages:
+            engine.train(engine.read(case.data(0, advantages=each)))
+        norms.append(engine.step(0)["grad_norm"])
+    if case.drops_zeros:  # of both, the mean over the two rows of each step that have an advantage
+        assert norms == pytest.approx([norm, 0.0], rel=1e-6)
+    else:
+        assert norms[0] < 0.9 * norm and norms[1] > 0, "the KL pulls"

@@ -77,16 +77,20 @@ WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("clip", [1.0, 5.0])
 @pytest.mark.parametrize("weight", WEIGHTS)
-def test_awm_is_a_policy_gradient_whose_log_prob_is_the_error(weight: str) -> None:
+def test_awm_is_a_policy_gradient_whose_log_prob_is_the_error(weight: str, clip: float) -> None:
+    """scxue/advantage_weighted_matching at 12b1397b, scripts/train_sd3_awm.py: A is clamped at
+    `adv_clip_max` and divided by it, times `advantage_max`, 1. With a clip of 1 it is what
+    Flow-Factory does."""
     advantage = torch.tensor([2.0, -0.5, 0.0, -7.0])
     rows = NoisedSamples(
         noised=NOISED, sigma=SIGMA, clean=CLEAN, advantage=advantage, conditions={}
     )
     algorithm = Algorithm.model_validate(
-        {"name": "awm", "awm_weight": weight, "advantage_clip": 1.0, "kl_beta": 0.5}
+        {"name": "awm", "awm_weight": weight, "advantage_clip": clip, "kl_beta": 0.5}
     )
-    bounded = advantage.double().clamp(-1, 1)
+    bounded = advantage.double().clamp(-clip, clip) / clip
 
     def written_out(v: Tensor) -> Tensor:
         return -bounded * torch.exp(-WEIGHTS[weight](squares(v)) + WEIGHTS[weight](squares(AT)))
