@@ -77,3 +77,7 @@ def check(
         write_profile(made, save_profile)
         typer.echo(f"cost profile: {save_profile}", err=True)
     typer.echo(checked.as_json if as_json else "\n".join(checked.lines))
+    if not checked.verdict.can_run:
+        raise UserError(checked.verdict.sentence)
+    if not as_json:
+        typer.echo(checked.verdict.sentence)

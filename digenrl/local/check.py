@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,14 @@ from digenrl.hub.dataset import make_own_prompts
 from digenrl.local.inputs import check_inputs, check_rest
 from digenrl.local.preflight import ignore, versions_bytes
 from digenrl.local.runs import runs_folder
+from digenrl.local.verdict import Verdict, gpu_names, kinds_of, verdict_here, verdict_on
 from digenrl.planning.forecast import Forecast, as_dict, forecast, has_profile, lines
-from digenrl.planning.plan import given_pool
+from digenrl.planning.plan import given_pool, known_profiles
 from digenrl.tail.results import tail_line
 from digenrl.trace.output import lines as trace_lines
 from digenrl.trace.record import Trace
-from services.scheduler.planning.recipes import fragment_of
+from services.scheduler.costs.profile import load_profile
+from services.scheduler.planning.recipes import fragment_of, profile_of
 from services.scheduler.planning.runnable import HOST_GPUS
 from services.scheduler.planning.staleness import decide_at_start
 from services.scheduler.planning.staleness import line as staleness_line
@@ -33,6 +35,7 @@ from shared.recipe.recipe import (
 from shared.run.run_recipe import evaluated_on, held_out_rows
 
 Say = Callable[[str], None]
+NOT_HERE = Verdict(True, "the recipe is complete; --devices h100=8 judges devices of other hosts")
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Checked:
     """Whether model and rewards are on other hosts and were not looked for here."""
     forecast: Forecast | None
     """Forecast for the given devices, if there are any."""
+    verdict: Verdict
     trace: Trace | None = None
     """What a trace has found, if one was asked for."""
 
@@ -60,9 +64,9 @@ class Checked:
             f"samples in fragments of {recipe.schedule.fragment_size}"
         )
         if not self.elsewhere and self.trace is None:
-            gib = versions_bytes(recipe) / (1 << 30)
-            what = "weights, checkpoints and trajectories"
-            yield f"the object store holds up to {gib:.1f} GiB of {what} at a time"
+            mib, what = versions_bytes(recipe) / (1 << 20), "weights, checkpoints and trajectories"
+            size = f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.1f} MiB"
+            yield f"the object store holds up to {size} of {what} at a time"
         if self.elsewhere:
             yield "the model and the rewards were not checked: they are on other hosts"
         if recipe.holding.weights in UNTESTED:
@@ -101,7 +105,8 @@ class Checked:
     def as_json(self) -> str:
         return json.dumps({
             "recipe": str(self.path),
-            "ok": True,
+            "ok": self.verdict.can_run,
+            "verdict": self.verdict.sentence,
             "said": self.lines,
             "implied": [
                 {"key": each.key, "implied": each.implied, "value": each.value}
@@ -148,7 +153,7 @@ def check(
         say: is told what a trace is at.
 
     Raises:
-        UserError: for the first problem, with its remedy.
+        UserError: with a line for each problem and its remedy.
     """
     recipe, found = load_recipe(path, options), None
     if not elsewhere and make_own_prompts(recipe, say):
@@ -156,26 +161,44 @@ def check(
     if traced:
         counted = counted or (profile is None and not has_profile(recipe))
         recipe, elsewhere, found = _traced(recipe, elsewhere, counted, say)
-    elif elsewhere and (recipe.model.folder / "model_index.json").is_file():
-        check_inputs(recipe, weights=False, elsewhere=True)
-    elif elsewhere:
+    elif elsewhere and not (recipe.model.folder / "model_index.json").is_file():
         check_rest(recipe, elsewhere=True)
     else:
-        check_inputs(recipe)
-    expected = None
+        check_inputs(recipe, weights=not elsewhere, elsewhere=elsewhere)
+    pool = given_pool(devices, hosts)
+    forecast_on = partial(
+        forecast, recipe, profile=profile, host_gpus=host_gpus, streamed=streamed,
+        host_memory=host_memory, timing=timing, trace=found,
+    )  # fmt: skip
     try:
-        pool = given_pool(devices, hosts)
         if pool is not None:
-            expected = forecast(
-                recipe, pool[1], profile, option=pool[0], host_gpus=host_gpus, streamed=streamed,
-                host_memory=host_memory,
-                timing=timing, trace=found,
-            )  # fmt: skip
+            named = forecast_on(pool[1], option=pool[0])
+            expected, verdict = named, verdict_on(pool[1], named)
+        elif elsewhere:
+            expected, verdict = None, NOT_HERE
+        else:
+            expected, verdict = _here(recipe, profile, forecast_on)
     except UserError:
         for line in trace_lines(found, recipe) if found else ():
             say(line)  # what took a while, and says why
         raise
-    return Checked(path, recipe, elsewhere, expected, found)
+    return Checked(path, recipe, elsewhere, expected, verdict, found)
+
+
+def _here(
+    recipe: Recipe, profile: str | None, forecast_on: Callable[[str], Forecast]
+) -> tuple[Forecast | None, Verdict]:
+    """Returns the forecast for this machine's GPUs, where they and the model have costs, and the
+    verdict."""
+    names, expected = [] if recipe.model.device == "cpu" else gpu_names(), None
+    if names and (profile is not None or has_profile(recipe)):
+        costs = load_profile(profile or profile_of(recipe, known_profiles()))
+        kinds = kinds_of(names, costs)
+        try:
+            expected = None if kinds is None else forecast_on(kinds)
+        except UserError as error:
+            return None, Verdict(False, f"this cannot run here: {error}")
+    return expected, verdict_here(recipe, runs_folder(), expected)
 
 
 def _traced(

@@ -1,0 +1,95 @@
+"""Judges in one sentence whether a recipe can run, on this machine or on named devices."""
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from digenrl.local.gpus import ANSWER_S, visible_gpus
+from digenrl.local.preflight import check_machine, versions_bytes
+from digenrl.planning.forecast import Forecast
+from services.scheduler.costs.profile import Profile
+from shared.errors import UserError
+from shared.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    can_run: bool
+    sentence: str
+
+
+def verdict_here(recipe: Recipe, runs: Path, found: Forecast | None) -> Verdict:
+    """Judge whether `digenrl up` can run a recipe on this machine.
+
+    Args:
+        found: forecast for this machine's GPUs, where there is one.
+    """
+    try:
+        check_machine(recipe, runs, versions_bytes(recipe))
+    except UserError as error:
+        reasons = "; ".join(str(error).splitlines())
+        return Verdict(False, f"this cannot run here: {reasons}")
+    if recipe.model.device == "cpu":
+        return Verdict(True, "this can run here: on the CPU")
+    names = ", ".join(f"{number} x {name}" for name, number in Counter(gpu_names()).items())
+    where = names or f"{len(visible_gpus())} GPUs"
+    return Verdict(True, f"this can run here: on {where}{_figures(found)}")
+
+
+def verdict_on(devices: str, found: Forecast) -> Verdict:
+    """Judge a recipe on named devices, for which it has a forecast: too few or too small ones have
+    none."""
+    return Verdict(True, f"this can run on {devices}{_figures(found)}")
+
+
+def _figures(found: Forecast | None) -> str:
+    """Return the step time, and the memory of the device that has the least left."""
+    if found is None:
+        return "; no cost profile fits, so that the step time is unknown: --trace counts the memory"
+    shown = [] if found.simulated is None else [f"{found.simulated.step_seconds:.0f} s per step"]
+    memory = [
+        (need.needed.total, found.profile.devices[kind].memory_gib)
+        for need in found.needs
+        for kind in need.pool
+    ]
+    if memory:
+        used, there = max(memory, key=lambda pair: pair[0] / pair[1])
+        shown.append(f"{used:.0f} of {there:.0f} GiB")
+    return f": {', '.join(shown)}" if shown else ""
+
+
+def gpu_names() -> list[str]:
+    """Return the names of this machine's visible GPUs, as its driver has them; none without one."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=index,uuid,name", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=ANSWER_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
+    named = {key: row[2] for row in rows if len(row) == 3 for key in row[:2]}
+    return [named[gpu] for gpu in visible_gpus() if gpu in named]
+
+
+def kinds_of(names: Sequence[str], profile: Profile) -> str | None:
+    """Return GPUs by kind, as `--devices` takes them; None if a profile lacks one.
+
+    The kind is the longest of the profile's whose letters and digits are in the name: "l40s", not
+    "l40", for "NVIDIA L40S".
+    """
+    counts: Counter[str] = Counter()
+    for name in names:
+        plain = re.sub(r"[^a-z0-9]", "", name.lower())
+        known = [
+            kind for kind in profile.devices if re.sub(r"[^a-z0-9]", "", kind.lower()) in plain
+        ]
+        if not known:
+            return None
+        counts[max(known, key=len)] += 1
+    return ",".join(f"{kind}={number}" for kind, number in counts.items()) or None
