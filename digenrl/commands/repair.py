@@ -27,7 +27,10 @@ def repair(
 ) -> None:
     """Read everything that is stored of a stopped run, and say what is damaged; with --apply, move
     it to the run's quarantine, and put back what is known. Exits with 1 if something is left."""
+    from digenrl.evaluation.records import EvaluationRecord
     from digenrl.local.store import store_of
+    from services.scheduler.core.usage import BatchUsage
+    from services.scheduler.planning.staleness import StalenessDecision
     from shared.process.settings import ServiceSettings
     from shared.run.repair import find_damage, mend
     from shared.store import open_store
@@ -35,7 +38,12 @@ def repair(
     chosen = find_run(name or run, runs)
     with store_of(chosen):
         store = open_store(ServiceSettings(run=chosen.id).store)
-        found = asyncio.run(find_damage(store, chosen.id))
+        models = {
+            r"usage/.*": BatchUsage.model_validate_json,
+            r"staleness\.json": StalenessDecision.model_validate_json,
+            r"evaluations/[^/]+/records/.*": EvaluationRecord.model_validate_json,
+        }
+        found = asyncio.run(find_damage(store, chosen.id, models))
         _show(found, apply=apply, as_json=as_json)
         if not found:
             return

@@ -1,6 +1,5 @@
 """Finds the best of a run's evaluated versions."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -8,12 +7,11 @@ from digenrl.evaluation.records import EvaluationRecord
 from digenrl.view.words import FIGURES
 from shared.recipe.recipe import Recipe
 from shared.run.evaluations import Measured, gold_figure, worth_of
-from shared.run.layout import evaluations_folder
+from shared.run.layout import named_objects
 from shared.store import ObjectStore
 
 RULE = "versions that are not evaluated do not count, and of equal ones the older is the best"
 """How the best version is chosen, to be said beside it."""
-_RECORD = re.compile(r"/(?P<settings>[0-9a-f]+)/records/(?P<version>\d+)\.json\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +64,13 @@ def measure_of(quality: Measured, weights: Mapping[str, float]) -> str:
     return "gold reward " + " + ".join(f"{weight:g} x {name}" for weight, name in parts)
 
 
-def comparable(keys: Iterable[str]) -> list[str]:
+async def comparable(store: ObjectStore, run: str) -> list[str]:
     """Return the keys of evaluation records, oldest version first, at those settings at which most
     versions were evaluated: figures of other settings cannot be compared with them."""
     found: dict[str, list[str]] = {}
-    for key in keys:
-        if (match := _RECORD.search(key)) is not None:
-            found.setdefault(match["settings"], []).append(key)
+    for key, name in (await named_objects(store, run, "evaluations")).items():
+        if name["settings"] is not None:
+            found.setdefault(name["settings"], []).append(key)
     return sorted(max(found.values(), key=_count, default=()))
 
 
@@ -86,7 +84,7 @@ async def ranked_versions(store: ObjectStore, recipe: Recipe) -> list[int]:
 
 
 async def _records(store: ObjectStore, recipe: Recipe) -> list[EvaluationRecord]:
-    keys = comparable(await store.keys(evaluations_folder(recipe.run.name)))
+    keys = await comparable(store, recipe.run.name)
     return [EvaluationRecord.model_validate_json(await store.read(key) or b"") for key in keys]
 
 

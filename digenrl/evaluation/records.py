@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Digest, Record, Seconds, Text, Token, is_none
-from shared.run.layout import evaluations_folder
+from shared.run.layout import evaluations_folder, named_objects
 from shared.store import ObjectStore
 
 OfDigits = Annotated[float | None, Field(exclude_if=is_none)]
@@ -167,8 +167,9 @@ class Evaluations:
 
     async def versions(self) -> list[int]:
         """List the evaluated versions."""
-        keys = await self.store.keys(f"{self._folder}/records")
-        return [int(key.rsplit("/", 1)[1].removesuffix(".json")) for key in keys]
+        within = f"{self.name}/records"
+        names = await named_objects(self.store, self.run, "evaluations", within)
+        return [int(name["number"]) for name in names.values()]
 
     async def read(self, version: int) -> EvaluationRecord | None:
         """Return a version's record, if there is one; raises ContractError if it is invalid."""

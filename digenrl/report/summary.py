@@ -12,7 +12,7 @@ from digenrl.evaluation.records import OfDigits, Quality
 from services.scheduler.core.usage import BUSY, BatchUsage
 from shared.errors import ContractError
 from shared.run.commits import CommitRecord
-from shared.run.layout import usage_folder
+from shared.run.layout import named_objects
 from shared.store import ObjectStore
 
 
@@ -114,7 +114,7 @@ class Summary(BaseModel):
 async def read_schedule(store: ObjectStore, chain: list[CommitRecord]) -> ScheduleSummary:
     """Read and summarise a run's usage; raises ContractError if a stored record is invalid."""
     usage: list[BatchUsage] = []
-    for key in await store.keys(usage_folder(chain[0].run)):
+    for key in await named_objects(store, chain[0].run, "usage"):
         data = await store.read(key)
         try:
             usage.append(BatchUsage.model_validate_json(data or b""))

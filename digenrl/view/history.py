@@ -20,7 +20,7 @@ from shared.recipe.recipe import Recipe
 from shared.run.chain import Chain, Step, read_chain
 from shared.run.commits import read_stored
 from shared.run.dead_letters import DeadLetter, Letters, Stored, letters_now, read_letters
-from shared.run.layout import evaluations_folder, timeline_key, usage_key
+from shared.run.layout import timeline_key, usage_key
 from shared.run.run_recipe import read_recipe
 from shared.store import ObjectStore
 
@@ -98,7 +98,7 @@ class RunHistory:
         self.usage = {batch: each for batch, each in self.usage.items() if batch in wanted}
 
     async def _read_evaluations(self) -> None:
-        chosen = comparable(await self.store.keys(evaluations_folder(self.run)))
+        chosen = await comparable(self.store, self.run)
         for key in chosen:
             if key not in self._evaluated:
                 self._evaluated[key] = await self._read_evaluation(key)

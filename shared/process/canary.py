@@ -10,12 +10,10 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import structlog
-from pydantic import ValidationError
 
-from shared.errors import ContractError
-from shared.messages.records import Record, Text
 from shared.process.libraries import processor, versions
-from shared.run.layout import file_key
+from shared.run.copies import write_kept
+from shared.run.files import CanaryRecord, read_records
 from shared.store import ObjectStore
 
 PREFIX = "canary."
@@ -26,35 +24,23 @@ Measure = Callable[[], Awaitable[tuple[float, ...]]]
 log = structlog.get_logger()
 
 
-class CanaryRecord(Record):
-    """Says what a kind of device has made of the input."""
-
-    device: Text
-    versions: dict[Text, Text]
-    numbers: tuple[float, ...]
-    """Numbers of a velocity, of which the largest is 1."""
-
-
 async def told_apart(store: ObjectStore, run: str, device: str, measure: Measure) -> str:
     """Return by how much this device differs from the other kinds of the run, in words; nothing if
     there is no other, or all have the same numbers. The first of a kind measures and stores.
 
     Args:
         device: the maker's name, or "cpu".
-
-    Raises:
-        ContractError: if a record is damaged.
     """
     named = f"cpu {processor() or ''}".strip() if device == "cpu" else device
     mine = CanaryRecord(device=named, versions=dict(versions()), numbers=())
     kind = hashlib.sha256(mine.model_dump_json().encode()).hexdigest()[:16]
-    key = file_key(run, f"{PREFIX}{kind}")
-    if (data := await store.read(key)) is not None:
-        mine = _read(key, data)
+    if known := await read_records(store, run, f"{PREFIX}{kind}.", CanaryRecord):
+        [mine] = known
     else:
         mine = mine.model_copy(update={"numbers": await measure()})
-        await store.create(key, mine.model_dump_json().encode())
-    others = [each for each in await _records(store, run) if each.numbers != mine.numbers]
+        await write_kept(store, run, f"files/{PREFIX}{kind}", mine.model_dump_json().encode())
+    known = await read_records(store, run, PREFIX, CanaryRecord)
+    others = [each for each in known if each.numbers != mine.numbers]
     differences = {_apart(mine, each): each for each in others}
     if not differences:
         return ""
@@ -62,22 +48,6 @@ async def told_apart(store: ObjectStore, run: str, device: str, measure: Measure
     note = f"its numbers differ from those of {_told(differences[most], mine)} by {most:.1g}"
     log.warning("devices_differ", mine=_told(mine, differences[most]), note=note)
     return f"{note} of the largest one: samples of one seed are not the same to the byte"
-
-
-async def _records(store: ObjectStore, run: str) -> list[CanaryRecord]:
-    prefix = file_key(run, PREFIX).removesuffix(".json")
-    found = []
-    for key in await store.keys(prefix.rpartition("/")[0]):
-        if key.startswith(prefix) and (data := await store.read(key)) is not None:
-            found.append(_read(key, data))
-    return found
-
-
-def _read(key: str, data: bytes) -> CanaryRecord:
-    try:
-        return CanaryRecord.model_validate_json(data)
-    except ValidationError as error:
-        raise ContractError(f"{key} is not a record of this release") from error
 
 
 def _apart(one: CanaryRecord, other: CanaryRecord) -> float:

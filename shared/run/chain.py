@@ -31,7 +31,7 @@ from shared.run.commits import (
     read_verified,
     saturated_groups,
 )
-from shared.run.layout import chain_folder, commit_key, commits_folder, segment_key
+from shared.run.layout import named_objects, numbers_in, segment_key
 from shared.store import ObjectStore
 
 SHORT, LONG = 32, 1024
@@ -188,11 +188,11 @@ async def read_chain(
     Raises:
         ContractError: if a record is missing or does not name the one before it.
     """
-    keys = await store.keys(commits_folder(run))
-    count = len(keys)
-    if keys and keys[-1] != commit_key(run, count - 1):
+    versions = await numbers_in(store, run, "commits")
+    count = len(versions)
+    if versions and versions[-1] != count - 1:
         raise ContractError(f"the commits of run {run} are broken: a record is missing")
-    there = frozenset(await store.keys(chain_folder(run)))
+    there = frozenset(await named_objects(store, run, "chain"))
     for usable, careful in ((there, False), (frozenset[str](), False), (frozenset[str](), True)):
         reader = _Reader(store, run, count, usable, wanted, curriculum, careful)
         if await reader.read() and await reader.is_confirmed():

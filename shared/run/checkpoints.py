@@ -18,7 +18,7 @@ from shared.messages.codec import decode, encode
 from shared.messages.contracts import MAX_MESSAGE_BYTES, ObjectRef, Policy, TrainGroup
 from shared.messages.records import Count, Digest, Record, Token
 from shared.run.commits import CommitRecord, Named, read_commit
-from shared.run.layout import KEPT_BATCHES, batch_folder, state_key, states_folder
+from shared.run.layout import KEPT_BATCHES, batch_folder, numbers_in, state_key
 from shared.store import ObjectStore
 
 COMMANDS = ".groups"
@@ -106,8 +106,7 @@ async def forget_checkpoint(store: ObjectStore, run: str, version: int) -> None:
 
 async def stored_versions(store: ObjectStore, run: str) -> set[int]:
     """Return the versions whose checkpoint was stored after their commit, and is still kept."""
-    keys = await store.keys(states_folder(run))
-    return {int(key.rsplit("/", 1)[1].removesuffix(".json")) for key in keys}
+    return set(await numbers_in(store, run, "states"))
 
 
 async def store_commands(

@@ -11,7 +11,6 @@ they follow (`CommitRecord.trained_weights`). Whoever samples, or checks samples
 record's policy; the trainer, and whoever evaluates or exports, by `CommitRecord.learned`.
 """
 
-import hashlib
 from typing import NamedTuple, Protocol, Self
 
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
@@ -22,8 +21,9 @@ from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.fluid import Checksum, Share
 from shared.messages.records import Count, Digest, Record, Text, Token
 from shared.messages.staleness import Admissible
-from shared.run.copies import verified
-from shared.run.layout import commit_key, commits_folder
+from shared.run.copies import copies_of, note_damage, sealed, unsealed
+from shared.run.copies import record_digest as record_digest
+from shared.run.layout import commit_key, numbers_in
 from shared.store import ObjectStore
 
 
@@ -133,12 +133,6 @@ def saturated_groups(record: CommitRecord) -> Saturated:
     return saturated([() if group.dropped else group.rewards for group in record.trained])
 
 
-def record_digest(stored: bytes) -> str:
-    """Return what the next record names a record by, from the bytes that are stored of it: encoded
-    anew by another release it may have other bytes."""
-    return hashlib.sha256(stored).hexdigest()
-
-
 async def commit(store: ObjectStore, record: CommitRecord) -> None:
     """Commit an optimizer step: store its record.
 
@@ -147,7 +141,7 @@ async def commit(store: ObjectStore, record: CommitRecord) -> None:
             before it was interrupted.
     """
     key = commit_key(record.run, record.policy.version)
-    if not await store.create(key, record.encode()):
+    if not await store.create(key, sealed(record.encode())):
         raise CommitConflict(f"version {record.policy.version} is committed already")
 
 
@@ -172,7 +166,7 @@ class Named(Protocol):
 
 async def read_stored(store: ObjectStore, run: str, version: int) -> StoredRecord | None:
     """Return a record with the digest of its bytes, None if the version is not committed. If it is
-    no record, its copy takes its place.
+    damaged, its copy takes its place.
 
     Raises:
         ContractError: if the object is no record, and has no copy.
@@ -180,21 +174,57 @@ async def read_stored(store: ObjectStore, run: str, version: int) -> StoredRecor
     data = await store.read(commit_key(run, version))
     if data is None:
         return None
-    try:
-        return StoredRecord(_decoded(data, run, version), record_digest(data))
-    except ContractError:
-        return await _copied(store, run, version, data)
+    return decoded(data, run, version) or await _verified(store, run, version, data)
 
 
 async def read_verified(store: ObjectStore, run: str, version: int) -> StoredRecord | None:
-    """Return what `read_stored` does, from its copy also if only the copy is what it was."""
+    """Return what `read_stored` does, from its copy also if the next record names only the copy."""
     data = await store.read(commit_key(run, version))
-    return None if data is None else await _copied(store, run, version, data)
+    return None if data is None else await _verified(store, run, version, data)
 
 
-async def _copied(store: ObjectStore, run: str, version: int, data: bytes) -> StoredRecord:
-    data = await verified(store, run, version, data)
-    return StoredRecord(_decoded(data, run, version), record_digest(data))
+async def _verified(store: ObjectStore, run: str, version: int, data: bytes) -> StoredRecord:
+    whole = await whole_bytes(store, run, version, data)
+    found = None if whole is None else decoded(whole, run, version)
+    if found is None:
+        key = commit_key(run, version)
+        raise ContractError(f"{key} is not a commit record; {remedy(run)}")
+    if whole != data:
+        note_damage(run, commit_key(run, version), "commit")
+    return found
+
+
+async def whole_bytes(
+    store: ObjectStore, run: str, version: int, data: bytes | None
+) -> bytes | None:
+    """Return the bytes of a version's record: what is stored of it, or its copy if that is missing
+    or damaged and the copy stands in the chain where the record stood; None if neither does.
+
+    A copy is named by its own digest, which proves nothing: anybody can make one.
+    """
+    own = None if data is None else decoded(data, run, version)
+    copies = await copies_of(store, run, f"{version:08d}")
+    if own is not None and copies.keys() <= {own.digest}:
+        return data
+    after = decoded(await store.read(commit_key(run, version + 1)) or b"", run, version + 1)
+    named = None if after is None else after.record.parent
+    if own is not None and named in (None, own.digest):
+        return data
+    for digest, copy in copies.items():
+        found = decoded(copy, run, version)
+        if found is not None and named in (None, digest) and await _follows(store, found.record):
+            return copy
+    return None if own is None else data
+
+
+async def _follows(store: ObjectStore, record: CommitRecord) -> bool:
+    """Whether a record names what is stored of the one before it, or a copy of that."""
+    run, before = record.run, record.policy.version - 1
+    if before < 0:
+        return record.parent is None
+    stored = await store.read(commit_key(run, before)) or b""
+    copies = await copies_of(store, run, f"{before:08d}")
+    return record.parent in (record_digest(stored), *copies)
 
 
 async def read_commit(store: ObjectStore, run: str, version: int) -> CommitRecord | None:
@@ -203,12 +233,14 @@ async def read_commit(store: ObjectStore, run: str, version: int) -> CommitRecor
     return None if stored is None else stored.record
 
 
-def _decoded(data: bytes, run: str, version: int) -> CommitRecord:
+def decoded(data: bytes, run: str, version: int) -> StoredRecord | None:
+    """Return the record of a version from its bytes; None if they are damaged, or of another."""
     try:
-        return CommitRecord.model_validate_json(data)
-    except ValidationError as error:
-        key = commit_key(run, version)
-        raise ContractError(f"{key} is not a commit record; {remedy(run)}") from error
+        record = CommitRecord.model_validate_json(unsealed(data))
+    except (ValidationError, ContractError):
+        return None
+    is_it = (record.run, record.policy.version) == (run, version)
+    return StoredRecord(record, record_digest(data)) if is_it else None
 
 
 def remedy(run: str) -> str:
@@ -237,11 +269,8 @@ async def stored_digest(
 
 
 async def newest_commit(store: ObjectStore, run: str) -> CommitRecord | None:
-    keys = await store.keys(commits_folder(run))
-    if not keys:
-        return None
-    version = int(keys[-1].rsplit("/", 1)[1].removesuffix(".json"))
-    found = await read_verified(store, run, version)  # no record after it vouches for it
+    versions = await numbers_in(store, run, "commits")
+    found = await read_verified(store, run, versions[-1]) if versions else None
     return None if found is None else found.record
 
 
@@ -253,7 +282,7 @@ async def commit_chain(store: ObjectStore, run: str) -> list[CommitRecord]:
     """
     chain: list[CommitRecord] = []
     parent: str | None = None
-    for version in range(len(await store.keys(commits_folder(run)))):
+    for version in range(len(await numbers_in(store, run, "commits"))):
         stored = await read_stored(store, run, version)
         if stored is None or stored.record.parent != parent:
             return await _verified_chain(store, run)
@@ -265,7 +294,7 @@ async def commit_chain(store: ObjectStore, run: str) -> list[CommitRecord]:
 async def _verified_chain(store: ObjectStore, run: str) -> list[CommitRecord]:
     chain: list[CommitRecord] = []
     parent: str | None = None
-    for version in range(len(await store.keys(commits_folder(run)))):
+    for version in range(len(await numbers_in(store, run, "commits"))):
         stored = await read_verified(store, run, version)
         if stored is None or stored.record.parent != parent:
             raise broken_chain(run, version)

@@ -1,55 +1,123 @@
-"""Copies of commit records, named by the digest of what they copy.
+"""Copies of small records that a run cannot do without, and whether a record is what it was.
 
-A record says what no other object does, and the next one names it by its digest: a damaged byte in
-it breaks the chain. The scheduler keeps a copy of each. Whoever finds a record damaged reads the
-copy, and says so; `digenrl repair` puts it back.
+A commit record says what no other object does, and the next one names it by its digest: a damaged
+byte in it breaks the chain. It ends with a seal, the digest of all before, by which damage shows;
+the scheduler keeps a copy, which takes the place of a damaged record alone (`commits.py`). Whoever
+finds damage says so; `digenrl repair` puts the record back.
+
+The recipe and the digests of files have no seal: a record that is not what its copy is, is damaged.
 """
 
 import hashlib
+import re
 import zlib
 
 import structlog
 
-from shared.run.layout import commit_key, copies_folder
+from shared.errors import ContractError
+from shared.run.layout import commit_key, copy_key, named_objects
 from shared.store import ObjectStore
 from shared.telemetry import CORRUPT
 
-SUFFIX = ".z"
 MAX_BYTES = 1 << 28
+_SEAL = re.compile(rb',"seal":"([0-9a-f]{64})"}\Z')
 
 log = structlog.get_logger()
 
 
+def sealed(record: bytes) -> bytes:
+    """Return a record in JSON with its seal."""
+    return record[:-1] + b',"seal":"%s"}' % record_digest(record).encode()
+
+
+def unsealed(stored: bytes) -> bytes:
+    """Return a record without its seal; one of an earlier release has none.
+
+    Raises:
+        ContractError: if the record is not what its seal says.
+    """
+    seal = _SEAL.search(stored)
+    if seal is None:
+        return stored
+    record = stored[: seal.start()] + b"}"
+    if hashlib.sha256(record).hexdigest() != seal[1].decode():
+        raise ContractError("a byte of the record is not what it was")
+    return record
+
+
+def record_digest(stored: bytes) -> str:
+    """Return what the next record names a record by, from the bytes that are stored of it, but for
+    its seal: encoded anew by another release it may have other bytes."""
+    seal = _SEAL.search(stored)
+    record = stored if seal is None else stored[: seal.start()] + b"}"
+    return hashlib.sha256(record).hexdigest()
+
+
 async def keep_copy(store: ObjectStore, run: str, version: int, digest: str) -> None:
     """Copy the record of a version, unless it is not what ``digest`` says, or there is a copy."""
-    key = f"{copies_folder(run, version)}/{digest}{SUFFIX}"
-    if key in await store.keys(copies_folder(run, version)):
+    name = f"{version:08d}"
+    if digest in await copies_of(store, run, name):
         return
     data = await store.read(commit_key(run, version))
-    if data is not None and hashlib.sha256(data).hexdigest() == digest:
-        await store.create(key, zlib.compress(data))
+    if data is not None and record_digest(data) == digest:
+        await _copy(store, run, name, data)
 
 
-async def copies_of(store: ObjectStore, run: str, version: int) -> dict[str, bytes]:
+async def copies_of(store: ObjectStore, run: str, name: str) -> dict[str, bytes]:
     """Return the copies of a record that are what their names say, by digest."""
     found = {}
-    for key in await store.keys(copies_folder(run, version)):
-        digest = key.rsplit("/", 1)[1].removesuffix(SUFFIX)
+    for key, parts in (await named_objects(store, run, "copies", name)).items():
         data = _unpacked(await store.read(key) or b"")
-        if hashlib.sha256(data).hexdigest() == digest:
-            found[digest] = data
+        if record_digest(data) == parts["digest"]:
+            found[parts["digest"]] = data
     return found
 
 
-async def verified(store: ObjectStore, run: str, version: int, data: bytes) -> bytes:
-    """Return a record's bytes: those that were read, unless there is a copy of other bytes."""
-    copies = await copies_of(store, run, version)
-    if not copies or hashlib.sha256(data).hexdigest() in copies:
+async def create_kept(store: ObjectStore, run: str, name: str, data: bytes) -> None:
+    """Store a record, unless there is one, with a copy."""
+    if await store.create(_key(run, name), data):
+        await _copy(store, run, name, data)
+
+
+async def write_kept(store: ObjectStore, run: str, name: str, data: bytes) -> None:
+    """Store a record in place of another, with a copy."""
+    copy = await _copy(store, run, name, data)  # first: a record without its copy counts as damaged
+    await store.write(_key(run, name), data)
+    copies = await named_objects(store, run, "copies", name)
+    await store.delete([key for key in copies if key != copy])
+
+
+async def read_kept(store: ObjectStore, run: str, name: str) -> bytes | None:
+    """Return a record's bytes, or those of its copy if it is damaged; None if there is none."""
+    data = await store.read(_key(run, name))
+    copies = {} if data is None else await copies_of(store, run, name)
+    if data is None or not copies or record_digest(data) in copies:
         return data
-    CORRUPT.labels(what="commit").inc()
-    key, remedy = commit_key(run, version), f"digenrl repair {run} --apply"
-    log.error("commit_record_damaged", key=key, then="its copy is used", remedy=remedy)
+    note_damage(run, _key(run, name), name.partition("/")[0])
     return next(iter(copies.values()))
+
+
+def note_damage(run: str, key: str, what: str) -> None:
+    """Say that a record is damaged whose copy is used."""
+    CORRUPT.labels(what=what).inc()
+    remedy = f"digenrl repair {run} --apply"
+    log.error(f"{what}_record_damaged", key=key, then="its copy is used", remedy=remedy)
+
+
+def damaged(run: str, key: str) -> ContractError:
+    """Return the error of a record that is damaged and has no copy."""
+    remedy = f"stop the run, and digenrl repair {run} --apply moves it away, to be stored again"
+    return ContractError(f"{key} is damaged, or not of this release, and has no copy; {remedy}")
+
+
+async def _copy(store: ObjectStore, run: str, name: str, data: bytes) -> str:
+    key = copy_key(run, name, record_digest(data))
+    await store.create(key, zlib.compress(data))
+    return key
+
+
+def _key(run: str, name: str) -> str:
+    return f"{run}/{name}.json"
 
 
 def _unpacked(data: bytes) -> bytes:

@@ -15,11 +15,11 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from shared.run.layout import dead_letters_folder
+from shared.run.layout import dead_letters_folder, named_objects
 from shared.store import ObjectStore
 
 Kind = Literal["unreadable", "undelivered", "failed", "unscored", "refused"]
@@ -312,8 +312,8 @@ async def read_letters(
     Raises:
         Unavailable: if the store does not answer.
     """
-    keys = await store.keys(dead_letters_folder(run))
-    settled = {_parsed(key) for key in keys}
+    names = (await named_objects(store, run, "dead")).values()
+    settled = {(int(name["number"]), cast(Stored, name["how"] or "open")) for name in names}
     letters = {letter.number: letter for letter, _ in known}
     stored = sorted(number for number, how in settled if how == "open")
     unread = [number for number in stored if number not in letters]
@@ -366,18 +366,6 @@ def page(
         if (state in ("all", each[1])) and (before is None or each[0].number < before)
     )
     return [each for each, _ in zip(wanted, range(limit), strict=False)]
-
-
-def _parsed(key: str) -> tuple[int, Stored]:
-    """Return the number in a key, and "open" if it is the letter itself.
-
-    >>> _parsed("run/dead/00000012.json"), _parsed("run/dead/00000012.dropped.json")
-    ((12, 'open'), (12, 'dropped'))
-    """
-    number, *how = key.rsplit("/", 1)[1].removesuffix(".json").split(".")
-    if how == ["retried"]:
-        return int(number), "retried"
-    return int(number), "dropped" if how else "open"
 
 
 async def read_letter(store: ObjectStore, run: str, number: int) -> DeadLetter | None:

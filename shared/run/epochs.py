@@ -2,7 +2,7 @@
 have one epoch, and none is given out again, whatever the broker has lost."""
 
 from shared.messages.epochs import EpochRecord, next_epoch
-from shared.run.layout import epoch_key, epochs_folder
+from shared.run.layout import epoch_key, numbers_in
 from shared.store import ObjectStore
 
 KEPT = 64
@@ -11,20 +11,15 @@ KEPT = 64
 
 async def newest_epoch(store: ObjectStore, run: str) -> int:
     """Return the newest epoch of the run, 0 if it has none."""
-    keys = await store.keys(epochs_folder(run))
-    return _number(keys[-1]) if keys else 0
+    return max(await numbers_in(store, run, "epochs"), default=0)
 
 
 async def claim_epoch(store: ObjectStore, run: str, revision: int, scheduler: str) -> int:
     """Make a new epoch, and return its number."""
     while True:
-        keys = await store.keys(epochs_folder(run))
-        epoch = next_epoch(revision, _number(keys[-1]) if keys else 0)
+        numbers = await numbers_in(store, run, "epochs")
+        epoch = next_epoch(revision, max(numbers, default=0))
         record = EpochRecord(epoch=epoch, scheduler=scheduler)
         if await store.create(epoch_key(run, epoch), record.model_dump_json().encode()):
-            await store.delete(keys[: 1 - KEPT])
+            await store.delete([epoch_key(run, old) for old in numbers[: 1 - KEPT]])
             return epoch
-
-
-def _number(key: str) -> int:
-    return int(key.rsplit("/", 1)[1].removesuffix(".json"))

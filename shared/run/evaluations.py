@@ -6,7 +6,6 @@ judge (`evaluation.digits`). Versions are compared by it, and by the mean traini
 nothing else was measured.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,11 +15,8 @@ from typing import Protocol
 import structlog
 from pydantic import BaseModel, FiniteFloat, ValidationError
 
-from shared.run.layout import evaluations_folder
+from shared.run.layout import named_objects
 from shared.store import ObjectStore
-
-RECORD = re.compile(r"/([^/]+)/records/(\d+)\.json\Z")
-"""Matches the key of a record: its settings and its version."""
 
 log = structlog.get_logger()
 
@@ -98,15 +94,14 @@ class GoldFigures:
         self, figure_of: Callable[[Measured, Mapping[str, float]], float | None]
     ) -> list[dict[int, float]]:
         found: defaultdict[str, dict[int, float]] = defaultdict(dict)
-        for key in await self.store.keys(evaluations_folder(self.run)):
-            match = RECORD.search(key)
-            if match is not None:
+        for key, name in (await named_objects(self.store, self.run, "evaluations")).items():
+            if name["settings"] is not None:
                 if key not in self._known:
                     self._known[key] = await self._quality(key)
                 quality = self._known[key]
                 figure = None if quality is None else figure_of(quality, self.weights)
                 if figure is not None:
-                    found[match[1]][int(match[2])] = figure
+                    found[name["settings"]][int(name["number"])] = figure
         return list(found.values())
 
     async def _quality(self, key: str) -> _Quality | None:

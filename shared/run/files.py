@@ -6,12 +6,14 @@ slices are read, and two trainings of one network differ in them.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
 import socket
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -19,11 +21,13 @@ from shared.errors import ContractError, UserError
 from shared.learning.hub_datasets import not_fetched
 from shared.learning.prompts import source_digests
 from shared.messages.records import Digest, Record, Text
+from shared.messages.workers import Service
 from shared.models.hub import ROOT, WEIGHTS, missing
 from shared.models.memory import weight_files
 from shared.recipe.files import paths_of
 from shared.recipe.recipe import Recipe
-from shared.run.layout import file_key
+from shared.run.copies import create_kept, damaged, read_kept
+from shared.run.layout import file_key, named_objects
 from shared.store import ObjectStore
 
 MAX_WHOLE_BYTES = 4 << 20
@@ -35,11 +39,29 @@ SLICE_BYTES = 64 << 10
 PROMPTS = "data.prompts"
 NOT_READ = (".md", ".gitattributes", ".pyc")
 
+RecordT = TypeVar("RecordT", bound=Record)
+
 
 class FileRecord(Record):
     digest: Digest
     path: Text
     host: Text
+
+
+class LibrariesRecord(Record):
+    """Says which versions a service has on some host; a run has one for each that differs."""
+
+    service: Service
+    versions: dict[Text, Text]
+
+
+class CanaryRecord(Record):
+    """Says what a kind of device has made of the input."""
+
+    device: Text
+    versions: dict[Text, Text]
+    numbers: tuple[float, ...]
+    """Numbers of a velocity, of which the largest is 1."""
 
 
 def digest_of(path: Path) -> str:
@@ -75,7 +97,7 @@ async def check_files(
         stored = await _stored(store, recipe.run.name, key)
         if stored is None:
             data = found.model_dump_json(indent=1).encode()
-            await store.create(file_key(recipe.run.name, key), data)
+            await create_kept(store, recipe.run.name, f"files/{key}", data)
             stored = await _stored(store, recipe.run.name, key)
         if stored is not None:
             check_same_file(key, stored, found)
@@ -160,11 +182,25 @@ async def stored_digest(store: ObjectStore, run: str, key: str) -> str:
 
 
 async def _stored(store: ObjectStore, run: str, key: str) -> FileRecord | None:
-    data = await store.read(file_key(run, key))
+    data = await read_kept(store, run, f"files/{key}")
     try:
         return None if data is None else FileRecord.model_validate_json(data)
     except ValidationError as error:
-        raise ContractError(f"{file_key(run, key)} is not a record of this release") from error
+        raise damaged(run, file_key(run, key)) from error
+
+
+async def read_records(
+    store: ObjectStore, run: str, prefix: str, model: type[RecordT]
+) -> list[RecordT]:
+    """Return a run's records whose keys begin so; damaged ones count as absent: they only serve
+    notes and reports."""
+    found = list[RecordT]()
+    for key in await named_objects(store, run, "files"):
+        name = key.removeprefix(f"{run}/").removesuffix(".json")
+        if f"{name}.".startswith(f"files/{prefix}"):
+            with contextlib.suppress(ValidationError):
+                found.append(model.model_validate_json(await read_kept(store, run, name) or b""))
+    return found
 
 
 def _model_files(folder: Path) -> list[Path]:

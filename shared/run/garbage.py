@@ -14,10 +14,11 @@ from typing import Any
 from shared.errors import ContractError, UserError
 from shared.run.checkpoints import Checkpoints, oldest_needed_batch
 from shared.run.commits import CommitRecord, Named, commit_chain
-from shared.run.evaluations import RECORD, GoldFigures
+from shared.run.evaluations import GoldFigures
 from shared.run.layout import (
     batch_folder,
     evaluations_folder,
+    name_of,
     states_folder,
     stored_batches,
 )
@@ -71,7 +72,7 @@ async def find_garbage(
     found = [
         *await _versions(store, retention_of(recipe), chain, entries),
         Garbage("of older batches", await _batches(store, run, chain)),
-        Garbage("pictures that no evaluation names", await _pictures(store, media)),
+        Garbage("pictures that no evaluation names", await _pictures(store, run, media)),
         Garbage("interrupted writes", await store.unfinished(run), unfinished=True),
     ]
     old = [
@@ -137,10 +138,13 @@ async def _batches(
     return [each for batch in old for each in await store.entries(batch_folder(run, batch))]
 
 
-async def _pictures(store: ObjectStore, entries: Sequence[StoredObject]) -> list[StoredObject]:
+async def _pictures(
+    store: ObjectStore, run: str, entries: Sequence[StoredObject]
+) -> list[StoredObject]:
     """Return the media that no record of the same settings names. Records are read after the media
     are listed."""
-    records = [each.key for each in entries if RECORD.search(each.key)]
+    names = {each.key: name_of(run, "evaluations", each.key) for each in entries}
+    records = [key for key, name in names.items() if name and name["settings"]]
     media = [each for each in entries if each.key.rsplit("/", 2)[-2] == "media"]
     if not media:
         return []

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from shared.run.layout import journal_folder
+from shared.run.layout import journal_folder, numbers_in
 from shared.store import ObjectStore
 
 log = structlog.get_logger()
@@ -55,7 +55,7 @@ class Alarm(_Entry):
 
 
 Entry = Request | PhaseChange | Alarm
-_ENTRY: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])
+ENTRY: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])
 
 
 def entry_key(run: str, number: int) -> str:
@@ -66,7 +66,7 @@ async def read_entry(store: ObjectStore, run: str, number: int) -> Entry | None:
     """Return an entry; None if there is none, or it is damaged."""
     data = await store.read(entry_key(run, number))
     try:
-        return None if data is None else _ENTRY.validate_json(data)
+        return None if data is None else ENTRY.validate_json(data)
     except ValidationError:
         log.warning("journal_entry_damaged", number=number)
         return None
@@ -86,5 +86,4 @@ async def read_newest(
 
 async def newest_number(store: ObjectStore, run: str) -> int:
     """Return the number of the newest entry; 0 if there is none."""
-    keys = await store.keys(journal_folder(run))
-    return int(keys[-1].rsplit("/", 1)[1].removesuffix(".json")) if keys else 0
+    return max(await numbers_in(store, run, "journal"), default=0)

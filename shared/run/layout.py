@@ -9,6 +9,7 @@
 <run>/commits/<version>.json         the commit records (commits.py)
 <run>/chain/<size>/<version>.json    what is needed of so many old ones (chain.py)
 <run>/copies/<version>/<sha256>.z    each commit record once more, in case it is damaged (copies.py)
+<run>/copies/recipe/, copies/files/<key>/   the recipe and the digests of files, likewise
 <run>/quarantine/...                 what `digenrl repair` has moved away
 <run>/epochs/<epoch>.json            which scheduler commanded when (epochs.py)
 <run>/dead/<number>.json             dead letters, and what became of them (dead_letters.py)
@@ -33,8 +34,73 @@ import contextlib
 import json
 import re
 
+import structlog
+
 from shared.messages.contracts import ObjectRef, SourceImage
 from shared.store import ObjectStore
+from shared.telemetry import CORRUPT
+
+_NUMBER, _DIGEST = "(?P<number>[0-9]{8})", "[0-9a-f]{64}"
+_RECORDS = rf"(?P<settings>[^/]+)/records/{_NUMBER}\.json"
+NAMES = {
+    "files": r"[^/]+\.json",
+    "commits": rf"{_NUMBER}\.json",
+    "chain": rf"(?:32|1024)/{_NUMBER}\.json",
+    "copies": rf"(?:{_NUMBER}|recipe|files/[^/]+)/(?P<digest>{_DIGEST})\.z",
+    "epochs": r"(?P<number>[0-9]{16})\.json",
+    "dead": rf"{_NUMBER}(?:\.(?P<how>retried|dropped))?\.json",
+    "journal": rf"{_NUMBER}\.json",
+    "weights": rf"{_DIGEST}[^/]*",
+    "checkpoints": rf"{_DIGEST}[^/]*",
+    "states": rf"{_NUMBER}\.json",
+    "conditions": rf"{_DIGEST}[^/]*|by/{_DIGEST}\.json",
+    "sources": _DIGEST,
+    "usage": rf"{_NUMBER}\.json",
+    "timeline": rf"{_NUMBER}\.z|room",
+    "evaluations": rf"{_RECORDS}|wanted\.json|told/[0-9]{{8}}\.json|[^/]+/media/[^/]+",
+    "batches": rf"{_NUMBER}/(?:{_DIGEST}[^/]*|exchange/[0-9]+\.[0-9]+/[^/]+)",
+    "previews": rf"{_NUMBER}/[0-9]+\.[0-9]+\.[0-9]+",
+}
+"""Names of the objects of each folder of a run: an object of another name is nobody's."""
+
+log = structlog.get_logger()
+_foreign: set[str] = set()
+"""Keys that this process has passed over, each of which is an alarm once."""
+
+
+async def named_objects(
+    store: ObjectStore, run: str, folder: str, within: str = ""
+) -> dict[str, re.Match[str]]:
+    """Return the objects of a run's folder, by their keys in order, that have a name of `NAMES`.
+
+    Others are passed over with an alarm: what is listed decides where a run goes on, and a role may
+    have put an object where its name means something else.
+
+    Args:
+        within: a part of the folder, such as ``00000012``.
+    """
+    found = {}
+    for key in await store.keys(f"{run}/{folder}/{within}".rstrip("/")):
+        match = name_of(run, folder, key)
+        if match is not None:
+            found[key] = match
+        elif key not in _foreign:
+            _foreign.add(key)
+            CORRUPT.labels(what="foreign").inc()
+            remedy = f"stop the run, and digenrl repair {run} --apply moves it away"
+            log.error("foreign_object", key=key, then="it is passed over", remedy=remedy)
+    return found
+
+
+def name_of(run: str, folder: str, key: str) -> re.Match[str] | None:
+    """Return the parts of an object's name; None if it is no name of this folder."""
+    return re.fullmatch(NAMES[folder], key.removeprefix(f"{run}/{folder}/"), re.ASCII)
+
+
+async def numbers_in(store: ObjectStore, run: str, folder: str) -> list[int]:
+    """Return the numbers by which objects of a folder are named, each once, the smallest first."""
+    names = (await named_objects(store, run, folder)).values()
+    return sorted({int(name["number"]) for name in names if name["number"]})
 
 
 def recipe_key(run: str) -> str:
@@ -72,9 +138,9 @@ def segment_key(run: str, size: int, first: int) -> str:
     return f"{chain_folder(run)}/{size}/{first:08d}.json"
 
 
-def copies_folder(run: str, version: int) -> str:
-    """Return where copies of a version's commit record are."""
-    return f"{run}/copies/{version:08d}"
+def copy_key(run: str, name: str, digest: str) -> str:
+    """Return where a copy is stored: of ``recipe``, of ``files/<key>`` or of a version's record."""
+    return f"{run}/copies/{name}/{digest}.z"
 
 
 def quarantine_key(run: str, key: str) -> str:
@@ -145,16 +211,12 @@ def exchange_folder(run: str, batch: int, attempt: int, round_number: int) -> st
 
 async def stored_batches(store: ObjectStore, run: str) -> list[int]:
     """Return the batches that have trajectories or media in the store."""
-    folder = _batches_folder(run)
-    keys = await store.keys(folder)
-    return sorted({int(key.removeprefix(f"{folder}/").split("/")[0]) for key in keys})
+    return await numbers_in(store, run, "batches")
 
 
 async def batches_with_previews(store: ObjectStore, run: str) -> list[int]:
     """Return the batches that have previews in the store."""
-    folder = f"{run}/previews"
-    keys = await store.keys(folder)
-    return sorted({int(key.removeprefix(f"{folder}/").split("/")[0]) for key in keys})
+    return await numbers_in(store, run, "previews")
 
 
 KEPT_BATCHES = 2
@@ -202,9 +264,7 @@ async def set_evaluation_interval(store: ObjectStore, run: str, every: int) -> N
 
 async def measured_versions(store: ObjectStore, run: str) -> set[int]:
     """Return the versions with a record of an evaluation, at any settings."""
-    keys = await store.keys(evaluations_folder(run))
-    found = (re.search(r"/records/(\d+)\.json\Z", key) for key in keys)
-    return {int(match[1]) for match in found if match is not None}
+    return set(await numbers_in(store, run, "evaluations"))
 
 
 def usage_key(run: str, batch: int) -> str:

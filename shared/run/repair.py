@@ -1,25 +1,31 @@
 """Finds what is damaged of a stopped run, and mends it: damaged objects are moved to the run's
 quarantine, and commit records are put back from their copies.
 
-Objects are named by their digest, so a damaged one shows. A commit record is compared with its copy
-(`copies.py`), and with the one after it, which names its digest. Everything else that is kept as
-JSON must be JSON; it is made again where it is missing.
+Objects are named by their digest, so a damaged one shows. A commit record is compared with its seal
+and its copy (`copies.py`), and with the one after it, which names its digest. Every other record is
+read by its own model. An object whose name is none of its folder's is moved away as well.
 """
 
 import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
-from pydantic import ValidationError
-
-from shared.errors import UserError
-from shared.run.commits import CommitRecord, record_digest
-from shared.run.copies import copies_of
-from shared.run.layout import commit_key, commits_folder, quarantine_key
+from shared.errors import DigenRLError, UserError
+from shared.run.chain import Segment
+from shared.run.checkpoints import CheckpointRecord
+from shared.run.commits import StoredRecord, decoded, whole_bytes
+from shared.run.conditions import ConditionsRecord
+from shared.run.copies import copies_of, record_digest
+from shared.run.dead_letters import DeadLetter, Settled
+from shared.run.files import CanaryRecord, FileRecord, LibrariesRecord
+from shared.run.journal import ENTRY
+from shared.run.layout import NAMES, commit_key, name_of, numbers_in, quarantine_key
+from shared.run.run_recipe import parsed_recipe
 from shared.store import ObjectStore
 from shared.store.objects import StoredObject
 
@@ -35,11 +41,29 @@ THEN = {
     "conditions": "they are encoded again",
     "batches": "what needs it is generated again, or an older optimizer state is used",
     "recipe.json": "start the scheduler with the run's recipe, which is stored again",
+    "files": "the next process that has the file stores it again",
     "dead": "nobody is told of it any more",
     "journal": "nobody is told of it any more",
     "evaluations": "the version is evaluated again",
 }
 """Folder, or object, of a run -> what follows when a damaged object of it is gone."""
+MISSING = "it is missing from then on"
+COPIED = ("recipe.json", "files")
+
+Parsers = Mapping[str, Callable[[bytes], object]]
+PARSERS: Parsers = {
+    r"recipe\.json": parsed_recipe,
+    r"files/canary\..*": CanaryRecord.model_validate_json,
+    r"files/libraries\..*": LibrariesRecord.model_validate_json,
+    r"files/(?!first-version\.|created-once\.).*": FileRecord.model_validate_json,
+    r"chain/.*": Segment.model_validate_json,
+    r"states/.*": CheckpointRecord.model_validate_json,
+    r"conditions/by/.*": ConditionsRecord.model_validate_json,
+    r"dead/[0-9]+\.json": DeadLetter.model_validate_json,
+    r"dead/.*": Settled.model_validate_json,
+    r"journal/.*": ENTRY.validate_json,
+}
+"""Matches names of a run's records, the first of which counts -> reads one by its model."""
 
 Remedy = Literal["put back", "move", "none"]
 
@@ -55,8 +79,13 @@ class Damage:
     """What it is to be, if it is put back."""
 
 
-async def find_damage(store: ObjectStore, run: str) -> list[Damage]:
+async def find_damage(
+    store: ObjectStore, run: str, more: Parsers = MappingProxyType({})
+) -> list[Damage]:
     """Return what is damaged; it reads everything that is stored of the run.
+
+    Args:
+        more: parsers of records that only rooms above this one know, as in `PARSERS`.
 
     Raises:
         UserError: if the store holds no such run.
@@ -65,7 +94,7 @@ async def find_damage(store: ObjectStore, run: str) -> list[Damage]:
     if not entries:
         raise UserError(f"--run: the store holds no run {run!r}")
     found = await _records(store, run)
-    return found + [each async for each in _objects(store, run, entries)]
+    return found + [each async for each in _objects(store, run, entries, more)]
 
 
 async def mend(store: ObjectStore, run: str, damage: Damage) -> None:
@@ -82,24 +111,22 @@ async def mend(store: ObjectStore, run: str, damage: Damage) -> None:
 
 
 async def _records(store: ObjectStore, run: str) -> list[Damage]:
-    keys = await store.keys(commits_folder(run))
-    count = 1 + max((_version(key) for key in keys), default=-1)
+    count = 1 + max(await numbers_in(store, run, "commits"), default=-1)
     found, parent = list[Damage](), None
     for version in range(count):
         key, data = commit_key(run, version), await store.read(commit_key(run, version))
-        copies = await copies_of(store, run, version)
-        if copies and (data is None or record_digest(data) not in copies):
-            data = next(iter(copies.values()))
+        whole = await whole_bytes(store, run, version, data)
+        if whole is not None and whole != data:
             what = "the record is missing, or not what its copy is"
-            found.append(Damage(key, what, "put back", "the chain is whole again", data))
-        record = _record(data)
-        if data is None or record is None or record.parent != parent:
-            found.append(_broken(run, version, is_newest=version == count - 1, named=record))
-        parent = None if data is None else record_digest(data)
+            found.append(Damage(key, what, "put back", "the chain is whole again", whole))
+        stored = None if whole is None else decoded(whole, run, version)
+        if stored is None or stored.record.parent != parent:
+            found.append(_broken(run, version, is_newest=version == count - 1, named=stored))
+        parent = None if stored is None else stored.digest
     return found
 
 
-def _broken(run: str, version: int, *, is_newest: bool, named: CommitRecord | None) -> Damage:
+def _broken(run: str, version: int, *, is_newest: bool, named: StoredRecord | None) -> Damage:
     what = "no commit record" if named is None else "it does not name the record before it"
     if is_newest and version:
         then = f"the run goes on from version {version - 1}, and trains that batch again"
@@ -108,34 +135,23 @@ def _broken(run: str, version: int, *, is_newest: bool, named: CommitRecord | No
     return Damage(commit_key(run, version), what, "none", backup)
 
 
-def _record(data: bytes | None) -> CommitRecord | None:
-    try:
-        return None if data is None else CommitRecord.model_validate_json(data)
-    except ValidationError:
-        return None
-
-
-def _version(key: str) -> int:
-    return int(key.rsplit("/", 1)[1].removesuffix(".json"))
-
-
 async def _objects(
-    store: ObjectStore, run: str, entries: Sequence[StoredObject]
+    store: ObjectStore, run: str, entries: Sequence[StoredObject], more: Parsers
 ) -> AsyncIterator[Damage]:
     for entry in entries:
-        folder = entry.key.removeprefix(f"{run}/").split("/", 1)[0]
-        if folder in LEFT_ALONE:
+        name = entry.key.removeprefix(f"{run}/")
+        folder, named = name.split("/", 1)[0], NAMED.search(entry.key)
+        if folder in NAMES and name_of(run, folder, entry.key) is None:
+            what = "no object of this folder has such a name"
+            yield Damage(entry.key, what, "move", "nothing: nobody reads it")
+        elif folder in LEFT_ALONE:
             continue
-        named = NAMED.search(entry.key)
-        if named is not None and "/by/" not in entry.key:
+        elif named is not None and "/by/" not in entry.key:
             if await _digest(store, entry.key) != named[1]:
-                yield Damage(
-                    entry.key, "its bytes are not what its name says", "move", _then(folder)
-                )
-        elif entry.key.endswith(".json"):
-            data = await store.read(entry.key)
-            if data is not None and not await asyncio.to_thread(_is_json, data):
-                yield Damage(entry.key, "it is no JSON", "move", _then(folder))
+                what = "its bytes are not what its name says"
+                yield Damage(entry.key, what, "move", THEN.get(folder, MISSING))
+        elif name.endswith(".json") and (found := await _fault(store, run, name, more)) is not None:
+            yield found
 
 
 async def _digest(store: ObjectStore, key: str) -> str:
@@ -145,13 +161,18 @@ async def _digest(store: ObjectStore, key: str) -> str:
     return digest.hexdigest()
 
 
-def _is_json(data: bytes) -> bool:
+async def _fault(store: ObjectStore, run: str, name: str, more: Parsers) -> Damage | None:
+    """Return what is wrong with a record: it is not what its copy is, or not of its model."""
+    key, folder = f"{run}/{name}", name.split("/", 1)[0]
+    data = await store.read(key) or b""
+    copies = await copies_of(store, run, name.removesuffix(".json")) if folder in COPIED else {}
+    if copies and record_digest(data) not in copies:
+        copy = next(iter(copies.values()))
+        return Damage(key, "it is not what its copy is", "put back", "it is what it was", copy)
+    parsers = {**more, **PARSERS}
+    parse = next((parsers[each] for each in parsers if re.fullmatch(each, name)), json.loads)
     try:
-        json.loads(data)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _then(folder: str) -> str:
-    return THEN.get(folder, "it is missing from then on")
+        await asyncio.to_thread(parse, data)
+    except (ValueError, DigenRLError, RecursionError):
+        return Damage(key, "it is no record of its kind", "move", THEN.get(folder, MISSING))
+    return None

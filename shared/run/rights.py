@@ -17,10 +17,10 @@ WRITES: dict[Role, tuple[str, ...]] = {
         "commits/", "copies/", "chain/", "weights/", "checkpoints/", "states/", "batches/",
         "conditions/", "files/", "previews/",
     ),
-    "rollout": ("batches/", "conditions/", "files/", "previews/"),
-    "encoder": ("conditions/", "files/"),
-    "reward": ("files/",),
-    "client": ("evaluations/", "chain/", "files/"),
+    "rollout": ("batches/", "conditions/", "files/", "copies/files/", "previews/"),
+    "encoder": ("conditions/", "files/", "copies/files/"),
+    "reward": ("files/", "copies/files/"),
+    "client": ("evaluations/", "chain/", "files/", "copies/files/"),
 }  # fmt: skip
 """Objects and folders of a run that a role may write and delete. The scheduler deletes weights,
 checkpoints and batches that nobody needs."""

@@ -11,13 +11,14 @@ from typing import Any
 
 import structlog
 
-from shared.errors import ContractError, Unavailable, UserError
+from shared.errors import Unavailable, UserError
 from shared.learning.prompt_tables import Row
 from shared.learning.prompts import PromptOrder, num_different, read_rows, repeated, split_rows
 from shared.models.hub import models_root
 from shared.recipe.adapter import adapter_of
 from shared.recipe.files import on_this_host, paths_of, portable_names, put_paths
 from shared.recipe.recipe import Recipe, override, stored_recipe
+from shared.run.copies import damaged, read_kept, write_kept
 from shared.run.files import check_files, same_files
 from shared.run.layout import recipe_key
 from shared.run.sources import store_sources
@@ -72,10 +73,10 @@ class CheckedRecipe:
         Raises:
             UserError: as `check_recipe` does.
         """
-        key, checked = recipe_key(self.recipe.run.name), self
-        if await store.read(key) != self.seen:
+        run, checked = self.recipe.run.name, self
+        if await store.read(recipe_key(run)) != self.seen:
             checked = await check_recipe(store, self.asked, self.beside)
-        await store.write(key, checked.data)
+        await write_kept(store, run, "recipe", checked.data)
         return checked.recipe
 
 
@@ -167,18 +168,23 @@ class _Stored:
 
 
 async def _read_stored(store: ObjectStore, run: str) -> _Stored | None:
-    data = await store.read(recipe_key(run))
-    if data is None:
-        return None
+    data = await read_kept(store, run, "recipe")
     try:
-        tables = json.loads(data)
-        portable = tables.pop(PORTABLE, {})
-        recipe = stored_recipe(json.dumps(tables).encode())
-        if recipe.schedule.max_staleness == "auto":  # stored as a number since it is decided
-            recipe = override(recipe, {"schedule.max_staleness": 1})
-        return _Stored(recipe, portable)
-    except (ValueError, AttributeError) as error:
-        raise ContractError(f"{recipe_key(run)} is not a recipe of this release") from error
+        return None if data is None else parsed_recipe(data)
+    except ValueError as error:
+        raise damaged(run, recipe_key(run)) from error
+
+
+def parsed_recipe(data: bytes) -> _Stored:
+    """Return a recipe from what is stored of it; raises ValueError if it is none."""
+    tables = json.loads(data)
+    if not isinstance(tables, dict):
+        raise ValueError("no tables")
+    portable = tables.pop(PORTABLE, {})
+    recipe = stored_recipe(json.dumps(tables).encode())
+    if recipe.schedule.max_staleness == "auto":  # stored as a number since it is decided
+        recipe = override(recipe, {"schedule.max_staleness": 1})
+    return _Stored(recipe, portable)
 
 
 async def wait_for_recipe(store: ObjectStore, run: str, *, place: str = "") -> Recipe:

@@ -258,7 +258,7 @@ async def test_a_curriculum_goes_on_from_the_rewards_in_the_commit_records(
 
 
 async def evaluated(store: ObjectStore, version: int, accuracy: float) -> None:
-    key = f"{evaluations_folder(RUN)}/settings/records/{version:06d}.json"
+    key = f"{evaluations_folder(RUN)}/settings/records/{version:08d}.json"
     await store.create(key, json.dumps({"quality": {"gold_accuracy": accuracy}}).encode())
 
 

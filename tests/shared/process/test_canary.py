@@ -2,7 +2,6 @@
 
 import pytest
 
-from shared.errors import ContractError
 from shared.process import canary
 from shared.process.canary import told_apart
 from shared.run.layout import file_key
@@ -43,7 +42,16 @@ async def test_kinds_with_the_same_numbers_say_nothing(folder_store: ObjectStore
         assert await told_apart(folder_store, "run", device, Device(1.0).measure) == ""
 
 
-async def test_a_damaged_record_is_named(folder_store: ObjectStore) -> None:
-    await folder_store.write(file_key("run", "canary.aa"), b"{}")
-    with pytest.raises(ContractError, match=r"run/files/canary.aa.json is not a record"):
-        await told_apart(folder_store, "run", "cpu", Device(1.0).measure)
+async def test_a_damaged_record_counts_as_absent_and_is_made_again(
+    folder_store: ObjectStore,
+) -> None:
+    first, again = Device(1.0), Device(1.0)
+    await told_apart(folder_store, "run", "H100", first.measure)
+    [key] = await folder_store.keys("run/files")
+    await folder_store.delete_folder("run/copies")
+    await folder_store.write(key, b"{}")
+    await folder_store.write(file_key("run", "canary.aa"), b"\xff")
+    assert await told_apart(folder_store, "run", "H100", again.measure) == ""
+    assert again.asked == 1
+    assert "differ" in await told_apart(folder_store, "run", "A100", Device(0.5).measure)
+    assert again.asked == 1

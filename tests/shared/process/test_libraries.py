@@ -2,7 +2,6 @@
 
 import pytest
 
-from shared.errors import ContractError
 from shared.process import libraries
 from shared.process.libraries import record_versions, recorded_versions
 from shared.run.layout import file_key
@@ -24,11 +23,6 @@ async def test_each_version_that_a_service_has_had_is_recorded_once(
     assert await recorded_versions(folder_store, "another") == {}
 
 
-async def test_a_damaged_record_is_named(folder_store: ObjectStore) -> None:
+async def test_a_damaged_record_counts_as_absent(folder_store: ObjectStore) -> None:
     await folder_store.write(file_key("run", "libraries.rollout.aa"), b"{}")
-    with pytest.raises(ContractError, match=r"run/files/libraries.rollout.aa.json is not a record"):
-        await recorded_versions(folder_store, "run")
-
-
-def test_numpy_and_python_have_versions() -> None:
-    assert {"python", "numpy", "torch"} <= libraries.versions().keys()
+    assert await recorded_versions(folder_store, "run") == {}

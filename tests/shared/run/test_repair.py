@@ -1,7 +1,9 @@
 """Damaged bytes in a run's store: they are found wherever they are, and mended where that is
 possible."""
 
+import json
 import random
+import zlib
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,18 @@ from digenrl.cli import app
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 from shared.run.chain import read_chain
+from shared.run.checkpoints import stored_versions
 from shared.run.commits import commit, commit_chain, newest_commit, record_digest
-from shared.run.copies import keep_copy
-from shared.run.layout import commit_key, weights_folder
+from shared.run.copies import create_kept, keep_copy, read_kept, write_kept
+from shared.run.dead_letters import read_letters
+from shared.run.epochs import newest_epoch
+from shared.run.evaluations import GoldFigures
+from shared.run.files import CanaryRecord, read_records
+from shared.run.journal import newest_number
+from shared.run.layout import commit_key, copy_key, measured_versions, numbers_in, weights_folder
 from shared.run.repair import find_damage, mend
 from shared.store import ObjectStore
+from shared.telemetry import CORRUPT
 from tests.shared.run.test_chain import RUN, record
 
 COUNT = 5
@@ -89,16 +98,128 @@ async def test_a_damaged_object_of_any_kind_is_found_and_moved_away(store: Objec
     refs = dict[str, ObjectRef]()
     for folder in ("weights", "checkpoints", "conditions", "batches/00000001"):
         refs[folder] = await store.put(f"{RUN}/{folder}", folder.encode(), suffix=".x")
-    for key in ("chain/32/00000000.json", "recipe.json", "usage/00000001.json"):
-        await store.write(f"{RUN}/{key}", b"{}")
+    await store.write(f"{RUN}/usage/00000001.json", b"{}")
     assert await find_damage(store, RUN) == []
     for ref in refs.values():
         await flip(store, ref.key, 1)
-    await flip(store, f"{RUN}/chain/32/00000000.json", 0)
-    await flip(store, f"{RUN}/recipe.json", 1)
-    assert await mend_all(store) == ["move"] * 6
+    await flip(store, f"{RUN}/usage/00000001.json", 1)
+    assert await mend_all(store) == ["move"] * 5
     assert await find_damage(store, RUN) == []
-    assert len(await store.keys(f"{RUN}/quarantine")) == 6
+    assert len(await store.keys(f"{RUN}/quarantine")) == 5
+
+
+RECORDS = (
+    "recipe.json", "files/model.folder.json", "files/canary.0123456789abcdef.json",
+    "files/libraries.reward.0123456789abcdef.json", "chain/32/00000000.json",
+    "states/00000001.json", f"conditions/by/{'0' * 64}.json", "dead/00000001.json",
+    "dead/00000001.dropped.json", "journal/00000001.json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECORDS)
+async def test_a_record_that_is_json_and_not_what_its_model_says_is_found(
+    store: ObjectStore, name: str
+) -> None:
+    await store.write(f"{RUN}/{name}", b'{"other": 1}')
+    [found] = await find_damage(store, RUN)
+    assert (found.key, found.remedy) == (f"{RUN}/{name}", "move")
+
+
+@pytest.mark.parametrize("name", ["recipe", "files/model.folder", "files/canary.0123456789abcdef"])
+@pytest.mark.parametrize("place", range(3, 90, 9))
+async def test_a_damaged_byte_of_a_record_with_a_copy_changes_nothing_and_is_put_back(
+    store: ObjectStore, name: str, place: int
+) -> None:
+    data = json.dumps({"digest": "0" * 64, "path": "/models/digits", "host": "here"}).encode()
+    write = write_kept if name == "recipe" else create_kept
+    await write(store, RUN, name, data)
+    await flip(store, f"{RUN}/{name}.json", place)
+    assert await read_kept(store, RUN, name) == data
+    assert "put back" in await mend_all(store)
+    assert await store.read(f"{RUN}/{name}.json") == data
+
+
+FOREIGN = (
+    "commits/files/00000099.json", "commits/00000099", "commits/recipe.json", "commits/x.json",
+    "commits/000000099.json", "commits/batches/00000001.json", "copies/00000001/files/{}.z",
+    "copies/files/{}.z", "epochs/files/00000099.json", "epochs/x", "journal/files/00000001.json",
+    "journal/x.json", "dead/x.json", "dead/files/00000009.json", "dead/00000001.x.json",
+    "states/files/00000099.json", "states/x", "usage/x.json", "usage/files/00000001.json",
+    "batches/x/{}", "batches/files/00000001/{}", "previews/x/1.2.3", "previews/00000001/x",
+    "evaluations/a/b/records/00000001.json", "evaluations/a/records/x.json", "chain/files/0",
+    "evaluations/00000001.json", "timeline/00000001.json", "files/a/b.json", "weights/a/b",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+async def test_an_object_at_a_place_or_of_a_name_that_is_nobodys_changes_nothing_that_is_read(
+    store: ObjectStore, name: str
+) -> None:
+    async def read() -> list[object]:
+        letters = await read_letters(store, RUN)
+        gold = await GoldFigures(store, RUN, {}).worths()
+        numbers = [await numbers_in(store, RUN, folder) for folder in ("batches", "previews")]
+        versions = await stored_versions(store, RUN), await measured_versions(store, RUN)
+        newest = await newest_epoch(store, RUN), await newest_number(store, RUN)
+        chain = [each.version for each in (await read_chain(store, RUN)).recent]
+        return [
+            letters, gold, numbers, versions, newest, chain, await commit_chain(store, RUN),
+            await newest_commit(store, RUN),
+            await read_records(store, RUN, "canary.", CanaryRecord),
+        ]  # fmt: skip
+
+    before, counted = await read(), CORRUPT.labels(what="foreign")._value.get()
+    key = f"{RUN}/{name.format('0' * 64)}"
+    await store.write(key, b"{}")
+    assert await read() == before
+    if not name.startswith(
+        ("weights", "timeline", "usage", "copies")
+    ):  # their names decide nothing
+        assert CORRUPT.labels(what="foreign")._value.get() == counted + 1, "an alarm"
+    assert [(each.key, each.remedy) for each in await find_damage(store, RUN)] == [(key, "move")]
+    assert await mend_all(store) == ["move"]
+    assert await find_damage(store, RUN) == []
+
+
+def forged(version: int, parent: str | None) -> bytes:
+    ref = ObjectRef(key=f"{RUN}/evaluations/x", sha256="e" * 64, size=1)
+    return record(version, parent).model_copy(update={"weights": ref}).encode()
+
+
+@pytest.mark.parametrize("version", range(COUNT))
+@pytest.mark.parametrize("has_copy", [True, False])
+async def test_a_copy_that_somebody_else_has_made_takes_the_place_of_no_record(
+    store: ObjectStore, version: int, has_copy: bool
+) -> None:
+    before = await commit_chain(store, RUN)
+    if not has_copy:
+        await store.delete_folder(f"{RUN}/copies/{version:08d}")
+    for parent in (before[version].parent, "d" * 64):
+        data = forged(version, parent)
+        key = copy_key(RUN, f"{version:08d}", record_digest(data))
+        await store.write(key, zlib.compress(data))
+    assert await commit_chain(store, RUN) == before
+    assert await newest_commit(store, RUN) == before[-1]
+    assert (await read_chain(store, RUN)).newest == before[-1]
+    assert await find_damage(store, RUN) == []
+    if has_copy and version < COUNT - 1:  # then the next record says which copy it is
+        await flip(store, commit_key(RUN, version), 0)
+        assert await commit_chain(store, RUN) == before
+        await store.delete([commit_key(RUN, version)])
+        assert await mend_all(store) == ["put back"]
+        assert await commit_chain(store, RUN) == before
+
+
+async def test_of_a_damaged_newest_record_no_copy_counts_that_names_another_parent(
+    store: ObjectStore,
+) -> None:
+    await store.delete_folder(f"{RUN}/copies/{COUNT - 1:08d}")
+    data = forged(COUNT - 1, "d" * 64)
+    key = copy_key(RUN, f"{COUNT - 1:08d}", record_digest(data))
+    await store.write(key, zlib.compress(data))
+    await flip(store, commit_key(RUN, COUNT - 1), 0)
+    with pytest.raises(ContractError, match="digenrl repair"):
+        await newest_commit(store, RUN)
 
 
 def test_the_command_says_what_it_would_do_and_does_it_when_asked(
