@@ -12,7 +12,7 @@ import structlog
 from services.reward.scorer import WeightedScorer, scorer_inputs
 from services.reward.scoring import MediaSize, Outcome, outcome_of, read_media, source_of
 from shared.bus.traces import about, span
-from shared.errors import ContractError, DigenRLError, SlotPoisoned, Unavailable
+from shared.errors import ContractError, DigenRLError, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import (
     MAX_SCORE,
@@ -95,8 +95,11 @@ class RewardApp:
                     await delivery.give_back()
                     continue
                 delivery.patience_s = self._patience(delivery.message)
-                event = await stack.enter_async_context(delivery)
-                assert isinstance(event, FragmentGenerated)
+                reported = await stack.enter_async_context(delivery)
+                assert isinstance(reported, FragmentGenerated)
+                event = await self._with_prompt_of_task(reported)
+                if event is None:
+                    continue
                 try:
                     with span("score", event, worker=self._worker.name):
                         scored = await self._score(event)
@@ -106,6 +109,17 @@ class RewardApp:
                     await self._fail(event, error)
                 else:
                     tasks.create_task(self._tell(event, scored, stack.pop_all()))
+
+    async def _with_prompt_of_task(self, event: FragmentGenerated) -> FragmentGenerated | None:
+        """Returns a result with the prompt that the scheduler gave, whatever its worker says; None
+        if the worker was given no such task."""
+        slot = str(event.fragment.slot)
+        task = await patiently(partial(self._bus.task_of, event), "task_unavailable", slot=slot)
+        if task is not None:
+            return event.model_copy(update={"prompt": task.prompt})
+        FRAGMENTS.labels(stage="reward", outcome="refused").inc()
+        log.error("result_without_task", slot=slot, worker=event.worker)
+        return None
 
     def _patience(self, message: Message) -> float:
         """Returns the seconds until others may score a fragment, too: this worker may hang, and
@@ -197,8 +211,9 @@ class RewardApp:
         await self._bus.publish(
             FragmentFailed(
                 slot=event.fragment.slot,
-                stage="delivery" if isinstance(error, SlotPoisoned) else "reward",
+                stage="reward",
                 reason=str(error)[:4000],
+                worker=self._worker.address,
             )
         )
 

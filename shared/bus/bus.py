@@ -47,7 +47,7 @@ from shared.cancellation import cancellable
 from shared.errors import ContractError, SlotPoisoned, Unavailable
 from shared.messages import subjects
 from shared.messages.codec import decode, encode
-from shared.messages.contracts import Command, FragmentGenerated, Message
+from shared.messages.contracts import Command, FragmentGenerated, GenerateFragment, Message
 from shared.messages.epochs import Fence
 from shared.messages.records import Record
 from shared.messages.subjects import Stream, subject_of
@@ -330,6 +330,21 @@ class Bus:
             except (nats.errors.Error, APIError, OSError) as error:
                 log.warning("follow_interrupted", stream=stream.name, error=repr(error))
                 await asyncio.sleep(RETRY_S)
+
+    async def task_of(self, event: FragmentGenerated) -> GenerateFragment | None:
+        """Return the task by which a worker has generated a fragment, as the scheduler gave it;
+        None if it gave that worker none.
+
+        Raises:
+            Unavailable: if the server does not answer.
+        """
+        subject = subjects.task_subject(self.run, event.worker, event.fragment)
+        with as_unavailable(), contextlib.suppress(NotFoundError, ContractError):
+            stored = await cancellable(self.jetstream.get_last_msg(subjects.TASK.name, subject))
+            task = decode(stored.data or b"")
+            if isinstance(task, GenerateFragment) and task.fragment == event.fragment:
+                return task
+        return None
 
     async def stored_message(self, stream: str, sequence: int) -> tuple[str, bytes]:
         """Return subject and bytes of one stored message, both empty if it is gone."""

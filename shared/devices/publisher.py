@@ -13,7 +13,7 @@ import structlog
 from shared.bus.traces import about, did, span
 from shared.devices.conditions import EncodedConditions
 from shared.devices.protocols import Generated, GeneratingDevice
-from shared.errors import DigenRLError, FaultyConditions, OutOfMemory, SlotPoisoned
+from shared.errors import DigenRLError, FaultyConditions, OutOfMemory
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentGenerated,
@@ -187,18 +187,18 @@ class FragmentPublisher:
         )
 
     async def fail(self, task: GenerateFragment, error: DigenRLError) -> None:
-        stage: Literal["delivery", "rollout"] = "rollout"
-        if isinstance(error, SlotPoisoned):
-            stage = "delivery"
         if isinstance(error, FaultyConditions) and self._encoded is not None:
             await self._encoded.forget(task.prompt)
         if isinstance(error, OutOfMemory):
             self._worker.note_shortage(MemoryShortage.of(error, "the fragment has failed"))
         with about(task):
-            log.error(
-                "fragment_failed", stage=stage, slot=str(task.fragment.slot), error=str(error)
-            )
+            log.error("fragment_failed", slot=str(task.fragment.slot), error=str(error))
         FRAGMENTS.labels(stage="rollout", outcome="failed").inc()
         await self._bus.publish(
-            FragmentFailed(slot=task.fragment.slot, stage=stage, reason=str(error)[:4000])
+            FragmentFailed(
+                slot=task.fragment.slot,
+                stage="rollout",
+                reason=str(error)[:4000],
+                worker=task.worker,
+            )
         )

@@ -176,7 +176,11 @@ class FragmentFailed(Record):
     kind: Literal["fragment_failed"] = "fragment_failed"
     slot: FragmentSlot
     stage: Literal["rollout", "reward", "admission", "delivery"]
+    """Names the role by whose rights it is sent: admission is a trainer's, delivery the scheduler's
+    own."""
     reason: Text
+    worker: Annotated[Token | None, Field(default=None, exclude_if=is_none)]
+    """Address of the device that was to generate it."""
 
 
 class GroupGradientRef(Record):

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 from shared.messages import contracts, fluid, workers
 from shared.messages.records import Record
-from shared.messages.subjects import COMMANDED, STREAMS, TRAJ, UNSCORED, Stream
+from shared.messages.subjects import COMMANDED, STREAMS, TASK, TRAJ, UNSCORED, Stream
 
 Role = Literal["scheduler", "rollout", "encoder", "reward", "trainer", "client"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -69,10 +69,12 @@ RIGHTS = (
     Right(fluid.Stepped, "dg.*.fluid.*.reference.>", _TRAINER, _TRAINER),
     Right(fluid.WeightsStored, "dg.*.fluid.*.stored.>", _TRAINER),
     Right(contracts.FragmentReleased, "dg.*.evt.fragment_released", _BOTH, ("client",)),
-    Right(contracts.FragmentFailed, "dg.*.evt.fragment_failed", (*_BOTH, "reward"), ("client",)),
+    Right(contracts.FragmentFailed, "dg.*.evt.fragment_failed.rollout", _BOTH, ("client",)),
+    Right(contracts.FragmentFailed, "dg.*.evt.fragment_failed.reward", ("reward",), ("client",)),
+    Right(contracts.FragmentFailed, "dg.*.evt.fragment_failed.admission", _TRAINER, ("client",)),
     Right(contracts.GradientReleased, "dg.*.evt.gradient_released", ("rollout",), ("client",)),
     Right(contracts.GroupTrained, "dg.*.evt.group_trained", _TRAINER, ("client",)),
-    Right(contracts.GroupFailed, "dg.*.evt.group_failed", _BOTH, ("client",)),
+    Right(contracts.GroupFailed, "dg.*.evt.group_failed", _TRAINER, ("client",)),
     Right(contracts.PolicyPublished, "dg.*.evt.policy_published", _TRAINER, (*WORKERS, "client")),
     Right(contracts.RunFailed, "dg.*.evt.run_failed", _TRAINER, ("trainer", "client")),
     Right(
@@ -122,6 +124,7 @@ def permissions_of(role: Role) -> Permissions:
         listen |= {"dg.*.evt.>", "dg.*.traj.>"}
     if role in SHARED_WORK:
         publish |= {*_sharing(SHARED_WORK[role]), f"dg.*.quarantine.{UNSCORED}.*"}
+        publish.add(f"$JS.API.STREAM.MSG.GET.{TASK.name}")  # what a result is to be judged by
     return Permissions(tuple(sorted(publish)), tuple(sorted({f"{inbox_of(role)}.>", *listen})))
 
 

@@ -1,11 +1,11 @@
 """Where each message goes: streams, and one subject ("slot") per piece of work.
 
     dg.<run>.task.<address>.<batch>.<group>.<first>.<attempt>  DG_TASK    GenerateFragment
-    dg.<run>.traj.<batch>.<group>.<first sample>.<attempt>     DG_TRAJ    FragmentGenerated
-    dg.<run>.rew.<batch>.<group>.<first sample>.<attempt>      DG_REW     FragmentScored
+    dg.<run>.traj.<address>.<batch>.<group>.<first>.<attempt>  DG_TRAJ    FragmentGenerated
+    dg.<run>.rew.<address>.<batch>.<group>.<first>.<attempt>   DG_REW     FragmentScored
     dg.<run>.train.<batch>.<group>.<attempt>                   DG_TRAIN   TrainGroup
     dg.<run>.grad.<address>.<batch>.<group>.<attempt>          DG_GRAD    ComputeGradient
-    dg.<run>.part.<batch>.<group>.<attempt>                    DG_PART    GradientComputed
+    dg.<run>.part.<address>.<batch>.<group>.<attempt>          DG_PART    GradientComputed
     dg.<run>.fluid.<batch>.piece.<address>.<group>.<attempt>.<number>   DG_FLUID  TrainPiece
     dg.<run>.fluid.<batch>.trained.<group>.<attempt>.<number>  DG_FLUID   PieceTrained, -Released
     dg.<run>.fluid.<batch>.exchange.<attempt>.<round>          DG_FLUID   ExchangeSums
@@ -18,6 +18,7 @@
     dg.<run>.fluid.<batch>.again.<attempt>                     DG_FLUID   BeginAgain
     dg.<run>.device.<address>                                  DG_DEVICE  SetDevice
     dg.<run>.evt.<kind>                                        DG_EVT     everything else
+    dg.<run>.evt.fragment_failed.<stage>                       DG_EVT     FragmentFailed
     dg.<run>.<task|train|grad|fluid|device>.epoch.<epoch>      same       mark of a new epoch
     dg.<run>.quarantine.<stream>.<sequence>                    DG_DLQ     bytes that are no message
     dg.<run>.quarantine.unscored.<fragment>                    DG_DLQ     why samples have no score
@@ -25,8 +26,8 @@
     dg.<run>.refused.<worker>                                  (none)     WorkerRefused
 
 The first seven streams keep one message per subject and refuse a second, for ever and over
-restarts: whoever does a piece of work twice finds its slot taken. A task (fragment or gradient)
-names its device: given to another device it has another slot, and still one slot for the result.
+restarts: whoever does a piece of work twice finds its slot taken. Tasks and results name the
+worker, so nobody takes the slot of another's result; of several, the scheduler takes the first.
 All of a batch that concerns fluid devices is in one stream, so that a scheduler that is started
 again reads it in the order in which it happened.
 DG_DEVICE keeps the newest message per subject: the state that a device shall have.
@@ -38,6 +39,7 @@ from dataclasses import dataclass
 from shared.messages.contracts import (
     MAX_MESSAGE_BYTES,
     ComputeGradient,
+    FragmentFailed,
     FragmentGenerated,
     FragmentScored,
     FragmentSlot,
@@ -102,13 +104,13 @@ DLQ = Stream(
     max_message_bytes=MAX_SUMS_BYTES,
 )  # fmt: skip
 STREAMS = (TASK, TRAJ, REW, TRAIN, GRAD, PART, FLUID, DEVICE, EVT, DLQ)
-ADDRESSED = (TASK, GRAD)
+ADDRESSED = (TASK, TRAJ, REW, GRAD, PART)
 """Streams whose subjects name the device before the batch."""
 COMMANDED = (TASK, TRAIN, GRAD, FLUID, DEVICE)
 """Streams with commands of the scheduler, in which epochs are marked (epochs.py)."""
 
 _FRAGMENT = re.compile(
-    r"\Adg\.[^.]+\.(?:task\.[^.]+|traj|rew)\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\Z"
+    r"\Adg\.[^.]+\.(?:task|traj|rew)\.[^.]+\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\Z"
 )
 _MARK = re.compile(r"\Adg\.[^.]+\.[a-z]+\.epoch\.(\d{1,18})\Z", re.ASCII)
 _GROUP = re.compile(r"\Adg\.[^.]+\.train\.(\d{1,9})\.(\d{1,9})\.(\d{1,9})\Z")
@@ -130,15 +132,16 @@ def is_unscored(subject: str) -> bool:
 def subject_of(run: str, message: Message) -> str:
     match message:
         case GenerateFragment(fragment=fragment):
-            return f"dg.{run}.task.{message.worker}.{_numbers(fragment)}"
+            return task_subject(run, message.worker, fragment)
         case FragmentGenerated(fragment=fragment):
-            return f"dg.{run}.traj.{_numbers(fragment)}"
+            return f"dg.{run}.traj.{message.worker}.{_numbers(fragment)}"
         case FragmentScored(fragment=fragment):
-            return f"dg.{run}.rew.{_numbers(fragment)}"
+            return f"dg.{run}.rew.{message.worker}.{_numbers(fragment)}"
         case ComputeGradient(group=group):
             return f"dg.{run}.grad.{message.worker}.{group.batch}.{group.group}.{group.attempt}"
         case GradientComputed():
-            return f"dg.{run}.part.{message.batch}.{message.group}.{message.attempt}"
+            address = message.contribution.worker
+            return f"dg.{run}.part.{address}.{message.batch}.{message.group}.{message.attempt}"
         case TrainGroup():
             return f"dg.{run}.train.{message.batch}.{message.group}.{message.attempt}"
         case FluidMessage():
@@ -190,6 +193,8 @@ def _subject_without_slot(run: str, message: Message) -> str:
             return f"dg.{run}.live.{message.service}.{message.worker}"
         case WorkerRefused():
             return refusals_for(run, message.worker)
+        case FragmentFailed():
+            return f"{event_subject(run, message.kind)}.{message.stage}"
         case _:
             return f"dg.{run}.evt.{message.kind}"
 
@@ -204,6 +209,11 @@ def batch_subject(run: str, stream: Stream, batch: int) -> str:
     """Match every slot of one batch in one stream."""
     kind = stream.subjects[0].split(".")[2]
     return f"dg.{run}.{kind}{'.*' if stream in ADDRESSED else ''}.{batch}.>"
+
+
+def task_subject(run: str, address: str, fragment: FragmentSlot) -> str:
+    """Return the slot of a device's task to generate a fragment."""
+    return f"dg.{run}.task.{address}.{_numbers(fragment)}"
 
 
 def tasks_for(run: str, address: str) -> str:

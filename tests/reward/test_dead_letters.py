@@ -34,6 +34,7 @@ async def test_why_a_sample_has_no_score_is_a_dead_letter_and_no_failure_of_its_
         await bus.ensure_streams()
         images = safetensors.numpy.save({"images": np.zeros((2, 1, 8, 8), np.uint8)})
         media = await folder_store.put("test", images, suffix=".safetensors")
+        await bus.publish(examples.task())
         event = examples.generated(examples.task())
         stored = event.stored.model_copy(update={"media": media})
         event = event.model_copy(update={"stored": stored})

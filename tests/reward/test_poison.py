@@ -47,12 +47,14 @@ async def test_poison_fails_its_fragment_and_the_next_one_is_scored(
         async def generated(group: int, *shape: int) -> None:
             images = safetensors.numpy.save({"images": np.zeros(shape, np.uint8)})
             media = await folder_store.put("test", images, suffix=".safetensors")
-            event = examples.generated(examples.task(group=group))
+            task = examples.task(group=group)
+            await bus.publish(task)
+            event = examples.generated(task)
             stored = event.stored.model_copy(update={"media": media})
             await bus.publish(event.model_copy(update={"stored": stored}))
 
         other = encode(examples.task())
-        await bus.jetstream.publish("dg.test.traj.0.7.0.0", other)
+        await bus.jetstream.publish("dg.test.traj.rollout-0.0.7.0.0", other)
         await generated(0)
         await generated(1, 2000, 1, 8, 8)
         await generated(2, 2, 1, 8, 8)

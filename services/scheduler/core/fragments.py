@@ -108,10 +108,10 @@ def requeue_group(group: GroupState) -> GroupState:
 def generated(state: State, event: FragmentGenerated, now: float) -> State:
     slot = event.fragment.slot
     state = _count_finished(learn_generation(state, event), slot, event.worker, now)
-    state = _unassign_everywhere(state, slot, now, event.worker)
     found = state.find_fragment(slot)
     if found is None:
-        return _pass_over(state, slot)
+        return _pass_over(unassign(state, slot, event.worker, now), slot)
+    state = _unassign_everywhere(state, slot, now, event.worker)
     if found.stage not in ("pending", "issued") or event.policy != _policy(state, slot):
         return state
     return state.with_fragment(

@@ -27,7 +27,8 @@ def issue(draft: Draft, worker: WorkerState, found: NextFragment) -> GenerateFra
     group = draft.group(draft.begin(found.batch), found.group)
     policy = group.policy or draft.state.policy
     assert policy is not None
-    fragment = replace(found.fragment, stage="issued", worker=worker.address)
+    given = (*found.fragment.given, (found.fragment.attempt, worker.address))
+    fragment = replace(found.fragment, stage="issued", worker=worker.address, given=given)
     slot = fragment.slot_in(found.batch, found.group)
     held = AssignedFragment(slot, fragment.num_samples, draft.now)
     group = group.with_fragment(fragment)

@@ -48,6 +48,7 @@ from services.scheduler.core.lending import (
     refine,
     tag_requested,
 )
+from services.scheduler.core.senders import is_foreign
 from services.scheduler.core.sizing import size_fragments
 from services.scheduler.core.state import Plan, State, WorkerState
 from services.scheduler.core.workers import GENERATES
@@ -103,6 +104,8 @@ def step_together(plan: Plan, state: State, events: Iterable[MachineInput], now:
 
 
 def _record(plan: Plan, state: State, event: MachineInput, now: float) -> State:
+    if is_foreign(state, event):
+        return state
     if plan.schedule.mode == "fluid":
         return _record_fluid(plan, state, event, now)
     return _record_any(plan, state, event, now)
@@ -330,4 +333,4 @@ def failure_to_send(
         )
     if isinstance(command, TrainGroup):
         return GroupFailed(**command.answer_fields, reason=reason)
-    return FragmentFailed(slot=command.fragment.slot, stage="delivery", reason=reason)
+    return FragmentFailed(slot=command.fragment.slot, stage="delivery", reason=reason, worker=None)

@@ -43,6 +43,7 @@ def restore_task(plan: Plan, state: State, task: GenerateFragment) -> State:
         stage="issued",
         worker=task.worker,
         num_failures=known[0].num_failures + again if known else 0,
+        given=(*(known[0].given if known else ()), (fragment.attempt, task.worker)),
     )
     first_attempt = max(group.first_attempt, fragment.attempt)
     group = replace(group.with_fragment(found), policy=task.policy, first_attempt=first_attempt)

@@ -89,6 +89,8 @@ class FragmentState:
     stage: Stage = "pending"
     worker: str | None = None
     """Address of the device that has it, while it is issued."""
+    given: tuple[tuple[int, str], ...] = ()
+    """Attempts, each with the address of a device that was given it, whether or not it is lost."""
     is_shared: bool = False
     """Whether another device may have it as well, which was late with it."""
     slot_taken: bool = False

@@ -17,6 +17,7 @@ from services.scheduler.core.inputs import BatchesSeen, MachineInput, Recovered
 from services.scheduler.core.machine import failure_to_send, step_together
 from services.scheduler.core.outlook import outlook
 from services.scheduler.core.recovery import READ_BACK, restart_batches
+from services.scheduler.core.senders import is_foreign
 from services.scheduler.core.state import Phase, Plan, State
 from services.scheduler.core.usage import Meter, uses
 from services.scheduler.planning.lookahead import Horizon
@@ -63,7 +64,7 @@ from shared.run.previews import PreviewRule
 from shared.run.retention import Retention, version_folders
 from shared.run.versions import Version, VersionIndex
 from shared.store import ObjectStore
-from shared.telemetry import ANNOUNCEMENTS_REFUSED
+from shared.telemetry import ANNOUNCEMENTS_REFUSED, FRAGMENTS
 
 LOOK_S = 6e-5
 """Seconds between two looks at what devices do, per worker: so looking takes a few percent of the
@@ -182,8 +183,8 @@ class Scheduler:
             last = await self._recover(before)
             tasks.create_task(self.horizon.run())
             for stream in FOLLOWED:
-                note, after = self.dead_letters.note, last[stream.name]
-                tasks.create_task(follow(self.bus, stream, self._inbox, note, after=after))
+                after = last[stream.name]
+                tasks.create_task(follow(self.bus, stream, self._inbox, self._note, after=after))
             tasks.create_task(self.journal.write())
             tasks.create_task(self.dead_letters.follow())
             tasks.create_task(self.dead_letters.keep())
@@ -268,8 +269,16 @@ class Scheduler:
                 self._inbox.put(message)  # one may have come since the chain was read
                 continue
             if isinstance(message, RESTORED):
-                self.dead_letters.note(message)
+                self._note(message)
                 await self._apply(message)
+
+    def _note(self, message: object) -> None:
+        """Keep the failure of an attempt; what a worker says of another's work is only counted."""
+        if not is_foreign(self._next, message):
+            self.dead_letters.note(message)
+            return
+        FRAGMENTS.labels(stage="scheduler", outcome="refused").inc()
+        log.error("result_refused", hint="its worker was not given this work", message=str(message))
 
     async def _handle(self) -> None:
         while True:

@@ -296,5 +296,8 @@ def failure_of(found: Found) -> MachineInput | None:
         return GroupFailed(
             batch=work.batch, group=work.group, attempt=work.attempt, reason=found.reason
         )
-    slot = FragmentSlot(**work.model_dump())
-    return FragmentFailed(slot=slot, stage="delivery", reason=found.reason)
+    slot, (kind, address) = FragmentSlot(**work.model_dump()), found.subject.split(".")[2:4]
+    if kind == "rew":  # a slot of that worker alone: its fragment has been, or will be, scored
+        return None
+    worker = address if kind == "traj" else None
+    return FragmentFailed(slot=slot, stage="delivery", reason=found.reason, worker=worker)

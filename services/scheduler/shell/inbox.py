@@ -42,7 +42,7 @@ class Inbox:
 
 
 async def follow(
-    bus: Bus, stream: Stream, inbox: Inbox, note: Callable[[Event], None], *, after: int
+    bus: Bus, stream: Stream, inbox: Inbox, note: Callable[[object], None], *, after: int
 ) -> None:
     """Put the events of a stream into the inbox as they come, and have each noted.
 

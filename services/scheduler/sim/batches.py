@@ -161,7 +161,8 @@ class Trainer(ABC):
                 refused = True
                 slot = fragment.fragment.slot
                 self.broker.send(
-                    self.process, FragmentFailed(slot=slot, stage="admission", reason=str(error))
+                    self.process,
+                    FragmentFailed(slot=slot, stage="admission", reason=str(error), worker=None),
                 )
         return not refused
 

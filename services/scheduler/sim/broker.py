@@ -88,7 +88,7 @@ class Routes:
                 (number, s) for number, s in enumerate(self.subscriptions)
                 if s.address is None and (s.kinds is None or kind in s.kinds)
             ]  # fmt: skip
-        own = self._of_address.get(message.worker, [])  # type: ignore[union-attr]
+        own = self._of_address.get(message.worker, [])  # type: ignore[union-attr,arg-type]
         for _, each in sorted([*self._open[kind], *own], key=lambda pair: pair[0]):
             yield each
 

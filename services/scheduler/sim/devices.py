@@ -150,7 +150,9 @@ class SimRollout:
         try:
             check_task(task, max_staleness=self.max_staleness)
         except AdmissionError as error:
-            return FragmentFailed(slot=task.fragment.slot, stage="rollout", reason=str(error))
+            return FragmentFailed(
+                slot=task.fragment.slot, stage="rollout", reason=str(error), worker=self.address
+            )
         return None
 
     def _generate(self, task: GenerateFragment) -> None:
@@ -281,7 +283,9 @@ class SimReward:
 
     def _result(self, event: FragmentGenerated) -> Message:
         if self.failure and self.process.world.random.random() < self.failure:
-            return FragmentFailed(slot=event.fragment.slot, stage="reward", reason="simulated")
+            return FragmentFailed(
+                slot=event.fragment.slot, stage="reward", reason="simulated", worker=None
+            )
         return FragmentScored(
             fragment=event.fragment, policy=event.policy, stored=event.stored,
             rewards=self.score(event), parts={}, generated_by=event.worker, worker="reward",

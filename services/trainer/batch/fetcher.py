@@ -250,7 +250,12 @@ class GroupFetcher:
         log.error("fragment_refused", slot=str(fragment.fragment.slot), error=str(error))
         FRAGMENTS.labels(stage="admission", outcome="refused").inc()
         await self._bus.publish(
-            FragmentFailed(slot=fragment.fragment.slot, stage="admission", reason=str(error)[:4000])
+            FragmentFailed(
+                slot=fragment.fragment.slot,
+                stage="admission",
+                reason=str(error)[:4000],
+                worker=None,
+            )
         )
 
 

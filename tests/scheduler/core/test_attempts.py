@@ -22,7 +22,9 @@ from tests.scheduler.core.machine_driver import Machine, joined
 def test_a_failed_fragment_gets_another_attempt_and_the_old_one_counts_no_more() -> None:
     machine = Machine(num_groups=1)
     first, second = machine.tasks(examples.published(0))
-    [again] = machine.tasks(FragmentFailed(slot=first.fragment.slot, stage="rollout", reason="oom"))
+    [again] = machine.tasks(
+        FragmentFailed(slot=first.fragment.slot, stage="rollout", reason="oom", worker=first.worker)
+    )
     assert again.fragment.attempt == 1
     assert machine.handle(examples.scored(first)) == []
     machine.handle(examples.scored(second))
@@ -35,13 +37,15 @@ def test_a_fragment_that_keeps_failing_fails_the_run_with_the_reason() -> None:
     machine = Machine(num_groups=1)
     [task, _] = machine.tasks(examples.published(0))
     for _ in range(machine.plan.max_attempts):
-        failed = FragmentFailed(slot=task.fragment.slot, stage="reward", reason="no digit")
+        failed = FragmentFailed(
+            slot=task.fragment.slot, stage="reward", reason="no digit", worker=None
+        )
         tasks = machine.tasks(failed)
         task = tasks[0] if tasks else task
     assert machine.state.phase == "failed"
     assert machine.state.failure is not None and "no digit" in machine.state.failure
     [task, *_] = machine.tasks(OperatorRequest(action="resume", id="x"))
-    again = FragmentFailed(slot=task.fragment.slot, stage="reward", reason="no digit")
+    again = FragmentFailed(slot=task.fragment.slot, stage="reward", reason="no digit", worker=None)
     assert machine.tasks(again) != [], "after a resume it has all its attempts again"
 
 
@@ -49,7 +53,9 @@ def test_a_refused_fragment_sends_its_group_again() -> None:
     machine = Machine(num_groups=1)
     tasks = machine.tasks(examples.published(0))
     [train] = machine.finish(list(tasks))
-    refused = FragmentFailed(slot=tasks[0].fragment.slot, stage="admission", reason="weights")
+    refused = FragmentFailed(
+        slot=tasks[0].fragment.slot, stage="admission", reason="weights", worker=None
+    )
     [again] = machine.finish(machine.tasks(refused))
     assert (train.attempt, again.attempt) == (0, 1)
     assert again.fragments[0].fragment.attempt == 1
@@ -143,7 +149,9 @@ def test_a_group_is_trained_once_it_was_under_any_attempt() -> None:
     machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", concurrency=1))
     tasks = machine.tasks(examples.published(0))
     machine.finish(list(tasks))
-    late = FragmentFailed(slot=tasks[0].fragment.slot, stage="reward", reason="repeated")
+    late = FragmentFailed(
+        slot=tasks[0].fragment.slot, stage="reward", reason="repeated", worker=None
+    )
     machine.finish(machine.tasks(late))
     assert machine.state.batch is not None
     trainer = machine.state.workers["trainer-0"]

@@ -188,7 +188,7 @@ def test_a_request_gives_a_fragment_that_failed_all_its_attempts_again() -> None
     first = machine.tasks(examples.published(0))[0]
     for attempt in range(2):
         slot = first.fragment.slot.model_copy(update={"attempt": attempt})
-        machine.handle(FragmentFailed(slot=slot, stage="reward", reason="no"))
+        machine.handle(FragmentFailed(slot=slot, stage="reward", reason="no", worker=None))
     machine.handle(GroupRequest(action="again", batch=0, group=first.fragment.group, id="2"))
     failed = [each.num_failures for each in machine.state.batches[0].groups[0].fragments]
     assert machine.state.phase == "running" and set(failed) == {0}
@@ -254,7 +254,9 @@ def test_what_is_retried_without_a_mend_pauses_the_run_again() -> None:
 
 
 def failed_once(machine: Machine, task: GenerateFragment) -> list[Command]:
-    return machine.handle(FragmentFailed(slot=task.fragment.slot, stage="reward", reason="no"))
+    return machine.handle(
+        FragmentFailed(slot=task.fragment.slot, stage="reward", reason="no", worker=None)
+    )
 
 
 def test_a_run_is_paused_at_the_first_attempt_that_fails_and_a_mend_saves_its_work() -> None:

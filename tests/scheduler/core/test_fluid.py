@@ -185,7 +185,7 @@ def test_over_the_batchs_deviation_groups_are_sent_together_and_all_again_if_one
     assert [group.advantages for group in groups] == wanted
     run.take(TrainPiece)
     slot = tasks[0].fragment.slot
-    run.give(FragmentFailed(slot=slot, stage="admission", reason="broken"))
+    run.give(FragmentFailed(slot=slot, stage="admission", reason="broken", worker=None))
     [task] = run.take(GenerateFragment)
     run.give(examples.generated(task), examples.scored(task, (9.0,) * task.fragment.num_samples))
     again = run.take(TrainGroup)

@@ -87,7 +87,7 @@ def test_a_group_that_fails_after_an_update_has_the_batch_begin_again() -> None:
     [slot] = {
         t.fragment.slot for t in tasks if t.fragment.group == 1 and not t.fragment.first_sample
     }
-    run.give(FragmentFailed(slot=slot, stage="admission", reason="broken"))
+    run.give(FragmentFailed(slot=slot, stage="admission", reason="broken", worker=None))
     assert [each.attempt for each in run.take(BeginAgain)] == [1]
     run.generate()
     assert run.take(TrainPiece) == []  # nobody has the version any more

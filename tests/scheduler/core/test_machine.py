@@ -208,7 +208,9 @@ def test_nothing_is_left_for_a_trainer_that_may_not_take_it() -> None:
     costs = Costs().observe_rollout("a-0", 10.0).observe("help", 0.01)
     tag = replace(machine.state.tag, mode="generate", samples_left=1, lent_until=100.0)
     machine.state = replace(machine.state, costs=costs, tag=tag)
-    failed = FragmentFailed(slot=task.fragment.slot, stage="rollout", reason="oom")
+    failed = FragmentFailed(
+        slot=task.fragment.slot, stage="rollout", reason="oom", worker=task.worker
+    )
     assert [again.worker for again in machine.tasks(failed)] == ["a-0"]
 
 

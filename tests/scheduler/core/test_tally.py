@@ -72,7 +72,14 @@ def test_over_a_batch_with_failures_and_losses(seed: int) -> None:
 def _results(random: Random, command: Command) -> list[MachineInput]:
     if isinstance(command, GenerateFragment):
         if random.random() < 0.1:
-            return [FragmentFailed(slot=command.fragment.slot, stage="rollout", reason="reason")]
+            return [
+                FragmentFailed(
+                    slot=command.fragment.slot,
+                    stage="rollout",
+                    reason="reason",
+                    worker=command.worker,
+                )
+            ]
         results: list[MachineInput] = [examples.generated(command), examples.scored(command)]
         return results if random.random() < 0.9 else results[::-1]
     if isinstance(command, TrainGroup):

@@ -31,7 +31,7 @@ SLOT = FragmentSlot(batch=1, group=1, first_sample=2, attempt=0)
 
 def failed(batch: int = 1, attempt: int = 0, reason: str = "no pixels") -> FragmentFailed:
     slot = SLOT.model_copy(update={"batch": batch, "attempt": attempt})
-    return FragmentFailed(slot=slot, stage="reward", reason=reason)
+    return FragmentFailed(slot=slot, stage="reward", reason=reason, worker=None)
 
 
 def keep(letters: DeadLetters, number: int) -> None:
@@ -215,10 +215,10 @@ class Stored(Outbox):
         return self.subject, b"stored"
 
 
-@pytest.mark.parametrize("subject", ["dg.test.traj.1.0.2.0", "dg.test.evt.group_failed", ""])
+@pytest.mark.parametrize("subject", ["dg.test.traj.a-0.1.0.2.0", "dg.test.evt.group_failed", ""])
 def test_which_work_bytes_are_about_only_the_stream_says(subject: str) -> None:
     bus = cast(Bus, Stored(subject))
-    headers = {"dg-subject": "dg.test.traj.1.0.0.0", "dg-reason": "not msgpack"}
+    headers = {"dg-subject": "dg.test.traj.a-0.1.0.0.0", "dg-reason": "not msgpack"}
     received = Received(None, "dg.test.quarantine.DG_TRAJ.7", b"\xc1", headers)
     found = asyncio.run(letter_of(bus, received))
     assert found is not None
@@ -229,7 +229,10 @@ def test_which_work_bytes_are_about_only_the_stream_says(subject: str) -> None:
 
 def test_samples_without_a_score_are_a_letter_and_no_failure() -> None:
     bus = cast(Bus, Stored(""))
-    headers = {"dg-subject": "dg.test.traj.1.0.2.0", "dg-reason": "ocr: sample 3: no text"}
+    headers = {
+        "dg-subject": "dg.test.traj.a-0.1.0.2.0",
+        "dg-reason": "ocr: sample 3: no text",
+    }
     subject = unscored_subject("test", SLOT)
     found = asyncio.run(letter_of(bus, Received(None, subject, b"{}", headers)))
     assert found is not None and found.work is not None

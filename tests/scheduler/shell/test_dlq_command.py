@@ -214,7 +214,7 @@ def test_letters_of_one_cause_are_one_reason_whoever_gave_up() -> None:
 
 def test_a_letter_shows_the_fields_of_its_message_and_each_sentence_once() -> None:
     slot = FragmentSlot(batch=3, group=0, first_sample=4, attempt=0)
-    message = encode(FragmentFailed(slot=slot, stage="reward", reason=CAUSE))
+    message = encode(FragmentFailed(slot=slot, stage="reward", reason=CAUSE, worker=None))
     lines = letter_book.shown_lines(about(1, 3) | {"data": encoded(message)})
     assert "work: step 4 (batch 3), group 0, from sample 4 on, attempt 1" in lines
     assert "kind: attempt failed" in lines and not any(each.startswith("subject") for each in lines)

@@ -266,7 +266,7 @@ async def test_a_message_under_the_subject_of_another_is_quarantined(planned: Br
     forged = encode(OperatorRequest(action="stop", id="x"))
     urls = {role: planned.secrets[role]["DIGENRL_NATS_URL"] for role in ROLES}
     async with users(planned), Bus.connect(urls["rollout"], run="demo", name="a") as rollout:
-        await rollout.jetstream.publish("dg.demo.evt.fragment_failed", forged)
+        await rollout.jetstream.publish("dg.demo.evt.fragment_failed.rollout", forged)
         async with Bus.connect(urls["scheduler"], run="demo", name="b") as scheduler:
             [received], _ = await scheduler.stored(subjects.EVT)
             assert received.message is None and received.data == forged

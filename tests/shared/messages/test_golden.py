@@ -60,7 +60,7 @@ def test_readers_keep_their_subjects() -> None:
         "dg.demo.device.trainer-0-a",
         "dg.demo.evt.policy_published",
         "dg.demo.task.*.3.>",
-        "dg.demo.traj.3.>",
+        "dg.demo.traj.*.3.>",
         "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.*.*",
         "dg.demo.quarantine.>",
     ]

@@ -1,0 +1,39 @@
+"""Whether a result comes from a worker that was given the work: of others, nothing counts."""
+
+from services.scheduler.core.state import State
+from shared.messages.contracts import (
+    FragmentFailed,
+    FragmentGenerated,
+    FragmentReleased,
+    FragmentScored,
+    FragmentSlot,
+    GradientComputed,
+)
+
+
+def is_foreign(state: State, event: object) -> bool:
+    """Whether a result is of a worker that was never given this attempt at the work. One that was
+    given it and lost its lease may have finished it all the same."""
+    match event:
+        case FragmentGenerated(fragment=slot, worker=worker):
+            return not _was_given(state, slot, worker)
+        case FragmentScored(fragment=slot, generated_by=worker):
+            return not _was_given(state, slot, worker)
+        case FragmentReleased(slot=slot, worker=worker):
+            return not _was_given(state, slot, worker)
+        case FragmentFailed(slot=slot, stage="rollout" | "delivery", worker=str(worker)):
+            return not _was_given(state, slot, worker)
+        case FragmentFailed(stage="rollout"):
+            return True
+        case GradientComputed(batch=batch, group=index, contribution=made):
+            group = state.find_group(batch, index)
+            is_current = group is not None and group.attempt == event.attempt
+            return is_current and group is not None and group.computed_by != made.worker
+        case _:
+            return False
+
+
+def _was_given(state: State, slot: FragmentSlot, worker: str) -> bool:
+    """Whether a device was given a fragment; also if nothing is known of that attempt any more."""
+    found = state.find_fragment(slot)
+    return found is None or (slot.attempt, worker) in found.given
