@@ -40,8 +40,9 @@ class Run:
         self.keys = folder / "unequal" / KEYS
         self.url = f"http://127.0.0.1:{port}"
         command = [
-            sys.executable, "-m", "digenrl", "up", str(path), "--steps", str(steps), "--name",
-            "unequal", "--runs", str(folder), "--port", str(port), "--rollout-workers", "1",
+            sys.executable, "-m", "digenrl", "up", str(path), "--fresh", "--steps", str(steps),
+            "--run", "unequal", "--runs", str(folder), "--port", str(port),
+            "--rollout-workers", "1",
         ]  # fmt: skip
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 

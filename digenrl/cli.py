@@ -30,6 +30,7 @@ from digenrl.commands.repair import repair
 from digenrl.commands.report import report
 from digenrl.commands.reproduce import reproduce
 from digenrl.commands.reward import reward, rewards
+from digenrl.commands.runs import runs
 from digenrl.commands.serve import serve
 from digenrl.commands.serve_scorer import serve_scorer
 from digenrl.commands.sim import sim
@@ -46,13 +47,15 @@ EXIT_USER_ERROR = 2
 
 TASKS = {
     "Run": ("up", "reproduce", "serve", "serve-scorer", "brokers"),
-    "Look at a run": ("status", "watch", "view", "logs", "workers", "versions", "samples", "audit"),
+    "Look at runs": (
+        "runs", "status", "watch", "view", "logs", "workers", "versions", "samples", "audit",
+    ),
     "Steer a run": ("pause", "resume", "stop", "tag", "dlq"),
     "Use what it has learned": ("report", "export", "generate", "evaluate", "follow", "push"),
     "Prepare": ("check", "recipe", "plan", "sim", "profile", "tail-check", "fetch", "model"),
     "Extend": ("reward", "rewards", "families", "check-family"),
     "Mend": ("doctor", "gc", "repair", "keys"),
-}
+}  # fmt: skip
 """Commands by what they are for, as the help lists them."""
 LONGEST = 200
 """Letters of a command's first sentence: it goes on in the next line, and is not cut."""
@@ -87,7 +90,7 @@ app = typer.Typer(
 app.command("profile")(profile)
 app.command("tail-check", cls=RecipeCommand)(tail_check)
 of_runs = (doctor, status, watch, view, logs, report, export, follow, evaluate, gc, repair, brokers)
-now_and_before = (workers, tag, versions, samples, audit)
+now_and_before = (runs, workers, tag, versions, samples, audit)
 own = (serve_scorer, rewards, families, check_family)
 for command in (*of_runs, *now_and_before, *own, push, sim):
     app.command()(command)

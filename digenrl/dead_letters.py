@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-import httpx
-
 from digenrl.client import Client
-from digenrl.local.address import address_of, client_of
-from digenrl.local.runs import Run
+from digenrl.local.address import client_of
+from digenrl.local.runs import Run, in_progress
 from digenrl.local.store import store_of
 from shared.errors import UserError
 from shared.process.settings import ServiceSettings
@@ -174,7 +172,7 @@ def desk_of(run: Run, scheduler: str, token_file: Path | None = None) -> Iterato
     Raises:
         UserError: if the run is in progress and its scheduler does not answer, or there is none.
     """
-    if scheduler or (not run.store_url and _answers(address_of(run.folder))):
+    if scheduler or in_progress(run.folder):
         with client_of(run, scheduler, token_file, role="operator") as client:
             yield ApiDesk(client)
         return
@@ -182,10 +180,3 @@ def desk_of(run: Run, scheduler: str, token_file: Path | None = None) -> Iterato
         store = open_store(ServiceSettings(run=run.id).store)
         asyncio.run(needed_recipe(store, run.id))
         yield StoreDesk(store, run.id)
-
-
-def _answers(address: str) -> bool:
-    try:
-        return bool(address) and httpx.get(f"{address}/livez", timeout=5).is_success
-    except httpx.HTTPError:
-        return False

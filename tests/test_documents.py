@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from digenrl.cli import app
-from digenrl.local.preflight import resume_command
+from digenrl.local.earlier import command_with
 from tests.paths import ROOT
 
 PAGES = [
@@ -96,17 +96,13 @@ def test_targets_of_make_are_there(page: Path) -> None:
 
 def test_what_is_printed_to_go_on_with_a_run_can_be_typed() -> None:
     typed = ["/a b/digenrl", "up", "my recipe.toml", "--run", "one", "--steps", "3", "--resume"]
-    program, *rest = shlex.split(resume_command(typed))
+    program, *rest = shlex.split(command_with("--resume", typed))
     assert program == "/a b/digenrl"
     assert rest == typed[1:]
     parse(rest)
-    assert resume_command(["/x/digenrl/__main__.py", "up", "r.toml"]).endswith(
+    assert command_with("--resume", ["/x/digenrl/__main__.py", "up", "r.toml"]).endswith(
         " -m digenrl up r.toml --resume"
     )
-
-
-def test_the_old_name_of_the_run_s_option_still_works() -> None:
-    parse(["up", "recipes/digits.toml", "--name", "other"])
 
 
 def test_an_installation_shows_its_progress() -> None:

@@ -39,7 +39,9 @@ async def run_recipe(
         DigenRLError: if it fails, or takes longer than ``limit_s``.
     """
     log, [port] = runs.parent / "up.log", free_ports(1)
-    argv = command("up", str(recipe), "--runs", str(runs), "--run", NAME, "--port", str(port))
+    argv = command(
+        "up", str(recipe), "--fresh", "--runs", str(runs), "--run", NAME, "--port", str(port)
+    )
     began, ended = time.monotonic(), asyncio.Event()
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(

@@ -117,7 +117,7 @@ class Heard:
 
 async def _up(recipe: Path, seed: int, folder: Path, runs: Sequence[str]) -> Heard:
     """Runs a recipe to its end and listens meanwhile."""
-    argv = ["up", str(recipe), "--seed", str(seed), "--run", folder.name, *runs]
+    argv = ["up", str(recipe), "--fresh", "--seed", str(seed), "--run", folder.name, *runs]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "digenrl", *argv,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,

@@ -42,7 +42,7 @@ def export(
     Examples: `digenrl export demo`, `digenrl export demo --version best --layout comfyui`. The run
     may be in progress.
     """
-    from digenrl.local.store import store_to_read
+    from digenrl.local.store import store_of
     from digenrl.report.export_run import export_run
     from shared.telemetry import quiet_logs
 
@@ -53,7 +53,7 @@ def export(
     if not as_json:
         which = f"{version} version" if isinstance(number, str) else f"version {version}"
         typer.echo(f"exports the {which} of {found.name} ...", err=True)
-    with store_to_read(found):
+    with store_of(found, reads=True):
         exported = asyncio.run(export_run(found.id, folder, chosen, number))
     if as_json:
         said = {

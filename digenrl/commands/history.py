@@ -281,7 +281,7 @@ def _from_either(
         UserError: if the run is in progress and its page does not answer, or there is no such run.
     """
     from digenrl.local.address import client_of
-    from digenrl.local.preflight import InProgress
+    from digenrl.local.runs import InProgress
     from digenrl.local.store import store_of
     from shared.process.settings import ServiceSettings
     from shared.run.run_recipe import needed_recipe

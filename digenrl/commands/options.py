@@ -56,21 +56,15 @@ def _folder_of_runs(given: Path) -> Path:
 
 RUNS = DEFAULT
 WHICH = "a run's name, its folder, or its prefix in a store (s3://bucket/run)"
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help=WHICH, autocompletion=names_of_runs, show_default=False)
-]
-RunArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="[RUN]", help=f"{WHICH}; by default the newest run", autocompletion=names_of_runs
-    ),
-]
-RunToChange = Annotated[
-    str,
-    typer.Argument(
-        metavar="[RUN]", help=f"{WHICH}; by default the only one", autocompletion=names_of_runs
-    ),
-]
+
+
+def _run(metavar: str = "[RUN]", default: str = "") -> Any:
+    return typer.Argument(metavar=metavar, help=WHICH + default, autocompletion=names_of_runs)
+
+
+RunName = Annotated[str, _run("RUN")]
+RunArgument = Annotated[str, _run(default="; by default the newest run")]
+RunToChange = Annotated[str, _run(default="; by default the only one")]
 RunOption = Annotated[str, typer.Option(envvar="DIGENRL_RUN", help="like RUN")]
 
 

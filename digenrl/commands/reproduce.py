@@ -38,6 +38,6 @@ def _start(recipe: Path, options: dict[str, object], runs: Path) -> int:
     from digenrl.local.preflight import Request, prepare
     from digenrl.local.up import run_locally
 
-    local = prepare(Request(recipe, options, resume=False, port=0, runs=runs.resolve()))
+    local = prepare(Request(recipe, options, resume=False, fresh=True, port=0, runs=runs.resolve()))
     with local.lock:
         return asyncio.run(run_locally(local))

@@ -17,7 +17,7 @@ from digenrl.commands.options import (
     SchedulerAddress,
     TokenFile,
 )
-from digenrl.local.runs import Run, find_run
+from digenrl.local.runs import Run, find_run, in_progress
 from shared.errors import DigenRLError, UserError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def watch(
         if client is None:
             raise typer.Exit(_say_end(_history(stack, found), as_json=as_json))
         shown = Lines() if as_json else Table(stack, client, found.folder)
-        raise typer.Exit(_watch(client, shown))
+        raise typer.Exit(_watch(client, shown, found))
 
 
 def _evaluation_alarms(run: Run, scheduler: str, token_file: Path | None) -> list[str]:
@@ -150,21 +150,24 @@ class Table:
         self._display.tell(text)
 
 
-def _watch(client: "Client", shown: Shown) -> int:
+def _watch(client: "Client", shown: Shown, run: Run) -> int:
     """Show a run until it ends; returns the exit code."""
-    from digenrl.client import NoAnswer
+    from digenrl.client import NoAnswer, Refused
+    from digenrl.local.progress import ENDS, GOING, progress_of
 
     phase = ""
     while True:
         try:
-            run = client.get_run()
-            shown.update(run, client.list_workers(), client.get_load())
-        except NoAnswer:
-            shown.tell("the scheduler does not answer any more")
-            return 0 if phase == "finished" else 1
-        phase = run.phase
-        if phase in ("finished", "stopped", "failed"):
-            shown.tell(run.failure or f"the run is {phase}")
+            now = client.get_run()
+            shown.update(now, client.list_workers(), client.get_load())
+            phase = now.phase
+        except (NoAnswer, Refused):
+            phase = progress_of(run.folder).state if run.is_local else phase
+            if not run.is_local or phase not in GOING:  # or else another scheduler takes over
+                shown.tell("the scheduler does not answer any more")
+                return 0 if phase in ("finished", "reporting") else 1
+        if phase in ENDS:
+            shown.tell(now.failure or f"the run is {phase}")
             return 1 if phase == "failed" else 0
         time.sleep(EVERY_S)
 
@@ -193,7 +196,8 @@ def _reach(stack: ExitStack, run: Run, scheduler: str, token_file: Path | None) 
     from digenrl.client import NoAnswer, Refused
     from digenrl.local.address import address_of, client_of
 
-    if not scheduler and not address_of(run.folder):
+    is_known = in_progress(run.folder) if run.is_local else address_of(run.folder)
+    if not (scheduler or is_known):
         return None
     client = stack.enter_context(client_of(run, scheduler, token_file))
     try:
@@ -212,7 +216,7 @@ def _history(stack: ExitStack, run: Run) -> "RunHistory":
     Raises:
         DigenRLError: if it is not over.
     """
-    from digenrl.local.preflight import InProgress
+    from digenrl.local.runs import InProgress
     from digenrl.local.store import store_of
     from digenrl.view.history import RunHistory
     from shared.process.settings import ServiceSettings

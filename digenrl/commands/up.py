@@ -17,6 +17,7 @@ from digenrl.commands.options import (
     WandbProject,
 )
 from digenrl.commands.recipe_options import given_keys
+from shared.errors import UserError
 
 
 def up(
@@ -24,8 +25,9 @@ def up(
     recipe: RecipeFile,
     steps: Annotated[int | None, typer.Option(help="optimizer steps, overrides the recipe")] = None,
     seed: Annotated[int | None, typer.Option(help="seed, overrides the recipe")] = None,
-    run: Annotated[str | None, typer.Option(help="name of the run, overrides the recipe")] = None,
-    name: Annotated[str | None, typer.Option(hidden=True)] = None,
+    run: Annotated[
+        str, typer.Option(help="name of the run, overrides the recipe; or an earlier run's folder")
+    ] = "",
     deterministic: Annotated[
         bool | None, typer.Option(help="the same seed gives the same bytes")
     ] = None,
@@ -56,6 +58,13 @@ def up(
     resume: Annotated[
         bool, typer.Option("--resume", help="continue from the run's newest commit")
     ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="begin another run; an earlier one keeps its results")
+    ] = False,
+    in_background: Annotated[
+        bool,
+        typer.Option("--detach", help="return once it is in progress; it outlives the session"),
+    ] = False,
     port: Annotated[int, typer.Option(help="port of the scheduler's API; 0 takes a free port")] = 0,
     runs: Runs = RUNS,
     tensorboard: TensorBoardFolder = None,
@@ -68,14 +77,16 @@ def up(
     run, as `digenrl watch --json` writes it; everything else goes to stderr.
     """
     from digenrl.follow.steps import Targets
-    from digenrl.local.preflight import Request, prepare, resume_command
+    from digenrl.local.detach import detach, hints
+    from digenrl.local.preflight import Request, prepare
     from digenrl.local.up import run_locally
 
+    if resume and fresh:
+        raise UserError("--fresh: not together with --resume")
     options = given_keys(
         context,
         run__steps=steps,
         run__seed=seed,
-        run__name=run or name,
         trainer__deterministic=deterministic,
         trainer__order=order,  # refused, with its new name
         rollout__workers=_rollout_workers(rollout_workers, mode),
@@ -88,11 +99,16 @@ def up(
         schedule__tsp_steps=_number(tsp_steps),
     )
     request = Request(
-        recipe, options, resume=resume, port=port, runs=runs.resolve(),
-        targets=Targets(tensorboard, wandb), again=resume_command(sys.argv),
-        say=partial(typer.echo, err=True),
+        recipe, options, resume=resume, fresh=fresh, port=port, runs=runs.resolve(), run=run,
+        targets=Targets(tensorboard, wandb), typed=sys.argv,
+        say=partial(typer.echo, err=as_json),
     )  # fmt: skip
-    raise typer.Exit(asyncio.run(run_locally(prepare(request), as_json=as_json)))
+    local = prepare(request)
+    if in_background and (process := detach(local)):
+        for line in hints(local, process):
+            typer.echo(line)
+        return
+    raise typer.Exit(asyncio.run(run_locally(local, as_json=as_json)))
 
 
 def _rollout_workers(asked: int | None, mode: str | None) -> int | None:

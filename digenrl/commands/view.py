@@ -30,7 +30,7 @@ def view(
     runs: Runs = RUNS,
 ) -> None:
     """Show a run's page in a browser: curves, timeline, samples, workers and decisions."""
-    from digenrl.view.process import Wanted, show
+    from digenrl.view.process import show
     from shared.telemetry import configure_logs, quiet_logs
 
     wanted = [find_run(name, runs, reads=True) for name in names or [""]]
@@ -46,4 +46,4 @@ def view(
         configure_logs(service="view", worker=settings.worker, run=settings.run)
     else:
         quiet_logs()  # somebody reads the terminal
-    show(Wanted(wanted, settings, scheduler, token_file))
+    show(wanted, settings, scheduler, token_file)

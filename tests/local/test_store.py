@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from digenrl.local import preflight
-from digenrl.local.preflight import InProgress, lock_run
-from digenrl.local.runs import Run, find_run
-from digenrl.local.store import noted_store, store_of, store_to_read
+from digenrl.local.runs import InProgress, Run, find_run, lock_run
+from digenrl.local.store import noted_store, store_of
 from shared.errors import UserError
 from shared.process.settings import Endpoints
 from shared.recipe.recipe import load_recipe
@@ -54,12 +53,12 @@ def test_while_its_page_is_looked_at_other_commands_read_the_store_as_well(left:
         with store_of(at(left)) as is_there:
             assert is_there
             assert asyncio.run(read_recipe(open_store(Endpoints().store), "digits")) == recipe
-    assert not list(left.glob("keys/open-store.json"))
+    assert not list(left.glob("keys/store.json"))
 
 
 def test_a_run_that_goes_on_keeps_its_store_to_itself(left: Path) -> None:
     with (
-        preflight.lock_run(left.parent, left.name),
+        lock_run(left.parent, left.name),
         pytest.raises(UserError, match="in progress in another process"),
         store_of(at(left)),
     ):
@@ -68,15 +67,15 @@ def test_a_run_that_goes_on_keeps_its_store_to_itself(left: Path) -> None:
 
 def test_what_only_reads_finds_the_store_of_a_run_that_goes_on(left: Path) -> None:
     with lock_run(left.parent, left.name):
-        with pytest.raises(InProgress), store_to_read(at(left)):
+        with pytest.raises(InProgress), store_of(at(left), reads=True):
             pass
         with noted_store(left, {"DIGENRL_STORE_URL": "s3://here"}):
-            assert (left / "keys" / "live-store.json").stat().st_mode & 0o077 == 0
-            with store_to_read(at(left)):
+            assert (left / "keys" / "store.json").stat().st_mode & 0o077 == 0
+            with store_of(at(left), reads=True):
                 assert os.environ["DIGENRL_STORE_URL"] == "s3://here"
             with pytest.raises(InProgress), store_of(at(left)):
                 pass  # whoever changes what is stored waits for the end
-        with pytest.raises(InProgress), store_to_read(at(left)):
+        with pytest.raises(InProgress), store_of(at(left), reads=True):
             pass
     assert "DIGENRL_STORE_URL" not in os.environ
 

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import structlog
 from pydantic import ValidationError
@@ -43,6 +44,7 @@ ASK_S = 0.2
 HOLDER_FIRST_S = 1.5
 """After the broker was away, others wait so long: the holder may go on where it was."""
 
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ENTRY_BYTES = 2048
 """Size of an entry, filled up with spaces. On a full disk the last page of a file takes what is
 small for a while: with this size two renewals at most are taken, and the alarm is not late."""
@@ -69,8 +71,11 @@ class ProcessRecord(Record):
     @property
     def is_gone(self) -> bool:
         """Whether this process can tell that it has ended."""
-        is_here = bool(self.boot) and (self.boot, self.namespace) == (_boot(), _namespace())
-        return is_here and _started(self.pid) != self.started
+        return self.is_here and _started(self.pid) != self.started
+
+    @property
+    def is_here(self) -> bool:
+        return bool(self.boot) and (self.boot, self.namespace) == (_boot(), _namespace())
 
 
 class LeaseRecord(Record):
@@ -117,7 +122,7 @@ class Lease:
     url: str = ""
     clock: Callable[[], float] = time.monotonic
     holder: str = ""
-    """Address of the API of whoever holds it, as far as is known."""
+    """Address of the API of the scheduler that holds it; empty where this host cannot reach it."""
     _held: Held | None = None
     _renewed_at: float = 0.0
     _unwritten_since: float | None = None
@@ -190,7 +195,8 @@ class Lease:
         entry = await self._register.read()
         known = None if entry is None else _decoded(entry)
         if entry is not None and known is not None and not _is_free(known):
-            self.holder = known.url
+            is_loopback = urlsplit(known.url).hostname in LOOPBACK
+            self.holder = known.url if known.process.is_here or not is_loopback else ""
             self._stand_by(f"standby: the scheduler at {known.url or known.scheduler} commands")
             return None
         self._unwritten_since = self.clock() if unwritten is None else unwritten

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from fastapi import FastAPI, HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.scheduler.core.fluid.pieces import most_pieces
@@ -22,11 +21,12 @@ from services.scheduler.shell.heap import settle_heap
 from services.scheduler.shell.lease import Lease
 from services.scheduler.shell.metrics import RUN
 from services.scheduler.shell.staleness import settle_staleness
+from services.scheduler.shell.standby import standby_app
 from services.scheduler.shell.views import run_figures
 from shared.errors import LeaseLost
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
 from shared.messages.volume import BatchVolume, prompt_bytes
-from shared.process.http_access import Access, Audited, check_routes
+from shared.process.http_access import Access, Audited
 from shared.process.otlp import tracing
 from shared.process.service import Health, Listener, serve, worker_app
 from shared.process.settings import ServiceSettings
@@ -84,21 +84,18 @@ class Current:
     than while it stands by."""
 
     app: ASGIApp
+    lease: Lease | None = None
+    """The lease that this scheduler holds, or waits for."""
+
+    def commander(self) -> str:
+        return "" if self.lease is None else self.lease.holder
+
+    def turn_of(self, lease: Lease) -> Lease:
+        self.lease = lease
+        return lease
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)
-
-
-def standby_app(health: Health) -> FastAPI:
-    """Return the API of a scheduler that stands by: probes, and who commands."""
-    app = worker_app("scheduler", health)
-
-    @app.api_route("/v1/{path:path}", methods=["GET", "POST"], include_in_schema=False)
-    def standing_by(path: str) -> None:
-        raise HTTPException(503, f"{health.reason}; ask that one")
-
-    check_routes(app)
-    return app
 
 
 async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> None:
@@ -106,11 +103,11 @@ async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> Non
     file."""
     listener, health = settings.listen(settings.host, settings.port), Health()
     access = settings.access(settings.run)
-    current = Current(standby_app(health))
+    current = Current(worker_app("scheduler", health))
 
     async def take_turns() -> None:
         while True:
-            current.app = standby_app(health)
+            current.app = standby_app(health, current.commander, settings.trusted)
             try:
                 await _command(settings, recipe, beside, health, listener, current, access)
             except* LeaseLost as lost:
@@ -166,7 +163,7 @@ async def _command(
     async with (
         settings.connect_bus() as bus,
         settings.connect_index() as index,
-        Lease(bus, store, health, listener.url).held() as lease,
+        current.turn_of(Lease(bus, store, health, listener.url)).held() as lease,
         _tasks() as tasks,
     ):
         tasks.create_task(lease.keep())

@@ -20,7 +20,7 @@ from services.reward.scorer import WeightedScorer
 from services.reward.server import create_app as scorer_app
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.service import standby_app
+from services.scheduler.shell.standby import standby_app
 from shared.errors import UserError
 from shared.process import http_access, http_once
 from shared.process.http_access import (
@@ -67,7 +67,7 @@ def every_app() -> list[FastAPI]:
     evaluator.include_router(routes(Progress()))
     scorer = WeightedScorer("jpeg", 1.0, None)  # type: ignore[arg-type]
     scheduler = cast(Scheduler, type("AScheduler", (), {"health": Health()}))
-    scheduling = [create_app(scheduler), standby_app(Health())]
+    scheduling = [create_app(scheduler), standby_app(Health(), str)]
     view = View(RunHistory(None, "run"), LiveRun("", None))  # type: ignore[arg-type]
     return [*scheduling, evaluator, scorer_app(scorer, Health()), page_app(view, Access())]
 

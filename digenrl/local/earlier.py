@@ -1,0 +1,110 @@
+"""Decides what becomes of an earlier run where `digenrl up` is typed again."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from digenrl.local.progress import progress_of, resume_hint
+from digenrl.local.runs import RECIPE_JSON, run_in_folder
+from shared.errors import UserError
+from shared.recipe.recipe import Recipe, override, stored_recipe
+from shared.run.files import FileRecord, matching, records_of
+from shared.run.run_recipe import FILES, check_same_run
+
+FILES_JSON = "files.json"
+"""File in a run's folder with the digests of the model and files that its recipe names."""
+RECORDS = TypeAdapter(dict[str, FileRecord])
+OPTIONS = ("--resume", "--fresh", "--detach")
+"""Options of one start, which the next one does not repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Says how a run starts: it goes on, or another run begins in its folder."""
+
+    recipe: Recipe
+    resumes: bool = False
+    kept_as: Path | None = None
+    """Folder that an earlier run is renamed to."""
+    line: str = ""
+    """What a person is told of the earlier run."""
+
+
+def start_of(
+    folder: Path, recipe: Recipe, typed: Sequence[str], *, resume: bool, fresh: bool
+) -> Start:
+    """Decide how a run starts in ``folder``; nothing is changed.
+
+    Args:
+        typed: the command line.
+        resume, fresh: whether the command line asks for either.
+
+    Raises:
+        UserError: if the earlier run is not finished and cannot go on by this command.
+    """
+    run, kept_as = run_in_folder(str(folder), folder.parent), _aside(folder)
+    if run is None:
+        if resume:
+            raise UserError(f"--resume: {folder} contains no run; start it without --resume")
+        return Start(recipe, kept_as=kept_as if folder.exists() else None)
+    earlier = progress_of(folder)
+    if fresh or (earlier.state == "finished" and not resume):
+        line = f"run {folder.name}: the earlier one ({earlier}) is kept as {kept_as.name}"
+        return Start(recipe, kept_as=kept_as, line=line)
+    recipe = override(recipe, {"run.name": run.id})
+    other = f"`{command_with('--fresh', typed)}` begins another, and keeps it as {kept_as.name}"
+    try:
+        stored = stored_recipe((folder / RECIPE_JSON).read_bytes())
+    except ValueError as error:
+        raise UserError(
+            f"--resume: {folder / RECIPE_JSON} is not a recipe of this release, so the run cannot "
+            f"go on; {other}"
+        ) from error
+    try:
+        check_same_run(stored, recipe, same=_same_files(folder, recipe))
+    except UserError as error:
+        if resume:
+            raise
+        raise UserError(
+            f"run.name: {folder.name} is not finished ({earlier}), and this is another recipe: "
+            f"{error}. {resume_hint(folder)}; {other}"
+        ) from error
+    line = f"run {folder.name} is not finished ({earlier}), and goes on; --fresh begins another"
+    return Start(recipe, resumes=True, line="" if resume else line)
+
+
+def command_with(option: str, typed: Sequence[str]) -> str:
+    """Return a command line with ``option``, ready to be pasted.
+
+    >>> command_with("--resume", [".venv/bin/digenrl", "up", "my recipe.toml", "--fresh"])
+    ".venv/bin/digenrl up 'my recipe.toml' --resume"
+    """
+    program = [typed[0]]
+    if Path(typed[0]).name == "__main__.py":
+        program = [sys.executable, "-m", "digenrl"]
+    arguments = [argument for argument in typed[1:] if argument not in OPTIONS]
+    return shlex.join([*program, *arguments, option])
+
+
+def _aside(folder: Path) -> Path:
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+        number += 1
+    return aside
+
+
+def _same_files(folder: Path, recipe: Recipe) -> set[str]:
+    """Return the keys of files that are the same as when the run in ``folder`` began, even if they
+    have moved.
+
+    Raises:
+        UserError: if files have changed.
+    """
+    recorded = folder / FILES_JSON
+    if not recorded.is_file():
+        return set()
+    return matching(RECORDS.validate_json(recorded.read_bytes()), records_of(recipe, FILES))
