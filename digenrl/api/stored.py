@@ -18,6 +18,7 @@ from services.scheduler.shell import api_batches, api_letters, committed
 from services.scheduler.shell.api_batches import VersionView
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, TagDecisionView, TagView, WorkerView
+from shared.learning.metrics import nothing_trained
 from shared.run.dead_letters import Wanted, page
 from shared.run.journal import PhaseChange, read_newest
 from shared.run.layout import staleness_key, weights_folder
@@ -61,6 +62,7 @@ async def run_view(history: RunHistory) -> RunView | None:
         num_dead_letters=sum(state == "open" for _, state in letters),
         pause_at_failure=False,
         failure=failure,
+        alarms=nothing_trained([(each.version, each.metrics) for each in history.steps]),
         max_staleness=history.recipe.schedule.staleness_limit if stale is None else stale,
         max_staleness_reason=reason,
     )

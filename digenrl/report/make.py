@@ -16,11 +16,12 @@ from digenrl.report.output import FIELDS, EvaluationBar, rows_of, table_of
 from digenrl.report.stills import first_of_prompts, side_of, stills_of
 from digenrl.report.summary import EvaluatedVersion, ScheduleSummary, Summary, read_schedule
 from shared.errors import DigenRLError, IntegrityError, UserError
-from shared.learning.metrics import ALARMING_RATIO_ERROR
+from shared.learning.metrics import nothing_trained, ratios_off
 from shared.process.settings import ClientSettings, ServiceSettings
 from shared.process.worker_process import prepare_libraries
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, commit_chain
+from shared.run.journal import NOBODY_WORKS, Alarm, read_newest
 from shared.run.run_recipe import held_out_rows, needed_recipe
 from shared.store import ObjectStore, open_store
 
@@ -130,6 +131,11 @@ async def _measure(
         not_averaged=evaluation.not_averaged,
         num_held_out=evaluation.num_held_out,
     )
+    stood_still = {
+        str(entry.reason): None async for _, entry in read_newest(store, recipe.run.name)
+        if isinstance(entry, Alarm) and entry.what == NOBODY_WORKS and entry.firing
+    }  # fmt: skip
+    summary.warnings += stood_still
     await _draw(store, recipe, chain, out, parts, summary, evaluation.records)
     return summary
 
@@ -265,6 +271,7 @@ def summarise(
     """
     before, after = (evaluated[at].quality if evaluated else None for at in (0, -1))
     trained = [record for record in chain if record.trained]
+    measured = [(record.policy.version, record.metrics) for record in trained]
     exact = recipe.largest_weight is None
     pairs: dict[str, Any] = {
         f"{name}_{when}": getattr(quality, name, None)
@@ -286,7 +293,7 @@ def summarise(
         weights_digest=chain[-1].learned.digest,
         alarms=alarms([record.quality for record in evaluated]),
         effective_sample_share_min=None if exact else _smallest_share(trained),
-        warnings=ratio_warnings(trained) if exact else [],
+        warnings=[*(ratios_off(measured) if exact else []), *nothing_trained(measured)],
         evaluations=[
             EvaluatedVersion(
                 version=record.version, quality=record.quality, alarms=list(record.alarms)
@@ -303,18 +310,6 @@ def summarise(
 
 def _smallest_share(trained: Sequence[CommitRecord]) -> float:
     return round(min(r.metrics["effective_sample_share"] for r in trained), 6)
-
-
-def ratio_warnings(trained: Sequence[CommitRecord]) -> list[str]:
-    """Return a warning if the largest on-policy ratio error exceeds what rounding explains."""
-    errors = {r.policy.version: r.metrics["onpolicy_ratio_error"] for r in trained}
-    version = max(errors, key=lambda each: errors[each])
-    if errors[version] <= ALARMING_RATIO_ERROR:
-        return []
-    return [
-        f"on-policy ratios were off by {errors[version]:.2g} in step {version}: rollout and "
-        "trainer compute different values from the same weights"
-    ]
 
 
 async def _wait_for_finish(scheduler: str) -> None:

@@ -98,7 +98,7 @@ class Summary(BaseModel):
     alarms: list[str] = []
     """A line for each gold reward that fell while the training reward rose, as of the end."""
     warnings: list[str] = []
-    """A line if on-policy ratios are further from 1 than rounding explains."""
+    """What went wrong: on-policy ratios, steps that trained nothing, times without work."""
     evaluations: list[EvaluatedVersion] = []
     """Evaluations of all evaluated versions, including the first and the last."""
     failures: list[str] = []

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from digenrl.report.summary import ScheduleSummary
 from digenrl.view.words import QUEUES, cause, clock, figure
 from services.scheduler.core.usage import BUSY
-from shared.learning.metrics import ALARMING_RATIO_ERROR
+from shared.learning.metrics import nothing_trained, ratios_off
 from shared.recipe.recipe import Recipe
 from shared.run.chain import Step
 
@@ -254,6 +254,8 @@ def alarms(
     workers: Sequence[Mapping[str, Any]] = (),
     letters: Sequence[tuple[float, str]] | None = None,
     decay_steps: int | None = None,
+    *,
+    is_exact: bool = True,
 ) -> list[str]:
     """Return a line for each thing that somebody should look at.
 
@@ -261,6 +263,7 @@ def alarms(
         letters: when each of the newest dead letters that nobody has settled was found, by the
             Unix clock, and why it is one; None: not known.
         decay_steps: `trainer.decay_steps`.
+        is_exact: whether samples are of the trainer's own weights (`rollout.weights`).
     """
     lines = [f"reward hacking? {line}" for line in evaluation]
     if run is not None and run["failure"]:
@@ -269,15 +272,13 @@ def alarms(
         lines.append(f"no worker of: {', '.join(run['missing_workers'])}")
     if run is not None and run["phase"] in ("running", "waiting"):
         lines += _drained(run["run"], workers)
+    measured = [(step.version, step.metrics) for step in steps]
     if run is not None:
-        lines += _letters(run, letters)
-    errors = {step.version: step.metrics.get("onpolicy_ratio_error", 0.0) for step in steps}
-    if errors and (worst := max(errors.values())) > ALARMING_RATIO_ERROR:
-        version = next(version for version, error in errors.items() if error == worst)
-        lines.append(
-            f"on-policy ratios were off by {worst:.2g} in step {version}: rollout and trainer "
-            "compute different values from the same weights"
-        )
+        lines += [*run["alarms"], *_letters(run, letters)]
+    else:
+        lines += nothing_trained(measured)
+    if is_exact:
+        lines += ratios_off(measured)
     lines += _not_taken(steps[-WATCHED_STEPS:])
     digests = [(step.version, step.policy.weights_digest) for step in steps]
     return [*lines, *frozen(digests, decay_steps)]

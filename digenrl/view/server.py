@@ -345,8 +345,8 @@ async def _head(view: View) -> dict[str, Any]:
         "others": [each.run for each in view.others],
         "status": sentences.status(run, history.version, wanted),
         "alarms": sentences.alarms(
-            run, history.steps if exact else (), newest, workers, _unsettled(kept),
-            None if recipe is None else recipe.trainer.decay_steps,
+            run, history.steps, newest, workers, _unsettled(kept),
+            None if recipe is None else recipe.trainer.decay_steps, is_exact=exact,
         ),
         "eta": None if run is None else run["eta_seconds"],
     }  # fmt: skip

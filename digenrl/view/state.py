@@ -129,8 +129,8 @@ async def stored_state(history: RunHistory) -> RunState:
     exact = history.recipe.largest_weight is None
     newest = history.evaluations[-1].alarms if history.evaluations else ()
     alarms = sentences.alarms(
-        run.model_dump(), history.steps if exact else (), newest,
-        decay_steps=history.recipe.trainer.decay_steps,
+        run.model_dump(), history.steps, newest,
+        decay_steps=history.recipe.trainer.decay_steps, is_exact=exact,
     )  # fmt: skip
     ended = run.phase in ("finished", "failed")
     status = run.phase if ended else sentences.status(None, history.version, run.steps)

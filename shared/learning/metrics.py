@@ -5,7 +5,7 @@ Prometheus metrics. docs/metrics.md is this table for people. A row is one train
 one sample.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 ALARMING_RATIO_ERROR = 1e-2
@@ -102,3 +102,40 @@ def scorer_of(name: str) -> tuple[str, str]:
     """
     metric, _, scorer = name.partition("/")
     return metric, scorer
+
+
+Steps = Sequence[tuple[int, Mapping[str, float]]]
+"""Versions, in order, with the metrics of their steps."""
+
+
+def ratios_off(steps: Steps) -> list[str]:
+    """Return a line if an on-policy ratio is further from 1 than rounding explains."""
+    errors = {version: metrics.get("onpolicy_ratio_error", 0.0) for version, metrics in steps}
+    worst = max(errors, key=lambda each: errors[each], default=0)
+    if errors.get(worst, 0.0) <= ALARMING_RATIO_ERROR:
+        return []
+    return [
+        f"on-policy ratios were off by {errors[worst]:.2g} in step {worst}: rollout and trainer "
+        "compute different values from the same weights"
+    ]
+
+
+def nothing_trained(steps: Steps) -> list[str]:
+    """Return a line if no group of a batch has two different rewards, with the reason of the newest
+    such batch."""
+    steps = [each for each in steps if each[1]]  # version 0 has none
+    dead = [place for place, (_, each) in enumerate(steps) if each.get("advantage_std") == 0]
+    if not dead:
+        return []
+    (version, newest), before = steps[dead[-1]], [each for _, each in steps[: dead[-1]]]
+    reward, means = newest["reward_mean"], [e["reward_mean"] for e in before if "reward_mean" in e]
+    if newest["failed_fraction"] == 1 or newest["dropped_groups"]:
+        why = "its samples could not be scored; `digenrl dlq list` has the reasons"
+    elif newest["reward_std"]:
+        why = "the reward is constant within each group: the scorer does not tell samples apart"
+    elif means and min(means) < reward >= max(means):
+        why = f"the reward is saturated: every sample has {reward:g}, the best value of the run"
+    else:
+        why = f"the reward is constant: every sample has {reward:g}"
+    which = f"step {version}" if len(dead) == 1 else f"{len(dead)} of {len(steps)} steps"
+    return [f"{which} trained nothing (the newest: {version}), as no group has two rewards: {why}"]

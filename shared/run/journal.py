@@ -19,6 +19,10 @@ from shared.store import ObjectStore
 log = structlog.get_logger()
 
 
+NOBODY_WORKS = "nobody_works"
+"""Alarm while a batch is open and no device works."""
+
+
 class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,6 +56,8 @@ class Alarm(_Entry):
     kind: Literal["alarm"] = "alarm"
     what: str
     firing: bool
+    reason: str | None = None
+    """What it says, if it is firing."""
 
 
 Entry = Request | PhaseChange | Alarm

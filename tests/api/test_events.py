@@ -127,7 +127,7 @@ async def test_the_journal_of_two_schedulers_notes_each_phase_once(run: Run) -> 
         writing = asyncio.create_task(journal.write())
         await asyncio.sleep(0.05)
         journal.changed(phase, None)
-        journal.alarm("stream_full", phase == "paused")
+        journal.alarm("stream_full", "full" if phase == "paused" else "")
         await journal.asked(ASKED.model_copy(update={"operation": phase}))
         writing.cancel()
     found = [await read_entry(run.store, RUN, number) for number in range(1, 8)]

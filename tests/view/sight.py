@@ -31,7 +31,7 @@ WORKER: dict[str, Any] = {
 }  # fmt: skip
 NOW: dict[str, Any] = {
     "run": RUN, "phase": "running", "waiting_for": "nothing", "eta_seconds": 83.0, "failure": None,
-    "missing_workers": [], "num_dead_letters": 0, "pause_at_failure": False,
+    "missing_workers": [], "num_dead_letters": 0, "pause_at_failure": False, "alarms": [],
     "num_workers": {"rollout": 1}, "step": 4,
     "steps": 30, "reward_mean": 0.5, "policy_version": 4, "seconds_per_step": 4.0,
     "effective_sample_share": None, "num_quarantined": 0, "max_staleness": 0,

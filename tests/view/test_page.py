@@ -214,7 +214,7 @@ def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Token
     now = {
         "phase": "running", "waiting_for": "rollout", "eta_seconds": 83.0, "failure": None,
         "missing_workers": ["reward"], "num_dead_letters": 2, "pause_at_failure": False,
-        "num_workers": {"rollout": 2},
+        "alarms": [], "num_workers": {"rollout": 2},
         "run": RUN,
     }  # fmt: skip
     flying = {"batch": 4, "seconds": 1.0, "devices": {}}

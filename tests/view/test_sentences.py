@@ -30,7 +30,7 @@ from tests.paths import DIGITS
 
 RUN: dict[str, object] = {
     "phase": "running", "waiting_for": "nothing", "missing_workers": [], "failure": None,
-    "num_dead_letters": 0, "pause_at_failure": False, "run": "test",
+    "num_dead_letters": 0, "pause_at_failure": False, "alarms": [], "run": "test",
 }  # fmt: skip
 
 

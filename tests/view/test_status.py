@@ -15,6 +15,7 @@ from digenrl.commands.logs import fields_of
 from digenrl.local import address
 from shared.errors import DigenRLError
 from shared.run.journal import PhaseChange, entry_key
+from tests.follow import runs
 from tests.follow.runs import RUN, Run
 from tests.view.sight import LOAD, NOW, WORKER
 
@@ -171,3 +172,15 @@ def test_logs_of_all_services_come_in_the_order_of_time(logs: Path) -> None:
 def test_what_is_not_there_is_named(logs: Path, arguments: tuple[str, ...], fault: str) -> None:
     with pytest.raises(DigenRLError, match=fault):
         invoke("logs", RUN, "--runs", str(logs), *arguments)
+
+
+def test_a_finished_run_that_trained_nothing_is_told_so(
+    stored: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = {"advantage_std": 0.0, "reward_std": 0.0, "failed_fraction": 0.0, "dropped_groups": 0.0}
+    monkeypatch.setattr(runs, "metrics_of", lambda version: {"reward_mean": 1.0, **dead})
+    stored.commit(1)
+    told = invoke("status", RUN, "--runs", str(tmp_path)).splitlines()
+    assert next(each for each in told if "trained nothing" in each).endswith(
+        "the reward is saturated: every sample has 1, the best value of the run"
+    )

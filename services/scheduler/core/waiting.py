@@ -126,3 +126,28 @@ def _untrained(state: State, batch: BatchState) -> Iterator[GroupState]:
 
 def _age(now: float, since: float) -> float:
     return max(0.0, now - since)
+
+
+def standstill(plan: Plan, state: State, seconds: float) -> str:
+    """Return what the open batch waits for although no device works."""
+    batch, fluid = state.batch, state.fluid
+    assert batch is not None
+    waits = [
+        ("fragments that no device is given", batch.count("pending")),
+        ("fragments that devices were given and do not generate", batch.count("issued")),
+        ("fragments without a reward", batch.count("generated")),
+        ("groups that are not trained", sum(1 for _ in _untrained(state, batch))),
+    ]
+    lines = [f"{what}: {number}" for what, number in waits if number]
+    if fluid is not None:
+        lines.append(f"attempt {fluid.attempt}, update {fluid.update + 1} of {plan.updates}")
+        if fluid.num_given:
+            lines.append(f"pieces that members do not report: {fluid.num_given}")
+        elif fluid.step is not None:
+            lines.append(f"the step of {fluid.step.committer}")
+        elif fluid.exchange is not None:
+            lines.append(f"the sums of {', '.join(sorted(fluid.exchange.silent))}")
+    return (
+        f"no device has worked for {seconds:.0f} s, and batch {batch.index} is open. It waits for "
+        f"{'; '.join(lines)}. A restart of the workers gives out the work again"
+    )

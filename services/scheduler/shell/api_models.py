@@ -35,7 +35,7 @@ class RunView(View):
         effective_sample_share=1.0, seconds_per_step=4.1, eta_seconds=73.8, waiting_for="rollout",
         missing_workers=[],
         num_workers={"rollout": 2, "reward": 1, "trainer": 1}, num_quarantined=0,
-        num_dead_letters=0, pause_at_failure=False, failure=None,
+        num_dead_letters=0, pause_at_failure=False, failure=None, alarms=[],
         max_staleness=0, max_staleness_reason="the recipe says so",
     )  # fmt: skip
 
@@ -71,6 +71,8 @@ class RunView(View):
     """Whether the run will be paused as soon as an attempt fails."""
     failure: str | None
     """Why the run has failed, if it has."""
+    alarms: list[str]
+    """Why the run gets nowhere: no device works, or the newest batches trained nothing."""
     max_staleness: int
     """Steps that a sample may be stale by; "auto" is decided when a run begins."""
     max_staleness_reason: str | None

@@ -39,6 +39,7 @@ from services.scheduler.shell.lease import Lease
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
 from services.scheduler.shell.room_watch import RoomWatch
 from services.scheduler.shell.roster import Roster
+from services.scheduler.shell.run_alarms import RunAlarms
 from services.scheduler.shell.waves import in_waves
 from shared.bus.bus import Bus, Received
 from shared.errors import IntegrityError, SlotPoisoned
@@ -108,6 +109,7 @@ class Scheduler:
     meter: Meter = field(default_factory=Meter)
     committed_at: list[float] = field(default_factory=list)
     """Monotonic times of the newest commits that this process has seen, in seconds."""
+    alarms: RunAlarms = field(default_factory=RunAlarms)
     horizon: Horizon = field(init=False)
     roster: Roster = field(init=False)
     dead_letters: DeadLetters = field(init=False)
@@ -170,6 +172,10 @@ class Scheduler:
             self.bus, self.health, lambda: self._cleanup.make_room(self.chain.version),
             lambda: 0.0 if self.lease is None else self.lease.seconds_unrenewed,
             self.journal.alarm, lambda: room.reasons,
+            lambda: self.alarms.look(
+                self.plan, self.state, [each.status for each in self.roster.seen.values()],
+                self.chain.recent, time.monotonic(),
+            ),
         )  # fmt: skip
         in_use = self.roster.versions_in_use
         versions = VersionCleanup(

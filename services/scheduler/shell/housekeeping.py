@@ -91,10 +91,12 @@ class StreamWatch:
     seconds_unstored: Callable[[], float] = lambda: 0.0
     """Seconds for which NATS has not taken what is stored all the time. It is small, and a disk
     that is full may have room for some of it; what the bus wants to store tells as well."""
-    alarm: Callable[[str, bool], None] = lambda what, firing: None
-    """Called with each alarm and whether it is firing, at every look."""
+    alarm: Callable[[str, str], None] = lambda what, reason: None
+    """Called with each alarm and what it says, empty if it is not firing, at every look."""
     refused: Callable[[], Mapping[str, str]] = dict
     """Alarms of the stores, with what each says; empty if it is not firing."""
+    of_run: Callable[[], Mapping[str, str]] = dict
+    """The same of the run, which stays ready."""
 
     async def run(self, before: Mapping[str, StreamState | None]) -> None:
         """Look for ever; ``before``: the streams' states when they were made.
@@ -128,10 +130,13 @@ class StreamWatch:
         unstored = max(self.seconds_unstored(), min(self.bus.seconds_unstored, answers_for))
         stores = unstored < SILENT_S
         refused = self.refused()
-        alarms = {"nats_stores_nothing": not stores, "stream_full": bool(full)}
-        for what, firing in {**alarms, **{what: bool(refused[what]) for what in refused}}.items():
-            ALARM.labels(what=what).set(firing)
-            self.alarm(what, firing)
+        alarms = {
+            "nats_stores_nothing": "" if stores else STORES_NOTHING,
+            "stream_full": ", ".join(sorted(full)),
+        }
+        for what, reason in {**alarms, **refused, **self.of_run()}.items():
+            ALARM.labels(what=what).set(bool(reason))
+            self.alarm(what, reason)
         if not stores:
             self._say(STORES_NOTHING)
         elif full:

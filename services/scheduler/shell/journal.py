@@ -82,11 +82,12 @@ class Journal:
             before, self._phase = self._phase, phase
             self._put(PhaseChange(before=before, phase=phase, failure=failure))
 
-    def alarm(self, what: str, firing: bool) -> None:
+    def alarm(self, what: str, reason: str) -> None:
         """Note an alarm that begins or ends; not that one goes on."""
+        firing = bool(reason)
         if self._is_known and firing != self._firing.get(what, False):
             self._firing[what] = firing
-            self._put(Alarm(what=what, firing=firing))
+            self._put(Alarm(what=what, firing=firing, reason=reason or None))
 
     async def asked(self, request: Request) -> None:
         """Note a request; return once it is stored, or a moment later if the store is silent."""

@@ -72,6 +72,7 @@ def run_view(scheduler: Scheduler) -> RunView:
         num_dead_letters=scheduler.dead_letters.num_open,
         pause_at_failure=state.pause_at_failure,
         failure=state.failure,
+        alarms=[each for each in scheduler.alarms.reasons.values() if each],
         max_staleness=plan.schedule.staleness_limit,
         max_staleness_reason=None if scheduler.staleness is None else scheduler.staleness.reason,
     )

@@ -1,0 +1,45 @@
+"""Alarms about a run that goes on and gets nowhere."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from services.scheduler.core.state import Plan, State
+from services.scheduler.core.waiting import standstill
+from shared.learning.metrics import nothing_trained
+from shared.messages.workers import WorkerStatus
+from shared.run.chain import Step
+from shared.run.journal import NOBODY_WORKS
+
+IDLE = "waiting_for", "refused", "stopping"
+"""Beginnings of the activities in which a device does not work."""
+IDLE_S = 10.0
+"""Time without work on any device after which an open batch has an alarm."""
+RECENT = 20
+"""Newest steps among which one that has trained nothing has an alarm."""
+
+
+@dataclass(slots=True)
+class RunAlarms:
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """What each alarm says; empty while it does not fire."""
+    _seen: tuple[float, ...] = ()
+    _since: float = 0.0
+    """When a device was last seen at work."""
+
+    def look(
+        self, plan: Plan, state: State, workers: Collection[WorkerStatus],
+        steps: Collection[Step], now: float,
+    ) -> Mapping[str, str]:  # fmt: skip
+        """Return the reasons as of now."""
+        newest = [(each.version, each.metrics) for each in steps][-RECENT:]
+        is_open = state.phase == "running" and state.batch is not None and not state.recovering
+        waits = is_open and all(each.activity.startswith(IDLE) for each in workers)
+        seen = *(each.busy_seconds for each in workers), *(version for version, _ in newest[-1:])
+        if not waits or seen != self._seen:
+            self._seen, self._since = seen, now
+        idle = now - self._since
+        self.reasons = {
+            NOBODY_WORKS: standstill(plan, state, idle) if idle >= IDLE_S else "",
+            "nothing_trained": "".join(nothing_trained(newest)),
+        }
+        return self.reasons

@@ -1,0 +1,84 @@
+"""A run that goes on and gets nowhere has an alarm with the reason."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.journal import Journal
+from services.scheduler.shell.run_alarms import RunAlarms
+from shared.messages.fluid import TrainPiece
+from shared.messages.workers import Activity, WorkerStatus
+from shared.run.journal import Alarm, read_entry
+from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
+from tests.scheduler.core.test_fluid import Run, trained
+from tests.scheduler.core.test_fluid_updates import exchanged, take_update
+
+
+def worker(activity: Activity, busy_seconds: float = 3.0) -> WorkerStatus:
+    return WorkerStatus(
+        service="trainer", worker="trainer-0", address="trainer-0-a", activity=activity,
+        busy_seconds=busy_seconds,
+    )  # fmt: skip
+
+
+def test_members_that_answer_for_another_update_stand_still_and_an_alarm_says_so() -> None:
+    """As if their answers left out which update of the batch they are about."""
+    run, alarms, idle = Run(updates=2), RunAlarms(), [worker("waiting_for_rollout")]
+    run.generate()
+    take_update(run, exchanged(run))
+    pieces = run.take(TrainPiece)
+    run.give(*(trained(piece).model_copy(update={"update": 0}) for piece in pieces))
+    for now in (100.0, 105.0, 109.9):
+        assert alarms.look(run.plan, run.state, idle, (), now)["nobody_works"] == ""
+    reason = alarms.look(run.plan, run.state, idle, (), 110.0)["nobody_works"]
+    assert reason == (
+        "no device has worked for 10 s, and batch 0 is open. It waits for groups that are not "
+        "trained: 1; attempt 0, update 2 of 2; pieces that members do not report: 4. A restart "
+        "of the workers gives out the work again"
+    )
+    run.give(*map(trained, pieces))
+    at_work = [worker("training")]
+    assert alarms.look(run.plan, run.state, at_work, (), 111.0)["nobody_works"] == ""
+
+
+@pytest.mark.parametrize("activity", ["generating", "training", "committing", "loading_weights"])
+def test_a_device_at_work_has_no_alarm_however_long_it_takes(activity: Activity) -> None:
+    run, alarms = Run(), RunAlarms()
+    for now in (0.0, 1000.0):
+        assert not any(alarms.look(run.plan, run.state, [worker(activity)], (), now).values())
+
+
+def test_short_work_between_two_looks_counts() -> None:
+    run, alarms = Run(), RunAlarms()
+    for second in range(60):
+        seen = [worker("waiting_for_rollout", busy_seconds=second / 100)]
+        assert not any(alarms.look(run.plan, run.state, seen, (), float(second)).values())
+
+
+def test_the_api_and_the_journal_have_what_an_alarm_says(
+    scheduler: Scheduler, client: TestClient, tmp_path: Path
+) -> None:
+    state, recent = scheduler.state, scheduler.chain.recent
+    for now in (0.0, 12.0):
+        reasons = scheduler.alarms.look(scheduler.plan, state, [], recent, now)
+    [reason] = client.get("/v1/run").json()["alarms"]
+    assert reason.startswith("no device has worked for 12 s, and batch 1 is open. It waits for ")
+
+    async def noted() -> object:
+        store = ObjectStore(FolderBackend(tmp_path / "journal"))
+        journal = Journal(store, "test")
+        writing = asyncio.create_task(journal.write())
+        while await read_entry(store, "test", 1) is None:
+            await asyncio.sleep(0.01)
+            for what in reasons:
+                journal.alarm(what, reasons[what])
+        writing.cancel()
+        return await read_entry(store, "test", 1)
+
+    found = asyncio.run(noted())
+    assert isinstance(found, Alarm)
+    assert (found.what, found.firing, found.reason) == ("nobody_works", True, reason)
