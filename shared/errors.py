@@ -23,6 +23,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -153,3 +154,15 @@ def how_to_install(extra: str) -> str:
         f'needs the extra "{extra}"; in the clone, run make install, '
         f'or .venv/bin/uv pip install -c constraints.txt -e ".[{extra}]"'
     )
+
+
+def not_utf8(path: Path) -> str:
+    """Say where a file stops being text in UTF-8: its line, and the byte of that line."""
+    data = path.read_bytes()
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        line, start = data.count(b"\n", 0, error.start) + 1, data.rfind(b"\n", 0, error.start) + 1
+        at = error.start
+        return f"line {line}, byte {at - start + 1}: 0x{data[at]:02x}"
+    return ""

@@ -44,7 +44,7 @@ class PromptSampler:
         progress: OnProgress | None = None,
     ) -> None:
         """``stopping`` and ``progress`` are passed to the sampler."""
-        self._table = recipe.evaluation
+        self._table, self._background = recipe.evaluation, recipe.data.background
         self._sampler = Sampler(as_evaluated(recipe), stopping, progress=progress)
         rows = evaluation_rows(recipe)
         self._prompts = [prompt for prompt, _ in rows]
@@ -57,10 +57,11 @@ class PromptSampler:
         images = self._sampler.sample(
             texts, num_each=num_each, seed=self._table.seed, sources=self._sources
         )
-        told = [
-            scorer_inputs(prompt, None if source is None else source_of(source, images))
-            for prompt, source in zip(self._prompts, self._sources, strict=True)
+        seen = [
+            None if each is None else source_of(each, images, self._background)
+            for each in self._sources
         ]
+        told = list(map(scorer_inputs, self._prompts, seen))
         return Samples(
             images=images,
             metadata=[each for each in told for _ in range(num_each)],

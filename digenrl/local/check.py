@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from digenrl.hub.dataset import make_own_prompts
-from digenrl.local.inputs import check_inputs, check_rest
+from digenrl.local.inputs import check_inputs, check_rest, left_out
 from digenrl.local.preflight import ignore, versions_bytes
 from digenrl.local.runs import runs_folder
 from digenrl.local.verdict import Verdict, gpu_names, kinds_of, verdict_here, verdict_on
@@ -81,6 +81,7 @@ class Checked:
     def _of_choices(self) -> Iterator[str]:
         """What depends on more than the recipe: a measured tail, and what "auto" is."""
         recipe = self.recipe
+        yield from left_out(recipe)
         if recipe.evaluation.prompts is None:
             yield f"evaluations measure {evaluated_on(len(held_out_rows(recipe)))}"
         if recipe.sampling.tail is not None and not self.elsewhere:

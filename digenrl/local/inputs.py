@@ -7,7 +7,7 @@ from pathlib import Path
 from services.reward.scorer import check_digits, check_packages, check_prompts, kind_of
 from shared.errors import Faults, UserError
 from shared.learning.prompt_tables import Row
-from shared.learning.prompts import read_prompts
+from shared.learning.prompts import num_empty, read_prompts
 from shared.messages.contracts import Prompt
 from shared.models.catalogue import (
     check_parts,
@@ -88,6 +88,16 @@ def check_folder(folder: Path) -> None:
             or f"model.folder: {folder} does not exist; put the model there as a diffusers folder, "
             "name one on the hub with model.id, or check the rest with --elsewhere"
         )
+
+
+def left_out(recipe: Recipe) -> list[str]:
+    """Return a line for each file of prompts that has rows without one."""
+    named = {"data": recipe.data.prompts, "evaluation": recipe.evaluation.prompts}
+    numbers = {key: num_empty(path) for key, path in named.items() if path is not None}
+    return [
+        f"{key}.prompts: {number} rows without a prompt are left out"
+        for key, number in numbers.items() if number
+    ]  # fmt: skip
 
 
 def _check_images(key: str, prompts: Path, folder: Path, takes_image: bool) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -12,7 +12,7 @@ from digenrl.follow.steps import check_installed as check_targets
 from digenrl.hub.dataset import make_own_prompts
 from digenrl.local.earlier import FILES_JSON, RECORDS, command_with, start_of
 from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
-from digenrl.local.inputs import check_inputs
+from digenrl.local.inputs import check_inputs, left_out
 from digenrl.local.keys import Keys, keys_of
 from digenrl.local.ports import free_ports, hold_port
 from digenrl.local.record import write_started
@@ -84,6 +84,11 @@ class LocalRun:
         return self.folder / "logs" / "up.log"
 
 
+def say_all(lines: Iterable[str], say: Callable[[str], None]) -> None:
+    for line in lines:
+        say(line)
+
+
 def prepare(request: Request) -> LocalRun:
     """Check everything, then make the run's folder.
 
@@ -104,9 +109,9 @@ def prepare(request: Request) -> LocalRun:
     start = start_of(folder, recipe, request.typed, resume=request.resume, fresh=request.fresh)
     recipe = start.recipe
     said += [each.line for each in implied_values(recipe) if each.is_overridden]
-    for line in filter(None, (start.line, *said)):
-        request.say(line)
+    say_all(filter(None, (start.line, *said)), request.say)
     check_inputs(recipe, begun=start.resumes)
+    say_all(left_out(recipe), request.say)
     check_targets(request.targets)
     if not start.resumes:
         check_tail(recipe, request.recipe, request.runs)

@@ -13,6 +13,7 @@ from services.reward.scorer import WeightedScorer, scorer_inputs
 from services.reward.scoring import MediaSize, Outcome, outcome_of, read_media, source_of
 from shared.bus.traces import about, span
 from shared.errors import ContractError, DigenRLError, Unavailable
+from shared.learning.pictures import WHITE
 from shared.messages import subjects
 from shared.messages.contracts import (
     MAX_SCORE,
@@ -53,6 +54,7 @@ class RewardApp:
         deadline_s: float | None = None,
         longest_s: float = 0.0,
         size: MediaSize | None = None,
+        background: str = WHITE,
     ) -> None:
         """``deadline_s`` is the time after which others may score this worker's fragment; None: it
         follows from what fragments took before. ``longest_s`` is how much longer one may take
@@ -65,7 +67,7 @@ class RewardApp:
         self._device = asyncio.Lock()
         self._deadline_s = deadline_s
         self._longest_s = longest_s
-        self._size = size
+        self._size, self._background = size, background
         self._seconds: float | None = None
         """Longest time that a sample has taken so far."""
         self._spent: dict[str, float] = {}
@@ -178,7 +180,7 @@ class RewardApp:
         self, media: bytes, event: FragmentGenerated, source: bytes | None = None
     ) -> dict[str, Outcome]:
         images = read_media(media, event.fragment.num_samples, self._size)
-        edited = None if source is None else source_of(source, images)
+        edited = None if source is None else source_of(source, images, self._background)
         metadata = [scorer_inputs(event.prompt, edited)] * len(images)
         is_last = event.fragment.attempt >= LAST_ATTEMPT
         found: dict[str, Outcome] = {}

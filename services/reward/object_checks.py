@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 INCLUDE, EXCLUDE = "include", "exclude"
-"""Metadata of a prompt: JSON lists, as texts."""
+"""Metadata of a prompt: lists, or the JSON of lists as texts."""
 COLOURS = (
     "red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white",
 )  # fmt: skip
@@ -67,7 +67,7 @@ def requirements_of(metadata: Mapping[str, object]) -> Requirements:
     """
     if INCLUDE not in metadata:
         raise ValueError(
-            f"metadata.{INCLUDE}: missing; say what the image has to show, as the text "
+            f"metadata.{INCLUDE}: missing; say what the image has to show, as "
             '[{"class": "cat", "count": 2}]'
         )
     include = _read(INCLUDE, metadata[INCLUDE])

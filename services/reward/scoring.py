@@ -8,7 +8,7 @@ import structlog
 
 from services.reward.scorer import Media, Metadata, WeightedScorer
 from shared.errors import ContractError, SamplesFailed, ScorerUnavailable, ScoringError
-from shared.learning.pictures import decoded
+from shared.learning.pictures import WHITE, decoded
 from shared.messages.contracts import MAX_SCORE
 from shared.recipe.recipe import Recipe
 from shared.store.media import Shape, read
@@ -59,14 +59,17 @@ def _check_size(shape: Shape, size: MediaSize) -> None:
         )
 
 
-def source_of(file: bytes, media: Media) -> Media:
-    """Returns the source image (C, H, W) of media (n, ..., C, H, W), at their size.
+def source_of(file: bytes, media: Media, background: str = WHITE) -> Media:
+    """Returns the source image (C, H, W) of media (n, ..., C, H, W), at their size, over
+    ``background`` where it is transparent.
 
     Raises:
         ContractError: if the file is no image.
     """
     channels, height, width = media.shape[-3:]
-    found: Media = decoded(file, height=height, width=width, channels=channels)
+    found: Media = decoded(
+        file, height=height, width=width, channels=channels, background=background
+    )
     return found
 
 

@@ -30,5 +30,6 @@ async def _work(process: WorkerProcess) -> None:
             deadline_s=None if deadline == "auto" else deadline,
             longest_s=longest,
             size=MediaSize.of(process.recipe),
+            background=process.recipe.data.background,
         )  # fmt: skip
         await process.run(app.run(), context)

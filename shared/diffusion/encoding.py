@@ -31,8 +31,9 @@ def encoded(
         raise ContractError("the prompt has no source image, and this model edits images")
     try:
         pixels = decoded(
-            source, height=table.height, width=table.width, channels=model.image_channels
-        )
+            source, height=table.height, width=table.width, channels=model.image_channels,
+            background=recipe.data.background,
+        )  # fmt: skip
     except ContractError as error:
         raise ContractError(f"the prompt's source image {error}") from error
     return _encoded(model, recipe, prompt, torch.from_numpy(pixels)[None])

@@ -4,7 +4,6 @@ other names, or hold the images themselves."""
 import csv
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shared.errors import ContractError, UserError, how_to_install
+from shared.errors import ContractError, UserError, how_to_install, not_utf8
 from shared.learning.hub_datasets import CONVERTED, PROMPTS_FILE
 from shared.learning.pictures import check_picture
-from shared.learning.prompt_tables import said
+from shared.learning.prompt_tables import made_prompt, said, without_nothing
 from shared.learning.prompts import separated
-from shared.messages.contracts import Prompt
 from shared.messages.records import MAX_TEXT
 
 IMAGES = "images"
@@ -59,7 +57,7 @@ class Made:
     long_rows: int = 0
     """Rows whose prompt is longer than any may be."""
     left_out: set[str] = field(default_factory=set)
-    """Columns that hold neither text, numbers nor bools."""
+    """Columns that hold neither text, numbers nor bools, nor lists or tables of them."""
 
 
 def make_prompts(
@@ -105,7 +103,7 @@ class _Maker:
                 f"{self.key}.prompt: the column {self.columns.prompt!r} holds "
                 f"{type(text).__name__}, not text ({where}); name another"
             )
-        if not text or (image is not None and not row.get(image)):
+        if not text or not text.strip() or (image is not None and not row.get(image)):
             self.made.empty_rows += 1
             return None
         if len(text) > MAX_TEXT:
@@ -127,20 +125,20 @@ class _Maker:
             value = row.get(name)
             if value is None or (named is None and name in taken):
                 continue
-            if isinstance(value, str | int | float):  # bool is an int
+            if _is_json(value):
                 found[name] = value
             elif named is not None:
                 raise UserError(
                     f"{self.key}.metadata: the column {name!r} holds {type(value).__name__}, no "
-                    f"text, number or bool ({where}); leave it out"
+                    f"text, number or bool, and no list or table of them ({where}); leave it out"
                 )
             else:
                 self.made.left_out.add(name)
-        return {name: each for name, each in found.items() if not _is_no_number(each)}
+        return dict(without_nothing(found))
 
     def _check(self, line: Mapping[str, Any], where: str) -> None:
         try:
-            Prompt(text=line["prompt"], metadata=line["metadata"])
+            made_prompt(line["prompt"], line["metadata"])
         except ValidationError as error:
             fault = error.errors(include_url=False)[0]
             at = "prompt" if fault["loc"][0] == "text" else "metadata"
@@ -170,8 +168,12 @@ class _Maker:
         )
 
 
-def _is_no_number(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+def _is_json(value: Any) -> bool:
+    if isinstance(value, list | dict):
+        return all(
+            _is_json(each) for each in (value.values() if isinstance(value, dict) else value)
+        )
+    return isinstance(value, str | int | float | None)  # bool is an int
 
 
 def _rows(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
@@ -230,6 +232,8 @@ def _of_json(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, An
         for row in _objects(file):
             names |= dict.fromkeys(row)
             yield {**row}
+    except UnicodeDecodeError as error:
+        raise _unreadable(file, key, error) from error
     except (ValueError, TypeError, RecursionError) as error:
         raise UnreadableError(key, f"{file.name} holds no JSON objects ({error})") from error
     if names:
@@ -247,10 +251,10 @@ def _objects(file: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _unreadable(file: Path, key: str, error: Exception) -> UnreadableError:
-    reason = str(error).splitlines()[0]
+    reason, where = str(error).splitlines()[0], ""
     if isinstance(error, UnicodeDecodeError):
-        reason = "it is no text in UTF-8"
-    return UnreadableError(key, f"{file.name} cannot be read ({reason})")
+        reason, where = "it is no text in UTF-8", f": {not_utf8(file)}"
+    return UnreadableError(key, f"{file.name} cannot be read ({reason}){where}")
 
 
 def _check_columns(names: list[str], columns: Columns, key: str) -> None:

@@ -1,6 +1,6 @@
 """Source images of prompts: which files are taken, and the pixels that they are.
 
-A file is looked at before anything of it is decoded: PNG or JPEG, of at most `MAX_BYTES`, with
+A file is looked at before anything of it is decoded: PNG, JPEG or WebP, of at most `MAX_BYTES`, its
 sides from `MIN_SIDE` to `MAX_SIDE` and at most `MAX_PIXELS`, and not broken off. Whoever makes or
 judges samples scales it to their size, so that a source image and its edited version are compared
 pixel by pixel.
@@ -12,15 +12,18 @@ from typing import Any
 from shared.errors import ContractError
 
 MAX_BYTES = 32 << 20
+WHITE = "white"
 MIN_SIDE, MAX_SIDE, MAX_PIXELS = 4, 16384, 64 << 20
 _PNG, _JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
 _JPEG_END = b"\xff\xd9"
+_WEBP = {b"VP8 ": (26, 2, 0x3FFF, 0), b"VP8L": (21, 2, 0x3FFF, 1), b"VP8X": (24, 3, 0xFFFFFF, 1)}
+"""First chunk of a WebP file -> place and bytes of its width, mask, and what is to be added."""
 _FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """JPEG's markers of a frame, which begins with its size."""
 
 
 def check_picture(data: bytes) -> tuple[int, int]:
-    """Return height and width of a PNG or JPEG file; nothing of it is decoded.
+    """Return height and width of a PNG, JPEG or WebP file; nothing of it is decoded.
 
     Raises:
         ContractError: if it is of another format, too large, too small, or broken off.
@@ -33,8 +36,10 @@ def check_picture(data: bytes) -> tuple[int, int]:
         size = _size_of_png(data)
     elif data.startswith(_JPEG):
         size = _size_of_jpeg(data)
+    elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        size = _size_of_webp(data)
     else:
-        raise ContractError("is no PNG or JPEG; save it as one of them")
+        raise ContractError("is no PNG or JPEG, and no WebP; save it as one of them")
     height, width = size
     if min(size) < MIN_SIDE or max(size) > MAX_SIDE or height * width > MAX_PIXELS:
         raise ContractError(
@@ -46,9 +51,10 @@ def check_picture(data: bytes) -> tuple[int, int]:
     return size
 
 
-def decoded(data: bytes, *, height: int, width: int, channels: int) -> Any:
+def decoded(data: bytes, *, height: int, width: int, channels: int, background: str = WHITE) -> Any:
     """Return the pixels (C, height, width), uint8, gray if ``channels`` is 1 and RGB otherwise:
-    scaled to cover that size, and cropped at the middle.
+    over ``background`` where they are transparent, scaled to cover that size, and cropped at the
+    middle.
 
     Raises:
         ContractError: if the file is none that is taken, or is damaged.
@@ -58,8 +64,13 @@ def decoded(data: bytes, *, height: int, width: int, channels: int) -> Any:
 
     check_picture(data)
     try:
-        with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as opened:
-            upright = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
+        with Image.open(io.BytesIO(data), formats=("PNG", "JPEG", "WEBP")) as opened:
+            upright = ImageOps.exif_transpose(opened)
+            if upright.has_transparency_data:
+                upright = upright.convert("RGBA")
+                below = Image.new("RGBA", upright.size, background)
+                upright = Image.alpha_composite(below, upright)
+            upright = upright.convert("L" if channels == 1 else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ContractError(f"is a damaged image: {error}") from error
     if upright.size != (width, height):
@@ -80,6 +91,8 @@ def _is_broken_off(data: bytes) -> bool:
     """Whether the pixels of a file end early, as those of a download that was not finished."""
     if data.startswith(_JPEG):
         return data.find(_JPEG_END, _frame_of_jpeg(data)) < 0  # before it, a preview may end
+    if data.startswith(b"RIFF"):
+        return len(data) < 8 + int.from_bytes(data[4:8], "little")
     place = len(_PNG)
     while place + 8 <= len(data):
         length, kind = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
@@ -87,6 +100,15 @@ def _is_broken_off(data: bytes) -> bool:
             return True
         place += 12 + length
     return False
+
+
+def _size_of_webp(data: bytes) -> tuple[int, int]:
+    if len(data) < 30 or data[12:16] not in _WEBP:
+        raise ContractError("is a damaged WebP; save it again")
+    place, length, mask, more = _WEBP[data[12:16]]
+    both = int.from_bytes(data[place : place + 2 * length], "little")
+    shift = 14 if data[12:16] == b"VP8L" else 8 * length
+    return (both >> shift & mask) + more, (both & mask) + more
 
 
 def _size_of_jpeg(data: bytes) -> tuple[int, int]:

@@ -11,16 +11,17 @@ from pydantic import ValidationError
 
 from shared.errors import UserError, how_to_install
 from shared.learning.image_files import IMAGE, source_image
-from shared.messages.contracts import Prompt
+from shared.messages.contracts import Prompt, SourceImage
 
 PARQUET, ARROW = ".parquet", ".arrow"
-PROMPT, METADATA = "prompt", "metadata"
+PROMPT, METADATA, NEGATIVE = "prompt", "metadata", "negative_prompt"
 STATE = "state.json"
 """File of a saved dataset that names its data files, which are Arrow streams."""
 SPLITS = "dataset_dict.json"
 """File of a folder that holds several saved datasets."""
 TEXT = ("string", "large_string", "string_view")
 PLAIN = (*TEXT, "integer", "floating", "boolean", "null")
+NESTED = ("list", "large_list", "fixed_size_list", "struct")
 
 Row = tuple[Prompt, Path | None]
 """A prompt, and the file of its source image on this host, if it has one."""
@@ -42,7 +43,7 @@ def read_table(path: Path) -> Iterator[Row]:
     The column ``prompt`` is the prompt, ``image`` the path of its source image, every other column
     is metadata. A struct column
     ``metadata``, which JSON lines become, stands for its fields; what is null or NaN in a row is
-    left out there.
+    left out there. A row without a prompt has the prompt "".
 
     Raises:
         UserError: naming the file, the row or column, and the remedy.
@@ -109,7 +110,6 @@ def _opened(path: Path) -> Iterator[tuple[Any, Iterable[Any]]]:
 
 def _check_columns(path: Path, schema: Any) -> None:
     """Check the columns before any row is read: a column of images takes long."""
-    from pyarrow import types
 
     if PROMPT not in schema.names:
         raise UserError(
@@ -124,18 +124,17 @@ def _check_columns(path: Path, schema: Any) -> None:
                 f"data.prompts: {path}, column {IMAGE}: {field.type} is no path; name the file "
                 "as data.dataset.folder, which takes images themselves, in place of data.prompts"
             )
-        if field.name == METADATA and types.is_struct(field.type):
-            for part in field.type:
-                _check_plain(path, f"{METADATA}.{part.name}", part.type)
-        else:
-            _check_plain(path, field.name, field.type)
+        _check_plain(path, field.name, field.type)
 
 
 def _check_plain(path: Path, column: str, kind: Any) -> None:
-    if not _is_one_of(PLAIN, kind):
+    if _is_one_of(NESTED, kind):
+        for number in range(kind.num_fields):
+            _check_plain(path, f"{column}.{kind.field(number).name}", kind.field(number).type)
+    elif not _is_one_of(PLAIN, kind):
         raise UserError(
-            f"data.prompts: {path}, column {column}: {kind} is no text, number or bool, as "
-            "metadata must be; drop the column, or turn it into one of them"
+            f"data.prompts: {path}, column {column}: {kind} is no text, number or bool, and no "
+            "list or table of them, as metadata must be; drop the column, or turn it into text"
         )
 
 
@@ -149,19 +148,37 @@ def _is_one_of(names: tuple[str, ...], kind: Any) -> bool:
 
 def _table_row(path: Path, number: int, row: dict[str, Any], beside: Path) -> Row:
     text, nested, image = row.pop(PROMPT), row.get(METADATA), row.pop(IMAGE, None)
-    if text is None:
-        raise UserError(f"data.prompts: {path} row {number}, column {PROMPT}: null; drop the row")
     if isinstance(nested, dict):
         del row[METADATA]
         row = nested | row
-    metadata = {name: value for name, value in row.items() if not is_nothing(value)}
     source, file = source_image(beside, f"data.prompts: {path} row {number}", image)
     try:
-        return Prompt(text=text, metadata=metadata, image=source), file
+        return made_prompt(text, row, source), file
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         where = f"column {PROMPT}" if fault["loc"] == ("text",) else "metadata"
         raise UserError(f"data.prompts: {path} row {number}, {where}: {said(fault)}") from error
+
+
+def made_prompt(text: Any, metadata: Any, image: SourceImage | None = None) -> Prompt:
+    """Return the prompt of a row, whose metadata may hold the negative one; raises ValidationError.
+    An empty prompt is for the caller to leave out."""
+    if not isinstance(metadata, dict):
+        return Prompt(text="", metadata=metadata)  # raises
+    known = without_nothing(metadata)
+    negative = known.pop(NEGATIVE, None)
+    return Prompt(
+        text="" if text is None else text, metadata=known, negative_prompt=negative, image=image
+    )
+
+
+def without_nothing(value: Any) -> Any:
+    """Return a value without what is null or no number in its tables."""
+    if isinstance(value, list):
+        return [without_nothing(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: without_nothing(each) for key, each in value.items() if not is_nothing(each)}
 
 
 def is_nothing(value: Any) -> bool:

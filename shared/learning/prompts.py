@@ -6,24 +6,25 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from shared.errors import UserError
+from shared.errors import UserError, not_utf8
 from shared.learning.curriculum import Draws, epoch_order
 from shared.learning.hub_datasets import not_fetched
 from shared.learning.image_files import IMAGE, source_image
 from shared.learning.prompt_tables import (
     METADATA,
+    NEGATIVE,
     PROMPT,
     Row,
     data_files,
-    is_nothing,
     is_table,
+    made_prompt,
     read_table,
     said,
 )
@@ -75,8 +76,8 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
     that has one on each line; from a .csv file whose header has a column ``prompt``, the other
     columns being metadata; or from a table (`read_table`).
 
-    The key or column ``image`` names the image that the prompt edits, a PNG or JPEG file, relative
-    to the file with the prompts and below its folder.
+    The key or column ``image`` names the image that the prompt edits, a PNG, JPEG or WebP
+    file, relative to the file with the prompts and below its folder.
 
     Raises:
         UserError: naming the line, or the row and column, that is none.
@@ -86,7 +87,7 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
 
 def read_rows(path: Path) -> tuple[Row, ...]:
     """Read prompts as `read_prompts` does, each with the file of its source image."""
-    rows = tuple(read_table(path) if is_table(path) else _read_lines(path))
+    rows = tuple(row for row in _all_rows(path) if row[0].text.strip())
     if not rows:
         raise UserError(f"data.prompts: {path} holds no prompt")
     if len({prompt.image is None for prompt, _ in rows}) > 1:
@@ -128,6 +129,15 @@ def num_different(rows: Sequence[Row]) -> int:
 def _identity(prompt: Prompt) -> str:
     image = "" if prompt.image is None else prompt.image.sha256
     return hashlib.sha256(f"{image}\n{prompt.text}".encode()).hexdigest()
+
+
+def num_empty(path: Path) -> int:
+    """Return the number of rows without a prompt, which are left out."""
+    return sum(not prompt.text.strip() for prompt, _ in _all_rows(path))
+
+
+def _all_rows(path: Path) -> Iterator[Row]:
+    return read_table(path) if is_table(path) else _read_lines(path)
 
 
 class SourceFiles:
@@ -172,10 +182,10 @@ def repeated(prompts: Sequence[Prompt], weight: str) -> tuple[Prompt, ...]:
 
 
 def _weight(prompt: Prompt, name: str) -> float:
-    given = prompt.metadata.get(name)
+    given: Any = prompt.metadata.get(name)
     try:
         found = float(given) if given is not None else math.nan
-    except ValueError:
+    except (ValueError, TypeError):
         found = math.nan
     if not (0 <= found < math.inf):
         raise UserError(
@@ -203,8 +213,9 @@ def _read_lines(path: Path) -> Iterator[Row]:
         raise UserError(fault) from error
     except UnicodeDecodeError as error:
         raise UserError(
-            f"data.prompts: {path} is no text in UTF-8; save it so, if it is one: prompts are "
-            ".txt, .csv, JSON lines, .parquet, or a folder made by save_to_disk"
+            f"data.prompts: {path} is no text in UTF-8; save it so, if it is one "
+            f"({not_utf8(path)}): prompts are .txt, .csv, JSON lines, .parquet, or a folder made "
+            "by save_to_disk"
         ) from error
     if path.suffix.lower() == CSV:
         yield from _rows(path, text)
@@ -239,8 +250,6 @@ def _rows(path: Path, text: str) -> Iterator[Row]:
                     f"data.prompts: {path} line {rows.line_num}: more cells than the first line "
                     "has names; put text that has a comma in double quotes"
                 )
-            if not row[PROMPT]:
-                raise UserError(f"data.prompts: {path} line {rows.line_num}: prompt: is empty")
             told = {
                 name: cell for name, cell in row.items() if cell and name not in ("", PROMPT, IMAGE)
             }
@@ -262,7 +271,11 @@ def _prompt(path: Path, number: int, line: str) -> Row:
     try:
         plain = json.loads(line)
         text, image = plain[PROMPT], plain.get(IMAGE)
-        metadata = plain[METADATA] if METADATA in plain else _beside(plain)
+        metadata = plain.get(METADATA)
+        if METADATA not in plain:  # the other keys, as a table's other columns
+            metadata = {key: plain[key] for key in plain if key not in (PROMPT, IMAGE)}
+        elif NEGATIVE in plain and isinstance(metadata, dict | None):
+            metadata = {**(metadata or {}), NEGATIVE: plain[NEGATIVE]}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f'data.prompts: {path} line {number} is not {{"prompt": "...", "metadata": {{...}}}}; '
@@ -272,40 +285,16 @@ def _prompt(path: Path, number: int, line: str) -> Row:
     return _made(path, number, text, metadata, image)
 
 
-def _beside(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the other keys of a line that has no metadata, as a table's other columns are; none
-    if they do not fit, as in earlier releases."""
-    found = {
-        name: value
-        for name, value in line.items()
-        if name not in (PROMPT, IMAGE)
-        and isinstance(value, str | int | float)
-        and not is_nothing(value)
-    }
-    try:
-        Prompt(text="", metadata=found)
-    except ValidationError:
-        return {}
-    return found
-
-
 def _made(path: Path, number: int, text: Any, metadata: Any, image: Any = None) -> Row:
     """Raises UserError, which names the line and what is wrong in it."""
     where = f"data.prompts: {path} line {number}"
-    if isinstance(metadata, dict):
-        metadata = {name: value for name, value in metadata.items() if value is not None}
     for name, value in metadata.items() if isinstance(metadata, dict) else ():
-        if not isinstance(value, str | int | float):  # bool is an int
-            raise UserError(
-                f"{where}: metadata.{name}: {json.dumps(value)[:40]} is no text, number or bool, "
-                "as metadata must be; write it as text, or leave it out"
-            )
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{where}: metadata.{name}: {value} is no number; leave it out")
     source, file = source_image(path, where, image)
     try:
-        return Prompt(text=text, metadata=metadata, image=source), file
+        return made_prompt(text, metadata, source), file
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
-        key = "prompt" if fault["loc"][0] == "text" else "metadata"
+        key = {"text": PROMPT}.get(str(fault["loc"][0]), str(fault["loc"][0]))
         raise UserError(f"{where}: {key}: {said(fault)}") from error

@@ -26,9 +26,10 @@ worker does at the moment (workers.py). A message holds no tensors: it names obj
     WorkerRefused         scheduler -> one worker  it takes no part, and ends; not stored
 """
 
-from typing import Annotated, Literal, Self, TypedDict
+import json
+from typing import Annotated, Any, Literal, Self, TypedDict
 
-from pydantic import Field, FiniteFloat, field_validator, model_validator
+from pydantic import Field, FiniteFloat, JsonValue, field_validator, model_validator
 
 from shared.messages.fluid import Checksum, FluidCommand, FluidEvent
 from shared.messages.records import Count, Digest, Record, Seconds, Text, Token, is_none, wire_name
@@ -41,7 +42,9 @@ MAX_GROUP_SIZE = 1024
 MAX_FRAGMENTS_PER_GROUP = 64
 MAX_SCORERS = 32
 MAX_METADATA = 16 * 1024
-"""Bytes of a prompt's metadata, names and texts together."""
+"""Bytes of a prompt's metadata: names and texts, and the JSON of lists and tables, together."""
+MAX_DEPTH = 32
+"""Largest number of lists and tables within one another in metadata."""
 
 MAX_SCORE = 1e6
 Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE, allow_inf_nan=False)] | None
@@ -57,22 +60,50 @@ class SourceImage(Record):
     """Bytes of the file."""
 
 
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Return a value of metadata as JSON has it, with the wire's tuples as lists."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"has more than {MAX_DEPTH} lists or tables within one another")
+    if isinstance(value, dict):
+        return {key: _plain(each, depth + 1) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each, depth + 1) for each in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("has more than 64 bits; write it as text")
+    return value
+
+
 class Prompt(Record):
     text: Text
-    metadata: dict[str, str | int | float | bool] = Field(default_factory=dict, max_length=32)
+    metadata: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
     """Facts about the prompt that scorers need."""
+    negative_prompt: Text | None = Field(default=None, exclude_if=is_none)
+    """What guidance leads away from, where it is not the recipe's."""
     image: SourceImage | None = Field(default=None, exclude_if=is_none)
     """What it edits, or shows as a beginning; None: samples are made of the text alone."""
 
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _is_json(cls, metadata: Any) -> Any:
+        if not isinstance(metadata, dict):
+            return metadata
+        plain = {}
+        for name, value in metadata.items():
+            try:
+                plain[name] = _plain(value)
+            except ValueError as error:
+                raise ValueError(f"{name} {error}") from error
+        return plain
+
     @field_validator("metadata")
     @classmethod
-    def _fits_a_message(
-        cls, metadata: dict[str, str | int | float | bool]
-    ) -> dict[str, str | int | float | bool]:
-        for name, value in metadata.items():
-            if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                raise ValueError(f"{name} has more than 64 bits; write it as text")
-        texts = [text for text in (*metadata, *metadata.values()) if isinstance(text, str)]
+    def _fits_a_message(cls, metadata: dict[str, Any]) -> dict[str, Any]:
+        texts = list(metadata)
+        for value in metadata.values():
+            if isinstance(value, str):
+                texts.append(value)
+            elif isinstance(value, list | dict):
+                texts.append(json.dumps(value, ensure_ascii=False, allow_nan=False))
         length = len("".join(texts).encode())
         if length > MAX_METADATA:
             raise ValueError(f"{length} bytes are too many; at most {MAX_METADATA}")

@@ -13,7 +13,7 @@ from shared.models.hub import ID_PATTERN, MAIN, REVISION_PATTERN, commit_at, sto
 from shared.recipe.fields import Table
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
-MAKING = "1"
+MAKING = "2"
 """Version of how prompts are made of rows: part of the name of what was made."""
 
 

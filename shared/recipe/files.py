@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.errors import UserError
+from shared.errors import UserError, not_utf8
 from shared.models.hub import models_root, place
 
 BASE = "base"
@@ -166,6 +166,8 @@ def _read(path: Path) -> dict[str, Any]:
         plain: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise UserError(f"cannot read the recipe {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is no text in UTF-8 ({not_utf8(path)}); save it so") from error
     except ValueError as error:
         raise UserError(f"{path}: not {path.suffix[1:].upper() or 'TOML'}: {error}") from error
     if not isinstance(plain, dict):

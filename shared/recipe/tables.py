@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from shared.learning.advantages import Advantages
 from shared.learning.algorithms import ALGORITHMS
+from shared.learning.pictures import WHITE
 from shared.messages.contracts import MAX_GROUP_SIZE
 from shared.messages.records import Token
 from shared.models.attention import check_backend
@@ -163,6 +164,9 @@ class Data(Table):
     curriculum: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of its draws, between 0 and 1, at which a prompt is skipped if the rewards of its
     newest group had less than a quarter of the batch's spread. Default: prompts take turns."""
+
+    background: Annotated[str, Field(pattern=r"^(white|black|gr[ae]y|#[0-9a-fA-F]{6})$")] = WHITE
+    """Colour that source images get where they are transparent: white, black, gray or `#rrggbb`."""
 
     @model_validator(mode="before")
     @classmethod

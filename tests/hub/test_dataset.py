@@ -45,7 +45,7 @@ def table(rows: list[dict[str, Any]]) -> bytes:
 def row(number: int) -> dict[str, Any]:
     return {
         "instruction": f"edit {number}", "source": {"bytes": picture(number), "path": None},
-        "kind": "slant", "weight": number, "boxes": [1, 2],
+        "kind": "slant", "weight": number, "boxes": [1, 2], "seen": b"x",
     }  # fmt: skip
 
 
@@ -78,10 +78,10 @@ def test_columns_become_prompts_metadata_and_source_images(hub: Mirror) -> None:
     path = fetch_prompts(EDITS, KEY, said.append)
     rows = read_rows(path)
     assert [prompt.text for prompt, _ in rows] == ["edit 1", "edit 2", "edit 4"]
-    assert rows[2][0].metadata == {"kind": "slant", "weight": 4}
+    assert rows[2][0].metadata == {"kind": "slant", "weight": 4, "boxes": [1, 2]}
     assert [file.read_bytes() for _, file in rows if file] == [picture(n) for n in (1, 2, 4)]
     assert any("left out: 1 rows without a prompt" in line for line in said)
-    assert any(line.endswith("nor bool: boxes") for line in said)
+    assert any(line.endswith("nor bool: seen") for line in said)
     fetched = hub.fetched()
     assert sorted(fetched) == [f"data/train-0000{n}-of-00002.parquet" for n in (0, 1)]
     assert fetch_prompts(EDITS, KEY, quiet) == path == EDITS.prompts
@@ -132,7 +132,7 @@ def test_rows_of_json_and_csv_name_files_beside_them(hub: Mirror) -> None:
         ({"image": "picture"}, r"image: there is no column 'picture'; it has instruction, source"),
         ({"image": "weight"}, r"image: the column 'weight' holds int, neither an image nor its p"),
         ({"image": "kind"}, r"image: tiny/edits has no file 'slant', which data/train-00000-of-0"),
-        ({"metadata": ("boxes",)}, r"metadata: the column 'boxes' holds list, no text, number or"),
+        ({"metadata": ("seen",)}, r"metadata: the column 'seen' holds bytes, no text, number or"),
         ({"metadata": ("box",)}, r"metadata: there is no column 'box'; it has instruction, source"),
         ({"prompt": "weight"}, r"prompt: the column 'weight' holds int, not text .*; name another"),
         ({"split": "dev"}, r"split: no file is of 'dev'; its files are data/test-00000-of-00001"),

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from digenrl.local.inputs import check_rest
 from services.reward.kinds import KINDS
@@ -14,7 +15,7 @@ from shared.recipe.recipe import load_recipe
 from shared.recipe.rewards import ScorerTable
 from tests.paths import DIGITS
 
-EDIT: dict[str, str | int | float | bool] = {"edit": "slant", "digit": 3}
+EDIT: dict[str, JsonValue] = {"edit": "slant", "digit": 3}
 
 
 @pytest.mark.parametrize(
