@@ -30,7 +30,10 @@ STEP_METRICS: Mapping[str, Metric] = {
     "advantage_std": Metric("1", "population standard deviation over samples"),
     "advantage_min": Metric("1", "smallest, before `algorithm.advantage_clip`"),
     "advantage_max": Metric("1", "largest, before `algorithm.advantage_clip`"),
-    "zero_advantage_fraction": Metric("0..1", "rows with advantage 0: they change nothing"),
+    "zero_advantage_fraction": Metric(
+        "0..1", "rows with advantage 0: they have no policy gradient, and no KL where "
+        "`algorithm.zero_advantages` is `dropped`",
+    ),
     "states_per_group": Metric(
         "states", "unlike states that the samples of a group begin at, mean over groups, with "
         "`sampling.shared_noise`: 1, or more where its devices compute unlike; 0 without",

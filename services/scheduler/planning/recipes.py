@@ -93,14 +93,12 @@ def _scaled(rollout: Rollout, work: Work, size: Size) -> Rollout:
 
 
 def passes_beside(recipe: Recipe) -> float:
-    """Forward passes of a trained row without a backward pass: of the base model for the KL, and as
-    `_passes_of_others` says."""
+    """Forward passes of a trained row without a backward pass: of the base model for the KL too."""
     return int(recipe.algorithm.kl_beta > 0) + _passes_of_others(recipe)
 
 
 def _passes_of_others(recipe: Recipe) -> float:
-    """Passes of an old policy that samples, and in all updates but the first of the policy at the
-    batch's start."""
+    """Passes of an old policy that samples, or in later updates of that at the batch's start."""
     later = 1 - 1 / recipe.trainer.updates
     return int(recipe.keeps_old_policy) + later * recipe.keeps_batch_start
 

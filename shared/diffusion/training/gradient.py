@@ -296,14 +296,15 @@ class GradientTransaction:
         if other._start is not None:
             self._start = WeightsBeside.of(self.model.transformer, other._start.tensors)
 
+    @property
+    def has_start(self) -> bool:
+        """Whether the weights at the start of the batch are kept, and are not the network's."""
+        return self._start is not None and self.num_steps > 0
+
     @torch.no_grad()
-    def start_velocity(
-        self, latents: Tensor, sigma: Tensor, conditions: Conditions
-    ) -> Tensor | None:
-        """Returns velocities (B, ...) by the weights at the start of the batch; None if they are
-        the network's, or not kept."""
-        if self._start is None or not self.num_steps:
-            return None
+    def start_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
+        """Returns velocities (B, ...) by the weights at the start of the batch."""
+        assert self._start is not None
         with self._start.in_use():
             return self.velocity(latents, sigma, conditions)
 

@@ -34,11 +34,12 @@ class Network(Protocol):
         """Returns velocities (B, ...) of the policy that generated, without gradient, if the one
         that is trained is another one; None if both are the same."""
 
-    def start_velocity(
-        self, latents: Tensor, sigma: Tensor, conditions: Conditions
-    ) -> Tensor | None:
-        """Returns velocities (B, ...) of the policy at the start of the batch, without gradient;
-        None if the one that is trained is still the same, or nobody needs the other."""
+    @property
+    def has_start(self) -> bool:
+        """Whether the policy at the start of the batch is kept, and the trained one has moved."""
+
+    def start_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
+        """Returns velocities (B, ...) of the policy at the start of the batch, without gradient."""
 
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
         """Returns velocities (B, ...) of the network without its adapter, and without gradient."""
@@ -79,9 +80,9 @@ def clipped(
     algorithm: Algorithm, rows: TransitionRows, network: Network, behaviour: Behaviour
 ) -> LossTerms:
     """Returns PPO's loss of the steps that were taken: Flow-GRPO, CPS, DanceGRPO, MixGRPO."""
-    taken = _taken(rows, network)
+    taken = _taken(rows, network.velocity)
     old, advantage = _like(rows.behaviour_log_prob, taken), _like(rows.advantage, taken)
-    proximal = _log_prob_at_start(rows, network)
+    proximal = _taken(rows, network.start_velocity).log_prob if network.has_start else None
     surrogate = _surrogate(algorithm, behaviour, proximal)(
         taken.log_prob, old, advantage,
         clip_range=algorithm.clip_range, advantage_clip=algorithm.advantage_limit,
@@ -115,7 +116,7 @@ def guarded(
     algorithm: Algorithm, rows: TransitionRows, network: Network, behaviour: Behaviour
 ) -> LossTerms:
     """Returns the loss of GRPO-Guard."""
-    taken = _taken(rows, network)
+    taken = _taken(rows, network.velocity)
     assert rows.behaviour_mean is not None  # read_paths has looked
     surrogate = guarded_surrogate(
         taken,
@@ -154,17 +155,12 @@ def evaluate(algorithm: Algorithm, rows: Any, network: Network, behaviour: Behav
     return objective(algorithm, rows, network, behaviour)
 
 
-def _taken(rows: TransitionRows, network: Network) -> Transition:
-    velocity = rows.velocities(network.velocity)
-    return transition(velocity, rows.of_rows(rows.before), rows.step, arrived=rows.arrived)
-
-
-def _log_prob_at_start(rows: TransitionRows, network: Network) -> Tensor | None:
-    velocity = network.start_velocity(rows.before, rows.sigma, rows.conditions)
-    if velocity is None:
-        return None
-    before = rows.of_rows(rows.before)
-    return transition(rows.of_rows(velocity), before, rows.step, arrived=rows.arrived).log_prob
+def _taken(
+    rows: TransitionRows, velocity: Callable[[Tensor, Tensor, Conditions], Tensor]
+) -> Transition:
+    return transition(
+        rows.velocities(velocity), rows.of_rows(rows.before), rows.step, arrived=rows.arrived
+    )
 
 
 def _divergence(
@@ -172,10 +168,7 @@ def _divergence(
 ) -> Tensor | None:
     if not algorithm.kl_beta:
         return None
-    reference = rows.velocities(network.reference_velocity)
-    before = rows.of_rows(rows.before)
-    mean = transition(reference, before, rows.step, arrived=rows.arrived).mean
-    return reference_kl(taken, mean)
+    return reference_kl(taken, _taken(rows, network.reference_velocity).mean)
 
 
 def _like(values: Tensor, taken: Transition) -> Tensor:

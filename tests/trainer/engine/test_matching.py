@@ -51,8 +51,10 @@ class Fixed:
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
         return BASE
 
-    def start_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> None:
-        return None
+    has_start = False
+
+    def start_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
+        raise AssertionError
 
     def old_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> None:
         return None
