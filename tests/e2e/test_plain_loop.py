@@ -1,0 +1,90 @@
+"""Each update of the real services is the update of a plain loop of diffusers and peft."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from digenrl.local.runs import find_run
+from digenrl.local.store import store_of
+from shared.diffusion.shards import whole_tensors
+from shared.process.settings import ServiceSettings
+from shared.recipe.recipe import Recipe, load_recipe, override
+from shared.run.commits import CommitRecord, commit_chain
+from shared.run.shards import open_tensors
+from shared.store import open_store
+from tests.e2e.local_run import LocalRun, StartRun
+from tests.e2e.plain_loop import PlainLoop
+from tests.paths import DEMO
+
+pytestmark = [pytest.mark.run, pytest.mark.timeout(600)]
+
+STEPS = 4
+TOLERANCE = 1e-4
+"""Of an update's length."""
+CHANGES: dict[str, Any] = {
+    "batch.groups": 4, "batch.group_size": 8, "schedule.fragment_size": 8,
+    "trainer.micro_batch": 8, "evaluation.samples_per_prompt": 1,
+    "algorithm.clip_range": 2e-4, "run.keep_last": STEPS + 1,
+}  # fmt: skip
+FLUID = {"schedule.mode": "fluid", "rollout.workers": 0, "trainer.devices": 2}
+DEFAULT = [("fluid", 2, 1, "bypass"), ("roles", 2, 1, "decoupled")]
+ALL = [
+    (mode, updates, staleness, loss)
+    for mode in ("roles", "fluid")
+    for updates in (1, 2)
+    for staleness in (0, 1)
+    for loss in (("bypass", "decoupled") if (updates, staleness) == (2, 1) else ("bypass",))
+]
+
+
+async def read(folder: Path) -> tuple[list[CommitRecord], list[dict[str, Tensor]]]:
+    """Return the commit records, and the weights of each version."""
+    store = open_store(ServiceSettings(run=folder.name).store)
+    chain = await commit_chain(store, folder.name)
+    return chain, [
+        await whole_tensors(await open_tensors(store, each.weights, each.policy.weights_digest))
+        for each in chain
+    ]
+
+
+def recipe_of(mode: str, updates: int, staleness: int, loss: str) -> Recipe:
+    changes = {
+        **CHANGES, **(FLUID if mode == "fluid" else {}), "trainer.updates": updates,
+        "schedule.max_staleness": staleness, "algorithm.stale_loss": loss,
+    }  # fmt: skip
+    return override(load_recipe(DEMO), changes)
+
+
+@pytest.mark.parametrize(
+    ("mode", "updates", "staleness", "loss"),
+    [pytest.param(*each, marks=() if each in DEFAULT else pytest.mark.slow) for each in ALL],
+)
+def test_each_update_is_that_of_a_plain_loop(
+    start_run: StartRun, tmp_path: Path, mode: str, updates: int, staleness: int, loss: str
+) -> None:
+    recipe = recipe_of(mode, updates, staleness, loss)
+    path = tmp_path / "plain.json"
+    path.write_text(recipe.model_dump_json())
+    run: LocalRun = start_run("--steps", str(STEPS), recipe=path)
+    assert run.finish()["commits"] == STEPS
+    with store_of(find_run(run.folder.name, run.folder.parent)):
+        chain, weights = asyncio.run(read(run.folder))
+    loop, versions = PlainLoop(recipe, weights[0]), set()
+    for record in chain[1:]:
+        generated_by = [group.policy_version for group in record.trained]
+        versions |= {record.batch - version for version in generated_by if record.batch is not None}
+        loop.train(generated_by)
+    assert versions == set(range(staleness + 1))
+    for version in range(STEPS):
+        found = flat(weights[version + 1]) - flat(weights[version])
+        wanted = flat(loop.versions[version + 1]) - flat(loop.versions[version])
+        assert found.norm() > 0.01
+        assert float((found - wanted).norm() / wanted.norm()) <= TOLERANCE, version
+
+
+def flat(tensors: Any) -> Tensor:
+    return torch.cat([tensors[name].detach().double().flatten() for name in sorted(tensors)])
