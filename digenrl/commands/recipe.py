@@ -48,19 +48,18 @@ def keys(
     from shared.recipe.recipe import Recipe
 
     named = {key.name.replace(ANY, "NAME"): key for key in keys_of(Recipe).values()}
-    found = {name: key for name, key in named.items() if key.field and word in name}
+    found = {name: key for name, key in named.items() if word in name}
     if not found:
         raise UserError(f"WORD: no key has {word!r} in its name; without a word, all are listed")
     for name, key in {word: found[word]}.items() if word in found else found.items():
         typer.echo(f"--{name:<42} {default_of(key)}")
-        if word and key.field is not None:
+        if word:
             meaning = " ".join((key.field.description or "").split())
             typer.echo(textwrap.fill(meaning, 100, initial_indent="  ", subsequent_indent="  "))
 
 
 def default_of(key: "Key") -> str:
     """Return a key's default as it is written in a recipe."""
-    assert key.field is not None
     if key.field.is_required():
         return "required"
     default = key.field.get_default(call_default_factory=True)

@@ -114,7 +114,7 @@ def recipe() -> str:
     ]  # fmt: skip
     table = ""
     for key in keys_of(Recipe).values():
-        if key.field is None or key.name.startswith(("evaluation.scorers.", "evaluation.dataset.")):
+        if key.name.startswith(("evaluation.scorers.", "evaluation.dataset.")):
             continue
         name = key.name.replace(ANY, "NAME")
         if table != (table := name.partition(".")[0]):

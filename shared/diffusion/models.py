@@ -29,7 +29,7 @@ IMAGE = "image"
 have the same."""
 
 TEXT, MASK = "text", "mask"
-"""How the names of embedded texts end, and those of the masks that earlier releases stored."""
+"""How the names of embedded texts and of their masks end."""
 
 _OF_INPUTS = (RuntimeError, ValueError, IndexError, KeyError, TypeError)
 
@@ -171,8 +171,7 @@ def _attend_by(network: nn.Module, attention: str) -> None:
 
 
 def without_masks(conditions: Conditions) -> Conditions:
-    """Cuts texts (1, L, ...) to where their masks (1, L) end, and leaves the masks out: what an
-    earlier release stored with them means the same without."""
+    """Cuts texts (1, L, ...) to where their masks (1, L) end, and leaves the masks out."""
     cut = {name: tensor for name, tensor in conditions.items() if not name.endswith(MASK)}
     for name in conditions.keys() - cut.keys():
         text = name.removesuffix(MASK) + TEXT

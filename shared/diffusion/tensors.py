@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from shared.diffusion.models import Conditions, without_masks
+from shared.diffusion.models import Conditions
 from shared.diffusion.sampler import Trajectory
 from shared.errors import ContractError
 from shared.store.tensor_header import check_header
@@ -46,7 +46,7 @@ def unpack_conditions(data: bytes) -> Conditions:
             raise ContractError(f"not conditions: {name} of shape {list(tensor.shape)}")
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise ContractError(f"not conditions: {name} holds values that are not finite")
-    return without_masks(conditions)
+    return conditions
 
 
 def pack_trajectory(trajectory: Trajectory) -> bytes:

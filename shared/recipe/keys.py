@@ -32,8 +32,7 @@ ELSEWHERE: Mapping[str, str] = {
 class Key:
     name: str
     """Dotted name, in which `ANY` stands for names of a recipe's own."""
-    field: FieldInfo | None
-    """What pydantic knows of it; None for a name of an earlier release, which is refused."""
+    field: FieldInfo
 
 
 @cache
@@ -51,9 +50,6 @@ def _keys(table: type[BaseModel], prefix: str) -> Iterator[Key]:
             yield from _keys(below, f"{prefix}{name}.{f'{ANY}.' if in_list else ''}")
             if not in_list and not field.is_required() and field.default is None:
                 yield Key(prefix + name, field)  # a table that may be left out, as a whole
-    for old in getattr(table, "RENAMED", ()):
-        if old.key not in table.model_fields:
-            yield Key(prefix + old.key, None)
 
 
 def table_of(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
@@ -96,7 +92,7 @@ def nearest(recipe: type[BaseModel], name: str) -> str | None:
     """
     *tables, said = name.replace("-", "_").split(".")
     table, last = ".".join(tables), ELSEWHERE.get(said, said)
-    keys = [key.name for key in keys_of(recipe).values() if key.field is not None]
+    keys = [key.name for key in keys_of(recipe).values()]
     known = [key for key in keys if not key.endswith(NAMES)]
     is_common = sum(key.rpartition(".")[2] == last for key in known) > 1
 

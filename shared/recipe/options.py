@@ -45,7 +45,7 @@ def read_options(
 
 def is_switch(key: Key) -> bool:
     """Whether a key is true or false, and true where its option stands alone."""
-    return key.field is not None and key.field.annotation is bool
+    return key.field.annotation is bool
 
 
 def key_of(recipe: type[BaseModel], name: str) -> tuple[tuple[str, ...], Key]:
@@ -65,8 +65,6 @@ def key_of(recipe: type[BaseModel], name: str) -> tuple[tuple[str, ...], Key]:
 def _value(key: Key, text: str, folder: Path) -> Any:
     """Return the first reading of the text that the key takes; if it takes none, the text, which
     the recipe's own checks describe."""
-    if key.field is None:
-        return text
     form: Any = Annotated[key.field.annotation, key.name, *key.field.metadata]
     kind: TypeAdapter[Any] = TypeAdapter(form)
     for reading in _readings(text):

@@ -223,42 +223,13 @@ def _of_windows(method: Method, sampling: Mapping[str, Any]) -> Iterator[tuple[s
         yield "sampling.window_batches", 1
 
 
-SAMPLED_BEFORE = {
-    "roll_back": False, "shared_noise": False, "stochastic": "trained", "trained": "window",
-}  # fmt: skip
-"""How runs have sampled that were begun before an algorithm's name implied these keys."""
-
-
 def stored_recipe(data: bytes) -> Recipe:
-    """Reads the recipe of a run that this release or an earlier one has stored, as it meant it: a
-    run keeps what it began with. Tables are read under the names of this release, with the values
-    by which runs went before there were keys for them, and without keys that did nothing.
+    """Read the recipe of a run that this release has stored.
 
     Raises:
-        ValueError: if it is none; pydantic's ValidationError is one.
+        ValueError: if another release has stored it, whose keys differ, or if it is no recipe.
     """
-    plain = json.loads(data)
-    if not isinstance(plain, dict):
-        raise ValueError(f"a recipe has tables; this is a {type(plain).__name__}")
-    tables: dict[str, Any] = {
-        name: dict(table) if isinstance(table, Mapping) else table for name, table in plain.items()
-    }
-    algorithm, sampling, trainer = (_of(tables, n) for n in ("algorithm", "sampling", "trainer"))
-    for name, field in Recipe.model_fields.items():
-        for renamed in getattr(field.annotation, "RENAMED", ()):
-            renamed.apply(_of(tables, name))
-    if "nft_decay" not in algorithm:  # there was no old policy, and nft_beta did nothing
-        algorithm.pop("nft_beta", None)
-        algorithm["nft_decay"] = 0
-    algorithm.setdefault("zero_advantages", "kept")
-    for key, value in SAMPLED_BEFORE.items():
-        sampling.setdefault(key, value)
-    _of(tables, "evaluation").setdefault("held_out", 0)
-    if trainer.get("ema") is not None:
-        trainer.setdefault("ema_warmup", False)
-    return Recipe.model_validate(tables)
-
-
-def _of(tables: dict[str, Any], name: str) -> dict[str, Any]:
-    table = tables.get(name)
-    return table if isinstance(table, dict) else {}
+    recipe = Recipe.model_validate_json(data)
+    if json.loads(recipe.model_dump_json()) != json.loads(data):
+        raise ValueError("another release has stored this recipe")
+    return recipe

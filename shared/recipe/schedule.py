@@ -4,17 +4,15 @@ A new key is a field of `Schedule` and the decision that reads it; plans, simula
 benchmarks carry the whole table.
 """
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from shared.recipe.fields import NonNegative, Positive, Renamed, Table
+from shared.recipe.fields import NonNegative, Positive, Table
 
 
 class Schedule(Table):
     """The table `schedule` of a recipe. None of it changes the update (docs/scheduling.md)."""
-
-    RENAMED: ClassVar = (Renamed("mode", "mode", (("naive", "sequential"),)),)
 
     mode: Literal["pipelined", "sequential", "colocated", "fluid"] = "pipelined"
     """`pipelined`: generation, scoring and training overlap. `fluid`: devices have no roles; each

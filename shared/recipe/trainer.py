@@ -1,42 +1,13 @@
 """The recipe's table of the trainer: how it steps, and on which devices."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from shared.recipe.fields import Positive, Rate, Renamed, Table
-
-
-@dataclass(frozen=True, slots=True)
-class _Ranks(Renamed):
-    """What was `ranks`, beside `devices`, said that a process of its own trained on each device."""
-
-    key: str = "ranks"
-    to: str = "devices"
-    values: tuple[tuple[Any, Any], ...] = ()
-
-    def refuse(self, table: Mapping[str, Any]) -> None:
-        if self.key in table:
-            raise ValueError(
-                "ranks: is no key any more; set devices to how many train, all hosts together, and "
-                "hosts to how many hosts they are on"
-            )
-
-    def apply(self, table: dict[str, Any]) -> None:
-        ranks = table.pop(self.key, 1)
-        if ranks != 1:
-            table[self.to] = ranks
-            table["hosts"] = 1 if table.get("sharded") else ranks
+from shared.recipe.fields import Positive, Rate, Table
 
 
 class Trainer(Table):
-    RENAMED: ClassVar = (
-        Renamed("order", "deterministic", (("arrival", False), ("index", True))),
-        _Ranks(),
-    )
-
     learning_rate: Annotated[float, Field(gt=0, lt=1)]
     """Learning rate of AdamW."""
     decay_steps: Positive | None = None

@@ -182,8 +182,6 @@ def parsed_recipe(data: bytes) -> _Stored:
         raise ValueError("no tables")
     portable = tables.pop(PORTABLE, {})
     recipe = stored_recipe(json.dumps(tables).encode())
-    if recipe.schedule.max_staleness == "auto":  # stored as a number since it is decided
-        recipe = override(recipe, {"schedule.max_staleness": 1})
     return _Stored(recipe, portable)
 
 

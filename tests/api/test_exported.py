@@ -27,24 +27,24 @@ from shared.models.lora_names import HIGH
 from shared.process.http_access import Access
 from shared.process.http_api import add_problems
 from shared.process.http_guard import Guard, own_names
+from shared.recipe.recipe import load_recipe
 from shared.run.layout import recipe_key
 from shared.run.retention import version_folders
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
-from tests.paths import ROOT
-from tests.trainer.engine.test_earlier_run import MADE, RUN
+
+MADE, RUN = Path(__file__).parent / "small-run", "tiny"
 
 pytestmark = pytest.mark.filterwarnings("ignore:You should not use the 'timeout' argument")
 
 
 @pytest.fixture
 def exports(tmp_path: Path) -> Exports:
-    """Make exports of a copy of the stored run, whose recipe names this clone."""
+    """Make exports of a copy of a stored run, with the recipe as this release stores it."""
     shutil.copytree(MADE, tmp_path / "objects")
     store = ObjectStore(FolderBackend(tmp_path / "objects"))
-    stored = asyncio.run(store.read(recipe_key(RUN)))
-    assert stored is not None
-    asyncio.run(store.write(recipe_key(RUN), stored.replace(b'"/digenrl/', f'"{ROOT}/'.encode())))
+    recipe = load_recipe(MADE / "recipe.toml").model_dump_json().encode()
+    asyncio.run(store.write(recipe_key(RUN), recipe))
     environment = {**os.environ, "DIGENRL_STORE_URL": f"file://{tmp_path / 'objects'}"}
     return Exports(RunHistory(store, RUN), environment)
 

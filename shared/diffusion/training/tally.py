@@ -12,13 +12,6 @@ EXTREMES = {
 }  # fmt: skip
 """How two tallies become one, where they do not add up."""
 
-LATER: Mapping[str, str | None] = {
-    "weight_square_sum": "weight_sum", "num_states": None, "num_merged_groups": None,
-    "rest_loss": None,
-}  # fmt: skip
-"""Fields that tallies of earlier releases do not have, and the field that stands for each, or None
-for 0: weights were 1, but for what an optimizer step moves a ratio by, and no rows were merged."""
-
 MIN_EFFECTIVE_SHARE = 0.5
 """Effective share of rows below which a batch is not trained."""
 
@@ -110,10 +103,6 @@ class Tally:
             ContractError: if it is no tally; this one is then unchanged.
         """
         names = {field.name for field in fields(self)}
-        zero = 0.0
-        other = {new: other.get(old, zero) if old else zero for new, old in LATER.items()} | {
-            **other
-        }
         if other.keys() != names:
             raise ContractError(f"not a tally: {sorted(names ^ other.keys())[0]}")
         for name in names:

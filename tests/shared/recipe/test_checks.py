@@ -75,7 +75,6 @@ def test_keys_of_windows_that_a_name_implies_are_left_out_where_steps_are_drawn(
             {"trainer.devices": 5, "trainer.sharded": True},
             "trainer.devices: 5 does not divide batch.group_size (24); nearest that do: 4 and 6",
         ),
-        ({"trainer.ranks": 2}, "trainer.ranks: is no key any more; set devices to how many"),
         ({"trainer.hosts": 2}, "trainer.hosts: 2 hosts for trainer.devices = 1, which"),
         ({"trainer.devices": 2, "trainer.deterministic": True}, "trainer.devices: sums gradients"),
         (

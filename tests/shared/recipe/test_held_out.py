@@ -12,10 +12,9 @@ from digenrl.local.check import check
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts
 from shared.recipe.files import read_layers
-from shared.recipe.recipe import Recipe, load_recipe, override, stored_recipe
+from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.recipe.sources import values_of
 from shared.run.run_recipe import (
-    check_same_run,
     evaluation_rows,
     held_out_rows,
     prompt_order,
@@ -137,15 +136,6 @@ async def test_a_resumed_run_trains_what_it_began_with(tmp_path: Path) -> None:
     assert len(evaluated(await store_recipe(store, recipe))) == 3
     with pytest.raises(UserError, match=r"held_out: .* was started with 3, not 5"):
         await store_recipe(store, override(recipe, {"evaluation.held_out": 5}))
-
-
-def test_a_run_of_an_earlier_release_trains_all_of_its_prompts(tmp_path: Path) -> None:
-    recipe = load_recipe(DIGITS, {"data.prompts": str(own(tmp_path, 30))})
-    plain = recipe.model_dump(mode="json")
-    del plain["evaluation"]["held_out"]
-    earlier = stored_recipe(json.dumps(plain).encode())
-    assert len(trained(earlier)) == len(evaluated(earlier)) == 30
-    check_same_run(earlier, recipe)
 
 
 def test_check_says_which_prompts_are_evaluated(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
 """An algorithm's name implies keys of the recipe."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from shared.recipe.recipe import implied_values, load_recipe, stored_recipe
+from shared.recipe.recipe import implied_values, load_recipe
 from tests.shared.recipe.recipes import with_algorithm
 
 
@@ -90,18 +89,6 @@ def test_a_name_stands_for_the_noise_that_its_paper_s_groups_share(
     assert (sampling.shared_noise, sampling.trained) == (False, "window")
 
 
-@pytest.mark.parametrize("name", ["dance-grpo", "mix-grpo"])
-def test_a_run_that_was_begun_before_goes_on_with_noise_of_each_sample(
-    tmp_path: Path, name: str
-) -> None:
-    plain = load_recipe(with_algorithm(tmp_path, f'name = "{name}"')).model_dump(mode="json")
-    for key in ("shared_noise", "stochastic", "trained"):
-        del plain["sampling"][key]
-    sampling = stored_recipe(json.dumps(plain).encode()).sampling
-    found = (sampling.shared_noise, sampling.stochastic, sampling.trained)
-    assert found == (False, "trained", "window")
-
-
 def test_a_random_window_is_drawn_for_every_batch(tmp_path: Path) -> None:
     lines = 'name = "mix-grpo"'
     drawn = load_recipe(with_algorithm(tmp_path, lines, 'windows = "random"')).sampling
@@ -158,9 +145,3 @@ def test_the_names_of_flow_grpo_drop_samples_without_advantage(
     assert recipe.algorithm.zero_advantages == zero_advantages
     said = with_algorithm(tmp_path, f'name = "{name}"\nzero_advantages = "kept"')
     assert load_recipe(said).algorithm.zero_advantages == "kept"
-
-
-def test_a_run_that_was_begun_before_keeps_samples_without_advantage(tmp_path: Path) -> None:
-    plain = load_recipe(with_algorithm(tmp_path, 'name = "flow-grpo"')).model_dump(mode="json")
-    del plain["algorithm"]["zero_advantages"]
-    assert stored_recipe(json.dumps(plain).encode()).algorithm.zero_advantages == "kept"

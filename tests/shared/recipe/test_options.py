@@ -340,11 +340,6 @@ def test_of_a_table_that_an_option_excludes_only_what_options_say_is_left(tmp_pa
         assert tables["model"].get("lora") == left
 
 
-def test_the_old_name_of_a_key_is_refused_with_its_new_one() -> None:
-    with pytest.raises(UserError, match=r"trainer.order: .* is renamed to deterministic"):
-        one("trainer.order", "index")
-
-
 def test_yaml_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("run:\n  name: x\n")

@@ -229,17 +229,6 @@ def test_tallies_of_parts_add_up_to_that_of_all_rows() -> None:
     )  # fmt: skip
 
 
-def test_a_tally_of_an_earlier_release_is_added() -> None:
-    """It does not have what was not measured then; all weights were 1."""
-    earlier = Tally(num_rows=5, weight_sum=5.0).as_dict()
-    del earlier["weight_square_sum"]
-    both = Tally(num_rows=3, weight_sum=3.0, weight_square_sum=3.0)
-    both.merge(earlier)
-    assert both == Tally(num_rows=8, weight_sum=8.0, weight_square_sum=8.0)
-    with pytest.raises(ContractError, match="not a tally"):
-        both.merge({"weight_square_sum": 1.0})
-
-
 def test_the_effective_share_is_the_same_however_rows_are_tallied() -> None:
     """Two tallies have two weights of 1, 1, 1 and 3 each, which gives 6^2 / (4 x 12)."""
     one = Tally(num_rows=2, weight_sum=2.0, weight_square_sum=2.0)
