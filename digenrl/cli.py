@@ -41,6 +41,7 @@ from digenrl.commands.up import up
 from digenrl.commands.view import view
 from digenrl.profile.command import command as profile
 from shared.errors import DigenRLError, UserError
+from shared.proxies import go_direct
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -128,6 +129,7 @@ def main() -> None:
 
 def run_command(command: typer.Typer) -> None:
     """Run a command; report an error of ours in one line, exit code 2 if the user can mend it."""
+    go_direct()
     try:
         command()
     except UserError as error:

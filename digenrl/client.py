@@ -97,8 +97,11 @@ class Client:
         headers = {"authorization": f"Bearer {token}"} if token else settings.headers
         verify = settings.trusted if url.startswith("https:") else False
         return cls(
-            httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout, verify=verify)
-        )
+            httpx.Client(
+                base_url=url.rstrip("/"), headers=headers, timeout=timeout, verify=verify,
+                trust_env=False,
+            )
+        )  # fmt: skip
 
     def __enter__(self) -> Self:
         return self

@@ -31,7 +31,7 @@ def described() -> dict[str, Any]:
     nobody = cast(Scheduler, SimpleNamespace(health=Health()))  # no route is asked
     whole, beside = create_app(nobody).openapi(), FastAPI(title=TITLE)
     add_problems(beside)
-    live, nowhere = LiveRun("", httpx.AsyncClient()), cast(ObjectStore, None)
+    live, nowhere = LiveRun("", httpx.AsyncClient(trust_env=False)), cast(ObjectStore, None)
     exports = Exports(RunHistory(nowhere, "run"), {})
     beside.include_router(api_routes(nowhere, "run", live, exports=exports))
     for path, operations in beside.openapi()["paths"].items():

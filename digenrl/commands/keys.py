@@ -75,7 +75,9 @@ def link(
 
     headers = _tokens(folder).headers(role)
     try:
-        with httpx.Client(headers=headers, verify=_trusted(folder), timeout=10) as client:
+        with httpx.Client(
+            headers=headers, verify=_trusted(folder), timeout=10, trust_env=False
+        ) as client:
             answer = client.post(f"{scheduler.rstrip('/')}/v1/codes").raise_for_status()
     except httpx.HTTPError as error:
         raise UserError(f"--scheduler: {scheduler} gives no link: {error}; is it up?") from error

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from shared.errors import Unavailable, UserError, how_to_install
 from shared.models.hub import ID_PATTERN, REVISION_PATTERN
+from shared.proxies import through
 
 ENDPOINT = "https://huggingface.co"
 
@@ -97,6 +98,6 @@ def _of_connection(error: Exception, model: str) -> Exception:
 def _broken(model: str, error: Exception) -> str:
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return (
-        f"{endpoint()} did not give all of {model}: {reason[0]}; run the command again, it goes on "
-        "where it ended"
+        f"{endpoint()} did not give all of {model}{through(endpoint())}: {reason[0]}; run the "
+        "command again, it goes on where it ended"
     )

@@ -76,7 +76,7 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
     """
     console = console_of(stderr=as_json)
     client = httpx.AsyncClient(  # on loopback: there is no certificate to check
-        timeout=10, verify=False, headers=local.tokens.headers("operator")
+        timeout=10, verify=False, trust_env=False, headers=local.tokens.headers("operator")
     )
     api = Api(f"http://127.0.0.1:{local.api_port}", client)
     page = Api(f"http://127.0.0.1:{free_ports(1)[0]}", client)

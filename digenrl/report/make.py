@@ -314,7 +314,8 @@ def _smallest_share(trained: Sequence[CommitRecord]) -> float:
 
 async def _wait_for_finish(scheduler: str) -> None:
     settings = ClientSettings()
-    async with httpx.AsyncClient(headers=settings.headers, verify=settings.trusted) as client:
+    headers, trusted = settings.headers, settings.trusted
+    async with httpx.AsyncClient(headers=headers, verify=trusted, trust_env=False) as client:
         while True:
             try:
                 answer = await client.get(f"{scheduler}/v1/run", timeout=5)

@@ -126,4 +126,4 @@ def client_of(scheduler: str, token_file: Path | None) -> httpx.AsyncClient:
             raise UserError(f"--token-file: {token_file}: {error.strerror}") from error
     is_here = urlsplit(scheduler).hostname in LOOPBACK
     verify = False if is_here else ClientSettings().trusted
-    return httpx.AsyncClient(headers=headers, timeout=TIMEOUT_S, verify=verify)
+    return httpx.AsyncClient(headers=headers, timeout=TIMEOUT_S, verify=verify, trust_env=False)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from shared.bus.traces import Context, Span, Traces, trace_to
 from shared.errors import UserError
 from shared.process.settings import ServiceSettings
+from shared.proxies import go_direct
 
 TIMEOUT_S = 2.0
 """Longest wait for a collector; its spans are lost then, and no work waits for it."""
@@ -38,6 +39,7 @@ def tracing(settings: ServiceSettings, service: str) -> Iterator[None]:
             "DIGENRL_OTLP_ENDPOINT: traces need the extra `otlp`: uv pip install -e '.[otlp]'"
         ) from error
     url = endpoint if endpoint.endswith(SPANS) else endpoint.rstrip("/") + SPANS
+    go_direct(settings.nats_url.get_secret_value(), settings.s3_endpoint)
     exporter = OTLPSpanExporter(endpoint=url, timeout=TIMEOUT_S)
     processor = BatchSpanProcessor(
         exporter,

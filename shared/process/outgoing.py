@@ -15,11 +15,11 @@ import socket
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
-from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
 from shared.errors import ScoringError, UserError
+from shared.proxies import proxy_of, through
 
 SETTING = "DIGENRL_PRIVATE_HOSTS"
 METADATA = frozenset(
@@ -129,7 +129,7 @@ def check_url(url: str) -> None:
         UserError: if no recipe may have it asked.
     """
     parsed = _parsed(url)
-    if _proxy(parsed) is None:
+    if proxy_of(url) is None:
         try:
             addresses = addresses_of(parsed.host, _port(parsed))
         except OSError:
@@ -144,9 +144,14 @@ class Outgoing(httpx.BaseTransport):
 
     def __init__(self, url: str, limits: httpx.Limits | None = None) -> None:
         """``url``: where requests will go; a proxy that this machine has for it is used."""
-        self._proxy = _proxy(_parsed(url))
+        self._proxy = proxy_of(url)
         more: dict[str, Any] = {} if limits is None else {"limits": limits}
-        self._inner = httpx.HTTPTransport(proxy=self._proxy, **more)
+        try:
+            self._inner = httpx.HTTPTransport(proxy=self._proxy, **more)
+        except (ImportError, ValueError) as error:
+            raise UserError(
+                f"url: {url} cannot be asked{through(url)}: {error}; name its host in NO_PROXY"
+            ) from error
         self._private = private_hosts()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -201,10 +206,3 @@ def _literal(host: str) -> list[str]:
         return [socket.inet_ntoa(socket.inet_aton(host))]
     except OSError:
         return []
-
-
-def _proxy(url: httpx.URL) -> str | None:
-    """Return the proxy that this machine has for a URL."""
-    if proxy_bypass(url.host):
-        return None
-    return getproxies().get(url.scheme)

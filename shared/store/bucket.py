@@ -29,6 +29,7 @@ from obstore.store import from_url
 
 from shared.errors import IntegrityError, Unavailable, UserError
 from shared.messages.contracts import ObjectRef
+from shared.proxies import go_direct
 from shared.store.objects import CHUNK, Content, StoredObject
 from shared.store.settings import StoreSettings
 
@@ -70,6 +71,7 @@ class BucketBackend:
         }
         if settings.url.startswith("s3:"):
             options |= _s3_options(settings)
+        go_direct(settings.endpoint)
         try:
             self._store = from_url(settings.url, **options)
         except (BaseError, ValueError) as error:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from shared.errors import ScorerUnavailable, ScoringError, UserError
+from shared.proxies import through
 from shared.recipe.rewards import Judge, Remote
 
 
@@ -79,7 +80,8 @@ def ask(
         except httpx.TransportError as error:
             reason = f"{type(error).__name__}: {without(secret, str(error))}"
         if time.monotonic() + wait > deadline:
-            raise ScorerUnavailable(f"{url}: no score in {patience:.0f} s ({reason})")
+            said = f"{url}: no score in {patience:.0f} s{through(url)} ({reason})"
+            raise ScorerUnavailable(said)
         time.sleep(wait)
         wait = min(2 * wait, MAX_WAIT_S)
 
