@@ -1,4 +1,5 @@
 # Every target makes what it needs; VENV and ARGS can be set. UV_EXTRA passes options on to uv.
+# Programs that are Python are modules here: not every folder's path can begin a script.
 PYTHON ?= python3
 VENV ?= .venv
 TEST_VENV ?= .test-venv
@@ -10,7 +11,7 @@ SOURCES := pyproject.toml constraints.txt requirements.lock
 
 install: $(VENV)/.installed
 demo: $(VENV)/.installed
-	$(VENV)/bin/digenrl up recipes/digits.toml $(ARGS)
+	$(VENV)/bin/python -m digenrl up recipes/digits.toml $(ARGS)
 
 # All performance tables: 40 rows of three runs each, two and a half hours on two cores; a few of them
 # in minutes. Nothing else should run meanwhile. ARGS=--resume leaves out what is there.
@@ -73,17 +74,17 @@ chaos: $(TEST_VENV)/.installed
 
 # The documents as a site, in build/site; a broken link is an error.
 docs: $(TEST_VENV)/.installed
-	NO_MKDOCS_2_WARNING=1 $(TEST_VENV)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(TEST_VENV)/bin/python -m mkdocs build --strict --quiet
 
 check: lint types test
 
 lint: $(TEST_VENV)/.installed
 	$(TEST_VENV)/bin/ruff format --check .
 	$(TEST_VENV)/bin/ruff check .
-	$(TEST_VENV)/bin/lint-imports
+	$(TEST_VENV)/bin/python -c "from importlinter.cli import lint_imports_command as run; run()"
 
 types: $(TEST_VENV)/.installed
-	$(TEST_VENV)/bin/mypy
+	$(TEST_VENV)/bin/python -m mypy
 
 # Exact versions and hashes of all packages, anew from constraints.txt; UPGRADE=--upgrade takes newer
 # ones of what that does not name. torch and CUDA are left out: they come in one build per device.

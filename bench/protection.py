@@ -52,7 +52,8 @@ class Cost:
 
 def unflushed(program: Program) -> Program:
     """Have a broker acknowledge what it has not flushed, by its configuration, a file."""
-    path = Path(program.argv[-1])
+    path = program.config
+    assert path is not None
     text = path.read_text()
     found = [old for old in UNFLUSHED if old in text]
     assert found, f"{path} does not say when it flushes"

@@ -79,7 +79,7 @@ async def open_session(
         environment = plan.environment | tokens.environment | FROM_CLONE
         if objects is not None:
             names = BROKERS[:2]
-            environment["DIGENRL_STORE_URL"] = f"file://{objects}"
+            environment["DIGENRL_STORE_URL"] = objects.as_uri()
             environment["DIGENRL_HOST_CACHE"] = str(objects / "host-cache")
         brokers = Supervisor(folder / "logs", environment)
         wanted = [place(program) for program in plan.programs if program.name in names]

@@ -302,10 +302,16 @@ class FolderView(View):
 class StorageView(View):
     """What a run stores, and how long."""
 
-    model_config = example(bytes=184_000_000, objects=12, measured=1795447812.4, folders=[A_FOLDER])
+    model_config = example(
+        bytes=184_000_000, disk_bytes=241_000_000, objects=12, measured=1795447812.4,
+        folders=[A_FOLDER],
+    )  # fmt: skip
 
     bytes: int
     """Size of all objects."""
+    disk_bytes: int | None
+    """What the store takes on its disk, with what is deleted and not yet swept; null if the store's
+    folder is not on this host."""
     objects: int
     """Number of all objects."""
     measured: float

@@ -179,6 +179,7 @@ class Past:
         return StorageView(
             bytes=sum(each.bytes for each in folders), measured=now, folders=folders,
             objects=sum(each.objects for each in folders),
+            disk_bytes=await asyncio.to_thread(self.store.bytes_on_disk),
         )  # fmt: skip
 
     async def _record(self, batch: int) -> CommitRecord | None:

@@ -10,18 +10,15 @@ import asyncio
 import os
 import shutil
 import sysconfig
-import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-import httpx
 import nats
 import redis.asyncio as redis
-from obstore.exceptions import BaseError
 
 from digenrl.local import seaweedfs
 from digenrl.local.certificates import Authority, Certificate
@@ -29,10 +26,12 @@ from digenrl.local.keys import Keys
 from digenrl.local.nats_config import USER as USER
 from digenrl.local.nats_config import server_config
 from digenrl.local.ports import free_ports
+from digenrl.local.program import Program as Program
+from digenrl.local.program import wait_ready as wait_ready
 from digenrl.local.seaweedfs import BUCKET as BUCKET
 from digenrl.local.seaweedfs import LOOPBACK as LOOPBACK
 from digenrl.local.tokens import write_secret
-from shared.errors import Unavailable, UserError, how_to_install
+from shared.errors import UserError, how_to_install
 from shared.messages.rights import ROLES, Role, inbox_of
 from shared.process.http_access import digest_of
 from shared.process.trust import trusted_with
@@ -40,7 +39,6 @@ from shared.run.rights import NOBODY, REDIS
 
 HOST_CACHE = "host-cache"
 """Folder of what rollout workers share, unless DIGENRL_HOST_CACHE is set."""
-READY_S = 60.0
 DURABLE = """appendonly yes
 appendfsync always
 save ""
@@ -49,21 +47,6 @@ maxmemory-policy noeviction
 """Settings of Redis by which it keeps what it has acknowledged."""
 GRPC_OFFSET = 10_000
 """Distance from each port of SeaweedFS to the port where it serves gRPC."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """Describes a child process: how to start it, and how to tell that it answers."""
-
-    name: str
-    argv: list[str]
-    environment: dict[str, str] = field(default_factory=dict)
-    ready: Callable[[], Awaitable[bool]]
-    optional: bool = False
-    """Whether the other processes continue if this one keeps failing."""
-    reports_work: bool = False
-    """Whether `Supervisor.record_work` hears of its work. If so, only work resets the count of its
-    deaths, and not the time that it lives: loading a model may take minutes."""
 
 
 class Ports(NamedTuple):
@@ -144,6 +127,7 @@ def plan_brokers(
         environment={
             **(secrets["client"] if isinstance(keys, str) else {}),
             "DIGENRL_STORE_URL": f"s3://{BUCKET}",
+            "DIGENRL_STORE_FOLDER": str(folder.absolute() / "objects"),
             "DIGENRL_S3_ENDPOINT": f"{'http' if tls is None else 'https'}://{at}:{ports.s3}",
             **({} if ca is None else {"DIGENRL_CA": ca}),
             "DIGENRL_HOST_CACHE": os.environ.get(
@@ -206,7 +190,8 @@ def _nats(
         finally:
             await connection.close()
 
-    return Program(name="nats", argv=[_binary("nats-server"), "--config", str(config)], ready=ready)
+    argv = [_binary("nats-server"), "--config", str(config)]
+    return Program(name="nats", argv=argv, config=config, ready=ready)
 
 
 def _redis_login(keys: str | Keys, role: Role) -> str:
@@ -220,7 +205,6 @@ def _valkey(folder: Path, at: str, port: int, keys: str | Keys) -> Program:
         config,
         f"""bind {at}
 port {port}
-dir {folder}
 {redis_users(keys)}
 {DURABLE}""",
     )
@@ -234,7 +218,10 @@ dir {folder}
         finally:
             await client.aclose()
 
-    return Program(name="valkey", argv=[_valkey_binary(), str(config)], ready=ready)
+    # A path with [, * or ? is a pattern to it; if nothing fits, it starts without any settings.
+    start = 'cd "$1" && exec "$0" - <valkey.conf'
+    argv = ["/bin/sh", "-c", start, _valkey_binary(), str(folder)]
+    return Program(name="valkey", argv=argv, config=config, ready=ready)
 
 
 def redis_users(keys: str | Keys) -> str:
@@ -250,30 +237,34 @@ def _seaweedfs(
 ) -> Program:
     folder.mkdir(parents=True, exist_ok=True)
     s3, master, volume, filer, admin = ports
+    home = _home(folder.parent)
     argv = [
-        "/bin/sh", "-c", seaweedfs.INDEX_AND_START, _binary("weed"), str(folder),
-        f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+        "/bin/sh", "-c", seaweedfs.INDEX_AND_START, _binary("weed"), str(home),
+        "mini", f"-dir={seaweedfs.VOLUMES}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
         f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}",
         f"-filer.port={filer}", f"-admin.port={admin}",
         "-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-admin.ui=false",
         "-webdav=false", "-master.telemetry=false", f"-bucket={BUCKET}",
-        f"-s3.config={seaweedfs.identities_of(_home(folder.parent))}",
+        f"-s3.config={seaweedfs.IDENTITIES}",
+        "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock",
     ]  # fmt: skip
-    home = _home(folder.parent)
     inside = None if isinstance(keys, str) else seaweedfs.inside_of(home)
-    settings = seaweedfs.write_settings(home, keys, inside, runs)
+    seaweedfs.write_settings(home, keys, inside, runs)
     server = seaweedfs.Server(LOOPBACK, s3, seaweedfs.OWNER, owner)
     return Program(
         name="objects",
         argv=argv,
-        environment=settings | seaweedfs.names_in_sqlite(folder),
+        environment=seaweedfs.ENVIRONMENT,
+        config=home / seaweedfs.IDENTITIES,
+        upkeep=partial(seaweedfs.keep_swept, master, inside),
+        ended=partial(seaweedfs.remove_sockets, [port + GRPC_OFFSET for port in ports]),
         ready=partial(server.ready, partial(seaweedfs.set_fsync_rule, filer, owner, inside)),
     )
 
 
 def _home(folder: Path) -> Path:
     """Return the folder where SeaweedFS looks for its settings."""
-    return folder.absolute() / "seaweedfs"
+    return folder.absolute() / seaweedfs.HOME
 
 
 def _gateway(
@@ -288,39 +279,19 @@ def _gateway(
     """Plan an S3 server at another address, over the data of SeaweedFS."""
     encrypted = [] if tls is None else [f"-cert.file={tls.cert}", f"-key.file={tls.key}"]
     argv = [
-        _binary("weed"), "s3", f"-ip.bind={at}", f"-port={port}",
-        f"-filer={LOOPBACK}:{s3_ports[3]}",
-        "-port.iceberg=0", "-port.lance=0", "-iam=false",
-        f"-config={seaweedfs.identities_of(_home(folder))}",
-        *encrypted,
+        "/bin/sh", "-c", seaweedfs.AT_HOME, _binary("weed"), str(_home(folder)),
+        "s3", f"-ip.bind={at}", f"-port={port}", f"-filer={LOOPBACK}:{s3_ports[3]}",
+        "-port.iceberg=0", "-port.lance=0", "-iam=false", f"-config={seaweedfs.IDENTITIES}",
+        "-localSocket=gateway.sock", *encrypted,
     ]  # fmt: skip
     server = seaweedfs.Server(at, port, seaweedfs.OWNER, owner, ca)
-    home = {"HOME": str(_home(folder)), "GOMEMLIMIT": "512MiB"}
-    return Program(name="s3", argv=argv, environment=home, ready=server.ready)
+    return Program(name="s3", argv=argv, environment=seaweedfs.ENVIRONMENT, ready=server.ready)
 
 
 async def reach(host: str, port: int) -> None:
     """Return once something listens there; raises OSError if nothing does."""
     _, writer = await asyncio.open_connection(host, port)
     writer.close()
-
-
-async def wait_ready(program: Program, *, seconds: float = READY_S) -> None:
-    """Wait until the program answers; raises Unavailable if it does not answer in time."""
-    deadline = time.monotonic() + seconds
-    last: Exception | None = None
-    while time.monotonic() < deadline:
-        try:
-            if await asyncio.wait_for(program.ready(), 5):
-                return
-        except (httpx.HTTPError, redis.RedisError, BaseError, OSError, Unavailable) as error:
-            last = error
-        except Exception as error:
-            if not type(error).__module__.startswith("nats"):
-                raise
-            last = error
-        await asyncio.sleep(0.1)
-    raise Unavailable(f"{program.name} did not answer within {seconds:.0f} s: {last!r}")
 
 
 def _binary(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from digenrl.hub.dataset import make_own_prompts
 from digenrl.local.inputs import check_inputs, check_rest, left_out
-from digenrl.local.preflight import ignore, versions_bytes
+from digenrl.local.preflight import disk_bytes, ignore, versions_bytes
 from digenrl.local.runs import runs_folder
 from digenrl.local.verdict import Verdict, gpu_names, kinds_of, verdict_here, verdict_on
 from digenrl.planning.forecast import Forecast, as_dict, forecast, has_profile, lines
@@ -64,9 +64,10 @@ class Checked:
             f"samples in fragments of {recipe.schedule.fragment_size}"
         )
         if not self.elsewhere and self.trace is None:
-            mib, what = versions_bytes(recipe) / (1 << 20), "weights, checkpoints and trajectories"
-            size = f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.1f} MiB"
-            yield f"the object store holds up to {size} of {what} at a time"
+            held, what = _size(versions_bytes(recipe)), "weights, checkpoints and trajectories"
+            yield f"the object store holds up to {held} of {what} at a time"
+            disk = _size(disk_bytes(recipe))
+            yield f"the store of `digenrl up` takes up to {disk} of its disk for these"
         if self.elsewhere:
             yield "the model and the rewards were not checked: they are on other hosts"
         if recipe.holding.weights in UNTESTED:
@@ -226,6 +227,11 @@ def _traced(
         say("what the network computes, by the size of its samples")
         found = found.model_copy(update={"counted": counted(recipe, setting)})
     return recipe, elsewhere, found
+
+
+def _size(size: int) -> str:
+    mib = size / (1 << 20)
+    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.1f} MiB"
 
 
 def failed_as_json(path: Path, error: UserError) -> str:

@@ -18,7 +18,7 @@ from digenrl.local import seaweedfs
 from digenrl.local.brokers import DURABLE, redis_users, secrets_of
 from digenrl.local.certificates import Authority, Certificate, authority_in
 from digenrl.local.keys import Keys, keys_in
-from digenrl.local.nats_config import server_config
+from digenrl.local.nats_config import quoted, server_config
 from digenrl.local.tokens import Tokens, tokens_in, write_secret
 
 DATA = "/data"
@@ -112,8 +112,8 @@ def _write_redis(folder: Path, keys: Keys, at: str, tls: Certificate | None) -> 
     if tls is not None:
         ports = f"""port 0
 tls-port {_port(at)}
-tls-cert-file {tls.cert.absolute()}
-tls-key-file {tls.key.absolute()}
+tls-cert-file {quoted(tls.cert.absolute())}
+tls-key-file {quoted(tls.key.absolute())}
 tls-auth-clients no
 """
     write_secret(folder / "redis.conf", f"bind * -::*\n{ports}dir {DATA}\n{users}\n{DURABLE}")

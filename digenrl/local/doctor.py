@@ -1,7 +1,7 @@
 """Looks for what would keep a run from working on this machine, and says how to mend it.
 
-Each check looks at one thing and returns a finding; none changes anything but an object that it
-makes in the store and deletes again.
+Each check looks at one thing and returns a finding. What it makes, an object in the store and
+brokers in a folder of their own, it deletes again.
 """
 
 import asyncio
@@ -11,12 +11,14 @@ import resource
 import shutil
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 import httpx
@@ -24,15 +26,19 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from redis.exceptions import NoPermissionError
 
-from digenrl.local.brokers import broker_binaries
+from digenrl.local.brokers import broker_binaries, plan_brokers
 from digenrl.local.gpus import VISIBLE, visible_gpus
 from digenrl.local.inputs import check_inputs
+from digenrl.local.keys import keys_of
 from digenrl.local.ports import free_ports
+from digenrl.local.supervisor import BROKER_STOP_S, Supervisor
 from shared.errors import DigenRLError, Unavailable, UserError
 from shared.process.settings import HttpSettings, ServiceSettings
 from shared.process.store_check import check_store
+from shared.proxies import proxies
 from shared.recipe.recipe import load_recipe
 from shared.store import open_store
+from shared.telemetry import public
 
 State = Literal["ok", "warning", "fault"]
 LEAST_DISK = 2 << 30
@@ -86,7 +92,10 @@ def local_findings(runs: Path) -> Iterator[Finding]:
     yield _memory()
     yield _files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield _ports()
-    yield from _brokers()
+    yield from (found := list(_brokers()))
+    if all(each.state == "ok" for each in found):
+        yield path_finding(runs)
+    yield from proxy_findings()
     yield _gpus()
 
 
@@ -140,12 +149,17 @@ def _secrets(folder: str | None) -> Iterator[Finding]:
                 "secrets", "fault", f"{each} cannot be read", f"chown it to {os.getuid()}"
             )
         elif each.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            yield Finding("secrets", "fault", f"others may read {each}", f"chmod 600 {each}")
+            remedy = f"chmod 600 {quote(str(each))}"
+            yield Finding("secrets", "fault", f"others may read {each}", remedy)
     yield Finding("secrets", "ok", f"{path}")
 
 
+def _existing(runs: Path) -> Path:
+    return next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
+
+
 def _disk(runs: Path) -> Finding:
-    there = next(path for path in (runs.absolute(), *runs.absolute().parents) if path.exists())
+    there = _existing(runs)
     if not os.access(there, os.W_OK):
         return Finding("disk", "fault", f"{there} cannot be written", "choose another --runs")
     free = shutil.disk_usage(there).free
@@ -183,6 +197,31 @@ def _brokers() -> Iterator[Finding]:
             yield Finding("brokers", "warning", f"{name}: {found}", remedy)
         else:
             yield Finding("brokers", "ok", f"{name}: {found}")
+
+
+def path_finding(runs: Path) -> Finding:
+    """Start brokers below the folder of runs, and end them."""
+    there = _existing(runs)
+    try:
+        with tempfile.TemporaryDirectory(dir=there, prefix=".doctor-") as folder:
+            asyncio.run(_start_brokers(Path(folder)))
+    except (DigenRLError, OSError) as error:
+        return Finding("path", "fault", str(error), "choose another --runs")
+    return Finding("path", "ok", f"brokers start below {there}")
+
+
+async def _start_brokers(folder: Path) -> None:
+    plan, supervisor = plan_brokers(folder, keys_of(folder)), Supervisor(folder, {})
+    try:
+        await asyncio.gather(*(supervisor.start(program) for program in plan.programs))
+    finally:
+        await supervisor.stop(list(supervisor.children), seconds=BROKER_STOP_S)
+
+
+def proxy_findings() -> Iterator[Finding]:
+    for kind, proxy in proxies().items():
+        found = f"{kind.upper()}_PROXY={public(proxy)}, but not for loopback and a run's own hosts"
+        yield Finding("proxy", "ok", found)
 
 
 def _gpus() -> Finding:
@@ -274,7 +313,9 @@ async def _clock(settings: ServiceSettings) -> str:
     if settings.s3_endpoint is None:
         return ""
     try:
-        async with httpx.AsyncClient(verify=settings.trusted, timeout=ASK_S) as client:
+        async with httpx.AsyncClient(
+            verify=settings.trusted, timeout=ASK_S, trust_env=False
+        ) as client:
             answer = await client.head(settings.s3_endpoint)
         there = parsedate_to_datetime(answer.headers["date"]).timestamp()
     except (httpx.HTTPError, KeyError, ValueError):

@@ -31,7 +31,7 @@ def server_config(
 {"" if monitor is None else f"http: {json.dumps(monitor)}"}
 max_payload: 256KB
 jetstream {{
-  store_dir: {json.dumps(str(store))}
+  store_dir: {quoted(store)}
   max_memory_store: 64MB
   max_file_store: {bytes}
   sync_interval: always
@@ -39,11 +39,16 @@ jetstream {{
 {_tls(tls)}{_authorization(keys)}"""
 
 
+def quoted(path: Path | str) -> str:
+    """Return a path as a string that NATS, Valkey and TOML read: they know no JSON surrogates."""
+    return json.dumps(str(path), ensure_ascii=False)
+
+
 def _tls(tls: Certificate | None) -> str:
     if tls is None:
         return ""
-    files = {"cert_file": str(tls.cert.absolute()), "key_file": str(tls.key.absolute())}
-    return f"tls {json.dumps(files)}\n"
+    cert, key = quoted(tls.cert.absolute()), quoted(tls.key.absolute())
+    return f"tls {{ cert_file: {cert}, key_file: {key} }}\n"
 
 
 def _authorization(keys: str | Keys) -> str:

@@ -17,6 +17,7 @@ from digenrl.local.keys import Keys, keys_of
 from digenrl.local.ports import free_ports, hold_port
 from digenrl.local.record import write_started
 from digenrl.local.runs import lock_run, run_in_folder
+from digenrl.local.seaweedfs import MAX_GARBAGE, VACUUM_S
 from digenrl.local.tokens import Tokens, tokens_of
 from digenrl.tail.results import check_tail
 from shared.errors import Faults, UserError
@@ -29,9 +30,11 @@ from shared.process.port_numbers import check_port
 from shared.recipe.networks import frozen_layers
 from shared.recipe.recipe import Recipe, implied_values, load_recipe
 from shared.run.files import records_of
-from shared.run.retention import stored_bytes, trajectory_bytes
+from shared.run.retention import batch_bytes, stored_bytes, trajectory_bytes, version_bytes
 from shared.run.run_recipe import FILES
 
+MAX_STORED_PER_S = 200 << 20
+"""Bytes that a run is taken to store in a second at most; a step takes a second at least."""
 NEEDED_BYTES = 1 << 30
 """Space for everything but weights and checkpoints; JetStream's limit is the largest part."""
 
@@ -115,7 +118,7 @@ def prepare(request: Request) -> LocalRun:
     check_targets(request.targets)
     if not start.resumes:
         check_tail(recipe, request.recipe, request.runs)
-    gpus = check_machine(recipe, request.runs, 0 if start.resumes else versions_bytes(recipe))
+    gpus = check_machine(recipe, request.runs, 0 if start.resumes else disk_bytes(recipe))
     if request.port and not hold_port(request.port):
         raise UserError(f"--port: {request.port} is occupied; choose another, or 0 for a free one")
     lock = lock_run(folder.parent, folder.name)
@@ -144,7 +147,7 @@ def check_machine(recipe: Recipe, runs: Path, versions: int) -> Assignment:
     """Return the GPUs of this machine that the run's processes use.
 
     Args:
-        versions: bytes of the weights and checkpoints that are kept at the same time.
+        versions: bytes on the disk of weights, checkpoints and trajectories.
 
     Raises:
         UserError: if the machine has too few GPUs, or too little space for a run.
@@ -180,6 +183,22 @@ def versions_bytes(recipe: Recipe) -> int:
     Raises:
         UserError: if the model's folder is invalid.
     """
+    trained, shape = _sizes(recipe)
+    return stored_bytes(recipe, trained) + trajectory_bytes(recipe, shape)
+
+
+def disk_bytes(recipe: Recipe) -> int:
+    """Return the most bytes that these take on the disk of the store of `digenrl up`: sweeps leave
+    some of what was deleted, and all that is written until the next one."""
+    trained, shape = _sizes(recipe)
+    step = version_bytes(recipe, trained) + batch_bytes(recipe, shape)
+    written = max(step, VACUUM_S * min(step, MAX_STORED_PER_S))
+    swept = versions_bytes(recipe) / (1 - MAX_GARBAGE)
+    return round(swept) + min(written, recipe.run.steps * step)
+
+
+def _sizes(recipe: Recipe) -> tuple[int, Sequence[int]]:
+    """Return the bytes of the trained weights in float32, and the shape of a sample's latents."""
     folder, lora = recipe.model.folder, recipe.model.lora
     if recipe.model.trained == "full":
         trained = num_weights(folder, "transformer") * ITEM_BYTES["float32"]
@@ -188,4 +207,4 @@ def versions_bytes(recipe: Recipe) -> int:
         trained = adapter_bytes(folder, lora.rank, targets, frozen_layers(recipe))
     model = recipe.model
     shape = latent_shape(folder, height=model.height, width=model.width, frames=model.frames)
-    return stored_bytes(recipe, trained) + trajectory_bytes(recipe, shape)
+    return trained, shape

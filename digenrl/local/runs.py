@@ -96,7 +96,7 @@ def run_in_folder(given: str, runs: Path) -> Run | None:
         if not given or not (path / RECIPE_JSON).is_file():
             continue
         if (path / "commits").is_dir():  # a prefix in a store that is a folder
-            url = f"file://{path.resolve().parent}"
+            url = path.resolve().parent.as_uri()
             return Run(given, _prefix(path.name, given), runs / path.name, store_url=url)
         return Run(given, _id_in(path), path, is_local=True)
     return None

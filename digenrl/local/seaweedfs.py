@@ -1,14 +1,17 @@
 """SeaweedFS as the S3 server of a run: how it is started, durable, and how it is asked."""
 
+import asyncio
 import base64
+import contextlib
+import errno
 import hmac
 import json
+import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 import httpx
 import structlog
@@ -16,6 +19,7 @@ from pydantic import SecretStr
 
 from digenrl.local.certificates import Certificate, authority_in, has_openssl
 from digenrl.local.keys import Keys
+from digenrl.local.nats_config import quoted
 from digenrl.local.tokens import write_secret
 from shared.messages.rights import ROLES
 from shared.run.rights import WRITES
@@ -25,12 +29,38 @@ LOOPBACK = "127.0.0.1"
 BUCKET = "digenrl"
 FSYNC_RULE = {"locations": [{"locationPrefix": "/", "fsync": True}]}
 """A rule for SeaweedFS's filer: it flushes an object to the disk before it answers the put."""
-INDEX_AND_START = '"$0" fix -ignoreError=true "$1"; shift; exec "$0" mini "$@"'
-"""A shell command that rebuilds the indexes of the volumes ($1) and then starts SeaweedFS. The
-rule flushes the data of an object but not its index entry, which a power cut may destroy."""
+HOME = "seaweedfs"
+"""Folder beside the volumes, with the settings, sockets and logs of SeaweedFS."""
+VOLUMES = "../objects"
+"""The volumes as its home folder reaches them."""
+AT_HOME = 'cd "$1" && shift && exec "$0" -logdir=. "$@"'
+"""A shell command that starts a part of SeaweedFS in its home folder ($1)."""
+INDEX_AND_START = f'cd "$1" && "$0" -logdir=. fix -ignoreError=true {VOLUMES}; {AT_HOME}'
+"""A shell command that rebuilds the indexes of the volumes and then starts SeaweedFS. The rule
+flushes the data of an object but not its index entry, which a power cut may destroy. Paths are
+relative: `-dir` splits them at commas, `$` is expanded, and that of a socket has 107 bytes."""
+ENVIRONMENT = {
+    "HOME": ".",
+    "GOMEMLIMIT": "512MiB",
+    "WEED_LEVELDB2_ENABLED": "false",
+    "WEED_SQLITE_ENABLED": "true",
+    "WEED_SQLITE_DBFILE": f"file:{VOLUMES}/filer.db"
+    "?_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)&_pragma=wal_autocheckpoint(200)",
+}
+"""Its own: object names are in SQLite, which flushes every change; its default, LevelDB, never
+flushes."""
+UNBOUND_S = 60
+"""Age of a socket at which somebody listens there, if anybody ever will."""
+VACUUM_S = 60
+"""Longest time for which what was deleted takes space on the disk."""
+SWEEP_S = 40
+"""Seconds between two sweeps, so that they keep to that on a busy machine as well."""
+MAX_GARBAGE = 0.3
+"""Share of deleted bytes above which a sweep rewrites a volume."""
 OWNER = "digenrl"
 """Access key of who may do everything."""
-IDENTITIES = "s3.json"
+IDENTITIES = ".seaweedfs/s3.json"
+"""File in the home folder of who may do what over S3."""
 READY = "digenrl-ready"
 """Object that is written to see that it answers."""
 
@@ -70,7 +100,8 @@ class Server:
         Args:
             prepare: what has to be done before, once somebody listens.
         """
-        async with httpx.AsyncClient(verify=False) as client:  # fails at once while nobody listens
+        async with httpx.AsyncClient(verify=False, trust_env=False) as client:
+            # Fails at once while nobody listens.
             await client.get(f"{self.url}/")
             if prepare is not None:
                 await prepare(client)
@@ -112,22 +143,31 @@ async def set_fsync_rule(
     filer: int, secret: str, inside: Inside | None, _: httpx.AsyncClient
 ) -> None:
     """Have the filer at this port flush what it stores, before it answers."""
-    verify = False if inside is None else inside.context
-    scheme = "http" if inside is None else "https"
     conf = {"file": ("filer.conf", json.dumps(FSYNC_RULE).encode())}
-    async with httpx.AsyncClient(verify=verify) as client:
-        answer = await client.post(
-            f"{scheme}://{LOOPBACK}:{filer}/etc/seaweedfs/",
-            files=conf,
-            headers={"authorization": f"Bearer {_signed(_derived(secret, 'filer'))}"},
-        )
-    answer.raise_for_status()
+    headers = {"authorization": f"Bearer {_signed(_derived(secret, 'filer'))}"}
+    async with _part_at(filer, inside) as client:
+        (await client.post("/etc/seaweedfs/", files=conf, headers=headers)).raise_for_status()
+
+
+async def keep_swept(master: int, inside: Inside | None) -> None:
+    """Have volumes with much garbage rewritten: SeaweedFS itself does so every 17 minutes."""
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        async with _part_at(master, inside) as client:
+            with contextlib.suppress(httpx.HTTPError):  # it is restarted meanwhile
+                await client.get("/vol/vacuum", params={"garbageThreshold": MAX_GARBAGE})
+
+
+def _part_at(port: int, inside: Inside | None) -> httpx.AsyncClient:
+    scheme, verify = ("http", False) if inside is None else ("https", inside.context)
+    address = f"{scheme}://{LOOPBACK}:{port}"
+    return httpx.AsyncClient(base_url=address, verify=verify, timeout=VACUUM_S, trust_env=False)
 
 
 def write_settings(
     home: Path, keys: str | Keys, inside: Inside | None = None, runs: Collection[str] = ()
-) -> dict[str, str]:
-    """Write what SeaweedFS reads from its home folder, with secrets; return its environment.
+) -> None:
+    """Write what SeaweedFS reads from its home folder, with secrets.
 
     Its own ports then want a signature for what they read, write and delete over HTTP, and with
     ``inside`` the certificate of one of its parts for anything at all. Roles write to these runs.
@@ -143,8 +183,7 @@ def write_settings(
     if inside is not None:
         tables += _certificates(inside)
     write_secret(folder / "security.toml", "\n".join(tables))
-    write_secret(folder / IDENTITIES, json.dumps({"identities": _identities(keys, runs)}, indent=1))
-    return {"HOME": str(home), "GOMEMLIMIT": "512MiB"}
+    write_secret(home / IDENTITIES, json.dumps({"identities": _identities(keys, runs)}, indent=1))
 
 
 _GRPC = ("master", "volume", "filer", "s3", "admin", "worker", "client")
@@ -153,18 +192,13 @@ _HTTPS = ("master", "volume", "filer", "admin", "client")
 
 def _certificates(inside: Inside) -> list[str]:
     """Return tables by which every port of SeaweedFS but the one for S3 asks for a certificate."""
-    ca, made = json.dumps(str(inside.ca)), inside.certificate
-    files = f"cert = {json.dumps(str(made.cert))}\nkey = {json.dumps(str(made.key))}\n"
+    ca, made = quoted(inside.ca), inside.certificate
+    files = f"cert = {quoted(made.cert)}\nkey = {quoted(made.key)}\n"
     return [
         f"[grpc]\nca = {ca}\n",
         *(f"[grpc.{part}]\n{files}" for part in _GRPC),
         *(f"[https.{part}]\nenabled = true\n{files}ca = {ca}\n" for part in _HTTPS),
     ]
-
-
-def identities_of(home: Path) -> Path:
-    """Return the file of who may do what over S3."""
-    return home / ".seaweedfs" / IDENTITIES
 
 
 def _identities(keys: str | Keys, runs: Collection[str]) -> list[dict[str, object]]:
@@ -206,16 +240,12 @@ def _base64(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def names_in_sqlite(folder: Path) -> dict[str, str]:
-    """Return the settings that make SeaweedFS keep object names in SQLite, flushing every change.
-
-    Its default, LevelDB, never flushes. A store that was created with LevelDB keeps it."""
-    if any((folder / "filerldb2").glob("*")):
-        log.warning("objects_without_fsync", folder=str(folder))
-        return {}
-    pragmas = "_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)"
-    return {
-        "WEED_LEVELDB2_ENABLED": "false",
-        "WEED_SQLITE_ENABLED": "true",
-        "WEED_SQLITE_DBFILE": f"file:{quote(str(folder))}/filer.db?{pragmas}",
-    }
+def remove_sockets(ports: Collection[int]) -> None:
+    """Remove the sockets of a store that has ended, at these ports of gRPC, and those that killed
+    ones have left: SeaweedFS makes some in /tmp, and no option says otherwise."""
+    for path in Path("/tmp").glob("seaweedfs-*.sock"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            is_own = any(path.name.endswith(f"-{port}.sock") for port in ports)
+            is_old = time.time() - path.stat().st_mtime > UNBOUND_S
+            if (is_own or is_old) and probe.connect_ex(str(path)) == errno.ECONNREFUSED:
+                path.unlink()

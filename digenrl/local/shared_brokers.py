@@ -20,7 +20,7 @@ from shared.messages.rights import WORKERS
 
 SETTINGS = "hosts.env"
 HERE = "here.env"
-OF_ONE_HOST = "DIGENRL_HOST_CACHE"
+OF_ONE_HOST = ("DIGENRL_HOST_CACHE", "DIGENRL_STORE_FOLDER")
 
 
 async def run_brokers(
@@ -85,7 +85,7 @@ def _write_settings(data: Path, brokers: Brokers) -> Path:
 
     Returns the file for the other hosts, which is written last.
     """
-    shared = {name: value for name, value in brokers.environment.items() if name != OF_ONE_HOST}
+    shared = {name: value for name, value in brokers.environment.items() if name not in OF_ONE_HOST}
     write_secret(data / HERE, _exports(shared))
     for role in WORKERS:
         write_secret(data / KEYS / f"{role}.env", _exports(shared | brokers.secrets[role]))

@@ -8,14 +8,18 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from digenrl.local.brokers import plan_brokers, wait_ready
+from digenrl.local.brokers import plan_brokers
+from digenrl.local.child_logs import reason_in
 from digenrl.local.keys import keys_of
 from digenrl.local.linux import die_with_parent
+from digenrl.local.program import Program, rejection, wait_ready
 from digenrl.local.runs import NOTE, InProgress, Run, lock_run
 from digenrl.local.supervisor import BROKER_STOP_S
 from digenrl.local.tokens import write_secret
+from shared.errors import Unavailable
 
 STORE = "objects"
 
@@ -47,6 +51,7 @@ def store_of(run: Run, *, reads: bool = False) -> Iterator[bool]:
         named = brokers.environment | brokers.secrets["client"] | brokers.owner
         [store] = [program for program in brokers.programs if program.name == STORE]
         with (folder / "logs" / f"{STORE}.log").open("ab") as log:
+            known = log.tell()
             process = subprocess.Popen(
                 store.argv,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -55,11 +60,13 @@ def store_of(run: Run, *, reads: bool = False) -> Iterator[bool]:
                 preexec_fn=die_with_parent if sys.platform == "linux" else None,
             )  # fmt: skip
         try:
-            asyncio.run(wait_ready(store))
+            death = partial(_death, store, process, Path(log.name), known)
+            asyncio.run(wait_ready(store, death=death))
             with noted_store(folder, named, is_live=False), _environment(named):
                 yield True
         finally:
             _end(process)
+            store.ended()
 
 
 @contextmanager
@@ -99,6 +106,16 @@ def _environment(named: Mapping[str, str]) -> Iterator[None]:
         for name in named:
             os.environ.pop(name, None)
         os.environ.update({name: before[name] for name in named if name in before})
+
+
+def _death(
+    program: Program, process: "subprocess.Popen[bytes]", log: Path, known: int
+) -> Exception | None:
+    """Return why the process has ended; None while it runs."""
+    if process.poll() is None:
+        return None
+    why = f"{program.name} ended with status {process.returncode}: {reason_in(log)}"
+    return rejection(program, log, known) or Unavailable(why)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

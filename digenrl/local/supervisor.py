@@ -16,9 +16,9 @@ from pathlib import Path
 
 import structlog
 
-from digenrl.local.brokers import Program, wait_ready
 from digenrl.local.child_logs import reason_in
 from digenrl.local.linux import die_with_parent
+from digenrl.local.program import Program, rejection, wait_ready
 from digenrl.local.starter import SAFE_PATH, Process, Starter
 from shared.errors import DigenRLError
 
@@ -150,39 +150,42 @@ class Supervisor:
         return child.process
 
     async def _keep(self, child: Child) -> None:
+        upkeep = asyncio.create_task(child.program.upkeep())
         try:
             await self._restart(child)
         except OSError as error:
             if not self.failed.done():
                 self.failed.set_exception(error)
+        finally:
+            upkeep.cancel()
 
     async def _restart(self, child: Child) -> None:
         deaths = 0
         while True:
-            process = await self._spawn(child)
-            began = time.monotonic()
-            status = await process.wait()
+            began, known = time.monotonic(), child.log_path.stat().st_size
+            status = await (await self._spawn(child)).wait()
+            child.program.ended()
             if child.stopping:
                 return
             is_useful = time.monotonic() - began > STABLE_S
             if child.program.reports_work:
                 is_useful, child.has_worked = child.has_worked, False
             deaths = 0 if is_useful else deaths + 1
-            if status == EXIT_USER_ERROR or deaths > MAX_DEATHS:
-                self._fail(child, status)
+            error = rejection(child.program, child.log_path, known)
+            if error or status == EXIT_USER_ERROR or deaths > MAX_DEATHS:
+                self._fail(child, status, error)
                 return
             log.warning("child_died", name=child.program.name, status=status)
             await asyncio.sleep(min(MAX_BACKOFF_S, 0.2 * 2 ** (deaths - 1)))
             child.num_restarts += 1
 
-    def _fail(self, child: Child, status: int) -> None:
+    def _fail(self, child: Child, status: int, error: DigenRLError | None) -> None:
         last = reason_in(child.log_path)
         if child.program.optional:
             log.warning("child_given_up", name=child.program.name, status=status, last=last)
         elif not self.failed.done():
-            self.failed.set_exception(
-                ChildFailed(f"{child.program.name} ended with status {status}: {last}")
-            )
+            failed = ChildFailed(f"{child.program.name} ended with status {status}: {last}")
+            self.failed.set_exception(error or failed)
 
 
 def _is_running(child: Child) -> bool:

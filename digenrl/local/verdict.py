@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from digenrl.local.gpus import ANSWER_S, visible_gpus
-from digenrl.local.preflight import check_machine, versions_bytes
+from digenrl.local.preflight import check_machine, disk_bytes
 from digenrl.planning.forecast import Forecast
 from services.scheduler.costs.profile import Profile
 from shared.errors import UserError
@@ -29,7 +29,7 @@ def verdict_here(recipe: Recipe, runs: Path, found: Forecast | None) -> Verdict:
         found: forecast for this machine's GPUs, where there is one.
     """
     try:
-        check_machine(recipe, runs, versions_bytes(recipe))
+        check_machine(recipe, runs, disk_bytes(recipe))
     except UserError as error:
         reasons = "; ".join(str(error).splitlines())
         return Verdict(False, f"this cannot run here: {reasons}")

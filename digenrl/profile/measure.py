@@ -11,6 +11,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -110,7 +111,7 @@ def changing_over(network: Network, *, denoise: Work, train: Work, repeats: int)
 def publication(network: Network, repeats: int) -> Publication:
     """Returns medians of ``repeats``, after one that does not count: it makes the kept memory."""
     with tempfile.TemporaryDirectory() as folder:
-        store = open_store(StoreSettings(url=f"file://{folder}"))
+        store = open_store(StoreSettings(url=Path(folder).as_uri()))
         buffers = HostBuffers(Run.model_fields["shard_bytes"].default)
         rounds = [_published(network, store, buffers) for _ in range(repeats + 1)][1:]
     parts = [part.name for part in fields(Publication) if part.name.endswith("_seconds")]

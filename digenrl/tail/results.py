@@ -8,6 +8,7 @@ runs/.tail-checks/<digest>.json   beside the runs, so that deleting a run, or wh
 import hashlib
 import json
 from pathlib import Path
+from shlex import quote
 
 from pydantic import ValidationError
 
@@ -100,7 +101,8 @@ def check_tail(recipe: Recipe, path: Path, runs: Path) -> None:
     if found is None:
         raise UserError(
             f"sampling.tail: nobody has measured whether {sampling.num_steps} steps rank this "
-            f"model's samples as all {sampling.steps} do; run `digenrl tail-check {path}` first"
+            f"model's samples as all {sampling.steps} do; run `digenrl tail-check "
+            f"{quote(str(path))}` first"
         )
     reason = why_refused(recipe, found)
     if reason is not None:
@@ -112,7 +114,7 @@ def tail_line(recipe: Recipe, path: Path, runs: Path) -> str:
     sampling, found = recipe.sampling, known(runs, recipe)
     of = f"{sampling.num_steps} of {sampling.steps} steps"
     if found is None:
-        return f"sampling.tail: {of}; run `digenrl tail-check {path}` before a run"
+        return f"sampling.tail: {of}; run `digenrl tail-check {quote(str(path))}` before a run"
     reason = why_refused(recipe, found)
     if reason is not None:
         return f"sampling.tail: {reason}"

@@ -112,6 +112,8 @@ class Endpoints(Trusting):
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379")
     store_url: str = "file:///var/lib/digenrl/objects"
     s3_endpoint: str | None = None
+    store_folder: Path | None = None
+    """Folder of this host where the S3 service keeps what it stores."""
     s3_access_key: SecretStr | None = None
     s3_secret_key: SecretStr | None = None
     s3_session_token: SecretStr | None = None
@@ -123,6 +125,7 @@ class Endpoints(Trusting):
         return StoreSettings(
             url=self.store_url,
             endpoint=self.s3_endpoint,
+            folder=self.store_folder,
             access_key=self.s3_access_key,
             secret_key=self.s3_secret_key,
             session_token=self.s3_session_token,

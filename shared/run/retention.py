@@ -176,7 +176,15 @@ class Manifests:
 
 
 def stored_bytes(recipe: Recipe, trained_bytes: int) -> int:
-    """Return the most bytes that kept versions take at once, if no evaluation has measured any.
+    """Return the most bytes that kept versions take at once, if no evaluation has measured any."""
+    retention, steps = retention_of(recipe), recipe.run.steps
+    num_kept = len(retention.kept(steps)) + (retention.keep_best or 0)
+    num_versions = num_kept + 1  # and the one that is being stored
+    return min(num_versions, steps + 1) * version_bytes(recipe, trained_bytes)
+
+
+def version_bytes(recipe: Recipe, trained_bytes: int) -> int:
+    """Return the bytes of a version with its checkpoint.
 
     Args:
         trained_bytes: size of the trained weights in float32. A checkpoint holds AdamW's two
@@ -184,21 +192,25 @@ def stored_bytes(recipe: Recipe, trained_bytes: int) -> int:
             `algorithm.nft_decay`, which is also stored by itself. All weights are published in
             `model.dtype`; where that is of half precision, a checkpoint holds them in float32.
     """
-    retention, steps = retention_of(recipe), recipe.run.steps
-    num_kept = len(retention.kept(steps)) + (retention.keep_best or 0)
-    num_versions = num_kept + 1  # and the one that is being stored
     num_copies = 1.0 + 2 + (recipe.trainer.ema is not None)
     num_copies += 2 * (recipe.algorithm.nft_decay > 0)
     if recipe.model.trained == "full":
         published = ITEM_BYTES[recipe.model.dtype] / ITEM_BYTES["float32"]
         num_copies += published if published < 1 else 0
-    return round(min(num_versions, steps + 1) * num_copies * trained_bytes)
+    return round(num_copies * trained_bytes)
 
 
 def trajectory_bytes(recipe: Recipe, latent_shape: Sequence[int]) -> int:
     """Return the bytes of the trajectories that are kept at a time: of the newest batches and,
     where optimizer states are stored more rarely, of all since the newest one, as a trainer that
-    goes on from there trains them again.
+    goes on from there trains them again."""
+    older = max(KEPT_BATCHES, recipe.checkpoint_every)
+    batches = min(recipe.run.steps, older + NEWEST_BATCHES)
+    return batches * batch_bytes(recipe, latent_shape)
+
+
+def batch_bytes(recipe: Recipe, latent_shape: Sequence[int]) -> int:
+    """Return the bytes of a batch's trajectories.
 
     Args:
         latent_shape: of one sample's latents.
@@ -208,6 +220,4 @@ def trajectory_bytes(recipe: Recipe, latent_shape: Sequence[int]) -> int:
     if ALGORITHMS[recipe.algorithm.name].keeps_means:
         states += sampling.window
     sample = states * math.prod(latent_shape) * ITEM_BYTES[sampling.state_dtype]
-    older = max(KEPT_BATCHES, recipe.checkpoint_every)
-    batches = min(recipe.run.steps, older + NEWEST_BATCHES)
-    return batches * batch.groups * batch.group_size * sample
+    return batch.groups * batch.group_size * sample

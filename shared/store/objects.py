@@ -1,13 +1,15 @@
 """The object store as services see it: content-addressed writes, verified reads."""
 
 import asyncio
+import contextlib
 import hashlib
+import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from shared.errors import ContractError, IntegrityError, UserError
 from shared.messages.contracts import ObjectRef
@@ -79,6 +81,18 @@ class SharedReads(Protocol):
 class ObjectStore:
     backend: Backend
     cache: SharedReads | None = field(default=None, kw_only=True)
+    disk: Path | None = field(default=None, kw_only=True)
+    """Folder of this host in which everything is; None: it is not known here."""
+
+    def bytes_on_disk(self) -> int | None:
+        """Return what the store takes on its disk, with what is deleted and not yet swept."""
+        if self.disk is None or not self.disk.is_dir():
+            return None
+        size = 0
+        for path in self.disk.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # a sweep replaces files
+                size += 512 * path.lstat().st_blocks
+        return size
 
     async def put(
         self, folder: str, data: Content, *, suffix: str, stays: bool = True
@@ -179,14 +193,16 @@ async def _sha256(data: Content) -> str:
 def open_store(settings: StoreSettings) -> ObjectStore:
     """Return the store at the URL of ``settings``; raise UserError for an unknown scheme."""
     parts = urlsplit(settings.url)
-    if parts.scheme == "file" and parts.path:
+    if settings.url.startswith("file:///"):
         from shared.store.folder import FolderBackend
 
-        return ObjectStore(FolderBackend(Path(parts.path)))
+        path = settings.url.removeprefix("file://")  # of a folder, # and ? begin nothing
+        folder = Path(os.fsdecode(unquote_to_bytes(path)))
+        return ObjectStore(FolderBackend(folder), disk=folder)
     if parts.scheme in BUCKETS and parts.netloc:
         from shared.store.bucket import BucketBackend
 
-        return ObjectStore(BucketBackend(settings))
+        return ObjectStore(BucketBackend(settings), disk=settings.folder)
     known = ", ".join(f"{scheme}://bucket" for scheme in BUCKETS)
     raise UserError(f"store_url: {settings.url!r} is neither file:///folder nor one of {known}")
 

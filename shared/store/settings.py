@@ -15,6 +15,8 @@ class StoreSettings:
     secret_key: SecretStr | None = None
     session_token: SecretStr | None = None
     """Session token that belongs to temporary keys."""
+    folder: Path | None = None
+    """Folder of this host where the service keeps what it stores; None: it is not known here."""
     ca: str | None = None
     """Certificates, as PEM text, by which the service is verified besides those that the machine
     trusts."""

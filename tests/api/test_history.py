@@ -159,6 +159,7 @@ def test_storage_says_what_takes_space_and_for_how_long(client: TestClient) -> N
     found = client.get("/v1/storage").json()
     kept = {each["folder"]: each["kept"] for each in found["folders"]}
     assert kept["commits"] == "for ever" and "newest" in kept["batches"]
+    assert found["disk_bytes"] is None, "the store's folder is not known"
     assert found["bytes"] == sum(each["bytes"] for each in found["folders"]) > 0
 
 

@@ -16,9 +16,9 @@ import httpx
 import pytest
 import yaml
 
+from digenrl.local import seaweedfs
 from digenrl.local.deployment import Places, make_deployment
 from digenrl.local.ports import free_ports
-from digenrl.local.seaweedfs import names_in_sqlite
 from tests.paths import ROOT
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -223,7 +223,7 @@ def test_brokers_keep_what_they_have_acknowledged(tmp_path: Path) -> None:
     redis = (tmp_path / "brokers/redis/redis.conf").read_text().splitlines()
     assert {"appendonly yes", "appendfsync always", "maxmemory-policy noeviction"} <= set(redis)
     s3 = (ROOT / "deploy/brokers/s3").read_text()  # tests/local/test_power_cut.py: why each
-    pragmas = parse_qs(names_in_sqlite(Path("/data"))["WEED_SQLITE_DBFILE"].split("?")[1])
+    pragmas = parse_qs(seaweedfs.ENVIRONMENT["WEED_SQLITE_DBFILE"].split("?")[1])
     assert all(f"_pragma={pragma}" in s3 for pragma in pragmas["_pragma"])
     assert "fs.configure -locationPrefix=/ -fsync=true -apply" in s3
     assert s3.index("weed fix -ignoreError=true /data") < s3.index("exec weed mini")

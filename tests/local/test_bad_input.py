@@ -15,7 +15,7 @@ import pytest
 
 from digenrl import cli
 from digenrl.local import preflight
-from digenrl.local.preflight import versions_bytes
+from digenrl.local.preflight import disk_bytes, versions_bytes
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS, ROOT
@@ -161,7 +161,7 @@ def test_no_space_for_the_versions_that_are_kept(
 ) -> None:
     changes = {"run.keep_every": 1}
     recipe = override(load_recipe(DIGITS), changes)
-    needed = preflight.NEEDED_BYTES + versions_bytes(recipe)
+    needed = preflight.NEEDED_BYTES + disk_bytes(recipe)
     usage = SimpleNamespace(free=needed - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(UserError, match=r"for weights, checkpoints and.*run\.keep_last"):
@@ -184,6 +184,18 @@ def test_a_key_over_what_the_algorithm_s_name_implies_is_reported_at_the_start(
     wanted = "flow-grpo implies algorithm.clip_range = 0.0001; the recipe sets 0.002"
     assert wanted in lines
     assert not [line for line in lines if "; the recipe sets" not in line]
+
+
+@pytest.mark.parametrize("changes", [{}, {"run.steps": 2}, {"model.trained": "full"}])
+def test_a_run_needs_what_its_store_writes_between_two_sweeps(changes: dict[str, object]) -> None:
+    """.3 of a volume may be deleted bytes, and a minute's writes have not been swept."""
+    changes |= {"algorithm.kl_beta": 0.0}
+    recipe = override(load_recipe(DIGITS), changes)
+    short = override(recipe, {"run.steps": 1, "run.keep_last": 1, "evaluation.every": None})
+    step = disk_bytes(short) - versions_bytes(short) / 0.7  # all that one step writes
+    written = min(recipe.run.steps, 60) * step
+    assert disk_bytes(recipe) == pytest.approx(versions_bytes(recipe) / 0.7 + written, rel=1e-3)
+    assert disk_bytes(recipe) >= 1.4 * versions_bytes(recipe) + step
 
 
 def test_a_run_that_goes_on_elsewhere(tmp_path: Path) -> None:

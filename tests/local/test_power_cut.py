@@ -155,5 +155,5 @@ def test_without_the_fsync_rule_a_power_cut_loses_commits(
 def test_without_new_indexes_a_power_cut_loses_commits(
     disk: Path, tmp_path: Path, start: StartProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seaweedfs, "INDEX_AND_START", 'shift; exec "$0" mini "$@"')
+    monkeypatch.setattr(seaweedfs, "INDEX_AND_START", seaweedfs.AT_HOME)
     assert loses_something(disk, tmp_path, start)

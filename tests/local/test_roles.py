@@ -267,7 +267,8 @@ def test_every_command_of_redis_is_allowed_or_denied_as_described(
     planned: Brokers, keys: Keys, start: StartProgram
 ) -> None:
     """All commands that the server has, with every role, and with keys of the run and others."""
-    config = Path(program(planned, "valkey").argv[-1])
+    config = program(planned, "valkey").config
+    assert config is not None
     config.write_text(config.read_text() + "user judge on >judge ~* &* +@all\n")
     start(program(planned, "valkey"))
     url = f"redis://judge:judge@127.0.0.1:{planned.redis_port}"

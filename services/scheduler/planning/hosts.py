@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Any
 
 from services.scheduler.costs.devices import SIZED, kind_named, with_sized
@@ -263,7 +264,7 @@ def commands(
     for index, each in enumerate(placed):
         parts = []
         if index == 0:
-            parts.append(f"digenrl serve scheduler --recipe {recipe} --host 0.0.0.0")
+            parts.append(f"digenrl serve scheduler --recipe {quote(recipe)} --host 0.0.0.0")
             parts.append(f"digenrl serve reward --run {run}")
             if keys.get("encoder.workers"):
                 free = range(each.trains + each.generates, each.gpus)

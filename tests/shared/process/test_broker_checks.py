@@ -32,7 +32,8 @@ def brokers(tmp_path: Path) -> Brokers:
 
 def without(text: str, planned: Program, url: str) -> Program:
     """The program with lines of its configuration that begin so left out, and no way to log in."""
-    config = Path(planned.argv[-1])
+    config = planned.config
+    assert config is not None
     lines = config.read_text().splitlines()
     config.write_text("\n".join(line for line in lines if not line.startswith(text)))
 

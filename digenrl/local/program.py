@@ -1,0 +1,91 @@
+"""A child process, how to tell that it answers, and whether it rejects its configuration."""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redis.asyncio as redis
+from obstore.exceptions import BaseError
+
+from shared.errors import Unavailable, UserError
+
+READY_S = 60.0
+REJECTIONS = (
+    r"at line (?P<line>\d+)\n>>> .*\n(?P<why>.+)",  # Valkey
+    r"nats-server: (?:.*?(?:line |:)(?P<line>\d+)(?::\d+)?: )?(?P<why>.+)",
+    r"F\d{4} \S+ \S+ (?P<why>.*(?:config|\.sock).*)",  # SeaweedFS
+)
+"""What brokers print before they end because of their configuration."""
+
+
+async def nothing() -> None:
+    """Ends at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Describes a child process: how to start it, and how to tell that it answers."""
+
+    name: str
+    argv: list[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    ready: Callable[[], Awaitable[bool]]
+    config: Path | None = None
+    """File of its configuration."""
+    upkeep: Callable[[], Coroutine[Any, Any, None]] = nothing
+    """Looks after it, and is cancelled when it ends."""
+    ended: Callable[[], None] = lambda: None
+    """Clears away what it leaves outside its folder, once it has ended."""
+    optional: bool = False
+    """Whether the other processes continue if this one keeps failing."""
+    reports_work: bool = False
+    """Whether `Supervisor.record_work` hears of its work. If so, only work resets the count of its
+    deaths, and not the time that it lives: loading a model may take minutes."""
+
+
+def rejection(program: Program, log: Path, known: int) -> UserError | None:
+    """Return the error of a program that has ended because of its configuration, if it has.
+    ``log`` has what it printed, after ``known`` bytes of earlier starts."""
+    if program.config is None:
+        return None
+    output = log.read_bytes()[known:].decode(errors="replace")
+    found = next(filter(None, (re.search(each, output) for each in REJECTIONS)), None)
+    if found is None:
+        return None
+    line = found.groupdict().get("line")
+    at = f"{program.config}, line {line}" if line else f"{program.config}"
+    return UserError(
+        f"{program.name} rejects its configuration {at}: {found['why']}; choose another folder, "
+        "`digenrl doctor --runs FOLDER` tries one"
+    )
+
+
+async def wait_ready(
+    program: Program,
+    *,
+    seconds: float = READY_S,
+    death: Callable[[], Exception | None] = lambda: None,
+) -> None:
+    """Wait until the program answers; raises Unavailable if it does not answer in time, and what
+    ``death`` returns once it has ended."""
+    deadline = time.monotonic() + seconds
+    last: Exception | None = None
+    while time.monotonic() < deadline:
+        if (ended := death()) is not None:
+            raise ended
+        try:
+            if await asyncio.wait_for(program.ready(), 5):
+                return
+        except (httpx.HTTPError, redis.RedisError, BaseError, OSError, Unavailable) as error:
+            last = error
+        except Exception as error:
+            if not type(error).__module__.startswith("nats"):
+                raise
+            last = error
+        await asyncio.sleep(0.1)
+    raise Unavailable(f"{program.name} did not answer within {seconds:.0f} s: {last!r}")
