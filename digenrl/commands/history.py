@@ -20,7 +20,7 @@ from digenrl.commands.options import (
     TokenFile,
 )
 from digenrl.commands.tables import table
-from digenrl.local.runs import Run, find_run, runs_folder
+from digenrl.local.runs import Run, find_run, in_progress, runs_folder
 from digenrl.view.words import visible
 from shared.errors import UserError
 
@@ -281,7 +281,6 @@ def _from_either(
         UserError: if the run is in progress and its page does not answer, or there is no such run.
     """
     from digenrl.local.address import client_of
-    from digenrl.local.runs import InProgress
     from digenrl.local.store import store_of
     from shared.process.settings import ServiceSettings
     from shared.run.run_recipe import needed_recipe
@@ -289,17 +288,14 @@ def _from_either(
     from shared.telemetry import quiet_logs
 
     quiet_logs()
-    if not scheduler:
-        try:
-            with store_of(run):
-                store = open_store(ServiceSettings(run=run.id).store)
+    if not (scheduler or in_progress(run.folder)):
+        with store_of(run):
+            store = open_store(ServiceSettings(run=run.id).store)
 
-                async def read() -> T:
-                    await needed_recipe(store, run.id)
-                    return await stored(store)
+            async def read() -> T:
+                await needed_recipe(store, run.id)
+                return await stored(store)
 
-                return asyncio.run(read())
-        except InProgress:
-            pass
+            return asyncio.run(read())
     with client_of(run, scheduler, token_file, of="page") as client:
         return asked(client)

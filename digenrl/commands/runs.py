@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import asdict
 
 import typer
 
@@ -15,25 +16,17 @@ def runs(as_json: AsJson = False, runs: Runs = RUNS) -> None:
     from digenrl.local.runs import RECIPE_JSON, runs_in
     from digenrl.view.words import figure, time_left
 
-    found = [(each, progress_of(each)) for each in runs_in(runs)]
-    ages = [time.time() - (each / RECIPE_JSON).stat().st_mtime for each, _ in found]
+    rows, listed = [], []
+    for folder in runs_in(runs):
+        now, age = progress_of(folder), time.time() - (folder / RECIPE_JSON).stat().st_mtime
+        step = f"{now.step} of {now.steps}" if now.steps else str(now.step)
+        reward = "" if now.reward is None else figure(now.reward)
+        rows.append((folder.name, now.state, step, reward, time_left(age)))
+        named = {"run": folder.name, "folder": str(folder.resolve())}
+        listed.append({**named, **asdict(now), "age_seconds": age})
     if as_json:
-        listed = [
-            {
-                "run": each.name, "folder": str(each.resolve()), "state": now.state,
-                "step": now.step, "steps": now.steps, "reward": now.reward, "age_seconds": age,
-            }
-            for (each, now), age in zip(found, ages, strict=True)
-        ]  # fmt: skip
         typer.echo(json.dumps(listed, indent=1))
         return
-    rows = [
-        (
-            each.name, now.state, f"{now.step}{f' of {now.steps}' if now.steps else ''}",
-            "" if now.reward is None else figure(now.reward), time_left(age),
-        )
-        for (each, now), age in zip(found, ages, strict=True)
-    ]  # fmt: skip
     table(("run", "state", "step", "reward", "age"), rows)
-    if not found:
+    if not rows:
         typer.echo(f"no runs in {runs}/")

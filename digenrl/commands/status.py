@@ -18,7 +18,7 @@ from digenrl.commands.options import (
     TokenFile,
 )
 from digenrl.local.runs import Run, find_run, in_progress
-from shared.errors import DigenRLError, UserError
+from shared.errors import UserError
 
 if TYPE_CHECKING:
     from digenrl.client import Client
@@ -211,21 +211,12 @@ def _reach(stack: ExitStack, run: Run, scheduler: str, token_file: Path | None) 
 
 
 def _history(stack: ExitStack, run: Run) -> "RunHistory":
-    """Return what is stored of a run that is over; its store is open as long as the stack.
-
-    Raises:
-        DigenRLError: if it is not over.
-    """
-    from digenrl.local.runs import InProgress
+    """Return what is stored of a run that is over; its store is open as long as the stack."""
+    from digenrl.local.progress import progress_of
     from digenrl.local.store import store_of
     from digenrl.view.history import RunHistory
     from shared.process.settings import ServiceSettings
     from shared.store import open_store
 
-    try:
-        stack.enter_context(store_of(run))
-    except InProgress as error:
-        raise DigenRLError(
-            f"{run.name}: its scheduler does not answer: it starts or ends, or the report is made"
-        ) from error
+    stack.enter_context(store_of(run, reads=progress_of(run.folder).state == "reporting"))
     return RunHistory(open_store(ServiceSettings(run=run.id).store), run.id)

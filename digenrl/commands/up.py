@@ -31,7 +31,6 @@ def up(
     deterministic: Annotated[
         bool | None, typer.Option(help="the same seed gives the same bytes")
     ] = None,
-    order: Annotated[str | None, typer.Option(hidden=True)] = None,
     rollout_workers: Annotated[int | None, typer.Option(help="number of rollout workers")] = None,
     can_train: Annotated[
         bool | None,
@@ -88,7 +87,6 @@ def up(
         run__steps=steps,
         run__seed=seed,
         trainer__deterministic=deterministic,
-        trainer__order=order,  # refused, with its new name
         rollout__workers=_rollout_workers(rollout_workers, mode),
         rollout__can_train=can_train,
         schedule__mode=mode,

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from digenrl.local.progress import progress_of, resume_hint
+from digenrl.local.progress import progress_of
 from digenrl.local.runs import Run, in_progress
 from shared.errors import UserError
 
@@ -54,10 +54,11 @@ def client_of(
             f"--scheduler: {run.name} is no run of `digenrl up`; name the address of the run's "
             f"{'page' if of == 'page' else 'scheduler'}"
         )
-    if not scheduler and run.is_local and not in_progress(folder):
-        raise UserError(
-            f"RUN: {run.name} is not in progress: {progress_of(folder)}; {resume_hint(folder)}"
-        )
+    now = progress_of(folder)
+    if not scheduler and run.is_local and (now.state == "reporting" or not in_progress(folder)):
+        from digenrl.local.earlier import resume_hint
+
+        raise UserError(f"RUN: {run.name} is not in progress: {now}; {resume_hint(folder)}")
     own = folder / KEYS / f"{role}.token"
     if token_file is None and not scheduler and own.is_file():
         token_file = own

@@ -5,9 +5,8 @@ import signal
 import time
 from collections.abc import Iterator
 
-import httpx
-
 from digenrl.local.preflight import LocalRun
+from digenrl.local.progress import STATE_JSON
 from digenrl.local.runs import runs_folder
 from shared.errors import DigenRLError
 
@@ -32,9 +31,9 @@ def hints(local: LocalRun, process: int) -> Iterator[str]:
     Raises:
         DigenRLError: if its process ends before.
     """
-    folder = local.folder
+    folder, began = local.folder, time.time()
     name = folder.name if folder.parent == runs_folder().resolve() else str(folder)
-    while not _answers(local.api_port):
+    while not (folder / STATE_JSON).exists() or (folder / STATE_JSON).stat().st_mtime < began:
         if os.waitpid(process, os.WNOHANG) != (0, 0):
             raise DigenRLError(f"the run has ended; {local.output} says why")
         time.sleep(POLL_S)
@@ -42,11 +41,3 @@ def hints(local: LocalRun, process: int) -> Iterator[str]:
     yield f"follow it: digenrl watch {name}; its page: digenrl view {name}; output: {local.output}"
     yield f"stop it: digenrl stop {name}"
     yield f"resume it: {local.again}"
-
-
-def _answers(port: int) -> bool:
-    try:
-        url = f"http://127.0.0.1:{port}/readyz"
-        return httpx.get(url, trust_env=False, timeout=5).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from digenrl.local.progress import progress_of, resume_hint
+from digenrl.local.progress import progress_of
 from digenrl.local.runs import RECIPE_JSON, run_in_folder
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, override, stored_recipe
@@ -71,10 +71,16 @@ def start_of(
             raise
         raise UserError(
             f"run.name: {folder.name} is not finished ({earlier}), and this is another recipe: "
-            f"{error}. {resume_hint(folder)}; {other}"
+            f"{error}. {resume_hint(folder, typed[0])}; {other}"
         ) from error
     line = f"run {folder.name} is not finished ({earlier}), and goes on; --fresh begins another"
     return Start(recipe, resumes=True, line="" if resume else line)
+
+
+def resume_hint(folder: Path, program: str = "digenrl") -> str:
+    """Say how the run in ``folder`` goes on by its own recipe."""
+    words = [program, "up", str(folder / RECIPE_JSON), "--run", str(folder)]
+    return f"`{command_with('--resume', words)}` goes on with it"
 
 
 def command_with(option: str, typed: Sequence[str]) -> str:

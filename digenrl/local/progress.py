@@ -1,12 +1,12 @@
 """The progress of a run, as `digenrl up` notes it in the run's folder."""
 
+import contextlib
 import json
-import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from digenrl.local.runs import RECIPE_JSON, in_progress
+from digenrl.local.runs import in_progress
 
 STATE_JSON = "state.json"
 """File in a run's folder."""
@@ -34,12 +34,11 @@ class Progress:
         return f"{self.state} at step {self.step}{f' of {self.steps}' if self.steps else ''}"
 
     def write(self, folder: Path) -> None:
-        """Note it if it has changed, at once and whole: this process may be killed."""
-        path, text = folder / STATE_JSON, json.dumps(asdict(self))
-        if not path.exists() or path.read_text() != text:
-            fresh = path.with_suffix(".new")
-            fresh.write_text(text)
-            fresh.replace(path)
+        """Note it at once and whole, as this process may be killed; not on a full disk."""
+        fresh = folder / f"{STATE_JSON}.new"
+        with contextlib.suppress(OSError):
+            fresh.write_text(json.dumps(asdict(self)))
+            fresh.replace(folder / STATE_JSON)
 
 
 def progress_of(folder: Path) -> Progress:
@@ -51,9 +50,3 @@ def progress_of(folder: Path) -> Progress:
     if noted.state in ENDS or in_progress(folder):
         return noted
     return Progress("interrupted", noted.step, noted.steps, noted.reward)
-
-
-def resume_hint(folder: Path) -> str:
-    """Say how the run in ``folder`` goes on by its own recipe."""
-    words = ["digenrl", "up", str(folder / RECIPE_JSON), "--run", str(folder), "--resume"]
-    return f"`{shlex.join(words)}` goes on with it"

@@ -32,8 +32,8 @@ def lock_run(runs: Path, name: str) -> TextIO:
     except OSError as error:
         lock.close()
         raise InProgress(
-            f"run.name: the run {name!r} is in progress in another process; wait for its end, or "
-            "stop it"
+            f"run.name: the run {name!r} is in progress in another process, which starts, ends or "
+            "reads it; wait for its end, or stop it"
         ) from error
     return lock
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from digenrl import cli
 from digenrl.client import Client
 from digenrl.local import address
+from digenrl.local.progress import Progress
 from digenrl.local.runs import Run
 from digenrl.steering import until_drained
 from services.scheduler.core.machine import step
@@ -207,3 +208,11 @@ def test_a_client_of_a_run_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "keys" / "viewer.token").write_text("secret\n")
     headers = address.client_of(Run("demo", "demo", tmp_path)).http.headers
     assert headers["authorization"] == "Bearer secret"
+    Progress("finished", 3, 3, 0.5).write(tmp_path)
+    (tmp_path / "recipe.json").write_text("{}")
+    with pytest.raises(UserError) as refused:
+        address.client_of(Run("demo", "demo", tmp_path, is_local=True))
+    assert str(refused.value) == (
+        "RUN: demo is not in progress: finished at step 3 of 3; `digenrl up "
+        f"{tmp_path}/recipe.json --run {tmp_path} --resume` goes on with it"
+    )

@@ -82,7 +82,7 @@ def test_a_detached_run_outlives_its_terminal_and_says_how_to_go_on(
     small_recipe: Path, tmp_path: Path
 ) -> None:
     runs = tmp_path / "runs"
-    typed = ["up", str(small_recipe), "--run", "away", "--steps", "40", "--detach"]
+    typed = ["up", str(small_recipe), "--run", "away", "--steps", "3000", "--detach"]
     shell, terminal = os.forkpty()
     if shell == 0:  # as sshd starts a shell: it leads a session with a terminal
         os.environ["DIGENRL_RUNS"] = str(runs)
