@@ -37,20 +37,15 @@ def unsealed(stored: bytes) -> bytes:
         ContractError: if the record is not what its seal says.
     """
     seal = _SEAL.search(stored)
-    if seal is None:
-        return stored
-    record = stored[: seal.start()] + b"}"
-    if hashlib.sha256(record).hexdigest() != seal[1].decode():
+    if seal is not None and record_digest(stored) != seal[1].decode():
         raise ContractError("a byte of the record is not what it was")
-    return record
+    return _SEAL.sub(b"}", stored)
 
 
 def record_digest(stored: bytes) -> str:
     """Return what the next record names a record by, from the bytes that are stored of it, but for
     its seal: encoded anew by another release it may have other bytes."""
-    seal = _SEAL.search(stored)
-    record = stored if seal is None else stored[: seal.start()] + b"}"
-    return hashlib.sha256(record).hexdigest()
+    return hashlib.sha256(_SEAL.sub(b"}", stored)).hexdigest()
 
 
 async def keep_copy(store: ObjectStore, run: str, version: int, digest: str) -> None:

@@ -286,7 +286,8 @@ class Cluster:
         """The first events of one kind."""
         streams = {"gradient_computed": subjects.PART, "fragment_generated": subjects.TRAJ}
         stream = streams.get(kind, subjects.EVT)
-        filters = None if kind in streams else [subjects.event_subject(RUN, kind)]
+        at = subjects.event_subject(RUN, kind)
+        filters = None if kind in streams else [at, f"{at}.>"]  # failures name their stage
         found: list[Message] = []
         async with (
             asyncio.timeout(WAIT_S),

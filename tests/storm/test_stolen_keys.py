@@ -3,7 +3,9 @@ its own, on real NATS and real SeaweedFS."""
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from shared.messages.contracts import (
     FragmentGenerated,
     FragmentReleased,
     FragmentScored,
+    FragmentSlot,
     GenerateFragment,
     GradientComputed,
     GradientReleased,
@@ -29,6 +32,7 @@ from shared.messages.contracts import (
     Message,
     ObjectRef,
     Prompt,
+    TrainGroup,
     Trajectories,
 )
 from shared.messages.rights import ROLES, Role
@@ -36,6 +40,7 @@ from shared.messages.subjects import subject_of
 from shared.run.dead_letters import read_letters
 from shared.run.rights import WRITES
 from shared.store import ObjectStore, StoreSettings, open_store
+from tests.paths import ROOT
 from tests.storm.cluster import Cluster, cluster
 from tests.storm.judge import violations_of
 from tests.storm.small import small
@@ -189,3 +194,59 @@ async def test_a_stolen_key_does_nothing_to_what_others_store_and_do(
         assert not any(run.num_deaths.values())
         assert [letter.reason for letter, _ in await read_letters(run.store, "small")] == []
         assert await violations_of(run) == []
+
+
+@dataclass
+class Forger:
+    """Answers tasks under the names of the workers that have them, with the samples of another
+    task of the same version."""
+
+    run: Cluster
+    bus: Bus
+    known: dict[int, FragmentGenerated] = field(default_factory=dict)
+    sent: dict[FragmentSlot, Trajectories] = field(default_factory=dict)
+    trained: set[FragmentSlot] = field(default_factory=set)
+
+    async def watch(self, stream: subjects.Stream) -> None:
+        """Learn what is generated, and which forged results are trained."""
+        async for received in self.bus.follow(stream, after=(await self.bus.stored(stream))[1]):
+            if isinstance(received.message, FragmentGenerated):
+                self.known[received.message.policy.version] = received.message
+            if isinstance(received.message, TrainGroup):
+                for each in received.message.fragments:
+                    if self.sent.get(each.fragment.slot) == each.stored:
+                        self.trained.add(each.fragment.slot)
+
+    async def answer(self, number: int) -> None:
+        async with messages_of(self.run, "rollout") as client, tasks_of(self.run) as tasks:
+            async for task in tasks:
+                source = self.known.get(task.policy.version)
+                if source is not None and source.fragment.slot != task.fragment.slot:
+                    self.sent[task.fragment.slot] = source.stored
+                    made = results("rollout", task, task.worker, source.stored)[0]
+                    await client.publish(subject_of(self.bus.run, made), encode(made))
+                if len(self.sent) == number:
+                    return
+
+
+@pytest.mark.slow
+async def test_results_under_the_name_of_another_count_as_the_page_says(tmp_path: Path) -> None:
+    """All workers of a role have one key, so nothing tells a forged result from an honest one."""
+    async with cluster(tmp_path / "run", small(tmp_path, steps=100_000), stores_in="s3") as run:
+        await run.until_step(2)
+        url = run.secrets["scheduler"]["DIGENRL_NATS_URL"]
+        async with Bus.connect(url, run="small", name="tests") as bus:
+            forger = Forger(run, bus)
+            streams = (subjects.TRAJ, subjects.TRAIN)
+            watching = [asyncio.create_task(forger.watch(each)) for each in streams]
+            with contextlib.suppress(TimeoutError):  # the run may fail of it
+                await asyncio.wait_for(forger.answer(200), 120)
+                await asyncio.sleep(5)
+            for each in watching:
+                each.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+        view = await run.get("/v1/run")
+    log.info("forged", sent=len(forger.sent), trained=len(forger.trained), run=view)
+    page = (ROOT / "docs" / "security.md").read_text()
+    assert len(forger.trained) > len(forger.sent) / 2
+    assert re.search(r"of 200 such results on the digits, \d+ were trained", page)

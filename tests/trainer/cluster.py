@@ -223,7 +223,8 @@ class Cluster:
         name = kind.model_fields["kind"].default
         is_path = name == "fragment_generated"
         stream = subjects.TRAJ if is_path else subjects.EVT
-        filters = None if is_path else [subjects.event_subject(RUN, name)]
+        at = subjects.event_subject(RUN, name)
+        filters = None if is_path else [at, f"{at}.>"]  # failures name their stage
         async with (
             asyncio.timeout(WAIT_S),
             contextlib.aclosing(self.bus.follow(stream, filters)) as events,
