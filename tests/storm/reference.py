@@ -15,9 +15,9 @@ from bench.cluster.scoring import EmulatedScorer
 from bench.cluster.setting import Setting
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
-from shared.learning.prompts import PromptOrder, read_prompts
 from shared.messages.contracts import Fragment, GenerateFragment, Policy
 from shared.recipe.recipe import Recipe
+from shared.run.run_recipe import prompt_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def versions(setting: Setting, recipe: Recipe) -> Iterator[Expected]:
     """0, 1, 2, ..., without end."""
     emulation = Emulation.of(setting)
     shape, sizes = emulation.profile.shape, emulation.sizes
-    prompts = PromptOrder(read_prompts(recipe.data.prompts), recipe.run.seed)
+    prompts = prompt_order(recipe)
     ledger = Ledger(shape.group_size, shape.trained_steps)
     whole, batch = range(shape.group_size), 0
     part = shape.groups // setting.updates
