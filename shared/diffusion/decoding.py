@@ -17,6 +17,7 @@ from torch import Tensor
 
 from shared.diffusion.device import RowsAtOnce, forget_frames, is_out_of_memory, release
 from shared.diffusion.models import ModelAdapter
+from shared.errors import ContractError
 
 T = TypeVar("T")
 
@@ -29,6 +30,8 @@ def decoded(model: ModelAdapter, latents: Tensor, device: torch.device) -> Tenso
     """Decodes latents (B, ...) to bytes of images or videos on the host, one sample at a time but
     for the tiniest: decoding a video takes more memory than the network, and a batch is no faster.
     """
+    if not latents.isfinite().all():
+        raise ContractError("the latents of a sample are not finite: there is nothing to be seen")
     some = RowsAtOnce(device, most=max(1, DECODED_AT_ONCE // max(1, latents[0].numel())))
     return some.of(len(latents), lambda rows: to_uint8(model.decode(latents[rows])))
 

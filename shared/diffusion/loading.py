@@ -141,14 +141,8 @@ def fill(
     Raises:
         UserError: if a tensor is missing, or has another shape.
     """
+    check_fit(targets, stored)
     names = [name for name in targets if name in stored]
-    found = {id(targets[name]) for name in names}
-    for name, target in targets.items():
-        if id(target) not in found:
-            raise UserError(f"model.folder: its weight files hold no {name}")
-        if name in stored and stored[name].shape != tuple(target.shape):
-            shapes = f"{list(stored[name].shape)}, the network's {list(target.shape)}"
-            raise UserError(f"model.folder: {name} has the shape {shapes}")
     cuda = any(target.is_cuda for target in targets.values())
     buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=cuda)
     names.sort(key=lambda name: (stored[name].file, stored[name].start))
@@ -156,6 +150,22 @@ def fill(
         with file.open("rb") as stream:
             for name in held:
                 _read(stream, stored[name], targets[name], buffer, progress)
+
+
+def check_fit(
+    targets: Mapping[str, Tensor], stored: Mapping[str, StoredTensor], folder: Path | None = None
+) -> None:
+    """Raises UserError, which names the part's folder if it is given, if a tensor is missing or has
+    another shape."""
+    found = {id(target) for name, target in targets.items() if name in stored}
+    files = "its weight files" if folder is None else f"{folder}/*.safetensors"
+    for name, target in targets.items():
+        if id(target) not in found:
+            raise UserError(f"model.folder: {files} hold no {name}")
+        if name in stored and stored[name].shape != tuple(target.shape):
+            file, shape = stored[name].file, list(stored[name].shape)
+            needed = f"the network's {list(target.shape)}"
+            raise UserError(f"model.folder: {name} of {file} has the shape {shape}, {needed}")
 
 
 @torch.no_grad()

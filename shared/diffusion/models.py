@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shared.diffusion.device import is_out_of_memory
 from shared.diffusion.loading import Place, Progress, no_progress
+from shared.diffusion.part_checks import check_parts
 from shared.errors import ContractError, DigenRLError, UserError
 from shared.models.attention import check_device
 from shared.models.catalogue import checked_family_of, text_tokens
@@ -117,15 +118,17 @@ def load_model(
 
     Raises:
         UserError: if the folder is not a diffusers model, or of a family without an adapter, or
-            the attention back end cannot be used here, or a package that ``holding`` needs is not
-            installed.
+            a part is damaged, or the attention back end cannot be used here, or a package that
+            ``holding`` needs is not installed.
     """
     spec, tokens = checked_family_of(folder), text_tokens(folder, max_text_tokens)
     check_device(attention, on_gpu=device.type == "cuda")
-    loaded: ModelAdapter = resolve_name(spec.adapter).load(
+    family = resolve_name(spec.adapter).load(
         folder, spec, parts, device=device, dtype=dtype, text_tokens=tokens,
         holding=holding, place=place, progress=progress,
     )  # fmt: skip
+    check_parts(folder, family.pipeline)
+    loaded: ModelAdapter = family
     loaded.guidance_2 = guidance_2
     if attention is not None:
         _attend_by(loaded.transformer, attention)

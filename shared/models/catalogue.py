@@ -5,6 +5,7 @@ half a model, so it is refused.
 """
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,14 +94,47 @@ def check_weights(folder: Path) -> None:
 
 
 def check_parts(folder: Path) -> None:
-    """Raises UserError unless the tokenizers and the noise schedule are there, which have no
-    weights."""
+    """Raises UserError unless the tokenizers, with their vocabularies, and the noise schedule are
+    there, which have no weights, and the decoder has the numbers that scale latents."""
     for part in needed_parts(PartConfig(folder / "model_index.json")):
         if part.startswith(("tokenizer", "scheduler")) and not (folder / part).is_dir():
             raise UserError(
                 missing(folder, part)
                 or f"model.folder: {folder} contains no {part}; copy or fetch it once more"
             )
+        if part.startswith("tokenizer") and not _has_vocabulary(folder / part):
+            raise UserError(
+                f"model.folder: {folder / part} has no vocabulary, such as tokenizer.json: "
+                "prompts would become unknown tokens; copy or fetch it once more"
+            )
+    _check_scales(folder / "vae" / "config.json")
+
+
+def _check_scales(file: Path) -> None:
+    """Raises UserError if a decoder lacks a number that scales or shifts latents."""
+    config = PartConfig(file)
+    if config.get("_class_name") == "AutoencoderKL":
+        config.setdefault("shift_factor", None)
+    # Decoders with a shift have null for each channel's mean and deviation.
+    statistics = () if "shift_factor" in config else ("latents_mean", "latents_std")
+    for key in ("scaling_factor", "shift_factor", *statistics):
+        value = config.get(key, 1)
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(each, int | float) and math.isfinite(each) for each in values):
+            raise UserError(
+                f"model.folder: {file} has {key} = {json.dumps(value)}, and its decoder needs "
+                "numbers; choose a complete model"
+            )
+
+
+def _has_vocabulary(folder: Path) -> bool:
+    names, config = {file.name for file in folder.iterdir()}, folder / "tokenizer_config.json"
+    return (
+        bool(names & {"tokenizer.json", "vocab.txt", "tekken.json"})
+        or names >= {"vocab.json", "merges.txt"}
+        or any(name.endswith(".model") for name in names)
+        or (config.is_file() and "ByT5" in config.read_text())  # whose tokens are bytes
+    )
 
 
 def _check_whole(files: Sequence[Path]) -> None:

@@ -21,6 +21,7 @@ from shared.diffusion.loading import (
     no_progress,
 )
 from shared.diffusion.models import IMAGE, Conditions, Part
+from shared.diffusion.part_checks import check_decoder
 from shared.diffusion.quantisation import network_dtype, quantisation
 from shared.errors import UserError
 from shared.models.catalogue import PartConfig
@@ -111,6 +112,8 @@ class Family(ABC):
         computes_in = network_dtype(holding.weights, dtype)
         quantised = quantisation(holding.weights, names, computes_in) if names else {}
         types = {"vae": decoder_dtype(dtype), "default": dtype} | dict.fromkeys(names, computes_in)
+        if "decoder" in parts:
+            check_decoder(folder / "vae", cls.class_named)
         try:
             # What is quantised is loaded by diffusers.
             built = names if not quantised else []
