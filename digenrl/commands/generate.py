@@ -1,21 +1,39 @@
-"""`digenrl generate`: samples from a recipe's model."""
+"""`digenrl generate`: samples from the model of a run, or of a recipe."""
 
+import asyncio
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from digenrl.commands.options import RecipeFile
+from digenrl.commands.export import version_of
+from digenrl.commands.options import RUNS, WHICH, Runs
 from digenrl.commands.recipe_options import given_keys
+from digenrl.local.runs import find_run
+from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from shared.recipe.recipe import Recipe
+
+BASE, OUT = "base", "samples"
 
 
 def generate(
     context: typer.Context,
-    recipe: RecipeFile,
+    what: Annotated[str, typer.Argument(metavar="RUN", help=f"{WHICH}; or a recipe file")],
     prompt: Annotated[list[str], typer.Option(help="prompt to sample; may be given several times")],
-    out: Annotated[Path, typer.Option(help="output folder")],
+    out: Annotated[
+        Path | None, typer.Option(help=f"output folder; by default {OUT}, in the run's folder")
+    ] = None,
+    version: Annotated[
+        str, typer.Option(help="of the run: a number, newest, best, or base for the base model")
+    ] = "",
     adapter: Annotated[
-        Path | None, typer.Option(help="an exported adapter; without it, the base model")
+        Path | None,
+        typer.Option(help="an exported adapter; a recipe without it has the base model"),
     ] = None,
     image: Annotated[
         list[Path] | None,
@@ -23,16 +41,56 @@ def generate(
     ] = None,
     num: Annotated[int, typer.Option(min=1, max=1024, help="samples per prompt")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="seed of the noise")] = 0,
+    runs: Runs = RUNS,
 ) -> None:
-    """Generate images or videos with a recipe's model and a trained adapter."""
+    """Generate images or videos with the model of a run, at any of its versions, or of a recipe.
+
+    Examples: `digenrl generate demo --prompt "a red car"`, `digenrl generate demo --version base
+    --prompt "a red car"`. The run's recipe has the model and all settings; keys override them.
+    """
+    from digenrl.local.store import store_of
     from shared.process.worker_process import prepare_libraries
     from shared.recipe.recipe import load_recipe
     from shared.telemetry import quiet_logs
 
     quiet_logs()
-    loaded = load_recipe(recipe, given_keys(context))
-    prepare_libraries(loaded, threads=loaded.rollout.threads)
+    if adapter is not None and version:
+        raise UserError("--version: not together with --adapter, which has weights of its own")
+    keys, folder = given_keys(context), Path(OUT)
+    weights: Path | dict[str, Tensor] | None = adapter
+    if what.endswith((".toml", ".json")):
+        if version:
+            raise UserError("--version: a recipe has no versions; name a run, or an --adapter")
+        recipe = load_recipe(Path(what), keys)
+    else:
+        run = find_run(what, runs, reads=True)
+        with store_of(run, reads=True):
+            wanted = BASE if adapter else version or "newest"
+            recipe, stored = asyncio.run(_of_run(run.id, wanted, keys))
+        weights, folder = adapter or stored, run.folder / OUT
+    prepare_libraries(recipe, threads=recipe.rollout.threads)
     from digenrl.report.generate import generate as make
 
-    for path in make(loaded, adapter, prompt, images=image or (), num_each=num, seed=seed, out=out):
+    made = make(
+        recipe, weights, prompt, images=image or (), num_each=num, seed=seed, out=out or folder
+    )
+    for path in made:
         typer.echo(path)
+
+
+async def _of_run(
+    run: str, version: str, keys: Mapping[str, Any]
+) -> "tuple[Recipe, dict[str, Tensor] | None]":
+    """Return the recipe of a run with these keys, and the weights of a version."""
+    from digenrl.report.export_run import read_version
+    from shared.process.settings import ServiceSettings
+    from shared.recipe.files import Layer
+    from shared.recipe.recipe import resolve
+    from shared.run.run_recipe import needed_recipe
+    from shared.store import open_store
+
+    store, path, weights = open_store(ServiceSettings(run=run).store), Path("recipe.json"), None
+    recipe = await needed_recipe(store, run)
+    if version != BASE:
+        _, weights = await read_version(store, recipe, version_of(version))
+    return resolve(path, [Layer(path, recipe.model_dump(mode="json"))], keys), weights

@@ -5,14 +5,17 @@ the folder of all runs of `digenrl up` and starts its store; `follow` and `evalu
 """
 
 import asyncio
-import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from digenrl.commands.options import RUNS, AsJson, RunArgument, RunOption, Runs
-from digenrl.local.runs import RECIPE_JSON, find_run
+from digenrl.local.runs import RECIPE_JSON, Run, find_run
+
+if TYPE_CHECKING:
+    from shared.recipe.recipe import Recipe
 
 EXIT_INCOMPLETE = 3
 
@@ -48,11 +51,25 @@ def report(
             found.id, out or found.folder, scheduler=scheduler, wall_seconds=wall_seconds,
             console=console_of(stderr=as_json),
         )  # fmt: skip
-        summary = asyncio.run(making)
+        summary, recipe = asyncio.run(making)
     if as_json:
         typer.echo(summary.model_dump_json(indent=1))
+    if out is not None and (out / RECIPE_JSON).is_file():  # `digenrl up` asked
+        found = replace(found, folder=out, is_local=True)
     if summary.failures:
-        is_whole_run = out is not None and (out / RECIPE_JSON).is_file()  # `digenrl up` asked
-        again = shlex.join(["digenrl", "report", str(out) if is_whole_run else found.name])
+        again = found.command("report")
         typer.echo(f"the report is not whole, the run is; repeat it: {again}", err=as_json)
         raise typer.Exit(EXIT_INCOMPLETE)
+    typer.echo("\n".join(_next_steps(found, recipe)), err=as_json)
+
+
+def _next_steps(run: Run, recipe: "Recipe") -> list[str]:
+    from digenrl.report.export_run import example_of
+
+    lines = [
+        f"its page:        {run.command('view')}",
+        f"samples:         {run.command('generate', *example_of(recipe))}",
+    ]
+    if recipe.model.trained == "full":
+        return lines
+    return [*lines, f"for other tools: {run.command('export', '--layout', 'diffusers')}"]

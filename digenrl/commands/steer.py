@@ -216,7 +216,7 @@ def add_actions(app: typer.Typer) -> None:
             _ask(action, find_run(run, runs), scheduler, token_file, as_json)
 
     add("resume", "Go on with a run that was paused or has failed, while its services are there.")
-    add("stop", "End a run where it is; `digenrl up --resume` goes on with it.")
+    add("stop", "End a run where it is; `digenrl up RECIPE --resume` goes on with it.")
 
 
 def _ask(

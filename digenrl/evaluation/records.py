@@ -23,7 +23,6 @@ from shared.run.layout import evaluations_folder, named_objects
 from shared.store import ObjectStore
 
 OfDigits = Annotated[float | None, Field(exclude_if=is_none)]
-"""A figure of runs whose recipe has judges of digits; no other run's files have it."""
 OfEachDigit = Annotated[list[float | None] | None, Field(exclude_if=is_none)]
 
 

@@ -66,10 +66,8 @@ class RunEvaluator:
     async def record_of(
         self, commit: CommitRecord, weights: Mapping[str, Tensor] | None = None
     ) -> EvaluationRecord:
-        """Return the record of a version, after evaluating it if there is none.
-
-        Args:
-            weights: those of the version; None: they are read from the store.
+        """Return the record of a version, after evaluating it if there is none: its ``weights``, or
+        those that are stored.
 
         Raises:
             IntegrityError: if its weights are not in the store.

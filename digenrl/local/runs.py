@@ -6,6 +6,7 @@ A folder of `digenrl up` may be renamed or moved: its recipe.json names the pref
 import fcntl
 import json
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -63,6 +64,12 @@ class Run:
     """Whether the folder holds its store."""
     store_url: str = ""
     """Store that a prefix names."""
+
+    def command(self, verb: str, *words: str) -> str:
+        """Return a command of this run that works from this working folder, ready to be pasted."""
+        is_default = (runs_folder() / self.folder.name).resolve() == self.folder.resolve()
+        place = self.folder.name if is_default else str(self.folder)
+        return shlex.join(["digenrl", verb, place if self.is_local else self.name, *words])
 
 
 def runs_folder() -> Path:

@@ -25,6 +25,7 @@ from digenrl.local.ports import free_ports
 from digenrl.local.preflight import LocalRun
 from digenrl.local.processes import command, follower_of, page_of, scheduler_of, workers_of
 from digenrl.local.progress import Progress, progress_of
+from digenrl.local.runs import Run
 from digenrl.local.starter import Starter
 from digenrl.local.store import noted_store
 from digenrl.local.supervisor import BROKER_STOP_S, Supervisor
@@ -34,6 +35,8 @@ POLL_S = 0.5
 PAGE_S = 30.0
 """Time after which nobody waits for the run's page any more."""
 EXIT_INTERRUPTED = 130
+EXIT_INCOMPLETE = 3
+"""Exit code of a report of which a part has failed."""
 STDERR = 2
 BROKERS = ["nats", "valkey", "objects"]
 
@@ -111,7 +114,7 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
                 code = await _report(local, supervisor, wall_seconds, interrupted, as_json=as_json)
                 if code != EXIT_INTERRUPTED:
                     replace(progress_of(local.folder), state="finished").write(local.folder)
-                    return code
+                    return _explain_report(code, local, console)
                 outcome = "interrupted"
         return _explain(outcome, local, console)
     finally:
@@ -301,6 +304,14 @@ async def run_to_end(
     process.send_signal(signal.SIGTERM)
     await ending
     return EXIT_INTERRUPTED
+
+
+def _explain_report(code: int, local: LocalRun, console: Console) -> int:
+    if code not in (0, EXIT_INCOMPLETE):  # what this one says, the report says of its parts
+        again = Run(local.folder.name, "", local.folder, is_local=True).command("report")
+        why = f"the run is whole; its report has ended with status {code}; repeat it: {again}"
+        console.print(why, highlight=False, soft_wrap=True)
+    return EXIT_INCOMPLETE if code else 0
 
 
 def _explain(outcome: Outcome, local: LocalRun, console: Console) -> int:

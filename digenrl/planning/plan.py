@@ -119,7 +119,7 @@ def plan_for(
     if variant == "full":
         raise UserError(
             "--variant: what all weights take of a device depends on the ranks that share them, "
-            "which no plan chooses; leave it out, or simulate one split with digenrl sim"
+            "which no plan chooses; leave it out, or simulate one split with `digenrl sim`"
         )
     pool = given_pool(devices, hosts)
     if pool is None:
@@ -217,7 +217,7 @@ def costs_and_use(recipe: Recipe, profile: str, *, fragment: int = 1) -> tuple[P
     if recipe.trainer.sharded:
         raise UserError(
             "trainer.sharded: what gathering shared weights takes is in no profile, so such steps "
-            "are not planned; digenrl check says what the recipe's own split needs"
+            "are not planned; `digenrl check` says what the recipe's own split needs"
         )
     costs = with_weights(with_shape_of(load_profile(profile), recipe), recipe.model.folder)
     use = use_of(recipe, costs, fragment=fragment)

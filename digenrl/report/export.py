@@ -109,20 +109,17 @@ def read_network(folder: Path, networks: Sequence[str]) -> dict[str, Tensor]:
     return found
 
 
-def read_adapter(path: Path, recipe: Recipe) -> dict[str, Tensor]:
+def read_adapter(path: Path, recipe: Recipe) -> tuple[dict[str, Tensor], Recipe]:
     """Read an adapter of the recipe's model, in any layout; of two networks, either may have none.
+    Return its tensors, and the recipe with its rank and alpha.
 
     Raises:
-        UserError: if there is none, or it has another rank or alpha than the recipe.
+        UserError: if there is none.
     """
-    lora, table = read_lora(path, recipe.model.folder, OPTION), recipe.model.lora
-    for key, found in (("rank", lora.rank), ("alpha", lora.alpha)):
-        if found != getattr(table, key):
-            raise UserError(
-                f"{OPTION}: {path} does not fit the recipe: it has the {key} {found:g}, and "
-                f"model.lora.{key} is {getattr(table, key):g}"
-            )
-    return lora_tensors(lora, OPTION)
+    lora = read_lora(path, recipe.model.folder, OPTION)
+    table = recipe.model.lora.model_copy(update={"rank": lora.rank, "alpha": lora.alpha})
+    model = recipe.model.model_copy(update={"lora": table})
+    return lora_tensors(lora, OPTION), recipe.model_copy(update={"model": model})
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -6,12 +6,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
+from torch import Tensor
+
 from digenrl.evaluation.best import Best, best_version, ranked_versions
 from digenrl.evaluation.run import weights_to_use, with_weights_to_use
 from digenrl.report.export import export_adapter
 from digenrl.report.layouts import Layout
 from shared.errors import IntegrityError, UserError
-from shared.learning.prompts import read_prompts
+from shared.learning.prompts import read_rows
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, commit_chain
@@ -32,35 +34,47 @@ class Exported:
     files: list[Path]
     figure: str
     """The figure that versions are compared by, with its name; or that there is none."""
-    prompt: str | None
-    """A prompt of the run to try the adapter with; None if this host has none of its prompts."""
+    example: list[str]
+    """As `example_of` returns it."""
+
+
+async def read_version(
+    store: ObjectStore, recipe: Recipe, version: Wanted
+) -> tuple[int, dict[str, Tensor]]:
+    """Return the number and the weights of a version. Where the run averages, they are the average.
+
+    Raises:
+        UserError: if the run has no such version, or its weights are not kept.
+    """
+    record = await _version(store, recipe, version)
+    number = record.policy.version
+    try:
+        return number, await weights_to_use(store, recipe, record)
+    except IntegrityError as error:
+        raise UserError(
+            f"--version: the weights of version {number} are not kept ({error}); "
+            f"{await _kept(store, recipe)}run.keep_every and run.keep_best keep more"
+        ) from error
 
 
 async def export_run(run: str, out: Path, layout: Layout, version: Wanted) -> Exported:
-    """Write the adapter of a version into ``out``. Where the run averages, it is the average.
+    """Write the adapter of a version into ``out``.
 
     Raises:
-        UserError: if the store has no such run or version, or the run trains all weights.
+        UserError: as `read_version` does, or if the run trains all weights.
     """
     store = open_store(ServiceSettings(run=run).store)
     recipe = await needed_recipe(store, run)
     if recipe.model.trained == "full":
         raise UserError(
-            f"--run: {run} trains all weights, and has no adapter; `digenrl report` exports them"
+            f"--run: {run} trains all weights, and has no adapter; `digenrl report {run}` exports "
+            "them"
         )
-    record = await _version(store, recipe, version)
-    try:
-        weights = await weights_to_use(store, recipe, record)
-    except IntegrityError as error:
-        raise UserError(
-            f"--version: the weights of version {record.policy.version} are not kept ({error}); "
-            f"{await _kept(store, recipe)}run.keep_every and run.keep_best keep more"
-        ) from error
+    number, weights = await read_version(store, recipe, version)
     await asyncio.to_thread(export_adapter, out, weights, recipe, layout)
-    number = record.policy.version
     return Exported(
         number, await asyncio.to_thread(lambda: sorted(out.iterdir())),
-        await _figure(store, recipe, number), await asyncio.to_thread(_prompt, recipe),
+        await _figure(store, recipe, number), await asyncio.to_thread(example_of, recipe),
     )  # fmt: skip
 
 
@@ -73,11 +87,14 @@ async def _figure(store: ObjectStore, recipe: Recipe, version: int) -> str:
     return f"{best.measure} {best.figures[version]:.3f}{mark}"
 
 
-def _prompt(recipe: Recipe) -> str | None:
+def example_of(recipe: Recipe) -> list[str]:
+    """Return the words by which `digenrl generate` samples a prompt of the run."""
     try:
-        return read_prompts(recipe.data.prompts)[0].text
-    except (UserError, OSError):
-        return None
+        rows = read_rows(recipe.data.prompts)
+    except (UserError, OSError):  # not on this host
+        return ["--prompt", "PROMPT"]
+    prompt, image = next((row for row in rows if row[0].text.strip()), rows[0])
+    return ["--prompt", prompt.text, *([] if image is None else ["--image", str(image)])]
 
 
 async def _version(store: ObjectStore, recipe: Recipe, version: Wanted) -> CommitRecord:

@@ -17,7 +17,7 @@ from shared.recipe.recipe import Recipe
 
 def generate(
     recipe: Recipe,
-    adapter: Path | None,
+    adapter: Path | Mapping[str, Tensor] | None,
     prompts: Sequence[str],
     *,
     images: Sequence[Path] = (),
@@ -26,20 +26,25 @@ def generate(
     out: Path,
 ) -> Iterator[Path]:
     """Sample the prompts with an ODE and all steps, write the samples, and yield the path of each
-    file. ``images`` are what the prompts edit: one for all, or one for each.
+    file.
+
+    Args:
+        adapter: exported weights, or those of a version; None: the base model.
+        images: what the prompts edit: one for all, or one for each.
 
     Raises:
         UserError: if the adapter does not fit the recipe, an image cannot be taken, or ``out``
             cannot be written.
     """
     sources = _sources(recipe, prompts, images)
-    tensors = None if adapter is None else _read(adapter, recipe)
+    tensors, recipe = _read(adapter, recipe) if isinstance(adapter, Path) else (adapter, recipe)
     sampler = Sampler(recipe.with_whole_grid)
     if tensors is not None:
         try:
             load_weights(sampler.model.transformer, _trained_of(tensors, sampler))
         except IntegrityError as error:
-            raise UserError(f"--adapter: {adapter} does not fit the recipe: {error}") from error
+            name = adapter if isinstance(adapter, Path) else "the version"
+            raise UserError(f"--adapter: {name} does not fit the recipe: {error}") from error
     media = sampler.sample(prompts, num_each=num_each, seed=seed, sources=sources)
     try:
         for number, sample in enumerate(media):
@@ -75,9 +80,9 @@ def _picture(path: Path) -> bytes:
     return data
 
 
-def _read(adapter: Path, recipe: Recipe) -> Mapping[str, Tensor]:
+def _read(adapter: Path, recipe: Recipe) -> tuple[Mapping[str, Tensor], Recipe]:
     if recipe.model.trained == "full":
-        return read_network(adapter, networks_in(recipe.model.folder))
+        return read_network(adapter, networks_in(recipe.model.folder)), recipe
     return read_adapter(adapter, recipe)
 
 

@@ -28,8 +28,6 @@ from shared.store import ObjectStore, open_store
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from digenrl.evaluation.run import RunEvaluator
-
 
 POLL_S = 2.0
 VIDEOS = 8
@@ -42,11 +40,11 @@ FILES = (
 
 async def make_report(
     run: str, out: Path, *, scheduler: str, wall_seconds: float, console: Console
-) -> Summary:
+) -> tuple[Summary, Recipe]:
     """Write adapter/ with its model card, pictures and summary.json into ``out``; print the table.
+    Return what summary.json has, and the run's recipe.
 
-    The adapter comes first, and what fails of the rest fails alone: `Summary.failures` has a line
-    for it. With ``scheduler``, the address of its API, wait first until the run has finished.
+    With ``scheduler``, the address of its API, wait first until the run has finished.
 
     Raises:
         UserError: if the store holds no such run, or nothing has been trained yet.
@@ -61,178 +59,143 @@ async def make_report(
     if len(chain) < 2:
         raise UserError(f"--run: {run} has trained nothing yet; report it after its first step")
     await asyncio.to_thread(out.mkdir, parents=True, exist_ok=True)
-    parts = Parts()
-    summary = await _measure(store, recipe, chain, out, console, parts, wall_seconds=wall_seconds)
-    summary.failures = parts.failures
-    with parts.part("summary.json"):
-        (out / "summary.json").write_text(summary.model_dump_json(indent=1))
+    summary = await Report(store, recipe, chain, out, console).make(wall_seconds)
     console.print(table_of(summary, rows_of(recipe)))
-    for alarm in summary.alarms:
-        console.print(f"reward hacking? {alarm}", style="bold red")
-    for warning in [*summary.warnings, *(f"failed: {each}" for each in parts.failures)]:
-        console.print(warning, style="bold red", highlight=False, markup=False, soft_wrap=True)
-    for path in await asyncio.to_thread(_written, out):
+    alarms = [f"reward hacking? {alarm}" for alarm in summary.alarms]
+    for line in [*alarms, *summary.warnings, *(f"failed: {each}" for each in summary.failures)]:
+        console.print(line, style="bold red", highlight=False, markup=False, soft_wrap=True)
+    for path in [out / name for name in FILES if (out / name).exists()]:
         console.print(f"{path}", highlight=False, soft_wrap=True)
-    return summary
+    return summary, recipe
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Makes the parts of a report, each of which may fail without the others."""
+@dataclass(slots=True)
+class Report:
+    """Makes the parts of a report: the adapter first, and each of the others even if one fails."""
 
+    store: ObjectStore
+    recipe: Recipe
+    chain: list[CommitRecord]
+    out: Path
+    console: Console
     failures: list[str] = field(default_factory=list)
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # whatever it is: the run took hours, and the report has others
-            reason = " ".join(str(error).split())
-            kind = "" if isinstance(error, DigenRLError) else f"{type(error).__name__}: "
-            self.failures.append(f"{name}: {kind}{reason}")
-
-
-def _written(out: Path) -> list[Path]:
-    return [out / name for name in FILES if (out / name).exists()]
-
-
-async def _measure(
-    store: ObjectStore,
-    recipe: Recipe,
-    chain: list[CommitRecord],
-    out: Path,
-    console: Console,
-    parts: Parts,
-    *,
-    wall_seconds: float,
-) -> Summary:
-    prepare_libraries(recipe, threads=recipe.evaluation.threads)
-    from digenrl.report.export import export_adapter, export_network
-
-    export = export_network if recipe.model.trained == "full" else export_adapter
-    adapter, weights, schedule, evaluation = "", None, None, Evaluation()
-    with parts.part("adapter"):
-        chain, weights = await _newest(store, recipe, chain)
-        adapter = await asyncio.to_thread(export, out / "adapter", weights, recipe)
-    began = time.monotonic()
-    console.print("evaluating before and after at the same seeds ...", highlight=False)
-    with parts.part("evaluation"):
-        evaluation = await _evaluate(store, recipe, chain, weights, console)
-    with parts.part("schedule"):
-        schedule = await read_schedule(store, chain)
-    summary = summarise(
-        recipe,
-        chain,
-        schedule,
-        evaluation.records,
-        adapter_sha256=adapter,
-        wall_seconds=wall_seconds,
-        report_seconds=time.monotonic() - began,
-        not_averaged=evaluation.not_averaged,
-        num_held_out=evaluation.num_held_out,
-    )
-    stood_still = {
-        str(entry.reason): None async for _, entry in read_newest(store, recipe.run.name)
-        if isinstance(entry, Alarm) and entry.what == NOBODY_WORKS and entry.firing
-    }  # fmt: skip
-    summary.warnings += stood_still
-    await _draw(store, recipe, chain, out, parts, summary, evaluation.records)
-    return summary
-
-
-async def _draw(
-    store: ObjectStore,
-    recipe: Recipe,
-    chain: list[CommitRecord],
-    out: Path,
-    parts: Parts,
-    summary: Summary,
-    evaluated: Sequence[EvaluationRecord],
-) -> None:
-    from digenrl.report.card import write_card
-    from digenrl.report.pictures import draw_curve, draw_evaluations, draw_gallery, draw_progress
-
-    with parts.part("curve.png"):
-        draw_curve(out / "curve.png", chain, summary)
-    if summary.adapter_sha256:
-        with parts.part("adapter/README.md"):
-            write_card(out / "adapter", recipe, summary, out / "curve.png", rows_of(recipe))
-    if not evaluated:
-        return
-    before, after = evaluated[0], evaluated[-1]
-    with parts.part("gallery.png"):
-        draw_gallery(out / "gallery.png", *[await side_of(store, each) for each in (before, after)])
-    if len(evaluated) > 2:
-        with parts.part("evaluations.png"):
-            draw_evaluations(out / "evaluations.png", evaluated)
-        with parts.part("progress.png"):
-            draw_progress(out / "progress.png", await stills_of(store, evaluated))
-    with parts.part("videos"):
-        await _save_videos(store, out / "videos", {"before": before, "after": after})
-
-
-async def _newest(
-    store: ObjectStore, recipe: Recipe, chain: list[CommitRecord]
-) -> "tuple[list[CommitRecord], dict[str, Tensor]]":
-    """Return the commits up to the newest version, and its weights. If the run goes on and deletes
-    these weights meanwhile, use the next newest version."""
-    from digenrl.evaluation.run import weights_to_use, with_weights_to_use
-
-    while True:
-        try:
-            chain = await with_weights_to_use(store, recipe, chain)
-            return chain, await weights_to_use(store, recipe, chain[-1])
-        except IntegrityError:
-            newer = await commit_chain(store, chain[-1].run)
-            if len(await with_weights_to_use(store, recipe, newer)) == len(chain):
-                raise
-            chain = newer
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Holds what was measured of a run's versions; nothing if that has failed."""
-
-    records: Sequence[EvaluationRecord] = ()
-    """Begins with the first version and ends with the last."""
+    evaluated: list[EvaluationRecord] = field(default_factory=list)
+    """Begins with the first version and ends with the last; empty if the evaluation fails."""
     not_averaged: Quality | None = None
     num_held_out: int = 0
     """Number of evaluated prompts that were not trained."""
 
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever it is: the run took hours, and there are other parts
+            kind = "" if isinstance(error, DigenRLError) else f"{type(error).__name__}: "
+            self.failures.append(f"{name}: {kind}{' '.join(str(error).split())}")
 
-async def _evaluate(
-    store: ObjectStore,
-    recipe: Recipe,
-    chain: list[CommitRecord],
-    weights: "dict[str, Tensor] | None",
-    console: Console,
-) -> Evaluation:
-    """Evaluate the first version and the last, whose weights are ``weights``."""
-    from digenrl.evaluation.run import RunEvaluator
+    async def make(self, wall_seconds: float) -> Summary:
+        prepare_libraries(self.recipe, threads=self.recipe.evaluation.threads)
+        from digenrl.report.export import export_adapter, export_network
 
-    with EvaluationBar(console) as shown:
-        evaluator = RunEvaluator(store, recipe, worker="report", progress=shown.progress)
-        shown.version(chain[0].policy.version)
-        await evaluator.record_of(chain[0])
-        last = chain[-1].policy.version
-        shown.version(last)
-        await evaluator.record_of(chain[-1], weights)
-        not_averaged = await _not_averaged(store, recipe, evaluator, chain[-1])
-    found = await evaluator.evaluations.read_all()
-    records = [each for each in found if each.version <= last]
-    return Evaluation(records, not_averaged, len(held_out_rows(recipe)))
+        export = export_network if self.recipe.model.trained == "full" else export_adapter
+        digest, weights, schedule = "", None, None
+        with self._part("adapter"):
+            weights = await self._newest()
+            digest = await asyncio.to_thread(export, self.out / "adapter", weights, self.recipe)
+        began = time.monotonic()
+        self.console.print("evaluating before and after at the same seeds ...", highlight=False)
+        with self._part("evaluation"):
+            await self._evaluate(weights)
+        with self._part("schedule"):
+            schedule = await read_schedule(self.store, self.chain)
+        summary = summarise(
+            self.recipe,
+            self.chain,
+            schedule,
+            self.evaluated,
+            adapter_sha256=digest,
+            wall_seconds=wall_seconds,
+            report_seconds=time.monotonic() - began,
+            not_averaged=self.not_averaged,
+            num_held_out=self.num_held_out,
+        )
+        with self._part("warnings"):
+            summary.warnings += {
+                str(entry.reason): None
+                async for _, entry in read_newest(self.store, self.recipe.run.name)
+                if isinstance(entry, Alarm) and entry.what == NOBODY_WORKS and entry.firing
+            }
+        await self._draw(summary)
+        summary.failures = self.failures
+        with self._part("summary.json"):
+            (self.out / "summary.json").write_text(summary.model_dump_json(indent=1))
+        return summary
 
+    async def _newest(self) -> "dict[str, Tensor]":
+        """Return the weights of the newest version, which ends the chain. If the run goes on and
+        deletes these weights meanwhile, use the next newest version."""
+        from digenrl.evaluation.run import weights_to_use, with_weights_to_use
 
-async def _not_averaged(
-    store: ObjectStore, recipe: Recipe, evaluator: "RunEvaluator", newest: CommitRecord
-) -> Quality | None:
-    """Return the figures of the newest version's trained weights themselves, where its record, and
-    what is exported, are of their moving average."""
-    from digenrl.evaluation.run import trained_weights
+        while True:
+            try:
+                self.chain = await with_weights_to_use(self.store, self.recipe, self.chain)
+                return await weights_to_use(self.store, self.recipe, self.chain[-1])
+            except IntegrityError:
+                newer = await commit_chain(self.store, self.chain[-1].run)
+                if len(await with_weights_to_use(self.store, self.recipe, newer)) == len(
+                    self.chain
+                ):
+                    raise
+                self.chain = newer
 
-    if recipe.trainer.ema is None:
-        return None
-    return await evaluator.quality_of(await trained_weights(store, newest))
+    async def _evaluate(self, weights: "dict[str, Tensor] | None") -> None:
+        """Evaluate the first version and the last, whose weights are ``weights``. Where its record,
+        and what is exported, are of a moving average, measure the trained weights as well."""
+        from digenrl.evaluation.run import RunEvaluator, trained_weights
+
+        first, last = self.chain[0], self.chain[-1]
+        with EvaluationBar(self.console) as shown:
+            evaluator = RunEvaluator(
+                self.store, self.recipe, worker="report", progress=shown.progress
+            )
+            shown.version(first.policy.version)
+            await evaluator.record_of(first)
+            shown.version(last.policy.version)
+            await evaluator.record_of(last, weights)
+            if self.recipe.trainer.ema is not None:
+                trained = await trained_weights(self.store, last)
+                self.not_averaged = await evaluator.quality_of(trained)
+        found = await evaluator.evaluations.read_all()
+        self.evaluated = [each for each in found if each.version <= last.policy.version]
+        self.num_held_out = len(held_out_rows(self.recipe))
+
+    async def _draw(self, summary: Summary) -> None:
+        from digenrl.report.card import write_card
+        from digenrl.report.pictures import (
+            draw_curve,
+            draw_evaluations,
+            draw_gallery,
+            draw_progress,
+        )
+
+        out, evaluated, curve = self.out, self.evaluated, self.out / "curve.png"
+        with self._part("curve.png"):
+            draw_curve(curve, self.chain, summary)
+        if summary.adapter_sha256:
+            with self._part("adapter/README.md"):
+                write_card(out / "adapter", self.recipe, summary, curve, rows_of(self.recipe))
+        if evaluated:
+            sides = {"before": evaluated[0], "after": evaluated[-1]}
+            with self._part("gallery.png"):
+                both = [await side_of(self.store, each) for each in sides.values()]
+                draw_gallery(out / "gallery.png", *both)
+            with self._part("videos"):
+                await _save_videos(self.store, out / "videos", sides)
+        if len(evaluated) > 2:
+            with self._part("evaluations.png"):
+                draw_evaluations(out / "evaluations.png", evaluated)
+            with self._part("progress.png"):
+                draw_progress(out / "progress.png", await stills_of(self.store, evaluated))
 
 
 async def _save_videos(
@@ -274,9 +237,10 @@ def summarise(
     measured = [(record.policy.version, record.metrics) for record in trained]
     exact = recipe.largest_weight is None
     pairs: dict[str, Any] = {
-        f"{name}_{when}": getattr(quality, name, None)
+        f"{name}_{when}": value
         for when, quality in (("before", before), ("after", after))
         for name in FIELDS
+        if (value := getattr(quality, name, None)) is not None
     }
     return Summary(
         run=recipe.run.name,

@@ -6,9 +6,9 @@ How the devices were used is summarised from the scheduler's record of each batc
 import statistics
 from collections import Counter
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from digenrl.evaluation.records import OfDigits, Quality
+from digenrl.evaluation.records import Quality
 from services.scheduler.core.usage import BUSY, BatchUsage
 from shared.errors import ContractError
 from shared.run.commits import CommitRecord
@@ -59,6 +59,8 @@ class EvaluatedVersion(BaseModel):
 
 
 class Summary(BaseModel):
+    model_config = ConfigDict(extra="allow")  # figures of digits, such as gold_accuracy_before
+
     run: str
     seed: int
     steps: int
@@ -77,20 +79,8 @@ class Summary(BaseModel):
     """Number of evaluated prompts that were not trained; 0: the prompts of training were."""
     reward_per_step: list[float]
     """Mean training reward of each batch."""
-    reward_before: float | None
-    reward_after: float | None
-    proxy_accuracy_before: OfDigits = None
-    proxy_accuracy_after: OfDigits = None
-    gold_accuracy_before: OfDigits = None
-    gold_accuracy_after: OfDigits = None
-    gold_svm_accuracy_before: OfDigits = None
-    gold_svm_accuracy_after: OfDigits = None
-    gold_worst_digit_before: OfDigits = None
-    gold_worst_digit_after: OfDigits = None
-    gold_nn_before: OfDigits = None
-    gold_nn_after: OfDigits = None
-    gold_div_before: OfDigits = None
-    gold_div_after: OfDigits = None
+    reward_before: float | None = None
+    reward_after: float | None = None
     adapter_sha256: str
     """Digest of adapter/pytorch_lora_weights.safetensors; empty if the export has failed."""
     weights_digest: str

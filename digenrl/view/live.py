@@ -93,7 +93,7 @@ class LiveRun:
 
     async def _ask(self, method: str, path: str, **more: Any) -> Response:
         if not self.url:
-            raise HTTPException(409, "the run is over: `digenrl up --resume` goes on with it")
+            raise HTTPException(409, "the run is over; `digenrl up RECIPE --resume` resumes it")
         try:
             found = await self.client.request(method, f"{self.url}{path}", **more)
         except httpx.HTTPError as error:

@@ -2,8 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from digenrl.report.summary import ScheduleSummary
 from digenrl.view.words import QUEUES, cause, clock, figure
@@ -55,58 +55,44 @@ NO_SCHEDULE: Mapping[str, str] = {
 """What holds up a run and is no part of its schedule, and what forecast and bound know of it."""
 
 
-class Remedy(NamedTuple):
-    """Says what may help, unless the run has it already."""
-
-    text: str
-    key: str = ""
-    value: object = None
-    """Value of the recipe's key that the text advises."""
-
-
-RESUMED = "after `digenrl stop {run}`: `digenrl up RECIPE --run {run} --resume"
-REMEDIES: Mapping[str, tuple[str, Sequence[Remedy]]] = {
+RESUMED = "(`digenrl up RECIPE --run {run} --resume"
+REMEDIES: Mapping[str, tuple[str, Sequence[str]]] = {
     "waiting_for_rollout": (
         "for generation",
         (
-            Remedy("more rollout devices"),
-            Remedy("`digenrl tag {run} auto`: the trainer's devices help", "schedule.tag", "auto"),
+            "more rollout devices",
+            "schedule.tag = auto (`digenrl tag {run} auto`), so that the trainer's devices help",
         ),
     ),
     "waiting_for_trainer": (
         "for the trainer",
         (
-            Remedy("more trainer devices"),
-            Remedy(f"{RESUMED} --rollout.can_train true`", "rollout.can_train", True),
-            Remedy("in another run schedule.max_staleness = 1", "schedule.max_staleness", 1),
+            "more trainer devices",
+            f"rollout.can_train = true {RESUMED} --rollout.can_train true`)",
+            "in another run schedule.max_staleness = 1",
         ),
     ),
     "waiting_for_reward": (
         "for rewards",
-        (Remedy("a faster scorer"), Remedy(f"{RESUMED} --reward.workers N`")),
+        ("a faster scorer", f"more reward.workers {RESUMED} --reward.workers N`)"),
     ),
     "tail": (
         "at the end of a batch for the slowest device",
-        (
-            Remedy(
-                'in another run schedule.fragment_size = "auto"', "schedule.fragment_size", "auto"
-            ),
-            Remedy("in another run more batch.groups"),
-        ),
+        ("in another run schedule.fragment_size = auto", "in another run more batch.groups"),
     ),
-    "waiting_for_weights": ("for new weights", (Remedy("a faster network or a host cache"),)),
+    "waiting_for_weights": ("for new weights", ("a faster network", "a shared host cache")),
     "waiting_for_conditions": (
         "for encoded prompts",
-        (Remedy(f"{RESUMED} --encoder.workers N`"),),
+        (f"more encoder.workers {RESUMED} --encoder.workers N`)",),
     ),
-    "paused": ("because the run is paused", (Remedy("`digenrl resume {run}`"),)),
+    "paused": ("because the run is paused", ("`digenrl resume {run}`",)),
 }
 
 
 def settings_of(
     run: Mapping[str, Any] | None, recipe: Recipe | None, tag: str | None
-) -> dict[str, object] | None:
-    """Return what remedies would set, as far as it is known; None if the run is over.
+) -> set[str] | None:
+    """Return what a run has set, as remedies write it; None if it is over.
 
     Args:
         run: the scheduler's answer about the run.
@@ -114,29 +100,30 @@ def settings_of(
     """
     if run is None or run["phase"] not in ("running", "waiting", "paused"):
         return None
-    found: dict[str, object] = {"schedule.max_staleness": run.get("max_staleness")}
-    if recipe is not None:
-        found["rollout.can_train"] = recipe.rollout.can_train
-        found["schedule.fragment_size"] = recipe.schedule.fragment_size
-    if recipe is None or recipe.schedule.mode == "pipelined":
-        found["schedule.tag"] = tag or "auto"
-    return found
+    tables: dict[str, Any] = {"schedule": {"mode": "pipelined"}}
+    tables |= {} if recipe is None else recipe.model_dump(mode="json")
+    tables["schedule"]["max_staleness"] = run.get("max_staleness")  # of "auto", what was decided
+    if tables["schedule"]["mode"] == "pipelined":  # others have none
+        tables["schedule"]["tag"] = tag
+    return {
+        f"{table}.{key} = {tables[table][key]}".lower() for table in tables for key in tables[table]
+    }
 
 
 def bottleneck(
     schedule: ScheduleSummary,
     run: str = "RUN",
-    settings: Mapping[str, object] | None = None,
+    settings: Collection[str] | None = None,
     *,
     fails: bool = False,
 ) -> str:
     """Return one sentence: for what devices wait most, and what may change that.
 
     Args:
-        settings: those of a run in progress, as `settings_of` has them; None: the run is over,
-            so that nothing can be changed.
+        settings: those of a run in progress, of which none is advised; None: it is over, so that
+            nothing can be changed.
         fails: whether work fails, and is done again therefore, as `is_failing` says it.
-    """
+    """  # fmt: skip
     if schedule.utilisation is None or not schedule.bubbles:
         return "What devices wait for is known after the second batch."
     share, use = schedule.utilisation, main_wait(schedule)
@@ -149,14 +136,11 @@ def bottleneck(
     )
     if settings is None:
         return said
-    useful = [
-        each.text.format(run=run) for each in remedies
-        if not each.key or settings.get(each.key, each.value) != each.value
-    ]  # fmt: skip
-    first = "first a mend of what fails, since each attempt takes its time again; then "
-    return (
-        f"{said} What may help: {first if fails else ''}{', or '.join(useful)}." if useful else said
+    useful = ", or ".join(
+        each.format(run=run) for each in remedies if not any(has in each for has in settings)
     )
+    first = "first a mend of what fails, since each attempt takes its time again; then "
+    return f"{said} What may help: {first if fails else ''}{useful}."
 
 
 def main_wait(schedule: ScheduleSummary) -> str:

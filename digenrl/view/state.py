@@ -1,7 +1,7 @@
 """What a run does, in figures and sentences: of a live one from its scheduler, of one that is over
 from its store."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
@@ -144,7 +144,7 @@ def _state(
     status: str,
     load: LoadView,
     workers: Sequence[WorkerView] = (),
-    settings: Mapping[str, object] | None = None,
+    settings: Collection[str] | None = None,
     *,
     fails: bool = False,
 ) -> RunState:

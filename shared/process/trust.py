@@ -18,6 +18,6 @@ def trusted_with(ca: str | None) -> ssl.SSLContext:
         except (ssl.SSLError, ValueError) as error:
             raise UserError(
                 "DIGENRL_CA: no certificate as PEM text; give the content of ca/cert.pem of "
-                "`digenrl keys init --tls`, not its name"
+                "`digenrl keys init --run RUN --tls HOST`, not its name"
             ) from error
     return context

@@ -244,7 +244,7 @@ def decoded(data: bytes, run: str, version: int) -> StoredRecord | None:
 
 
 def remedy(run: str) -> str:
-    return f"stop the run, and digenrl repair {run} says what can be done"
+    return f"stop the run, and `digenrl repair {run}` says what can be done"
 
 
 async def stored_digest(

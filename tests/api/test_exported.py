@@ -19,7 +19,7 @@ from safetensors.torch import load
 from digenrl.api import exported
 from digenrl.api.exported import AdapterLayout, Exports, Opened, export_routes
 from digenrl.client import Client, Refused
-from digenrl.commands.export import LAYOUTS
+from digenrl.commands.export import Layouts
 from digenrl.report.layouts import Layout
 from digenrl.view.history import RunHistory
 from shared.models.lora_files import FILES
@@ -122,4 +122,4 @@ def test_a_disk_without_room_is_an_answer(client: Client, monkeypatch: pytest.Mo
 
 
 def test_the_layouts_are_those_of_the_command() -> None:
-    assert get_args(AdapterLayout) == LAYOUTS == tuple(Layout)
+    assert get_args(AdapterLayout) == get_args(Layouts) == tuple(Layout)

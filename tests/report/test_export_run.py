@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from digenrl.commands.export import _trial, _version
+from digenrl.commands.export import version_of
 from digenrl.evaluation.best import measure_of, ranked_versions
 from digenrl.evaluation.records import Quality
 from digenrl.report.export_run import Wanted, export_run, kept_in_words
@@ -76,18 +76,8 @@ def test_what_versions_are_compared_by_has_its_name(
     assert measure_of(measured, weights) == measure
 
 
-def test_an_export_says_how_to_try_the_adapter(tmp_path: Path) -> None:
-    (tmp_path / "started.json").write_text('{"recipe": "/a b/recipe.toml"}')
-    said = _trial(tmp_path, Path("out"), "the digit one")
-    assert said == (
-        "digenrl generate '/a b/recipe.toml' --adapter out --num 4 --prompt 'the digit one' "
-        "--out out-samples"
-    )
-    assert "digenrl generate RECIPE " in _trial(tmp_path / "none", Path("out"), None)
-
-
 def test_a_version_is_named_by_number_or_by_word() -> None:
     words = get_args(get_args(Wanted)[1])
-    assert [_version(each) for each in ("12", *words)] == [12, *words]
+    assert [version_of(each) for each in ("12", *words)] == [12, *words]
     with pytest.raises(UserError, match="--version: 'last' is none of best, newest and a number"):
         CliRunner().invoke(app, ["export", RUN, "--version", "last"], catch_exceptions=False)

@@ -28,7 +28,7 @@ in vain has then always taken long enough for an alarm."""
 STORE, REDIS = "store_takes_nothing", "redis_takes_nothing"
 ADVICE = {
     STORE: (
-        "the object store takes nothing ({}): make room on its disk (df -h there; digenrl gc "
+        "the object store takes nothing ({}): make room on its disk (df -h there; `digenrl gc` "
         "deletes what no run needs); the run then goes on by itself"
     ),
     REDIS: (

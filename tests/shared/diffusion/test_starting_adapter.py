@@ -86,7 +86,7 @@ def test_version_0_samples_as_diffusers_does_with_that_lora(family: str, tmp_pat
         export_adapter(tmp_path / layout, tensors, recipe, layout)
         begun = with_adapter(tmp_path, tmp_path / layout)
         assert begun.model.lora.rank == RANK and begun.model.lora.alpha == ALPHA
-        assert same(read_adapter(tmp_path / layout, begun), tensors), layout
+        assert same(read_adapter(tmp_path / layout, begun)[0], tensors), layout
     begun = with_adapter(tmp_path, tmp_path / Layout.comfyui)
     policy = load_policy(begun, WHOLE)
     assert same(trained_tensors(policy.model.transformer), tensors)
@@ -190,7 +190,7 @@ def test_a_matrix_that_layers_share_gives_each_its_rows(flux: Flux, tmp_path: Pa
     assert begun.model.lora.targets == tuple(
         f"transformer_blocks.0.attn.{layer}" for layer in ("to_k", "to_q", "to_v")
     )
-    tensors = read_adapter(file, begun)
+    tensors, _ = read_adapter(file, begun)
     for number, layer in enumerate(("to_q", "to_k", "to_v")):
         named = f"transformer_blocks.0.attn.{layer}.lora_"
         assert torch.equal(tensors[f"{named}A.weight"], down)
