@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner, Result
 
@@ -15,6 +16,8 @@ from digenrl.cli import app
 from digenrl.report.pictures import draw_gallery
 from digenrl.report.stills import Side
 from services.trainer.engine.trainer_engine import TrainerEngine
+from shared.diffusion.policy import load_policy
+from shared.errors import UserError
 from shared.messages.contracts import Policy
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.commits import CommitRecord, TrainedGroup, commit, record_digest
@@ -28,17 +31,21 @@ SCORER = "def score(images):\n    raise RuntimeError('no licence')\n"
 
 
 async def store_run(store: ObjectStore, recipe: Recipe) -> None:
-    """Store two versions of a recipe's untrained adapter as a run."""
+    """Store a run of two versions: an untrained adapter, and one of random numbers."""
     await store_recipe(store, recipe)
-    made, run = TrainerEngine(recipe).weights(), recipe.run.name
-    [part] = made.weights
-    ref = await store.put(weights_folder(run), bytes(part.pack()), suffix=".safetensors")
+    loaded, run = load_policy(recipe, {"transformer"}, trains=True), recipe.run.name
     group = TrainedGroup(
         group=0, attempt=0, policy_version=0, fragments=((0, 2, 0),), workers=("a-0",),
         rewards=(0.0, 1.0), parts={},
     )  # fmt: skip
     parent = None
     for version in (0, 1):
+        if version:
+            for tensor in loaded.trained.parameters.values():
+                tensor.data.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
+        made = TrainerEngine(recipe, loaded).weights()
+        [part] = made.weights
+        ref = await store.put(weights_folder(run), bytes(part.pack()), suffix=".safetensors")
         record = CommitRecord(
             run=run, policy=Policy(version=version, weights_digest=made.digest), weights=ref,
             parent=parent, checkpoint=ref, worker="t-0", trained=(group,) * version,
@@ -105,6 +112,35 @@ def test_a_part_that_cannot_be_written_costs_no_other_part(
     if "summary.json" in whole:
         assert {each.split(":")[0] for each in read(tmp_path)["failures"]} == names
         assert read(tmp_path)["before"]["num_samples"] == 40
+
+
+def test_a_run_is_sampled_at_any_version_without_its_options(
+    report: Report, tmp_path: Path
+) -> None:
+    """Rank, model and steps are the run's; of exported files, the rank is theirs."""
+    table = {"rank": 3, "alpha": 6.0}
+    assert report(**{"model.lora": table}).exit_code == 0
+
+    def sampled(*words: str, what: str = "made") -> bytes:
+        out = tmp_path / "samples"
+        typed = ["generate", what, "--prompt", "a handwritten three", "--out", str(out)]
+        found = CliRunner().invoke(app, [*typed, *words], catch_exceptions=False)
+        assert found.exit_code == 0, found.output
+        return (out / "000-0.png").read_bytes()
+
+    newest, adapter = sampled(), str(tmp_path / "out" / "adapter")
+    assert newest == sampled("--version", "1") == sampled("--adapter", adapter)
+    assert newest == sampled("--adapter", adapter, what=str(DIGITS)), "whose rank is another"
+    base = sampled("--version", "base")
+    assert base == sampled("--version", "0") == sampled(what=str(DIGITS)) != newest
+    assert sampled("--sampling.steps", "12") != newest
+    for words, said in (
+        (["made", "--version", "7"], "--version: there is no version 7; the newest is 1"),
+        (["made", "--version", "1", "--adapter", adapter], "--version: not together with"),
+        ([str(DIGITS), "--version", "1"], "--version: a recipe has no versions"),
+    ):
+        with pytest.raises(UserError, match=said):
+            CliRunner().invoke(app, ["generate", *words, "--prompt", "x"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
