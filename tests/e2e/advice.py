@@ -13,7 +13,7 @@ from digenrl.cli import TASKS, app
 from tests.paths import ROOT
 
 NAMES = {name for names in TASKS.values() for name in names}
-IN_CODE = re.compile(r"`(digenrl [^`]+)`|(?:^|: )(digenrl [a-z][^`]*)$", re.MULTILINE)
+IN_CODE = re.compile(r"`(digenrl [^`]+)`|(?:^|: )(digenrl [a-z][^`;]*)(?:;|$)", re.MULTILINE)
 IN_OUTPUT = re.compile(r"`(digenrl [^`]+)`|: +(digenrl .+)$", re.MULTILINE)
 DEMO = "demo"
 """Run of the examples in the help of commands."""
