@@ -58,7 +58,9 @@ def client_of(
     if not scheduler and run.is_local and (now.state == "reporting" or not in_progress(folder)):
         from digenrl.local.earlier import resume_hint
 
-        raise UserError(f"RUN: {run.name} is not in progress: {now}; {resume_hint(folder)}")
+        is_over = now.state in ("finished", "reporting")
+        more = f"`{run.command('status')}` shows it" if is_over else resume_hint(folder)
+        raise UserError(f"RUN: {run.name} is not in progress: {now}; {more}")
     own = folder / KEYS / f"{role}.token"
     if token_file is None and not scheduler and own.is_file():
         token_file = own
