@@ -23,6 +23,8 @@ from bench.cluster.commands import (
     unscaled,
     wide_console,
 )
+from bench.digits.commands import digits, digits_edit
+from bench.family_check.commands import check_family
 from bench.growth.commands import growth
 from bench.learning.commands import learning, learning_services, learning_tables, shared_noise
 from bench.spread.commands import spread
@@ -34,6 +36,7 @@ bench = typer.Typer(help="Measure: schedules, devices, control.", no_args_is_hel
 for command in (
     cluster, protection, reads, rows, lost_host, unscaled, forecasts, recipes,
     learning, learning_services, learning_tables, shared_noise, growth, spread,
+    digits, digits_edit, check_family,
 ):  # fmt: skip
     bench.command()(command)
 PLAIN_ROWS = 9

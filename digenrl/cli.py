@@ -9,11 +9,11 @@ from typer.core import TyperGroup
 
 from digenrl.commands.brokers import brokers
 from digenrl.commands.check import check
-from digenrl.commands.check_family import check_family, families
 from digenrl.commands.dlq import dlq
 from digenrl.commands.doctor import doctor
 from digenrl.commands.evaluate import evaluate
 from digenrl.commands.export import export
+from digenrl.commands.families import families
 from digenrl.commands.fetch import fetch
 from digenrl.commands.follow import follow
 from digenrl.commands.gc import gc
@@ -54,7 +54,7 @@ TASKS = {
     "Steer a run": ("pause", "resume", "stop", "tag", "dlq"),
     "Use what it has learned": ("report", "export", "generate", "evaluate", "follow", "push"),
     "Prepare": ("check", "recipe", "plan", "sim", "profile", "tail-check", "fetch", "model"),
-    "Extend": ("reward", "rewards", "families", "check-family"),
+    "Extend": ("reward", "rewards", "families"),
     "Mend": ("doctor", "gc", "repair", "keys"),
 }  # fmt: skip
 """Commands by what they are for, as the help lists them."""
@@ -92,7 +92,7 @@ app.command("profile")(profile)
 app.command("tail-check", cls=RecipeCommand)(tail_check)
 of_runs = (doctor, status, watch, view, logs, report, export, follow, evaluate, gc, repair, brokers)
 now_and_before = (runs, workers, tag, versions, samples, audit)
-own = (serve_scorer, rewards, families, check_family)
+own = (serve_scorer, rewards, families)
 for command in (*of_runs, *now_and_before, *own, push, sim):
     app.command()(command)
 add_actions(app)

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from digenrl.digits.text import randomized
+from bench.digits.text import randomized
 
 
 def build(tokenizer: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from digenrl.digits.text import (
+from bench.digits.text import (
     CLIP_WIDTH,
     T5_WIDTH,
     build_text_parts,

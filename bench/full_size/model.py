@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from digenrl.digits.text import clip_tokenizer, randomized
+from bench.digits.text import clip_tokenizer, randomized
 from digenrl.profile.models import ARCHITECTURES, ModelName
 from digenrl.profile.network import DTYPE, random_transformer
 from shared.errors import UserError

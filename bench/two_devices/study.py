@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from bench.digits.network import Network
 from bench.runner.placement import Placement, this_machine
 from bench.runner.rounds import by_turns
 from bench.runner.session import Session, open_session
@@ -31,7 +32,6 @@ from bench.two_devices.modes import (
 )
 from bench.two_devices.output import as_plain, draw, show_part
 from bench.two_devices.run import measured_run, on
-from digenrl.digits.network import Network
 from digenrl.local.inputs import check_inputs
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe, override
@@ -196,7 +196,7 @@ def ensure_model(folder: Path, network: Network, *, seed: int) -> Path:
     """Returns the folder of an untrained model of this size, made on first use in some seconds."""
     made = model_folder(folder, network)
     if not made.exists():
-        from digenrl.digits.build import build_untrained  # torch
+        from bench.digits.build import build_untrained  # torch
 
         aside = made.with_name(f"{made.name}.part")
         build_untrained(aside, network, seed=seed)

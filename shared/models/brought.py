@@ -1,8 +1,8 @@
 """Model families that installed packages bring, by entry points of the group `digenrl.families`:
 the name is that of the pipeline's class, and it names a `FamilySpec`.
 
-A package may also bring a small random model of its family, for `digenrl check-family`: an entry
-point of the group `digenrl.tiny_models` of the same name, a function that saves it in a folder.
+A package may also bring a small random model of its family, for `python -m bench check-family`:
+an entry point of the group `digenrl.tiny_models` of the same name, a function that saves it.
 """
 
 from collections.abc import Mapping

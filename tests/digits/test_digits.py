@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
+from bench.digits.generator import Pretraining, build_pipeline, caption_conditions, pretrain
+from bench.digits.text import all_prompts
+from bench.digits.vae import build_vae
 from digenrl.digits.classifiers import SVM_C, SVM_GAMMA, accuracy, fit_svm, load_real
 from digenrl.digits.data import Half, diversity, load_halves, nearest_real, to_uint8
-from digenrl.digits.generator import Pretraining, build_pipeline, caption_conditions, pretrain
-from digenrl.digits.text import all_prompts
-from digenrl.digits.vae import build_vae
 from services.reward.scorers.digits import DigitProbability, DigitSvm, to_model_space
 from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.models import Part, load_model

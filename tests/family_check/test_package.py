@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from bench.cli import bench
 from digenrl.cli import app
 from services.reward import kinds
 from services.reward.scorer import build_scorers, check_packages, kind_of
@@ -93,7 +94,7 @@ def test_lists_say_what_is_here_and_from_where(installed: Path) -> None:
 
 @pytest.mark.slow
 def test_its_family_is_checked_by_its_name_alone(installed: Path) -> None:
-    found = CliRunner().invoke(app, ["check-family", "OrchidPipeline", "--json"])
+    found = CliRunner().invoke(bench, ["check-family", "OrchidPipeline", "--json"])
     report = json.loads(found.stdout[found.stdout.index("{\n") :])
     assert report["mistakes"] == [] and found.exit_code == 0
     assert report["figures"]["states at guidance 3.5, largest difference"] <= 2e-6

@@ -1,4 +1,4 @@
-"""`digenrl check-family`: nothing is wrong with our families, and planted mistakes are named."""
+"""`python -m bench check-family` passes our families, and names planted mistakes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from digenrl.family_check.check import check_model
+from bench.family_check.check import check_model
 from shared.diffusion.families.base import NEGATIVE
 from shared.diffusion.families.flux import Flux, FluxKontext
 from shared.diffusion.families.ltx2 import LTX2

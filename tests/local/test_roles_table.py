@@ -2,7 +2,7 @@
 
 import pytest
 
-from digenrl.local.roles_table import api_table, messages_table, store_table
+from tests.local.roles_table import api_table, messages_table, store_table
 from tests.paths import ROOT
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from digenrl.digits.text import clip_tokenizer
+from bench.digits.text import clip_tokenizer
 from services.reward.object_checks import (
     COLOURS,
     Found,

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from digenrl.digits.text import clip_tokenizer
+from bench.digits.text import clip_tokenizer
 from services.reward.scorer import WeightedScorer, build_scorers
 from shared.recipe.rewards import ScorerTable
 

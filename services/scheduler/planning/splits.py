@@ -42,21 +42,6 @@ def words(devices: Devices) -> str:
     return " + ".join(f"{count} {kind}" for kind, count in devices.items() if count) or "none"
 
 
-def parse_split(text: str) -> Split:
-    """What a split is shown as, read back.
-
-    >>> parse_split("16 A100 + 1 H100 : 15 H100").trainer
-    {'H100': 15}
-    """
-    rollout, _, trainer = text.partition(" : ")
-    return Split(_devices(rollout), _devices(trainer))
-
-
-def _devices(text: str) -> dict[str, int]:
-    pairs = (part.split() for part in text.split(" + ") if part != "none")
-    return {kind: int(count) for count, kind in pairs}
-
-
 def excluded(profile: Profile, devices: Devices) -> dict[str, str]:
     """Kinds that can hold the model in neither role, and why."""
     reasons = {kind: fits(profile, kind, "rollout") for kind, count in devices.items() if count}

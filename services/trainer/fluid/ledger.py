@@ -79,12 +79,6 @@ class Ledger:
         self._advance(key)
         return True
 
-    def belongs(self, message: TrainPiece) -> bool:
-        """Whether the sum is still the one that a piece was begun for."""
-        return self._is_next(message) and self.key == SumKey(
-            message.batch, message.attempt, message.sum_number
-        )
-
     def add(self, piece: Piece) -> None:
         self.pieces.add(piece)
 

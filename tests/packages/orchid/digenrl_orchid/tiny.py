@@ -1,11 +1,11 @@
-"""Saves a small random model of the family, for `digenrl check-family`."""
+"""Saves a small random model of the family, for `python -m bench check-family`."""
 
 import json
 from pathlib import Path
 
 import torch
 
-from digenrl.digits.text import clip_encoder, clip_tokenizer, randomized, t5_encoder, t5_tokenizer
+from bench.digits.text import clip_encoder, clip_tokenizer, randomized, t5_encoder, t5_tokenizer
 from digenrl.profile.models import ARCHITECTURES, ModelName
 
 

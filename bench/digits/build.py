@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench.digits.generator import Pretraining, build_pipeline, pretrain, save_pipeline
+from bench.digits.network import Network
+from bench.digits.text import NUM_TOKENS
 from digenrl.digits.classifiers import build_rewards
 from digenrl.digits.data import Half, load_halves
-from digenrl.digits.generator import Pretraining, build_pipeline, pretrain, save_pipeline
-from digenrl.digits.network import Network
-from digenrl.digits.text import NUM_TOKENS
 
 TRANSFORMER = Path("transformer", "diffusion_pytorch_model.safetensors")
 
@@ -25,7 +25,7 @@ A text-to-image generator of the Stable Diffusion 3 family in miniature: 8 x 8 g
 handwritten digits, {num_parameters:,} trained parameters, 10 denoising steps, a second per hundred
 images on one CPU core. It was made from scikit-learn's digits by
 
-    digenrl model digits --seed {seed}
+    python -m bench digits --seed {seed}
 
 and loads like any other model of its family:
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from digenrl.family_check.inputs import Size, arguments, encoded
-from digenrl.family_check.probe import (
+from bench.family_check.inputs import Size, arguments, encoded
+from bench.family_check.probe import (
     GUIDANCE,
     SIGMA,
     SOUND,
@@ -24,7 +24,7 @@ from digenrl.family_check.probe import (
     recording,
     sample,
 )
-from digenrl.family_check.sound import joined
+from bench.family_check.sound import joined
 from shared.diffusion.families.base import Family
 
 TOLERANCE = 2e-6

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from digenrl.family_check.inputs import called
+from bench.family_check.inputs import called
 
 STATE, TIME, GUIDANCE = "hidden_states", "timestep", "guidance"
 """Inputs of every network that diffusers has for these families."""

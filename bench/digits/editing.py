@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from digenrl.digits.data import Half, Images, load_halves, to_uint8
-from digenrl.digits.text import (
+from bench.digits.text import (
     CLIP_WIDTH,
     T5_WIDTH,
     clip_encoder,
@@ -27,7 +26,8 @@ from digenrl.digits.text import (
     t5_tokenizer,
     words_of,
 )
-from digenrl.digits.vae import build_vae
+from bench.digits.vae import build_vae
+from digenrl.digits.data import Half, Images, load_halves, to_uint8
 from digenrl.evaluation.media import as_png
 from shared.diffusion.families.flux import FluxKontext
 from shared.diffusion.models import Conditions
@@ -215,7 +215,7 @@ def write_prompts(folder: Path, *, trained: int, held_out: int) -> None:
 
 def build_edit_model(folder: Path, *, seed: int, report: Report) -> None:
     """Writes the diffusers folder, in some minutes on one core."""
-    from digenrl.digits.build import TRANSFORMER, one_thread
+    from bench.digits.build import TRANSFORMER, one_thread
 
     half_a, half_b = load_halves()
     both = Half(
@@ -243,7 +243,7 @@ An image editor of the FLUX.1 Kontext family in miniature: 8 x 8 grey images of 
 {num_parameters:,} trained parameters. It makes a digit thicker, slants it or inverts it, as an
 instruction says. It was made from scikit-learn's digits by
 
-    digenrl model digits-edit --seed {seed}
+    python -m bench digits-edit --seed {seed}
 
 and loads like any other model of its family:
 

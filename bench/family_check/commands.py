@@ -1,5 +1,4 @@
-"""`digenrl families` and `digenrl check-family`: which model families can be trained, and
-whether an adapter is its pipeline in diffusers."""
+"""`python -m bench check-family`: whether an adapter is its pipeline in diffusers."""
 
 import tempfile
 from pathlib import Path
@@ -9,13 +8,6 @@ import typer
 
 from digenrl.commands.options import AsJson
 from shared.errors import DigenRLError, UserError
-
-
-def families(as_json: AsJson = False) -> None:
-    """List the model families that can be trained, and the packages that bring them."""
-    from digenrl.local.listed import listed_families, shown
-
-    typer.echo(shown(listed_families(), as_json=as_json))
 
 
 def check_family(
@@ -33,7 +25,7 @@ def check_family(
     """Compare a model family's adapter with its own pipeline: the same samples without noise, the
     ratio 1 of a replay, a gradient in each adapted layer, the cost of a step. Exits with 1 if
     something is wrong, and names it."""
-    from digenrl.family_check.check import check_model
+    from bench.family_check.check import check_model
     from shared.models.brought import TINY, brought, family_named, known_pipelines
     from shared.telemetry import quiet_logs
 

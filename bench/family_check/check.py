@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from digenrl.family_check.inputs import Size, arguments, called, encoded
-from digenrl.family_check.parity import compare
-from digenrl.family_check.probe import apart, has_own_pass, networks_of, sample
+from bench.family_check.inputs import Size, arguments, called, encoded
+from bench.family_check.parity import compare
+from bench.family_check.probe import apart, has_own_pass, networks_of, sample
 from shared.diffusion.families.base import Family
 from shared.diffusion.models import Conditions, load_model, repeat_rows
 from shared.diffusion.policy import LoraSpec, attach_lora
@@ -31,7 +31,7 @@ RATIO, SIGMAS, COST = 1e-6, 2e-6, 1e-3
 
 
 class Report(BaseModel):
-    """Is what `digenrl check-family --json` prints."""
+    """Is what `python -m bench check-family --json` prints."""
 
     family: str
     figures: dict[str, float] = {}
