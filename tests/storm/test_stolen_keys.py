@@ -158,7 +158,8 @@ def foreign_keys(run: str, role: Role) -> list[str]:
         for own in WRITES[role]
         if own.endswith("/")
     ]
-    return [f"{run}/{each}" for each in (*names, *positions)]
+    found = [each for each in (*names, *positions) if not each.startswith(WRITES[role])]
+    return [f"{run}/{each}" for each in found]
 
 
 async def store_objects(run: Cluster, role: Role, number: int) -> list[str]:
