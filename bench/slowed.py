@@ -78,8 +78,10 @@ class SlowedDevice:
     ) -> SlowedGeneration:
         return SlowedGeneration(await self.device.begin(task, conditions, source), self.factor)
 
-    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
-        return await self.device.conditions(prompt, source)
+    async def conditions(
+        self, prompt: str, source: bytes | None = None, negative: str | None = None
+    ) -> bytes:
+        return await self.device.conditions(prompt, source, negative)
 
     async def stage(self, weights: StoredTensors) -> Staged:
         return await self.device.stage(weights)

@@ -74,17 +74,19 @@ def run(
     frames: int,
     steps: int,
     guidance_2: float | None = None,
+    negative: str | None = None,
 ) -> torch.Tensor:
     """What diffusers makes of the noise ``start`` (B, ...): latents, or pixels in [0, 1]."""
     if family == "qwen-image-edit" and len(start) > 1:  # its pipeline takes a prompt for an image
         return torch.cat([
             run(
                 family, pipeline, each[None], guidance=guidance, output=output, height=height,
-                width=width, frames=frames, steps=steps,
+                width=width, frames=frames, steps=steps, negative=negative,
             )
             for each in start
         ])  # fmt: skip
     call = _guidance(family, pipeline, guidance)
+    call |= _negative(family, pipeline, [negative] * len(start))
     if guidance_2 is not None:
         call["guidance_scale_2"] = guidance_2
     if family in ("sd3", "sd3-large"):
@@ -117,6 +119,14 @@ def _guidance(family: str, pipeline: Any, guidance: float) -> dict[str, Any]:
     if family == "ltx2":
         return dict(FAMILIES_BY_PIPELINE[type(pipeline).__name__].guidance_arguments(guidance))
     return {"guidance_scale": guidance - 1 if family == "z-image" else guidance}
+
+
+def _negative(family: str, pipeline: Any, texts: list[str | None]) -> dict[str, Any]:
+    if texts[0] is None:
+        return {}
+    if family == "flux2-klein":  # takes its embedding alone
+        return {"negative_prompt_embeds": pipeline.encode_prompt(texts)[0]}
+    return {"negative_prompt": texts}
 
 
 def _unpacked(

@@ -52,7 +52,9 @@ class EmulatedDevice:
         whole = fragment_seconds(self.profile, self.kind, task.fragment.num_samples)
         return EmulatedGeneration(self, task, self.weights, self.held.drawn(whole))
 
-    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
+    async def conditions(
+        self, prompt: str, source: bytes | None = None, negative: str | None = None
+    ) -> bytes:
         return conditions_blob(prompt, self.sizes.conditions)
 
 
@@ -62,7 +64,9 @@ class EmulatedEncoder:
 
     sizes: Scaled
 
-    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
+    async def conditions(
+        self, prompt: str, source: bytes | None = None, negative: str | None = None
+    ) -> bytes:
         return conditions_blob(prompt, self.sizes.conditions)
 
 

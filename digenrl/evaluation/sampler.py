@@ -72,12 +72,14 @@ class Sampler:
         num_each: int,
         seed: int,
         sources: Sequence[bytes | None] | None = None,
+        negatives: Sequence[str | None] | None = None,
     ) -> Media:
         """Sample each prompt ``num_each`` times, ordered by prompt. The noise of a sample depends
         only on the seed and on the numbers of the prompt and the sample. ``sources`` are the files
-        of the prompts' source images."""
+        of the prompts' source images, ``negatives`` their own negative prompts."""
         chunks = []
-        rows = list(zip(prompts, sources or [None] * len(prompts), strict=True))
+        none = [None] * len(prompts)
+        rows = list(zip(prompts, sources or none, negatives or none, strict=True))
         for first in range(0, len(prompts), PROMPTS_AT_ONCE):
             self._progress(first, len(prompts))
             some = rows[first : first + PROMPTS_AT_ONCE]
@@ -87,7 +89,11 @@ class Sampler:
         return np.concatenate(chunks)
 
     def _sample(
-        self, rows: Sequence[tuple[str, bytes | None]], first: int, num_each: int, seed: int
+        self,
+        rows: Sequence[tuple[str, bytes | None, str | None]],
+        first: int,
+        num_each: int,
+        seed: int,
     ) -> Media:
         """Samples as many prompts at once as have texts of one length."""
         conditions = [encoded(self.model, self._recipe, *row) for row in rows]

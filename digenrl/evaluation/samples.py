@@ -55,8 +55,9 @@ class PromptSampler:
         load_weights(self._sampler.model.transformer, weights)
         texts, num_each = [prompt.text for prompt in self._prompts], self._table.samples_per_prompt
         images = self._sampler.sample(
-            texts, num_each=num_each, seed=self._table.seed, sources=self._sources
-        )
+            texts, num_each=num_each, seed=self._table.seed, sources=self._sources,
+            negatives=[prompt.negative_prompt for prompt in self._prompts],
+        )  # fmt: skip
         seen = [
             None if each is None else source_of(each, images, self._background)
             for each in self._sources

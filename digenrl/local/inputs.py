@@ -21,7 +21,7 @@ from shared.models.no_model import no_model
 from shared.models.quantised import check_installed
 from shared.models.source_tokens import check_source_tokens
 from shared.recipe.adapter import check_adapter_here
-from shared.recipe.networks import check_networks
+from shared.recipe.networks import check_networks, no_negative
 from shared.recipe.recipe import Recipe
 from shared.run.run_recipe import held_out_rows, prompt_order, trained_and_held_out
 
@@ -49,6 +49,7 @@ def check_inputs(
     for key, path in (("data", recipe.data.prompts), ("evaluation", recipe.evaluation.prompts)):
         if path is not None:
             _check_images(f"{key}.prompts", path, recipe.model.folder, family.takes_image)
+            _check_negatives(f"{key}.prompts", path, no_negative(recipe))
     for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
         if kind_of(scorer, here=not elsewhere).takes == "videos" and not family.makes_videos:
             raise UserError(
@@ -98,6 +99,14 @@ def left_out(recipe: Recipe) -> list[str]:
         f"{key}.prompts: {number} rows without a prompt are left out"
         for key, number in numbers.items() if number
     ]  # fmt: skip
+
+
+def _check_negatives(key: str, prompts: Path, reason: str | None) -> None:
+    """Raises UserError if prompts have negative ones that have no effect."""
+    if reason and any(prompt.negative_prompt for prompt in read_prompts(prompts)):
+        raise UserError(
+            f"{key}: {prompts} has a column negative_prompt, and {reason}; leave the column out"
+        )
 
 
 def _check_images(key: str, prompts: Path, folder: Path, takes_image: bool) -> None:

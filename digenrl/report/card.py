@@ -22,8 +22,8 @@ PICTURE = f"\n\n![Mean reward per optimizer step, and before and after]({CURVE})
 RECIPE = {
     "run": ("seed", "steps"),
     "model": (
-        "height", "width", "frames", "guidance", "guidance_2", "text_tokens", "dtype", "attention",
-        "lora",
+        "height", "width", "frames", "guidance", "guidance_2", "negative_prompt", "text_tokens",
+        "dtype", "attention", "lora",
     ),
     "sampling": (
         "steps", "sigmas", "shift", "variant", "noise_level", "window", "first_window_starts",
@@ -65,7 +65,7 @@ def _card(recipe: Recipe, summary: Summary, labels: Mapping[str, str], picture: 
         f"# {recipe.run.name}\n\nA LoRA adapter for `{base}`, trained with reinforcement learning "
         f"({algorithm}) by DigenRL: {summary.steps} optimizer steps on {summary.samples_trained} "
         f"samples.{picture}",
-        f"## Use\n\n```python\n{usage(recipe, _example(recipe))}\n```",
+        f"## Use\n\n```python\n{usage(recipe, *_example(recipe))}\n```",
         _results(recipe, summary, labels),
         f"## Recipe\n\n```toml\n{_toml(recipe)}\n```",
         _rewards(recipe),
@@ -91,11 +91,13 @@ def _front_matter(recipe: Recipe, base: str) -> str:
     ])  # fmt: skip
 
 
-def _example(recipe: Recipe) -> str:
+def _example(recipe: Recipe) -> tuple[str, str | None]:
+    """Return the first prompt that is evaluated, and its own negative one."""
     try:
-        return evaluation_rows(recipe)[0][0].text
+        prompt = evaluation_rows(recipe)[0][0]
     except UserError:  # not on this host
-        return "..."
+        return "...", None
+    return prompt.text, prompt.negative_prompt
 
 
 def _results(recipe: Recipe, summary: Summary, labels: Mapping[str, str]) -> str:

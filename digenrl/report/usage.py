@@ -17,6 +17,7 @@ from shared.diffusion.policy import sampling_plan
 from shared.models.catalogue import family_of, text_tokens
 from shared.models.families import EXPERTS
 from shared.models.lora_files import FILES
+from shared.recipe.networks import negative_prompt, no_negative
 from shared.recipe.recipe import Recipe
 from shared.recipe.tables import Model
 
@@ -38,7 +39,7 @@ def makes_videos(model: Model) -> bool:
     return family_of(model.folder).makes_videos
 
 
-def usage(recipe: Recipe, prompt: str) -> str:
+def usage(recipe: Recipe, prompt: str, negative: str | None = None) -> str:
     """Write code that loads the adapter from its own folder and samples ``prompt``. For the first
     prompt of the evaluation, in float32, it reproduces the evaluation's first sample."""
     model = as_evaluated(recipe).model
@@ -50,6 +51,7 @@ def usage(recipe: Recipe, prompt: str) -> str:
         "generator": f"torch.Generator().manual_seed({noise_seed(recipe.evaluation.seed, 0, 0)})",
     }
     family = family_of(model.folder)
+    arguments |= _negative(recipe, negative)
     if family.takes_image:
         arguments = {"image": 'Image.open("source.png")', **arguments, **_unscaled(model)}
     takes_sigmas = family.takes_sigmas
@@ -138,6 +140,19 @@ def _conditioning(model: Model) -> dict[str, object]:
     return {
         **family.guidance_arguments(model.guidance), **second, "max_sequence_length": tokens,
     }  # fmt: skip
+
+
+def _negative(recipe: Recipe, own: str | None) -> dict[str, object]:
+    """Return the negative prompt as the pipeline takes it, where it has another than none."""
+    model, text = recipe.model, negative_prompt(recipe) if own is None else own
+    if not text or no_negative(recipe):
+        return {}
+    said = json.dumps(text, ensure_ascii=False)
+    if family_of(model.folder).pipeline == "Flux2KleinPipeline":  # takes its embedding alone
+        tokens = text_tokens(model.folder, model.text_tokens)
+        said = f"pipeline.encode_prompt({said}, max_sequence_length={tokens})[0]"
+        return {"negative_prompt_embeds": said}
+    return {"negative_prompt": said}
 
 
 def _settings(model: Model) -> Iterator[str]:

@@ -73,7 +73,13 @@ class UnencodedModel:
         return None  # nothing is encoded, no image either
 
     def encode(
-        self, prompt: str, *, guidance: float, image: Tensor | None = None, frames: int = 1
+        self,
+        prompt: str,
+        *,
+        guidance: float,
+        image: Tensor | None = None,
+        frames: int = 1,
+        negative_prompt: str = "",
     ) -> Conditions:
         """Returns tensors (1, ...) of zeros; nothing is read."""
         return {

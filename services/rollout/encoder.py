@@ -39,7 +39,9 @@ log = structlog.get_logger()
 
 
 class PromptEncoder(Protocol):
-    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
+    async def conditions(
+        self, prompt: str, source: bytes | None = None, negative: str | None = None
+    ) -> bytes:
         """Return the conditioning of ``prompt``, and of the image of that file, packed."""
 
 
@@ -134,7 +136,7 @@ class EncoderApp:
     async def _next(self) -> Prompt | None:
         """Return the prompt that is needed first and that nobody has encoded; None if all are."""
         for prompt in list(self._wanted()):
-            digest = self._encoding.digest(prompt.text, prompt.image)
+            digest = self._encoding.digest(prompt.text, prompt.image, prompt.negative_prompt)
             if digest in self._known | self._in_store:
                 continue
             if not await are_stored(self._store, self._bus.run, digest):
@@ -159,7 +161,7 @@ class EncoderApp:
 
     def _is_mine(self, prompt: Prompt) -> bool:
         workers = self._recipe.encoder.workers
-        digest = self._encoding.digest(prompt.text, prompt.image)
+        digest = self._encoding.digest(prompt.text, prompt.image, prompt.negative_prompt)
         return int(digest[:8], 16) % workers == self._share
 
     async def _encode(self, prompt: Prompt, tasks: asyncio.TaskGroup) -> None:
@@ -169,17 +171,20 @@ class EncoderApp:
         try:
             source = await patiently(lambda: self._sources.get(prompt.image), "store_unavailable")
             with self._worker.doing("encoding"):
-                packed = await self._device.conditions(prompt.text, source)
+                packed = await self._device.conditions(prompt.text, source, prompt.negative_prompt)
         except DigenRLError as error:
             packed, fault = b"", str(error)
             log.error("prompt_not_encoded", prompt=prompt.text, error=fault)
         STAGE_SECONDS.labels(stage="encoder").observe(time.monotonic() - began)
         await self._storing.acquire()
-        self._in_store.add(self._encoding.digest(prompt.text, prompt.image))
+        self._in_store.add(self._encoding.digest(prompt.text, prompt.image, prompt.negative_prompt))
         tasks.create_task(self._store_once(prompt, packed, fault))
 
     async def _store_once(self, prompt: Prompt, packed: bytes, fault: str) -> None:
-        digest, worker = self._encoding.digest(prompt.text, prompt.image), self._worker.address
+        digest, worker = (
+            self._encoding.digest(prompt.text, prompt.image, prompt.negative_prompt),
+            self._worker.address,
+        )
         try:
             store = partial(store_conditions, self._store, self._bus.run, digest, packed)
             named = partial(store, prompt=prompt.text, worker=worker, fault=fault)

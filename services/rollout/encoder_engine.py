@@ -36,11 +36,13 @@ class EncoderEngine:
             )
             check_encoders(self._model, recipe)
 
-    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
+    async def conditions(
+        self, prompt: str, source: bytes | None = None, negative: str | None = None
+    ) -> bytes:
         """Returns what a device that generates would have encoded itself, byte for byte on the same
         type of device."""
-        return await asyncio.to_thread(self._conditions, prompt, source)
+        return await asyncio.to_thread(self._conditions, prompt, source, negative)
 
-    def _conditions(self, prompt: str, source: bytes | None) -> bytes:
+    def _conditions(self, prompt: str, source: bytes | None, negative: str | None) -> bytes:
         with fits(self._device, "encoding a prompt", SMALLER):
-            return pack(encoded(self._model, self._recipe, prompt, source))
+            return pack(encoded(self._model, self._recipe, prompt, source, negative))

@@ -52,7 +52,7 @@ class EncodedConditions:
         Raises:
             FaultyConditions: if what is stored is not what it should be.
         """
-        digest = self._encoding.digest(prompt.text, prompt.image)
+        digest = self._encoding.digest(prompt.text, prompt.image, prompt.negative_prompt)
         while wanted():
             found = self._kept.get(digest) or await patiently(
                 lambda: read_conditions(self._store, self._run, digest), "store_unavailable"
@@ -65,7 +65,7 @@ class EncodedConditions:
 
     async def forget(self, prompt: Prompt) -> None:
         """Have a prompt encoded anew, as what is stored of it is faulty."""
-        digest = self._encoding.digest(prompt.text, prompt.image)
+        digest = self._encoding.digest(prompt.text, prompt.image, prompt.negative_prompt)
         self._kept.pop(digest, None)
         log.warning("conditions_forgotten", prompt=prompt.text[:SHOWN], digest=digest)
         await patiently(

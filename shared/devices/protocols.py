@@ -80,7 +80,9 @@ class GeneratingDevice(Protocol):
             ContractError: if the source is no image, or missing, or the model takes none.
         """
 
-    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
+    async def conditions(
+        self, prompt: str, source: bytes | None = None, negative: str | None = None
+    ) -> bytes:
         """Return the conditioning of ``prompt`` and of its source image; may be called beside
         other work, and only if the device encodes prompts itself."""
 

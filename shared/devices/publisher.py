@@ -171,7 +171,7 @@ class FragmentPublisher:
         the group may have stored it. Where an attempt has failed, the stored object may be faulty.
         """
         source = await self._sources.get(prompt.image)
-        packed = await self._device.conditions(prompt.text, source)
+        packed = await self._device.conditions(prompt.text, source, prompt.negative_prompt)
         put = self._store.put if attempt else self._store.put_once
         return await put(conditions_folder(self._bus.run), packed, suffix=".safetensors")
 

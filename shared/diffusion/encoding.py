@@ -6,6 +6,7 @@ from torch import Tensor
 from shared.diffusion.models import Conditions, ModelAdapter, taken
 from shared.errors import ContractError, UserError
 from shared.learning.pictures import decoded
+from shared.recipe.networks import negative_prompt
 from shared.recipe.recipe import Recipe
 
 PROBE = "a photo of a red apple on a table"
@@ -13,10 +14,14 @@ PROBE = "a photo of a red apple on a table"
 
 
 def encoded(
-    model: ModelAdapter, recipe: Recipe, prompt: str, source: bytes | None = None
+    model: ModelAdapter,
+    recipe: Recipe,
+    prompt: str,
+    source: bytes | None = None,
+    negative: str | None = None,
 ) -> Conditions:
     """Returns the conditions of a prompt; ``source`` is the file of the image that it edits, which
-    is scaled to the recipe's size.
+    is scaled to the recipe's size, and ``negative`` its own negative prompt.
 
     Raises:
         ContractError: if it is no image, or missing, or the model takes none; or if the prompt
@@ -26,7 +31,7 @@ def encoded(
     if model.image_channels is None:
         if source is not None:
             raise ContractError("the prompt has a source image, and this model takes none")
-        return _encoded(model, recipe, prompt)
+        return _encoded(model, recipe, prompt, negative)
     if source is None:
         raise ContractError("the prompt has no source image, and this model edits images")
     try:
@@ -36,7 +41,7 @@ def encoded(
         )  # fmt: skip
     except ContractError as error:
         raise ContractError(f"the prompt's source image {error}") from error
-    return _encoded(model, recipe, prompt, torch.from_numpy(pixels)[None])
+    return _encoded(model, recipe, prompt, negative, torch.from_numpy(pixels)[None])
 
 
 def check_encoders(model: ModelAdapter, recipe: Recipe) -> None:
@@ -47,7 +52,7 @@ def check_encoders(model: ModelAdapter, recipe: Recipe) -> None:
     if channels is not None:
         image = torch.full((1, channels, table.height, table.width), 127, dtype=torch.uint8)
     try:
-        conditions = _encoded(model, recipe, PROBE, image)
+        conditions = _encoded(model, recipe, PROBE, None, image)
         not_finite = [name for name, each in conditions.items() if not each.isfinite().all()]
         if not_finite:
             raise ContractError(f"its {not_finite[0]} is not finite")
@@ -58,8 +63,15 @@ def check_encoders(model: ModelAdapter, recipe: Recipe) -> None:
 
 
 def _encoded(
-    model: ModelAdapter, recipe: Recipe, prompt: str, image: Tensor | None = None
+    model: ModelAdapter,
+    recipe: Recipe,
+    prompt: str,
+    negative: str | None,
+    image: Tensor | None = None,
 ) -> Conditions:
     table = recipe.model
+    away = negative_prompt(recipe) if negative is None else negative
     with taken(ContractError, "the prompt cannot be encoded", (Exception,)):
-        return model.encode(prompt, guidance=table.guidance, image=image, frames=table.frames)
+        return model.encode(
+            prompt, guidance=table.guidance, image=image, frames=table.frames, negative_prompt=away
+        )

@@ -144,10 +144,12 @@ class Generator:
         with self._beside.in_use():
             return velocity_numbers(self._model, self._recipe)
 
-    def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
-        """Returns the conditioning of ``prompt`` and of the file of its source image, encoded
-        unless they were used recently."""
-        return pack(self._encoded(prompt, source))
+    def conditions(
+        self, prompt: str, source: bytes | None = None, negative: str | None = None
+    ) -> bytes:
+        """Returns the conditioning of ``prompt``, of the file of its source image and of its own
+        negative prompt, encoded unless they were used recently."""
+        return pack(self._encoded(prompt, source, negative))
 
     def begin(
         self,
@@ -171,7 +173,8 @@ class Generator:
     def _begun(
         self, task: GenerateFragment, conditions: bytes | None, source: bytes | None
     ) -> GenerationInProgress:
-        prompt = task.prompt.text
+        prompt = task.prompt
+        given = (prompt.text, source, prompt.negative_prompt)
         return GenerationInProgress(
             task=task,
             weights_digest=self.weights_digest(),
@@ -183,7 +186,7 @@ class Generator:
                 shared_seed=self._shared_seed(task),
             ),
             conditions=repeat_rows(
-                self._encoded(prompt, source) if conditions is None else self._read(conditions),
+                self._encoded(*given) if conditions is None else self._read(conditions),
                 task.fragment.num_samples,
             ),
             given=conditions is not None,
@@ -305,8 +308,8 @@ class Generator:
         fragment = task.fragment
         return group_seed(self._recipe.run.seed, fragment.batch, fragment.group)
 
-    def _encode(self, prompt: str, source: bytes | None) -> Conditions:
-        return encoded(self._model, self._recipe, prompt, source)
+    def _encode(self, prompt: str, source: bytes | None, negative: str | None) -> Conditions:
+        return encoded(self._model, self._recipe, prompt, source, negative)
 
     def _read(self, packed: bytes) -> Conditions:
         """Reads conditions into memory of their own, which starts where kernels like it to."""
@@ -389,5 +392,7 @@ class LocalGenerator:
         work = await asyncio.to_thread(self._generator.begin, task, conditions, source)
         return LocalGeneration(self._generator, work)
 
-    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
-        return await asyncio.to_thread(self._generator.conditions, prompt, source)
+    async def conditions(
+        self, prompt: str, source: bytes | None = None, negative: str | None = None
+    ) -> bytes:
+        return await asyncio.to_thread(self._generator.conditions, prompt, source, negative)

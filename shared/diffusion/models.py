@@ -58,9 +58,15 @@ class ModelAdapter(Protocol):
         """Returns the channels of the source images that are edited; None if there are none."""
 
     def encode(
-        self, prompt: str, *, guidance: float, image: Tensor | None = None, frames: int = 1
+        self,
+        prompt: str,
+        *,
+        guidance: float,
+        image: Tensor | None = None,
+        frames: int = 1,
+        negative_prompt: str = "",
     ) -> Conditions:
-        """Encodes a prompt; for classifier-free guidance the empty prompt, too. ``image`` is the
+        """Encodes a prompt; for classifier-free guidance the negative prompt, too. ``image`` is the
         source image (1, C, H, W), uint8 and of the samples' size, of a model that takes one; a
         sample has so many ``frames``."""
 

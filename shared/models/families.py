@@ -79,6 +79,7 @@ _SD3 = FamilySpec(
     },
     image_shapes=None,
     embeds_guidance=False,
+    negative_prompt="",
     guidance_arguments=_guidance_scale,
     takes_sigmas=True,
     lora_targets=JOINT_ATTENTION,
@@ -110,6 +111,7 @@ _FLUX = FamilySpec(
     },
     image_shapes=None,
     embeds_guidance=True,
+    negative_prompt="",
     guidance_arguments=_guidance_scale,
     takes_sigmas=True,
     lora_targets=JOINT_ATTENTION,
@@ -145,6 +147,7 @@ _QWEN_IMAGE = FamilySpec(
     condition_shapes=lambda network, tokens: {"text": (tokens, network["joint_attention_dim"])},
     image_shapes=None,
     embeds_guidance=False,
+    negative_prompt=" ",
     guidance_arguments=lambda guidance: {"true_cfg_scale": guidance, "negative_prompt": '""'},
     takes_sigmas=True,
     lora_targets=(
@@ -164,6 +167,13 @@ _QWEN_IMAGE_EDIT = replace(
     max_text_tokens=1024 + 16384,
     image_shapes=lambda _, latents: {"image": latents},
 )
+
+_OF_WAN = (
+    "色调艳丽，过曝，静态，细节模糊不清，字幕，风格，作品，画作，画面，静止，整体发灰，最差质量，低质量，"
+    "JPEG压缩残留，丑陋的，残缺的，多余的手指，画得不好的手部，画得不好的脸部，畸形的，毁容的，"
+    "形态畸形的肢体，手指融合，静止不动的画面，杂乱的背景，三条腿，背景人很多，倒着走"
+)
+"""sample_neg_prompt of Wan-Video/Wan2.1, wan/configs/shared_config.py."""
 
 _WAN = FamilySpec(
     pipeline="WanPipeline",
@@ -187,6 +197,7 @@ _WAN = FamilySpec(
     condition_shapes=lambda network, tokens: {"text": (tokens, network["text_dim"])},
     image_shapes=None,
     embeds_guidance=False,
+    negative_prompt=_OF_WAN,
     guidance_arguments=_guidance_scale,
     takes_sigmas=False,
     lora_targets=tuple(
@@ -244,6 +255,7 @@ _HUNYUAN_VIDEO = FamilySpec(
     },
     image_shapes=None,
     embeds_guidance=True,
+    negative_prompt="",
     guidance_arguments=_guidance_scale,
     takes_sigmas=True,
     lora_targets=JOINT_ATTENTION,
@@ -273,6 +285,7 @@ _FLUX2 = FamilySpec(
     condition_shapes=lambda network, tokens: {"text": (tokens, network["joint_attention_dim"])},
     image_shapes=None,
     embeds_guidance=True,
+    negative_prompt="",
     guidance_arguments=_guidance_scale,
     takes_sigmas=True,
     lora_targets=(*JOINT_ATTENTION, "attn.to_qkv_mlp_proj", "attn.to_out"),
@@ -310,6 +323,7 @@ _Z_IMAGE = FamilySpec(
     condition_shapes=lambda network, tokens: {"text": (tokens, network["cap_feat_dim"])},
     image_shapes=None,
     embeds_guidance=False,
+    negative_prompt="",
     guidance_arguments=lambda guidance: {"guidance_scale": guidance - 1},
     takes_sigmas=True,
     lora_targets=tuple(f"attention.{layer}" for layer in ("to_q", "to_k", "to_v", "to_out.0")),
@@ -340,6 +354,7 @@ _HUNYUAN_VIDEO_15 = FamilySpec(
     condition_shapes=lambda network, tokens: {"text": (tokens, network["text_embed_dim"])},
     image_shapes=None,
     embeds_guidance=False,
+    negative_prompt="",
     guidance_arguments=lambda _: {},  # its guider has it
     takes_sigmas=True,
     lora_targets=JOINT_ATTENTION,
@@ -378,6 +393,7 @@ _LTX2 = SoundFamilySpec(
         "sound_text": (tokens, network["caption_channels"]),
     },
     embeds_guidance=False,
+    negative_prompt="",
     guidance_arguments=lambda guidance: {
         "guidance_scale": guidance, "audio_guidance_scale": guidance,
         **dict.fromkeys(("stg_scale", "audio_stg_scale"), 0.0),

@@ -57,6 +57,8 @@ class FamilySpec:
     """Whether the network takes guidance as an input, so that one forward pass is enough."""
     guidance_arguments: Callable[[float], Mapping[str, object]]
     """Returns the arguments by which its pipeline is given a guidance, as Python writes them."""
+    negative_prompt: str
+    """Negative prompt that its authors sample with, where it has classifier-free guidance."""
     takes_sigmas: bool
     """Whether its pipeline has an argument for sigmas."""
     lora_targets: tuple[str, ...]

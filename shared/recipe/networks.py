@@ -20,6 +20,8 @@ def check_networks(recipe: Tables) -> None:
             f"algorithm.cfg_gradient: a {family.pipeline} takes guidance as an input of its "
             "network, so that there is no unconditional half; leave it out"
         )
+    if table.negative_prompt and family.forwards(table.guidance) == 1:
+        raise UserError(f"model.negative_prompt: {no_negative(recipe)}; leave it out")
     if boundary(table.folder) is not None:
         _check_shards(recipe)
         return
@@ -33,6 +35,20 @@ def check_networks(recipe: Tables) -> None:
                 f"{key}: it is for a model with a second network, for low noise, and "
                 f"{table.folder} has one network; leave it out"
             )
+
+
+def negative_prompt(recipe: Tables) -> str:
+    """Return the negative prompt of prompts without their own."""
+    own = recipe.model.negative_prompt
+    return family_of(recipe.model.folder).negative_prompt if own is None else own
+
+
+def no_negative(recipe: Tables) -> str | None:
+    """Say why a negative prompt has no effect; None if it has one."""
+    family, guidance = family_of(recipe.model.folder), recipe.model.guidance
+    if family.embeds_guidance:
+        return f"a {family.pipeline} takes guidance as an input of its network"
+    return None if guidance > 1 else f"model.guidance {guidance:g} is no classifier-free guidance"
 
 
 def frozen_layers(recipe: Tables) -> tuple[str, ...]:

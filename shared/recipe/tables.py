@@ -11,7 +11,7 @@ from shared.learning.advantages import Advantages
 from shared.learning.algorithms import ALGORITHMS
 from shared.learning.pictures import WHITE
 from shared.messages.contracts import MAX_GROUP_SIZE
-from shared.messages.records import Token
+from shared.messages.records import MAX_TEXT, Token
 from shared.models.attention import check_backend
 from shared.models.hub import ID_PATTERN, REVISION_PATTERN, commit_of, place
 from shared.models.memory import Form, Holding, Part, Residence
@@ -80,6 +80,9 @@ class Model(Table):
     guidance: Rate = 1.0
     """Guidance scale in sampling and training: classifier-free, or an input of the network (FLUX.1,
     HunyuanVideo). 1 turns it off."""
+    negative_prompt: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
+    """Text that classifier-free guidance leads away from, in sampling and training. By default the
+    one that the model's authors publish; the column `negative_prompt` of a prompt goes before."""
     guidance_2: Rate | None = None
     """Guidance scale of the network for low noise (Wan2.2); default: `model.guidance`.
     `model.guidance` decides whether there is guidance at all."""

@@ -28,16 +28,20 @@ class Encoding:
     model: str
     """Digest of the model's files."""
     negative: bool
-    """Whether the empty prompt is encoded as well, for classifier-free guidance."""
+    """Whether the negative prompt is encoded as well, for classifier-free guidance."""
     text_tokens: int
     dtype: str
     matmul_precision: str
     size: tuple[int, ...] | None = None
     """Height and width to which a source image is scaled; and frames, of a video."""
 
-    def digest(self, prompt: str, image: SourceImage | None = None) -> str:
+    def digest(
+        self, prompt: str, image: SourceImage | None = None, negative: str | None = None
+    ) -> str:
         said = {**asdict(self), "prompt": prompt}
         del said["size"]
+        if negative is not None:
+            said["negative_prompt"] = negative
         if image is not None:
             said |= {"image": image.sha256, "size": self.size}
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

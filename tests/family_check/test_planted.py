@@ -56,7 +56,7 @@ class WithoutGradient(StableDiffusion3):
 
 
 class EmptyIsZero(StableDiffusion3):
-    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+    def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
         found = super().encode_prompt(prompt, negative=negative)
         zero = {name: torch.zeros_like(found[name]) for name in found if name.startswith(NEGATIVE)}
         return {**found, **zero}

@@ -159,3 +159,16 @@ def test_the_geneval_recipe_trains_on_prompts_in_geneval_s_format(tmp_path: Path
         assert all(requirements_of(scorer_inputs(prompt)).include for prompt in prompts)
         texts.append({prompt.text for prompt in prompts})
     assert not texts[0] & texts[1]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_a_negative_prompt_is_no_metadata(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"prompt": "a cat", "negative_prompt": "blurry", "n": 3}]
+    path = table(tmp_path / f"p{suffix}", rows)
+    for file in (path, from_folder(path, monkeypatch)[0]):
+        [prompt] = read_prompts(file)
+        assert prompt.negative_prompt == "blurry" and prompt.metadata.keys() == {"n"}
+        sent = examples.task().model_copy(update={"prompt": prompt})
+        assert decode(encode(sent)) == sent

@@ -43,7 +43,9 @@ class FakeEncoder:
     refused: set[str] = field(default_factory=set)
     """Prompts that it cannot encode."""
 
-    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
+    async def conditions(
+        self, prompt: str, source: bytes | None = None, negative: str | None = None
+    ) -> bytes:
         await self.free.wait()
         await asyncio.sleep(self.seconds)
         self.done.append(prompt)

@@ -131,7 +131,9 @@ class FakeDevice:
         self.sources.append(source)
         return FakeGeneration(self, task)
 
-    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
+    async def conditions(
+        self, prompt: str, source: bytes | None = None, negative: str | None = None
+    ) -> bytes:
         return prompt.encode()
 
     async def stage(self, weights: StoredTensors) -> FakeStaged:

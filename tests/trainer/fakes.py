@@ -79,7 +79,9 @@ class FakeDevice:
         self.given.append(conditions)
         return FakeGeneration(self, task, self.weights_digest())
 
-    async def conditions(self, prompt: str, source: bytes | None = None) -> bytes:
+    async def conditions(
+        self, prompt: str, source: bytes | None = None, negative: str | None = None
+    ) -> bytes:
         return prompt.encode()
 
 

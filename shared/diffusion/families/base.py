@@ -30,7 +30,7 @@ from shared.models.memory import AS_TRAINED, Holding, file_bytes, part_folders
 from shared.recipe.sampling import CfgGradient
 
 NEGATIVE = "negative_"
-"""Prefix of the names of the empty prompt's conditions, for classifier-free guidance."""
+"""Prefix of the names of the negative prompt's conditions, for classifier-free guidance."""
 
 _TEXT = ("text_encoder", "text_encoder_2", "text_encoder_3", "connectors", "image_encoder")
 
@@ -181,9 +181,15 @@ class Family(ABC):
         return 3 if vae is None else int(vae.config.get("in_channels", 3))
 
     def encode(
-        self, prompt: str, *, guidance: float, image: Tensor | None = None, frames: int = 1
+        self,
+        prompt: str,
+        *,
+        guidance: float,
+        image: Tensor | None = None,
+        frames: int = 1,
+        negative_prompt: str = "",
     ) -> Conditions:
-        negative = self.spec.forwards(guidance) == 2
+        negative = negative_prompt if self.spec.forwards(guidance) == 2 else None
         with torch.no_grad():
             if image is None:
                 conditions = self.encode_prompt(prompt, negative=negative)
@@ -194,11 +200,13 @@ class Family(ABC):
         return {name: tensor.detach().contiguous() for name, tensor in conditions.items()}
 
     @abstractmethod
-    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
-        """Encodes a prompt to tensors (1, ...); if ``negative``, the empty prompt as well, by the
+    def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
+        """Encodes a prompt to tensors (1, ...), and the ``negative`` one, if it is not None, by the
         same names after `NEGATIVE`."""
 
-    def encode_edit(self, prompt: str, image: Tensor, *, negative: bool, frames: int) -> Conditions:
+    def encode_edit(
+        self, prompt: str, image: Tensor, *, negative: str | None, frames: int
+    ) -> Conditions:
         """Encodes a prompt and the image (1, C, H, W), uint8, that it edits, or that a video of so
         many frames begins with; tensors of the image have names that begin with `IMAGE`. Only of a
         family that takes images."""

@@ -9,7 +9,7 @@ from shared.diffusion.models import IMAGE, Conditions
 
 
 class Flux(Family):
-    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+    def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
         text, pooled, _ = self.pipeline.encode_prompt(
             prompt, prompt, max_sequence_length=self.text_tokens
         )
@@ -43,7 +43,9 @@ class Flux(Family):
 
 
 class FluxKontext(Flux):
-    def encode_edit(self, prompt: str, image: Tensor, *, negative: bool, frames: int) -> Conditions:
+    def encode_edit(
+        self, prompt: str, image: Tensor, *, negative: str | None, frames: int
+    ) -> Conditions:
         vae = self.pipeline.vae
         held = vae.encode(in_model_space(image).to(vae.dtype)).latent_dist.mode()
         latents = (held - vae.config.shift_factor) * vae.config.scaling_factor

@@ -29,7 +29,7 @@ class Flux2(Family):
             )
         return made
 
-    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+    def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
         return {"text": self._text(prompt)}
 
     def forward(
@@ -64,9 +64,9 @@ class Flux2(Family):
 
 
 class Flux2Klein(Flux2):
-    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+    def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
         text = super().encode_prompt(prompt, negative=negative)
-        return {**text, NEGATIVE + "text": self._text("")} if negative else text
+        return text if negative is None else {**text, NEGATIVE + "text": self._text(negative)}
 
 
 def unpatched(latents: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class HunyuanVideo(Family):
     def lora_excluded(self) -> tuple[str, ...]:
         return ("context_embedder",)  # its refiner of text tokens has layers of the same names
 
-    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+    def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
         text, pooled, mask = self.pipeline.encode_prompt(
             prompt, prompt, max_sequence_length=self.text_tokens
         )

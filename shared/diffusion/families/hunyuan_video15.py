@@ -59,9 +59,9 @@ class HunyuanVideo15(Family):
         last = self.config.num_layers - 1
         return ("context_embedder", f"transformer_blocks.{last}.attn.to_add_out")
 
-    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+    def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
         found = self._texts(prompt)
-        empty = self._texts("") if negative else {}
+        empty = {} if negative is None else self._texts(negative)
         return found | {NEGATIVE + name: each for name, each in empty.items()}
 
     def forward(

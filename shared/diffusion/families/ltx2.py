@@ -19,13 +19,16 @@ from shared.models.sound import FRAME_RATE, ltx2_sound_tokens, sound_columns
 class LTX2(Family):
     leaves_out: ClassVar[tuple[str, ...]] = ("audio_vae", "vocoder", "processor")
 
-    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+    def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
         self._check_tokens()
         text, mask, empty, empty_mask = self.pipeline.encode_prompt(
-            prompt, do_classifier_free_guidance=negative, max_sequence_length=self.text_tokens
+            prompt,
+            negative,
+            do_classifier_free_guidance=negative is not None,
+            max_sequence_length=self.text_tokens,
         )
         found = self._connected(text, mask)
-        if not negative:
+        if negative is None:
             return found
         return found | {
             NEGATIVE + name: each for name, each in self._connected(empty, empty_mask).items()

@@ -36,9 +36,9 @@ class QwenImage(Family):
             f"{last}.{layer}" for layer in ("attn.add_q_proj", "attn.to_add_out", "txt_mlp")
         )
 
-    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+    def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
         text = {"text": self._text(prompt)}
-        return {**text, NEGATIVE + "text": self._text("")} if negative else text
+        return text if negative is None else {**text, NEGATIVE + "text": self._text(negative)}
 
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
@@ -83,7 +83,9 @@ class QwenImageEdit(QwenImage):
             made.pipeline.processor = TextAndImage.load(folder, made.pipeline.tokenizer)
         return made
 
-    def encode_edit(self, prompt: str, image: Tensor, *, negative: bool, frames: int) -> Conditions:
+    def encode_edit(
+        self, prompt: str, image: Tensor, *, negative: str | None, frames: int
+    ) -> Conditions:
         vae = self.pipeline.vae
         pixels = in_model_space(image).to(vae.dtype).unsqueeze(2)
         held = vae.encode(pixels).latent_dist.mode()
@@ -91,8 +93,8 @@ class QwenImageEdit(QwenImage):
             "text": self._text_beside(prompt, image),
             IMAGE: normalised(held, vae)[:, :, 0].to(self.dtype),
         }
-        if negative:
-            conditions[NEGATIVE + "text"] = self._text_beside("", image)
+        if negative is not None:
+            conditions[NEGATIVE + "text"] = self._text_beside(negative, image)
         return conditions
 
     def _text_beside(self, prompt: str, image: Tensor) -> Tensor:

@@ -37,11 +37,14 @@ class Wan(Family):
         is_high = self.transformer.is_high(_timestep(sigma)).reshape(-1, *[1] * (like.dim() - 1))
         return torch.where(is_high, guidance, self.guidance_2).to(like)
 
-    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+    def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
         text, empty = self.pipeline.encode_prompt(
-            prompt, "", do_classifier_free_guidance=negative, max_sequence_length=self.text_tokens
+            prompt,
+            negative,
+            do_classifier_free_guidance=negative is not None,
+            max_sequence_length=self.text_tokens,
         )
-        return {"text": text, NEGATIVE + "text": empty} if negative else {"text": text}
+        return {"text": text} | ({} if negative is None else {NEGATIVE + "text": empty})
 
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
@@ -55,7 +58,7 @@ class Wan(Family):
 
 
 class WanFromImage(Wan):
-    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+    def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
         # As the pipeline's own, which fails where the package ftfy is not installed.
         from diffusers import WanPipeline
 
@@ -63,11 +66,14 @@ class WanFromImage(Wan):
             WanPipeline._get_t5_prompt_embeds(
                 self.pipeline, each, max_sequence_length=self.text_tokens
             )
-            for each in ([prompt, ""] if negative else [prompt])
+            for each in (prompt, negative)
+            if each is not None
         )
-        return {"text": text} | ({NEGATIVE + "text": empty[0]} if negative else {})
+        return {"text": text} | ({NEGATIVE + "text": empty[0]} if empty else {})
 
-    def encode_edit(self, prompt: str, image: Tensor, *, negative: bool, frames: int) -> Conditions:
+    def encode_edit(
+        self, prompt: str, image: Tensor, *, negative: str | None, frames: int
+    ) -> Conditions:
         conditions = {
             **self.encode_prompt(prompt, negative=negative),
             IMAGE: self._first_frame(image, frames).to(self.dtype),

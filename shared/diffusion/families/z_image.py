@@ -19,12 +19,15 @@ class ZImage(Family):
         # The refiners of image and text have layers of the same names.
         return ("noise_refiner", "context_refiner")
 
-    def encode_prompt(self, prompt: str, *, negative: bool) -> Conditions:
+    def encode_prompt(self, prompt: str, *, negative: str | None) -> Conditions:
         text, empty = self.pipeline.encode_prompt(
-            prompt, do_classifier_free_guidance=negative, max_sequence_length=self.text_tokens
+            prompt,
+            negative_prompt=negative,
+            do_classifier_free_guidance=negative is not None,
+            max_sequence_length=self.text_tokens,
         )
-        conditions = {"text": text[0].unsqueeze(0)}
-        return {**conditions, NEGATIVE + "text": empty[0].unsqueeze(0)} if negative else conditions
+        texts = {"text": text[0], **({NEGATIVE + "text": empty[0]} if empty else {})}
+        return {name: each.unsqueeze(0) for name, each in texts.items()}
 
     def both(
         self, latents: Tensor, sigma: Tensor, empty: Conditions, prompt: Conditions, guidance: float

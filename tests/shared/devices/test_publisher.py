@@ -32,7 +32,9 @@ class Outbox:
 
 
 class Device:
-    async def conditions(self, text: str, source: bytes | None) -> bytes:
+    async def conditions(
+        self, text: str, source: bytes | None, negative: str | None = None
+    ) -> bytes:
         return text.encode()
 
 

@@ -52,6 +52,7 @@ ENTRY: dict[str, Any] = {
     },
     "image_shapes": None,
     "embeds_guidance": True,
+    "negative_prompt": "",
     "guidance_arguments": lambda guidance: {"guidance_scale": guidance},
     "takes_sigmas": True,
     "lora_targets": families.JOINT_ATTENTION,
