@@ -1,7 +1,8 @@
 """A plain loop of diffusers and peft: what a run's update has to be, without its training code.
 
 Of the project it takes seeds, the order of prompts, where windows begin, and the scorer. Which
-version generates a group is what the commit record says.
+version generates a group is what the commit record says. A batch begins with the stored weights of
+its version; the optimizer's moments are the loop's own from the first batch on.
 """
 
 import math
@@ -17,6 +18,7 @@ from shared.learning.prompts import PromptOrder, read_prompts
 from shared.learning.seeds import group_seed, sample_seed
 from shared.learning.windows import Windows
 from shared.recipe.recipe import Recipe
+from shared.run.commits import TrainedGroup
 
 Weights = Mapping[str, Tensor]
 
@@ -38,7 +40,7 @@ class Group:
 
 
 class PlainLoop:
-    def __init__(self, recipe: Recipe, first: Weights) -> None:
+    def __init__(self, recipe: Recipe, versions: Sequence[Weights]) -> None:
         from diffusers import StableDiffusion3Pipeline
         from peft import LoraConfig
 
@@ -50,19 +52,19 @@ class PlainLoop:
         lora = recipe.model.lora
         self.network.add_adapter(LoraConfig(
             r=lora.rank, lora_alpha=lora.alpha,
-            target_modules=sorted({name.rsplit(".lora_", 1)[0] for name in first}),
+            target_modules=sorted({name.rsplit(".lora_", 1)[0] for name in versions[0]}),
         ))  # fmt: skip
         self.weights = {
             name.replace(".default.", "."): each
             for name, each in self.network.named_parameters() if each.requires_grad
         }  # fmt: skip
-        assert self.weights.keys() == first.keys()
+        assert self.weights.keys() == versions[0].keys()
         table = recipe.trainer
         self.optimizer = torch.optim.AdamW(
             self.weights.values(), lr=table.learning_rate, betas=table.betas,
             weight_decay=table.weight_decay,
         )  # fmt: skip
-        self.versions: list[Weights] = [{name: each.clone() for name, each in first.items()}]
+        self.versions = versions
         self.prompts = PromptOrder(read_prompts(recipe.data.prompts), self.seed)
         folder = recipe.reward.scorers[0].folder
         assert folder is not None
@@ -70,10 +72,9 @@ class PlainLoop:
         low, high = recipe.sampling.first_window_starts
         self.windows = Windows(first=low, last=high)
 
-    def train(self, generated_by: Sequence[int]) -> None:
-        """Train the next batch, whose groups these versions generate."""
-        batch = len(self.versions) - 1
-        groups = [self.generate(batch, g, version) for g, version in enumerate(generated_by)]
+    def train(self, batch: int, trained: Sequence[TrainedGroup]) -> Weights:
+        """Train a batch of groups that were committed so; return the weights that it makes."""
+        groups = [self.generate(batch, each) for each in trained]
         self.use(self.versions[batch])
         table, size = self.recipe.trainer, len(groups) // self.recipe.trainer.updates
         assert table.decay_steps is not None
@@ -89,10 +90,11 @@ class PlainLoop:
                 (loss.sum() / (size * len(loss))).backward()
             torch.nn.utils.clip_grad_norm_(self.weights.values(), table.max_grad_norm)
             self.optimizer.step()
-        self.versions.append({name: each.detach().clone() for name, each in self.weights.items()})
+        return {name: each.detach().clone() for name, each in self.weights.items()}
 
     @torch.no_grad()
-    def generate(self, batch: int, number: int, version: int) -> Group:
+    def generate(self, batch: int, committed: TrainedGroup) -> Group:
+        number, version = committed.group, committed.policy_version
         self.use(self.versions[version])
         size = self.recipe.batch.group_size
         prompt = self.prompts.of_group(batch, number, self.recipe.batch.groups)
@@ -125,6 +127,11 @@ class PlainLoop:
         rewards = torch.tensor(
             self.scorer.score(images, [prompt.metadata] * size), dtype=torch.float64
         )
+        # A pixel on the border of two bytes may be rounded the other way: then it is the recorded
+        # reward that was trained on.
+        recorded = torch.tensor(committed.rewards, dtype=torch.float64)
+        assert torch.allclose(rewards, recorded, rtol=0, atol=0.01)
+        rewards = recorded
         advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-4)
         return Group(text, pooled, start, index, arrived, log_probs, advantages, version == batch)
 
