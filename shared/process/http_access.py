@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import structlog
-from fastapi import APIRouter, FastAPI, HTTPException, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi.responses import RedirectResponse, Response
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.routing import BaseRoute, Match, Route
 
 from shared.errors import UserError
-from shared.process.http_api import Refused
+from shared.process.http_api import Refused, refusal
 
 Role = Literal["viewer", "operator", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -105,11 +105,6 @@ OPERATIONS: Mapping[str, Needs] = {
 REST: Role = "viewer"
 """What a request needs that is no operation: its answer says that there is no such thing."""
 CODE_S = 600.0
-DEAD_LINK = """<!doctype html><html lang="en"><meta charset="utf-8"><title>DigenRL: sign in</title>
-<h1>This link has been used, or is older than ten minutes</h1>
-<p>Ask for another one: <code>digenrl view RUN</code> prints it; of a deployed scheduler,
-<code>digenrl keys link</code> does.</p></html>"""
-"""What a browser shows for a link that signs nobody in any more."""
 SESSION_S = 12 * 3600.0
 MAX_SESSIONS = 256
 """Codes, and sessions, of one caller at a time."""
@@ -267,7 +262,11 @@ class Access:
         """
         proof = self._codes.pop(digest_of(code), None)
         if proof is None or self.clock() >= proof.until:
-            raise Refused(401, "code: it was used or is too old; ask for another link")
+            raise Refused(
+                401,
+                "code: it was used or is too old; ask for another link",
+                heading="This link was used, or is older than ten minutes",
+            )
         session = new_secret()
         until = self.clock() + SESSION_S
         _keep(self._sessions, session, _Proof(proof.caller, until), self.clock())
@@ -375,9 +374,7 @@ def sign_in(access: Access, *, home: str = "/docs") -> APIRouter:
         try:
             session = access.exchange(code)
         except Refused as refused:
-            if "text/html" in request.headers.get("accept", ""):
-                return HTMLResponse(DEAD_LINK, refused.status)
-            raise HTTPException(refused.status, refused.detail) from None
+            return refusal(refused, request.scope)
         answer = RedirectResponse(home, 303, {"cache-control": "no-store"})
         answer.headers["referrer-policy"] = "no-referrer"
         answer.set_cookie(

@@ -1,19 +1,23 @@
 """What every HTTP API has: errors as problem+json (RFC 9457), and the page `/docs`, which needs no
 other host."""
 
+import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
 
 PROBLEM_JSON = "application/problem+json"
 REF = "#/components/schemas/Problem"
@@ -28,6 +32,12 @@ class Refused(Exception):
     status: int
     detail: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    heading: str = "This page needs you to sign in"
+    """What a person reads who is asked to sign in."""
+
+
+SIGN_IN = Template((files("shared.process") / "sign_in.html").read_text())
+SIGN_IN_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
 
 class Problem(BaseModel):
@@ -113,6 +123,21 @@ def add_problems(app: FastAPI) -> None:
 def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     said = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
     return JSONResponse(said.model_dump(), status, headers, media_type=PROBLEM_JSON)
+
+
+def refusal(refused: Refused, scope: Scope) -> Response:
+    """Return the answer to a request that is refused: a problem, or for a browser that is not
+    signed in a page that says how it gets a link."""
+    asked = HTTPConnection(scope)
+    if (
+        refused.status != 401
+        or scope["method"] != "GET"
+        or "text/html" not in asked.headers.get("accept", "")
+    ):
+        return problem(refused.status, refused.detail, refused.headers)
+    address = html.escape(str(asked.base_url).rstrip("/"))
+    page = SIGN_IN.substitute(heading=refused.heading, address=address)
+    return HTMLResponse(page, 401, {**refused.headers, "content-security-policy": SIGN_IN_POLICY})
 
 
 def _http_problem(_: Request, error: Exception) -> JSONResponse:

@@ -9,7 +9,8 @@ A page in the browser of somebody who can reach a service must neither read it n
                     page (403). What sends neither Sec-Fetch-Site nor Origin is no browser.
     Content-Type    What a page can send without asking first (forms, text) is refused (415). A
                     request without a body needs no type: for it the two above are enough.
-    caller          A token or a session whose role may do it (401, 403): `http_access.py`.
+    caller          A token or a session whose role may do it (401, 403): `http_access.py`. A
+                    browser without a session gets a page that says how it gets one.
     body            64 KiB, and 10 seconds, unless the service reads its bodies itself (413, 408).
     Idempotency-Key A request that was answered gets the same answer (409, 422): `http_once.py`.
 
@@ -36,7 +37,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shared.process import http_once
 from shared.process.http_access import CALLER, ON_BEHALF, Access, Audited, Caller
-from shared.process.http_api import Refused, problem
+from shared.process.http_api import Refused, refusal
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 SAME_SITE = frozenset({"same-origin", "none"})
@@ -97,7 +98,7 @@ class Guard:
             request = repr((scope["method"], scope["path"], scope["query_string"], body)).encode()
             answered = self.once.begin(caller.name, key, request)
         except Refused as refused:
-            answer = problem(refused.status, refused.detail, refused.headers)
+            answer = refusal(refused, scope)
             answer.headers["connection"] = "close"  # its body may still be on the way
             await answer(scope, receive, send)
             return

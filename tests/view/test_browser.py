@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import httpx
 import pytest
 
 from digenrl.local.tokens import tokens_of
@@ -43,6 +44,31 @@ async def test_the_page_follows_the_run_and_pauses_it(tmp_path: Path) -> None:
         assert scheduler.bodies[2:] == [{"mode": "fixed", "groups": 3}, {"mode": "auto"}]
         assert await tab.faults() == []
         tab.check()
+
+
+@pytest.mark.parametrize("view", ["laptop", "phone"])
+async def test_a_browser_signs_in_by_a_link_and_is_led_to_one_when_its_session_ends(
+    tmp_path: Path, view: str
+) -> None:
+    run = await asyncio.to_thread(stored_run, tmp_path)
+    tokens = tokens_of(tmp_path)
+    async with (
+        page_of(run, tokens, Scheduler().live) as url,
+        httpx.AsyncClient(base_url=url, headers=tokens.headers("viewer")) as program,
+        browsing(url, view=view, dark=view == "phone") as tab,
+    ):
+        answer = await tab.page.goto(f"{url}/timeline")
+        assert answer is not None and answer.status == 401
+        await tab.page.get_by_text("docker compose run --rm keys link").wait_for()
+        assert await tab.faults() == []
+        assert not await tab.page.evaluate("document.documentElement.scrollWidth > innerWidth")
+        path = (await program.post("/v1/codes")).json()["path"]
+        await tab.open(path)
+        await tab.until(STEPS_SHOWN.format(4))
+        await tab.page.context.clear_cookies()
+        await asyncio.to_thread(run.commit, 1)
+        await tab.page.get_by_text("docker compose run --rm keys link").wait_for()
+        assert tab.elsewhere == []
 
 
 async def test_pages_that_are_left_hold_no_connection(tmp_path: Path) -> None:

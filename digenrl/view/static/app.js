@@ -30,6 +30,7 @@ async function refreshPart() {
   address.searchParams.set("part", "");
   const answer = await fetch(address);
   if (answer.ok) replace(part, await answer.text());
+  if (answer.status === 401) location.reload();  // the session has ended: the server shows how to sign in
 }
 
 // What is as it was stays: a button that somebody is about to press, what is focused, how far tables are scrolled.

@@ -239,6 +239,42 @@ def test_a_link_signs_in_once_with_a_cookie_that_no_script_and_no_other_site_get
     assert client.get(path).status_code == 401, "a second time"
 
 
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+PAGES = ("/", "/v1/run", "/docs", "/nowhere", "/sign-in?code=old")
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_browser_that_is_not_signed_in_reads_how_to_get_a_link_and_a_program_gets_a_problem(
+    client: TestClient, path: str
+) -> None:
+    shown = client.get(path, headers=BROWSER)
+    assert shown.status_code == 401 and shown.headers["content-type"].startswith("text/html")
+    for command in (
+        "digenrl view RUN",
+        "docker compose run --rm keys link",
+        "digenrl keys link FOLDER --scheduler http://localhost",
+    ):
+        assert f"<code>{command}</code>" in shown.text
+    is_used = "This link was used, or is older than ten minutes" in shown.text
+    assert is_used == path.startswith("/sign-in")
+    assert "frame-ancestors 'none'" in shown.headers["content-security-policy"]
+    told = client.get(path)
+    assert told.status_code == 401 and told.headers["content-type"] == "application/problem+json"
+
+
+def test_only_a_browser_without_proof_gets_the_page_of_sign_in(
+    client: TestClient, tokens: Tokens
+) -> None:
+    viewer = BROWSER | tokens.headers("viewer")
+    for answer in (
+        client.post("/v1/run/pause", headers=BROWSER),
+        client.post("/v1/run/pause", headers=viewer),
+        client.get("/v1/run", headers=BROWSER | {"host": "<b>"}),
+    ):
+        assert answer.headers["content-type"] == "application/problem+json"
+    assert client.get("/v1/run", headers=viewer).json() == "viewer"
+
+
 def test_codes_and_sessions_end_and_a_link_gives_no_more_than_its_makers_role(
     client: TestClient, tokens: Tokens, access: Access
 ) -> None:
