@@ -180,13 +180,13 @@ class Evaluation(Table):
     samples_per_prompt: Positive = 4
     """Number of evaluated samples per prompt, sampled without noise (ODE)."""
     steps: Annotated[int, Field(ge=2, le=1000)] | None = None
-    """Denoising steps of evaluated samples; default: those of training."""
+    """Denoising steps of evaluated samples; default: as in training."""
     sigmas: SigmaGrid | None = None
-    """Noise schedule of evaluated samples, as `sampling.sigmas`; default: that of training."""
+    """Noise schedule of evaluated samples, as `sampling.sigmas`; default: as in training."""
     height: Positive | None = None
-    """Height of evaluated samples in pixels; default: that of training."""
+    """Height of evaluated samples in pixels; default: as in training."""
     width: Positive | None = None
-    """Width of evaluated samples in pixels; default: that of training."""
+    """Width of evaluated samples in pixels; default: as in training."""
     threads: Positive = 1
     """CPU threads of the evaluation."""
     prompts: Path | None = None

@@ -38,7 +38,7 @@ class Sampling(Table):
     shift: Annotated[float, Field(gt=0)] = 3.0
     """Static time shift of the `shifted` and `default` schedules."""
     variant: Variant = "flow"
-    """Form of the stochastic steps: `flow`, `dance` or `cps`. Default: that of the algorithm."""
+    """Form of the stochastic steps: `flow`, `dance` or `cps`. Default: the algorithm's."""
     noise_level: Annotated[float, Field(gt=0, le=10)] = 0.7
     """Noise of the stochastic steps: a of `flow` and `cps`, eta of `dance`. Default: that of the
     algorithm."""
@@ -200,7 +200,7 @@ class Algorithm(Table):
     """Name of the algorithm. It sets the defaults of `sampling.variant`, windows,
     `sampling.noise_level` and `algorithm.clip_range`."""
     clip_range: Annotated[float, Field(gt=0, lt=1)] = 1e-4
-    """Clip range of the ratio. Default: that of the algorithm."""
+    """Clip range of the ratio. Default: the algorithm's."""
     advantage_clip: Annotated[float, Field(gt=0)] = 5.0
     """Limit at which advantages are clipped."""
     kl_beta: Rate = 0.0
@@ -227,7 +227,7 @@ class Algorithm(Table):
     whole batch."""
     zero_advantages: Literal["kept", "dropped"] = "kept"
     """Samples with advantage 0: `kept` in the mean over samples, and with their KL, or `dropped`
-    from both. Default: that of the algorithm."""
+    from both. Default: the algorithm's."""
     best_of: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
     """Even number of samples of each group that are trained: half with the highest and half with
     the lowest advantages. Default: all samples."""

@@ -88,7 +88,7 @@ class Model(Table):
     `model.guidance` decides whether there is guidance at all."""
     text_tokens: Positive | None = None
     """Maximum tokens of a prompt in sampling and training. Longer prompts are cut off; shorter ones
-    are padded where the pipeline does not mask the padding. Default: that of the model family."""
+    are padded where the pipeline does not mask the padding. Default: the model family's."""
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     """Type of the weights. Latents, log-probs, trained weights and the decoder are at least
     float32."""
@@ -210,7 +210,7 @@ class Rollout(Table):
     another. Samples do not change. `DIGENRL_ROLLOUT_MEMORY` sets it for one worker."""
     weights: Form | None = None
     """Format of the network's weights where they only generate: `bf16` or `int8`; `fp8` and `nf4`
-    are untested. Default: that of the trainer."""
+    are untested. Default: the trainer's."""
     weight_cap: Annotated[float, Field(gt=1)] = 1.1
     """Maximum importance weight of a row, with `rollout.weights`. A batch whose mean ratio differs
     from 1 by more fails the run."""
