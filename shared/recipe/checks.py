@@ -8,6 +8,7 @@ from shared.learning.algorithms import ALGORITHMS
 from shared.learning.curriculum import BEHIND
 from shared.messages.codec import group_bytes
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP, MAX_MESSAGE_BYTES, MAX_SCORERS
+from shared.recipe.fields import check_at_most, check_divides
 from shared.recipe.fluid_devices import refusal_of
 from shared.recipe.rewards import check_evaluation
 from shared.recipe.tables import Tables
@@ -26,7 +27,7 @@ def _check_batch(tables: Tables) -> None:
     size = tables.batch.group_size
     best_of = tables.algorithm.best_of
     if best_of is not None:
-        _check_at_most(best_of, size, "algorithm.best_of", "batch.group_size")
+        check_at_most(best_of, size, "algorithm.best_of", "batch.group_size")
         if ALGORITHMS[tables.algorithm.name].pairs:
             raise ValueError(
                 f"algorithm.best_of: {tables.algorithm.name} trains one pair of each group; leave "
@@ -39,7 +40,7 @@ def _check_batch(tables: Tables) -> None:
 def _check_fragments(tables: Tables) -> None:
     fragment, size = tables.schedule.fragment_size, tables.batch.group_size
     if isinstance(fragment, int):
-        _check_divides(fragment, size, "schedule.fragment_size", "batch.group_size")
+        check_divides(fragment, size, "schedule.fragment_size", "batch.group_size")
         if size // fragment > MAX_FRAGMENTS_PER_GROUP:
             smallest = -(-size // MAX_FRAGMENTS_PER_GROUP)
             raise ValueError(
@@ -48,10 +49,10 @@ def _check_fragments(tables: Tables) -> None:
 
 
 def _check_pieces(tables: Tables) -> None:
-    _check_at_most(
+    check_at_most(
         tables.schedule.tsp_steps, tables.sampling.window, "schedule.tsp_steps", "sampling.window"
     )
-    _check_at_most(tables.schedule.tag, tables.batch.groups, "schedule.tag", "batch.groups")
+    check_at_most(tables.schedule.tag, tables.batch.groups, "schedule.tag", "batch.groups")
 
 
 def _check_adapter(tables: Tables) -> None:
@@ -92,7 +93,7 @@ def _check_guidance(tables: Tables) -> None:
 
 def _check_curriculum(tables: Tables) -> None:
     if tables.data.curriculum is not None and tables.encoder.workers:
-        _check_at_most(
+        check_at_most(
             tables.encoder.ahead, BEHIND - 1, "encoder.ahead",
             "data.curriculum, which names a batch's prompts by the batches before it, allows",
         )  # fmt: skip
@@ -208,7 +209,7 @@ def _check_ranks(tables: Tables) -> None:
 def _check_updates(tables: Tables) -> None:
     if tables.trainer.updates == 1:
         return
-    _check_divides(tables.trainer.updates, tables.batch.groups, "trainer.updates", "batch.groups")
+    check_divides(tables.trainer.updates, tables.batch.groups, "trainer.updates", "batch.groups")
     if tables.rollout.can_train:
         raise ValueError(
             "trainer.updates: rollout devices do not have the weights in between; set it to 1, or "
@@ -378,23 +379,7 @@ def _check_trained(tables: Tables, part: int, field: str) -> None:
     of = "batch.group_size" if tables.algorithm.best_of is None else "algorithm.best_of"
     if ALGORITHMS[tables.algorithm.name].pairs:
         of = f"the one pair of a group that {tables.algorithm.name} trains"
-    _check_divides(part, tables.trained_samples, field, of)
-
-
-def _check_divides(part: int, whole: int, field: str, of: str) -> None:
-    if whole % part == 0:
-        return
-    divisors = [value for value in range(1, whole + 1) if whole % value == 0]
-    nearest = sorted(sorted(divisors, key=lambda value: abs(value - part))[:2])
-    raise ValueError(
-        f"{field}: {part} does not divide {of} ({whole}); nearest that do: "
-        + " and ".join(str(value) for value in nearest)
-    )
-
-
-def _check_at_most(value: int | str, limit: int, field: str, of: str) -> None:
-    if isinstance(value, int) and value > limit:
-        raise ValueError(f"{field}: {value} is more than {of}; at most {limit}")
+    check_divides(part, tables.trained_samples, field, of)
 
 
 CHECKS = (
