@@ -1,6 +1,7 @@
 """All secrets of a deployment in one folder, and the configuration of brokers that others start.
 
 <role>/               DIGENRL_SECRETS_DIR of a service of that role, which needs no other folder
+view/                 that of the run's page, with an operator's token
 api_tokens.json       DIGENRL_API_TOKENS of every service; viewer.token, operator.token ...
 brokers/nats/         nats.conf of nats-server
 brokers/redis/        redis.conf of Redis; its users also alone, as users.acl, for an aclfile
@@ -21,6 +22,7 @@ from digenrl.local.keys import Keys, keys_in
 from digenrl.local.nats_config import quoted, server_config
 from digenrl.local.tokens import Tokens, tokens_in, write_secret
 
+VIEW = "view"
 DATA = "/data"
 """Where brokers keep what they store."""
 
@@ -76,7 +78,8 @@ def make_deployment(folder: Path, places: Places, runs: Collection[str] = ()) ->
 def _write_services(
     keys: Keys, tokens: Tokens, places: Places, authority: Authority | None
 ) -> None:
-    """Write what services of each role read; who looks has a viewer's token as well."""
+    """Write what services of each role read; a client has a viewer's token as well, and the page an
+    operator's, for what operators ask of it."""
     shared = {
         "DIGENRL_STORE_URL": f"s3://{seaweedfs.BUCKET}",
         "DIGENRL_S3_ENDPOINT": places.s3_address,
@@ -88,6 +91,10 @@ def _write_services(
     accepted = tokens.accepted.read_text()
     keys.write({role: {tokens.accepted.name: accepted} for role in settings})
     keys.write({"client": {"DIGENRL_API_TOKEN": tokens.token("viewer")}})
+    page = settings["client"] | shared | {tokens.accepted.name: accepted}
+    (keys.folder / VIEW).mkdir(mode=0o700, exist_ok=True)
+    for name, value in {**page, "DIGENRL_API_TOKEN": tokens.token("operator")}.items():
+        write_secret(keys.folder / VIEW / name.lower(), value)
 
 
 def _certificate(authority: Authority | None, folder: Path, at: str) -> Certificate | None:

@@ -78,6 +78,8 @@ async def _show(
     listener = settings.listen(settings.host, settings.port)
     of_link = Access(cookie="digenrl-view", is_open=settings.open_api)
     access = settings.access(settings.run) if scheduler else of_link
+    if scheduler:
+        access.cookie += "-page"  # browsers send cookies to every port: the scheduler has its own
     first, *others = histories
     async with client_of(scheduler, token_file) as client:
         live = LiveRun(scheduler.rstrip("/"), client)

@@ -1,5 +1,6 @@
 """The compose file and the Dockerfile: read here without Docker, and run once with it."""
 
+import asyncio
 import json
 import os
 import re
@@ -20,12 +21,16 @@ from digenrl.local import seaweedfs
 from digenrl.local.deployment import Places, make_deployment
 from digenrl.local.ports import free_ports
 from tests.paths import ROOT
+from tests.view.browser import browsing
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
-OURS = ("scheduler", "rollout", "encoder", "reward", "trainer", "evaluation", "report")
-DERIVED = {"encoder": "rollout", "trainer": "rollout", "evaluation": "report", "keys": "scheduler"}
+OURS = ("scheduler", "rollout", "encoder", "reward", "trainer", "evaluation", "view", "report")
+DERIVED = {
+    "encoder": "rollout", "trainer": "rollout", "evaluation": "report", "view": "report",
+    "keys": "scheduler",
+}  # fmt: skip
 """Images that are another one with another command."""
 BROKERS = ("nats", "redis", "s3")
 ROLE = {name: name for name in OURS} | {"evaluation": "client", "report": "client"}
@@ -135,17 +140,22 @@ def test_keys_are_made_once_before_anything_starts_and_no_secret_is_in_the_file(
         assert (tmp_path / ROLE.get(name, f"brokers/{name}")).is_dir()
     for name in OURS:
         assert (tmp_path / ROLE[name] / "api_tokens.json").is_file()
-    assert (tmp_path / "client" / "digenrl_api_token").is_file()
+    for folder, role in (("client", "viewer"), ("view", "operator")):
+        token = (tmp_path / f"{role}.token").read_text().strip()
+        assert (tmp_path / folder / "digenrl_api_token").read_text() == token
     text = (ROOT / "docker-compose.yml").read_text()
     assert "password" not in text.lower() and "OPEN_API" not in text
 
 
-def test_only_the_api_is_published_and_only_on_this_machine() -> None:
+def test_only_api_and_page_are_published_and_only_on_this_machine() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert published == {"scheduler": ["127.0.0.1:${DIGENRL_PORT:-8000}:8000"]}
+    assert published == {
+        "scheduler": ["127.0.0.1:${DIGENRL_PORT:-8000}:8000"],
+        "view": ["127.0.0.1:${DIGENRL_PAGE_PORT:-8001}:8000"],
+    }
     assert COMPOSE["networks"]["backend"] == {"internal": True}
     for name, service in SERVICES.items():
-        assert service["networks"] == (["backend", "api"] if name == "scheduler" else ["backend"])
+        assert service["networks"] == (["backend", "api"] if name in published else ["backend"])
 
 
 def test_containers_may_ask_each_service_by_its_name() -> None:
@@ -180,12 +190,12 @@ def test_a_service_listens_where_its_probe_asks_and_stays_when_its_run_is_finish
     command = SERVICES[name]["command"]
     assert "http://127.0.0.1:8000/" in asked and "--host 0.0.0.0 --port 8000" in command
     assert '"--host", "0.0.0.0", "--port", "8000"' in stages()[name][1]
-    assert name == "scheduler" or "--stay" in command
+    assert name in ("scheduler", "view") or "--stay" in command
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_an_image_holds_the_extra_named_after_its_service(name: str) -> None:
-    extra = "rollout" if name == "encoder" else name  # a role of the same service
+    extra = {"encoder": "rollout", "view": "report"}.get(name, name)  # it does some of its work
     assert f"--extra {extra}" in " ".join(installed(name))
 
 
@@ -276,6 +286,16 @@ def wait_until(is_so: Callable[[], bool], *, seconds: float = 300) -> None:
         time.sleep(1)
 
 
+async def open_page(link: str) -> None:
+    url, slash, path = link.partition("/sign-in")
+    async with browsing(url) as tab:
+        await tab.open(slash + path)
+        assert await tab.page.title() == "digits - overview - DigenRL"
+        await tab.open("/workers")
+        await tab.page.get_by_text("rollout").first.wait_for()  # as the scheduler says
+        tab.check()
+
+
 @pytest.fixture
 def needs_docker() -> None:
     if os.environ.get("DIGENRL_DOCKER_TESTS") != "1":
@@ -287,11 +307,13 @@ def needs_docker() -> None:
 
 
 @pytest.fixture
-def api(needs_docker: None) -> Iterator[httpx.Client]:
+def api(needs_docker: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
     """Brings up a run of two steps, healthy, and removes everything of it afterwards."""
-    [port] = free_ports(1)
+    port, page = free_ports(2)
+    monkeypatch.setenv("DIGENRL_PORT", str(port))
+    monkeypatch.setenv("DIGENRL_PAGE_PORT", str(page))
     try:
-        compose("up", "--build", "--wait", DIGENRL_PORT=str(port), DIGENRL_STEPS="2")
+        compose("up", "--build", "--wait", DIGENRL_STEPS="2")
         token = compose("run", "--rm", "keys", "token").strip()
         headers = {"authorization": f"Bearer {token}"}
         url = f"http://127.0.0.1:{port}"
@@ -306,8 +328,7 @@ def api(needs_docker: None) -> Iterator[httpx.Client]:
 @pytest.mark.timeout(1800)
 def test_it_comes_up_trains_reports_and_leaves_nothing(api: httpx.Client, tmp_path: Path) -> None:
     assert httpx.get(f"{api.base_url}/v1/run").status_code == 401
-    link = compose("run", "--rm", "keys", "link", DIGENRL_PORT=str(api.base_url.port)).strip()
-    assert httpx.get(link).status_code == 303
+    asyncio.run(open_page(compose("run", "--rm", "keys", "link").strip()))
     wait_until(lambda: bool(api.get("/v1/run").json()["phase"] == "finished"))
     assert api.get("/v1/run").json()["step"] == 2
     wait_until(lambda: "report: done" in compose("logs", "report"))

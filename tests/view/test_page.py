@@ -190,7 +190,7 @@ def test_nobody_sees_it_without_a_token_and_a_viewer_steers_nothing(
     operator = client_of(run, tokens)
     operator.headers.update(tokens.headers("operator"))
     answer = operator.post("/steer/pause", json={})
-    over = "the run is over: `digenrl up --resume` goes on with it"
+    over = "the run is over; `digenrl up RECIPE --resume` resumes it"
     assert (answer.status_code, answer.json()["detail"]) == (409, over)
 
 
