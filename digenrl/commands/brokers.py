@@ -20,9 +20,15 @@ def brokers(
         bool, typer.Option("--tls", help="with certificates of an own authority")
     ] = False,
 ) -> None:
-    """Run the brokers of a run on several hosts, until Ctrl-C; they are those of `digenrl up`."""
+    """Run the brokers of a run on several hosts, until Ctrl-C; they are those of `digenrl up`.
+
+    On this host, commands such as `digenrl status` take the folder for that of the first --run.
+    """
     from digenrl.local.brokers import Ports
+    from digenrl.local.runs import lock_run
     from digenrl.local.shared_brokers import run_brokers
 
     ports = Ports(nats_port, redis_port, s3_port)
-    asyncio.run(run_brokers(at, data, ports, runs, is_encrypted=tls))
+    folder = data.resolve()
+    with lock_run(folder.parent, folder.name):
+        asyncio.run(run_brokers(at, folder, ports, runs, is_encrypted=tls))

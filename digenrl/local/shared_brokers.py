@@ -9,31 +9,41 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from digenrl.api.stored import run_view
 from digenrl.local.brokers import LOOPBACK, Brokers, Ports, plan_brokers
 from digenrl.local.certificates import authority_in
 from digenrl.local.keys import keys_of
+from digenrl.local.progress import Progress
+from digenrl.local.runs import RECIPE_JSON
+from digenrl.local.seaweedfs import OWNER, Server
+from digenrl.local.store import noted_store
 from digenrl.local.supervisor import Supervisor
 from digenrl.local.tokens import KEYS, tokens_of, write_secret
 from digenrl.local.tunnel import tunnel
-from shared.errors import UserError
+from digenrl.view.history import RunHistory
+from shared.errors import DigenRLError, UserError
 from shared.messages.rights import WORKERS
+from shared.store import ObjectStore, open_store
 
 SETTINGS = "hosts.env"
 HERE = "here.env"
+NOTE_S = 2.0
+"""Seconds between two looks at how far the run is."""
 OF_ONE_HOST = ("DIGENRL_HOST_CACHE", "DIGENRL_STORE_FOLDER")
 
 
 async def run_brokers(
     at: str, data: Path, ports: Ports, runs: Collection[str], *, is_encrypted: bool = False
 ) -> None:
-    """Run NATS, Valkey and SeaweedFS until SIGINT or SIGTERM, with TLS if it is asked for.
+    """Run NATS, Valkey and SeaweedFS until SIGINT or SIGTERM, with TLS if it is asked for. Commands
+    of this host find the first of the runs in the folder, as one of `digenrl up`.
 
     Raises:
         UserError: if ``at`` is no address of this machine that others can use.
         ChildFailed: if a broker keeps failing.
     """
     _check(at)
-    data = _made(data)
+    data, run = _made(data), next(iter(runs))
     keys = keys_of(data)
     authority = authority_in(keys.folder / "ca") if is_encrypted else None
     brokers = plan_brokers(data, keys, at=at, ports=ports, authority=authority, runs=runs)
@@ -50,16 +60,39 @@ async def run_brokers(
         if authority is not None:
             tls = authority.certificate(data / "tls", [at])
             await stack.enter_async_context(tunnel(at, ports.redis, brokers.redis_inner, tls))
-        file = _write_settings(data, brokers)
+        stack.enter_context(noted_store(data, brokers.environment | brokers.secrets["client"]))
+        file = _write_settings(data, brokers, run)
         print(f"brokers answer at {at}; hosts that generate read {file}, which holds their secrets")  # noqa: T201
-        waiting: asyncio.Future[Any] = asyncio.ensure_future(ended.wait())
-        await asyncio.wait({waiting, supervisor.failed}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if supervisor.failed.done():
-            supervisor.failed.result()
+        ca = None if authority is None else authority.pem
+        store = open_store(Server(at, ports.s3, OWNER, keys.store, ca).settings)
+        noting: asyncio.Future[Any] = asyncio.ensure_future(_note_until(ended, data, store, run))
+        done, _ = await asyncio.wait({noting, supervisor.failed}, return_when="FIRST_COMPLETED")
+        noting.cancel()
+        done.pop().result()
     finally:
         await stack.aclose()
         await supervisor.stop([program.name for program in brokers.programs])
+
+
+async def _note_until(ended: asyncio.Event, data: Path, store: ObjectStore, run: str) -> None:
+    """Note a run's recipe and progress in its folder, where commands find them."""
+    history = RunHistory(store, run)
+    while not ended.is_set():
+        await _note(data, history)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), NOTE_S)
+    await _note(data, RunHistory(store, run))  # the other may have looked a moment ago
+
+
+async def _note(data: Path, history: RunHistory) -> None:
+    with contextlib.suppress(DigenRLError, OSError):
+        now = await run_view(history)
+        if now is not None and history.recipe is not None:
+            file, recipe = data / RECIPE_JSON, history.recipe.model_dump_json(indent=1)
+            if not file.is_file() or file.read_text() != recipe:  # its age is that of the run
+                file.write_text(recipe)
+            state = now.phase if now.phase in ("finished", "failed") else "running"
+            Progress(state, now.step, now.steps, now.reward_mean).write(data)
 
 
 def _made(data: Path) -> Path:
@@ -79,13 +112,14 @@ def _check(at: str) -> None:
         )
 
 
-def _write_settings(data: Path, brokers: Brokers) -> Path:
+def _write_settings(data: Path, brokers: Brokers, run: str) -> Path:
     """Write what services need, so that only this user can read it: for this host, where secrets
     are in files of their own, and for hosts that generate, with the secrets of that role.
 
     Returns the file for the other hosts, which is written last.
     """
     shared = {name: value for name, value in brokers.environment.items() if name not in OF_ONE_HOST}
+    shared["DIGENRL_RUN"] = run
     write_secret(data / HERE, _exports(shared))
     for role in WORKERS:
         write_secret(data / KEYS / f"{role}.env", _exports(shared | brokers.secrets[role]))

@@ -1,16 +1,20 @@
 #!/bin/sh
-# The first host: brokers, scheduler, reward worker and trainer. Ends when the run is finished.
+# The first host: brokers, scheduler, reward worker, trainer and the run's page. Ends with the run's report.
 #
 #   ADDRESS=10.0.0.1 examples/two-hosts/first-host.sh
 #
 # ADDRESS is this host's own in the network of the hosts; RECIPE, STEPS and DATA may be set as well. All that
 # hosts say to the brokers and to the scheduler is encrypted, by certificates made here (openssl). With TLS=0
-# nothing is, and the scheduler answers this host alone.
+# nothing is, and the scheduler answers this host alone. The page always answers this host alone.
 set -eu
-cd "$(dirname "$0")/../.."
+here=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
 : "${ADDRESS:?this host's address in the private network, as 10.0.0.1}"
-RECIPE=${RECIPE:-recipes/digits.toml}
-DATA=${DATA:-runs/two-hosts}
+export DIGENRL_RUN="${DIGENRL_RUN:-two-hosts}"
+RECIPE=${RECIPE:-$here/recipes/digits.toml}
+DATA=${DATA:-$here/runs/$DIGENRL_RUN}
+case $DATA in */*) ;; *) DATA=./$DATA ;; esac # `.` looks for other names in PATH
+PORT=${PORT:-8000}
+PAGE_PORT=${PAGE_PORT:-8001}
 if [ "${TLS:-1}" = 0 ]; then
     TLS=
     echo "TLS=0: nothing is encrypted; whoever can read this network can read the secrets and the data" >&2
@@ -18,29 +22,44 @@ else
     TLS=1
     command -v openssl >/dev/null || { echo "openssl is missing: install it, or set TLS=0 in a network that nobody else can read" >&2; exit 2; }
 fi
-export DIGENRL_MODELS="${DIGENRL_MODELS:-$PWD/models}"
-export PATH="${VENV:-.venv}/bin:$PATH"
+export DIGENRL_MODELS="${DIGENRL_MODELS:-$here/models}"
+export PATH="${VENV:-$here/.venv}/bin:$PATH"
 
+# Ends what was started, the brokers last.
 end() {
     trap - EXIT INT TERM
-    # shellcheck disable=SC2086
-    kill $started 2>/dev/null || true
-    wait
+    for each in $started; do kill "$each" 2>/dev/null || true; done
+    for each in $started; do wait "$each" || true; done
+    started=
+    if [ -n "$brokers" ]; then kill "$brokers" 2>/dev/null || true; wait "$brokers" || true; fi
+    brokers=
 }
 started=
+brokers=
 trap end EXIT
 trap 'exit 130' INT TERM
 
 rm -f "$DATA/hosts.env"
-export DIGENRL_RUN="${DIGENRL_RUN:-two-hosts}"
 digenrl brokers --at "$ADDRESS" --data "$DATA" ${TLS:+--tls} &
-started="$started $!"
+brokers=$!
 until [ -s "$DATA/hosts.env" ]; do
-    kill -0 "$!" || exit 1
+    kill -0 "$brokers" || exit 1
     sleep 0.2
 done
 . "$DATA/here.env"
 export DIGENRL_API_TOKENS="$DATA/keys/api_tokens.json"
+began=$(date +%s)
+
+api=http://127.0.0.1:$PORT
+if [ -n "$TLS" ]; then api=https://$ADDRESS:$PORT; fi
+page=http://127.0.0.1:$PAGE_PORT
+for service in scheduler page; do # where commands such as `digenrl status` ask during the run
+    echo "$page" >"$DATA/$service.url"
+done
+DIGENRL_SECRETS_DIR="$DATA/keys/client" \
+    digenrl view --scheduler "$api" --token-file "$DATA/keys/operator.token" --port "$PAGE_PORT" &
+view=$!
+started="$started $view"
 
 if [ -n "$TLS" ]; then # then the API may be reached from other hosts
     export DIGENRL_TLS_CERT="$DATA/keys/scheduler/cert.pem" DIGENRL_TLS_KEY="$DATA/keys/scheduler/key.pem"
@@ -48,9 +67,22 @@ fi
 
 # Each service proves its role with the files of that role.
 DIGENRL_SECRETS_DIR="$DATA/keys/scheduler" \
-    digenrl serve scheduler --recipe "$RECIPE" --run "$DIGENRL_RUN" --port "${PORT:-8000}" \
+    digenrl serve scheduler --recipe "$RECIPE" --run "$DIGENRL_RUN" --port "$PORT" \
     ${TLS:+--host "$ADDRESS"} ${STEPS:+--steps "$STEPS"} &
 started="$started $!"
 DIGENRL_SECRETS_DIR="$DATA/keys/reward" digenrl serve reward &
-started="$started $!"
-DIGENRL_SECRETS_DIR="$DATA/keys/trainer" digenrl serve trainer # ends with the run
+reward=$!
+DIGENRL_SECRETS_DIR="$DATA/keys/trainer" digenrl serve trainer &
+trainer=$!
+started="$started $reward $trainer"
+
+until link=$(digenrl keys link "$DATA/keys" --scheduler "$page" 2>/dev/null); do
+    kill -0 "$view" || exit 1
+    sleep 1
+done
+echo "the run's page, in a browser of this host, once within ten minutes: $link"
+
+wait "$trainer" # it and other workers end with the run
+wait "$reward"
+end
+digenrl report "$DATA" --wall-seconds "$(($(date +%s) - began))"

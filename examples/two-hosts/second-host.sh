@@ -7,12 +7,14 @@
 # ADDRESS, if it is set, is this host's own: then hosts pass weights on to one another at port 7800.
 # Without GPUs, WORKERS says how many workers to start.
 set -eu
-cd "$(dirname "$0")/../.."
-. "${SETTINGS:?the file hosts.env of the first host}"
+here=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
+: "${SETTINGS:?the file hosts.env of the first host}"
+case $SETTINGS in */*) ;; *) SETTINGS=./$SETTINGS ;; esac # `.` looks for other names in PATH
+. "$SETTINGS"
 export DIGENRL_RUN="${DIGENRL_RUN:-two-hosts}"
 if [ -n "${ADDRESS:-}" ]; then export DIGENRL_SHARE_AT="$ADDRESS:7800"; fi
-export DIGENRL_MODELS="${DIGENRL_MODELS:-$PWD/models}"
-export PATH="${VENV:-.venv}/bin:$PATH"
+export DIGENRL_MODELS="${DIGENRL_MODELS:-$here/models}"
+export PATH="${VENV:-$here/.venv}/bin:$PATH"
 
 started=
 trap 'kill $started; wait; exit 130' INT TERM

@@ -262,11 +262,7 @@ class Access:
         """
         proof = self._codes.pop(digest_of(code), None)
         if proof is None or self.clock() >= proof.until:
-            raise Refused(
-                401,
-                "code: it was used or is too old; ask for another link",
-                heading="This link was used, or is older than ten minutes",
-            )
+            raise Refused(401, "code: it was used or is too old; ask for another link")
         session = new_secret()
         until = self.clock() + SESSION_S
         _keep(self._sessions, session, _Proof(proof.caller, until), self.clock())

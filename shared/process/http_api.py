@@ -32,8 +32,6 @@ class Refused(Exception):
     status: int
     detail: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    heading: str = "This page needs you to sign in"
-    """What a person reads who is asked to sign in."""
 
 
 SIGN_IN = Template((files("shared.process") / "sign_in.html").read_text())
@@ -129,14 +127,10 @@ def refusal(refused: Refused, scope: Scope) -> Response:
     """Return the answer to a request that is refused: a problem, or for a browser that is not
     signed in a page that says how it gets a link."""
     asked = HTTPConnection(scope)
-    if (
-        refused.status != 401
-        or scope["method"] != "GET"
-        or "text/html" not in asked.headers.get("accept", "")
-    ):
+    reads_pages = scope["method"] == "GET" and "text/html" in asked.headers.get("accept", "")
+    if refused.status != 401 or not reads_pages:
         return problem(refused.status, refused.detail, refused.headers)
-    address = html.escape(str(asked.base_url).rstrip("/"))
-    page = SIGN_IN.substitute(heading=refused.heading, address=address)
+    page = SIGN_IN.substitute(address=html.escape(str(asked.base_url).rstrip("/")))
     return HTMLResponse(page, 401, {**refused.headers, "content-security-policy": SIGN_IN_POLICY})
 
 

@@ -1,10 +1,14 @@
-"""`examples/two-hosts` makes a run on two hosts, from nothing but a checkout."""
+"""`examples/two-hosts` makes a run on two hosts, from nothing but a checkout.
+
+Paths are relative, as people type them, and `sh` is Debian's dash where there is one.
+"""
 
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,17 +21,19 @@ from tests.paths import DEMO, ROOT
 
 EXAMPLE = ROOT / "examples" / "two-hosts"
 PATIENCE_S = 240.0
+DIGENRL = [sys.executable, "-m", "digenrl"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.run]
 
 
 @contextmanager
 def running(
-    host: Host, script: Path, log: Path, variables: dict[str, str]
+    host: Host, script: Path, folder: Path, log: Path, variables: dict[str, str]
 ) -> Iterator["subprocess.Popen[bytes]"]:
     with log.open("wb") as output:
         process = subprocess.Popen(
-            host.command([str(script)]), stdout=output, stderr=output, start_new_session=True,
+            host.command([shutil.which("dash") or "sh", str(script)]), cwd=folder,
+            stdout=output, stderr=output, start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "VENV": str(venv()), **variables},
         )  # fmt: skip
     try:
@@ -43,39 +49,94 @@ def running(
 
 
 def venv() -> Path:
-    import sys
-
     return Path(sys.prefix)
 
 
-def test_a_run_on_two_hosts_needs_one_command_on_each(tmp_path: Path) -> None:
+def test_a_run_on_two_hosts_needs_one_command_on_each_and_leaves_a_run_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
-    small = tmp_path / "small.toml"
-    small.write_text(smaller(DEMO.read_text()))
-    data = tmp_path / "data"
+    (tmp_path / "small.toml").write_text(smaller(DEMO.read_text()))
+    there = tmp_path / "there"
+    there.mkdir()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     first_log, second_log = tmp_path / "first.log", tmp_path / "second.log"
     with network(2, None) as (first, second):
-        of_first = {"ADDRESS": first.address, "RECIPE": str(small), "DATA": str(data)}
-        with running(first, EXAMPLE / "first-host.sh", first_log, of_first) as one:
-            settings = data / "hosts.env"
+        of_first = {"ADDRESS": first.address, "RECIPE": "small.toml", "DATA": "runs/two-hosts"}
+        with running(first, EXAMPLE / "first-host.sh", tmp_path, first_log, of_first) as one:
+            settings = tmp_path / "runs" / "two-hosts" / "hosts.env"
             wait_for(settings, one, first_log)
             assert settings.stat().st_mode & 0o077 == 0
-            hosts_env = settings.read_text()
+            hosts_env = Path(shutil.copy(settings, there)).read_text()
+            link = until_said(r"ten minutes: (http://127\.0\.0\.1:8001/\S+)", one, first_log)
+            assert "<title>two-hosts - overview" in done(first.command(opens(link)), tmp_path)
+            status = first.command([*DIGENRL, "status", "two-hosts"])
+            until_status(status, tmp_path, "waiting for a worker of: rollout")
             of_second = {
-                "SETTINGS": str(settings), "ADDRESS": second.address, "WORKERS": "2",
+                "SETTINGS": "hosts.env", "ADDRESS": second.address, "WORKERS": "2",
                 "XDG_CACHE_HOME": str(tmp_path / "cache"),
             }  # fmt: skip
-            with running(second, EXAMPLE / "second-host.sh", second_log, of_second) as other:
+            with running(second, EXAMPLE / "second-host.sh", there, second_log, of_second) as other:
                 assert ended(other, second_log) == 0
             assert ended(one, first_log) == 0
     assert "BEGIN CERTIFICATE" in hosts_env and f"https://{first.address}" in hosts_env
-    assert f"https://{first.address}:8000" in first_log.read_text()
+    said = first_log.read_text()
+    assert f"https://{first.address}:8000" in said
+    assert re.search(r"training reward.* [+-]0?\.\d{3}", said.rpartition("evaluating")[2])
+    assert "digenrl view two-hosts" in said.rpartition("evaluating")[2]
     logs = second_log.read_text()
     assert logs.count('"event": "run_finished"') == 2
     assert '"event": "sharing"' in logs and "host_cache_unusable" not in logs
     assert list((tmp_path / "cache" / "digenrl").glob("*/" + "[0-9a-f]" * 64))
+    check_commands(tmp_path)
+
+
+def check_commands(folder: Path) -> None:
+    """The commands find the run, once it is over, as they find one of `digenrl up`."""
+    assert re.search(r"two-hosts +finished +2 of 2", done([*DIGENRL, "runs"], folder))
+    assert "finished" in done([*DIGENRL, "status", "two-hosts"], folder)
+    assert re.search(r"^2 .*kept", done([*DIGENRL, "versions", "two-hosts"], folder), re.MULTILINE)
+    assert "training reward" in done([*DIGENRL, "report", "two-hosts"], folder)
+    with subprocess.Popen(
+        [*DIGENRL, "view", "two-hosts"], cwd=folder, stdout=subprocess.PIPE, text=True
+    ) as view:
+        try:
+            assert view.stdout is not None
+            page = done(opens(view.stdout.readline().strip()), folder)
+            assert "<title>two-hosts - overview" in page
+        finally:
+            view.terminate()
+
+
+def opens(link: str) -> list[str]:
+    """A command that opens a link as a browser does, and prints the page."""
+    script = "import httpx, sys; print(httpx.get(sys.argv[1], follow_redirects=True).text)"
+    return [sys.executable, "-c", script, link]
+
+
+def done(command: list[str], folder: Path) -> str:
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert ran.returncode == 0, f"{command}: {ran.stdout}{ran.stderr}"
+    return ran.stdout
+
+
+def until_said(pattern: str, process: "subprocess.Popen[bytes]", log: Path) -> str:
+    deadline = time.monotonic() + PATIENCE_S
+    while (found := re.search(pattern, log.read_text())) is None:
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text()[-2000:]
+        time.sleep(0.1)
+    return found[1]
+
+
+def until_status(command: list[str], folder: Path, wanted: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while wanted not in (said := subprocess.run(
+        command, cwd=folder, capture_output=True, text=True
+    ).stdout):  # fmt: skip
+        assert time.monotonic() < deadline, said
+        time.sleep(1)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +163,7 @@ def test_a_run_without_encryption_says_so_and_is_asked_for(
 
 def smaller(recipe: str) -> str:
     changes = (
-        (r"\nsteps = 12\n", "\nsteps = 2\n"),
+        (r"\nsteps = \d+\n", "\nsteps = 2\n"),
         (r"\ngroups = \d+", "\ngroups = 2"),
         (r"\ngroup_size = \d+", "\ngroup_size = 4"),
         (r"\nmicro_batch = \d+", "\nmicro_batch = 4"),
