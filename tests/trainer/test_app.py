@@ -121,8 +121,11 @@ async def test_groups_without_advantage_are_neither_fetched_nor_trained(trainer:
         assert events[0].seconds == 0 < events[1].seconds
 
 
-async def test_with_a_kl_term_they_are_trained(trainer: Start) -> None:
-    async with trainer(algorithm__kl_beta=0.1) as run:
+async def test_with_a_kl_term_they_are_trained_where_the_algorithm_keeps_them(
+    trainer: Start,
+) -> None:
+    changes = {"algorithm__kl_beta": 0.1, "algorithm__zero_advantages": "kept"}
+    async with trainer(**changes) as run:
         run.run_freely()
         await run.send(0, 0, 1, advantages=(0.0,) * 4)
         await run.commit(1)

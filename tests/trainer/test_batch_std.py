@@ -10,7 +10,11 @@ from tests.trainer.cluster import Start
 SCALE = batch_scale([1.0, 0.0])
 BEYOND = (3.0, -3.0, 0.5, -0.5)
 """Twice of it, the clip of 5 reaches two."""
-BATCH = {"algorithm__advantage_std": "batch", "algorithm__kl_beta": 0.1}
+BATCH = {
+    "algorithm__advantage_std": "batch",
+    "algorithm__kl_beta": 0.1,
+    "algorithm__zero_advantages": "kept",
+}
 
 
 async def test_groups_are_trained_as_they_come_and_what_the_clip_reaches_once_more(
