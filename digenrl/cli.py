@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from digenrl.commands.adapter import adapter
 from digenrl.commands.brokers import brokers
 from digenrl.commands.check import check
 from digenrl.commands.dlq import dlq
@@ -53,8 +54,8 @@ TASKS = {
     ),
     "Steer a run": ("pause", "resume", "stop", "tag", "dlq"),
     "Use what it has learned": ("report", "export", "generate", "evaluate", "follow", "push"),
-    "Prepare": ("check", "recipe", "plan", "sim", "profile", "tail-check", "fetch", "model"),
-    "Extend": ("reward", "rewards", "families"),
+    "Prepare": ("check", "recipe", "plan", "sim", "profile", "tail-check", "fetch", "adapter"),
+    "Extend": ("reward", "rewards", "families", "model"),
     "Mend": ("doctor", "gc", "repair", "keys"),
 }  # fmt: skip
 """Commands by what they are for, as the help lists them."""
@@ -99,6 +100,7 @@ add_actions(app)
 for of_recipe in (up, reproduce, check, fetch, serve, generate, plan):
     app.command(cls=RecipeCommand)(of_recipe)
 app.add_typer(model, name="model")
+app.add_typer(adapter, name="adapter")
 app.add_typer(recipe, name="recipe")
 app.add_typer(keys, name="keys")
 app.add_typer(reward, name="reward")

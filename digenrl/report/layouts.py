@@ -21,7 +21,8 @@ from torch import Tensor
 from shared.diffusion.tensors import pack
 from shared.errors import UserError
 from shared.models.catalogue import checked_family_of
-from shared.models.lora_files import FILES, METADATA_KEY, PEFT_CONFIG, PEFT_FILE
+from shared.models.lora_files import FILES
+from shared.models.lora_header import METADATA_KEY, PEFT_CONFIG, PEFT_FILE
 from shared.models.lora_names import HIGH, native_names, prefix_of
 from shared.models.memory import layer_shapes
 from shared.recipe.recipe import Recipe

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from shared.diffusion.weights import load_weights, trained_parameters
 from shared.errors import IntegrityError, UserError
-from shared.models.lora_files import KEY, LoraFile, LoraPart
+from shared.models.lora_files import KEY, LoraFile, LoraPart, remedy
 
 
 def lora_tensors(lora: LoraFile, key: str = KEY) -> dict[str, Tensor]:
@@ -47,9 +47,10 @@ def _read(file: Path, parts: Sequence[LoraPart]) -> dict[str, Tensor]:
                 raise ValueError(f"holds numbers that are not finite: {name}")
             blocks = {each.layer: up[slice(*each.rows), slice(*each.ranks)] for each in those}
             if sum(int(each.count_nonzero()) for each in blocks.values()) != up.count_nonzero():
+                rank = max(opened.get_slice(part.down).get_shape()[0] for part in parts)
                 raise ValueError(
-                    f"cuts {name} otherwise than the same layer of its first block; convert it to "
-                    "diffusers' layout"
+                    f"cuts {name} otherwise than the same layer of its first block; "
+                    f"{remedy(file, '--rank', str(rank))}"
                 )
             for each in those:
                 found[f"{each.layer}.lora_A.weight"] = down[slice(*each.ranks)]

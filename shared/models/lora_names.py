@@ -20,6 +20,12 @@ FLAT = ("lora_unet_", "lora_transformer_", "lycoris_")
 """How names begin that are written with underscores in place of dots."""
 
 
+def converted_name(name: str) -> str:
+    """Returns a name that not only DiffSynth reads, and that needs no file of peft's beside it."""
+    name = re.sub(r"^base_model\.model\.(transformer\.)?", f"{HIGH}.", name)
+    return re.sub(r"^pipe\.dit\.", "diffusion_model.", re.sub(r"^pipe\.dit2\.", f"{LOW}.", name))
+
+
 @dataclass(frozen=True, slots=True)
 class NamedLayers:
     """Knows the layers of one or two networks by all their names."""

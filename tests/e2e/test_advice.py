@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.run, pytest.mark.timeout(900), pytest.mark.filterwarni
 
 RUN = "small"
 ELSEWHERE = {
+    "adapter": "tests/reports/test_lora_files.py executes what is advised",
     "serve": "needs brokers", "fetch": "needs the network", "push": "needs the network",
     "profile": "needs minutes", "tail-check": "needs minutes", "check": "traces for minutes",
     "up": "executed at the end, with all options", "view": "executed at the end",

@@ -18,7 +18,8 @@ from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.weights import load_weights, trained_tensors
 from shared.errors import UserError
-from shared.models.lora_files import FILES, METADATA_KEY, PEFT_CONFIG, PEFT_FILE, read_lora
+from shared.models.lora_files import FILES, read_lora
+from shared.models.lora_header import METADATA_KEY, PEFT_CONFIG, PEFT_FILE
 from shared.models.lora_names import HIGH, LOW
 from shared.models.memory import Part
 from shared.recipe.recipe import Recipe, load_recipe
@@ -215,7 +216,8 @@ Q = "transformer.transformer_blocks.0.attn.to_q"
         ({"transformer.transformer_blocks.9.attn.to_q.lora_A.weight": (4, 8)},
          r"transformer_blocks\.9\.attn\.to_q, which is no linear layer of this FluxPipeline"),
         ({f"{Q}.dora_scale": (8,)}, "dora_scale, which is no part of a plain LoRA"),
-        ({f"{Q}.lora_A.weight": (8, 16)}, "which is a layer of"),
+        ({f"{Q}.lora_A.weight": (8, 16)}, "which are no B and A"),
+        ({f"{Q}.lora_A.weight": (8, 16), f"{Q}.lora_B.weight": (4, 8)}, "which is a layer of"),
         ({f"{Q}.lora_B.weight": None}, "only one of the two matrices"),
         ({f"{Q}.alpha": (1,)}, r"different alphas \(1, 16\)"),
         ({f"{Q}.alpha": ()}, r"has the alpha 0 for .*to_q; it has to be above 0"),
