@@ -1,5 +1,6 @@
 """The ``digenrl`` command, which imports what a command needs only when that command runs."""
 
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -132,6 +133,9 @@ def main() -> None:
 def run_command(command: typer.Typer) -> None:
     """Run a command; report an error of ours in one line, exit code 2 if the user can mend it."""
     go_direct()
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # that of nvidia-smi
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     try:
         command()
     except UserError as error:

@@ -10,13 +10,16 @@ import os
 import resource
 import shutil
 import stat
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 from typing import Literal
@@ -50,6 +53,7 @@ MAX_SKEW_S = 5.0
 """Difference between clocks from which requests to a store are refused by some servers, and logs
 of hosts cannot be compared."""
 ASK_S = 5.0
+TRY_GPU, TRY_GPU_S = "from shared.diffusion.device import tried_gpu; print(tried_gpu())", 120.0
 VARIABLES = frozenset(
     f"DIGENRL_{name.upper()}" for name in (*ServiceSettings.model_fields, "api_token")
 ) | {
@@ -96,7 +100,7 @@ def local_findings(runs: Path) -> Iterator[Finding]:
     if all(each.state == "ok" for each in found):
         yield path_finding(runs)
     yield from proxy_findings()
-    yield _gpus()
+    yield from gpu_findings()
 
 
 def _python() -> Finding:
@@ -224,24 +228,33 @@ def proxy_findings() -> Iterator[Finding]:
         yield Finding("proxy", "ok", found)
 
 
-def _gpus() -> Finding:
-    gpus = visible_gpus()
-    built = version("torch") if _has("torch") else ""
-    if gpus and built.endswith("+cpu"):
-        found = f"{len(gpus)} GPUs, but torch {built} cannot use them"
-        return Finding("gpus", "fault", found, "install torch built for CUDA")
-    hidden = f" ({VISIBLE}={os.environ[VISIBLE]})" if VISIBLE in os.environ else ""
-    if not gpus:
-        return Finding("gpus", "warning", f"none{hidden}: tiny models alone run on the CPU")
-    return Finding("gpus", "ok", f"{len(gpus)}{hidden}")
-
-
-def _has(package: str) -> bool:
+def gpu_findings() -> list[Finding]:
     try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
+        gpus = visible_gpus()
+    except UserError as error:
+        return [Finding("gpus", "fault", str(error))]
+    if not gpus:
+        hidden = f" ({VISIBLE}={os.environ[VISIBLE]})" if VISIBLE in os.environ else ""
+        return [Finding("gpus", "warning", f"none{hidden}: tiny models alone run on the CPU")]
+    if find_spec("torch") is None:
+        return [Finding("gpus", "ok", f"{len(gpus)}, not tried: torch is not installed")]
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(_try_gpu, gpus))
+
+
+def _try_gpu(gpu: str) -> Finding:
+    """Have a child compute on a GPU: what CUDA begins in a process stays there."""
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-P", "-c", TRY_GPU], env={**os.environ, VISIBLE: gpu},
+            capture_output=True, text=True, timeout=TRY_GPU_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Finding("gpus", "fault", f"GPU {gpu} does not answer", "restart the machine")
+    if ended.returncode == 0:
+        return Finding("gpus", "ok", f"GPU {gpu}: {ended.stdout.strip()}")
+    last = ended.stderr.strip().rpartition("\n")[2] or f"a child ended with {ended.returncode}"
+    return Finding("gpus", "fault", f"GPU {gpu}: {last.rpartition(f'{VISIBLE}={gpu}: ')[2]}")
 
 
 def recipe_finding(path: Path) -> Finding:

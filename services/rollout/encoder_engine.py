@@ -5,7 +5,7 @@ import asyncio
 
 import torch
 
-from shared.diffusion.device import choose_kernels, fits
+from shared.diffusion.device import choose_kernels, fits, own_device
 from shared.diffusion.encoding import check_encoders, encoded
 from shared.diffusion.models import load_model
 from shared.diffusion.policy import REMEDY
@@ -24,7 +24,7 @@ class EncoderEngine:
         torch.set_num_threads(recipe.encoder.threads)
         table = recipe.model
         self._recipe = recipe
-        self._device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        self._device = own_device()
         choose_kernels(self._device, table.matmul_precision)
         with fits(self._device, "loading text of the model", REMEDY):
             self._model = load_model(

@@ -1,7 +1,8 @@
-"""The device of this process: what it has, what a model takes of it, and lack of memory."""
+"""The device of this process: which it is, what it has, what a model takes, and lack of memory."""
 
 import gc
 import os
+import re
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from shared.errors import OutOfMemory
+from shared.errors import OutOfMemory, UserError
 from shared.messages.workers import Device
 from shared.models.catalogue import checked_family_of
 from shared.models.memory import AS_TRAINED, ITEM_BYTES, Holding, Part, adapter_bytes, weight_bytes
@@ -21,6 +22,17 @@ from shared.process.worker import host_memory
 from shared.recipe.networks import frozen_layers
 from shared.recipe.recipe import Recipe
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+DEVICE_FILES = Path("/dev")  # in a container, without the GPUs that it was not given
+DRIVER_VERSION = Path("/sys/module/nvidia/version")
+GPU_REMEDIES = {
+    "not compiled|no kernel image|ARCH_MISMATCH": "install torch for this GPU (README, Install)",
+    "too old": "update the driver, or install torch for an older CUDA (README, Install)",
+    "No CUDA GPUs|device ordinal": "name GPUs that `nvidia-smi -L` lists",
+    "not supported": "set PYTORCH_ALLOC_CONF=expandable_segments:False",
+    "": "see whether `nvidia-smi` works (a container needs `--gpus all`)",
+}
+"""Pattern in torch's reason why it cannot use a GPU -> what a user can do; the first holds."""
 SIGNS = ("out of memory", "not enough memory", "can't allocate memory")
 """What allocators write into a RuntimeError that has no type of its own."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -28,6 +40,45 @@ MAX_REASON = 300
 """Characters quoted of the allocator's message."""
 
 T = TypeVar("T")
+
+
+def own_device(index: int = 0) -> torch.device:
+    """Returns the GPU of this process with this index; the CPU if the process was given no GPU:
+    CUDA_VISIBLE_DEVICES names none, or is not set and the host has none.
+
+    Raises:
+        UserError: if torch cannot use the GPU.
+        OutOfMemory: if other programs leave no memory on it.
+    """
+    named = os.environ.get(VISIBLE, "0" if any(DEVICE_FILES.glob("nvidia[0-9]*")) else "")
+    if named.split(",")[0].strip() in ("", "-1") and not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", index)
+    try:
+        with fits(device, "a matrix product", "end other programs on this GPU"):
+            square = torch.ones(64, 64, device=device)
+            (square @ square).sum().item()
+    except (RuntimeError, AssertionError) as error:
+        raise unusable_gpu(index, error) from error
+    return device
+
+
+def unusable_gpu(index: int, error: Exception) -> UserError:
+    reason = str(error).partition("\n")[0].split(". Please")[0]
+    remedy = next(text for signs, text in GPU_REMEDIES.items() if re.search(signs, reason))
+    return UserError(
+        f"{VISIBLE}={visible(index + 1, index + 1).split(',')[-1]}: torch {torch.__version__} "
+        f"cannot use this GPU: {reason[:MAX_REASON]}; {remedy}, or compute on the CPU: set "
+        f'model.device = "cpu", or {VISIBLE}="" for one process'
+    )
+
+
+def tried_gpu() -> str:
+    """Returns what this process's GPU is and has free, once it has computed a matrix product."""
+    free, _ = torch.cuda.mem_get_info(own_device())
+    gpu = torch.cuda.get_device_properties(0)
+    driver = DRIVER_VERSION.read_text().strip() if DRIVER_VERSION.is_file() else "unknown"
+    return f"{gpu.name}, driver {driver}, capability {gpu.major}.{gpu.minor}, {_gib(free)} free"
 
 
 def this_device(
@@ -47,16 +98,13 @@ def this_device(
     ``trains`` says whether it will hold an optimizer's state; ``memory_gib`` limits what it has if
     others use the same device.
     """
-    gpu = ""
-    if torch.cuda.is_available():
-        gpu = visible(
-            torch.cuda.device_count(),
-            _gpus_of_a_process(recipe) if trains else 1,
-        )
+    if own_device().type == "cuda":
+        used = recipe.trainer.devices if trains and not recipe.schedule.is_fluid else 1
+        gpu = visible(torch.cuda.device_count(), used)
         properties = torch.cuda.get_device_properties(0)
         kind, memory = properties.name, properties.total_memory
     else:
-        kind, memory = "cpu", host_memory()
+        gpu, kind, memory = "", "cpu", host_memory()
         holding = replace(holding, memory="resident")  # the blocks lie in the same memory
     if memory_gib is not None:
         memory = min(memory, int(memory_gib * 2**30))
@@ -69,13 +117,6 @@ def this_device(
         independent_devices=independent_devices,
         can_train=can_train,
     )
-
-
-def _gpus_of_a_process(recipe: Recipe) -> int:
-    """Returns how many of the host's GPUs one process trains on, or the ranks that it starts."""
-    if recipe.schedule.is_fluid:
-        return 1
-    return recipe.trainer.devices
 
 
 def held_bytes(
@@ -119,7 +160,7 @@ def _beside_all_weights(recipe: Recipe, network: int) -> int:
 
 def visible(count: int, used: int) -> str:
     """Names the first ``used`` of ``count`` GPUs, as CUDA_VISIBLE_DEVICES does."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    given = os.environ.get(VISIBLE)
     names = [str(number) for number in range(count)] if given is None else given.split(",")
     return ",".join(name.strip() for name in names[:used])
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from shared.diffusion.checksum import checksum_digest
 from shared.diffusion.compilation import CompiledBlocks, compile_blocks
-from shared.diffusion.device import choose_kernels, fits
+from shared.diffusion.device import choose_kernels, fits, own_device
 from shared.diffusion.encoding import check_encoders
 from shared.diffusion.families.base import Family
 from shared.diffusion.loading import Place, Progress
@@ -130,7 +130,7 @@ def copy_policy(policy: LoadedPolicy, index: int) -> LoadedPolicy:
     Raises:
         OutOfMemory: if it does not fit.
     """
-    device = torch.device(f"cuda:{index}" if torch.cuda.is_available() else "cpu")
+    device = own_device(index)
     with fits(device, "a copy of the model", REMEDY):
         assert isinstance(policy.model, Family), "only what was loaded is copied"
         model = policy.model.copy_to(device)
@@ -171,7 +171,7 @@ def load_policy(
         UserError: if a package that ``holding`` needs is not installed, or the adapter is not one
             of the model's.
     """
-    device = torch.device(f"cuda:{index}" if torch.cuda.is_available() else "cpu")
+    device = own_device(index)
     choose_kernels(device, recipe.model.matmul_precision)
     with fits(device, f"loading {', '.join(sorted(parts))} of the model", REMEDY):
         place = _place(recipe, device) if trains else None

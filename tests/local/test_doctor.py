@@ -79,16 +79,6 @@ def test_a_machine_that_lacks_something_is_told_what(
     assert code == (wrong[check][0]["state"] == "fault")
 
 
-def test_gpus_without_a_torch_that_can_use_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor, "visible_gpus", lambda: ("0", "1"))
-    monkeypatch.setattr(doctor, "version", lambda name: "2.13.0+cpu" if name == "torch" else "999")
-    assert (
-        "2 GPUs, but torch 2.13.0+cpu" in examined("--runs", str(tmp_path))[1]["gpus"][0]["found"]
-    )
-
-
 def settings_that_are_wrong(folder: Path) -> dict[str, dict[str, str]]:
     """Return, for each check, variables that plant a fault which it should find."""
     readable = folder / "secrets"

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shared.diffusion.device import own_device
 from shared.errors import UserError
 
 MAX_REASON = 300
@@ -40,13 +41,8 @@ def loading(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def best_device() -> torch.device:
-    """Returns the GPU that this process sees, or the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def load_network(cls: Any, folder: Path) -> Any:
-    """Loads a network of the transformers class ``cls``: frozen, float32, on the best device.
+    """Loads a network of the transformers class ``cls``: frozen, float32, on this device.
 
     Raises:
         UserError: if the folder does not hold all of its weights.
@@ -79,7 +75,7 @@ def load_tensors(network: nn.Module, tensors: Mapping[str, Tensor], folder: Path
 
 
 def frozen(network: Any) -> Any:
-    return network.to(best_device()).requires_grad_(False).eval()
+    return network.to(own_device()).requires_grad_(False).eval()
 
 
 def check_none_missing(folder: Path, names: Iterable[str]) -> None:

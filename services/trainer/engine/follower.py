@@ -22,6 +22,7 @@ from services.trainer.engine.world import local_rank, num_ranks, this_rank
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData, Snapshot
 from shared.devices.slices import GroupSlice
+from shared.diffusion.device import own_device
 from shared.diffusion.policy import load_policy
 from shared.diffusion.training.rows import TrainingGroup
 from shared.errors import ContractError, DigenRLError, OutOfMemory, Untrainable
@@ -91,10 +92,10 @@ class Links:
 
 def join() -> list[Links]:
     """Meet the other ranks. Rank 0 gets links to each, the others get theirs to rank 0."""
-    on_gpus = torch.cuda.is_available()
-    if on_gpus:
-        torch.cuda.set_device(local_rank())
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
+    device = own_device(local_rank())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     links = []
     for other in range(1, num_ranks()):
         # Each pair has connections of its own, which no other thread uses. All ranks have to name
