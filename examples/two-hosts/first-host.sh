@@ -69,7 +69,8 @@ fi
 DIGENRL_SECRETS_DIR="$DATA/keys/scheduler" \
     digenrl serve scheduler --recipe "$RECIPE" --run "$DIGENRL_RUN" --port "$PORT" \
     ${TLS:+--host "$ADDRESS"} ${STEPS:+--steps "$STEPS"} &
-started="$started $!"
+scheduler=$!
+started="$started $scheduler"
 DIGENRL_SECRETS_DIR="$DATA/keys/reward" digenrl serve reward &
 reward=$!
 DIGENRL_SECRETS_DIR="$DATA/keys/trainer" digenrl serve trainer &
@@ -82,7 +83,13 @@ until link=$(digenrl keys link "$DATA/keys" --scheduler "$page" 2>/dev/null); do
 done
 echo "the run's page, in a browser of this host, once within ten minutes: $link"
 
-wait "$trainer" # it and other workers end with the run
+while kill -0 "$trainer" 2>/dev/null; do # it and other workers end with the run
+    for each in $brokers $scheduler; do # without these it would wait for ever
+        kill -0 "$each" 2>/dev/null || { wait "$each"; exit 1; }
+    done
+    sleep 1
+done
+wait "$trainer"
 wait "$reward"
 end
 digenrl report "$DATA" --wall-seconds "$(($(date +%s) - began))"

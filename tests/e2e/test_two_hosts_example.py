@@ -93,6 +93,19 @@ def test_a_run_on_two_hosts_needs_one_command_on_each_and_leaves_a_run_like_any_
     check_commands(tmp_path)
 
 
+def test_a_recipe_that_is_refused_ends_the_first_host_with_its_reason(tmp_path: Path) -> None:
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    (tmp_path / "wrong.toml").write_text("[run]\nsteps = 0\n")
+    log = tmp_path / "first.log"
+    with network(1, None) as [first]:
+        given = {"ADDRESS": first.address, "RECIPE": "wrong.toml", "DATA": "data", "TLS": "0"}
+        with running(first, EXAMPLE / "first-host.sh", tmp_path, log, given) as one:
+            assert ended(one, log) == 2
+    assert "run.steps" in log.read_text()
+
+
 def check_commands(folder: Path) -> None:
     """The commands find the run, once it is over, as they find one of `digenrl up`."""
     assert re.search(r"two-hosts +finished +2 of 2", done([*DIGENRL, "runs"], folder))
