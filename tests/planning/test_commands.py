@@ -76,7 +76,6 @@ def test_other_bad_input_is_refused_in_one_line() -> None:
         (*sim, "--fragment-size", "5"): "--fragment-size: 5 does not divide the group; these do: 1",
         (*sim, "--batches", "0"): "--batches: at least 1",
         (*sim, "--variant", "full", "--tag", "3"): "--tag: ranks that share their weights are not",
-        (*sim, "--mode", "naive"): '--mode: "naive" is renamed to mode = "sequential"',
         (*sim, "--mode", "colocated"): "--mode: colocated has no split",
         (*sim, "--mode", "serial"): "--mode: input should be 'pipelined', 'sequential'",
         (*sim, "--mode", "sequential", "--staleness", "1"): "--staleness: 1 needs schedule.mode",
