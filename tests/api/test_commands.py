@@ -213,6 +213,6 @@ def test_a_client_of_a_run_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
         address.client_of(Run("demo", "demo", tmp_path, is_local=True))
     assert str(refused.value) == (
-        "RUN: demo is not in progress: finished at step 3 of 3; `digenrl up "
-        f"{tmp_path}/recipe.json --run {tmp_path} --resume` goes on with it"
+        "RUN: demo is not in progress: finished at step 3 of 3; "
+        f"`digenrl status {tmp_path}` shows it"
     )

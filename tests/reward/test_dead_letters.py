@@ -40,7 +40,7 @@ async def test_why_a_sample_has_no_score_is_a_dead_letter_and_no_failure_of_its_
         event = event.model_copy(update={"stored": stored})
         await bus.publish(event)
         put: asyncio.Queue[object] = asyncio.Queue()
-        letters = DeadLetters(bus, folder_store, put.put_nowait, lambda _: False)
+        letters = DeadLetters(bus, folder_store, put.put_nowait, lambda _: False, lambda _: False)
         worker = Worker("reward", "reward", "waiting_for_rollout")
         scorers = [WeightedScorer("mine", 1.0, Afraid())]
         app = RewardApp(scorers, WorkerContext(bus, folder_store, worker))

@@ -140,6 +140,8 @@ class Scheduler:
         self.dead_letters = DeadLetters(
             self.bus, self.store, self._inbox.put,
             lambda work: is_over(self.state, self.chain.version, work),
+            # A result may come while the commands of the next state are still being sent.
+            lambda event: is_foreign(self.state, event) and is_foreign(self._next, event),
         )  # fmt: skip
 
     async def run(self) -> None:

@@ -95,6 +95,8 @@ class DeadLetters:
     _put: Callable[[MachineInput], None]
     _is_over: Callable[[Work], bool]
     """Whether a piece of work can be done no more."""
+    _is_foreign: Callable[[object], bool]
+    """Whether a result is of a worker that was not given the work."""
     num_quarantined: int = 0
     letters: "list[tuple[DeadLetter, Stored]]" = field(default_factory=list)
     _newest: dict[Piece, int] = field(default_factory=dict)
@@ -133,7 +135,9 @@ class DeadLetters:
             self._found.put_nowait(found)
 
     def note(self, message: object) -> None:
-        """Keep the failure of an attempt, if the message tells of one."""
+        """Keep the failure of an attempt that its sender was given, if the message tells of one."""
+        if self._is_foreign(message):
+            return
         if isinstance(message, FragmentFailed):
             slot, reason = message.slot, f"{message.stage}: {message.reason}"
             work = Work(batch=slot.batch, group=slot.group, attempt=slot.attempt)

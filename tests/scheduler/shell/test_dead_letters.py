@@ -49,7 +49,9 @@ def keep(letters: DeadLetters, number: int) -> None:
 
 
 def letters_of(scheduler: Scheduler) -> DeadLetters:
-    return DeadLetters(scheduler.bus, scheduler.store, lambda _: None, lambda _: False)
+    return DeadLetters(
+        scheduler.bus, scheduler.store, lambda _: None, lambda _: False, lambda _: False
+    )
 
 
 @pytest.fixture

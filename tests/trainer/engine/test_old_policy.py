@@ -40,6 +40,7 @@ def nft(decay: int = 1, **changes: object) -> Recipe:
     keys = {
         "algorithm__nft_decay": decay,
         "algorithm__nft_beta": 0.3,
+        "algorithm__zero_advantages": "kept",
         "trainer__micro_batch": SIZE,
         "schedule__tsp_steps": WINDOW,
     } | changes
