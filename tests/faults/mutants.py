@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 from services.scheduler.core import assign, exclusion, fragments, lending, supply
 from services.scheduler.core.recovery import READ_BACK
@@ -23,7 +22,6 @@ from services.scheduler.core.workers import Workers
 from services.scheduler.sim import batches, devices, independent_devices, scheduler, trainer
 from services.scheduler.sim.devices import SimReward, SimRollout
 from services.scheduler.sim.trainer import SimTrainer
-from services.scheduler.sim.world import Process
 from shared.devices.loan import Loan, apply
 from shared.messages import subjects
 from shared.messages.contracts import (
@@ -250,27 +248,6 @@ def rewards_are_acknowledged_before_they_are_published() -> AbstractContextManag
     return patched((SimReward, "_begin", begin))
 
 
-def a_device_keeps_what_another_has_done() -> AbstractContextManager[None]:
-    original = fragments.generated
-
-    def generated(state: State, event: FragmentGenerated, now: float) -> State:
-        def of_this_worker(
-            state: State, slot: FragmentSlot, now: float, address: str | None
-        ) -> State:
-            return fragments.unassign(state, slot, event.worker, now)
-
-        with patch.object(fragments, "_unassign_everywhere", of_this_worker):
-            return original(state, event, now)
-
-    lost = (
-        ("succeed rollout", nemesis.Nemesis.succeed_rollout),
-        ("lose statuses", nemesis.Nemesis.lose_statuses),
-        ("cut off rollout", partial(nemesis.Nemesis.hold, kind="rollout", how=Process.cut_off)),
-    )
-    planted = patched((fragments, "generated", generated), (nemesis, "FAULTS", lost))
-    return together(planted, _without_deadlines())
-
-
 def a_device_that_hangs_keeps_its_fragments() -> AbstractContextManager[None]:
     return patched((exclusion, "_exclude_late", lambda plan, state, worker: state))
 
@@ -314,7 +291,6 @@ MUTANTS: tuple[Mutant, ...] = (
     a_dropped_fragment_is_not_reported,
     an_old_trainer_is_believed,
     rewards_are_acknowledged_before_they_are_published,
-    a_device_keeps_what_another_has_done,
     a_device_that_hangs_keeps_its_fragments,
     a_device_that_hangs_is_given_work_again,
     a_device_that_returns_everything_is_given_work_for_ever,

@@ -182,12 +182,13 @@ async def test_a_stolen_key_does_nothing_to_what_others_store_and_do(
 ) -> None:
     setting = small(tmp_path, steps=100_000, tag=1, gradient_help=True)
     async with cluster(tmp_path / "run", setting, stores_in="s3") as run:
-        await run.until_step(2)
+        await run.until_step(2)  # in the first batches a lent trainer may give work back
+        before = await run.num_commits()
         for role in THIEVES:
             assert await store_objects(run, role, number) == [], role
             await send_results(run, role, number)
         await run.until_step(await run.num_commits() + 2)
-        records = await run.commits()
+        records = (await run.commits())[before + 1 :]
         groups = [group for record in records for group in record.trained]
         assert not [group for group in groups if ROGUE in (*group.workers, group.trained_by)]
         assert {attempt for group in groups for *_, attempt in group.fragments} == {0}
