@@ -18,7 +18,10 @@ from shared.errors import DigenRLError
 from tests.e2e.advice import DEMO, advised_in, advised_in_code, check_parsed, words_of
 from tests.e2e.local_run import StartRun
 
-pytestmark = [pytest.mark.run, pytest.mark.timeout(900), pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("default"),
+]  # fmt: skip
 
 RUN = "small"
 ELSEWHERE = {

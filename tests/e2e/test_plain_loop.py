@@ -31,7 +31,7 @@ CHANGES: dict[str, Any] = {
     "algorithm.clip_range": 2e-4, "run.keep_last": STEPS + 1,
 }  # fmt: skip
 FLUID = {"schedule.mode": "fluid", "rollout.workers": 0, "trainer.devices": 2}
-DEFAULT = [("fluid", 2, 1, "bypass"), ("roles", 2, 1, "decoupled")]
+DEFAULT = [("fluid", 2, 1, "bypass")]
 ALL = [
     (mode, updates, staleness, loss)
     for mode in ("roles", "fluid")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.local_run import PATIENCE_S, LocalRun, StartRun, wait_until
 
-pytestmark = [pytest.mark.run, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def second_scheduler(run: LocalRun, port: int, log: Path) -> "subprocess.Popen[bytes]":
