@@ -15,7 +15,7 @@ import pytest
 from digenrl.local.runs import RECIPE_JSON
 from tests.e2e.local_run import PATIENCE_S, StartRun, wait_until
 
-pytestmark = [pytest.mark.run, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def digenrl(*arguments: str, runs: Path) -> str:
