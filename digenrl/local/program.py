@@ -12,6 +12,7 @@ import httpx
 import redis.asyncio as redis
 from obstore.exceptions import BaseError
 
+from shared.cancellation import cancellable
 from shared.errors import Unavailable, UserError
 
 READY_S = 60.0
@@ -79,7 +80,7 @@ async def wait_ready(
         if (ended := death()) is not None:
             raise ended
         try:
-            if await asyncio.wait_for(program.ready(), 5):
+            if await cancellable(asyncio.wait_for(program.ready(), 5)):
                 return
         except (httpx.HTTPError, redis.RedisError, BaseError, OSError, Unavailable) as error:
             last = error
