@@ -133,7 +133,7 @@ def main() -> None:
 def run_command(command: typer.Typer) -> None:
     """Run a command; report an error of ours in one line, exit code 2 if the user can mend it."""
     go_direct()
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # that of nvidia-smi
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the order of nvidia-smi
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     try:

@@ -22,7 +22,7 @@ def brokers(
 ) -> None:
     """Run the brokers of a run on several hosts, until Ctrl-C; they are those of `digenrl up`.
 
-    On this host, commands such as `digenrl status` take the folder for that of the first --run.
+    On this host, commands such as `digenrl status` take the folder for the first --run's.
     """
     from digenrl.local.brokers import Ports
     from digenrl.local.runs import lock_run

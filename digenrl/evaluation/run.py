@@ -66,8 +66,7 @@ class RunEvaluator:
     async def record_of(
         self, commit: CommitRecord, weights: Mapping[str, Tensor] | None = None
     ) -> EvaluationRecord:
-        """Return the record of a version, after evaluating it if there is none: its ``weights``, or
-        those that are stored.
+        """Return a version's record; without one, evaluate ``weights``, by default the stored ones.
 
         Raises:
             IntegrityError: if its weights are not in the store.

@@ -8,7 +8,7 @@ READ_BYTES = 1 << 16
 """Bytes at the end of a log that are read."""
 _TRACEBACK = re.compile(r"(Exception Group )?Traceback \(most recent call last\):")
 _MARGIN = re.compile(r"^\s*[|+] |^[\s|]*\+-[-+\s\d.]*$")
-"""What precedes the lines of an exception in a group, and the lines between two of them."""
+"""Frame around the lines of an exception in a group."""
 _IDENTITY = {"svc", "worker", "run", "ts", "level"}
 """Fields of every event."""
 

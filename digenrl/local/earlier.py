@@ -31,7 +31,7 @@ class Start:
     kept_as: Path | None = None
     """Folder that an earlier run is renamed to."""
     line: str = ""
-    """What a person is told of the earlier run."""
+    """Description of the earlier run, for people."""
 
 
 def start_of(

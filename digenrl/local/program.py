@@ -21,7 +21,7 @@ REJECTIONS = (
     r"nats-server: (?:.*?(?:line |:)(?P<line>\d+)(?::\d+)?: )?(?P<why>.+)",
     r"F\d{4} \S+ \S+ (?P<why>.*(?:config|\.sock).*)",  # SeaweedFS
 )
-"""What brokers print before they end because of their configuration."""
+"""Output of brokers that end because of their configuration."""
 
 
 async def nothing() -> None:

@@ -55,7 +55,7 @@ def in_progress(folder: Path) -> bool:
 @dataclass(frozen=True, slots=True)
 class Run:
     name: str
-    """What a command line names it by."""
+    """The run as a command line names it."""
     id: str
     """Prefix of its objects in the store."""
     folder: Path

@@ -78,7 +78,7 @@ class Prompt(Record):
     metadata: dict[str, JsonValue] = Field(default_factory=dict, max_length=32)
     """Facts about the prompt that scorers need."""
     negative_prompt: Text | None = Field(default=None, exclude_if=is_none)
-    """What guidance leads away from, where it is not the recipe's."""
+    """Negative prompt, where it differs from the recipe's."""
     image: SourceImage | None = Field(default=None, exclude_if=is_none)
     """What it edits, or shows as a beginning; None: samples are made of the text alone."""
 

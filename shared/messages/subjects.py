@@ -26,7 +26,7 @@
     dg.<run>.refused.<worker>                                  (none)     WorkerRefused
 
 The first seven streams keep one message per subject and refuse a second, for ever and over
-restarts: whoever does a piece of work twice finds its slot taken. Tasks and results name the
+restarts: a worker that does a piece of work twice finds its slot taken. Tasks and results name the
 worker, so nobody takes the slot of another's result; of several, the scheduler takes the first.
 All of a batch that concerns fluid devices is in one stream, so that a scheduler that is started
 again reads it in the order in which it happened.

@@ -90,7 +90,7 @@ class LoraHeader:
             raise ValueError(f"has only one of the two matrices of {stem}")
         down, up = (tuple(self.tensors[names[role]]["shape"]) for role in ("down", "up"))
         if 0 in down:
-            raise ValueError(f"has matrices without numbers for {stem}; make it anew")
+            raise ValueError(f"has matrices without numbers for {stem}; save it again")
         if len(down) != 2 or up[1:] != down[:1]:
             raise ValueError(f"has {list(up)} x {list(down)} for {stem}, which are no B and A")
         return down, up
@@ -128,7 +128,7 @@ class LoraHeader:
 
     @cached_property
     def _config(self) -> dict[str, Any]:
-        """Peft's configuration; raises ValueError if it is not that of a plain LoRA."""
+        """Peft's configuration; raises ValueError unless it describes a plain LoRA."""
         config = self._stored_config()
         for key, value in config.items():
             plain = PLAIN.get(key, ())

@@ -57,7 +57,7 @@ class Alarm(_Entry):
     what: str
     firing: bool
     reason: str | None = None
-    """What it says, if it is firing."""
+    """Reason of an alarm that fires."""
 
 
 Entry = Request | PhaseChange | Alarm

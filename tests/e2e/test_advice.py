@@ -32,7 +32,7 @@ ELSEWHERE = {
 }  # fmt: skip
 """Commands whose words are checked, and that are not executed one by one."""
 REFUSALS = ("is not in progress: finished", "the run is not in progress", "no evaluated version of")
-"""What a finished run is told that does not do what is asked for, with what can be done."""
+"""Refusals of a finished run, with their remedies."""
 
 
 def executed(words: list[str]) -> str:

@@ -21,7 +21,7 @@ RECENT = 20
 @dataclass(slots=True)
 class RunAlarms:
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """What each alarm says; empty while it does not fire."""
+    """Text of each alarm; empty while the alarm does not fire."""
     _seen: tuple[float, ...] = ()
     _since: float = 0.0
     """When a device was last seen at work."""
