@@ -31,7 +31,6 @@ CHANGES: dict[str, Any] = {
     "algorithm.clip_range": 2e-4, "run.keep_last": STEPS + 1,
 }  # fmt: skip
 FLUID = {"schedule.mode": "fluid", "rollout.workers": 0, "trainer.devices": 2}
-DEFAULT = [("fluid", 2, 1, "bypass")]
 ALL = [
     (mode, updates, staleness, loss)
     for mode in ("roles", "fluid")
@@ -59,10 +58,8 @@ def recipe_of(mode: str, updates: int, staleness: int, loss: str) -> Recipe:
     return override(load_recipe(DEMO), changes)
 
 
-@pytest.mark.parametrize(
-    ("mode", "updates", "staleness", "loss"),
-    [pytest.param(*each, marks=() if each in DEFAULT else pytest.mark.slow) for each in ALL],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "updates", "staleness", "loss"), ALL)
 def test_each_update_is_that_of_a_plain_loop(
     start_run: StartRun, tmp_path: Path, mode: str, updates: int, staleness: int, loss: str
 ) -> None:

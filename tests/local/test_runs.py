@@ -45,6 +45,7 @@ def stored(tmp_path: Path) -> Path:
     return tmp_path / "objects" / RUN
 
 
+@pytest.mark.slow
 @pytest.mark.broker
 def test_a_run_whose_folder_is_renamed_is_found_by_the_new_name_and_by_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

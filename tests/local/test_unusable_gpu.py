@@ -53,7 +53,13 @@ def run(folder: Path, *words: str, **variables: str) -> tuple[int, str]:
     return ended.returncode, ended.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("service", ["trainer", "rollout", "encoder", "reward"])
+@pytest.mark.parametrize(
+    "service",
+    [
+        "rollout",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("trainer", "encoder", "reward")),
+    ],
+)
 def test_a_worker_ends_with_one_line(service: str, tmp_path: Path) -> None:
     """Each loaded its networks on the CPU and computed there."""
     url = f"file://{tmp_path}/store"
@@ -63,6 +69,7 @@ def test_a_worker_ends_with_one_line(service: str, tmp_path: Path) -> None:
     assert found == (2, f"digenrl: {REFUSED}")
 
 
+@pytest.mark.slow
 def test_a_rank_ends_before_it_waits_for_the_others(tmp_path: Path) -> None:
     ranks = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
@@ -71,6 +78,7 @@ def test_a_rank_ends_before_it_waits_for_the_others(tmp_path: Path) -> None:
     assert run(tmp_path, *words, **ranks, **meeting, **variables) == (2, f"digenrl: {REFUSED}")
 
 
+@pytest.mark.slow
 def test_sampling_by_hand_ends_with_one_line(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.json"
     recipe.write_text(on_gpus(tmp_path).model_dump_json())
@@ -183,6 +191,7 @@ def test_doctor_tries_each_gpu_and_gives_the_reason(
     assert lines == [f"fault    gpus         GPU {number}: {reason}" for number in range(2)]
 
 
+@pytest.mark.slow
 def test_doctor_tries_the_gpu_that_the_variable_names_without_the_driver_s_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

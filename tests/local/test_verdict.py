@@ -81,6 +81,7 @@ def test_a_machine_without_gpus_is_refused_with_what_is_needed(
     assert (code, said["ok"], said["verdict"]) == (2, False, NO_GPU)
 
 
+@pytest.mark.slow
 def test_the_machine_s_own_gpus_have_a_forecast(
     flux: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

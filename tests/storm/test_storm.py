@@ -21,6 +21,7 @@ EVERYTHING = [
 NUM_FAULTS = 4 * len(EVERYTHING)
 
 
+@pytest.mark.slow
 async def test_four_kills_and_stops_of_each_process_lose_nothing_and_train_nothing_twice(
     tmp_path: Path,
 ) -> None:
