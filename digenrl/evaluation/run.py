@@ -5,21 +5,16 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from digenrl.evaluation.media import as_mp4, as_png
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample, Quality, alarms
-from digenrl.evaluation.sampler import OnProgress
-from digenrl.evaluation.samples import Judges, PromptSampler, Samples
 from digenrl.evaluation.settings import settings_digest
 from digenrl.evaluation.told import Teller
 from services.reward.scorer import SOURCES
-from services.trainer.engine.checkpoint import AVERAGE
-from shared.diffusion.shards import whole_tensors
 from shared.errors import IntegrityError
 from shared.recipe.recipe import Recipe
 from shared.run.checkpoints import checkpoint_of
@@ -28,12 +23,18 @@ from shared.run.run_recipe import evaluation_rows
 from shared.run.shards import open_tensors
 from shared.store import ObjectStore
 
+if TYPE_CHECKING:  # torch: what follows a run without a network does not need it
+    from torch import Tensor
+
+    from digenrl.evaluation.sampler import OnProgress
+    from digenrl.evaluation.samples import Judges, PromptSampler, Samples
+
 PUTS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedSamples:
-    samples: Samples
+    samples: "Samples"
     quality: Quality
     right: npt.NDArray[np.bool_] | None
     """(n,) whether the held-out classifier recognizes the digit; None if there is none."""
@@ -48,7 +49,7 @@ class RunEvaluator:
         recipe: Recipe,
         *,
         worker: str,
-        progress: OnProgress | None = None,
+        progress: "OnProgress | None" = None,
     ) -> None:
         """``progress`` is called in another thread, with the progress of each evaluation."""
         self.recipe = recipe
@@ -64,7 +65,7 @@ class RunEvaluator:
         self._judges: Judges | None = None
 
     async def record_of(
-        self, commit: CommitRecord, weights: Mapping[str, Tensor] | None = None
+        self, commit: CommitRecord, weights: "Mapping[str, Tensor] | None" = None
     ) -> EvaluationRecord:
         """Return a version's record; without one, evaluate ``weights``, by default the stored ones.
 
@@ -88,7 +89,7 @@ class RunEvaluator:
         await self._teller.tell(self.evaluations.name, await self.evaluations.versions())
 
     async def _evaluate(
-        self, commit: CommitRecord, weights: Mapping[str, Tensor] | None = None
+        self, commit: CommitRecord, weights: "Mapping[str, Tensor] | None" = None
     ) -> EvaluationRecord:
         began = time.monotonic()
         if weights is None:
@@ -115,7 +116,7 @@ class RunEvaluator:
             seconds=round(time.monotonic() - began, 3),
         )
 
-    async def quality_of(self, weights: Mapping[str, Tensor]) -> Quality:
+    async def quality_of(self, weights: "Mapping[str, Tensor]") -> Quality:
         """Compute the figures of any weights of the run's network; they are stored nowhere.
 
         Raises:
@@ -123,7 +124,9 @@ class RunEvaluator:
         """
         return (await asyncio.to_thread(self._measure, weights)).quality
 
-    def _measure(self, weights: Mapping[str, Tensor]) -> JudgedSamples:
+    def _measure(self, weights: "Mapping[str, Tensor]") -> JudgedSamples:
+        from digenrl.evaluation.samples import Judges, PromptSampler
+
         self._evaluator = self._evaluator or PromptSampler(
             self.recipe, self._stopping, progress=self._progress
         )
@@ -165,13 +168,16 @@ class RunEvaluator:
 
 async def weights_to_use(
     store: ObjectStore, recipe: Recipe, record: CommitRecord
-) -> dict[str, Tensor]:
+) -> "dict[str, Tensor]":
     """Return the weights of a version to evaluate and export: the trained ones, or their moving
     average; never those of an old policy that only generates.
 
     Raises:
         IntegrityError: if they are not in the store, or differ from what the record says.
     """
+    from services.trainer.engine.checkpoint import AVERAGE
+    from shared.diffusion.shards import whole_tensors
+
     if recipe.trainer.ema is None:
         return await trained_weights(store, record)
     checkpoint = await checkpoint_of(store, record)
@@ -197,7 +203,9 @@ async def with_weights_to_use(
     return found
 
 
-async def trained_weights(store: ObjectStore, record: CommitRecord) -> dict[str, Tensor]:
+async def trained_weights(store: ObjectStore, record: CommitRecord) -> "dict[str, Tensor]":
     """Return the weights that the optimizer made of a version; raises as `weights_to_use`."""
+    from shared.diffusion.shards import whole_tensors
+
     trained = record.learned
     return await whole_tensors(await open_tensors(store, trained.ref, trained.digest))

@@ -1,0 +1,190 @@
+"""Clients that observe a run for its whole life, by the code with which the product does.
+
+Each is a process of the world and tells what it was told to a log.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+from rich.console import Console
+
+from digenrl.client import Client, NoAnswer, Refused
+from digenrl.commands import status
+from digenrl.local import up
+from digenrl.local.display import Display
+from digenrl.local.runs import Run
+from digenrl.view.state import live_state
+from tests.world.blocking import run_blocking
+from tests.world.seen import Answer, EventRead, FollowerEnded, FollowerStarted, Observation
+
+NOWHERE = Path("/dev/null")
+"""Folder of a run in which nothing can be written."""
+EVENTS = "/v1/events"
+Log = Callable[[Observation], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """Is a client with a name that asks one address, and logs what it is told."""
+
+    name: str
+    url: str
+    log: Log
+    token: str = ""
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        with Client.at(self.url, token=self.token) as client:
+            hooks = {"request": [_ask], "response": [self._hear]}
+            client.http.event_hooks = cast(Any, hooks)
+            yield client
+
+    @asynccontextmanager
+    async def async_client(self) -> AsyncIterator[httpx.AsyncClient]:
+        async def ask(request: httpx.Request) -> None:
+            _ask(request)
+
+        async def hear(response: httpx.Response) -> None:
+            if response.request.url.path != EVENTS:
+                await response.aread()
+            self._hear(response)
+
+        async with httpx.AsyncClient(
+            timeout=10, verify=False, trust_env=False, headers=self._headers,
+            event_hooks={"request": [ask], "response": [hear]},
+        ) as client:  # fmt: skip
+            yield client
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self.token}"} if self.token else {}
+
+    def _hear(self, response: httpx.Response) -> None:
+        url, asked = response.request.url, response.request.extensions["asked"]
+        if url.path == EVENTS:
+            return
+        response.read()
+        is_json = "json" in response.headers.get("content-type", "")
+        body = response.json() if is_json else response.text
+        path = url.raw_path.decode()
+        self.log(
+            Answer(
+                self.name, asked, _now(), f"{url.host}:{url.port}", path, response.status_code, body
+            )
+        )
+
+    def read(self, id: str, name: str, fields: dict[str, Any]) -> None:
+        self.log(EventRead(self.name, _now(), id, name, fields))
+
+    def start(self) -> None:
+        self.log(FollowerStarted(self.name, _now()))
+
+    def end(self, outcome: str) -> None:
+        self.log(FollowerEnded(self.name, _now(), outcome))
+
+
+def _ask(request: httpx.Request) -> None:
+    request.extensions["asked"] = _now()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def follow_as_up(
+    observer: Observer, *, resumed: bool = False, restart: Callable[[str], None] = lambda name: None
+) -> None:
+    """Wait for the end of the run as `digenrl up` does, which shows its steps.
+
+    Args:
+        restart: starts a broker anew, by its name.
+    """
+    local = cast(Any, SimpleNamespace(folder=NOWHERE, resumed=resumed))
+    supervisor = cast(Any, SimpleNamespace(record_work=lambda *_: None, restart=restart))
+    display = Display(Console(file=StringIO(), width=200), observer.url, "logs")
+    async with observer.async_client() as client:
+        observer.start()
+        api = up.Api(observer.url, client)
+        observer.end(await up._watch(local, supervisor, display, api, None))
+
+
+async def follow_as_watch(observer: Observer) -> None:
+    """Repeat `digenrl watch --json` until it has seen how the run ended."""
+
+    def watch() -> None:
+        shown: list[str] = []
+        lines = SimpleNamespace(update=lambda *_: None, tell=shown.append)
+        with observer.client() as client:
+            while not shown or "does not answer" in shown[-1]:
+                status._watch(client, cast(Any, lines), Run(observer.name, "", NOWHERE))
+                time.sleep(status.EVERY_S)
+        observer.end(shown[-1].removeprefix("the run is "))
+
+    observer.start()
+    await run_blocking(watch)
+
+
+async def poll(observer: Observer, *, every_s: float, whole: bool = False) -> None:
+    """Ask for the run and its newest dead letter for ever; with ``whole``, for all that
+    `digenrl status` shows."""
+
+    def ask() -> None:
+        with observer.client() as client:
+            while True:
+                with contextlib.suppress(NoAnswer, Refused):
+                    if whole:
+                        live_state(client)
+                    else:
+                        client.get_run()
+                        client.list_dead_letters("all", 1)
+                time.sleep(every_s)
+
+    await run_blocking(ask)
+
+
+async def read_events(observer: Observer, *, after: str = "start") -> None:
+    """Read events for ever, as programs do."""
+
+    def read() -> None:
+        known = after
+        with observer.client() as client:
+            while True:
+                with contextlib.suppress(Refused):
+                    for event in client.get_events(known):
+                        known = event.id or known
+                        observer.read(*event)
+                time.sleep(1.0)
+
+    await run_blocking(read)
+
+
+async def read_events_as_browser(observer: Observer, *, after: str = "start") -> None:
+    """Read events for ever, and go on by `Last-Event-ID` as browsers do."""
+    known = ""
+    async with observer.async_client() as client:
+        while True:
+            headers, fields = {"last-event-id": known} if known else {}, {"id": ""}
+            with contextlib.suppress(httpx.HTTPError):
+                url = f"{observer.url}{EVENTS}?after={after}"
+                async with client.stream("GET", url, headers=headers) as answer:
+                    async for line in answer.raise_for_status().aiter_lines():
+                        name, _, value = line.partition(": ")
+                        if line:
+                            fields[name] = value
+                        elif "event" in fields:
+                            known = fields["id"] or known
+                            observer.read(fields["id"], fields["event"], json.loads(fields["data"]))
+                            fields = {"id": ""}
+                        else:
+                            fields = {"id": ""}
+            await asyncio.sleep(1.0)
