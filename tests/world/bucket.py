@@ -1,0 +1,338 @@
+"""The object store of a world: a bucket in memory, with the rights of each role and with faults.
+
+A service gets ``ObjectStore(bucket.handle("trainer-0", "trainer"))``. A request that has been sent
+arrives even if its sender is killed or gives up meanwhile. What cannot be served is repeated as
+obstore does, for a minute; whoever creates a name and loses the answer finds it taken then.
+
+Not modelled: the parts of a large object (a put is one request), a stream that breaks in the
+middle, pages of a list, limits of a rate, versions and rules of a bucket, bytes that are not
+yet swept (`ObjectStore.bytes_on_disk`), and that SeaweedFS creates no object where a folder is.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+from digenrl.local.keys import Keys
+from digenrl.local.seaweedfs import BUCKET, OWNER, _identities
+from shared.errors import IntegrityError, Unavailable
+from shared.messages.contracts import ObjectRef
+from shared.messages.rights import Role
+from shared.store.objects import CHUNK, Content, StoredObject
+from tests.world.table import Table
+
+RETRIES_S = 60.0
+"""As `shared.store.bucket.RETRIES`; its `SILENCE` is as long."""
+FIRST_PAUSE_S, PAUSE_S = 0.1, 1.0
+"""Seconds between two attempts of obstore, at first and at most; TCP sends again as often."""
+Cut = Literal["", "requests", "answers"]
+"""What gets lost between a client and a server."""
+REFUSED = (
+    "the object store refuses these keys, or has not given them the right to do this "
+    "(DIGENRL_S3_ACCESS_KEY, DIGENRL_S3_SECRET_KEY; `--run` of `digenrl brokers` and "
+    "`digenrl keys init` gives it for a run): the operation lacked the necessary privileges to "
+    "complete for path {}"
+)
+FAULTY = "the object store did not answer as it should: {}"
+
+T = TypeVar("T")
+
+
+class RoleKeys(Keys):
+    """Keys of which each is the name of its role."""
+
+    def secret(self, role: Role) -> str:
+        return role
+
+    @property
+    def store(self) -> str:
+        return OWNER
+
+
+KEYS = RoleKeys(Path())
+
+
+class Repeat(Exception):
+    """An attempt has failed, and the client's library makes another one."""
+
+
+class Stored(NamedTuple):
+    data: bytes
+    modified: float
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """What the store has; the fields below `random` are faults, as are the methods that change
+    without being asked by a client."""
+
+    runs: Collection[str]
+    """Names of runs that the roles may write to."""
+    random: Random
+    epoch: float = 0.0
+    """Unix seconds at second 0 of the loop."""
+    record: Callable[[str, str, str], None] | None = None
+    """Called with each request that is served: client, operation and key."""
+    clock_offset: float = 0.0
+    is_down: bool = False
+    is_hanging: bool = False
+    """It serves what arrives once it no longer does."""
+    is_full: bool = False
+    slow_s: float = 0.0
+    """Seconds of the disk, for each request."""
+    objects: Table[str, Stored] = field(default_factory=Table)
+    num_stops: int = 0
+    context: Context = field(default_factory=copy_context)
+    """The store's own: it works on if a client is killed."""
+
+    def handle(self, name: str, role: str) -> "BucketHandle":
+        """Return what a client has with the keys of a role, or of the OWNER."""
+        for identity in _identities(KEYS, self.runs):
+            if identity["name"] == role:
+                return BucketHandle(self, name, _rules(identity["actions"]))
+        raise ValueError(f"{role} has no keys")
+
+    @property
+    def clock(self) -> float:
+        return self.epoch + asyncio.get_running_loop().time() + self.clock_offset
+
+    def put(self, key: str, data: bytes) -> None:
+        self.objects.set(key, Stored(data, float(int(self.clock))))
+
+    def stop(self) -> None:
+        """Kill the store: what has arrived is stored, and its answer lost."""
+        self.is_down = True
+        self.num_stops += 1
+
+    def start(self) -> None:
+        self.is_down = False
+
+    def lose_unsynced(self, seconds: float) -> None:
+        """Have the power fail, so that what was stored in the last seconds is gone; it runs again
+        afterwards."""
+        self.stop()
+        self.objects = self.objects.before(seconds)
+        self.start()
+
+    def flip(self, key: str) -> bool:
+        """Change a bit of an object; False if it has none."""
+        if not (found := self.objects.now.get(key)) or not found.data:
+            return False
+        data = bytearray(found.data)
+        data[self.random.randrange(len(data))] ^= 1 << self.random.randrange(8)
+        self.objects.now[key] = found._replace(data=bytes(data))
+        return True
+
+    def tear(self, key: str) -> bool:
+        """Have only the first bytes of an object on the disk; False if it has none."""
+        if not (found := self.objects.now.get(key)) or not found.data:
+            return False
+        cut = self.random.randrange(len(found.data))
+        self.objects.now[key] = found._replace(data=found.data[:cut])
+        return True
+
+
+def _rules(actions: object) -> re.Pattern[str]:
+    """Return what matches ``action:bucket/key`` if SeaweedFS allows it: `*` is for slashes too, and
+    a rule without one is for all of its bucket."""
+    assert isinstance(actions, list)
+    rules = [
+        re.escape(rule).replace(r"\*", ".*").replace(r"\?", ".") if "*" in rule
+        else ".*" if rule == "Admin"
+        else f"{re.escape(rule)}/.*"
+        for rule in actions
+    ]  # fmt: skip
+    return re.compile("|".join(rules), re.DOTALL)
+
+
+def no_delay(operation: str, size: int) -> float:
+    return 0.0
+
+
+@dataclass(slots=True, eq=False)
+class BucketHandle:
+    """Implements `Backend` for one client. What follows `delay` are faults of this client's."""
+
+    bucket: Bucket
+    name: str
+    rules: re.Pattern[str]
+    delay: Callable[[str, int], float] = no_delay
+    """Returns the seconds that a request of so many bytes takes, there and back."""
+    cut: Cut = ""
+    breaks: list[Literal["close", "reset"]] = field(default_factory=list)
+    """How the connection breaks before each of the next answers. After a reset obstore does not
+    repeat a create, whose outcome then is unknown."""
+    stale_s: float = 0.0
+    """What it reads and lists is so many seconds old."""
+    num_misdirected: int = 0
+    """So many of the next reads return another object of the folder."""
+
+    async def write(self, key: str, data: Content) -> None:
+        await self._serve("write", key, len(data), lambda: self._put(key, bytes(data)))
+
+    async def write_unnamed(
+        self, folder: str, data: Content, ref: Awaitable[ObjectRef], *, stays: bool = True
+    ) -> None:
+        await self.write((await ref).key, data)
+
+    async def create(self, key: str, data: bytes) -> bool:
+        return await self._serve("create", key, len(data), lambda: self._create(key, data))
+
+    async def read(self, key: str) -> bytes | None:
+        found = await self._serve("read", key, 0, lambda: self._read(key))
+        return None if found is None else found.data
+
+    async def stream(self, key: str, first: int) -> AsyncGenerator[bytes]:
+        found = await self._serve("stream", key, 0, lambda: self._read(key))
+        if found is None:
+            raise IntegrityError(f"{key} is not in the store")
+        if first >= len(found.data) and first:
+            raise Unavailable(FAULTY.format(f"GET {key}: 416 Range Not Satisfiable"))
+        for begin in range(first, len(found.data), CHUNK):
+            yield found.data[begin : begin + CHUNK]
+
+    async def size(self, key: str) -> int | None:
+        found = await self._serve("size", key, 0, lambda: self._head(key))
+        return None if found is None else len(found.data)
+
+    async def keys(self, prefix: str) -> list[str]:
+        return [each.key for each in await self.entries(prefix)]
+
+    async def entries(self, prefix: str) -> list[StoredObject]:
+        folder = f"{prefix.rstrip('/')}/"
+        return await self._serve("list", folder, 0, lambda: self._list(folder))
+
+    async def unfinished(self, prefix: str) -> list[StoredObject]:
+        return []
+
+    async def delete(self, keys: list[str]) -> None:
+        if keys:
+            await self._serve("delete", keys[0], 0, lambda: self._delete(keys))
+
+    def _put(self, key: str, data: bytes) -> None:
+        self._check("Write", key)
+        if self.bucket.is_full:
+            raise Repeat("500 Internal Server Error: no space left on device")
+        self.bucket.put(key, data)
+
+    def _create(self, key: str, data: bytes) -> bool:
+        self._check("Write", key)
+        if key in self.bucket.objects.now:
+            return False
+        self._put(key, data)
+        return True
+
+    def _delete(self, keys: list[str]) -> None:
+        refused = ""
+        for key in keys:
+            if self.rules.fullmatch(f"Write:{BUCKET}/{key}"):
+                self.bucket.objects.set(key, None)
+            else:
+                refused = refused or key
+        if refused:
+            failed = f"Generic S3 error: DeleteObjects request failed for key {refused}"
+            raise Unavailable(FAULTY.format(f"{failed}: Access Denied. (code: AccessDenied)"))
+
+    def _head(self, key: str) -> Stored | None:
+        self._check("Read", key)
+        return self._seen.now.get(key)
+
+    def _read(self, key: str) -> Stored | None:
+        if self.num_misdirected and key in self.bucket.objects.now:
+            folder = f"{key.rpartition('/')[0]}/"
+            others = [each for each in self.bucket.objects.under(folder) if each != key]
+            if others:
+                self.num_misdirected -= 1
+                key = self.bucket.random.choice(others)
+        return self._head(key)
+
+    def _list(self, folder: str) -> list[StoredObject]:
+        self._check("List", folder)
+        found, now = self._seen.under(folder), self._seen.now
+        return [StoredObject(key, len(now[key].data), now[key].modified) for key in found]
+
+    @property
+    def _seen(self) -> Table[str, Stored]:
+        objects = self.bucket.objects
+        return objects.before(self.stale_s) if self.stale_s else objects
+
+    def _check(self, action: str, key: str) -> None:
+        if not self.rules.fullmatch(f"{action}:{BUCKET}/{key}"):
+            raise Unavailable(REFUSED.format(key))
+
+    async def _serve(self, operation: str, key: str, size: int, act: Callable[[], T]) -> T:
+        """Send a request until it is answered, or obstore gives up."""
+        loop = asyncio.get_running_loop()
+        began, longest = loop.time(), FIRST_PAUSE_S
+        while True:
+            lag, answer = self.delay(operation, size) / 2, loop.create_future()
+            request = Request(operation, key, act, lag, loop.time() + RETRIES_S, answer)
+            self._later(lag + self.bucket.slow_s, self._arrive, request)
+            result, error = await answer
+            if error is None:
+                return cast(T, result)
+            is_final = loop.time() - began >= RETRIES_S or error.args[1:]
+            if isinstance(error, Repeat) and is_final:
+                raise Unavailable(FAULTY.format(f"{operation} {key}: {error.args[0]}"))
+            if not isinstance(error, Repeat):
+                raise error
+            longest = min(PAUSE_S, 2 * longest)
+            await asyncio.sleep(self.bucket.random.uniform(FIRST_PAUSE_S, longest))
+
+    def _later(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
+        asyncio.get_running_loop().call_later(seconds, call, *args, context=self.bucket.context)
+
+    def _arrive(self, request: "Request") -> None:
+        bucket, result, error = self.bucket, None, None
+        if self.cut == "requests" or bucket.is_hanging:
+            return self._wait(request, self._arrive, request)
+        try:
+            if bucket.is_down:
+                raise Repeat("connection refused")
+            if bucket.record is not None:
+                bucket.record(self.name, request.operation, request.key)
+            result = request.act()
+        except (Repeat, Unavailable) as failed:
+            error = failed
+        back = (request, result, error, bucket.num_stops)
+        if request.lag:
+            self._later(request.lag, self._answer, *back)
+        else:
+            self._answer(*back)
+
+    def _answer(
+        self, request: "Request", result: Any, error: Exception | None, num_stops: int
+    ) -> None:
+        if self.cut == "answers":
+            return self._wait(request, self._answer, request, result, error, num_stops)
+        if self.bucket.num_stops != num_stops:
+            error = Repeat("connection closed before message completed")
+        elif self.breaks:
+            is_over = self.breaks.pop(0) == "reset" and request.operation in ("create", "delete")
+            error = Repeat("connection broke", *["outcome unknown"] * is_over)
+        if not request.answer.done():
+            request.answer.set_result((result, error))
+
+    def _wait(self, request: "Request", call: Callable[..., None], *args: Any) -> None:
+        """Send again a second later, as TCP does; nobody waits for ever."""
+        if request.answer.done():
+            return
+        if asyncio.get_running_loop().time() >= request.until:
+            request.answer.set_result((None, Repeat("no answer for 60 s")))
+        else:
+            self._later(PAUSE_S, call, *args)
+
+
+class Request(NamedTuple):
+    operation: str
+    key: str
+    act: Callable[[], Any]
+    lag: float
+    """Seconds of its answer under way."""
+    until: float
+    answer: "asyncio.Future[tuple[Any, Exception | None]]"

@@ -1,0 +1,291 @@
+"""The store and the Redis of a world, and SeaweedFS and Valkey: the same cases on both.
+
+What the ones in memory do not model stands at the top of their modules.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+from pydantic import SecretStr
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError, WatchError
+
+from digenrl.local.brokers import BUCKET, Brokers, plan_brokers
+from digenrl.local.keys import keys_of
+from digenrl.local.seaweedfs import OWNER
+from shared.errors import IntegrityError, LeaseLost, Unavailable
+from shared.messages.contracts import ObjectRef
+from shared.messages.rights import ROLES, Role
+from shared.run.rights import WRITES
+from shared.run.versions import VersionIndex
+from shared.store import ObjectStore, StoreSettings, open_store
+from shared.store.peers import peer_list
+from shared.store.redis_client import check_redis, open_redis
+from shared.store.relay import Peer
+from tests.brokers import StartProgram, program
+from tests.local.test_roles import COMMANDS, PLACES, POSITIONS, key_at, may, version
+from tests.world.bucket import Bucket
+from tests.world.valkey import Valkey
+
+RUNS = ("digits", "w*")
+"""The second one is a rule that is too wide, as `*` is for slashes as well."""
+Stores = Callable[[str], ObjectStore]
+Url = Callable[[Role], str]
+
+
+async def names_are_created_once_and_what_is_written_is_read_and_listed(stores: Stores) -> None:
+    store = stores(OWNER)
+    made = await asyncio.gather(*(store.create("digits/x/1", b"%d" % i) for i in range(8)))
+    assert sum(made) == 1 and await store.read("digits/x/1") == b"%d" % made.index(True)
+    assert not await store.create("digits/x/1", b"other")
+    await store.write("digits/x/1", b"12345")
+    assert not await store.create("digits/x/1", b"other")
+    assert await store.read("digits/x/1") == b"12345"
+    assert (await store.read("digits/x/no"), await store.backend.size("digits/x/no")) == (None,) * 2
+    assert await store.backend.size("digits/x/1") == 5
+    for key in ("digits/x/a/below", "digits/x/empty", "digits/xy"):
+        await store.write(key, b"")
+    assert await store.keys("digits/x") == ["digits/x/1", "digits/x/a/below", "digits/x/empty"]
+    assert await store.backend.keys("digits/x") == await store.backend.keys("digits/x/")
+    assert await store.read("digits/x/empty") == b"" and await store.read("digits/x") is None
+    found = {each.key: each for each in await store.entries("digits/x")}
+    await asyncio.sleep(1.1)
+    await store.write("digits/x/empty", b"1")
+    later = {each.key: each for each in await store.entries("digits/x")}
+    assert [each.size for each in later.values()] == [5, 0, 1]
+    assert later["digits/x/empty"].modified > found["digits/x/empty"].modified
+    assert later["digits/x/1"] == found["digits/x/1"] and found["digits/x/1"].modified % 1 == 0
+    await store.delete(["digits/x/1", "digits/x/no"])
+    assert await store.keys("digits/x") == ["digits/x/a/below", "digits/x/empty"]
+    assert await store.create("digits/x/1", b"anew")
+    assert await store.delete_folder("digits/x") == 3 and await store.keys("digits/x") == []
+
+
+async def parts_of_objects_are_read(stores: Stores) -> None:
+    store, data = stores(OWNER), bytes(range(256)) * (10 << 10)
+    ref = await store.put("digits/x", data, suffix=".bin")
+    for first in (0, 1000, len(data) - 1):
+        assert b"".join([chunk async for chunk in store.stream(ref, first)]) == data[first:]
+    for first in (len(data), len(data) + 1):
+        with pytest.raises(Unavailable, match="did not answer as it should"):
+            [chunk async for chunk in store.stream(ref, first)]
+    await store.write(ref.key, data[:-1])
+    with pytest.raises(IntegrityError, match="not what"):
+        await store.get(ref)
+    none = ObjectRef(key="digits/x/none", sha256=ref.sha256, size=1)
+    with pytest.raises(IntegrityError, match="not in the store"):
+        [chunk async for chunk in store.stream(none)]
+
+
+async def each_role_writes_where_it_is_described(stores: Stores) -> None:
+    owner = stores(OWNER)
+    for place in PLACES:
+        await owner.write(key_at(place), b"kept")
+    for role in ROLES:
+        store = stores(role)
+        for place in PLACES:
+            allowed, key = place.startswith(WRITES[role]), key_at(place)
+            assert await may(store.write(key, b"other")) == allowed, (role, place)
+            assert await may(store.create(key, b"new")) == allowed, (role, place)
+            assert await may(store.delete([key])) == allowed, (role, place)
+            await owner.write(key, b"kept")
+            assert await store.read(key) == b"kept" and await store.keys("digits/commits")
+        for place in WRITES[role]:
+            for position in (each for each in POSITIONS if each[0] not in "./"):
+                key = f"digits/{position.format(key_at(place)[7:])}"
+                allowed = key.startswith(tuple(f"digits/{each}" for each in WRITES[role]))
+                assert await may(store.write(key, b"")) == allowed, (role, key)
+
+
+async def of_several_keys_those_are_deleted_that_may_be(stores: Stores) -> None:
+    keys = ["digits/files/1", "digits/commits/1", "digits/files/2"]
+    for key in keys:
+        await stores(OWNER).write(key, b"")
+    with pytest.raises(Unavailable, match="request failed for key digits/commits/1: Access Denied"):
+        await stores("reward").delete(keys)
+    assert [await stores(OWNER).read(key) for key in keys] == [None, b"", None]
+
+
+async def a_rule_that_is_too_wide_lets_an_intruder_in(stores: Stores) -> None:
+    assert await may(stores("reward").write("wide/commits/files/1", b""))
+    assert not await may(stores("reward").write("wide/commits/1", b""))
+    assert not await may(stores("reward").write("another/files/1", b""))
+
+
+async def the_index_of_versions_is_one_schedulers_at_a_time(url: Url) -> None:
+    async with (
+        VersionIndex.connect(url("scheduler"), run="digits") as first,
+        VersionIndex.connect(url("rollout"), run="digits") as worker,
+    ):
+        await first.rebuild([])
+        await asyncio.gather(*(first.publish(version(0)) for _ in range(8)))
+        await first.publish(version(1))
+        with pytest.raises(IntegrityError, match="is at 1; it cannot take 3"):
+            await first.publish(version(3))
+        assert [await worker.lookup(number) for number in range(3)] == [
+            version(0),
+            version(1),
+            None,
+        ]
+        with pytest.raises(NoPermissionError):
+            await worker.publish(version(2))
+        await VersionIndex(first._redis, "digits", epoch=2).publish(version(2))
+        for writes in (first.publish(version(3)), first.rebuild([])):
+            with pytest.raises(LeaseLost):
+                await writes
+        await VersionIndex(first._redis, "digits", epoch=3).rebuild([])
+        assert await worker.lookup(2) is None
+        await first.try_to_write()
+
+
+async def a_transaction_is_whole_or_not_at_all(url: Url) -> None:
+    key, other, far = "dg:wv:own:1", "dg:wv:own:2", "foreign"
+    async with client_of(url("scheduler")) as client, client.pipeline() as pipe:
+        assert await client.set(key, "1") and await client.delete(key, other) == 1
+        for change in (client.set(key, "1"), client.set(key, "1"), client.delete(key)):
+            await pipe.watch(key, other)
+            await change
+            with pytest.raises(WatchError):
+                await queued(pipe, ("SET", other, "2"))
+        await pipe.watch(key)
+        assert await client.delete(key) == 0
+        done = await queued(pipe, ("SET", other, "2"), ("GET", other), ("GET", key))
+        assert done == [True, b"2", None]
+        with pytest.raises(NoPermissionError, match=r"# 2 .*No permissions to access a key"):
+            await queued(pipe, ("SET", key, "3"), ("SET", far, "3"))
+        with pytest.raises(ResponseError, match="wrong number of arguments for 'get' command"):
+            await queued(pipe, ("SET", key, "3"), ("GET",))
+        assert await client.get(key) is None
+        assert [each async for each in client.scan_iter("dg:wv:own:*")] == [other.encode()]
+        for name in ("EXEC", "DISCARD"):
+            with pytest.raises(ResponseError, match=f"{name} without MULTI"):
+                await client.execute_command(name)  # type: ignore[no-untyped-call]
+
+
+async def queued(pipe: Any, *commands: tuple[str, ...]) -> Any:
+    pipe.multi()
+    for command in commands:
+        pipe.execute_command(*command)
+    return await pipe.execute()
+
+
+async def hosts_hear_of_each_other_for_a_while(url: Url) -> None:
+    me = [Peer(host=f"host-{i}", port=7000, token="0" * 16, attempt="1" * 16) for i in range(3)]
+    async with peer_list(url("rollout"), "digits") as peers:
+        assert [await peers.enter("a" * 64, each) for each in me] == [[], me[:1], me[1::-1]]
+    async with client_of(url("trainer")) as client:
+        key = "dg:peers:digits:b"
+        assert [await client.rpush(key, each) for each in "1234"] == [1, 2, 3, 4]
+        spans = {(0, -1): b"1234", (-2, -1): b"34", (-9, 1): b"12", (2, 9): b"34", (3, 2): b""}
+        for span, found in spans.items():
+            assert await client.lrange(key, *span) == [bytes([each]) for each in found], span
+        assert (await client.expire(key, 1), await client.expire("dg:peers:no", 1)) == (1, 0)
+        assert await client.lrange(key, 0, -1)
+        await asyncio.sleep(1.1)
+        assert await client.lrange(key, 0, -1) == []
+    async with client_of(url("rollout")) as client:
+        with pytest.raises(ResponseError, match="wrong kind of value"):
+            await client.get(f"dg:peers:digits:{'a' * 64}")
+
+
+async def roles_do_what_is_described_and_nobody_is_anonymous(url: Url) -> None:
+    for act, allowed in COMMANDS.values():
+        for role in ROLES:
+            async with client_of(url(role)) as client:
+                with (
+                    contextlib.nullcontext()
+                    if role in allowed
+                    else pytest.raises(NoPermissionError)
+                ):
+                    await act(client)
+                await check_redis(client, url(role), None, may_be_open=False)
+    for role in ROLES:
+        head, _, tail = url(role).partition("@")
+        for login in ("", "x:y@", f"{head[8:]}x@", f"reward:{head.rpartition(':')[2]}@"):
+            if login != f"{head[8:]}@":
+                for protocol in (2, 3):
+                    async with redis.from_url(
+                        f"redis://{login}{tail}", protocol=protocol
+                    ) as client:
+                        with pytest.raises(AuthenticationError):
+                            await client.ping()
+        async with redis.from_url(url(role), protocol=2) as client:
+            assert await client.ping()
+
+
+@contextlib.asynccontextmanager
+async def client_of(url: str) -> "AsyncIterator[redis.Redis]":
+    client = open_redis(url, timeout=5)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+BUCKET_CASES: list[Callable[[Stores], Awaitable[None]]] = [
+    names_are_created_once_and_what_is_written_is_read_and_listed,
+    parts_of_objects_are_read,
+    each_role_writes_where_it_is_described,
+    of_several_keys_those_are_deleted_that_may_be,
+    a_rule_that_is_too_wide_lets_an_intruder_in,
+]
+REDIS_CASES: list[Callable[[Url], Awaitable[None]]] = [
+    the_index_of_versions_is_one_schedulers_at_a_time,
+    a_transaction_is_whole_or_not_at_all,
+    hosts_hear_of_each_other_for_a_while,
+    roles_do_what_is_described_and_nobody_is_anonymous,
+]
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Brokers:
+    return plan_brokers(tmp_path / "brokers", keys_of(tmp_path / "brokers"), runs=RUNS)
+
+
+@pytest.mark.parametrize("case", BUCKET_CASES, ids=lambda case: case.__name__)
+async def test_the_bucket(case: Callable[[Stores], Awaitable[None]]) -> None:
+    bucket = Bucket(RUNS, Random(0))
+    await case(lambda role: ObjectStore(bucket.handle("tests", role)))
+
+
+@pytest.mark.broker
+def test_seaweedfs(planned: Brokers, start: StartProgram) -> None:
+    start(program(planned, "objects"))
+    owner = [*planned.owner.values()]
+
+    def store_as(role: str) -> ObjectStore:
+        keys = owner if role == OWNER else [*planned.secrets[role].values()][2:]  # type: ignore[index]
+        access_key, secret_key = map(SecretStr, keys)
+        endpoint = planned.environment["DIGENRL_S3_ENDPOINT"]
+        return open_store(StoreSettings(
+            url=f"s3://{BUCKET}", endpoint=endpoint, access_key=access_key, secret_key=secret_key
+        ))  # fmt: skip
+
+    async def every_case() -> None:
+        for case in BUCKET_CASES:
+            await store_as(OWNER).delete_folder("digits")
+            await case(store_as)
+
+    asyncio.run(every_case())
+
+
+@pytest.mark.parametrize("case", REDIS_CASES, ids=lambda case: case.__name__)
+async def test_the_redis(case: Callable[[Url], Awaitable[None]]) -> None:
+    server = Valkey()
+    with server.installed():
+        await case(lambda role: server.url("tests", role))
+
+
+@pytest.mark.broker
+def test_valkey(planned: Brokers, start: StartProgram) -> None:
+    async def every_case() -> None:
+        for case in REDIS_CASES:
+            await case(lambda role: planned.secrets[role]["DIGENRL_REDIS_URL"])
+
+    start(program(planned, "valkey"))
+    asyncio.run(every_case())

@@ -1,0 +1,371 @@
+"""The Redis of a world: the real client speaks its protocol with it, through no socket.
+
+`Valkey.installed` leads every connection here: the host of a URL (`Valkey.url`) names the client,
+and users are those of the lines that the product writes into redis.conf.
+
+Not modelled: commands that no role has, options of SET, pages of SCAN, and a log of which a crash
+leaves half a transaction.
+"""
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from redis.asyncio.connection import Connection
+
+from digenrl.local.brokers import redis_users
+from shared.messages.rights import Role
+from shared.process.http_access import digest_of
+from tests.world.bucket import KEYS, Cut
+from tests.world.table import Table
+
+AGAIN_S = 1.0
+"""Seconds after which TCP sends again what got lost."""
+READS = {"GET": 1, "LRANGE": 3, "WATCH": -1}
+WRITES = {"SET": 2, "RPUSH": -2, "EXPIRE": 2, "DEL": -1}
+"""Arguments of each command; below 0: at least so many."""
+AT_ONCE = ("WATCH", "UNWATCH", "MULTI", "EXEC", "DISCARD")
+"""Commands that a transaction does not queue."""
+HELLO = ["server", "valkey", "version", "9.1.2", "mode", "standalone", "role", "master"]
+NOAUTH = "NOAUTH HELLO must be called with the client already authenticated"
+WRONG_KIND = "WRONGTYPE Operation against a key holding the wrong kind of value"
+
+
+class User:
+    def __init__(self, line: str) -> None:
+        _, self.name, _, secret, *rules = line.split()
+        self.digest, self.commands = secret[1:], {each[1:] for each in rules if each[0] == "+"}
+        keys = [rule.partition("~") for rule in rules if rule[0] in "~%"]
+        self.reads, self.writes = (
+            re.compile(
+                b"|".join(_glob(of) for may, _, of in keys if not may or way in may) or b"(?!)"
+            )
+            for way in "RW"
+        )
+
+
+def _glob(pattern: str) -> bytes:
+    return re.escape(pattern.encode()).replace(rb"\*", b"(?s:.*)")
+
+
+USERS = {user.name: user for user in map(User, redis_users(KEYS).splitlines()[1:])}
+
+
+@dataclass(slots=True)
+class Line:
+    """What is between one client and the server."""
+
+    delay: Callable[[], float] = lambda: 0.0
+    """Returns the seconds of each way."""
+    cut: Cut = ""
+    num_lost: int = 0
+    """So many of the next answers are lost, with their connections."""
+
+
+@dataclass(slots=True, eq=False)
+class Valkey:
+    is_down: bool = False
+    is_hanging: bool = False
+    """It does what arrives once it no longer hangs."""
+    is_full: bool = False
+    record: Callable[[str, str, str], None] | None = None
+    """Called with each command that is done: client, command and first argument."""
+    context: Context = field(default_factory=copy_context)
+    """The server's own: it works on if a client is killed."""
+    table: Table[bytes, Any] = field(default_factory=Table)
+    ends: dict[bytes, float] = field(default_factory=dict)
+    changes: dict[bytes, int] = field(default_factory=dict)
+    """How often each key has changed."""
+    sessions: "list[Session]" = field(default_factory=list)
+    _lines: dict[str, Line] = field(default_factory=dict)
+
+    def url(self, client: str, role: Role) -> str:
+        return f"redis://{role}:{KEYS.secret(role)}@{client}:6379"
+
+    def line(self, client: str) -> Line:
+        return self._lines.setdefault(client.lower(), Line())
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Have every client of Redis connect to this one."""
+        real: Any = Connection._connect
+
+        async def connect(connection: Any) -> None:
+            async with asyncio.timeout(connection.socket_connect_timeout):
+                line = self.line(connection.host)
+                await asyncio.sleep(line.delay())
+                while line.cut:  # noqa: ASYNC110 -- TCP
+                    await asyncio.sleep(AGAIN_S)
+            if self.is_down:
+                raise ConnectionRefusedError(111, "Connection refused")
+            session = Session(self, connection.host, line)
+            self.sessions.append(session)
+            connection._reader, connection._writer = session.reader, session
+
+        Connection._connect = connect  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            Connection._connect = real  # type: ignore[method-assign]
+
+    def stop(self) -> None:
+        self.is_down = True
+        for session in self.sessions.copy():
+            session.end()
+
+    def start(self) -> None:
+        self.is_down = False
+
+    def lose_unsynced(self, seconds: float) -> None:
+        """Restart it without what it has acknowledged in the last seconds: inf is all."""
+        self.stop()
+        self.table = Table() if seconds == inf else self.table.before(seconds)
+        self.start()
+
+    def get(self, key: bytes) -> Any:
+        if self.ends.get(key, inf) <= asyncio.get_running_loop().time():
+            self.set(key, None)
+        return self.table.now.get(key)
+
+    def set(self, key: bytes, value: bytes | list[bytes] | None) -> None:
+        self.ends.pop(key, None)
+        self.table.set(key, value)
+        self.changes[key] = self.changes.get(key, 0) + 1
+
+
+class Refusal(Exception):
+    """An error that the server answers with."""
+
+
+class Session:
+    """One connection: what the client has as its stream to write to, and the server's part."""
+
+    def __init__(self, server: Valkey, client: str, line: Line) -> None:
+        self.server, self.client, self.line = server, client, line
+        self.reader = asyncio.StreamReader()
+        self.user: User | None = None
+        self.protocol = 2
+        self.queue: list[tuple[str, list[bytes]]] | None = None
+        self.is_spoilt = False
+        self.watched: dict[bytes, int] = {}
+        self._sent: deque[bytes] = deque()
+        self._answers: deque[bytes] = deque()
+
+    def writelines(self, data: list[bytes]) -> None:
+        self._sent.append(b"".join(data))
+        self._later(self.line.delay(), self._arrive)
+
+    async def drain(self) -> None: ...
+    async def wait_closed(self) -> None: ...
+    def get_extra_info(self, name: str) -> None: ...
+
+    def close(self) -> None:
+        if self in self.server.sessions:
+            self.server.sessions.remove(self)
+
+    def end(self) -> None:
+        """Close it from the server's side."""
+        self._sent.clear()
+        self._answers.clear()
+        self.close()
+        self.reader.feed_eof()
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(seconds, call, context=self.server.context)
+
+    def _arrive(self) -> None:
+        if self.line.cut == "requests" or self.server.is_hanging:
+            return self._later(AGAIN_S, self._arrive)
+        if self._sent:
+            answers = map(self._answer, _commands(self._sent.popleft()))
+            self._answers.append(b"".join(answers))
+            self._later(self.line.delay(), self._deliver)
+
+    def _deliver(self) -> None:
+        if self.line.cut == "answers":
+            return self._later(AGAIN_S, self._deliver)
+        if self._answers and self.line.num_lost:
+            self.line.num_lost -= 1
+            self.end()
+        elif self._answers:
+            self.reader.feed_data(self._answers.popleft())
+
+    def _answer(self, words: list[bytes]) -> bytes:
+        name, arguments = words[0].upper().decode(), words[1:]
+        try:
+            if name in ("HELLO", "AUTH"):
+                return self._encoded(self._log_in(name, [each.decode() for each in arguments]))
+            self._check(name, arguments)
+            if self.queue is not None and name not in AT_ONCE:
+                self.queue.append((name, arguments))
+                return b"+QUEUED\r\n"
+            return self._encoded(self._do(name, arguments))
+        except Refusal as refusal:
+            self.is_spoilt = True
+            return self._encoded(refusal)
+
+    def _log_in(self, name: str, words: list[str]) -> Any:
+        login = words[-2:] if name == "AUTH" or "AUTH" in words else []
+        if login:
+            user = USERS.get(login[0])
+            if user is None or user.digest != digest_of(login[-1]):
+                raise Refusal("WRONGPASS invalid username-password pair or user is disabled.")
+            self.user = user
+        elif self.user is None:
+            raise Refusal(NOAUTH)
+        if name == "AUTH":
+            return "OK"
+        self.protocol = int(words[0]) if words else self.protocol
+        return dict(zip(HELLO[::2], HELLO[1::2], strict=True)) | {"proto": self.protocol}
+
+    def _check(self, name: str, arguments: list[bytes]) -> None:
+        """Raises Refusal if the server would not do or queue this."""
+        if self.user is None:
+            raise Refusal("NOAUTH Authentication required.")
+        command, number = name.lower(), READS.get(name) or WRITES.get(name)
+        if name == "CLIENT":
+            command += f"|{arguments[0].decode().lower()}"
+        if command not in self.user.commands:
+            raise Refusal(
+                f"NOPERM User {self.user.name} has no permissions to run the '{command}' command"
+            )
+        if number is not None:
+            self._check_keys(name, arguments, number)
+
+    def _check_keys(self, name: str, arguments: list[bytes], number: int) -> None:
+        if len(arguments) < -number or 0 <= number != len(arguments):
+            raise Refusal(f"ERR wrong number of arguments for '{name.lower()}' command")
+        assert self.user is not None
+        mine = self.user.writes if name in WRITES else self.user.reads
+        if not all(mine.fullmatch(key) for key in (arguments if number == -1 else arguments[:1])):
+            raise Refusal("NOPERM No permissions to access a key")
+        if self.server.is_full and name in ("SET", "RPUSH"):
+            raise Refusal("OOM command not allowed when used memory > 'maxmemory'.")
+
+    def _do(self, name: str, arguments: list[bytes]) -> Any:
+        if self.server.record is not None:
+            self.server.record(self.client, name, arguments[0].decode() if arguments else "")
+        return getattr(self, f"_{name.lower()}")(*arguments)
+
+    def _ping(self) -> str:
+        return "PONG"
+
+    def _client(self, *_: bytes) -> str:
+        return "OK"
+
+    def _get(self, key: bytes) -> bytes | None:
+        if isinstance(found := self.server.get(key), list):
+            raise Refusal(WRONG_KIND)
+        return found  # type: ignore[no-any-return]
+
+    def _set(self, key: bytes, value: bytes) -> str:
+        self.server.set(key, value)
+        return "OK"
+
+    def _del(self, *keys: bytes) -> int:
+        found = [key for key in keys if self.server.get(key) is not None]
+        for key in found:
+            self.server.set(key, None)
+        return len(found)
+
+    def _list(self, key: bytes) -> list[bytes]:
+        if isinstance(found := self.server.get(key), bytes):
+            raise Refusal(WRONG_KIND)
+        return found or []
+
+    def _rpush(self, key: bytes, *values: bytes) -> int:
+        end, values_now = self.server.ends.get(key), [*self._list(key), *values]
+        self.server.set(key, values_now)
+        if end is not None:
+            self.server.ends[key] = end
+        return len(values_now)
+
+    def _lrange(self, key: bytes, first: bytes, last: bytes) -> list[bytes]:
+        values = self._list(key)
+        begin, end = (max(0, int(each) + len(values) * (int(each) < 0)) for each in (first, last))
+        return values[begin : end + 1]
+
+    def _expire(self, key: bytes, seconds: bytes) -> int:
+        if is_there := self.server.get(key) is not None:
+            self.server.ends[key] = asyncio.get_running_loop().time() + int(seconds)
+        return int(is_there)
+
+    def _scan(self, cursor: bytes, *options: bytes) -> list[Any]:
+        named = dict(zip(options[::2], options[1::2], strict=True))
+        wanted = re.compile(_glob(named.get(b"MATCH", b"*").decode()))
+        found = [key for key in self.server.table.under(b"") if self.server.get(key) is not None]
+        return [b"0", [key for key in found if wanted.fullmatch(key)]]
+
+    def _watch(self, *keys: bytes) -> str:
+        self.watched |= {key: self.server.changes.get(key, 0) for key in keys}
+        return "OK"
+
+    def _unwatch(self) -> str:
+        self.watched.clear()
+        return "OK"
+
+    def _multi(self) -> str:
+        self.queue, self.is_spoilt = [], False
+        return "OK"
+
+    def _discard(self) -> str:
+        if self.queue is None:
+            raise Refusal("ERR DISCARD without MULTI")
+        self.queue = None
+        return self._unwatch()
+
+    def _exec(self) -> list[Any] | None:
+        watched, queue = self.watched.copy(), self.queue
+        if queue is None:
+            raise Refusal("ERR EXEC without MULTI")
+        self._discard()
+        if self.is_spoilt:
+            raise Refusal("EXECABORT Transaction discarded because of previous errors.")
+        if any(self.server.changes.get(key, 0) != number for key, number in watched.items()):
+            return None
+        return [self._done(*each) for each in queue]
+
+    def _done(self, name: str, arguments: list[bytes]) -> Any:
+        try:
+            return self._do(name, arguments)
+        except Refusal as refusal:
+            return refusal
+
+    def _encoded(self, value: Any) -> bytes:
+        match value:
+            case None:
+                return b"_\r\n" if self.protocol == 3 else b"$-1\r\n"
+            case bytes():
+                return b"$%d\r\n%b\r\n" % (len(value), value)
+            case int():
+                return b":%d\r\n" % value
+            case str():
+                return b"+%b\r\n" % value.encode()
+            case Refusal():
+                return b"-%b\r\n" % str(value).encode()
+            case dict() if self.protocol == 3:
+                pairs = [self._encoded(each) for pair in value.items() for each in pair]
+                return b"%%%d\r\n%b" % (len(value), b"".join(pairs))
+            case dict():
+                return self._encoded([each for pair in value.items() for each in pair])
+            case _:
+                return b"*%d\r\n%b" % (len(value), b"".join(map(self._encoded, value)))
+
+
+def _commands(data: bytes) -> Iterator[list[bytes]]:
+    at = 0
+    while at < len(data):
+        end = data.index(b"\r\n", at)
+        words, count, at = [], int(data[at + 1 : end]), end + 2
+        for _ in range(count):
+            end = data.index(b"\r\n", at)
+            at = end + 4 + int(data[at + 1 : end])
+            words.append(data[end + 2 : at - 2])
+        yield words
