@@ -20,12 +20,17 @@ from rich.console import Console
 
 from digenrl.client import Client, NoAnswer, Refused
 from digenrl.commands import status
+from digenrl.evaluation.told import read_told
 from digenrl.local import up
 from digenrl.local.display import Display
 from digenrl.local.runs import Run
 from digenrl.view.state import live_state
+from shared.run.commits import read_commit
+from shared.run.journal import read_entry
+from shared.run.layout import evaluations_folder, numbers_in
+from shared.store import ObjectStore
 from tests.world.blocking import run_blocking
-from tests.world.seen import Answer, EventRead, FollowerEnded, FollowerStarted, Observation
+from tests.world.seen import Answer, EventRead, Followed, Observation, Stored
 
 NOWHERE = Path("/dev/null")
 """Folder of a run in which nothing can be written."""
@@ -86,11 +91,8 @@ class Observer:
     def read(self, id: str, name: str, fields: dict[str, Any]) -> None:
         self.log(EventRead(self.name, _now(), id, name, fields))
 
-    def start(self) -> None:
-        self.log(FollowerStarted(self.name, _now()))
-
-    def end(self, outcome: str) -> None:
-        self.log(FollowerEnded(self.name, _now(), outcome))
+    def follow(self, outcome: str = "") -> None:
+        self.log(Followed(self.name, _now(), outcome))
 
 
 def _ask(request: httpx.Request) -> None:
@@ -113,9 +115,9 @@ async def follow_as_up(
     supervisor = cast(Any, SimpleNamespace(record_work=lambda *_: None, restart=restart))
     display = Display(Console(file=StringIO(), width=200), observer.url, "logs")
     async with observer.async_client() as client:
-        observer.start()
+        observer.follow()
         api = up.Api(observer.url, client)
-        observer.end(await up._watch(local, supervisor, display, api, None))
+        observer.follow(await up._watch(local, supervisor, display, api, None))
 
 
 async def follow_as_watch(observer: Observer) -> None:
@@ -128,9 +130,9 @@ async def follow_as_watch(observer: Observer) -> None:
             while not shown or "does not answer" in shown[-1]:
                 status._watch(client, cast(Any, lines), Run(observer.name, "", NOWHERE))
                 time.sleep(status.EVERY_S)
-        observer.end(shown[-1].removeprefix("the run is "))
+        observer.follow(shown[-1].removeprefix("the run is "))
 
-    observer.start()
+    observer.follow()
     await run_blocking(watch)
 
 
@@ -188,3 +190,24 @@ async def read_events_as_browser(observer: Observer, *, after: str = "start") ->
                         else:
                             fields = {"id": ""}
             await asyncio.sleep(1.0)
+
+
+async def stored_events(store: ObjectStore, run: str) -> Stored:
+    """Return what readers of events have to be told of a run that stands still."""
+    found: dict[str, dict[int, dict[str, Any]]] = {kind: {} for kind in "ctdje"}
+    for version in await numbers_in(store, run, "commits"):
+        record = await read_commit(store, run, version)
+        if record is not None:
+            told = {"version": version, "weights_digest": record.policy.weights_digest}
+            found["c"][version] = told
+    for batch in await numbers_in(store, run, "timeline"):
+        found["t"][batch] = {"batch": batch}
+    for number in await numbers_in(store, run, "dead"):
+        found["d"][number - 1] = {"number": number}
+    for number in await numbers_in(store, run, "journal"):
+        entry = await read_entry(store, run, number)
+        found["j"][number - 1] = {} if entry is None else {"at": entry.at}
+    for index in range(len(await store.keys(f"{evaluations_folder(run)}/told"))):
+        evaluation = await read_told(store, run, index + 1)
+        found["e"][index] = {} if evaluation is None else {"version": evaluation.version}
+    return found

@@ -6,9 +6,9 @@ told that the store does not hold.
 
 import re
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 KINDS = {
@@ -16,7 +16,6 @@ KINDS = {
     "evaluation": "e",
 }  # fmt: skip
 """Letter before the number of an event of each name, in the ids of events."""
-CALL_LETTERS = {"c": "commit", "t": "timeline", "d": "letter", "j": "entry", "e": "evaluation"}
 Stored = Mapping[str, Mapping[int, Mapping[str, Any]]]
 """What the store holds: by the letter of its kind and its number from 0, fields that are told."""
 
@@ -33,6 +32,9 @@ class Answer:
     status: int
     body: Any
 
+    def __str__(self) -> str:
+        return f"{self.client} was told by {self.server} at {self.at:.2f} s"
+
 
 @dataclass(frozen=True, slots=True)
 class EventRead:
@@ -46,56 +48,49 @@ class EventRead:
 
 
 @dataclass(frozen=True, slots=True)
-class FollowerStarted:
-    """Says that a client began to follow the run until its end."""
+class Followed:
+    """Says that a client began to wait for the end of the run, or has seen it."""
 
     client: str
     at: float
+    outcome: str = ""
+    """How the run ended; empty when the client begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class FollowerEnded:
-    client: str
-    at: float
-    outcome: str
-
-
-Observation = Answer | EventRead | FollowerStarted | FollowerEnded
+Observation = Answer | EventRead | Followed
 
 
 def steps_that_go_back(seen: Iterable[Observation], *, stale_s: float = 0.0) -> list[str]:
     """Find steps smaller than one that somebody knew ``stale_s`` before it was asked for."""
-    return _decreases(_answers(seen, "/v1/run"), lambda body: body["step"], "step {}", stale_s)
+    answers = _answers(seen, "/v1/run")
+    return _decreases(answers, lambda each: each.body["step"], "step {}", stale_s)
 
 
 def ends_that_are_taken_back(seen: Iterable[Observation], *, stale_s: float = 0.0) -> list[str]:
     """Find a run that goes on although it was finished, with as many steps to make."""
-    runs: dict[int, list[Answer]] = defaultdict(list)
-    for answer in _answers(seen, "/v1/run"):
-        runs[answer.body["steps"]].append(answer)
-    words = "finished: {}"
-    return [
-        fault
-        for answers in runs.values()
-        for fault in _decreases(answers, lambda body: body["phase"] == "finished", words, stale_s)
-    ]
+    answers, found = _answers(seen, "/v1/run"), []
+    for steps in sorted({each.body["steps"] for each in answers}):
+        same = [each for each in answers if each.body["steps"] == steps]
+        found += _decreases(
+            same, lambda each: each.body["phase"] == "finished", "finished: {}", stale_s
+        )
+    return found
 
 
 def letters_that_go_back(seen: Iterable[Observation], *, stale_s: float = 0.0) -> list[str]:
     """Find lists of all dead letters that end earlier than one before, and letters that change."""
     answers = [each for each in _answers(seen, "/v1/dead-letters") if "state=all" in each.path]
 
-    def newest(body: Sequence[Mapping[str, Any]]) -> int:
-        return max((letter["number"] for letter in body), default=0)
+    def newest(answer: Answer) -> int:
+        return max((letter["number"] for letter in answer.body), default=0)
 
     known: dict[int, Any] = {}
     found = _decreases(answers, newest, "dead letter {} as the newest", stale_s)
-    for answer in answers:
-        for letter in answer.body:
-            told = letter["kind"], letter["subject"], letter["reason"]
-            before = known.setdefault(letter["number"], told)
-            if told != before:
-                found.append(f"dead letter {letter['number']} was {before} and became {told}")
+    for letter in (letter for answer in answers for letter in answer.body):
+        told = letter["kind"], letter["subject"], letter["reason"]
+        before = known.setdefault(letter["number"], told)
+        if told != before:
+            found.append(f"dead letter {letter['number']} was {before} and became {told}")
     return found
 
 
@@ -113,22 +108,18 @@ def steps_against_commits(
         newest = max(0, bisect_right(commits, answer.at) - 1)
         due = max(0, bisect_right(commits, answer.asked - late_s) - 1)
         if step > newest:
-            found.append(f"{_told(answer)} step {step}, but version {newest} was the newest")
+            found.append(f"{answer} step {step}, but version {newest} was the newest")
         elif step < due:
-            found.append(
-                f"{_told(answer)} step {step}, {answer.asked - commits[due]:.2f} s after version "
-                f"{due} was committed"
-            )
+            age = answer.asked - commits[due]
+            found.append(f"{answer} step {step}, {age:.2f} s after the commit of version {due}")
     return found
 
 
 def server_errors(seen: Iterable[Observation]) -> list[str]:
     """Find answers that say that a service has failed, and not that it cannot answer now."""
-    return [
-        f"{_told(each)} {each.status} for {each.path}: {each.body}"
-        for each in seen
-        if isinstance(each, Answer) and each.status >= 500 and each.status != 503
-    ]
+    answers = [each for each in seen if isinstance(each, Answer)]
+    failed = [each for each in answers if each.status >= 500 and each.status != 503]
+    return [f"{each} {each.status} for {each.path}: {each.body}" for each in failed]
 
 
 def events_out_of_order(
@@ -139,16 +130,12 @@ def events_out_of_order(
     Args:
         alive: readers that had the time to read everything.
     """
-    readers: dict[str, list[EventRead]] = defaultdict(list)
-    for each in seen:
-        if isinstance(each, EventRead) and each.id:
-            readers[each.client].append(each)
+    events = [each for each in seen if isinstance(each, EventRead) and each.id]
+    ends = {kind: max(facts, default=-1) + 1 for kind, facts in stored.items()}
     found = []
-    for client, events in readers.items():
-        faults, at = _faults_of_reader(events, stored)
-        if client in alive:
-            ends = {kind: max(facts, default=-1) + 1 for kind, facts in stored.items()}
-            faults += _missing(at, {**at, **ends}, stored, "never")
+    for client in dict.fromkeys(each.client for each in events):
+        faults, at = _read_through([each for each in events if each.client == client], stored)
+        faults += _missing(at, ends, stored, "never") if client in alive else []
         found += [f"{client} {fault}" for fault in faults]
     return found
 
@@ -158,19 +145,14 @@ def late_followers(
     killed: Collection[str] = (),
 ) -> list[str]:  # fmt: skip
     """Find followers that ended before the run did, or not ``patience_s`` after its last commit."""
-    seen = list(seen)
-    ended = {each.client: each for each in seen if isinstance(each, FollowerEnded)}
-    found = [
-        f"{each.client} ended at {each.at:.2f} s with {each.outcome!r}; the run at {finished:.2f} s"
-        for each in ended.values()
-        if each.at < finished
-    ]
-    for each in seen:
-        waits = isinstance(each, FollowerStarted) and each.client not in (*ended, *killed)
-        if waits and now - finished > patience_s:
-            found.append(
-                f"{each.client} still follows {now - finished:.0f} s after the last commit"
-            )
+    newest = {each.client: each for each in seen if isinstance(each, Followed)}
+    found = []
+    for client, each in newest.items():
+        if each.outcome and each.at < finished:
+            ended = f"ended at {each.at:.2f} s with {each.outcome!r}"
+            found.append(f"{client} {ended}; the run at {finished:.2f} s")
+        elif not each.outcome and client not in killed and now - finished > patience_s:
+            found.append(f"{client} still follows {now - finished:.0f} s after the last commit")
     return found
 
 
@@ -181,30 +163,23 @@ def _answers(seen: Iterable[Observation], path: str) -> list[Answer]:
 
 
 def _decreases(
-    answers: Sequence[Answer], value: Callable[[Any], int], words: str, stale_s: float
+    answers: Sequence[Answer], value: Callable[[Answer], int], words: str, stale_s: float
 ) -> list[str]:
     """Find values that are smaller than one that had arrived before they were asked for."""
-    largest: list[Answer] = []
-    for answer in answers:
-        best = largest[-1] if largest and value(largest[-1].body) > value(answer.body) else answer
-        largest.append(best)
     times, found = [each.at for each in answers], []
+    largest = list(accumulate(answers, lambda *both: max(both, key=value)))
     for answer in answers:
         place = bisect_right(times, answer.asked - stale_s)
         known = largest[place - 1] if place else answer
-        if value(answer.body) < value(known.body):
-            now, before = (words.format(value(each.body)) for each in (answer, known))
-            found.append(f"{_told(answer)} {now}, after {_told(known)} {before}")
+        if value(answer) < value(known):
+            now, before = words.format(value(answer)), words.format(value(known))
+            found.append(f"{answer} {now}, after {known} {before}")
     return found
 
 
-def _told(answer: Answer) -> str:
-    return f"{answer.client} was told by {answer.server} at {answer.at:.2f} s"
-
-
-def _faults_of_reader(
+def _read_through(
     events: Sequence[EventRead], stored: Stored
-) -> tuple[list[str], dict[str, int]]:
+) -> tuple[list[str], Mapping[str, int]]:
     """Return what is wrong with a reader's events, and the position after the last one."""
     found: list[str] = []
     at = _position(events[0].id) if events[0].name == "hello" else dict.fromkeys(stored, 0)
@@ -214,7 +189,7 @@ def _faults_of_reader(
             found.append(f"was told {event.name} {event.id} again, or late, at {event.at:.2f} s")
             continue
         number = position.get(kind, 0) - 1
-        skipped = {**position, **({kind: number} if kind else {})}
+        skipped = {**position, kind: number} if kind else position
         found += _missing(at, skipped, stored, f"before {event.id}")
         fact = stored[kind].get(number) if kind else {}
         if fact is None or any(event.fields.get(name) != fact[name] for name in fact):
@@ -227,7 +202,7 @@ def _missing(
     after: Mapping[str, int], until: Mapping[str, int], stored: Stored, when: str
 ) -> list[str]:
     return [
-        f"was not told {CALL_LETTERS[kind]} {number} {when}"
+        f"was not told {kind}{number + 1} {when}"
         for kind, facts in stored.items()
         for number in range(after[kind], until[kind])
         if number in facts

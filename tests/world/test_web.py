@@ -12,21 +12,27 @@ import pytest
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from digenrl.api.events import event_routes
-from digenrl.api.feed import Feed
 from digenrl.client import Client, NoAnswer
-from services.scheduler.shell.api import create_app
+from digenrl.evaluation.process import follow_run
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.standby import standby_app
 from shared.errors import UserError
 from shared.process.http_access import Access
 from shared.process.service import Health, worker_app
+from shared.process.settings import ServiceSettings
+from shared.recipe.recipe import load_recipe, override
+from shared.run.commits import CommitRecord, commit, record_digest
+from shared.run.run_recipe import store_recipe
+from shared.store import ObjectStore
+from tests import examples
 from tests.follow.runs import RUN, Run
+from tests.paths import DIGITS
 from tests.scheduler.shell.conftest import folder, scheduler
 from tests.world import observers
 from tests.world.blocking import run_blocking
+from tests.world.companions import companions_installed, create_scheduler_app, serve_events
 from tests.world.observers import Observer
-from tests.world.seen import Answer, EventRead, FollowerEnded, Observation
+from tests.world.seen import Answer, EventRead, Followed, Observation, events_out_of_order
 from tests.world.web import MAX_UNREAD, Web
 
 __all__ = ["folder", "scheduler"]  # fixtures
@@ -76,7 +82,7 @@ class Ticks:
 async def test_a_real_service_answers_blocking_and_other_clients(
     web: Web, scheduler: Scheduler
 ) -> None:
-    task = await start("scheduler", serve(web, create_app(scheduler)))
+    task = await start("scheduler", serve(web, create_scheduler_app(scheduler, OPEN)))
     log: list[Observation] = []
     asker = Observer("ann", AT, log.append)
     polling = await start("ann", observers.poll(asker, every_s=0.05))
@@ -156,7 +162,7 @@ async def test_a_follower_sees_the_end_through_a_standby(
     """R11: `up` asks its own scheduler, which stands by."""
     health = Health()
     health.is_not_ready("standby")
-    commands = await start("other", serve(web, create_app(scheduler), 7001))
+    commands = await start("other", serve(web, create_scheduler_app(scheduler, OPEN), 7001))
     standby = standby_app(health, lambda: "http://127.0.0.1:7001")
     stands_by = await start("scheduler", serve(web, standby))
     monkeypatch.setattr("digenrl.local.up.POLL_S", 0.02)
@@ -170,7 +176,7 @@ async def test_a_follower_sees_the_end_through_a_standby(
     assert not any(each.done() for each in followers)
     scheduler.state = replace(scheduler.state, phase="finished")
     await asyncio.wait_for(asyncio.gather(*followers), 5)
-    ended = [each for each in log if isinstance(each, FollowerEnded)]
+    ended = [each for each in log if isinstance(each, Followed) and each.outcome]
     assert sorted((each.client, each.outcome) for each in ended) == [
         ("up", "finished"), ("watch", "finished"),
     ]  # fmt: skip
@@ -186,17 +192,9 @@ async def test_readers_of_events_go_on_over_a_restart(
     run: Run, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("digenrl.api.events.POLL_S", 0.02)
-
-    async def page() -> None:
-        app = worker_app("view", Health())
-        app.include_router(event_routes(Feed(run.store, RUN), nothing))
-        await serve(web, app)
-
-    async def nothing() -> None:
-        return None
-
+    settings = ServiceSettings(run=RUN, port=7000, open_api=True)
     log: list[Observation] = []
-    first = await start("page", page())
+    first = await start("page", serve_events(web, settings, run.store, "http://127.0.0.1:1"))
     kinds = {"program": observers.read_events, "browser": observers.read_events_as_browser}
     readers = [
         await start(name, read(Observer(name, AT, log.append))) for name, read in kinds.items()
@@ -205,7 +203,7 @@ async def test_readers_of_events_go_on_over_a_restart(
     web.kill("page")
     first.cancel()
     await asyncio.to_thread(run.commit, 2)
-    again = await start("page", page())
+    again = await start("page", serve_events(web, settings, run.store, "http://127.0.0.1:1"))
     await asyncio.sleep(1.5)
     for name in kinds:
         told = [each for each in log if isinstance(each, EventRead) and each.client == name]
@@ -213,5 +211,27 @@ async def test_readers_of_events_go_on_over_a_restart(
             f"c{number}.t0.d0.j0.e0" for number in (0, 1, 1, 2, 3)
         ], name
         assert [each.name for each in told] == ["hello", "commit", "hello", "commit", "commit"]
+    stored = await observers.stored_events(run.store, RUN)
+    assert sorted(stored["c"]) == [0, 1, 2] and events_out_of_order(log, stored, list(kinds)) == []
     for each in (*readers, again):
         each.cancel()
+
+
+async def test_the_evaluator_follows_a_run_without_a_network(
+    folder_store: ObjectStore, web: Web
+) -> None:
+    recipe = override(load_recipe(DIGITS), {"run.steps": 2, "evaluation.every": 1})
+    await store_recipe(folder_store, recipe)
+    head = None
+    for version in range(3):
+        weights = await folder_store.put("digits/weights", bytes([version]), suffix=".w")
+        head = CommitRecord(
+            run="digits", policy=examples.policy(version), weights=weights, checkpoint=weights,
+            parent=None if head is None else record_digest(head.encode()), worker="trainer-0",
+        )  # fmt: skip
+        await commit(folder_store, head)
+    settings = ServiceSettings(run="digits", port=7000, open_api=True)
+    with companions_installed(lambda _: folder_store):
+        await (await start("evaluator", follow_run(settings, every=None)))  # ends with its run
+    told = (await observers.stored_events(folder_store, "digits"))["e"]
+    assert [each["version"] for each in told.values()] == [0, 1, 2]

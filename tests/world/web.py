@@ -241,9 +241,6 @@ class Web:
             "httpx._client.HTTPTransport": lambda **_: transport,
             "shared.process.settings.listen": self.listen,
             "anyio.to_thread.run_sync": run_sync,
-            # Looking for garbage takes 50 ms for each service that is ready.
-            "shared.process.service.freeze_gc": lambda: None,
-            "digenrl.view.process.freeze_gc": lambda: None,
             **{f"{module}.serve": self.serve for module in SERVICES},
         }
         with ExitStack() as stack:
