@@ -178,7 +178,8 @@ class Web:
         try:
             await asyncio.wait({task})
         finally:
-            del self.sites[address]
+            if self.sites.get(address) is site:
+                del self.sites[address]
             await site.finish()
             [error] = await stop(task)
         if error is not None:
@@ -187,19 +188,20 @@ class Web:
     def kill(self, process: str) -> None:
         """Close what the kernel closes of a process that has died: its ports, and both ends of its
         connections."""
-        for address, site in list(self.sites.items()):
-            if site.process == process:
-                del self.sites[address]
-            for connection in site.connections:
-                if process in (site.process, connection.client):
-                    connection.end(f"{process} has died")
+        self._break(f"{process} has died", lambda *ends: process in ends)
+        gone = [address for address, site in self.sites.items() if site.process == process]
+        for address in gone:
+            del self.sites[address]
 
     def reset(self, client: str, server: str) -> None:
         """Break the connections between two processes, neither of which dies."""
+        self._break("connection reset by peer", lambda *ends: ends == (client, server))
+
+    def _break(self, fault: str, breaks: Callable[[str, str], bool]) -> None:
         for site in self.sites.values():
             for connection in site.connections:
-                if (connection.client, site.process) == (client, server):
-                    connection.end("connection reset by peer")
+                if breaks(connection.client, site.process):
+                    connection.end(fault)
 
     async def cross(self, sender: str, receiver: str) -> None:
         """Return when something sent has arrived."""
@@ -277,11 +279,9 @@ class Answer(httpx.AsyncByteStream, httpx.SyncByteStream):
             yield message.get("body", b"")
 
     def __iter__(self) -> Iterator[bytes]:
-        more = True
-        while more:
-            message = wait_for(self.connection.read(self.seconds))
-            more = message.get("more_body", False)
-            yield message.get("body", b"")
+        parts = aiter(self)
+        while (part := wait_for(anext(parts, None))) is not None:
+            yield part
 
     async def aclose(self) -> None:
         self.connection.end()
