@@ -1,0 +1,348 @@
+"""Consumers of the NATS server in memory: readers that are pushed messages, and shared work."""
+
+import json
+from collections import deque
+from typing import Any, NamedTuple, Protocol
+
+from tests.world.nats_streams import SECOND, ApiError, Clock, Stored, Stream, iso, matcher
+
+MAX_WAITING, MAX_ACK_PENDING = 512, 1000
+SAVE_S = 0.1
+
+
+class Outlet(Clock, Protocol):
+    """Is the server as its consumers see it."""
+
+    def now(self) -> float: ...
+    def deliver(
+        self, subject: str, as_subject: str, reply: str, header: bytes, data: bytes
+    ) -> None: ...
+    def has_reader(self, subject: str) -> bool: ...
+    def publish(self, subject: str, reply: str, header: bytes, data: bytes) -> None: ...
+
+
+class Consumer:
+    """Reads a stream from a message on, what its filters let through."""
+
+    def __init__(self, server: Outlet, stream: Stream, config: dict[str, Any]) -> None:
+        self.server, self.stream, self.config = server, stream, config
+        self.name: str = config["name"]
+        self.created = server.wall()
+        self.delivered, self.is_gone = 0, False
+        filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
+        self.matches = matcher(filters)
+        start = config.get("opt_start_seq", 1)
+        self.last = start - 1
+        """Number of the newest message that was delivered."""
+        self.left = self._behind(self.last)
+        """Numbers of the messages that are stored and not yet delivered."""
+
+    def _behind(self, last: int) -> deque[int]:
+        messages = self.stream.messages.values()
+        return deque(m.seq for m in messages if m.seq > last and self.matches(m.subject))
+
+    def stored(self, message: Stored) -> None:
+        if message.seq > self.last and self.matches(message.subject):
+            self.left.append(message.seq)
+            self.pump()
+
+    def forget(self, message: Stored) -> None:
+        """A message is no longer stored."""
+        if message.seq > self.last and message.seq in self.left:
+            self.left.remove(message.seq)
+
+    def pump(self) -> None:
+        """Deliver what can be."""
+
+    def send(self, to: str, seq: int, attempt: int) -> None:
+        self.delivered += 1
+        self.last = max(self.last, seq)
+        message = self.stream.messages[seq]
+        numbers = f"{attempt}.{seq}.{self.delivered}.{message.time}.{len(self.left)}"
+        reply = f"$JS.ACK.{self.stream.name}.{self.name}.{numbers}"
+        self.server.deliver(to, message.subject, reply, message.header, message.data)
+
+    def info(self) -> dict[str, Any]:
+        at = {"consumer_seq": self.delivered, "stream_seq": self.last}
+        return {
+            "stream_name": self.stream.name, "name": self.name, "created": iso(self.created),
+            "config": self.config, "delivered": at, "ack_floor": at, "num_ack_pending": 0,
+            "num_redelivered": 0, "num_waiting": 0, "num_pending": len(self.left),
+        }  # fmt: skip
+
+    def end(self) -> None:
+        """It is deleted."""
+        self.is_gone = True
+
+    def update(self, config: dict[str, Any]) -> None:
+        if config.get("opt_start_seq", 1) != self.config.get("opt_start_seq", 1):
+            raise ApiError(500, 10012, "start sequence can not be updated")
+        self.config = config
+
+    def restart(self) -> bool:
+        """The server is started again; return whether the consumer is still there."""
+        return False
+
+    def lose_since(self, time: float) -> None:
+        """What was done since a time is lost."""
+
+
+class Push(Consumer):
+    """Delivers to one subject for as long as somebody listens to it, and says that it is there."""
+
+    def __init__(self, server: Outlet, stream: Stream, config: dict[str, Any]) -> None:
+        super().__init__(server, stream, config)
+        self.to: str = config["deliver_subject"]
+        self._quiet = config.get("idle_heartbeat", 0) / SECOND
+        self._threshold = config.get("inactive_threshold", 5 * SECOND) / SECOND
+        self._silent_since = self._alone_since = server.now()
+        self.is_active = server.has_reader(self.to)
+        if self._quiet:
+            server.after(self._quiet, self._beat)
+        server.after(0.0, lambda: self.listened(self.is_active))  # behind the answer to its maker
+
+    def listened(self, is_active: bool) -> None:
+        """Somebody begins to listen to the subject, or nobody does any more."""
+        self.is_active = is_active
+        if is_active:
+            self.pump()
+        else:
+            self._alone_since = self.server.now()
+            self.server.after(self._threshold, self._leave)
+
+    def _leave(self) -> None:
+        is_alone = not self.is_active and not self.is_gone
+        if is_alone and self.server.now() + 1e-6 >= self._alone_since + self._threshold:
+            self.stream.consumers.pop(self.name, None)
+            self.is_gone = True
+
+    def pump(self) -> None:
+        while self.left and self.is_active:
+            self.send(self.to, self.left.popleft(), 1)
+            self._silent_since = self.server.now()
+
+    def _beat(self) -> None:
+        if self.is_gone:
+            return
+        now = self.server.now()
+        if self.is_active and now + 1e-6 >= self._silent_since + self._quiet:
+            self._silent_since = now
+            block = (
+                "NATS/1.0 100 Idle Heartbeat\r\n"
+                f"Nats-Last-Consumer: {self.delivered}\r\n"
+                f"Nats-Last-Stream: {max(self.last, self.stream.last)}\r\n\r\n"
+            )
+            self.server.deliver(self.to, self.to, "", block.encode(), b"")
+        next_beat = self._silent_since + self._quiet if self.is_active else now + self._quiet
+        self.server.after(next_beat - now, self._beat)
+
+
+class State(NamedTuple):
+    """What the file of a consumer has."""
+
+    time: int
+    last: int
+    delivered: int
+    pending: dict[int, int]
+    attempts: dict[int, int]
+
+
+class Request:
+    """Asks for the next messages."""
+
+    def __init__(self, to: str, batch: int) -> None:
+        self.to, self.left, self.is_over = to, batch, False
+
+
+class Pull(Consumer):
+    """Gives each message to one of those who ask, and again until it is acknowledged."""
+
+    def __init__(self, server: Outlet, stream: Stream, config: dict[str, Any]) -> None:
+        defaults = {"max_waiting": MAX_WAITING, "max_ack_pending": MAX_ACK_PENDING}
+        super().__init__(server, stream, {**defaults, **config})
+        self.waiting: deque[Request] = deque()
+        self.pending: dict[int, int] = {}
+        """Delivered and not acknowledged, with the time from which the wait counts."""
+        self._attempts: dict[int, int] = {}
+        self._again: deque[int] = deque()
+        self._saved = deque([self._state()], maxlen=64)
+        """What the file has had of it, and when."""
+        self._is_saving = False
+        self._looks_at: float | None = None
+
+    def _state(self) -> State:
+        wall = self.server.wall()
+        return State(wall, self.last, self.delivered, dict(self.pending), dict(self._attempts))
+
+    def _changed(self) -> None:
+        """Save it, as the real one does: at once, but ten times a second at most."""
+        if not self._is_saving:
+            self._is_saving = True
+            left = SAVE_S - (self.server.wall() - self._saved[-1].time) / SECOND
+            self.server.after(min(max(0.0, left), SAVE_S), self._save)
+
+    def _save(self) -> None:
+        self._is_saving = False
+        self._saved.append(self._state())
+
+    @property
+    def _wait(self) -> int:
+        return int(self.config.get("ack_wait") or 30 * SECOND)
+
+    def info(self) -> dict[str, Any]:
+        waiting, pending = len(self.waiting), len(self.pending)
+        return {**super().info(), "num_waiting": waiting, "num_ack_pending": pending}
+
+    def ask(self, reply: str, request: dict[str, Any]) -> None:
+        """Somebody wants messages."""
+        if len(self.waiting) >= self.config["max_waiting"]:
+            self._answer(reply, "409 Exceeded MaxWaiting")
+            return
+        asked = Request(reply, request.get("batch", 1))
+        self.waiting.append(asked)
+        self.pump()
+        if asked.is_over:
+            return
+        expires = request.get("expires", 0)
+        if request.get("no_wait") and not expires:
+            self._close(asked, "404 No Messages")
+        elif expires:
+            self.server.after(expires / SECOND, lambda: self._expire(asked))
+
+    def _expire(self, asked: Request) -> None:
+        if not asked.is_over:
+            words = f"Nats-Pending-Messages: {asked.left}\r\nNats-Pending-Bytes: 0"
+            self._close(asked, f"408 Request Timeout\r\n{words}")
+
+    def _close(self, asked: Request, status: str) -> None:
+        asked.is_over = True
+        self.waiting.remove(asked)
+        self._answer(asked.to, status)
+
+    def _answer(self, to: str, status: str) -> None:
+        self.server.deliver(to, to, "", f"NATS/1.0 {status}\r\n\r\n".encode(), b"")
+
+    def pump(self) -> None:
+        while self.waiting:
+            asked = self.waiting.popleft()
+            if not self.server.has_reader(asked.to):
+                asked.is_over = True
+                continue
+            seq = self._next()
+            if seq is None:
+                self.waiting.appendleft(asked)
+                return
+            asked.left -= 1
+            asked.is_over = asked.left < 1
+            if not asked.is_over:
+                self.waiting.append(asked)
+            self.pending[seq] = self.server.wall()
+            self.send(asked.to, seq, self._attempts[seq])
+            self._changed()
+            self._look(self._wait / SECOND)
+
+    def _next(self) -> int | None:
+        """Return the next message to deliver, one that was given back before others."""
+        most = self.config.get("max_deliver", -1)
+        while self._again:
+            seq = self._again.popleft()
+            self._attempts[seq] += 1
+            if most < 1 or self._attempts[seq] <= most:
+                return seq
+            self.pending.pop(seq, None)
+            if self._attempts[seq] == most + 1:
+                self._tell_exceeded(seq, most)
+        if len(self.pending) >= self.config["max_ack_pending"] or not self.left:
+            return None
+        seq = self.left.popleft()
+        self._attempts[seq] = self._attempts.get(seq, 0) + 1
+        return seq
+
+    def _tell_exceeded(self, seq: int, deliveries: int) -> None:
+        stream = self.stream.name
+        advisory = {
+            "type": "io.nats.jetstream.advisory.v1.max_deliver",
+            "id": f"{stream}-{self.name}-{seq}", "timestamp": iso(self.server.wall()),
+            "stream": stream, "consumer": self.name, "stream_seq": seq, "deliveries": deliveries,
+        }  # fmt: skip
+        subject = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{stream}.{self.name}"
+        self.server.publish(subject, "", b"", json.dumps(advisory).encode())
+
+    def acknowledge(self, seq: int, words: bytes) -> None:
+        """Take what a worker says about a delivery."""
+        if seq not in self.pending:
+            return
+        if words.startswith(b"+WPI"):
+            self.pending[seq] = self.server.wall()
+        elif words.startswith(b"-NAK"):
+            self._give_back(seq, json.loads(words[4:] or b"{}").get("delay", 0))
+        elif words[:5] in (b"", b"+ACK", b"+TERM"):
+            self._drop(seq)
+            self._changed()
+            self.pump()
+
+    def _give_back(self, seq: int, delay: int) -> None:
+        if seq in self._again:
+            return
+        if delay:
+            self.pending[seq] = self.server.wall() + delay - self._wait
+            self._look(delay / SECOND)
+        else:
+            self._again.append(seq)
+            self.pump()
+
+    def _drop(self, seq: int) -> None:
+        self.pending.pop(seq, None)
+        self._attempts.pop(seq, None)
+        if seq in self._again:
+            self._again.remove(seq)
+
+    def forget(self, message: Stored) -> None:
+        super().forget(message)
+        self._drop(message.seq)
+
+    def _look(self, seconds: float) -> None:
+        """Look at what is not acknowledged in some seconds, unless that happens earlier."""
+        at = self.server.now() + seconds
+        if self._looks_at is None or at < self._looks_at:
+            self._looks_at = at
+            self.server.after(seconds, lambda: self._check_pending(at))
+
+    def _check_pending(self, at: float) -> None:
+        if at != self._looks_at or self.is_gone:
+            return
+        self._looks_at, now, next_look = None, self.server.wall(), None
+        for seq, since in self.pending.items():
+            left = since + self._wait - now
+            if seq in self._again:
+                continue
+            if left <= SECOND // 10**6:
+                self._again.append(seq)
+            else:
+                next_look = min(next_look or left, left, self._wait)
+        if next_look is not None:
+            self._look(next_look / SECOND)
+        self.pump()
+
+    def end(self) -> None:
+        super().end()
+        while self.waiting:
+            self._close(self.waiting[0], "409 Consumer Deleted")
+
+    def restart(self) -> bool:
+        """Go on from what the file has; what was done since, others do again."""
+        saved, there = self._saved[-1], self.stream.messages
+        self.last, self.delivered = min(saved.last, self.stream.last), saved.delivered
+        self.pending = {seq: since for seq, since in saved.pending.items() if seq in there}
+        self._attempts = {seq: each for seq, each in saved.attempts.items() if seq in there}
+        self.waiting.clear()
+        self._again.clear()
+        self.left = self._behind(self.last)
+        self._looks_at, self._is_saving = None, False
+        if self.pending:
+            self._look(0.0)
+        return True
+
+    def lose_since(self, time: float) -> None:
+        while len(self._saved) > 1 and self._saved[-1].time > time:
+            self._saved.pop()

@@ -1,0 +1,262 @@
+"""JetStream of the NATS server in memory: its API, and what it answers publishers and workers."""
+
+import base64
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from tests.world.nats_consumers import Consumer, Outlet, Pull, Push
+from tests.world.nats_streams import (
+    DEFAULTS,
+    DISK_FULL,
+    NO_MESSAGE,
+    NO_STREAM,
+    ApiError,
+    Silent,
+    Stream,
+    iso,
+    matcher,
+)
+
+NO_CONSUMER = 404, 10014, "consumer not found"
+OTHER_NAME = 400, 10056, "stream name in subject does not match request"
+OTHER_FILTER = (
+    400, 10131, "Consumer create request did not match filtered subject from create subject"
+)  # fmt: skip
+OTHER_SETTINGS = 400, 10058, "stream name already in use with a different configuration"
+Json = dict[str, Any]
+parse_json: Callable[[bytes], Json] = lru_cache(256)(json.loads)
+
+
+class JetStream(Outlet):
+    """The part of the server that stores."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.is_full = room, False
+        """Bytes that streams may have in all; whether the disk has none left, after which a stream
+        that could not write answers no publisher until the server is started again."""
+        self.streams: dict[str, Stream] = {}
+        self._pushed: dict[str, Push] = {}
+        """Consumers by the subject that they deliver to."""
+        self._stream_of: dict[str, Stream | None] = {}
+        self._newest = 0
+        """Time at which the newest stream was made: no two are made at the same."""
+
+    def recover(self) -> None:
+        """Start with what the files have."""
+        self._pushed = {}
+        for stream in self.streams.values():
+            stream.consumers = {n: c for n, c in stream.consumers.items() if c.restart()}
+            stream.recover()
+
+    def lose_since(self, time: float) -> None:
+        self.streams = {name: s for name, s in self.streams.items() if s.created <= time}
+        self._stream_of.clear()
+        for stream in self.streams.values():
+            stream.lose_since(time)
+
+    def listened(self, subject: str, is_active: bool) -> None:
+        """Somebody begins to listen to a subject, or nobody does any more."""
+        if subject in self._pushed:
+            self._pushed[subject].listened(is_active)
+
+    def take(self, subject: str, reply: str, header: bytes, data: bytes) -> bool:
+        """Take a message if it is for JetStream; return whether it was."""
+        words = subject.split(".")
+        if words[0] != "$JS" or words[1] == "EVENT":
+            return self._store(subject, reply, header, data)
+        if words[1] == "ACK":
+            consumer = self._pull(words[2], words[3])
+            if consumer is None:
+                return False
+            consumer.acknowledge(int(words[5]), data)
+            self.deliver(reply, reply, "", b"", b"")
+            return True
+        if words[2:5] == ["CONSUMER", "MSG", "NEXT"]:
+            consumer = self._pull(words[5], words[6])
+            if consumer is not None:
+                consumer.ask(reply, parse_json(data) if data else {})
+            return consumer is not None
+        self._call(words[2:], reply, data)
+        return True
+
+    def _pull(self, stream: str, name: str) -> Pull | None:
+        found = self.streams[stream].consumers.get(name) if stream in self.streams else None
+        return found if isinstance(found, Pull) else None
+
+    def _store(self, subject: str, reply: str, header: bytes, data: bytes) -> bool:
+        if subject not in self._stream_of:
+            found = (each for each in self.streams.values() if each.matches(subject))
+            self._stream_of[subject] = next(found, None)
+        stream = self._stream_of[subject]
+        if stream is None:
+            return False
+        try:
+            answer = stream.publish(subject, header, data)
+        except Silent:
+            return True
+        if reply:
+            self.deliver(reply, reply, "", b"", answer)
+        return True
+
+    def _call(self, words: list[str], reply: str, data: bytes) -> None:
+        count = 3 if words[1:2] == ["MSG"] else 2
+        name = "_".join(words[:count]).lower()
+        if name not in CALLS:
+            return
+        answer: Json = {"type": f"io.nats.jetstream.api.v1.{name}_response"}
+        try:
+            answer |= CALLS[name](self, words[count:], parse_json(data) if data else {})
+        except ApiError as error:
+            answer["error"] = error.error
+        self.deliver(reply, reply, "", b"", json.dumps(answer).encode())
+
+    # Streams
+
+    def _stream(self, name: str) -> Stream:
+        if name not in self.streams:
+            raise ApiError(*NO_STREAM)
+        return self.streams[name]
+
+    def _config(self, name: str, request: Json) -> Json:
+        if request.get("name") != name:
+            raise ApiError(*OTHER_NAME)
+        notes = ("no_ack", "metadata")
+        config = {**DEFAULTS, **{key: value for key, value in request.items() if key not in notes}}
+        if 0 < config["max_age"] < config["duplicate_window"]:
+            if "duplicate_window" in request:
+                raise ApiError(500, 10052, "duplicates window can not be larger then max age")
+            config["duplicate_window"] = config["max_age"]
+        taken = sum(max(0, s.config["max_bytes"]) for s in self.streams.values() if s.name != name)
+        if taken + config["max_bytes"] > self.room:
+            raise ApiError(500, 10047, "insufficient storage resources available")
+        return config
+
+    def _described(self, stream: Stream) -> Json:
+        return {
+            "config": stream.config, "created": iso(stream.created), "state": stream.state(),
+            "ts": iso(self.wall()),
+        }  # fmt: skip
+
+    def stream_create(self, words: list[str], request: Json) -> Json:
+        name = words[0]
+        known, config = self.streams.get(name), self._config(name, request)
+        if known is None:
+            if any(s.matches(each) for s in self.streams.values() for each in config["subjects"]):
+                raise ApiError(400, 10065, "subjects overlap with an existing stream")
+            if self.is_full:
+                raise ApiError(500, 10049, "error creating store for stream")
+            self._newest = max(self.wall(), self._newest + 1000)
+            known = self.streams[name] = Stream(self, config, self._newest)
+            self._stream_of.clear()
+        elif config != known.config:
+            raise ApiError(*OTHER_SETTINGS)
+        return {**self._described(known), "did_create": True}
+
+    def stream_update(self, words: list[str], request: Json) -> Json:
+        stream = self._stream(words[0])
+        stream.configure(self._config(words[0], request))
+        self._stream_of.clear()
+        return self._described(stream)
+
+    def stream_info(self, words: list[str], request: Json) -> Json:
+        stream = self._stream(words[0])
+        found, wanted = self._described(stream), request.get("subjects_filter")
+        if wanted:
+            found["state"]["subjects"] = stream.subjects(wanted)
+        return {**found, "total": len(found["state"].get("subjects", ())), "offset": 0, "limit": 0}
+
+    def stream_purge(self, words: list[str], request: Json) -> Json:
+        stream = self._stream(words[0])
+        if self.is_full or stream.is_broken:
+            raise ApiError(500, 10051, DISK_FULL)
+        return {"success": True, "purged": stream.purge(request)}
+
+    def stream_delete(self, words: list[str], request: Json) -> Json:
+        stream = self._stream(words[0])
+        for name in list(stream.consumers):
+            self.consumer_delete([stream.name, name], {})
+        del self.streams[stream.name]
+        self._stream_of.clear()
+        return {"success": True}
+
+    def stream_msg_get(self, words: list[str], request: Json) -> Json:
+        stream, subject = self._stream(words[0]), request.get("last_by_subj")
+        seq = request.get("seq", 0)
+        found = stream.last_of(subject) if subject else stream.messages.get(seq)
+        if found is None:
+            raise ApiError(*NO_MESSAGE)
+        message = {"subject": found.subject, "seq": found.seq, "time": iso(found.time)}
+        for name, block in (("hdrs", found.header), ("data", found.data)):
+            if block:
+                message[name] = base64.b64encode(block).decode()
+        return {"message": message}
+
+    def stream_msg_delete(self, words: list[str], request: Json) -> Json:
+        stream, seq = self._stream(words[0]), request.get("seq", 0)
+        if stream.config["deny_delete"]:
+            raise ApiError(500, 10057, "message delete not permitted")
+        if self.is_full or stream.is_broken:
+            raise ApiError(500, 10057, DISK_FULL)
+        if seq not in stream.messages:
+            raise ApiError(400, 10043, f"sequence {seq} not found")
+        stream.remove(seq)
+        return {"success": True}
+
+    # Consumers
+
+    def _consumer(self, words: list[str]) -> Consumer:
+        found = self._stream(words[0]).consumers.get(words[1])
+        if found is None:
+            raise ApiError(*NO_CONSUMER)
+        return found
+
+    def consumer_create(self, words: list[str], request: Json) -> Json:
+        stream, name, filtered = self._stream(words[0]), words[1], ".".join(words[2:])
+        config = {"max_deliver": -1, **request.get("config", {}), "name": name}
+        if request.get("stream_name") != words[0]:
+            raise ApiError(*OTHER_NAME)
+        if filtered and config.get("filter_subject") != filtered:
+            raise ApiError(*OTHER_FILTER)
+        several = config.get("filter_subjects") or []
+        if any(a != b and matcher([a])(b) for a in several for b in several):
+            raise ApiError(400, 10138, "consumer subject filters cannot overlap")
+        made = stream.consumers.get(name)
+        if made is not None:
+            made.update({**made.config, **config})
+            return made.info()
+        if 0 <= stream.config["max_consumers"] <= len(stream.consumers):
+            raise ApiError(400, 10026, "maximum consumers limit reached")
+        if (self.is_full or stream.is_broken) and not config.get("mem_storage"):
+            raise ApiError(500, 10012, "error creating store for consumer")
+        return self._made(stream, config).info()
+
+    def _made(self, stream: Stream, config: Json) -> Consumer:
+        if not config.get("deliver_subject"):
+            made: Consumer = Pull(self, stream, config)
+        else:
+            made = self._pushed[config["deliver_subject"]] = Push(self, stream, config)
+        stream.consumers[made.name] = made
+        return made
+
+    def consumer_info(self, words: list[str], request: Json) -> Json:
+        return self._consumer(words).info()
+
+    def consumer_delete(self, words: list[str], request: Json) -> Json:
+        gone = self._consumer(words)
+        del self.streams[words[0]].consumers[gone.name]
+        gone.end()
+        if isinstance(gone, Push):
+            self._pushed.pop(gone.to, None)
+        return {"success": True}
+
+
+CALLS: dict[str, Callable[[JetStream, list[str], Json], Json]] = {
+    name: getattr(JetStream, name)
+    for name in (
+        "stream_create", "stream_update", "stream_info", "stream_purge", "stream_delete",
+        "stream_msg_get", "stream_msg_delete", "consumer_create", "consumer_info",
+        "consumer_delete",
+    )
+}  # fmt: skip

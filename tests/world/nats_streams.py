@@ -1,0 +1,264 @@
+"""Streams of the NATS server in memory: what is stored, its limits, what a crash loses of it."""
+
+import datetime
+import json
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from tests.world.nats_consumers import Consumer
+
+SECOND = 10**9
+DEFAULTS: dict[str, Any] = {
+    "subjects": [], "retention": "limits", "max_consumers": -1, "max_msgs": -1, "max_bytes": -1,
+    "max_age": 0, "max_msgs_per_subject": -1, "max_msg_size": -1, "discard": "old",
+    "storage": "file", "num_replicas": 1, "duplicate_window": 120 * SECOND, "compression": "none",
+    "allow_direct": False, "mirror_direct": False, "discard_new_per_subject": False,
+    "sealed": False, "deny_delete": False, "deny_purge": False, "allow_rollup_hdrs": False,
+    "consumer_limits": {}, "allow_msg_ttl": False,
+}  # fmt: skip
+RECORD_BYTES = 30
+"""What the file of a stream has of a message besides its subject, headers and body."""
+
+
+class ApiError(Exception):
+    """Is answered in JetStream's words."""
+
+    def __init__(self, code: int, err_code: int, description: str) -> None:
+        self.error = {"code": code, "err_code": err_code, "description": description}
+
+
+class Silent(Exception):
+    """Is not answered at all."""
+
+
+NO_STREAM = 404, 10059, "stream not found"
+NO_MESSAGE = 404, 10037, "no message found"
+DISK_FULL = "write msgs/1.blk: no space left on device"
+
+
+def matcher(patterns: Iterable[str]) -> Callable[[str], Any]:
+    """Return what tells whether a subject matches one of some patterns; a subject with wildcards
+    does if all that it matches does."""
+    words = {"*": r"[^.>]+", ">": r".+"}
+    each = (r"\.".join(words.get(w) or re.escape(w) for w in p.split(".")) for p in patterns)
+    return re.compile("|".join(each) or r"(?!)").fullmatch
+
+
+def iso(nanoseconds: int) -> str:
+    """Return a time of the Unix clock as JetStream writes it."""
+    when = datetime.datetime.fromtimestamp(nanoseconds // SECOND, datetime.UTC)
+    return f"{when:%Y-%m-%dT%H:%M:%S}.{nanoseconds % SECOND:09d}Z"
+
+
+def headers_of(block: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in block.decode().split("\r\n")[1:])
+    return {name: value.strip() for name, colon, value in lines if colon}
+
+
+class Clock(Protocol):
+    """Is the server as its streams see it."""
+
+    is_full: bool
+
+    def wall(self) -> int: ...
+    def after(self, seconds: float, call: Callable[[], None]) -> None: ...
+
+
+class Stored(NamedTuple):
+    seq: int
+    subject: str
+    header: bytes
+    data: bytes
+    time: int
+
+    @property
+    def size(self) -> int:
+        header = len(self.header) + 4 if self.header else 0
+        return RECORD_BYTES + len(self.subject) + header + len(self.data)
+
+
+class Stream:
+    def __init__(self, clock: Clock, config: dict[str, Any], created: int) -> None:
+        self.name: str = config["name"]
+        self.created = created
+        self.messages: dict[int, Stored] = {}
+        self.consumers: dict[str, Consumer] = {}
+        self.last = self.bytes = self.last_time = 0
+        self.is_broken = False
+        """It could not write: it answers no publisher until the server is started again."""
+        self._clock = clock
+        self._of_subject: dict[str, dict[int, None]] = {}
+        self._names: dict[str, tuple[int, int]] = {}
+        """Sequence and time of each message that has a name."""
+        self._removed: deque[tuple[int, Stored]] = deque(maxlen=4096)
+        self._is_ageing = False
+        self.configure(config)
+
+    def configure(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.matches = matcher(config["subjects"])
+        self._is_new = config["discard"] == "new"
+        self._is_slots = self._is_new and config["discard_new_per_subject"]
+        self._per_subject: int = config["max_msgs_per_subject"]
+        self._window: int = config["duplicate_window"]
+        self._age: int = config["max_age"]
+        self.trim()
+
+    @property
+    def first(self) -> int:
+        return next(iter(self.messages), self.last + 1 if self.last else 0)
+
+    def last_of(self, subject: str) -> Stored | None:
+        found = self._of_subject.get(subject)
+        return self.messages[next(reversed(found))] if found else None
+
+    def publish(self, subject: str, header: bytes, data: bytes) -> bytes:
+        """Store a message; return the answer."""
+        try:
+            seq, known = self._store(subject, header, data)
+        except ApiError as error:
+            return json.dumps({"error": error.error, "stream": self.name, "seq": 0}).encode()
+        again = ',"duplicate": true' if known else ""
+        return f'{{"stream":"{self.name}","seq":{seq}{again}}}'.encode()
+
+    def _store(self, subject: str, header: bytes, data: bytes) -> tuple[int, bool]:
+        if self.is_broken:
+            raise Silent
+        now, name = self._clock.wall(), None
+        if b"\r\nNats-" in header:
+            headers = headers_of(header)
+            self._check_last(subject, headers)
+            name = headers.get("Nats-Msg-Id")
+            known = self._names.get(name or "")
+            if known is not None and now - known[1] < self._window:
+                return known[0], True
+        if 0 <= self.config["max_msg_size"] < len(header) + len(data):
+            raise ApiError(400, 10054, "message size exceeds maximum allowed")
+        made = Stored(self.last + 1, subject, header, data, now)
+        self._check_room(made)
+        if self._clock.is_full and self.config["storage"] == "file":
+            self.is_broken = True
+            raise Silent
+        if name is not None:
+            self._names[name] = made.seq, now
+        self.append(made)
+        return made.seq, False
+
+    def _check_last(self, subject: str, headers: Mapping[str, str]) -> None:
+        expected = headers.get("Nats-Expected-Last-Subject-Sequence")
+        if expected is None:
+            return
+        newest = self.last_of(subject)
+        seq = 0 if newest is None else newest.seq
+        if int(expected) != seq:
+            raise ApiError(400, 10071, f"wrong last sequence: {seq}")
+
+    def _check_room(self, made: Stored) -> None:
+        if not self._is_new:
+            return
+        known = self._of_subject.get(made.subject)
+        is_at_limit = 0 < self._per_subject <= len(known or ())
+        if is_at_limit and self._is_slots:
+            raise ApiError(503, 10077, "maximum messages per subject exceeded")
+        left = self.config["max_bytes"] - self.bytes - made.size
+        if is_at_limit and known:
+            left += self.messages[next(iter(known))].size
+        if left < 0 <= self.config["max_bytes"]:
+            raise ApiError(503, 10077, "maximum bytes exceeded")
+
+    def append(self, made: Stored) -> None:
+        self.messages[made.seq] = made
+        self.last, self.last_time = made.seq, made.time
+        self.bytes += made.size
+        known = self._of_subject.setdefault(made.subject, {})
+        known[made.seq] = None
+        while 0 < self._per_subject < len(known):
+            self.remove(next(iter(known)))
+        if 0 <= self.config["max_bytes"] < self.bytes:
+            self.trim()
+        if self._age and not self._is_ageing:
+            self.age()
+        if made.seq in self.messages:
+            for consumer in list(self.consumers.values()):
+                consumer.stored(made)
+
+    def remove(self, seq: int) -> None:
+        gone = self.messages.pop(seq)
+        self.bytes -= gone.size
+        self._removed.append((self._clock.wall(), gone))
+        known = self._of_subject[gone.subject]
+        del known[seq]
+        if not known:
+            del self._of_subject[gone.subject]
+        for consumer in self.consumers.values():
+            consumer.forget(gone)
+
+    def trim(self) -> None:
+        while self.messages and 0 <= self.config["max_bytes"] < self.bytes:
+            self.remove(self.first)
+
+    def age(self) -> None:
+        """Remove what is too old, and look again when the next one is."""
+        now = self._clock.wall()
+        while self.messages and self.messages[self.first].time + self._age <= now:
+            self.remove(self.first)
+        self._is_ageing = bool(self.messages) and self._age > 0
+        if self._is_ageing:
+            left = self.messages[self.first].time + self._age - now
+            self._clock.after(min(left, self._age) / SECOND, self.age)
+
+    def purge(self, request: Mapping[str, Any]) -> int:
+        """Remove messages, of a subject and but for the newest where asked; return how many."""
+        wanted = matcher([request["filter"]]) if "filter" in request else None
+        found = [seq for seq, each in self.messages.items() if not wanted or wanted(each.subject)]
+        below = request.get("seq")
+        if below:
+            found = [seq for seq in found if seq < below]
+        keep = request.get("keep", 0)
+        found = found[: max(0, len(found) - keep)] if keep else found
+        for seq in found:
+            self.remove(seq)
+        return len(found)
+
+    def subjects(self, pattern: str) -> dict[str, int]:
+        wanted = matcher([pattern])
+        return {each: len(seqs) for each, seqs in self._of_subject.items() if wanted(each)}
+
+    def state(self) -> dict[str, Any]:
+        messages = self.messages
+        first = messages[self.first].time if messages else None
+        return {
+            "messages": len(messages), "bytes": self.bytes,
+            "first_seq": self.first, "first_ts": iso(first) if first else "0001-01-01T00:00:00Z",
+            "last_seq": self.last,
+            "last_ts": iso(self.last_time) if self.last else "0001-01-01T00:00:00Z",
+            "num_subjects": len(self._of_subject), "consumer_count": len(self.consumers),
+        }  # fmt: skip
+
+    def recover(self) -> None:
+        """Start again from the files: names are known of the messages that are left."""
+        self.is_broken = self._is_ageing = False
+        self._names = {}
+        for each in self.messages.values():
+            if b"\r\nNats-Msg-Id" in each.header:
+                self._names[headers_of(each.header)["Nats-Msg-Id"]] = each.seq, each.time
+        if self._age:
+            self.age()
+
+    def lose_since(self, time: float) -> None:
+        """Lose what was stored since a time; what was removed since then is there again."""
+        back = [each for at, each in self._removed if at > time]
+        kept = {each.seq: each for each in (*self.messages.values(), *back) if each.time <= time}
+        lost = [each.seq for each in (*self.messages.values(), *back) if each.time > time]
+        self.messages, self._of_subject, self.bytes = {}, {}, 0
+        self.last = min(lost, default=self.last + 1) - 1
+        for seq in sorted(kept):
+            self.messages[seq] = kept[seq]
+            self.bytes += kept[seq].size
+            self._of_subject.setdefault(kept[seq].subject, {})[seq] = None
+        self._removed.clear()
+        for consumer in self.consumers.values():
+            consumer.lose_since(time)
