@@ -67,8 +67,8 @@ def _run(scheduler: Scheduler) -> APIRouter:
     @router.get("/v1/run", operation_id="get_run")
     def run() -> models.RunView:
         """What the run is doing."""
-        if scheduler.state.recovering and scheduler.chain.newest is None:
-            raise HTTPException(503, "starting: the commits are being read", {"retry-after": "1"})
+        if scheduler.state.recovering or not scheduler.dead_letters.are_read:
+            raise HTTPException(503, "starting: the run is being read", {"retry-after": "1"})
         return views.run_view(scheduler)
 
     outlooks = Outlooks()

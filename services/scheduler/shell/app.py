@@ -209,6 +209,7 @@ class Scheduler:
 
     async def _recover(self, before: State | None) -> dict[str, int]:
         """Read what is stored; returns the number of the last message read, by stream."""
+        self.dead_letters.are_read = False
         self.chain = await retry(self._read_chain)
         await retry(lambda: self.index.rebuild(self.chain.recent))
         if before is not None:  # what is left of the open batches may not be whole

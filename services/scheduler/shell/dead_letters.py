@@ -98,6 +98,8 @@ class DeadLetters:
     _is_foreign: Callable[[object], bool]
     """Whether a result is of a worker that was not given the work."""
     num_quarantined: int = 0
+    are_read: bool = True
+    """Whether all that are stored are known here."""
     letters: "list[tuple[DeadLetter, Stored]]" = field(default_factory=list)
     _newest: dict[Piece, int] = field(default_factory=dict)
     """Piece of work -> number of the newest letter about it."""
@@ -161,6 +163,7 @@ class DeadLetters:
         self._known = {letter.digest for letter, _ in self.letters}
         for letter, _ in self.letters:
             self._note_newest(letter)
+        self.are_read = True
         DEAD_LETTERS.set_function(lambda: self.num_open)
         while True:
             found = await self._found.get()

@@ -33,6 +33,7 @@ def dead_letters(scheduler: Scheduler, store_s: float) -> APIRouter:
         ] = None,
     ) -> list[models.DeadLetterView]:
         """Messages that nobody could use and attempts that failed, newest first."""
+        _check_read(scheduler)
         kept = scheduler.dead_letters.newest_first()
         found = page(kept, state=state, before=before, limit=limit)
         return [models.letter_view(*each, _is_given(scheduler, each[0].work)) for each in found]
@@ -133,7 +134,13 @@ def _is_given(scheduler: Scheduler, work: Work | None) -> bool:
     return work is not None and is_given(scheduler.state, work)
 
 
+def _check_read(scheduler: Scheduler) -> None:
+    if not scheduler.dead_letters.are_read:
+        raise HTTPException(503, "starting: the letters are being read", {"retry-after": "1"})
+
+
 def _known(scheduler: Scheduler, number: int) -> tuple[DeadLetter, Stored]:
+    _check_read(scheduler)
     found = scheduler.dead_letters.find(number)
     if found is None:
         raise HTTPException(404, f"there is no dead letter {number}")

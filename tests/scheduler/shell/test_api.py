@@ -38,17 +38,20 @@ def schema(scheduler: Scheduler) -> dict[str, Any]:
     return create_app(scheduler).openapi()
 
 
-def test_a_scheduler_that_has_not_read_the_commits_knows_no_step(
+def test_a_scheduler_that_has_not_read_the_run_tells_nothing_of_it(
     client: TestClient, scheduler: Scheduler
 ) -> None:
-    """It said step 0 with status 200 after every start and takeover."""
-    scheduler.state, newest = replace(scheduler.state, recovering=True), scheduler.chain.newest
-    scheduler.chain.newest = None
-    answer = client.get("/v1/run")
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert answer.json()["detail"] == "starting: the commits are being read"
-    scheduler.chain.newest = newest
+    """After every start and takeover it told step 0, then the phase "waiting" and no letters."""
+    letters, scheduler.state = scheduler.dead_letters, replace(scheduler.state, recovering=True)
+    letters.are_read = False
+    for path in ("/v1/run", "/v1/dead-letters", "/v1/dead-letters/1"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    scheduler.state = replace(scheduler.state, recovering=False)
+    assert client.get("/v1/run").status_code == 503
+    letters.are_read = True
     assert client.get("/v1/run").json()["step"] == 1
+    assert client.get("/v1/dead-letters").json() == []
 
 
 def test_the_run_says_where_it_is_and_what_it_waits_for(client: TestClient) -> None:
