@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cache
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -110,14 +111,8 @@ class EmulatedEvaluator(RunEvaluator):
     def _measure(self, weights: Any) -> JudgedSamples:
         none = np.empty((0, 3, 1, 1), np.uint8)
         quality = Quality(reward=int(weights["digest"][:8], 16) / 2**32, num_samples=0)
-        return JudgedSamples(cast(Any, _NoSamples(none)), quality, None)
-
-
-class _NoSamples:
-    prompts: tuple[str, ...] = ()
-
-    def __init__(self, images: Any) -> None:
-        self.images = images
+        samples: Any = SimpleNamespace(images=none, prompts=())
+        return JudgedSamples(samples, quality, None)
 
 
 async def _stored_weights(store: ObjectStore, _: Recipe, record: CommitRecord) -> dict[str, str]:
@@ -131,13 +126,22 @@ async def _stored_weights(store: ObjectStore, _: Recipe, record: CommitRecord) -
 
 
 @contextmanager
-def companions_installed(open_store: OpenStore) -> Iterator[None]:
-    """Have the evaluator read this store without a network, and services share applications."""
+def companions_installed(open_store: OpenStore, *, poll_s: float = 2.0) -> Iterator[None]:
+    """Have the evaluator read this store without a network, services share applications, and `up`
+    see a disk with room.
+
+    Args:
+        poll_s: seconds between two looks of `up` and `watch`; a request takes .4 ms of CPU time.
+    """
+    room = SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=1 << 40))
     patches: dict[str, Any] = {
         "digenrl.evaluation.follower.RunEvaluator": EmulatedEvaluator,
         "digenrl.evaluation.run.weights_to_use": _stored_weights,
         "digenrl.evaluation.process.open_store": open_store,
         "digenrl.evaluation.process.prepare_libraries": lambda *_, **__: None,
+        "digenrl.local.alarms.shutil": room,
+        "digenrl.local.up.POLL_S": poll_s,
+        "digenrl.commands.status.EVERY_S": poll_s,
         "services.scheduler.shell.service.create_app": create_scheduler_app,
         "shared.process.worker_process.worker_app": create_worker_app,
     }

@@ -32,7 +32,7 @@ from tests.world import observers
 from tests.world.blocking import run_blocking
 from tests.world.companions import companions_installed, create_scheduler_app, serve_events
 from tests.world.observers import Observer
-from tests.world.seen import Answer, EventRead, Followed, Observation, events_out_of_order
+from tests.world.seen import Answer, EventRead, Observation, events_out_of_order, late_followers
 from tests.world.web import MAX_UNREAD, Web
 
 __all__ = ["folder", "scheduler"]  # fixtures
@@ -156,31 +156,34 @@ async def test_an_application_that_fails_is_remembered(web: Web) -> None:
     task.cancel()
 
 
-async def test_a_follower_sees_the_end_through_a_standby(
-    web: Web, scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """R11: `up` asks its own scheduler, which stands by."""
-    health = Health()
-    health.is_not_ready("standby")
-    commands = await start("other", serve(web, create_scheduler_app(scheduler, OPEN), 7001))
+async def test_a_follower_sees_the_end_through_a_standby(web: Web, scheduler: Scheduler) -> None:
+    """R11: `up` asks its own scheduler, which stands by, and did not pass requests on."""
+    loop, health, log = asyncio.get_running_loop(), Health(), list[Observation]()
+    began = loop.time()
     standby = standby_app(health, lambda: "http://127.0.0.1:7001")
-    stands_by = await start("scheduler", serve(web, standby))
-    monkeypatch.setattr("digenrl.local.up.POLL_S", 0.02)
-    monkeypatch.setattr("digenrl.commands.status.EVERY_S", 0.02)
-    log: list[Observation] = []
-    followers = [
-        await start("up", observers.follow_as_up(Observer("up", AT, log.append))),
-        await start("watch", observers.follow_as_watch(Observer("watch", AT, log.append))),
+    apps = create_scheduler_app(scheduler, OPEN), standby, worker_app("scheduler", health)
+    servers = [
+        await start(f"scheduler-{number}", serve(web, app, port))
+        for number, (app, port) in enumerate(zip(apps, (7001, 7000, 7002), strict=True))
     ]
-    await asyncio.sleep(0.1)
-    assert not any(each.done() for each in followers)
-    scheduler.state = replace(scheduler.state, phase="finished")
-    await asyncio.wait_for(asyncio.gather(*followers), 5)
-    ended = [each for each in log if isinstance(each, Followed) and each.outcome]
-    assert sorted((each.client, each.outcome) for each in ended) == [
-        ("up", "finished"), ("watch", "finished"),
-    ]  # fmt: skip
-    commands.cancel(), stands_by.cancel()
+    up, watch, planted = (
+        Observer(name, url, log.append)
+        for name, url in (("up", AT), ("watch", AT), ("planted", "http://127.0.0.1:7002"))
+    )
+    with companions_installed(lambda _: scheduler.store, poll_s=0.02):
+        followers = [
+            await start(up.name, observers.follow_as_up(up)),
+            await start(watch.name, observers.follow_as_watch(watch)),
+        ]
+        waiting = await start(planted.name, observers.follow_as_up(planted))
+        await asyncio.sleep(0.1)
+        assert not any(each.done() for each in followers)
+        scheduler.state = replace(scheduler.state, phase="finished")
+        await asyncio.wait_for(asyncio.gather(*followers), 5)
+    late = late_followers(log, finished=began, now=loop.time() + 90, patience_s=60)
+    assert len(late) == 1 and late[0].startswith("planted still follows")
+    for each in (*servers, waiting):
+        each.cancel()
 
 
 @pytest.fixture
