@@ -2,23 +2,13 @@
 
 import json
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from tests.world.nats_streams import SECOND, ApiError, Clock, Stored, Stream, iso, matcher
+from tests.world.nats_streams import SECOND, Outlet, Stored, Stream, iso, matcher
 
-MAX_WAITING, MAX_ACK_PENDING = 512, 1000
+MAX_ACK_PENDING = 1000
 SAVE_S = 0.1
-
-
-class Outlet(Clock, Protocol):
-    """Is the server as its consumers see it."""
-
-    def now(self) -> float: ...
-    def deliver(
-        self, subject: str, as_subject: str, reply: str, header: bytes, data: bytes
-    ) -> None: ...
-    def has_reader(self, subject: str) -> bool: ...
-    def publish(self, subject: str, reply: str, header: bytes, data: bytes) -> None: ...
+"""Time between two writes of what a consumer has delivered and got acknowledged."""
 
 
 class Consumer:
@@ -73,11 +63,6 @@ class Consumer:
     def end(self) -> None:
         """It is deleted."""
         self.is_gone = True
-
-    def update(self, config: dict[str, Any]) -> None:
-        if config.get("opt_start_seq", 1) != self.config.get("opt_start_seq", 1):
-            raise ApiError(500, 10012, "start sequence can not be updated")
-        self.config = config
 
     def restart(self) -> bool:
         """The server is started again; return whether the consumer is still there."""
@@ -151,15 +136,14 @@ class Request:
     """Asks for the next messages."""
 
     def __init__(self, to: str, batch: int) -> None:
-        self.to, self.left, self.is_over = to, batch, False
+        self.to, self.left = to, batch
 
 
 class Pull(Consumer):
     """Gives each message to one of those who ask, and again until it is acknowledged."""
 
     def __init__(self, server: Outlet, stream: Stream, config: dict[str, Any]) -> None:
-        defaults = {"max_waiting": MAX_WAITING, "max_ack_pending": MAX_ACK_PENDING}
-        super().__init__(server, stream, {**defaults, **config})
+        super().__init__(server, stream, config)
         self.waiting: deque[Request] = deque()
         self.pending: dict[int, int] = {}
         """Delivered and not acknowledged, with the time from which the wait counts."""
@@ -195,46 +179,36 @@ class Pull(Consumer):
 
     def ask(self, reply: str, request: dict[str, Any]) -> None:
         """Somebody wants messages."""
-        if len(self.waiting) >= self.config["max_waiting"]:
-            self._answer(reply, "409 Exceeded MaxWaiting")
-            return
-        asked = Request(reply, request.get("batch", 1))
+        asked, expires = Request(reply, request.get("batch", 1)), request.get("expires", 0)
         self.waiting.append(asked)
         self.pump()
-        if asked.is_over:
-            return
-        expires = request.get("expires", 0)
-        if request.get("no_wait") and not expires:
-            self._close(asked, "404 No Messages")
-        elif expires:
+        if expires and asked.left:
             self.server.after(expires / SECOND, lambda: self._expire(asked))
+        elif request.get("no_wait"):
+            self._close(asked, "404 No Messages")
 
     def _expire(self, asked: Request) -> None:
-        if not asked.is_over:
-            words = f"Nats-Pending-Messages: {asked.left}\r\nNats-Pending-Bytes: 0"
-            self._close(asked, f"408 Request Timeout\r\n{words}")
+        words = f"Nats-Pending-Messages: {asked.left}\r\nNats-Pending-Bytes: 0"
+        self._close(asked, f"408 Request Timeout\r\n{words}")
 
     def _close(self, asked: Request, status: str) -> None:
-        asked.is_over = True
-        self.waiting.remove(asked)
-        self._answer(asked.to, status)
-
-    def _answer(self, to: str, status: str) -> None:
-        self.server.deliver(to, to, "", f"NATS/1.0 {status}\r\n\r\n".encode(), b"")
+        if asked in self.waiting:
+            self.waiting.remove(asked)
+            block = f"NATS/1.0 {status}\r\n\r\n".encode()
+            self.server.deliver(asked.to, asked.to, "", block, b"")
 
     def pump(self) -> None:
         while self.waiting:
-            asked = self.waiting.popleft()
-            if not self.server.has_reader(asked.to):
-                asked.is_over = True
-                continue
-            seq = self._next()
-            if seq is None:
-                self.waiting.appendleft(asked)
+            asked = self.waiting[0]
+            is_there = self.server.has_reader(asked.to)
+            seq = self._next() if is_there else None
+            if is_there and seq is None:
                 return
+            self.waiting.popleft()
+            if seq is None:
+                continue
             asked.left -= 1
-            asked.is_over = asked.left < 1
-            if not asked.is_over:
+            if asked.left:
                 self.waiting.append(asked)
             self.pending[seq] = self.server.wall()
             self.send(asked.to, seq, self._attempts[seq])
@@ -252,7 +226,7 @@ class Pull(Consumer):
             self.pending.pop(seq, None)
             if self._attempts[seq] == most + 1:
                 self._tell_exceeded(seq, most)
-        if len(self.pending) >= self.config["max_ack_pending"] or not self.left:
+        if len(self.pending) >= MAX_ACK_PENDING or not self.left:
             return None
         seq = self.left.popleft()
         self._attempts[seq] = self._attempts.get(seq, 0) + 1

@@ -329,12 +329,10 @@ class NatsServer(JetStream):
     def has_reader(self, subject: str) -> bool:
         return bool(self._readers(subject))
 
-    def deliver(
-        self, subject: str, as_subject: str, reply: str, header: bytes, data: bytes
-    ) -> None:
-        """Give a message to the readers of a subject as if it came under another one."""
-        for each in self._readers(subject):
-            self._hand(each, as_subject, reply, header, data)
+    def deliver(self, to: str, subject: str, reply: str, header: bytes, data: bytes) -> None:
+        """Give the readers of one subject a message as if it came under another one."""
+        for each in self._readers(to):
+            self._hand(each, subject, reply, header, data)
 
     def _hand(self, to: Subscription, subject: str, reply: str, header: bytes, data: bytes) -> None:
         words = f"{subject} {to.sid.decode()} {reply}{' ' if reply else ''}"

@@ -49,6 +49,8 @@ def matcher(patterns: Iterable[str]) -> Callable[[str], Any]:
 
 def iso(nanoseconds: int) -> str:
     """Return a time of the Unix clock as JetStream writes it."""
+    if not nanoseconds:
+        return "0001-01-01T00:00:00Z"
     when = datetime.datetime.fromtimestamp(nanoseconds // SECOND, datetime.UTC)
     return f"{when:%Y-%m-%dT%H:%M:%S}.{nanoseconds % SECOND:09d}Z"
 
@@ -58,13 +60,17 @@ def headers_of(block: bytes) -> dict[str, str]:
     return {name: value.strip() for name, colon, value in lines if colon}
 
 
-class Clock(Protocol):
-    """Is the server as its streams see it."""
+class Outlet(Protocol):
+    """Is the server as its streams and consumers see it."""
 
     is_full: bool
 
+    def now(self) -> float: ...
     def wall(self) -> int: ...
     def after(self, seconds: float, call: Callable[[], None]) -> None: ...
+    def publish(self, subject: str, reply: str, header: bytes, data: bytes) -> None: ...
+    def has_reader(self, subject: str) -> bool: ...
+    def deliver(self, to: str, subject: str, reply: str, header: bytes, data: bytes) -> None: ...
 
 
 class Stored(NamedTuple):
@@ -81,7 +87,7 @@ class Stored(NamedTuple):
 
 
 class Stream:
-    def __init__(self, clock: Clock, config: dict[str, Any], created: int) -> None:
+    def __init__(self, server: Outlet, config: dict[str, Any], created: int) -> None:
         self.name: str = config["name"]
         self.created = created
         self.messages: dict[int, Stored] = {}
@@ -89,7 +95,7 @@ class Stream:
         self.last = self.bytes = self.last_time = 0
         self.is_broken = False
         """It could not write: it answers no publisher until the server is started again."""
-        self._clock = clock
+        self._server = server
         self._of_subject: dict[str, dict[int, None]] = {}
         self._names: dict[str, tuple[int, int]] = {}
         """Sequence and time of each message that has a name."""
@@ -98,13 +104,7 @@ class Stream:
         self.configure(config)
 
     def configure(self, config: dict[str, Any]) -> None:
-        self.config = config
-        self.matches = matcher(config["subjects"])
-        self._is_new = config["discard"] == "new"
-        self._is_slots = self._is_new and config["discard_new_per_subject"]
-        self._per_subject: int = config["max_msgs_per_subject"]
-        self._window: int = config["duplicate_window"]
-        self._age: int = config["max_age"]
+        self.config, self.matches = config, matcher(config["subjects"])
         self.trim()
 
     @property
@@ -127,19 +127,17 @@ class Stream:
     def _store(self, subject: str, header: bytes, data: bytes) -> tuple[int, bool]:
         if self.is_broken:
             raise Silent
-        now, name = self._clock.wall(), None
+        now, name = self._server.wall(), None
         if b"\r\nNats-" in header:
             headers = headers_of(header)
-            self._check_last(subject, headers)
+            self._check_last(subject, headers.get("Nats-Expected-Last-Subject-Sequence"))
             name = headers.get("Nats-Msg-Id")
             known = self._names.get(name or "")
-            if known is not None and now - known[1] < self._window:
+            if known is not None and now - known[1] < self.config["duplicate_window"]:
                 return known[0], True
-        if 0 <= self.config["max_msg_size"] < len(header) + len(data):
-            raise ApiError(400, 10054, "message size exceeds maximum allowed")
         made = Stored(self.last + 1, subject, header, data, now)
         self._check_room(made)
-        if self._clock.is_full and self.config["storage"] == "file":
+        if self._server.is_full:
             self.is_broken = True
             raise Silent
         if name is not None:
@@ -147,26 +145,23 @@ class Stream:
         self.append(made)
         return made.seq, False
 
-    def _check_last(self, subject: str, headers: Mapping[str, str]) -> None:
-        expected = headers.get("Nats-Expected-Last-Subject-Sequence")
-        if expected is None:
-            return
-        newest = self.last_of(subject)
+    def _check_last(self, subject: str, expected: str | None) -> None:
+        newest = self.last_of(subject) if expected else None
         seq = 0 if newest is None else newest.seq
-        if int(expected) != seq:
+        if expected and int(expected) != seq:
             raise ApiError(400, 10071, f"wrong last sequence: {seq}")
 
     def _check_room(self, made: Stored) -> None:
-        if not self._is_new:
+        config, known = self.config, self._of_subject.get(made.subject, {})
+        if 0 <= config["max_msg_size"] < len(made.header) + len(made.data):
+            raise ApiError(400, 10054, "message size exceeds maximum allowed")
+        if config["discard"] != "new":
             return
-        known = self._of_subject.get(made.subject)
-        is_at_limit = 0 < self._per_subject <= len(known or ())
-        if is_at_limit and self._is_slots:
+        is_replaced = 0 < config["max_msgs_per_subject"] <= len(known)
+        if is_replaced and config["discard_new_per_subject"]:
             raise ApiError(503, 10077, "maximum messages per subject exceeded")
-        left = self.config["max_bytes"] - self.bytes - made.size
-        if is_at_limit and known:
-            left += self.messages[next(iter(known))].size
-        if left < 0 <= self.config["max_bytes"]:
+        freed = self.messages[next(iter(known))].size if is_replaced else 0
+        if 0 <= config["max_bytes"] < self.bytes + made.size - freed:
             raise ApiError(503, 10077, "maximum bytes exceeded")
 
     def append(self, made: Stored) -> None:
@@ -175,11 +170,10 @@ class Stream:
         self.bytes += made.size
         known = self._of_subject.setdefault(made.subject, {})
         known[made.seq] = None
-        while 0 < self._per_subject < len(known):
+        while 0 < self.config["max_msgs_per_subject"] < len(known):
             self.remove(next(iter(known)))
-        if 0 <= self.config["max_bytes"] < self.bytes:
-            self.trim()
-        if self._age and not self._is_ageing:
+        self.trim()
+        if not self._is_ageing:
             self.age()
         if made.seq in self.messages:
             for consumer in list(self.consumers.values()):
@@ -188,7 +182,7 @@ class Stream:
     def remove(self, seq: int) -> None:
         gone = self.messages.pop(seq)
         self.bytes -= gone.size
-        self._removed.append((self._clock.wall(), gone))
+        self._removed.append((self._server.wall(), gone))
         known = self._of_subject[gone.subject]
         del known[seq]
         if not known:
@@ -202,39 +196,29 @@ class Stream:
 
     def age(self) -> None:
         """Remove what is too old, and look again when the next one is."""
-        now = self._clock.wall()
-        while self.messages and self.messages[self.first].time + self._age <= now:
+        now, age = self._server.wall(), self.config["max_age"]
+        while age and self.messages and self.messages[self.first].time + age <= now:
             self.remove(self.first)
-        self._is_ageing = bool(self.messages) and self._age > 0
+        self._is_ageing = bool(age and self.messages)
         if self._is_ageing:
-            left = self.messages[self.first].time + self._age - now
-            self._clock.after(min(left, self._age) / SECOND, self.age)
+            left = self.messages[self.first].time + age - now
+            self._server.after(min(left, age) / SECOND, self.age)
 
     def purge(self, request: Mapping[str, Any]) -> int:
         """Remove messages, of a subject and but for the newest where asked; return how many."""
-        wanted = matcher([request["filter"]]) if "filter" in request else None
-        found = [seq for seq, each in self.messages.items() if not wanted or wanted(each.subject)]
-        below = request.get("seq")
-        if below:
-            found = [seq for seq in found if seq < below]
-        keep = request.get("keep", 0)
-        found = found[: max(0, len(found) - keep)] if keep else found
+        wanted = matcher([request.get("filter", ">")])
+        found = [seq for seq, each in self.messages.items() if wanted(each.subject)]
+        found = found[: max(0, len(found) - request.get("keep", 0))]
         for seq in found:
             self.remove(seq)
         return len(found)
 
-    def subjects(self, pattern: str) -> dict[str, int]:
-        wanted = matcher([pattern])
-        return {each: len(seqs) for each, seqs in self._of_subject.items() if wanted(each)}
-
     def state(self) -> dict[str, Any]:
-        messages = self.messages
-        first = messages[self.first].time if messages else None
+        first = self.messages[self.first].time if self.messages else 0
         return {
-            "messages": len(messages), "bytes": self.bytes,
-            "first_seq": self.first, "first_ts": iso(first) if first else "0001-01-01T00:00:00Z",
-            "last_seq": self.last,
-            "last_ts": iso(self.last_time) if self.last else "0001-01-01T00:00:00Z",
+            "messages": len(self.messages), "bytes": self.bytes,
+            "first_seq": self.first, "first_ts": iso(first),
+            "last_seq": self.last, "last_ts": iso(self.last_time),
             "num_subjects": len(self._of_subject), "consumer_count": len(self.consumers),
         }  # fmt: skip
 
@@ -245,8 +229,7 @@ class Stream:
         for each in self.messages.values():
             if b"\r\nNats-Msg-Id" in each.header:
                 self._names[headers_of(each.header)["Nats-Msg-Id"]] = each.seq, each.time
-        if self._age:
-            self.age()
+        self.age()
 
     def lose_since(self, time: float) -> None:
         """Lose what was stored since a time; what was removed since then is there again."""

@@ -12,11 +12,11 @@ import contextvars
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 from unittest.mock import patch
 from urllib.parse import ParseResult
 
-from nats.aio.transport import Transport
+from nats.aio.transport import TcpTransport
 
 NO_PROCESS = contextvars.Context()
 """Bytes on their way and servers belong to no process: killing one does not stop them."""
@@ -83,17 +83,16 @@ class Direction:
 
 
 class Connection:
-    """A connection of a client to a server; faults take hold of it here."""
+    """A connection of a client to a server, which the client writes to; faults take hold of it."""
 
-    def __init__(self, server: Endpoint, transport: "MemoryTransport", number: int) -> None:
+    def __init__(self, server: Endpoint, number: int) -> None:
         self.number, self.server, self.is_open = number, server, True
         self.name = self.user = ""
         """As the client has given them, once it has."""
         self.context = contextvars.copy_context()
         """That in which the client connected: whose process it is."""
-        self.to_server = Direction(self._at_server)
-        self.to_client = Direction(transport.arrive)
-        self._transport = transport
+        self.reader = asyncio.StreamReader()
+        self.to_server, self.to_client = Direction(self._at_server), Direction(self._at_client)
 
     def cut(self) -> None:
         self.to_server.cut()
@@ -108,13 +107,26 @@ class Connection:
         self.to_server.drop()
         self.to_client.drop()
         self._at_server(None)
-        if self._transport.connection is self:
-            self._transport.fail(ConnectionResetError("connection reset by peer"))
+        self.reader.set_exception(ConnectionResetError("connection reset by peer"))
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Close the client's side, as the system does for a process that was killed."""
         self.to_server.write(None)
         self.to_client.drop()
+        self.reader.feed_eof()
+
+    def write(self, data: bytes) -> None:
+        self.to_server.write(data)
+
+    def writelines(self, data: list[bytes]) -> None:
+        self.to_server.write(b"".join(data))
+
+    async def drain(self) -> None:
+        if error := self.reader.exception():
+            raise error
+
+    async def wait_closed(self) -> None:
+        pass
 
     def _at_server(self, data: bytes | None) -> None:
         if self.is_open and data is not None:
@@ -122,6 +134,12 @@ class Connection:
         elif self.is_open:
             self.is_open = False
             self.server.lost(self)
+
+    def _at_client(self, data: bytes | None) -> None:
+        if data is None:
+            self.reader.feed_eof()
+        else:
+            self.reader.feed_data(data)
 
 
 class Network:
@@ -140,12 +158,12 @@ class Network:
         self._connections = [each for each in self._connections if each.is_open]
         return self._connections
 
-    def open(self, host: str, port: int, transport: "MemoryTransport") -> Connection:
-        server = self.servers.get((host, port))
+    def open(self, host: str | None, port: int | None) -> Connection:
+        server = self.servers.get((host or "", port or 0))
         if server is None or not server.is_up:
             raise ConnectionRefusedError(f"nobody listens at {host}:{port}")
         self._made += 1
-        connection = transport.connection = Connection(server, transport, self._made)
+        connection = Connection(server, self._made)
         self._connections.append(connection)
         for hook in self.on_connect:
             hook(connection)
@@ -153,85 +171,16 @@ class Network:
         return connection
 
 
-class MemoryTransport(Transport):  # type: ignore[misc] # nats-py is not followed
-    """What nats-py writes to and reads from, again each time that it connects."""
+class MemoryTransport(TcpTransport):  # type: ignore[misc] # nats-py is not followed
+    """Is the client's own transport, over a connection in memory."""
 
     def __init__(self, network: Network) -> None:
-        self.connection: Connection | None = None
-        self._network, self._buffer = network, bytearray()
-        self._error: ConnectionError | None = None
-        self._is_over = False
-        self._waiter: asyncio.Future[None] | None = None
+        super().__init__()
+        self._network = network
 
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
-        self._buffer, self._error, self._is_over = bytearray(), None, False
-        self._network.open(uri.hostname or "", uri.port or 0, self)
-
-    async def connect_tls(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError("in memory nothing is encrypted")
-
-    def write(self, payload: bytes) -> None:
-        if self.connection is not None and self._error is None:
-            self.connection.to_server.write(payload)
-
-    def writelines(self, payload: list[bytes]) -> None:
-        self.write(b"".join(payload))
-
-    async def drain(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    async def read(self, buffer_size: int) -> bytes:
-        while not self._buffer and await self._more():
-            pass
-        return self._taken(len(self._buffer))
-
-    async def readline(self) -> bytes:
-        while b"\n" not in self._buffer and await self._more():
-            pass
-        return self._taken(self._buffer.find(b"\n") + 1 or len(self._buffer))
-
-    def _taken(self, size: int) -> bytes:
-        found = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return found
-
-    async def _more(self) -> bool:
-        """Wait until something comes; return whether it may be bytes."""
-        if self._error is not None:
-            raise self._error
-        if not self._is_over:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return not self._is_over
-
-    def close(self) -> None:
-        if self.connection is not None:
-            self.connection.leave()
-            self.connection = None
-        self.arrive(None)
-
-    async def wait_closed(self) -> None:
-        pass
-
-    def at_eof(self) -> bool:
-        return self._is_over and not self._buffer and self._error is None
-
-    def __bool__(self) -> bool:
-        return self.connection is not None or self._is_over
-
-    def arrive(self, data: bytes | None) -> None:
-        if data is None:
-            self._is_over = True
-        else:
-            self._buffer += data
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def fail(self, error: ConnectionError) -> None:
-        self._error = error
-        self.arrive(None)
+        self._io_writer = self._network.open(uri.hostname, uri.port)
+        self._io_reader = self._io_writer.reader
 
 
 @contextlib.contextmanager
