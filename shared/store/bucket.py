@@ -195,7 +195,7 @@ def _as_unavailable() -> Iterator[None]:
             "(DIGENRL_S3_ACCESS_KEY, DIGENRL_S3_SECRET_KEY; `--run` of `digenrl brokers` and "
             f"`digenrl keys init` gives it for a run): {str(error)[:200]}"
         ) from error
-    except BaseError as error:
+    except (BaseError, FileNotFoundError) as error:  # nothing is found where there is no bucket
         raise Unavailable(
             f"the object store did not answer as it should: {str(error)[:200]}"
         ) from error

@@ -18,6 +18,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 
 from digenrl.local.brokers import BUCKET, Brokers, plan_brokers
 from digenrl.local.keys import Keys, keys_of
+from digenrl.local.seaweedfs import OWNER
 from shared.errors import Unavailable
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.rights import ROLES, Role
@@ -28,6 +29,8 @@ from tests.brokers import StartProgram, program
 from tests.local.signed import request
 
 RUN = "digits"
+Stores = Callable[[str], ObjectStore]
+Url = Callable[[Role], str]
 PLACES = sorted({place for places in WRITES.values() for place in places})
 
 
@@ -75,17 +78,19 @@ def key_at(place: str, name: str = "x") -> str:
     return f"{RUN}/{place}{name if place.endswith('/') else ''}"
 
 
-async def test_each_role_writes_and_deletes_in_the_store_where_it_is_described_and_reads_all(
-    planned: Brokers, keys: Keys, objects: "subprocess.Popen[bytes]"
-) -> None:
-    owner = store_as(planned, *planned.owner.values())
+def stores_of(planned: Brokers) -> Stores:
+    """Return what somebody has with the keys of a role, or of the owner."""
+    logins = {str(role): [*secrets.values()][2:] for role, secrets in planned.secrets.items()}
+    logins[OWNER] = [*planned.owner.values()]
+    return lambda role: store_as(planned, *logins[role])
+
+
+async def each_role_writes_and_deletes_where_it_is_described_and_reads_all(stores: Stores) -> None:
+    owner = stores(OWNER)
     for place in PLACES:
         await owner.write(key_at(place), b"kept")
     for role in ROLES:
-        secrets = planned.secrets[role]
-        store = store_as(
-            planned, secrets["DIGENRL_S3_ACCESS_KEY"], secrets["DIGENRL_S3_SECRET_KEY"]
-        )
+        store = stores(role)
         for place in PLACES:
             allowed = place.startswith(WRITES[role])
             assert await may(store.write(key_at(place), b"other")) == allowed, (role, place)
@@ -97,6 +102,12 @@ async def test_each_role_writes_and_deletes_in_the_store_where_it_is_described_a
         assert not await may(store.write("elsewhere", b"x"))
     makers = {role for role in ROLES if "commits/" in WRITES[role]}
     assert makers == {"trainer"}
+
+
+async def test_what_each_role_may_do_in_the_store(
+    planned: Brokers, objects: "subprocess.Popen[bytes]"
+) -> None:
+    await each_role_writes_and_deletes_where_it_is_described_and_reads_all(stores_of(planned))
 
 
 POSITIONS = (
@@ -198,24 +209,30 @@ COMMANDS: dict[str, tuple[Act, set[Role]]] = {
 }
 
 
-async def test_each_role_does_in_redis_what_is_described_and_nobody_is_anonymous(
-    planned: Brokers, keys: Keys, valkey: None
-) -> None:
+async def each_role_does_in_redis_what_is_described_and_nobody_is_anonymous(url: Url) -> None:
     for name, (act, allowed) in COMMANDS.items():
         did = set()
         for role in ROLES:
-            async with redis.from_url(planned.secrets[role]["DIGENRL_REDIS_URL"]) as client:
+            async with redis.from_url(url(role)) as client:
                 try:
                     await act(client)
                     did.add(role)
                 except NoPermissionError:
                     pass
         assert did == allowed, name
-    for login in ("", ":x@", "trainer:x@", f"trainer:{keys.secret('rollout')}@"):
-        url = f"redis://{login}127.0.0.1:{planned.redis_port}"
-        async with redis.from_url(url) as client:
-            with pytest.raises(AuthenticationError):
-                await client.ping()
+    at = url("trainer").partition("@")[2]
+    rollouts = url("rollout").partition("@")[0].rpartition(":")[2]
+    for login in ("", ":x@", "trainer:x@", f"trainer:{rollouts}@"):
+        for protocol in (2, 3):
+            async with redis.from_url(f"redis://{login}{at}", protocol=protocol) as client:
+                with pytest.raises(AuthenticationError):
+                    await client.ping()
+
+
+async def test_what_each_role_may_do_in_redis(planned: Brokers, valkey: None) -> None:
+    await each_role_does_in_redis_what_is_described_and_nobody_is_anonymous(
+        lambda role: planned.secrets[role]["DIGENRL_REDIS_URL"]
+    )
 
 
 def test_what_was_written_in_transactions_is_there_after_a_restart(

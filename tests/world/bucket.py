@@ -18,28 +18,22 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
+from obstore.exceptions import BaseError, GenericError, PermissionDeniedError
+
 from digenrl.local.keys import Keys
 from digenrl.local.seaweedfs import BUCKET, OWNER, _identities
-from shared.errors import IntegrityError, Unavailable
+from shared.errors import IntegrityError
 from shared.messages.contracts import ObjectRef
 from shared.messages.rights import Role
+from shared.store.bucket import PAUSE, RETRIES, _as_unavailable
 from shared.store.objects import CHUNK, Content, StoredObject
 from tests.world.table import Table
 
-RETRIES_S = 60.0
-"""As `shared.store.bucket.RETRIES`; its `SILENCE` is as long."""
-FIRST_PAUSE_S, PAUSE_S = 0.1, 1.0
-"""Seconds between two attempts of obstore, at first and at most; TCP sends again as often."""
+RETRIES_S, PAUSE_S = RETRIES.total_seconds(), PAUSE.total_seconds()
+"""The client's; its `SILENCE` is as long as the first. TCP sends again as often as the second."""
+FIRST_PAUSE_S = 0.1
 Cut = Literal["", "requests", "answers"]
 """What gets lost between a client and a server."""
-REFUSED = (
-    "the object store refuses these keys, or has not given them the right to do this "
-    "(DIGENRL_S3_ACCESS_KEY, DIGENRL_S3_SECRET_KEY; `--run` of `digenrl brokers` and "
-    "`digenrl keys init` gives it for a run): the operation lacked the necessary privileges to "
-    "complete for path {}"
-)
-FAULTY = "the object store did not answer as it should: {}"
-
 T = TypeVar("T")
 
 
@@ -119,22 +113,19 @@ class Bucket:
         self.objects = self.objects.before(seconds)
         self.start()
 
-    def flip(self, key: str) -> bool:
-        """Change a bit of an object; False if it has none."""
-        if not (found := self.objects.now.get(key)) or not found.data:
-            return False
-        data = bytearray(found.data)
-        data[self.random.randrange(len(data))] ^= 1 << self.random.randrange(8)
-        self.objects.now[key] = found._replace(data=bytes(data))
-        return True
+    def flip(self, key: str) -> None:
+        """Change a bit of an object, if it is there."""
+        self._damage(key, is_torn=False)
 
-    def tear(self, key: str) -> bool:
-        """Have only the first bytes of an object on the disk; False if it has none."""
-        if not (found := self.objects.now.get(key)) or not found.data:
-            return False
-        cut = self.random.randrange(len(found.data))
-        self.objects.now[key] = found._replace(data=found.data[:cut])
-        return True
+    def tear(self, key: str) -> None:
+        """Have an object's first bytes only, as after a crash."""
+        self._damage(key, is_torn=True)
+
+    def _damage(self, key: str, *, is_torn: bool) -> None:
+        if (found := self.objects.now.get(key)) is not None and found.data:
+            data, at = bytearray(found.data), self.random.randrange(len(found.data))
+            data[at] ^= 1 << self.random.randrange(8)
+            self.objects.now[key] = found._replace(data=bytes(data[:at] if is_torn else data))
 
 
 def _rules(actions: object) -> re.Pattern[str]:
@@ -150,10 +141,6 @@ def _rules(actions: object) -> re.Pattern[str]:
     return re.compile("|".join(rules), re.DOTALL)
 
 
-def no_delay(operation: str, size: int) -> float:
-    return 0.0
-
-
 @dataclass(slots=True, eq=False)
 class BucketHandle:
     """Implements `Backend` for one client. What follows `delay` are faults of this client's."""
@@ -161,7 +148,7 @@ class BucketHandle:
     bucket: Bucket
     name: str
     rules: re.Pattern[str]
-    delay: Callable[[str, int], float] = no_delay
+    delay: Callable[[str, int], float] = lambda operation, size: 0.0
     """Returns the seconds that a request of so many bytes takes, there and back."""
     cut: Cut = ""
     breaks: list[Literal["close", "reset"]] = field(default_factory=list)
@@ -173,7 +160,8 @@ class BucketHandle:
     """So many of the next reads return another object of the folder."""
 
     async def write(self, key: str, data: Content) -> None:
-        await self._serve("write", key, len(data), lambda: self._put(key, bytes(data)))
+        sent = bytes(data)
+        await self._serve("write", key, len(data), lambda: self._put(key, sent))
 
     async def write_unnamed(
         self, folder: str, data: Content, ref: Awaitable[ObjectRef], *, stays: bool = True
@@ -192,7 +180,8 @@ class BucketHandle:
         if found is None:
             raise IntegrityError(f"{key} is not in the store")
         if first >= len(found.data) and first:
-            raise Unavailable(FAULTY.format(f"GET {key}: 416 Range Not Satisfiable"))
+            with _as_unavailable():
+                raise GenericError(f"GET {key}: 416 Range Not Satisfiable")
         for begin in range(first, len(found.data), CHUNK):
             yield found.data[begin : begin + CHUNK]
 
@@ -201,7 +190,8 @@ class BucketHandle:
         return None if found is None else len(found.data)
 
     async def keys(self, prefix: str) -> list[str]:
-        return [each.key for each in await self.entries(prefix)]
+        folder = f"{prefix.rstrip('/')}/"
+        return await self._serve("list", folder, 0, lambda: self._keys(folder))
 
     async def entries(self, prefix: str) -> list[StoredObject]:
         folder = f"{prefix.rstrip('/')}/"
@@ -235,8 +225,7 @@ class BucketHandle:
             else:
                 refused = refused or key
         if refused:
-            failed = f"Generic S3 error: DeleteObjects request failed for key {refused}"
-            raise Unavailable(FAULTY.format(f"{failed}: Access Denied. (code: AccessDenied)"))
+            raise GenericError(f"DeleteObjects request failed for key {refused}: Access Denied.")
 
     def _head(self, key: str) -> Stored | None:
         self._check("Read", key)
@@ -251,9 +240,12 @@ class BucketHandle:
                 key = self.bucket.random.choice(others)
         return self._head(key)
 
-    def _list(self, folder: str) -> list[StoredObject]:
+    def _keys(self, folder: str) -> list[str]:
         self._check("List", folder)
-        found, now = self._seen.under(folder), self._seen.now
+        return self._seen.under(folder)
+
+    def _list(self, folder: str) -> list[StoredObject]:
+        found, now = self._keys(folder), self._seen.now
         return [StoredObject(key, len(now[key].data), now[key].modified) for key in found]
 
     @property
@@ -263,7 +255,7 @@ class BucketHandle:
 
     def _check(self, action: str, key: str) -> None:
         if not self.rules.fullmatch(f"{action}:{BUCKET}/{key}"):
-            raise Unavailable(REFUSED.format(key))
+            raise PermissionDeniedError(f"The operation lacked the privileges for path {key}")
 
     async def _serve(self, operation: str, key: str, size: int, act: Callable[[], T]) -> T:
         """Send a request until it is answered, or obstore gives up."""
@@ -276,11 +268,11 @@ class BucketHandle:
             result, error = await answer
             if error is None:
                 return cast(T, result)
-            is_final = loop.time() - began >= RETRIES_S or error.args[1:]
-            if isinstance(error, Repeat) and is_final:
-                raise Unavailable(FAULTY.format(f"{operation} {key}: {error.args[0]}"))
-            if not isinstance(error, Repeat):
-                raise error
+            with _as_unavailable():
+                if not isinstance(error, Repeat):
+                    raise error
+                if error.args[1:] or loop.time() - began >= RETRIES_S:
+                    raise GenericError(f"{operation} {key}: {error.args[0]}")
             longest = min(PAUSE_S, 2 * longest)
             await asyncio.sleep(self.bucket.random.uniform(FIRST_PAUSE_S, longest))
 
@@ -297,7 +289,7 @@ class BucketHandle:
             if bucket.record is not None:
                 bucket.record(self.name, request.operation, request.key)
             result = request.act()
-        except (Repeat, Unavailable) as failed:
+        except (Repeat, BaseError) as failed:
             error = failed
         back = (request, result, error, bucket.num_stops)
         if request.lag:

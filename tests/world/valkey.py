@@ -30,11 +30,9 @@ AGAIN_S = 1.0
 READS = {"GET": 1, "LRANGE": 3, "WATCH": -1}
 WRITES = {"SET": 2, "RPUSH": -2, "EXPIRE": 2, "DEL": -1}
 """Arguments of each command; below 0: at least so many."""
-AT_ONCE = ("WATCH", "UNWATCH", "MULTI", "EXEC", "DISCARD")
+AT_ONCE = ("WATCH", "MULTI", "EXEC", "DISCARD")
 """Commands that a transaction does not queue."""
 HELLO = ["server", "valkey", "version", "9.1.2", "mode", "standalone", "role", "master"]
-NOAUTH = "NOAUTH HELLO must be called with the client already authenticated"
-WRONG_KIND = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 
 class User:
@@ -54,7 +52,8 @@ def _glob(pattern: str) -> bytes:
     return re.escape(pattern.encode()).replace(rb"\*", b"(?s:.*)")
 
 
-USERS = {user.name: user for user in map(User, redis_users(KEYS).splitlines()[1:])}
+def _users() -> dict[str, User]:
+    return {user.name: user for user in map(User, redis_users(KEYS).splitlines()[1:])}
 
 
 @dataclass(slots=True)
@@ -78,6 +77,7 @@ class Valkey:
     """Called with each command that is done: client, command and first argument."""
     context: Context = field(default_factory=copy_context)
     """The server's own: it works on if a client is killed."""
+    users: dict[str, User] = field(default_factory=_users)
     table: Table[bytes, Any] = field(default_factory=Table)
     ends: dict[bytes, float] = field(default_factory=dict)
     changes: dict[bytes, int] = field(default_factory=dict)
@@ -133,10 +133,12 @@ class Valkey:
             self.set(key, None)
         return self.table.now.get(key)
 
-    def set(self, key: bytes, value: bytes | list[bytes] | None) -> None:
-        self.ends.pop(key, None)
+    def set(self, key: bytes, value: bytes | list[bytes] | None) -> str:
+        if not isinstance(value, list):
+            self.ends.pop(key, None)
         self.table.set(key, value)
         self.changes[key] = self.changes.get(key, 0) + 1
+        return "OK"
 
 
 class Refusal(Exception):
@@ -152,14 +154,15 @@ class Session:
         self.user: User | None = None
         self.protocol = 2
         self.queue: list[tuple[str, list[bytes]]] | None = None
-        self.is_spoilt = False
+        self.is_over = self.is_spoilt = False
         self.watched: dict[bytes, int] = {}
         self._sent: deque[bytes] = deque()
         self._answers: deque[bytes] = deque()
 
     def writelines(self, data: list[bytes]) -> None:
-        self._sent.append(b"".join(data))
-        self._later(self.line.delay(), self._arrive)
+        if not self.is_over:
+            self._sent.append(b"".join(data))
+            self._later(self.line.delay(), self._arrive)
 
     async def drain(self) -> None: ...
     async def wait_closed(self) -> None: ...
@@ -171,6 +174,7 @@ class Session:
 
     def end(self) -> None:
         """Close it from the server's side."""
+        self.is_over = True
         self._sent.clear()
         self._answers.clear()
         self.close()
@@ -214,12 +218,12 @@ class Session:
     def _log_in(self, name: str, words: list[str]) -> Any:
         login = words[-2:] if name == "AUTH" or "AUTH" in words else []
         if login:
-            user = USERS.get(login[0])
+            user = self.server.users.get(login[0])
             if user is None or user.digest != digest_of(login[-1]):
                 raise Refusal("WRONGPASS invalid username-password pair or user is disabled.")
             self.user = user
         elif self.user is None:
-            raise Refusal(NOAUTH)
+            raise Refusal("NOAUTH HELLO must be called with the client already authenticated")
         if name == "AUTH":
             return "OK"
         self.protocol = int(words[0]) if words else self.protocol
@@ -252,81 +256,28 @@ class Session:
     def _do(self, name: str, arguments: list[bytes]) -> Any:
         if self.server.record is not None:
             self.server.record(self.client, name, arguments[0].decode() if arguments else "")
-        return getattr(self, f"_{name.lower()}")(*arguments)
+        return COMMANDS[name](self, *arguments)
 
-    def _ping(self) -> str:
-        return "PONG"
+    def value(self, key: bytes, kind: type) -> Any:
+        if (found := self.server.get(key)) is not None and not isinstance(found, kind):
+            raise Refusal("WRONGTYPE Operation against a key holding the wrong kind of value")
+        return found
 
-    def _client(self, *_: bytes) -> str:
-        return "OK"
-
-    def _get(self, key: bytes) -> bytes | None:
-        if isinstance(found := self.server.get(key), list):
-            raise Refusal(WRONG_KIND)
-        return found  # type: ignore[no-any-return]
-
-    def _set(self, key: bytes, value: bytes) -> str:
-        self.server.set(key, value)
-        return "OK"
-
-    def _del(self, *keys: bytes) -> int:
-        found = [key for key in keys if self.server.get(key) is not None]
-        for key in found:
-            self.server.set(key, None)
-        return len(found)
-
-    def _list(self, key: bytes) -> list[bytes]:
-        if isinstance(found := self.server.get(key), bytes):
-            raise Refusal(WRONG_KIND)
-        return found or []
-
-    def _rpush(self, key: bytes, *values: bytes) -> int:
-        end, values_now = self.server.ends.get(key), [*self._list(key), *values]
-        self.server.set(key, values_now)
-        if end is not None:
-            self.server.ends[key] = end
-        return len(values_now)
-
-    def _lrange(self, key: bytes, first: bytes, last: bytes) -> list[bytes]:
-        values = self._list(key)
-        begin, end = (max(0, int(each) + len(values) * (int(each) < 0)) for each in (first, last))
-        return values[begin : end + 1]
-
-    def _expire(self, key: bytes, seconds: bytes) -> int:
-        if is_there := self.server.get(key) is not None:
-            self.server.ends[key] = asyncio.get_running_loop().time() + int(seconds)
-        return int(is_there)
-
-    def _scan(self, cursor: bytes, *options: bytes) -> list[Any]:
-        named = dict(zip(options[::2], options[1::2], strict=True))
-        wanted = re.compile(_glob(named.get(b"MATCH", b"*").decode()))
-        found = [key for key in self.server.table.under(b"") if self.server.get(key) is not None]
-        return [b"0", [key for key in found if wanted.fullmatch(key)]]
-
-    def _watch(self, *keys: bytes) -> str:
+    def watch(self, keys: tuple[bytes, ...]) -> str:
         self.watched |= {key: self.server.changes.get(key, 0) for key in keys}
         return "OK"
 
-    def _unwatch(self) -> str:
-        self.watched.clear()
+    def begin(self, queue: "list[tuple[str, list[bytes]]] | None") -> str:
+        self.queue, self.is_spoilt = queue, False
+        self.watched = self.watched if queue is not None else {}
         return "OK"
 
-    def _multi(self) -> str:
-        self.queue, self.is_spoilt = [], False
-        return "OK"
-
-    def _discard(self) -> str:
-        if self.queue is None:
-            raise Refusal("ERR DISCARD without MULTI")
-        self.queue = None
-        return self._unwatch()
-
-    def _exec(self) -> list[Any] | None:
-        watched, queue = self.watched.copy(), self.queue
+    def execute(self) -> list[Any] | None:
+        watched, queue, is_spoilt = self.watched, self.queue, self.is_spoilt
         if queue is None:
             raise Refusal("ERR EXEC without MULTI")
-        self._discard()
-        if self.is_spoilt:
+        self.begin(None)
+        if is_spoilt:
             raise Refusal("EXECABORT Transaction discarded because of previous errors.")
         if any(self.server.changes.get(key, 0) != number for key, number in watched.items()):
             return None
@@ -357,6 +308,56 @@ class Session:
                 return self._encoded([each for pair in value.items() for each in pair])
             case _:
                 return b"*%d\r\n%b" % (len(value), b"".join(map(self._encoded, value)))
+
+
+def _delete(session: Session, *keys: bytes) -> int:
+    found = [key for key in keys if session.server.get(key) is not None]
+    for key in found:
+        session.server.set(key, None)
+    return len(found)
+
+
+def _push(session: Session, key: bytes, *values: bytes) -> int:
+    longer = [*(session.value(key, list) or []), *values]
+    session.server.set(key, longer)
+    return len(longer)
+
+
+def _range(session: Session, key: bytes, *span: bytes) -> list[bytes]:
+    values = session.value(key, list) or []
+    first, last = (max(0, int(each) + len(values) * (int(each) < 0)) for each in span)
+    return values[first : last + 1]
+
+
+def _expire(session: Session, key: bytes, seconds: bytes) -> int:
+    if is_there := session.server.get(key) is not None:
+        session.server.ends[key] = asyncio.get_running_loop().time() + int(seconds)
+    return int(is_there)
+
+
+def _scan(session: Session, cursor: bytes, *options: bytes) -> list[Any]:
+    named = dict(zip(options[::2], options[1::2], strict=True))
+    wanted = re.compile(_glob(named.get(b"MATCH", b"*").decode()))
+    keys = [key for key in session.server.table.under(b"") if wanted.fullmatch(key)]
+    return [b"0", [key for key in keys if session.server.get(key) is not None]]
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "PING": lambda session: "PONG",
+    "CLIENT": lambda session, *_: "OK",
+    "GET": lambda session, key: session.value(key, bytes),
+    "SET": lambda session, key, value: session.server.set(key, value),
+    "DEL": _delete,
+    "RPUSH": _push,
+    "LRANGE": _range,
+    "EXPIRE": _expire,
+    "SCAN": _scan,
+    "WATCH": lambda session, *keys: session.watch(keys),
+    "UNWATCH": lambda session: session.begin(None),
+    "MULTI": lambda session: session.begin([]),
+    "DISCARD": lambda session: session.begin(None),
+    "EXEC": Session.execute,
+}
 
 
 def _commands(data: bytes) -> Iterator[list[bytes]]:

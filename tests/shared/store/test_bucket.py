@@ -117,6 +117,17 @@ async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.Monkey
             await through(silent).read("key")
 
 
+async def test_a_store_without_the_bucket_is_one_that_does_not_answer() -> None:
+    async def knows_no_bucket(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readuntil(b"\r\n\r\ndata"):
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+
+    async with listening(knows_no_bucket) as endpoint:
+        for write in (through(endpoint).write, through(endpoint).create):
+            with pytest.raises(Unavailable, match="did not answer as it should"):
+                await write("key", b"data")
+
+
 @dataclass
 class Recorder:
     """Answers that what is created first is new, and what follows is there already."""
