@@ -102,7 +102,7 @@ class Push(Consumer):
             self.is_gone = True
 
     def pump(self) -> None:
-        while self.left and self.is_active:
+        while self.left and self.is_active and not self.is_gone:
             self.send(self.to, self.left.popleft(), 1)
             self._silent_since = self.server.now()
 

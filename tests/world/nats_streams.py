@@ -4,7 +4,7 @@ import datetime
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -39,12 +39,14 @@ NO_MESSAGE = 404, 10037, "no message found"
 DISK_FULL = "write msgs/1.blk: no space left on device"
 
 
-def matcher(patterns: Iterable[str]) -> Callable[[str], Any]:
+def matcher(patterns: Sequence[str]) -> Callable[[str], Any]:
     """Return what tells whether a subject matches one of some patterns; a subject with wildcards
     does if all that it matches does."""
+    if not any(wild in pattern for pattern in patterns for wild in "*>"):
+        return frozenset(patterns).__contains__
     words = {"*": r"[^.>]+", ">": r".+"}
     each = (r"\.".join(words.get(w) or re.escape(w) for w in p.split(".")) for p in patterns)
-    return re.compile("|".join(each) or r"(?!)").fullmatch
+    return re.compile("|".join(each)).fullmatch
 
 
 def iso(nanoseconds: int) -> str:

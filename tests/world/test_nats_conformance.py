@@ -1,15 +1,12 @@
 """The NATS server in memory answers as the real one does: the same assertions run on both.
 
-What the one in memory does not model is listed in `nats_server.py`. It also passes the tests of the
-bus, the register, the streams' sizes and the rights of roles, which are written for the real one.
+What the one in memory does not model is listed in `nats_server.py`.
 """
 
 import asyncio
-import inspect
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import nats
@@ -17,12 +14,10 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from digenrl.local.brokers import Brokers, plan_brokers
-from digenrl.local.keys import keys_of
+from digenrl.local.brokers import Brokers
 from shared.bus.streams import follower_config, stream_config
 from shared.messages.subjects import DLQ, TASK
-from tests.brokers import PASSWORD, program
-from tests.shared.bus import test_bus, test_register, test_rights, test_stream_sizes
+from tests.brokers import program
 from tests.world.nats_server import NatsServer
 from tests.world.nats_transport import Network, installed
 
@@ -47,21 +42,16 @@ def in_memory(brokers: Brokers, network: Network) -> NatsServer:
     return server
 
 
-@pytest.fixture
-def network() -> Any:
-    network = Network()
-    with installed(network):
-        yield network
-
-
 @pytest.fixture(params=["memory", pytest.param("real", marks=pytest.mark.broker)])
-def broker(request: pytest.FixtureRequest) -> Broker:
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     brokers = request.getfixturevalue("brokers")
     url = brokers.environment["DIGENRL_NATS_URL"]
     if request.param == "memory":
-        server = in_memory(brokers, request.getfixturevalue("network"))
+        server = in_memory(brokers, network := Network())
         server.start()
-        return Broker(url, server.kill, server.start)
+        with installed(network):
+            yield Broker(url, server.kill, server.start)
+        return
     start, running = request.getfixturevalue("start"), list[Any]()
 
     def begin() -> None:
@@ -72,7 +62,7 @@ def broker(request: pytest.FixtureRequest) -> Broker:
         running[-1].wait()
 
     begin()
-    return Broker(url, kill, lambda: asyncio.to_thread(begin))
+    yield Broker(url, kill, lambda: asyncio.to_thread(begin))
 
 
 @pytest.fixture
@@ -98,7 +88,8 @@ NO_ROOM = error(500, 10047, "insufficient storage resources available")
 TAKEN = error(503, 10077, "maximum messages per subject exceeded")
 OTHER = error(400, 10058, "stream name already in use with a different configuration")
 SLOT, NEWEST = "dg.r.task.a.1.0.0.", "Nats-Expected-Last-Subject-Sequence"
-DONE = {"success": True}
+DONE, NOBODY = {"success": True}, error(404, 10014, "consumer not found")
+NO_MESSAGE = error(404, 10037, "no message found")
 OTHER_FILTER = error(
     400, 10131, "Consumer create request did not match filtered subject from create subject"
 )
@@ -110,6 +101,11 @@ def api(call: str, answer: dict[str, Any], body: Any = None) -> tuple[str, Any, 
 
 def wrong_last(seq: int) -> dict[str, Any]:
     return error(400, 10071, f"wrong last sequence: {seq}")
+
+
+def worker(name: str) -> dict[str, Any]:
+    config = {"name": name, "durable_name": name, "ack_policy": "explicit"}
+    return {"stream_name": "S", "config": config}
 
 
 def stored(seq: int, **more: Any) -> dict[str, Any]:
@@ -150,9 +146,9 @@ ANSWERS: tuple[tuple[str, Any, dict[str, str] | None, dict[str, Any]], ...] = (
     api("STREAM.MSG.GET.DG_TASK", {"message": {
         "subject": SLOT + "1", "seq": 2, "data": "aGVsbG8=",
         "hdrs": "TkFUUy8xLjANCk5hdHMtTXNnLUlkOiBhDQoNCg=="}}, {"seq": 2}),
-    api("STREAM.MSG.GET.DG_TASK", error(404, 10037, "no message found"), {"seq": 9}),
+    api("STREAM.MSG.GET.DG_TASK", NO_MESSAGE, {"seq": 9}),
     api("STREAM.MSG.GET.DG_TASK", {"message": {"seq": 1}}, {"last_by_subj": SLOT + "0"}),
-    api("STREAM.MSG.GET.DG_TASK", error(404, 10037, "no message found"), {"last_by_subj": "q"}),
+    api("STREAM.MSG.GET.DG_TASK", NO_MESSAGE, {"last_by_subj": "q"}),
     api("STREAM.MSG.DELETE.DG_TASK", DONE, {"seq": 2}),
     api("STREAM.MSG.DELETE.DG_TASK", error(400, 10043, "sequence 2 not found"), {"seq": 2}),
     (SLOT + "1", "again", None, stored(3)),
@@ -161,8 +157,8 @@ ANSWERS: tuple[tuple[str, Any, dict[str, str] | None, dict[str, Any]], ...] = (
     api("STREAM.INFO.DG_TASK", {"state": {"messages": 0, "first_seq": 4, "last_seq": 3}}),
     (SLOT + "1", "again", None, stored(4)),
     api("STREAM.PURGE.DG_TASK", {**DONE, "purged": 1}),
-    api("CONSUMER.INFO.DG_TASK.x", error(404, 10014, "consumer not found")),
-    api("CONSUMER.DELETE.DG_TASK.x", error(404, 10014, "consumer not found")),
+    api("CONSUMER.INFO.DG_TASK.x", NOBODY),
+    api("CONSUMER.DELETE.DG_TASK.x", NOBODY),
     api("CONSUMER.CREATE.DG_TASK.x.a.b",
         OTHER_FILTER,
         {"stream_name": "DG_TASK", "config": {"name": "x", "filter_subject": "dg.>"}}),
@@ -171,7 +167,9 @@ ANSWERS: tuple[tuple[str, Any, dict[str, str] | None, dict[str, Any]], ...] = (
     api("CONSUMER.CREATE.DG_TASK.x", error(400, 10138, "consumer subject filters cannot overlap"), {
         "stream_name": "DG_TASK", "config": {"name": "x", "filter_subjects": ["dg.>", "dg.a"],
                                              "durable_name": "x", "ack_policy": "explicit"}}),
-    api("STREAM.CREATE.S", {"did_create": True}, {**SMALL, "discard": "new"}),
+    api("STREAM.CREATE.S", {"did_create": True}, {**SMALL, "discard": "new", "max_consumers": 1}),
+    api("CONSUMER.CREATE.S.x", {"num_pending": 0}, worker("x")),
+    api("CONSUMER.CREATE.S.y", error(400, 10026, "maximum consumers limit reached"), worker("y")),
     ("s.0", "x" * 40, None, {"seq": 1}),
     ("s.0", "x" * 40, None, {"seq": 2}),
     ("s.0", "x" * 40, None, error(503, 10077, "maximum bytes exceeded")),
@@ -218,6 +216,10 @@ async def test_requests_and_publishers_get_the_same_answers(client: Client) -> N
         assert not lacks(found, wanted), (number, subject, body, found)
 
 
+async def about(client: Client, consumer: str) -> Any:
+    return await ask(client, f"$JS.API.CONSUMER.INFO.{TASK.name}.{consumer}", None)
+
+
 async def pushed(client: Client, filters: list[str], start: int, **more: Any) -> Any:
     inbox = client.new_inbox()
     reading = await client.subscribe(inbox)
@@ -247,25 +249,22 @@ async def working(client: Client, **more: Any) -> Any:
 def shown(raw: Msg) -> Any:
     """Attempt, number in the stream and in the consumer, and how many are left; or the status."""
     if raw.headers and "Status" in raw.headers:
-        left = raw.headers.get("Nats-Pending-Messages")
-        return f"{raw.headers['Status']} {raw.headers['Description']}" + (
-            f" {left}" if left else ""
-        )
+        names = ("Status", "Description", "Nats-Pending-Messages")
+        return " ".join(raw.headers[name] for name in names if name in raw.headers)
     words = raw.reply.split(".")
-    assert words[:4] == ["$JS", "ACK", TASK.name, words[3]]
     return *map(int, words[4:7]), int(words[8])
 
 
-async def fill(client: Client, *names: Any, **headers: str) -> None:
+async def fill(client: Client, count: int) -> None:
     for stream in (TASK, DLQ):
         await client.jetstream().add_stream(stream_config(stream))
-    for name in names:
-        named = {"Nats-Msg-Id": str(name)}
-        await client.jetstream().publish(f"{SLOT}{name}", b"hello", headers=named)
+    for number in range(count):
+        named = {"Nats-Msg-Id": str(number)}
+        await client.jetstream().publish(f"{SLOT}{number}", b"hello", headers=named)
 
 
 async def test_a_pushed_consumer_gets_what_its_filter_lets_through(client: Client) -> None:
-    await fill(client, *range(4))
+    await fill(client, 4)
     several = [f"{SLOT}1", f"{SLOT}3"]
     for filters, start, wanted in (
         (["dg.r.task.>"], 1, [(1, 1, 1, 3), (1, 2, 2, 2), (1, 3, 3, 1), (1, 4, 4, 0)]),
@@ -276,28 +275,27 @@ async def test_a_pushed_consumer_gets_what_its_filter_lets_through(client: Clien
         reading, info = await pushed(client, filters, start)
         assert info.num_pending == len(wanted)
         assert [shown(await reading.next_msg()) for _ in wanted] == wanted
-        beats = [await reading.next_msg() for _ in range(2)]
-        assert [shown(beat) for beat in beats] == ["100 Idle Heartbeat"] * 2
-        assert beats[0].headers["Nats-Last-Consumer"] == str(len(wanted))
-        assert beats[0].headers["Nats-Last-Stream"] == str(max(4, start - 1))
+        beat = await reading.next_msg()
+        assert shown(beat) == "100 Idle Heartbeat"
+        assert beat.headers["Nats-Last-Consumer"] == str(len(wanted))
+        assert beat.headers["Nats-Last-Stream"] == str(max(4, start - 1))
     reading, _ = await pushed(client, ["dg.r.task.>"], 5)
     await client.jetstream().publish(f"{SLOT}9", b"later")
     assert shown(await reading.next_msg()) == (1, 5, 1, 0)
 
 
 async def test_a_pushed_consumer_to_which_nobody_listens_leaves(client: Client) -> None:
-    await fill(client)
+    await fill(client, 0)
     reading, info = await pushed(client, ["dg.r.task.>"], 1, inactive_threshold=0.3)
-    path = f"$JS.API.CONSUMER.INFO.{TASK.name}.{info.name}"
-    await asyncio.sleep(0.6)
-    assert (await ask(client, path, None))["name"] == info.name
+    await asyncio.sleep(0.5)
+    assert not lacks(await about(client, info.name), {"name": info.name})
     await reading.unsubscribe()
-    await asyncio.sleep(0.6)
-    assert not lacks(await ask(client, path, None), error(404, 10014, "consumer not found"))
+    await asyncio.sleep(0.5)
+    assert not lacks(await about(client, info.name), NOBODY)
 
 
 async def test_shared_work_goes_to_one_and_comes_again(client: Client) -> None:
-    await fill(client, 0, 1, 2)
+    await fill(client, 3)
     next_of = await working(client)
     first, second, third, *end = await next_of(4, batch=9, no_wait=True, expires=0)
     assert [shown(each) for each in (first, second, third)] == [
@@ -324,17 +322,16 @@ async def test_shared_work_goes_to_one_and_comes_again(client: Client) -> None:
 
 
 async def test_what_is_purged_is_not_delivered_again(client: Client) -> None:
-    await fill(client, 0, 1)
+    await fill(client, 2)
     next_of = await working(client, ack_wait=200_000_000)
     await next_of()
     await client.jetstream().purge_stream(TASK.name)
     assert [shown(each) for each in await next_of(seconds=0.5)] == ["408 Request Timeout 1"]
-    info = await ask(client, f"$JS.API.CONSUMER.INFO.{TASK.name}.q", None)
-    assert (info["num_pending"], info["num_ack_pending"]) == (0, 0)
+    assert not lacks(await about(client, "q"), {"num_pending": 0, "num_ack_pending": 0})
 
 
 async def test_those_who_ask_take_turns_and_hear_of_the_end(client: Client) -> None:
-    await fill(client)
+    await fill(client, 0)
     one, other = await working(client), await working(client)
     asking = [asyncio.create_task(each(2 - n, 9, batch=9)) for n, each in enumerate((one, other))]
     await asyncio.sleep(0.1)
@@ -347,16 +344,8 @@ async def test_those_who_ask_take_turns_and_hear_of_the_end(client: Client) -> N
     assert gone == {"status": "503"}
 
 
-async def test_the_limit_of_readers(client: Client) -> None:
-    await client.jetstream().add_stream(stream_config(TASK).evolve(max_consumers=1))
-    await pushed(client, ["dg.r.task.>"], 1)
-    with pytest.raises(nats.js.errors.APIError) as raised:
-        await pushed(client, ["dg.r.task.>"], 1)
-    assert raised.value.err_code == 10026
-
-
 async def test_what_is_left_when_the_server_is_killed(broker: Broker, client: Client) -> None:
-    await fill(client, 0, 1)
+    await fill(client, 2)
     next_of = await working(client, ack_wait=500_000_000)
     await (await next_of())[0].ack()
     await next_of()
@@ -375,8 +364,7 @@ async def test_what_is_left_when_the_server_is_killed(broker: Broker, client: Cl
     assert (info.created, info.state.last_seq) == (before, 2)
     again = await client.jetstream().publish(f"{SLOT}7", b"", headers={"Nats-Msg-Id": "1"})
     assert again.duplicate
-    gone = await ask(client, f"$JS.API.CONSUMER.INFO.{TASK.name}.{memory.name}", None)
-    assert not lacks(gone, error(404, 10014, "consumer not found"))
+    assert not lacks(await about(client, memory.name), NOBODY)
     assert [shown(each) for each in await next_of(seconds=2)] == [(2, 2, 3, 0)]
 
 
@@ -388,38 +376,3 @@ async def test_plain_messages_reach_those_who_listen(client: Client) -> None:
     await client.flush()
     got = {word: each.pending_msgs for word, each in found.items()}
     assert got == {"a.b": 2, "a.*": 1, "a.>": 2, "*.b": 2, "a.c": 0}
-
-
-EXISTING = [
-    test
-    for module in (test_bus, test_register, test_stream_sizes, test_rights)
-    for name, test in vars(module).items()
-    if name.startswith("test_") and inspect.iscoroutinefunction(test)
-    and name != "test_nobody_answering_is_an_error_that_says_so"
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("test", EXISTING, ids=lambda each: each.__name__)
-async def test_the_tests_of_the_bus_hold_in_memory(
-    test: Any, network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = inspect.signature(test).parameters
-    keys = keys_of(tmp_path)
-    brokers = plan_brokers(tmp_path, keys if "planned" in wanted else PASSWORD)
-    server, loop = in_memory(brokers, network), asyncio.get_running_loop()
-
-    class Process:
-        kill, wait = server.kill, staticmethod(lambda: None)
-
-    def start(_: Any) -> type[Process]:
-        loop.call_soon_threadsafe(server.start)
-        return Process
-
-    if "start" not in wanted:
-        server.start()
-    given = {
-        "nats_url": brokers.environment.get("DIGENRL_NATS_URL"), "brokers": brokers,
-        "planned": brokers, "keys": keys, "start": start, "monkeypatch": monkeypatch,
-    }  # fmt: skip
-    for exists in (False, True) if "exists" in wanted else (False,):
-        await test(**{name: (given | {"exists": exists})[name] for name in wanted})
