@@ -4,7 +4,7 @@ import json
 from collections import deque
 from typing import Any, NamedTuple
 
-from tests.world.nats_streams import SECOND, Outlet, Stored, Stream, iso, matcher
+from tests.world.nats_streams import SECOND, Server, StoredMessage, Stream, iso, matcher, parse
 
 MAX_ACK_PENDING = 1000
 SAVE_S = 0.1
@@ -14,7 +14,7 @@ SAVE_S = 0.1
 class Consumer:
     """Reads a stream from a message on, what its filters let through."""
 
-    def __init__(self, server: Outlet, stream: Stream, config: dict[str, Any]) -> None:
+    def __init__(self, server: Server, stream: Stream, config: dict[str, Any]) -> None:
         self.server, self.stream, self.config = server, stream, config
         self.name: str = config["name"]
         self.created = server.wall()
@@ -24,22 +24,22 @@ class Consumer:
         start = config.get("opt_start_seq", 1)
         self.last = start - 1
         """Number of the newest message that was delivered."""
-        self.left = self._behind(self.last)
+        self.undelivered = self._matching_after(self.last)
         """Numbers of the messages that are stored and not yet delivered."""
 
-    def _behind(self, last: int) -> deque[int]:
+    def _matching_after(self, last: int) -> deque[int]:
         messages = self.stream.messages.values()
         return deque(m.seq for m in messages if m.seq > last and self.matches(m.subject))
 
-    def stored(self, message: Stored) -> None:
+    def on_stored(self, message: StoredMessage) -> None:
         if message.seq > self.last and self.matches(message.subject):
-            self.left.append(message.seq)
+            self.undelivered.append(message.seq)
             self.pump()
 
-    def forget(self, message: Stored) -> None:
+    def on_removed(self, message: StoredMessage) -> None:
         """A message is no longer stored."""
-        if message.seq > self.last and message.seq in self.left:
-            self.left.remove(message.seq)
+        if message.seq > self.last and message.seq in self.undelivered:
+            self.undelivered.remove(message.seq)
 
     def pump(self) -> None:
         """Deliver what can be."""
@@ -48,7 +48,7 @@ class Consumer:
         self.delivered += 1
         self.last = max(self.last, seq)
         message = self.stream.messages[seq]
-        numbers = f"{attempt}.{seq}.{self.delivered}.{message.time}.{len(self.left)}"
+        numbers = f"{attempt}.{seq}.{self.delivered}.{message.time}.{len(self.undelivered)}"
         reply = f"$JS.ACK.{self.stream.name}.{self.name}.{numbers}"
         self.server.deliver(to, message.subject, reply, message.header, message.data)
 
@@ -57,69 +57,70 @@ class Consumer:
         return {
             "stream_name": self.stream.name, "name": self.name, "created": iso(self.created),
             "config": self.config, "delivered": at, "ack_floor": at, "num_ack_pending": 0,
-            "num_redelivered": 0, "num_waiting": 0, "num_pending": len(self.left),
+            "num_redelivered": 0, "num_waiting": 0, "num_pending": len(self.undelivered),
         }  # fmt: skip
 
-    def end(self) -> None:
-        """It is deleted."""
+    def delete(self) -> None:
         self.is_gone = True
 
     def restart(self) -> bool:
         """The server is started again; return whether the consumer is still there."""
         return False
 
-    def lose_since(self, time: float) -> None:
+    def roll_back(self, time: float) -> None:
         """What was done since a time is lost."""
 
 
 class Push(Consumer):
-    """Delivers to one subject for as long as somebody listens to it, and says that it is there."""
+    """Delivers to one subject for as long as it has a subscriber, and sends heartbeats to it."""
 
-    def __init__(self, server: Outlet, stream: Stream, config: dict[str, Any]) -> None:
+    def __init__(self, server: Server, stream: Stream, config: dict[str, Any]) -> None:
         super().__init__(server, stream, config)
         self.to: str = config["deliver_subject"]
-        self._quiet = config.get("idle_heartbeat", 0) / SECOND
+        self._heartbeat_s = config.get("idle_heartbeat", 0) / SECOND
         self._threshold = config.get("inactive_threshold", 5 * SECOND) / SECOND
-        self._silent_since = self._alone_since = server.now()
+        self._last_sent = self._inactive_since = server.now()
         self.is_active = server.has_reader(self.to)
-        if self._quiet:
-            server.after(self._quiet, self._beat)
-        server.after(0.0, lambda: self.listened(self.is_active))  # behind the answer to its maker
+        if self._heartbeat_s:
+            server.after(self._heartbeat_s, self._heartbeat)
+        # Deliver after the answer to the request that made it.
+        server.after(0.0, lambda: self.interest_changed(self.is_active))
 
-    def listened(self, is_active: bool) -> None:
-        """Somebody begins to listen to the subject, or nobody does any more."""
+    def interest_changed(self, is_active: bool) -> None:
+        """Subscribers of the subject are there, or none any more."""
         self.is_active = is_active
         if is_active:
             self.pump()
         else:
-            self._alone_since = self.server.now()
-            self.server.after(self._threshold, self._leave)
+            self._inactive_since = self.server.now()
+            self.server.after(self._threshold, self._delete_if_inactive)
 
-    def _leave(self) -> None:
-        is_alone = not self.is_active and not self.is_gone
-        if is_alone and self.server.now() + 1e-6 >= self._alone_since + self._threshold:
+    def _delete_if_inactive(self) -> None:
+        is_inactive = not self.is_active and not self.is_gone
+        if is_inactive and self.server.now() + 1e-6 >= self._inactive_since + self._threshold:
             self.stream.consumers.pop(self.name, None)
             self.is_gone = True
 
     def pump(self) -> None:
-        while self.left and self.is_active and not self.is_gone:
-            self.send(self.to, self.left.popleft(), 1)
-            self._silent_since = self.server.now()
+        while self.undelivered and self.is_active and not self.is_gone:
+            self.send(self.to, self.undelivered.popleft(), 1)
+            self._last_sent = self.server.now()
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         if self.is_gone:
             return
         now = self.server.now()
-        if self.is_active and now + 1e-6 >= self._silent_since + self._quiet:
-            self._silent_since = now
+        if not self.is_active:
+            self._last_sent = now
+        elif now + 1e-6 >= self._last_sent + self._heartbeat_s:
+            self._last_sent = now
             block = (
                 "NATS/1.0 100 Idle Heartbeat\r\n"
                 f"Nats-Last-Consumer: {self.delivered}\r\n"
                 f"Nats-Last-Stream: {max(self.last, self.stream.last)}\r\n\r\n"
             )
             self.server.deliver(self.to, self.to, "", block.encode(), b"")
-        next_beat = self._silent_since + self._quiet if self.is_active else now + self._quiet
-        self.server.after(next_beat - now, self._beat)
+        self.server.after(self._last_sent + self._heartbeat_s - now, self._heartbeat)
 
 
 class State(NamedTuple):
@@ -136,30 +137,30 @@ class Request:
     """Asks for the next messages."""
 
     def __init__(self, to: str, batch: int) -> None:
-        self.to, self.left = to, batch
+        self.to, self.remaining = to, batch
 
 
 class Pull(Consumer):
     """Gives each message to one of those who ask, and again until it is acknowledged."""
 
-    def __init__(self, server: Outlet, stream: Stream, config: dict[str, Any]) -> None:
+    def __init__(self, server: Server, stream: Stream, config: dict[str, Any]) -> None:
         super().__init__(server, stream, config)
         self.waiting: deque[Request] = deque()
         self.pending: dict[int, int] = {}
         """Delivered and not acknowledged, with the time from which the wait counts."""
         self._attempts: dict[int, int] = {}
-        self._again: deque[int] = deque()
+        self._redelivery: deque[int] = deque()
         self._saved = deque([self._state()], maxlen=64)
-        """What the file has had of it, and when."""
+        """States that were written to the file."""
         self._is_saving = False
-        self._looks_at: float | None = None
+        self._check_at: float | None = None
 
     def _state(self) -> State:
         wall = self.server.wall()
         return State(wall, self.last, self.delivered, dict(self.pending), dict(self._attempts))
 
     def _changed(self) -> None:
-        """Save it, as the real one does: at once, but ten times a second at most."""
+        """Save the state, as the real one does: at once, but at most ten times a second."""
         if not self._is_saving:
             self._is_saving = True
             left = SAVE_S - (self.server.wall() - self._saved[-1].time) / SECOND
@@ -177,21 +178,21 @@ class Pull(Consumer):
         waiting, pending = len(self.waiting), len(self.pending)
         return {**super().info(), "num_waiting": waiting, "num_ack_pending": pending}
 
-    def ask(self, reply: str, request: dict[str, Any]) -> None:
-        """Somebody wants messages."""
-        asked, expires = Request(reply, request.get("batch", 1)), request.get("expires", 0)
+    def request(self, reply: str, wanted: dict[str, Any]) -> None:
+        """Deliver messages to a subject, now or as they come."""
+        asked, expires = Request(reply, wanted.get("batch", 1)), wanted.get("expires", 0)
         self.waiting.append(asked)
         self.pump()
-        if expires and asked.left:
+        if expires and asked.remaining:
             self.server.after(expires / SECOND, lambda: self._expire(asked))
-        elif request.get("no_wait"):
-            self._close(asked, "404 No Messages")
+        elif wanted.get("no_wait"):
+            self._finish(asked, "404 No Messages")
 
     def _expire(self, asked: Request) -> None:
-        words = f"Nats-Pending-Messages: {asked.left}\r\nNats-Pending-Bytes: 0"
-        self._close(asked, f"408 Request Timeout\r\n{words}")
+        words = f"Nats-Pending-Messages: {asked.remaining}\r\nNats-Pending-Bytes: 0"
+        self._finish(asked, f"408 Request Timeout\r\n{words}")
 
-    def _close(self, asked: Request, status: str) -> None:
+    def _finish(self, asked: Request, status: str) -> None:
         if asked in self.waiting:
             self.waiting.remove(asked)
             block = f"NATS/1.0 {status}\r\n\r\n".encode()
@@ -207,32 +208,32 @@ class Pull(Consumer):
             self.waiting.popleft()
             if seq is None:
                 continue
-            asked.left -= 1
-            if asked.left:
+            asked.remaining -= 1
+            if asked.remaining:
                 self.waiting.append(asked)
             self.pending[seq] = self.server.wall()
             self.send(asked.to, seq, self._attempts[seq])
             self._changed()
-            self._look(self._wait / SECOND)
+            self._check_in(self._wait / SECOND)
 
     def _next(self) -> int | None:
         """Return the next message to deliver, one that was given back before others."""
         most = self.config.get("max_deliver", -1)
-        while self._again:
-            seq = self._again.popleft()
+        while self._redelivery:
+            seq = self._redelivery.popleft()
             self._attempts[seq] += 1
             if most < 1 or self._attempts[seq] <= most:
                 return seq
             self.pending.pop(seq, None)
             if self._attempts[seq] == most + 1:
-                self._tell_exceeded(seq, most)
-        if len(self.pending) >= MAX_ACK_PENDING or not self.left:
+                self._publish_advisory(seq, most)
+        if len(self.pending) >= MAX_ACK_PENDING or not self.undelivered:
             return None
-        seq = self.left.popleft()
+        seq = self.undelivered.popleft()
         self._attempts[seq] = self._attempts.get(seq, 0) + 1
         return seq
 
-    def _tell_exceeded(self, seq: int, deliveries: int) -> None:
+    def _publish_advisory(self, seq: int, deliveries: int) -> None:
         stream = self.stream.name
         advisory = {
             "type": "io.nats.jetstream.advisory.v1.max_deliver",
@@ -243,65 +244,65 @@ class Pull(Consumer):
         self.server.publish(subject, "", b"", json.dumps(advisory).encode())
 
     def acknowledge(self, seq: int, words: bytes) -> None:
-        """Take what a worker says about a delivery."""
+        """Process a worker's acknowledgement, or what it sends instead."""
         if seq not in self.pending:
             return
         if words.startswith(b"+WPI"):
             self.pending[seq] = self.server.wall()
         elif words.startswith(b"-NAK"):
-            self._give_back(seq, json.loads(words[4:] or b"{}").get("delay", 0))
+            self._nak(seq, parse(words[4:]).get("delay", 0))
         elif words[:5] in (b"", b"+ACK", b"+TERM"):
-            self._drop(seq)
+            self._forget(seq)
             self._changed()
             self.pump()
 
-    def _give_back(self, seq: int, delay: int) -> None:
-        if seq in self._again:
+    def _nak(self, seq: int, delay: int) -> None:
+        if seq in self._redelivery:
             return
         if delay:
             self.pending[seq] = self.server.wall() + delay - self._wait
-            self._look(delay / SECOND)
+            self._check_in(delay / SECOND)
         else:
-            self._again.append(seq)
+            self._redelivery.append(seq)
             self.pump()
 
-    def _drop(self, seq: int) -> None:
+    def _forget(self, seq: int) -> None:
         self.pending.pop(seq, None)
         self._attempts.pop(seq, None)
-        if seq in self._again:
-            self._again.remove(seq)
+        if seq in self._redelivery:
+            self._redelivery.remove(seq)
 
-    def forget(self, message: Stored) -> None:
-        super().forget(message)
-        self._drop(message.seq)
+    def on_removed(self, message: StoredMessage) -> None:
+        super().on_removed(message)
+        self._forget(message.seq)
 
-    def _look(self, seconds: float) -> None:
-        """Look at what is not acknowledged in some seconds, unless that happens earlier."""
+    def _check_in(self, seconds: float) -> None:
+        """Check the pending messages in some seconds, unless an earlier check is due."""
         at = self.server.now() + seconds
-        if self._looks_at is None or at < self._looks_at:
-            self._looks_at = at
+        if self._check_at is None or at < self._check_at:
+            self._check_at = at
             self.server.after(seconds, lambda: self._check_pending(at))
 
     def _check_pending(self, at: float) -> None:
-        if at != self._looks_at or self.is_gone:
+        if at != self._check_at or self.is_gone:
             return
-        self._looks_at, now, next_look = None, self.server.wall(), None
+        self._check_at, now, next_look = None, self.server.wall(), None
         for seq, since in self.pending.items():
             left = since + self._wait - now
-            if seq in self._again:
+            if seq in self._redelivery:
                 continue
             if left <= SECOND // 10**6:
-                self._again.append(seq)
+                self._redelivery.append(seq)
             else:
                 next_look = min(next_look or left, left, self._wait)
         if next_look is not None:
-            self._look(next_look / SECOND)
+            self._check_in(next_look / SECOND)
         self.pump()
 
-    def end(self) -> None:
-        super().end()
+    def delete(self) -> None:
+        super().delete()
         while self.waiting:
-            self._close(self.waiting[0], "409 Consumer Deleted")
+            self._finish(self.waiting[0], "409 Consumer Deleted")
 
     def restart(self) -> bool:
         """Go on from what the file has; what was done since, others do again."""
@@ -310,13 +311,13 @@ class Pull(Consumer):
         self.pending = {seq: since for seq, since in saved.pending.items() if seq in there}
         self._attempts = {seq: each for seq, each in saved.attempts.items() if seq in there}
         self.waiting.clear()
-        self._again.clear()
-        self.left = self._behind(self.last)
-        self._looks_at, self._is_saving = None, False
+        self._redelivery.clear()
+        self.undelivered = self._matching_after(self.last)
+        self._check_at, self._is_saving = None, False
         if self.pending:
-            self._look(0.0)
+            self._check_in(0.0)
         return True
 
-    def lose_since(self, time: float) -> None:
+    def roll_back(self, time: float) -> None:
         while len(self._saved) > 1 and self._saved[-1].time > time:
             self._saved.pop()

@@ -1,10 +1,8 @@
 """JetStream of the NATS server in memory: its API, and what it answers publishers and workers."""
 
 import base64
-import contextlib
 import json
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 from tests.world.nats_consumers import Consumer, Pull, Push
@@ -14,11 +12,12 @@ from tests.world.nats_streams import (
     NO_MESSAGE,
     NO_STREAM,
     ApiError,
-    Outlet,
-    Silent,
+    NoAnswer,
+    Server,
     Stream,
     iso,
     matcher,
+    parse,
 )
 
 NO_CONSUMER = 404, 10014, "consumer not found"
@@ -30,16 +29,7 @@ OTHER_SETTINGS = 400, 10058, "stream name already in use with a different config
 Json = dict[str, Any]
 
 
-@lru_cache(256)
-def parse(data: bytes) -> Json:
-    """Return a request's fields; none if it is no JSON."""
-    with contextlib.suppress(ValueError):
-        found = json.loads(data or b"{}")
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
-class JetStream(Outlet):
+class JetStream(Server):
     """The part of the server that stores."""
 
     def __init__(self, room: int) -> None:
@@ -47,45 +37,45 @@ class JetStream(Outlet):
         """Bytes that streams may have in all; whether the disk has none left, after which a stream
         that could not write answers no publisher until the server is started again."""
         self.streams: dict[str, Stream] = {}
-        self._pushed: dict[str, Push] = {}
+        self._push_consumers: dict[str, Push] = {}
         """Consumers by the subject that they deliver to."""
         self._stream_of: dict[str, Stream | None] = {}
-        self._newest = 0
+        self._last_created = 0
         """Time at which the newest stream was made: no two are made at the same."""
 
     def recover(self) -> None:
-        """Start with what the files have."""
-        self._pushed = {}
+        """Start with what is in the files."""
+        self._push_consumers = {}
         for stream in self.streams.values():
             stream.consumers = {n: c for n, c in stream.consumers.items() if c.restart()}
             stream.recover()
 
-    def lose_since(self, time: float) -> None:
+    def roll_back(self, time: float) -> None:
         self.streams = {name: s for name, s in self.streams.items() if s.created <= time}
         self._stream_of.clear()
         for stream in self.streams.values():
-            stream.lose_since(time)
+            stream.roll_back(time)
 
-    def listened(self, subject: str, is_active: bool) -> None:
-        """Somebody begins to listen to a subject, or nobody does any more."""
-        if subject in self._pushed:
-            self._pushed[subject].listened(is_active)
+    def interest_changed(self, subject: str, is_active: bool) -> None:
+        """Subscribers of a subject are there, or none any more."""
+        if subject in self._push_consumers:
+            self._push_consumers[subject].interest_changed(is_active)
 
-    def take(self, subject: str, reply: str, header: bytes, data: bytes) -> bool:
-        """Take a message if it is for JetStream; return whether it was."""
+    def handle(self, subject: str, reply: str, header: bytes, data: bytes) -> bool:
+        """Process a message if it is for JetStream; return whether it was."""
         words = subject.split(".")
-        if words[0] != "$JS" or words[1] == "EVENT":
+        if not subject.startswith(("$JS.API.", "$JS.ACK.")):
             return self._store(subject, reply, header, data)
         is_ack = words[1] == "ACK"
         if not is_ack and words[2:5] != ["CONSUMER", "MSG", "NEXT"]:
             self._call(words[2:], reply, data)
             return True
-        stream, name = words[2:4] if is_ack else words[5:7]
+        stream, name, *_ = [*words[2 if is_ack else 5 :], "", ""]
         consumer = self.streams[stream].consumers.get(name) if stream in self.streams else None
         if not isinstance(consumer, Pull):
             return False
         if not is_ack:
-            consumer.ask(reply, parse(data))
+            consumer.request(reply, parse(data))
         elif len(words) == 9 and words[5].isdigit():
             consumer.acknowledge(int(words[5]), data)
             self.deliver(reply, reply, "", b"", b"")
@@ -100,7 +90,7 @@ class JetStream(Outlet):
             return False
         try:
             answer = stream.publish(subject, header, data)
-        except Silent:
+        except NoAnswer:
             return True
         if reply:
             self.deliver(reply, reply, "", b"", answer)
@@ -139,7 +129,7 @@ class JetStream(Outlet):
             raise ApiError(500, 10047, "insufficient storage resources available")
         return config
 
-    def _described(self, stream: Stream) -> Json:
+    def _info(self, stream: Stream) -> Json:
         return {
             "config": stream.config, "created": iso(stream.created), "state": stream.state(),
             "ts": iso(self.wall()),
@@ -153,25 +143,25 @@ class JetStream(Outlet):
                 raise ApiError(400, 10065, "subjects overlap with an existing stream")
             if self.is_full:
                 raise ApiError(500, 10049, "error creating store for stream")
-            self._newest = max(self.wall(), self._newest + 1000)
-            known = self.streams[name] = Stream(self, config, self._newest)
+            self._last_created = max(self.wall(), self._last_created + 1000)
+            known = self.streams[name] = Stream(self, config, self._last_created)
             self._stream_of.clear()
         elif config != known.config:
             raise ApiError(*OTHER_SETTINGS)
-        return {**self._described(known), "did_create": True}
+        return {**self._info(known), "did_create": True}
 
     def stream_update(self, words: list[str], request: Json) -> Json:
         stream = self._stream(words[0])
         stream.configure(self._config(words[0], request))
         self._stream_of.clear()
-        return self._described(stream)
+        return self._info(stream)
 
     def stream_info(self, words: list[str], request: Json) -> Json:
-        return {**self._described(self._stream(words[0])), "total": 0, "offset": 0, "limit": 0}
+        return {**self._info(self._stream(words[0])), "total": 0, "offset": 0, "limit": 0}
 
     def stream_purge(self, words: list[str], request: Json) -> Json:
         stream = self._stream(words[0])
-        if self.is_full or stream.is_broken:
+        if self.is_full or stream.is_read_only:
             raise ApiError(500, 10051, DISK_FULL)
         return {"success": True, "purged": stream.purge(request)}
 
@@ -199,7 +189,7 @@ class JetStream(Outlet):
         stream, seq = self._stream(words[0]), request.get("seq", 0)
         if stream.config["deny_delete"]:
             raise ApiError(500, 10057, "message delete not permitted")
-        if self.is_full or stream.is_broken:
+        if self.is_full or stream.is_read_only:
             raise ApiError(500, 10057, DISK_FULL)
         if seq not in stream.messages:
             raise ApiError(400, 10043, f"sequence {seq} not found")
@@ -230,15 +220,15 @@ class JetStream(Outlet):
             return made.info()
         if 0 <= stream.config["max_consumers"] <= len(stream.consumers):
             raise ApiError(400, 10026, "maximum consumers limit reached")
-        if (self.is_full or stream.is_broken) and not config.get("mem_storage"):
+        if (self.is_full or stream.is_read_only) and not config.get("mem_storage"):
             raise ApiError(500, 10012, "error creating store for consumer")
-        return self._made(stream, config).info()
+        return self._make_consumer(stream, config).info()
 
-    def _made(self, stream: Stream, config: Json) -> Consumer:
+    def _make_consumer(self, stream: Stream, config: Json) -> Consumer:
         if not config.get("deliver_subject"):
             made: Consumer = Pull(self, stream, config)
         else:
-            made = self._pushed[config["deliver_subject"]] = Push(self, stream, config)
+            made = self._push_consumers[config["deliver_subject"]] = Push(self, stream, config)
         stream.consumers[made.name] = made
         return made
 
@@ -248,9 +238,9 @@ class JetStream(Outlet):
     def consumer_delete(self, words: list[str], request: Json) -> Json:
         gone = self._consumer(words)
         del self.streams[words[0]].consumers[gone.name]
-        gone.end()
+        gone.delete()
         if isinstance(gone, Push):
-            self._pushed.pop(gone.to, None)
+            self._push_consumers.pop(gone.to, None)
         return {"success": True}
 
 

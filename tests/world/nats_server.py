@@ -39,14 +39,14 @@ class Subscription(NamedTuple):
 class Session:
     """A connection as the server sees it."""
 
-    def __init__(self, connection: Connection, number: int, heard: float) -> None:
-        self.connection, self.number, self.heard = connection, number, heard
+    def __init__(self, connection: Connection, number: int, last_heard: float) -> None:
+        self.connection, self.number, self.last_heard = connection, number, last_heard
         self.user: User | None = None
         self.subscriptions: dict[bytes, Subscription] = {}
         self.limits: dict[bytes, int] = {}
         """Messages that a subscription still gets, where the client has said so."""
-        self.unread, self.pings = b"", 0
-        self.out: list[bytes] = []
+        self.buffer, self.pings = b"", 0
+        self.outbox: list[bytes] = []
 
 
 class User:
@@ -80,9 +80,9 @@ class NatsServer(JetStream):
         self._below: dict[str, list[Subscription]] = {}
         """Subscriptions to `<key>.*`: the inboxes."""
         self._others: list[Subscription] = []
-        self._waiting: list[Callable[[], None]] = []
+        self._backlog: list[Callable[[], None]] = []
         """What came while the server hung."""
-        self._unsent: list[Session] = []
+        self._to_flush: list[Session] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._numbers = 0
@@ -99,7 +99,7 @@ class NatsServer(JetStream):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
-        self._timers, self._waiting, self._unsent = [], [], []
+        self._timers, self._backlog, self._to_flush = [], [], []
         self._exact, self._below, self._others = {}, {}, []
         sessions, self.sessions = self.sessions, {}
         for session in sessions.values():
@@ -113,20 +113,21 @@ class NatsServer(JetStream):
         """Lose what was written in the last seconds, in a crash after which the disk lacks it."""
         was_up, since = self.is_up, self.wall() - min(seconds, 1e9) * SECOND
         self.kill()
-        self.lose_since(since)
+        self.roll_back(since)
         if was_up:
             self.start()
 
     def hang(self) -> None:
-        """Stand still without dying: connections stay, and nothing is answered."""
+        """Stop without dying: connections stay, and nothing is answered until `go_on`."""
         self.is_hung = True
 
     def go_on(self) -> None:
         self.is_hung = False
-        waiting, self._waiting = self._waiting, []
+        waiting, self._backlog = self._backlog, []
         for call in waiting:
             call()
-        self._tick()
+        if self._timer is None:  # a tick came meanwhile
+            self._tick()
 
     # Time
 
@@ -156,7 +157,7 @@ class NatsServer(JetStream):
         now = self.now() + 1e-6
         while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
-        self._send()
+        self._flush()
         if self._timers:
             self._arm()
 
@@ -164,7 +165,7 @@ class NatsServer(JetStream):
 
     def accept(self, connection: Connection) -> None:
         if self.is_hung:
-            self._waiting.append(lambda: self.accept(connection))
+            self._backlog.append(lambda: self.accept(connection))
             return
         self._numbers += 1
         session = Session(connection, self._numbers, self.now())
@@ -181,60 +182,60 @@ class NatsServer(JetStream):
         if session.connection not in self.sessions:
             return
         if session.pings >= MAX_PINGS:
-            self._refuse(session, "Stale Connection")
+            self._send_error(session, "Stale Connection")
             return
-        if self.now() >= session.heard + PING_S:
+        if self.now() >= session.last_heard + PING_S:
             session.pings += 1
             self._write(session, b"PING\r\n")
         self.after(PING_S, lambda: self._ping(session))
 
-    def lost(self, connection: Connection) -> None:
+    def disconnected(self, connection: Connection) -> None:
         if self.is_hung:
-            self._waiting.append(lambda: self.lost(connection))
+            self._backlog.append(lambda: self.disconnected(connection))
             return
         session = self.sessions.pop(connection, None)
         if session is not None:
             for subscription in list(session.subscriptions.values()):
                 self._unsubscribe(subscription)
 
-    def _refuse(self, session: Session, why: str, *, closes: bool = True) -> None:
+    def _send_error(self, session: Session, why: str, *, closes: bool = True) -> None:
         self._write(session, f"-ERR '{why}'\r\n".encode())
         if closes:
-            self._send()
+            self._flush()
             session.connection.to_client.write(None)
-            self.lost(session.connection)
+            self.disconnected(session.connection)
 
     def _write(self, session: Session, data: bytes) -> None:
-        if not session.out:
-            self._unsent.append(session)
-        session.out.append(data)
+        if not session.outbox:
+            self._to_flush.append(session)
+        session.outbox.append(data)
 
-    def _send(self) -> None:
-        unsent, self._unsent = self._unsent, []
+    def _flush(self) -> None:
+        unsent, self._to_flush = self._to_flush, []
         for session in unsent:
-            out, session.out = session.out, []
+            out, session.outbox = session.outbox, []
             session.connection.to_client.write(out[0] if len(out) == 1 else b"".join(out))
 
     # The protocol
 
     def receive(self, connection: Connection, data: bytes) -> None:
         if self.is_hung:
-            self._waiting.append(lambda: self.receive(connection, data))
+            self._backlog.append(lambda: self.receive(connection, data))
             return
         session = self.sessions.get(connection)
         if session is None:
             return
-        session.heard, session.pings = self.now(), 0
-        data, at = session.unread + data, 0
+        session.last_heard, session.pings = self.now(), 0
+        data, at = session.buffer + data, 0
         while connection in self.sessions and (end := data.find(b"\r\n", at)) >= 0:
-            behind = self._take(session, data[at:end], data, end + 2)
+            behind = self._handle_line(session, data[at:end], data, end + 2)
             if behind < 0:
                 break
             at = behind
-        session.unread = data[at:]
-        self._send()
+        session.buffer = data[at:]
+        self._flush()
 
-    def _take(self, session: Session, line: bytes, data: bytes, at: int) -> int:
+    def _handle_line(self, session: Session, line: bytes, data: bytes, at: int) -> int:
         """Do what a line says; return where the next one begins, -1 if bytes are missing."""
         words = line.split()
         match words[0] if words else b"":
@@ -242,12 +243,12 @@ class NatsServer(JetStream):
                 end = at + int(words[-1])
                 if len(data) < end + 2:
                     return -1
-                self._published(session, words, data[at:end])
+                self._handle_publish(session, words, data[at:end])
                 return end + 2
             case b"SUB":
                 self._subscribe(session, words[1].decode(), words[-1])
             case b"UNSUB":
-                self._limit(session, words[1], int(words[2]) if len(words) > 2 else 0)
+                self._handle_unsubscribe(session, words[1], int(words[2]) if len(words) > 2 else 0)
             case b"PING":
                 self._write(session, b"PONG\r\n")
             case b"CONNECT":
@@ -255,22 +256,22 @@ class NatsServer(JetStream):
             case b"PONG":
                 pass
             case _:
-                self._refuse(session, "Unknown Protocol Operation")
+                self._send_error(session, "Unknown Protocol Operation")
         return at
 
     def _connect(self, session: Session, options: dict[str, Any]) -> None:
         user = self.users.get(options.get("user", ""))
         if user is None or user.password != options.get("pass"):
-            self._refuse(session, "Authorization Violation")
+            self._send_error(session, "Authorization Violation")
             return
         session.user, session.connection.user = user, user.name
         session.connection.name = options.get("name") or ""
 
-    def _published(self, session: Session, words: list[bytes], body: bytes) -> None:
+    def _handle_publish(self, session: Session, words: list[bytes], body: bytes) -> None:
         subject, has_header = words[1].decode(), words[0] == b"HPUB"
         if session.user is None or not session.user.may_publish(subject):
             why = f'Permissions Violation for Publish to "{subject}"'
-            self._refuse(session, why, closes=session.user is None)
+            self._send_error(session, why, closes=session.user is None)
             return
         reply = words[2].decode() if len(words) > 3 + has_header else ""
         cut = int(words[-2]) if has_header else 0
@@ -278,10 +279,10 @@ class NatsServer(JetStream):
 
     def publish(self, subject: str, reply: str, header: bytes, data: bytes) -> None:
         """Give a message to JetStream and to whoever listens."""
-        is_taken = self.take(subject, reply, header, data)
+        is_taken = self.handle(subject, reply, header, data)
         found = self._readers(subject)
         for each in found:
-            self._hand(each, subject, reply, header, data)
+            self._send_message(each, subject, reply, header, data)
         if reply and not is_taken and not found:
             block = f"NATS/1.0 503\r\nNats-Subject: {subject}\r\n\r\n".encode()
             self.deliver(reply, reply, "", block, b"")
@@ -291,14 +292,14 @@ class NatsServer(JetStream):
     def _subscribe(self, session: Session, subject: str, sid: bytes) -> None:
         if session.user is None or not session.user.may_subscribe(subject):
             why = f'Permissions Violation for Subscription to "{subject}"'
-            self._refuse(session, why, closes=session.user is None)
+            self._send_error(session, why, closes=session.user is None)
             return
         made = Subscription(session, sid, subject, matcher([subject]))
         session.subscriptions[sid] = made
-        self._shelf(subject).append(made)
-        self.listened(subject, True)
+        self._index_for(subject).append(made)
+        self.interest_changed(subject, True)
 
-    def _shelf(self, subject: str) -> list[Subscription]:
+    def _index_for(self, subject: str) -> list[Subscription]:
         head, _, tail = subject.rpartition(".")
         if "*" not in subject and tail != ">":
             return self._exact.setdefault(subject, [])
@@ -307,14 +308,14 @@ class NatsServer(JetStream):
     def _unsubscribe(self, gone: Subscription) -> None:
         gone.session.subscriptions.pop(gone.sid, None)
         gone.session.limits.pop(gone.sid, None)
-        shelf = self._shelf(gone.subject)
-        if gone in shelf:
-            shelf.remove(gone)
-        if not shelf:
+        index = self._index_for(gone.subject)
+        if gone in index:
+            index.remove(gone)
+        if not index:
             self._exact.pop(gone.subject, None)
-            self.listened(gone.subject, False)
+            self.interest_changed(gone.subject, False)
 
-    def _limit(self, session: Session, sid: bytes, most: int) -> None:
+    def _handle_unsubscribe(self, session: Session, sid: bytes, most: int) -> None:
         found = session.subscriptions.get(sid)
         if found is not None and not most:
             self._unsubscribe(found)
@@ -332,9 +333,11 @@ class NatsServer(JetStream):
     def deliver(self, to: str, subject: str, reply: str, header: bytes, data: bytes) -> None:
         """Give the readers of one subject a message as if it came under another one."""
         for each in self._readers(to):
-            self._hand(each, subject, reply, header, data)
+            self._send_message(each, subject, reply, header, data)
 
-    def _hand(self, to: Subscription, subject: str, reply: str, header: bytes, data: bytes) -> None:
+    def _send_message(
+        self, to: Subscription, subject: str, reply: str, header: bytes, data: bytes
+    ) -> None:
         words = f"{subject} {to.sid.decode()} {reply}{' ' if reply else ''}"
         size = len(header) + len(data)
         line = f"HMSG {words}{len(header)} {size}\r\n" if header else f"MSG {words}{size}\r\n"

@@ -1,10 +1,12 @@
 """Streams of the NATS server in memory: what is stored, its limits, what a crash loses of it."""
 
+import contextlib
 import datetime
 import json
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ class ApiError(Exception):
         self.error = {"code": code, "err_code": err_code, "description": description}
 
 
-class Silent(Exception):
+class NoAnswer(Exception):
     """Is not answered at all."""
 
 
@@ -49,6 +51,15 @@ def matcher(patterns: Sequence[str]) -> Callable[[str], Any]:
     return re.compile("|".join(each)).fullmatch
 
 
+@lru_cache(256)
+def parse(data: bytes) -> dict[str, Any]:
+    """Return a request's fields; none if it is no JSON."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(data or b"{}")
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
 def iso(nanoseconds: int) -> str:
     """Return a time of the Unix clock as JetStream writes it."""
     if not nanoseconds:
@@ -62,7 +73,7 @@ def headers_of(block: bytes) -> dict[str, str]:
     return {name: value.strip() for name, colon, value in lines if colon}
 
 
-class Outlet(Protocol):
+class Server(Protocol):
     """Is the server as its streams and consumers see it."""
 
     is_full: bool
@@ -75,7 +86,7 @@ class Outlet(Protocol):
     def deliver(self, to: str, subject: str, reply: str, header: bytes, data: bytes) -> None: ...
 
 
-class Stored(NamedTuple):
+class StoredMessage(NamedTuple):
     seq: int
     subject: str
     header: bytes
@@ -89,20 +100,20 @@ class Stored(NamedTuple):
 
 
 class Stream:
-    def __init__(self, server: Outlet, config: dict[str, Any], created: int) -> None:
+    def __init__(self, server: Server, config: dict[str, Any], created: int) -> None:
         self.name: str = config["name"]
         self.created = created
-        self.messages: dict[int, Stored] = {}
+        self.messages: dict[int, StoredMessage] = {}
         self.consumers: dict[str, Consumer] = {}
         self.last = self.bytes = self.last_time = 0
-        self.is_broken = False
+        self.is_read_only = False
         """It could not write: it answers no publisher until the server is started again."""
         self._server = server
-        self._of_subject: dict[str, dict[int, None]] = {}
-        self._names: dict[str, tuple[int, int]] = {}
+        self._by_subject: dict[str, dict[int, None]] = {}
+        self._message_ids: dict[str, tuple[int, int]] = {}
         """Sequence and time of each message that has a name."""
-        self._removed: deque[tuple[int, Stored]] = deque(maxlen=4096)
-        self._is_ageing = False
+        self._removed: deque[tuple[int, StoredMessage]] = deque(maxlen=4096)
+        self._is_expiring = False
         self.configure(config)
 
     def configure(self, config: dict[str, Any]) -> None:
@@ -113,8 +124,8 @@ class Stream:
     def first(self) -> int:
         return next(iter(self.messages), self.last + 1 if self.last else 0)
 
-    def last_of(self, subject: str) -> Stored | None:
-        found = self._of_subject.get(subject)
+    def last_of(self, subject: str) -> StoredMessage | None:
+        found = self._by_subject.get(subject)
         return self.messages[next(reversed(found))] if found else None
 
     def publish(self, subject: str, header: bytes, data: bytes) -> bytes:
@@ -127,23 +138,23 @@ class Stream:
         return f'{{"stream":"{self.name}","seq":{seq}{again}}}'.encode()
 
     def _store(self, subject: str, header: bytes, data: bytes) -> tuple[int, bool]:
-        if self.is_broken:
-            raise Silent
+        if self.is_read_only:
+            raise NoAnswer
         now, name = self._server.wall(), None
         if b"\r\nNats-" in header:
             headers = headers_of(header)
             self._check_last(subject, headers.get("Nats-Expected-Last-Subject-Sequence"))
             name = headers.get("Nats-Msg-Id")
-            known = self._names.get(name or "")
+            known = self._message_ids.get(name or "")
             if known is not None and now - known[1] < self.config["duplicate_window"]:
                 return known[0], True
-        made = Stored(self.last + 1, subject, header, data, now)
+        made = StoredMessage(self.last + 1, subject, header, data, now)
         self._check_room(made)
         if self._server.is_full:
-            self.is_broken = True
-            raise Silent
+            self.is_read_only = True
+            raise NoAnswer
         if name is not None:
-            self._names[name] = made.seq, now
+            self._message_ids[name] = made.seq, now
         self.append(made)
         return made.seq, False
 
@@ -153,8 +164,8 @@ class Stream:
         if expected and int(expected) != seq:
             raise ApiError(400, 10071, f"wrong last sequence: {seq}")
 
-    def _check_room(self, made: Stored) -> None:
-        config, known = self.config, self._of_subject.get(made.subject, {})
+    def _check_room(self, made: StoredMessage) -> None:
+        config, known = self.config, self._by_subject.get(made.subject, {})
         if 0 <= config["max_msg_size"] < len(made.header) + len(made.data):
             raise ApiError(400, 10054, "message size exceeds maximum allowed")
         if config["discard"] != "new":
@@ -166,45 +177,45 @@ class Stream:
         if 0 <= config["max_bytes"] < self.bytes + made.size - freed:
             raise ApiError(503, 10077, "maximum bytes exceeded")
 
-    def append(self, made: Stored) -> None:
+    def append(self, made: StoredMessage) -> None:
         self.messages[made.seq] = made
         self.last, self.last_time = made.seq, made.time
         self.bytes += made.size
-        known = self._of_subject.setdefault(made.subject, {})
+        known = self._by_subject.setdefault(made.subject, {})
         known[made.seq] = None
         while 0 < self.config["max_msgs_per_subject"] < len(known):
             self.remove(next(iter(known)))
         self.trim()
-        if not self._is_ageing:
-            self.age()
+        if not self._is_expiring:
+            self.expire()
         if made.seq in self.messages:
             for consumer in list(self.consumers.values()):
-                consumer.stored(made)
+                consumer.on_stored(made)
 
     def remove(self, seq: int) -> None:
         gone = self.messages.pop(seq)
         self.bytes -= gone.size
         self._removed.append((self._server.wall(), gone))
-        known = self._of_subject[gone.subject]
+        known = self._by_subject[gone.subject]
         del known[seq]
         if not known:
-            del self._of_subject[gone.subject]
+            del self._by_subject[gone.subject]
         for consumer in self.consumers.values():
-            consumer.forget(gone)
+            consumer.on_removed(gone)
 
     def trim(self) -> None:
         while self.messages and 0 <= self.config["max_bytes"] < self.bytes:
             self.remove(self.first)
 
-    def age(self) -> None:
+    def expire(self) -> None:
         """Remove what is too old, and look again when the next one is."""
         now, age = self._server.wall(), self.config["max_age"]
         while age and self.messages and self.messages[self.first].time + age <= now:
             self.remove(self.first)
-        self._is_ageing = bool(age and self.messages)
-        if self._is_ageing:
+        self._is_expiring = bool(age and self.messages)
+        if self._is_expiring:
             left = self.messages[self.first].time + age - now
-            self._server.after(min(left, age) / SECOND, self.age)
+            self._server.after(min(left, age) / SECOND, self.expire)
 
     def purge(self, request: Mapping[str, Any]) -> int:
         """Remove messages, of a subject and but for the newest where asked; return how many."""
@@ -221,29 +232,29 @@ class Stream:
             "messages": len(self.messages), "bytes": self.bytes,
             "first_seq": self.first, "first_ts": iso(first),
             "last_seq": self.last, "last_ts": iso(self.last_time),
-            "num_subjects": len(self._of_subject), "consumer_count": len(self.consumers),
+            "num_subjects": len(self._by_subject), "consumer_count": len(self.consumers),
         }  # fmt: skip
 
     def recover(self) -> None:
         """Start again from the files: names are known of the messages that are left."""
-        self.is_broken = self._is_ageing = False
-        self._names = {}
+        self.is_read_only = self._is_expiring = False
+        self._message_ids = {}
         for each in self.messages.values():
             if b"\r\nNats-Msg-Id" in each.header:
-                self._names[headers_of(each.header)["Nats-Msg-Id"]] = each.seq, each.time
-        self.age()
+                self._message_ids[headers_of(each.header)["Nats-Msg-Id"]] = each.seq, each.time
+        self.expire()
 
-    def lose_since(self, time: float) -> None:
+    def roll_back(self, time: float) -> None:
         """Lose what was stored since a time; what was removed since then is there again."""
         back = [each for at, each in self._removed if at > time]
         kept = {each.seq: each for each in (*self.messages.values(), *back) if each.time <= time}
         lost = [each.seq for each in (*self.messages.values(), *back) if each.time > time]
-        self.messages, self._of_subject, self.bytes = {}, {}, 0
+        self.messages, self._by_subject, self.bytes = {}, {}, 0
         self.last = min(lost, default=self.last + 1) - 1
         for seq in sorted(kept):
             self.messages[seq] = kept[seq]
             self.bytes += kept[seq].size
-            self._of_subject.setdefault(kept[seq].subject, {})[seq] = None
+            self._by_subject.setdefault(kept[seq].subject, {})[seq] = None
         self._removed.clear()
         for consumer in self.consumers.values():
-            consumer.lose_since(time)
+            consumer.roll_back(time)

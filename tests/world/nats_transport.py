@@ -29,19 +29,19 @@ class Endpoint(Protocol):
 
     def accept(self, connection: "Connection") -> None: ...
     def receive(self, connection: "Connection", data: bytes) -> None: ...
-    def lost(self, connection: "Connection") -> None: ...
+    def disconnected(self, connection: "Connection") -> None: ...
 
 
 class Direction:
     """One direction of a connection."""
 
-    def __init__(self, arrive: Callable[[bytes | None], None]) -> None:
+    def __init__(self, deliver: Callable[[bytes | None], None]) -> None:
         self.delay: Callable[[], float] | None = None
         """Returns the seconds that the next write takes; None: no time at all."""
         self.is_cut = self.is_ended = False
-        self._arrive = arrive
-        self._moving: deque[tuple[float, bytes | None]] = deque()
-        self._newest = 0.0
+        self._deliver = deliver
+        self._in_flight: deque[tuple[float, bytes | None]] = deque()
+        self._last_arrival = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def write(self, data: bytes | None) -> None:
@@ -50,12 +50,12 @@ class Direction:
             return
         self.is_ended = data is None
         wait = 0.0 if self.delay is None else self.delay()
-        if not wait and not self._moving and not self.is_cut:
-            self._arrive(data)
+        if not wait and not self._in_flight and not self.is_cut:
+            self._deliver(data)
             return
-        self._newest = max(self._newest, asyncio.get_running_loop().time() + wait)
-        self._moving.append((self._newest, data))
-        self._arm()
+        self._last_arrival = max(self._last_arrival, asyncio.get_running_loop().time() + wait)
+        self._in_flight.append((self._last_arrival, data))
+        self._schedule()
 
     def cut(self) -> None:
         """Hold all bytes until `mend`."""
@@ -63,23 +63,23 @@ class Direction:
 
     def mend(self) -> None:
         self.is_cut = False
-        self._arm()
+        self._schedule()
 
     def drop(self) -> None:
         """Lose what is on its way, and take no more."""
         self.is_ended = True
-        self._moving.clear()
+        self._in_flight.clear()
 
-    def _arm(self) -> None:
-        if self._timer is None and self._moving and not self.is_cut:
+    def _schedule(self) -> None:
+        if self._timer is None and self._in_flight and not self.is_cut:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(self._moving[0][0], self._move, context=NO_PROCESS)
+            self._timer = loop.call_at(self._in_flight[0][0], self._deliver_due, context=NO_PROCESS)
 
-    def _move(self) -> None:
+    def _deliver_due(self) -> None:
         self._timer, now = None, asyncio.get_running_loop().time() + 1e-6
-        while self._moving and self._moving[0][0] <= now and not self.is_cut:
-            self._arrive(self._moving.popleft()[1])
-        self._arm()
+        while self._in_flight and self._in_flight[0][0] <= now and not self.is_cut:
+            self._deliver(self._in_flight.popleft()[1])
+        self._schedule()
 
 
 class Connection:
@@ -133,7 +133,7 @@ class Connection:
             self.server.receive(self, data)
         elif self.is_open:
             self.is_open = False
-            self.server.lost(self)
+            self.server.disconnected(self)
 
     def _at_client(self, data: bytes | None) -> None:
         if data is None:
