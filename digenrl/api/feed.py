@@ -33,6 +33,9 @@ AT_ONCE = 64
 COMMITS_AFTER = 3
 """A timeline that is not there although so many versions were committed after its batch began was
 never stored: the scheduler died."""
+LATE_S = 5.0
+"""Seconds after which the same is true of one after which the next one was stored: of the last
+batches of a run there are not so many versions."""
 POSITION = re.compile(r"c(\d{1,9})\.t(\d{1,9})\.d(\d{1,9})\.j(\d{1,9})(?:\.e(\d{1,9}))?", re.ASCII)
 """Those of releases that told no evaluations have no last part."""
 
@@ -154,6 +157,8 @@ class Feed:
     _letters: Source = field(init=False)
     _entries: Source = field(init=False)
     _evaluations: Source = field(init=False)
+    _passed_since: dict[int, float] = field(default_factory=dict)
+    """When it was seen that a timeline is not there, and the next one is."""
 
     def __post_init__(self) -> None:
         store, run = self.store, self.run
@@ -212,10 +217,18 @@ class Feed:
         for is_last_look in (False, True):
             if await self.store.read(timeline_key(self.run, batch)) is not None:
                 return Fact("timeline", {"batch": batch})
-            later = commit_key(self.run, batch + COMMITS_AFTER)
-            if not is_last_look and await self.store.read(later) is None:
+            if not is_last_look and not await self._is_passed(batch):
                 return None
         return NOTHING
+
+    async def _is_passed(self, batch: int) -> bool:
+        """Whether a timeline that is not there will never be stored."""
+        if await self.store.read(commit_key(self.run, batch + COMMITS_AFTER)) is not None:
+            return True
+        if await self.store.read(timeline_key(self.run, batch + 1)) is None:
+            return False
+        since = self._passed_since.setdefault(batch, time.monotonic())
+        return time.monotonic() - since >= LATE_S
 
     async def _letter(self, index: int) -> Fact | None:
         letter = await read_letter(self.store, self.run, index + 1)

@@ -84,6 +84,20 @@ async def test_a_timeline_is_waited_for_until_three_versions_came_after_its_batc
     assert await told() == [0, 1, 2, 3]
 
 
+async def test_a_missing_timeline_holds_up_the_last_ones_of_a_run_for_seconds(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No three versions come after it, and what came after it was never told."""
+    await asyncio.to_thread(run.commit, 4)
+    for batch in (0, 1, 3):
+        await timeline(run.store, batch)
+    feed = Feed(run.store, RUN)
+    monkeypatch.setattr("digenrl.api.feed.LOOK_S", 0.0)
+    assert (await feed.after(Position()))[-1][0].timelines == 2
+    monkeypatch.setattr("digenrl.api.feed.LATE_S", 0.0)
+    assert (await feed.after(Position()))[-1][1].fields == {"batch": 3}
+
+
 async def test_a_timeline_that_is_missing_three_versions_later_is_passed_over(run: Run) -> None:
     await asyncio.to_thread(run.commit, 5)
     for batch in (0, 1, 3):
