@@ -160,8 +160,10 @@ class MemberVersions:
                 log.warning("commit_too_late", version=made.policy.version)
                 return
             await self._committing.commit(made, snapshot)
-        except CommitConflict:
+        except CommitConflict:  # by one that died, or by this one: the answer of the store was lost
             log.info("committed_by_another", version=made.policy.version)
+            if (record := await patiently(self._newest, "commits_unavailable")) is not None:
+                await self._committing.announce(record, again=True)
         except DigenRLError as error:
             log.error("commit_failed", version=made.policy.version, error=str(error))
 

@@ -1,6 +1,7 @@
 """What a member stores of a version, in which order, and who makes the first one."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -11,9 +12,11 @@ import structlog
 
 from services.trainer.fluid import committing, versions
 from services.trainer.versions import store_states
-from shared.messages.contracts import ObjectRef
+from shared.messages import subjects
+from shared.messages.contracts import ObjectRef, PolicyPublished
 from shared.messages.fluid import CommitVersion, WeightsStored
 from shared.recipe.recipe import Recipe, override
+from shared.run.commits import commit
 from shared.run.layout import first_version_key
 from shared.run.shards import open_tensors
 from tests.trainer.fluid.director import Director, directing
@@ -52,6 +55,30 @@ def test_weights_can_be_fetched_before_the_states_and_the_record_are_stored(
             await director.chain_has(1)
             released.set()
             assert (await director.record(1)).weights == told.weights
+
+    asyncio.run(scenario())
+
+
+def test_a_version_is_announced_though_the_answer_to_its_commit_was_lost(
+    direct: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store's client sends the record again, and finds it there."""
+
+    async def loses_the_answer(*given: Any) -> None:
+        await commit(*given)
+        await commit(*given)
+
+    async def scenario() -> None:
+        monkeypatch.setattr(committing, "commit", loses_the_answer)
+        async with direct() as director:
+            await director.start("a", "b")
+            await director.batch(0, thirds(director.recipe, "abb"), committer="a")
+            subject = subjects.event_subject(director.bus.run, "policy_published")
+            follow = director.bus.follow(subjects.EVT, [subject])
+            async with asyncio.timeout(20), contextlib.aclosing(follow) as announced:
+                async for each in announced:
+                    if isinstance(each.message, PolicyPublished) and each.message.policy.version:
+                        break
 
     asyncio.run(scenario())
 
