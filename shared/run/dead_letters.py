@@ -333,12 +333,13 @@ def state_of(number: int, settled: "set[tuple[int, Stored]]") -> Stored:
 
 
 async def add_letter(store: ObjectStore, run: str, letter: DeadLetter) -> bool:
-    """Store a letter; return False if its number is taken.
+    """Store a letter; return False if its number is taken by another one.
 
     Raises:
         Unavailable: if the store does not answer.
     """
-    return await store.create(letter_key(run, letter.number), _json(letter))
+    key, data = letter_key(run, letter.number), _json(letter)
+    return await store.create(key, data) or await store.read(key) == data
 
 
 async def settle(

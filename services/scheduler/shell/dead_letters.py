@@ -178,7 +178,7 @@ class DeadLetters:
     async def _add(self, found: Found) -> None:
         number = self.letters[-1][0].number if self.letters else 0
         is_stored = False
-        while not is_stored:  # one of another scheduler, or that was not acknowledged, has it
+        while not is_stored:  # one of another scheduler has it
             number += 1
             letter = DeadLetter(
                 number=number,
