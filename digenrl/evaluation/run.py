@@ -77,8 +77,9 @@ class RunEvaluator:
         if known is not None:
             return known
         made = await self._evaluate(commit, weights)
-        if await self.evaluations.add(made):
-            await self.tell()
+        is_first = await self.evaluations.add(made)
+        await self.tell()  # if it is there already, it may be this one: the store's answer was lost
+        if is_first:
             return made
         first = await self.evaluations.read(made.version)  # another evaluator was faster
         assert first is not None, "records are never deleted"
