@@ -27,19 +27,8 @@ from shared.store.peers import peer_list
 from shared.store.redis_client import check_redis, open_redis
 from shared.store.relay import Peer
 from tests.brokers import StartProgram, program
-from tests.local.test_roles import (
-    Stores,
-    Url,
-    may,
-    stores_of,
-    version,
-)
-from tests.local.test_roles import (
-    each_role_does_in_redis_what_is_described_and_nobody_is_anonymous as each_role_does,
-)
-from tests.local.test_roles import (
-    each_role_writes_and_deletes_where_it_is_described_and_reads_all as each_role_writes,
-)
+from tests.local import test_roles as roles
+from tests.local.test_roles import Stores, Url, may, stores_of, version
 from tests.shared.store.test_objects import CASES, Case
 from tests.world.bucket import Bucket
 from tests.world.valkey import Valkey
@@ -216,7 +205,9 @@ def stores_in_memory() -> Stores:
     return lambda role: ObjectStore(bucket.handle("tests", role))
 
 
-@pytest.mark.parametrize("case", [*BUCKET_CASES, each_role_writes], ids=lambda case: case.__name__)
+@pytest.mark.parametrize(
+    "case", [*BUCKET_CASES, roles.each_role_writes_and_deletes_where_it_is_described_and_reads_all]
+)
 async def test_the_bucket(case: Callable[[Stores], Awaitable[None]]) -> None:
     await case(stores_in_memory())
 
@@ -226,19 +217,23 @@ async def test_the_bucket_keeps_what_every_store_promises(case: Case) -> None:
     await case(stores_in_memory()(OWNER))
 
 
+@pytest.mark.broker
 async def test_seaweedfs(planned: Brokers, start: StartProgram) -> None:
     await asyncio.to_thread(start, program(planned, "objects"))
     for case in BUCKET_CASES:
         await case(stores_of(planned))
 
 
-@pytest.mark.parametrize("case", [*REDIS_CASES, each_role_does], ids=lambda case: case.__name__)
+@pytest.mark.parametrize(
+    "case", [*REDIS_CASES, roles.each_role_does_in_redis_what_is_described_and_nobody_is_anonymous]
+)
 async def test_the_redis(case: Callable[[Url], Awaitable[None]]) -> None:
     server = Valkey()
     with server.installed():
         await case(lambda role: server.url("tests", role))
 
 
+@pytest.mark.broker
 async def test_valkey(planned: Brokers, start: StartProgram) -> None:
     await asyncio.to_thread(start, program(planned, "valkey"))
     for case in REDIS_CASES:
