@@ -32,6 +32,9 @@ from tests.world.table import Table
 RETRIES_S, PAUSE_S = RETRIES.total_seconds(), PAUSE.total_seconds()
 """The client's; its `SILENCE` is as long as the first. TCP sends again as often as the second."""
 FIRST_PAUSE_S = 0.1
+RESET = 0.9
+"""Share of a killed store's connections that end so that obstore does not repeat a create: of 1,200
+while SeaweedFS was killed, 296 had an unknown outcome, and 2 found their own object."""
 Cut = Literal["", "requests", "answers"]
 """What gets lost between a client and a server."""
 T = TypeVar("T")
@@ -218,6 +221,8 @@ class BucketHandle:
         return True
 
     def _delete(self, keys: list[str]) -> None:
+        if self.bucket.is_full:  # the names are in a database, which needs space for its log
+            raise GenericError(f"DeleteObjects request failed for key {keys[0]}")
         refused = ""
         for key in keys:
             if self.rules.fullmatch(f"Write:{BUCKET}/{key}"):
@@ -302,10 +307,10 @@ class BucketHandle:
     ) -> None:
         if self.cut == "answers":
             return self._wait(request, self._answer, request, result, error, num_stops)
-        if self.bucket.num_stops != num_stops:
-            error = Repeat("connection closed before message completed")
-        elif self.breaks:
-            is_over = self.breaks.pop(0) == "reset" and request.operation in ("create", "delete")
+        if self.bucket.num_stops != num_stops or self.breaks:
+            by_chance = "reset" if self.bucket.random.random() < RESET else "close"
+            how = self.breaks.pop(0) if self.breaks else by_chance
+            is_over = how == "reset" and request.operation in ("create", "delete")
             error = Repeat("connection broke", *["outcome unknown"] * is_over)
         if not request.answer.done():
             request.answer.set_result((result, error))
