@@ -28,7 +28,7 @@ class Held:
     intervals: list[Interval] = field(default_factory=list)
     overshoot: list[float] = field(default_factory=list)
     """Seconds that each sleep was too long."""
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = lambda: time.monotonic()
     beside: float = 0.0
     """Seconds of the device, at full scale, that something beside its work has taken: what it does
     next takes as much longer."""

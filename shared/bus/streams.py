@@ -31,6 +31,8 @@ MAX_CONSUMERS = 64 * 1024
 stream has none: NATS 2.15 takes 1,000."""
 MESSAGE_ID = "Nats-Msg-Id"
 """Names the header by which a stream knows messages of the same name."""
+LAST_SENT = "Nats-Last-Consumer"
+"""Names the header by which a heartbeat tells how many messages a reader was sent."""
 SERVER_ERROR = 500
 """JetStream's code, or below it, of what is the server's fault: it starts, or its disk is full."""
 OTHER_SETTINGS = 10058
@@ -185,7 +187,10 @@ class Incoming:
 
 
 async def contiguous(subscription: Any) -> AsyncIterator[Msg]:
-    """Yield messages until one is missing or the server is silent."""
+    """Yield messages until one is missing or the server is silent.
+
+    A message that went down with a connection is not sent again: behind it come others, or
+    heartbeats that count it."""
     expected = 1
     while True:
         try:
@@ -193,6 +198,8 @@ async def contiguous(subscription: Any) -> AsyncIterator[Msg]:
         except nats.errors.TimeoutError:
             return
         if raw.headers and raw.headers.get("Status") == "100":
+            if int(raw.headers.get(LAST_SENT, 0)) >= expected:
+                return
             continue
         if raw.metadata.sequence.consumer != expected:
             return

@@ -221,7 +221,7 @@ class Access:
     is_encrypted: bool = False
     cookie: str = "digenrl"
     """Name of the cookie: a browser sends it to every port of a host."""
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = lambda: time.monotonic()
     audit: "Callable[[Audited], Awaitable[None]] | None" = None
     """Keeps requests that change something, beside the log, before they are answered."""
     _codes: dict[str, _Proof] = field(default_factory=dict)

@@ -33,7 +33,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class Once:
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = lambda: time.monotonic()
     _kept: dict[tuple[str, str], _Kept] = field(default_factory=dict)
 
     def begin(self, caller: str, key: str, request: bytes) -> list[Message] | None:

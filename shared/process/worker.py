@@ -86,7 +86,7 @@ class Worker:
     _doing: list[Activity] = field(default_factory=list)
     _lacks: "list[tuple[Activity, str]]" = field(default_factory=list)
     """What it waits for in place of `idle`, each with a note."""
-    _since: float = field(default_factory=time.monotonic)
+    _since: float = field(default_factory=lambda: time.monotonic())
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:

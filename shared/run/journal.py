@@ -26,7 +26,7 @@ NOBODY_WORKS = "nobody_works"
 class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    at: float = Field(default_factory=time.time)
+    at: float = Field(default_factory=lambda: time.time())
     """Seconds of the Unix clock of the scheduler; nothing goes by it."""
 
 

@@ -113,11 +113,14 @@ def compare(records: Sequence[CommitRecord], wanted: Sequence[Expected]) -> list
     return found
 
 
-async def judge_objects(records: Sequence[CommitRecord], store: ObjectStore) -> list[str]:
-    """What is wrong with weights and checkpoints; those of old versions may be gone."""
+async def judge_objects(
+    records: Sequence[CommitRecord], store: ObjectStore, *, kept: int = KEPT
+) -> list[str]:
+    """What is wrong with weights and checkpoints; those of older versions than the ``kept`` newest
+    may be gone."""
     found = []
     for record in records:
-        is_new = record.policy.version >= len(records) - KEPT
+        is_new = record.policy.version >= len(records) - kept
         trained = record.learned
         objects = [trained]
         checkpoint = await checkpoint_of(store, record)

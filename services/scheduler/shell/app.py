@@ -165,9 +165,7 @@ class Scheduler:
         Raises:
             StreamsLost: in a group.
         """
-        await retry(lambda: self.bus.ensure_streams(self.stream_needs))
-        if self.lease is not None:
-            await retry(partial(self.bus.begin_epoch, self.lease.epoch))
+        await retry(self._make_streams)
         states = await retry(self.bus.stream_states)
         room = RoomWatch(self.store, self.index, self.bus.run)
         watch = StreamWatch(
@@ -206,6 +204,13 @@ class Scheduler:
             tasks.create_task(tick(self._inbox))
             tasks.create_task(collect_when_calm(lambda: self._inbox.is_empty))
             tasks.create_task(self._handle())
+
+    async def _make_streams(self) -> None:
+        """Make the streams, and begin this scheduler's epoch in them: both again if either fails,
+        since they may be lost in between."""
+        await self.bus.ensure_streams(self.stream_needs)
+        if self.lease is not None:
+            await self.bus.begin_epoch(self.lease.epoch)
 
     async def _recover(self, before: State | None) -> dict[str, int]:
         """Read what is stored; returns the number of the last message read, by stream."""

@@ -120,7 +120,7 @@ class Lease:
     store: ObjectStore
     health: Health
     url: str = ""
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = lambda: time.monotonic()
     holder: str = ""
     """Address of the API of the scheduler that holds it; empty where this host cannot reach it."""
     _held: Held | None = None

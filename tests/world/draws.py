@@ -1,0 +1,129 @@
+"""What a seed stands for: a run, where it lives, and how often something fails."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+from bench.cluster.setting import Setting, recipe_of, write_prompts
+from shared.learning.algorithms import DEFAULT
+from shared.messages.rights import Role
+from shared.recipe.recipe import Recipe, override
+from shared.recipe.schedule import RunSchedule
+from tests.profile.tiny import tiny_profile
+from tests.storm.lagging import NAME as LAGGING
+
+RUN = "world"
+PROMPTS = 400
+INTRUDERS: tuple[Role, ...] = ("rollout", "reward", "client", "encoder", "trainer")
+SHARES = (0, 1, 1, 2, 8)
+"""How much a seed favours a kind of fault; one that lacks some kinds reaches other states."""
+Mode = Literal["pipelined", "sequential", "colocated"]
+FAULTLESS = 0.05
+"""Share of seeds without faults: what stands still in calm weather is found there at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    seed: int
+    setting: Setting
+    changes: Mapping[str, Any]
+    """Keys of the recipe."""
+    standby: bool
+    """Whether there is a second scheduler."""
+    slowest_message: float
+    """Seconds that bytes take to a broker, or from it, at most."""
+    slowest_request: float
+    """Seconds that the store takes for a request, at most."""
+    between_faults: float
+    """Mean seconds."""
+    fault_seconds: float
+    """Seconds after which nothing fails any more."""
+    intruder: Role | None
+    """Role whose key somebody has stolen."""
+
+    def recipe(self, folder: Path) -> Recipe:
+        return override(recipe_of(self.setting, folder), dict(self.changes))
+
+
+def prepare(folder: Path) -> None:
+    """Write what all runs read: prompts, and a model that nobody opens."""
+    write_prompts(folder, PROMPTS)
+    (folder / "no-model").mkdir(exist_ok=True)
+    (folder / "no-model" / "model_index.json").write_text("{}")
+
+
+def draw(seed: int, folder: Path) -> Draw:
+    random = Random(f"{seed}/draw")
+    is_fluid = random.random() < 0.45
+    updates = random.choice((1, 1, 2))
+    staleness: Literal[0, 1] = random.choice((0, 0, 1))
+    setting = _setting(random, folder, is_fluid, updates, staleness)
+    changes: dict[str, Any] = {
+        "run.keep_last": random.choice((1, 2, 3)),
+        "trainer.checkpoint_every": random.choice((1, 1, 2, 3)),
+        "trainer.deterministic": setting.schedule.deterministic,
+    }
+    calm = random.random() < FAULTLESS
+    return Draw(
+        seed=seed,
+        setting=setting,
+        changes=changes,
+        standby=random.random() < 0.3,
+        slowest_message=random.choice((0.002, 0.002, 0.02, 0.2)),
+        slowest_request=random.choice((0.002, 0.01, 0.1)),
+        between_faults=random.uniform(0.5, 4.0),
+        fault_seconds=0.0 if calm else random.uniform(2.0, random.choice((8.0, 15.0, 30.0))),
+        intruder=random.choice(INTRUDERS) if random.random() < 0.25 else None,
+    )
+
+
+def _setting(
+    random: Random, folder: Path, is_fluid: bool, updates: int, staleness: Literal[0, 1]
+) -> Setting:
+    groups = random.choice((2, 4, 4, 6))
+    merged = not is_fluid and random.random() < 0.2
+    shape = {"shared_steps": 2.0, "merged_steps": 1} if merged else {}
+    profile = tiny_profile(folder, groups=groups, **shape)
+    lagging = not is_fluid and updates == 2 and random.random() < 0.3
+    trainers = random.choice((1, 2, 2, 3) if is_fluid else (1, 1, 2))
+    deterministic = random.random() < 0.4 and (is_fluid or trainers == 1)
+    able = updates == 1 and not deterministic
+    modes: tuple[Mode, ...] = (*("pipelined",) * 8, "sequential", *(("colocated",) if able else ()))
+    can_train = not is_fluid and able and random.random() < 0.3
+    return Setting(
+        run=RUN,
+        profile=str(profile),
+        rollout=_rollout(random, is_fluid),
+        trainer={"H100": trainers},
+        encoders=random.choice((0, 0, 0, 1)),
+        scale=random.choice((10.0, 30.0, 30.0, 100.0)),
+        steps=random.randint(2, 5),
+        seed=random.randrange(1000),
+        schedule=RunSchedule(
+            mode="fluid" if is_fluid else random.choice(modes),
+            deterministic=deterministic,
+            fragment_size=random.choice(("auto", "auto", 1, 2, 4)),
+            tag=random.choice(("auto", "off", 1, 2)),
+            max_staleness=staleness,
+            slot_deadline_s=random.choice((5.0, 15.0)),
+            gradient_help=can_train,
+        ),
+        updates=updates,
+        algorithm=LAGGING if lagging else DEFAULT,
+        nft_decay=1 if lagging else 0,
+        host_devices=random.choice((1, 8)),
+        shard_bytes=random.choice((2_000, 1 << 20)),
+    )  # fmt: skip
+
+
+def _rollout(random: Random, is_fluid: bool) -> dict[str, int]:
+    """Fluid devices may be helped by some that only generate; roles need at least one."""
+    kinds = ("H100", "H20", "A100")
+    number = random.choice((0, 0, 1)) if is_fluid else random.choice((1, 2, 2, 3))
+    found: dict[str, int] = {}
+    for _ in range(number):
+        kind = random.choice(kinds)
+        found[kind] = found.get(kind, 0) + 1
+    return found

@@ -1,0 +1,128 @@
+"""A fluid device whose sum is a tensor of counted rows, so that the real exchange adds it up.
+
+For each trained step of each sample the sum has how often it is in it, and a number that follows
+from what was read of it. A step refuses a total in which a row of its update is not exactly once,
+and the digest of the next weights follows from the total.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from bench.cluster.generation import check_group
+from bench.cluster.ledger import SKIPPED, Entry, entries_of
+from bench.cluster.members import EmulatedMember
+from services.scheduler.costs import fluid
+from services.scheduler.costs.shape import Shape
+from services.trainer.fluid.exchange import ALL, Sum
+from services.trainer.fluid.protocols import TotalMeasure
+from services.trainer.fluid.sums import SumLayout, Term
+from shared.devices.protocols import GroupData
+from shared.diffusion.training.tally import Tally
+from shared.messages.fluid import Piece
+from shared.run.manifest import StoredTensors
+
+VALUE_BYTES = 5
+"""Of a row's digest: sums of a few such numbers are exact in float64."""
+NOTHING = {"onpolicy_ratio_error": 0.0, "loss": 0.0, "skipped_not_finite": 0.0, "grad_norm": 1.0}
+
+
+def layout_of(shape: Shape) -> SumLayout:
+    size = 2 * shape.groups * shape.group_size * shape.trained_steps
+    return SumLayout(size, torch.float64, torch.device("cpu"))
+
+
+def next_digest(before: str, batch: int, gradient: torch.Tensor) -> str:
+    """Return the digest of the weights that a total leads to."""
+    told = hashlib.sha256(f"{before}/{batch}/".encode())
+    told.update(gradient.numpy().tobytes())
+    return told.hexdigest()
+
+
+def add_rows(gradient: torch.Tensor, shape: Shape, steps: range, entries: Iterable[Entry]) -> None:
+    """Count some steps of some samples."""
+    rows = gradient.view(shape.groups, shape.group_size, shape.trained_steps, 2)
+    for entry in entries:
+        value = 0 if entry.digest == SKIPPED else int.from_bytes(entry.digest[:VALUE_BYTES])
+        row = rows[entry.origin.group, entry.origin.sample, steps.start : steps.stop]
+        row += torch.tensor([1.0, float(value)], dtype=torch.float64)
+
+
+@dataclass(slots=True, kw_only=True)
+class CountingMember(EmulatedMember):
+    layout: SumLayout
+    by_group: bool
+    updates: int
+    _sums: dict[int, torch.Tensor] = field(default_factory=dict)
+    _taken: int = 0
+    """Updates of the batch that were taken."""
+
+    @property
+    def _shape(self) -> Shape:
+        return self.generating.profile.shape
+
+    def begin(self) -> None:
+        self._sums = {}
+
+    async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
+        await EmulatedMember.restore(self, weights, checkpoint)
+        self._taken = 0
+
+    async def train(self, group: GroupData, piece: Piece) -> None:
+        profile = self.generating.profile
+        check_group(profile, group)
+        seconds = fluid.piece_seconds(
+            profile, self.generating.kind, piece.num_samples, piece.num_steps
+        )
+        entries = entries_of(group, piece.samples, self.generating.sizes.start)
+        await self.held.hold(self.held.drawn(seconds), "train")
+        add_rows(self._sum_for(piece.group), self._shape, piece.steps, entries)
+
+    async def skip(self, piece: Piece) -> None:
+        rows = self._sum_for(piece.group).view(
+            self._shape.groups, self._shape.group_size, self._shape.trained_steps, 2
+        )
+        rows[piece.group, piece.samples.start : piece.samples.stop,
+             piece.steps.start : piece.steps.stop, 0] += 1  # fmt: skip
+
+    def _sum_for(self, group: int) -> torch.Tensor:
+        key = group if self.by_group else ALL
+        if key not in self._sums:
+            self._sums[key] = self.layout.zeros()
+        return self._sums[key]
+
+    async def own_sum(self) -> Sum:
+        return {key: Term(each.clone(), Tally().as_dict()) for key, each in self._sums.items()}
+
+    async def measure(self, total: Term) -> TotalMeasure:  # type: ignore[override]
+        assert total.gradient is not None
+        digest = hashlib.sha256(total.gradient.numpy().tobytes()).hexdigest()
+        return TotalMeasure(digest, 1.0, 1.0)
+
+    async def step(  # type: ignore[override]
+        self, batch: int, total: Term, measure: TotalMeasure
+    ) -> Mapping[str, float]:
+        """Raises AssertionError if a row of the update is not in the total exactly once."""
+        assert total.gradient is not None
+        self._check(batch, total.gradient)
+        await self._take(fluid.step_seconds(self.generating.profile), "commit")
+        after = next_digest(self.weights_digest(), batch, total.gradient)
+        if self.steps_beside:
+            self.ahead = after
+        else:
+            self.generating.weights = after
+        self._taken = (self._taken + 1) % self.updates
+        self.begin()
+        return NOTHING
+
+    def _check(self, batch: int, gradient: torch.Tensor) -> None:
+        shape, part = self._shape, self._shape.groups // self.updates
+        counts = gradient.view(shape.groups, -1, 2)[..., 0]
+        wanted = torch.zeros_like(counts)
+        wanted[self._taken * part : (self._taken + 1) * part] = 1
+        wrong = (counts != wanted).any(dim=1).nonzero().flatten().tolist()
+        assert not wrong, (
+            f"batch {batch}, update {self._taken}: rows of the groups {wrong} are not trained once"
+        )

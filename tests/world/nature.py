@@ -1,0 +1,131 @@
+"""What the world gives its processes in place of this machine: clocks, chance, threads and a log.
+
+Whatever is random in a process follows from the world's seed, its name and how often it was
+started; so does what it reads from a clock. Nothing here is known to the services.
+"""
+
+import contextlib
+import gc
+import os
+import random
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Iterator, MutableMapping
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import structlog
+
+from shared.errors import Unavailable
+from shared.process import service, watchdog
+from shared.process.watchdog import Watchdog
+from tests.world.loop import Killed, Process, WorldLoop, current, loop_of_world
+
+EPOCH = 1_800_000_000.0
+"""Unix seconds at which every world begins."""
+LOW_S = 1e-3
+
+Say = Callable[[str, MutableMapping[str, Any]], None]
+
+
+@contextlib.contextmanager
+def in_world(loop: WorldLoop, seed: int, say: Say) -> Iterator[None]:
+    """Let everything in the block live in a world; ``say`` gets what its processes log."""
+    outside = Random(f"{seed}/outside")
+
+    def chance() -> Random:
+        process = current()
+        return outside if process is None else process.random
+
+    with contextlib.ExitStack() as stack:
+        for module, name, value in [*_clocks(loop), *_chances(chance), *_processes()]:
+            stack.enter_context(patch.object(module, name, value))
+        before = structlog.get_config()
+        structlog.configure(
+            processors=[_teller(say)], logger_factory=structlog.ReturnLoggerFactory()
+        )
+        stack.callback(structlog.configure, **before)
+        yield
+
+
+def _clocks(loop: WorldLoop) -> list[tuple[Any, str, Any]]:
+    def unix() -> float:
+        process = current()
+        return EPOCH + loop.now + (0.0 if process is None else process.clock_offset)
+
+    return [
+        (time, "monotonic", lambda: loop.now),
+        (time, "perf_counter", lambda: loop.now),
+        (time, "monotonic_ns", lambda: int(loop.now * 1e9)),
+        (time, "thread_time", lambda: 0.0),
+        (time, "time", unix),
+        (time, "time_ns", lambda: int(unix() * 1e9)),
+    ]
+
+
+def _chances(chance: Callable[[], Random]) -> list[tuple[Any, str, Any]]:
+    def token(size: int | None = None) -> bytes:
+        return chance().randbytes(size or 32)
+
+    return [
+        (uuid, "uuid4", lambda: uuid.UUID(int=chance().getrandbits(128), version=4)),
+        (secrets, "token_bytes", token),
+        (secrets, "token_hex", lambda size=None: token(size).hex()),
+        (secrets, "token_urlsafe", lambda size=None: token(size).hex()),
+        (secrets, "randbits", lambda bits: chance().getrandbits(bits)),
+        (secrets, "randbelow", lambda limit: chance().randrange(limit)),
+        (os, "urandom", token),
+        (random, "random", lambda: chance().random()),
+        (random, "uniform", lambda low, high: chance().uniform(low, high)),
+        (random, "shuffle", lambda items: chance().shuffle(items)),
+    ]
+
+
+def _processes() -> list[tuple[Any, str, Any]]:
+    """A process here is no process of this machine: it ends, and is watched, in another way."""
+    return [
+        (Watchdog, "start", _watch),
+        (watchdog, "_leave", lambda reason: _end()),
+        (os, "kill", lambda pid, signum: _end()),
+        (service, "freeze_gc", lambda: None),
+        (gc, "freeze", lambda: None),
+        (gc, "collect", lambda *_: 0),
+    ]
+
+
+def _end() -> None:
+    """End the process that runs, where it stands."""
+    process = current()
+    assert process is not None
+    process.kill()
+    raise Killed
+
+
+def _watch(self: Watchdog) -> None:
+    """Look once a second, as the thread does."""
+    loop, process = loop_of_world(), current()
+    last = loop.now
+
+    def look() -> None:
+        nonlocal last
+        seconds, last = loop.now - last, loop.now
+        self.look(seconds, outage=loop.now - Unavailable.noticed_at < watchdog.EXCUSED_S)
+        loop.call_later(self.look_s, look)
+
+    assert process is not None
+    loop.call_later(self.look_s, look)
+
+
+def _teller(say: Say) -> Callable[..., str]:
+    def tell(_: Any, level: str, event: MutableMapping[str, Any]) -> str:
+        say(level, event)
+        return ""
+
+    return tell
+
+
+def begun(seed: int, name: str, number: int) -> Process:
+    """Return the ``number``-th start of a process."""
+    return Process(name, Random(f"{seed}/{name}/{number}"))

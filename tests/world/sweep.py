@@ -1,0 +1,91 @@
+"""Runs many seeds, each in a process of its own that is forked when everything is imported."""
+
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import replace
+from itertools import islice
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from tests.world.draws import prepare
+from tests.world.plants import planted
+from tests.world.run import Outcome, live
+
+PATIENCE_S = 120.0
+"""Seconds of this machine that a seed may take."""
+_fork = multiprocessing.get_context("fork")
+
+
+def run_seed(seed: int, *, kept: Collection[int] | None = None, plant: str = "") -> Outcome:
+    """Run a seed in a process of its own: nothing of one world reaches another.
+
+    Args:
+        kept: numbers of the faults that strike; None: all.
+        plant: name of a planted bug (`tests.world.plants`).
+    """
+    ours, theirs = _fork.Pipe(duplex=False)
+    child = _fork.Process(target=_child, args=(theirs, seed, kept, plant))
+    child.start()
+    theirs.close()
+    try:
+        if ours.poll(PATIENCE_S):
+            found: Outcome = ours.recv()
+            return found
+        return _failed(seed, f"no end within {PATIENCE_S:.0f} s of this machine")
+    except EOFError:
+        return _failed(seed, "its process died")
+    finally:
+        child.kill()
+        child.join()
+        ours.close()
+
+
+def _child(pipe: Connection, seed: int, kept: Collection[int] | None, plant: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="world-") as folder, planted(plant):
+        try:
+            prepare(Path(folder))
+            outcome = live(seed, Path(folder), None if kept is None else frozenset(kept))
+        except Exception:
+            outcome = _failed(seed, traceback.format_exc())
+    pipe.send(outcome)
+
+
+def _failed(seed: int, why: str) -> Outcome:
+    return Outcome(seed, (why,), (), "", 0.0, 0.0, ())
+
+
+def run_seeds(seeds: Iterable[int], *, at_once: int = 2, plant: str = "") -> Iterator[Outcome]:
+    """Yield outcomes as seeds end, without their logs."""
+    left = iter(seeds)
+    with ProcessPoolExecutor(at_once, mp_context=_fork) as pool:
+        running = {pool.submit(_brief, seed, plant) for seed in islice(left, at_once)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            running |= {pool.submit(_brief, seed, plant) for seed in islice(left, len(done))}
+            yield from (each.result() for each in done)
+
+
+def _brief(seed: int, plant: str) -> Outcome:
+    outcome = run_seed(seed, plant=plant)
+    return replace(outcome, log=())
+
+
+def shortened(outcome: Outcome, *, plant: str = "") -> Outcome:
+    """Return a run of the same seed with as few of its faults as still lead to a violation: halves,
+    quarters and so on are left out, as long as one of them can be."""
+    kept = [fault.number for fault in outcome.faults]
+    size = len(kept)
+    while size >= 1:
+        at = 0
+        while at < len(kept):
+            fewer = kept[:at] + kept[at + size :]
+            tried = run_seed(outcome.seed, kept=fewer, plant=plant)
+            if tried.is_well:
+                at += size
+            else:
+                kept, outcome = fewer, tried
+        size //= 2
+    return outcome
