@@ -6,11 +6,10 @@ How the devices were used is summarised from the scheduler's record of each batc
 import statistics
 from collections import Counter
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from digenrl.evaluation.records import Quality
 from services.scheduler.core.usage import BUSY, BatchUsage
-from shared.errors import ContractError
 from shared.run.commits import CommitRecord
 from shared.run.layout import named_objects
 from shared.store import ObjectStore
@@ -102,15 +101,10 @@ class Summary(BaseModel):
 
 
 async def read_schedule(store: ObjectStore, chain: list[CommitRecord]) -> ScheduleSummary:
-    """Read and summarise a run's usage; raises ContractError if a stored record is invalid."""
-    usage: list[BatchUsage] = []
-    for key in await named_objects(store, chain[0].run, "usage"):
-        data = await store.read(key)
-        try:
-            usage.append(BatchUsage.model_validate_json(data or b""))
-        except ValidationError as error:
-            raise ContractError(f"{key} does not say how a batch's devices were used") from error
-    return summarise_schedule(chain, usage)
+    """Read and summarise a run's usage, without what is damaged of it."""
+    keys = await named_objects(store, chain[0].run, "usage")
+    usage = [BatchUsage.decode(await store.read(key)) for key in keys]
+    return summarise_schedule(chain, [each for each in usage if each is not None])
 
 
 def summarise_schedule(chain: list[CommitRecord], usage: list[BatchUsage]) -> ScheduleSummary:

@@ -92,9 +92,9 @@ class RunHistory:
         for batch in wanted:
             if batch in self.usage:
                 continue
-            data = await self.store.read(usage_key(self.run, batch))
-            if data is not None:
-                self.usage[batch] = BatchUsage.model_validate_json(data)
+            usage = BatchUsage.decode(await self.store.read(usage_key(self.run, batch)))
+            if usage is not None:
+                self.usage[batch] = usage
         self.usage = {batch: each for batch, each in self.usage.items() if batch in wanted}
 
     async def _read_evaluations(self) -> None:
@@ -122,12 +122,15 @@ class RunHistory:
         return None if ref is None else await self.store.get(ref)
 
     async def timeline(self, batch: int) -> Timeline | None:
-        """Return a committed batch's timeline; None if it is not stored."""
+        """Return a committed batch's timeline; None if it is not stored, or damaged."""
         if batch not in self._timelines:
             data = await self.store.read(timeline_key(self.run, batch))
             if data is None:
                 return None
-            self._timelines[batch] = await asyncio.to_thread(Timeline.decode, data)
+            timeline = await asyncio.to_thread(Timeline.decode, data)
+            if timeline is None:
+                return None
+            self._timelines[batch] = timeline
             while len(self._timelines) > TIMELINES:
                 self._timelines.popitem(last=False)
         return self._timelines[batch]

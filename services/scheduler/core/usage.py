@@ -5,7 +5,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from services.scheduler.core.state import Plan, State, WorkerState
 
@@ -50,6 +50,14 @@ class BatchUsage(BaseModel):
     bound_seconds: float | None = None
     """What no schedule beats on the devices that were there."""
 
+    @classmethod
+    def decode(cls, data: bytes | None) -> "BatchUsage | None":
+        """Return a stored record; None if there is none, or a damaged one, which nothing needs."""
+        try:
+            return None if data is None else cls.model_validate_json(data)
+        except ValidationError:
+            return None
+
 
 Change = tuple[float, Use | None]
 """Seconds since the batch was opened, and what a device does from then on; None: it is not
@@ -75,17 +83,13 @@ class Timeline(BaseModel):
         return zlib.compress(self.model_dump_json().encode())
 
     @classmethod
-    def decode(cls, data: bytes) -> "Timeline":
-        """Return a stored timeline.
-
-        Raises:
-            ValueError: if it is none, or a damaged one.
-        """
+    def decode(cls, data: bytes) -> "Timeline | None":
+        """Return a stored timeline; None if it is a damaged one, which nothing needs."""
         inflated = zlib.decompressobj()
         try:
             return cls.model_validate_json(inflated.decompress(data, MAX_TIMELINE))
-        except zlib.error as error:
-            raise ValueError(f"a timeline is damaged: {error}") from error
+        except (zlib.error, ValidationError):
+            return None
 
 
 def uses(plan: Plan, state: State, idle: Container[str] = ()) -> dict[str, Use]:

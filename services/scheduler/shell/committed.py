@@ -82,20 +82,21 @@ def version_view(step: Step, adopted_by: Sequence[str] = (), lag: Lag = UNKNOWN)
 
 
 async def stored_usage(store: ObjectStore, run: str, batch: int) -> UsageView | None:
-    """Return what the devices did in a batch; None if it is not stored."""
-    data = await store.read(usage_key(run, batch))
-    if data is None:
+    """Return what the devices did in a batch; None if it is not stored, or damaged."""
+    usage = BatchUsage.decode(await store.read(usage_key(run, batch)))
+    if usage is None:
         return None
-    usage = BatchUsage.model_validate_json(data)
     return UsageView(**usage.model_dump(include={*UsageView.model_fields}))
 
 
 async def stored_timeline(store: ObjectStore, run: str, batch: int) -> TimelineView | None:
-    """Return when devices changed what they did in a batch; None if that is not stored."""
+    """Return when devices changed what they did in a batch; None if that is not stored, or
+    damaged."""
     data = await store.read(timeline_key(run, batch))
     if data is None:
         return None
-    return timeline_view(await asyncio.to_thread(Timeline.decode, data))
+    timeline = await asyncio.to_thread(Timeline.decode, data)
+    return None if timeline is None else timeline_view(timeline)
 
 
 def timeline_view(timeline: Timeline) -> TimelineView:

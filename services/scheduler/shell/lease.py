@@ -125,6 +125,8 @@ class Lease:
     """Address of the API of the scheduler that holds it; empty where this host cannot reach it."""
     _held: Held | None = None
     _renewed_at: float = 0.0
+    _has_missed: bool = False
+    """Whether the newest attempt to renew it was not answered."""
     _unwritten_since: float | None = None
     """When the broker first did not store an entry though it could be read; None if it does."""
     _renewed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -234,17 +236,19 @@ class Lease:
         assert self._held is not None
         began = self.clock()
         try:
-            revision = await self._write(on=self._held.revision)
+            on = self._held.revision
+            revision = None if self._has_missed else await self._write(on=on)
             if revision is None:  # it has left the register, or an answer was lost
-                revision = await self._ask_again()
+                revision = await self._write_again()
             held = await self._next(revision)
         except Unavailable as error:
             log.warning("lease_not_renewed", error=str(error))
+            self._has_missed = True
             return False
         if held is None:
             log.error("lease_lost", epoch=self._held.epoch, holder=self.holder)
             raise LeaseLost("another scheduler commands")
-        self._held, self._renewed_at = held, began
+        self._held, self._renewed_at, self._has_missed = held, began, False
         self._renewed.set()
         return True
 
@@ -264,27 +268,27 @@ class Lease:
             alarm.set(0)
             claiming.cancel()
 
-    async def _ask_again(self) -> int | None:
+    async def _write_again(self) -> int | None:
+        """Write an entry on top of what the register has, unless that is another's: a register that
+        was lost may have another's entry at the number of this one's."""
         entry = await self._register.read()
-        if entry is None:
-            return await self._write(on=0)
-        known = _decoded(entry)
-        if known is not None and known.scheduler == self._mine.scheduler:
-            return entry.revision  # the answer to it was lost
-        self.holder = "" if known is None else known.url
-        return None
+        known = None if entry is None else _decoded(entry)
+        if entry is not None and (known is None or known.scheduler != self._mine.scheduler):
+            self.holder = "" if known is None else known.url
+            return None
+        return await self._write(on=0 if entry is None else entry.revision)
 
     async def _next(self, revision: int | None) -> Held | None:
-        """Return the lease behind this entry, None if it is another's, or was meanwhile."""
+        """Return the lease behind this entry, None if it is another's, or was meanwhile: whoever
+        commanded has made an epoch."""
         assert self._held is not None
         if revision is None:
             return None
-        if revision == self._held.revision:
-            return self._held
-        if revision == 1 and self._held.revision > 1:  # the broker has lost the register
-            newest = await newest_epoch(self.store, self.bus.run)
-            return Held(self._held.epoch, 1) if newest == self._held.epoch else None
-        return self._held.goes_on(revision)
+        held = self._held.goes_on(revision)
+        if held is not None and not self._has_missed:
+            return held
+        newest = await newest_epoch(self.store, self.bus.run)
+        return Held(self._held.epoch, revision) if newest == self._held.epoch else None
 
     async def _write(self, *, on: int) -> int | None:
         data = self._mine.model_dump_json().encode()

@@ -1,7 +1,5 @@
 """The scheduler notes when devices change what they do."""
 
-import pytest
-
 from services.scheduler.core.usage import MAX_CHANGES, Meter, Timeline, Use
 
 
@@ -53,5 +51,4 @@ def test_it_is_stored_small_and_a_damaged_one_is_no_timeline() -> None:
     assert Timeline.decode(stored) == timeline
     assert len(stored) < len(timeline.model_dump_json()) / 20
     for damaged in (b"", stored[:-20], b"x" + stored, stored[:40] + b"\0" * 40 + stored[80:]):
-        with pytest.raises(ValueError):
-            Timeline.decode(damaged)
+        assert Timeline.decode(damaged) is None

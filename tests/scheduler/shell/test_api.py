@@ -100,6 +100,8 @@ def test_what_devices_did_is_read_of_one_batch(
     assert shown["devices"] == {"rollout-0": {"generating": 1.5}}
     assert (shown["batch"], shown["seconds"], shown["forecast_seconds"]) == (0, 2.0, None)
     assert client.get("/v1/batches/1/usage").status_code == 404
+    asyncio.run(scheduler.store.write(key, b"{damaged"))
+    assert client.get("/v1/batches/0/usage").status_code == 404
 
 
 def test_a_timeline_is_read_of_a_committed_batch_and_shown_of_the_one_in_flight(

@@ -185,6 +185,22 @@ async def test_a_register_that_was_lost_is_made_again_and_epochs_go_on(
     assert later.epoch > epoch
 
 
+async def test_a_holder_does_not_go_on_over_another_s_entry_in_a_register_that_was_lost(
+    bus: Bus, folder_store: ObjectStore
+) -> None:
+    """Both entries were the first of their register. The holder would have commanded in an epoch
+    that nobody heeds any more."""
+    holder, other = another(bus, folder_store, "holder"), another(bus, folder_store, "other")
+    await holder._take()
+    await bus.jetstream.delete_stream("KV_DG_LEASE_test")
+    assert not await holder._renew()
+    await other._take()
+    assert (holder._held and holder._held.revision, other._held and other._held.revision) == (1, 1)
+    with pytest.raises(LeaseLost):
+        await holder._renew()
+    assert await other._renew()
+
+
 async def test_who_takes_over_says_that_the_store_takes_nothing(
     bus: Bus, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
