@@ -81,7 +81,10 @@ def watch(
         if client is None:
             raise typer.Exit(_say_end(_history(stack, found), as_json=as_json))
         shown = Lines() if as_json else Table(stack, client, found.folder)
-        raise typer.Exit(_watch(client, shown, found))
+        code = _watch(client, shown, found)
+        if code is None:
+            code = _say_end(_history(stack, found), as_json=as_json)
+        raise typer.Exit(code)
 
 
 def _evaluation_alarms(run: Run, scheduler: str, token_file: Path | None) -> list[str]:
@@ -150,8 +153,8 @@ class Table:
         self._display.tell(text)
 
 
-def _watch(client: "Client", shown: Shown, run: Run) -> int:
-    """Show a run until it ends; returns the exit code."""
+def _watch(client: "Client", shown: Shown, run: Run) -> int | None:
+    """Show a run until it ends; returns the exit code, None if it has ended since the last look."""
     from digenrl.client import NoAnswer, Refused
     from digenrl.local.progress import ENDS, GOING, progress_of
 
@@ -162,10 +165,12 @@ def _watch(client: "Client", shown: Shown, run: Run) -> int:
             shown.update(now, client.list_workers(), client.get_load())
             phase = now.phase
         except (NoAnswer, Refused):
-            phase = progress_of(run.folder).state if run.is_local else phase
-            if not run.is_local or phase not in GOING:  # or else another scheduler takes over
+            if not run.is_local:
                 shown.tell("the scheduler does not answer any more")
-                return 0 if phase in ("finished", "reporting") else 1
+                return 0 if phase == "finished" else 1
+            phase = progress_of(run.folder).state
+            if phase not in GOING:  # or else another scheduler takes over
+                return None
         if phase in ENDS:
             shown.tell(now.failure or f"the run is {phase}")
             return 1 if phase == "failed" else 0
