@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.world.draws import RUN, SHARES
+from tests.world.draws import RUN, SHARES, Draw
 from tests.world.loop import Process
 from tests.world.nats_transport import Connection
 from tests.world.world import World
@@ -60,10 +60,7 @@ class Nemesis:
     async def strike(self) -> None:
         """Let faults strike until the seed's time of peace, then mend all."""
         drawn, random = self.world.drawn, self.world.random_of("nemesis")
-        weights = [random.choice(SHARES) for _ in FAULTS]
-        if not any(weights):
-            weights = [1] * len(FAULTS)
-        kinds, number = list(FAULTS), 0
+        weights, kinds, number = favoured(random), list(FAULTS), 0
         while True:
             await asyncio.sleep(random.expovariate(1 / drawn.between_faults))
             if self.world.loop.now > drawn.fault_seconds or self.world.is_finished:
@@ -219,6 +216,19 @@ class Nemesis:
 
     def flip(self, random: Random, key: str) -> None:
         self.world.bucket.flip(key)
+
+
+def favoured(random: Random) -> list[int]:
+    """Return how much a seed favours each kind of fault."""
+    weights = [random.choice(SHARES) for _ in FAULTS]
+    return weights if any(weights) else [1] * len(weights)
+
+
+def expected(drawn: Draw, kind: str) -> float:
+    """Return how often a seed lets a kind of fault strike, about."""
+    weights = favoured(Random(f"{drawn.seed}/nemesis"))
+    share = weights[list(FAULTS).index(kind)] / sum(weights)
+    return share * drawn.fault_seconds / drawn.between_faults
 
 
 def _duration(random: Random) -> float:

@@ -1,0 +1,264 @@
+"""Bugs of workers: of who generates, scores and trains."""
+
+import contextlib
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from services.rollout import gradients as rollout_gradients
+from services.rollout.policy_loader import PolicyLoader
+from services.scheduler.core.fluid import members
+from services.scheduler.core.fluid.state import FluidState
+from services.scheduler.core.state import State, WorkerState
+from services.trainer.batch import fetcher
+from services.trainer.batch.training import BatchInTraining, BatchTraining
+from services.trainer.devices import loan_agent
+from services.trainer.devices.loan_agent import LoanAgent
+from services.trainer.devices.pool import DevicePool, QueuedSlices
+from services.trainer.fluid.ledger import Ledger
+from services.trainer.fluid.pieces import DeviceWork
+from services.trainer.fluid.rounds import Rounds
+from services.trainer.fluid.versions import MemberVersions
+from shared.bus.queue import Delivery
+from shared.devices.loan import Loan, apply
+from shared.messages.contracts import Policy, SetDevice
+from tests.world.plants import (
+    Except,
+    anywhere,
+    has_roles,
+    has_updates,
+    helps,
+    is_fluid,
+    is_stale,
+    lends,
+    patched,
+    plant,
+)
+
+_NOTHING = lambda *_, **__: None  # noqa: E731
+
+
+@plant(anywhere, "kill")
+def rewards_are_acknowledged_before_they_are_published() -> AbstractContextManager[None]:
+    original = Delivery.__aenter__
+
+    async def enter(self: Delivery) -> Any:
+        await self._raw.ack()
+        return await original(self)
+
+    return patched((Delivery, "__aenter__", enter))
+
+
+@plant(has_roles)
+def devices_begin_superseded_versions() -> AbstractContextManager[None]:
+    async def adopt(self: PolicyLoader, policy: Policy, weights: Any = None) -> bool:
+        if self._policy != policy:
+            await self._adopt(policy, weights)
+        return True
+
+    return patched((PolicyLoader, "adopt", adopt))
+
+
+@plant(lends)
+def devices_follow_old_commands() -> AbstractContextManager[None]:
+    def apply_any(loan: Loan, command: SetDevice, now: float) -> Loan:
+        return apply(Loan(), command, now)
+
+    return patched((loan_agent, "apply", apply_any))
+
+
+@plant(lends)
+def loans_never_end() -> AbstractContextManager[None]:
+    lent = lambda loan, now: loan.mode == "generate"  # noqa: E731
+    return patched((loan_agent, "may_generate", lent), (loan_agent, "tick", lambda loan, now: loan))
+
+
+@plant(lends)
+def a_paused_fragment_is_finished_with_the_next_version() -> AbstractContextManager[None]:
+    def use(self: LoanAgent, policy: Policy | None) -> None:
+        self._policy = policy
+
+    return patched((LoanAgent, "use", use))
+
+
+@plant(lends)
+def a_dropped_fragment_is_not_reported() -> AbstractContextManager[None]:
+    return patched((LoanAgent, "_release", _NOTHING))
+
+
+@plant(has_roles)
+def the_trainer_admits_anything() -> AbstractContextManager[None]:
+    return patched(
+        (fetcher, "check_admission", _NOTHING), (rollout_gradients, "check_admission", _NOTHING)
+    )
+
+
+class _Forgetful(set[int]):
+    """Knows of nothing that it has it."""
+
+    def __contains__(self, _: object) -> bool:
+        return False
+
+
+@plant(has_roles, "kill")
+def the_trainer_trains_repeated_groups() -> AbstractContextManager[None]:
+    original = BatchTraining.open
+
+    def opened(self: BatchTraining, number: int, *, is_again: bool = False) -> BatchInTraining:
+        batch = original(self, number, is_again=is_again)
+        batch.counted = _Forgetful()
+        return batch
+
+    return patched((BatchTraining, "open", opened))
+
+
+@plant(helps)
+def a_gradient_is_computed_with_whatever_weights_are_loaded() -> AbstractContextManager[None]:
+    original = rollout_gradients.Gradients.compute
+
+    async def always(*_: object) -> bool:
+        return True
+
+    async def compute(self: rollout_gradients.Gradients, tasks: Any) -> None:
+        loader = self._loader
+        self._loader = Except(loader, adopt=lambda _: always)  # type: ignore[assignment]
+        try:
+            await original(self, tasks)
+        finally:
+            self._loader = loader
+
+    return patched((rollout_gradients.Gradients, "compute", compute))
+
+
+@plant(has_roles, "succeed")
+def slices_are_added_to_whatever_batch_is_next() -> AbstractContextManager[None]:
+    return patched((DevicePool, "drop", _NOTHING))
+
+
+@plant(has_roles)
+def a_slice_is_trained_twice() -> AbstractContextManager[None]:
+    original = QueuedSlices.take
+
+    def take(self: QueuedSlices) -> Any:
+        last = self._waiting[0] if len(self._waiting) == 1 else None
+        found = original(self)
+        if last is not None and last.group.num_left > 1:
+            self._waiting.append(replace(last))
+        return found
+
+    return patched((QueuedSlices, "take", take))
+
+
+# --- fluid devices ---
+
+
+def _may_step_in_spite_of_all(state: State, worker: WorkerState) -> bool:
+    fluid = state.fluid
+    held = None if fluid is None else fluid.holds.get(worker.address)
+    return fluid is not None and held is not None and held.version == fluid.batch
+
+
+def _whoever_lives(state: State, worker: WorkerState) -> bool:
+    return state.fluid is not None and worker.service == members.MEMBER
+
+
+@plant(is_fluid)
+def a_share_is_counted_twice() -> AbstractContextManager[None]:
+    """A sum that is not counted on any more goes into the exchange all the same."""
+    original = FluidState.void
+
+    def void(self: FluidState, address: str) -> FluidState:
+        return replace(original(self, address), sums=self.sums)
+
+    return patched(
+        (FluidState, "void", void), (Ledger, "is_exactly", lambda *_: True),
+        (members, "may_step", _may_step_in_spite_of_all),
+    )  # fmt: skip
+
+
+@plant(is_fluid)
+def a_sum_is_exchanged_whatever_is_in_it() -> AbstractContextManager[None]:
+    """Members drop no sum, and none looks whether it has its share."""
+
+    def advance(self: Ledger, key: Any) -> None:
+        self.key = max(self.key, key)
+
+    return patched((Ledger, "_advance", advance), (Ledger, "is_exactly", lambda *_: True))
+
+
+@plant(is_fluid)
+def a_member_that_differs_goes_on() -> AbstractContextManager[None]:
+    """It neither compares nor loads, and the scheduler does not look at checksums."""
+    return patched(
+        (MemberVersions, "compare", _NOTHING), (members, "may_step", _may_step_in_spite_of_all)
+    )
+
+
+@plant(is_fluid)
+def a_member_takes_a_second_sum() -> AbstractContextManager[None]:
+    """It steps again with another total, from where it is."""
+
+    async def stays(self: Rounds, message: Any) -> None:
+        made = self._versions.made
+        self._state.ledger.version = message.batch
+        self._state.ledger.attempt, self._state.ledger.round = message.attempt, -1
+        assert made is None or made.batch <= message.batch
+
+    return patched((Rounds, "_go_back", stays), (members, "may_step", _whoever_lives))
+
+
+@plant(is_fluid)
+def totals_of_older_rounds_are_taken() -> AbstractContextManager[None]:
+    """A total is stepped with whatever it is made of."""
+
+    def step(self: Ledger, message: Any) -> bool:
+        return self._is_next(message)
+
+    async def nothing(self: Rounds) -> None:
+        self._round = None
+
+    return patched((Ledger, "hear_step", step), (Rounds, "_end_round", nothing))
+
+
+@plant(is_fluid)
+def gradients_are_taken_at_whatever_weights_there_are() -> AbstractContextManager[None]:
+    original = DeviceWork._train
+
+    async def train(self: DeviceWork, queued: Any) -> None:
+        if self._state.policy is not None:
+            there = queued.message.model_copy(update={"policy": self._state.policy})
+            queued = replace(queued, message=there)
+        await original(self, queued)
+
+    ready = property(lambda self: bool(self._pieces) and self._pieces[0].group.done())
+    return patched(
+        (DeviceWork, "_train", train), (DeviceWork, "_has_piece", ready),
+        (Ledger, "_is_next", lambda *_: True), (members, "may_step", _whoever_lives),
+    )  # fmt: skip
+
+
+@plant(lambda drawn: is_fluid(drawn) and is_stale(drawn))
+def a_new_set_is_taken_in_the_middle_of_work() -> AbstractContextManager[None]:
+    """A step's weights are used as soon as they are there, whatever the device is at."""
+
+    async def take(self: Rounds, made: Any) -> None:
+        if self._state.ahead is not None and self._state.ahead[0] == made.policy:
+            self._use_what_is_made()
+
+    return patched((Rounds, "_take", take))
+
+
+@plant(lambda drawn: is_fluid(drawn) and is_stale(drawn))
+def an_early_fragment_is_generated_by_the_new_version() -> AbstractContextManager[None]:
+    """It says what it was told, and uses what is in use."""
+    return patched((DeviceWork, "_weights_for", lambda *_: contextlib.nullcontext()))
+
+
+@plant(has_updates)
+def an_update_is_trained_at_the_weights_before() -> AbstractContextManager[None]:
+    """Who has missed an update takes part in the next one all the same."""
+
+    def is_next(self: Ledger, message: Any) -> bool:
+        return bool(message.batch == self.version)
+
+    return patched((Ledger, "_is_next", is_next), (members, "may_step", _may_step_in_spite_of_all))
