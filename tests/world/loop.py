@@ -96,6 +96,18 @@ def loop_of_world() -> "WorldLoop":
     return loop
 
 
+class _Task(asyncio.Task[Any]):
+    """A task whose place in a set follows from its number, not from where it lies in memory: task
+    groups keep theirs in a set, and cancel them in that order."""
+
+    def __init__(self, coroutine: Any, number: int, **options: Any) -> None:
+        self.number = number
+        super().__init__(coroutine, **options)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
 class WorldLoop(asyncio.BaseEventLoop):
     """Runs one world, once."""
 
@@ -145,7 +157,7 @@ class WorldLoop(asyncio.BaseEventLoop):
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
     ) -> "asyncio.Task[Any]":
-        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
+        task = _Task(coroutine, len(self._tasks), loop=loop, **options)
         self._tasks.append(task)
         return task
 

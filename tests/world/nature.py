@@ -4,22 +4,27 @@ Whatever is random in a process follows from the world's seed, its name and how 
 started; so does what it reads from a clock. Nothing here is known to the services.
 """
 
+import asyncio
+import builtins
 import contextlib
 import gc
 import os
 import random
 import secrets
+import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from functools import partial
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
 import structlog
 
+from services.scheduler.shell import lease
 from shared.errors import Unavailable
-from shared.process import service, watchdog
+from shared.process import canary, libraries, service, watchdog, worker
 from shared.process.watchdog import Watchdog
 from tests.world.loop import Killed, Process, WorldLoop, current, loop_of_world
 
@@ -40,7 +45,8 @@ def in_world(loop: WorldLoop, seed: int, say: Say) -> Iterator[None]:
         return outside if process is None else process.random
 
     with contextlib.ExitStack() as stack:
-        for module, name, value in [*_clocks(loop), *_chances(chance), *_processes()]:
+        natural = [*_clocks(loop), *_chances(chance), *_processes(), *_machine()]
+        for module, name, value in natural:
             stack.enter_context(patch.object(module, name, value))
         before = structlog.get_config()
         structlog.configure(
@@ -88,11 +94,59 @@ def _processes() -> list[tuple[Any, str, Any]]:
     return [
         (Watchdog, "start", _watch),
         (watchdog, "_leave", lambda reason: _end()),
+        (Unavailable, "noticed_at", Unavailable.noticed_at),  # afterwards as before
         (os, "kill", lambda pid, signum: _end()),
         (service, "freeze_gc", lambda: None),
         (gc, "freeze", lambda: None),
         (gc, "collect", lambda *_: 0),
     ]
+
+
+def _machine() -> list[tuple[Any, str, Any]]:
+    """All machines that a world runs on look like this one."""
+    return [
+        (socket, "gethostname", lambda: "machine"),
+        (lease, "_boot", lambda: ""),
+        (canary, "processor", lambda: None),
+        *((module, "versions", lambda: {"python": "3"}) for module in (canary, libraries, worker)),
+        (asyncio, "wait_for", _wait_for),
+        (asyncio, "gather", partial(_gather, asyncio.gather)),
+        (builtins, "sum", _sum),
+    ]
+
+
+def _sum(values: Iterable[Any], start: Any = 0) -> Any:
+    """Add one after the other; from 3.12 on Python makes good what floats lose."""
+    for each in values:
+        start = start + each
+    return start
+
+
+def _gather(gather: Callable[..., Any], *awaitables: Any, **options: Any) -> Any:
+    """Take a turn for those that are done as well; from 3.12 on Python takes none."""
+
+    async def result_of(future: Any) -> Any:
+        return await future
+
+    def is_done(each: Any) -> bool:
+        return asyncio.isfuture(each) and each.done()
+
+    return gather(*(result_of(a) if is_done(a) else a for a in awaitables), **options)
+
+
+async def _wait_for(awaitable: Any, timeout: float | None) -> Any:  # noqa: ASYNC109 -- as Python
+    """Do what Python does from 3.12 on; 3.11 makes a task, so that callbacks differ in number."""
+    if timeout is None or timeout > 0:
+        async with asyncio.timeout(timeout):
+            return await awaitable
+    future = asyncio.ensure_future(awaitable)
+    if not future.done():
+        future.cancel()
+        await asyncio.wait([future])
+    try:
+        return future.result()
+    except asyncio.CancelledError as error:
+        raise TimeoutError from error
 
 
 def _end() -> None:

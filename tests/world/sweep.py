@@ -1,11 +1,14 @@
 """Runs many seeds, each in a process of its own that is forked when everything is imported."""
 
+import contextlib
+import gc
 import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,6 +19,8 @@ from tests.world.run import Outcome, live
 
 PATIENCE_S = 120.0
 """Seconds of this machine that a seed may take."""
+WARMING = 0
+"""World that a process lives through before it forks any: first uses of libraries cost 200 ms."""
 _fork = multiprocessing.get_context("fork")
 
 
@@ -26,6 +31,7 @@ def run_seed(seed: int, *, kept: Collection[int] | None = None, plant: str = "")
         kept: numbers of the faults that strike; None: all.
         plant: name of a planted bug (`tests.world.plants`).
     """
+    _warm()
     ours, theirs = _fork.Pipe(duplex=False)
     child = _fork.Process(target=_child, args=(theirs, seed, kept, plant))
     child.start()
@@ -43,11 +49,26 @@ def run_seed(seed: int, *, kept: Collection[int] | None = None, plant: str = "")
         ours.close()
 
 
+@cache
+def _warm() -> None:
+    with _folder():
+        live(WARMING, Path())
+    gc.collect()
+    gc.freeze()
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[None]:
+    """Be in a folder with what all worlds read: recipes have paths, which must be the same."""
+    with tempfile.TemporaryDirectory(prefix="world-") as folder, contextlib.chdir(folder):
+        prepare(Path())
+        yield
+
+
 def _child(pipe: Connection, seed: int, kept: Collection[int] | None, plant: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="world-") as folder, planted(plant):
+    with _folder(), planted(plant):
         try:
-            prepare(Path(folder))
-            outcome = live(seed, Path(folder), None if kept is None else frozenset(kept))
+            outcome = live(seed, Path(), None if kept is None else frozenset(kept))
         except Exception:
             outcome = _failed(seed, traceback.format_exc())
     pipe.send(outcome)
@@ -60,6 +81,7 @@ def _failed(seed: int, why: str) -> Outcome:
 def run_seeds(seeds: Iterable[int], *, at_once: int = 2, plant: str = "") -> Iterator[Outcome]:
     """Yield outcomes as seeds end, without their logs."""
     left = iter(seeds)
+    _warm()
     with ProcessPoolExecutor(at_once, mp_context=_fork) as pool:
         running = {pool.submit(_brief, seed, plant) for seed in islice(left, at_once)}
         while running:
