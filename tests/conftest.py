@@ -52,13 +52,15 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests whose fixtures start a broker, and those that one process of several has to
-    take: the tests of a file, and all files that ask for ranks."""
+    take: the tests of a file, if they name no group, and all files that ask for ranks."""
     fixtures = [set(getattr(item, "fixturenames", ())) for item in items]
     ranked = {item.path for item, named in zip(items, fixtures, strict=True) if RANKS in named}
     for item, named in zip(items, fixtures, strict=True):
         if BROKERS & named:
             item.add_marker(pytest.mark.broker)
-        item.add_marker(pytest.mark.xdist_group(RANKS if item.path in ranked else str(item.path)))
+        if item.get_closest_marker("xdist_group") is None:
+            group = RANKS if item.path in ranked else str(item.path)
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)

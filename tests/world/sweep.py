@@ -3,8 +3,10 @@
 import contextlib
 import gc
 import multiprocessing
+import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import replace
@@ -51,10 +53,22 @@ def run_seed(seed: int, *, kept: Collection[int] | None = None, plant: str = "")
 
 @cache
 def _warm() -> None:
-    with _folder():
+    with _folder(), _quiet():
         live(WARMING, Path())
-    gc.collect()
+        gc.collect()
     gc.freeze()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what Python says of coroutines that a world leaves where they stand."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.unraisablehook = hook
 
 
 @contextlib.contextmanager
@@ -66,7 +80,7 @@ def _folder() -> Iterator[None]:
 
 
 def _child(pipe: Connection, seed: int, kept: Collection[int] | None, plant: str) -> None:
-    with _folder(), planted(plant):
+    with _folder(), _quiet(), planted(plant):
         try:
             outcome = live(seed, Path(), None if kept is None else frozenset(kept))
         except Exception:
