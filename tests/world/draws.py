@@ -20,6 +20,8 @@ INTRUDERS: tuple[Role, ...] = ("rollout", "reward", "client", "encoder", "traine
 SHARES = (0, 1, 1, 2, 8)
 """How much a seed favours a kind of fault; one that lacks some kinds reaches other states."""
 Mode = Literal["pipelined", "sequential", "colocated"]
+PATIENT = 0.25
+"""Share of seeds in which no deadline of seconds makes good what nobody else would."""
 FAULTLESS = 0.05
 """Share of seeds without faults: what stands still in calm weather is found there at once."""
 
@@ -60,6 +62,9 @@ def draw(seed: int, folder: Path) -> Draw:
     updates = random.choice((1, 1, 2))
     staleness: Literal[0, 1] = random.choice((0, 0, 1))
     setting = _setting(random, folder, is_fluid, updates, staleness)
+    if Random(f"{seed}/patience").random() < PATIENT:
+        schedule = setting.schedule.model_copy(update={"slot_deadline_s": "auto"})
+        setting = setting.model_copy(update={"schedule": schedule})
     changes: dict[str, Any] = {
         "run.keep_last": random.choice((1, 2, 3)),
         "trainer.checkpoint_every": random.choice((1, 1, 2, 3)),

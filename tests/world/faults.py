@@ -224,11 +224,15 @@ def favoured(random: Random) -> list[int]:
     return weights if any(weights) else [1] * len(weights)
 
 
-def expected(drawn: Draw, kind: str) -> float:
-    """Return how often a seed lets a kind of fault strike, about."""
-    weights = favoured(Random(f"{drawn.seed}/nemesis"))
-    share = weights[list(FAULTS).index(kind)] / sum(weights)
-    return share * drawn.fault_seconds / drawn.between_faults
+def promise(drawn: Draw, kind: str) -> float:
+    """Return how likely a kind of fault decides a world: it strikes, and others do not hide it."""
+    weights, number = favoured(Random(f"{drawn.seed}/nemesis")), faults_of(drawn)
+    return weights[list(FAULTS).index(kind)] / sum(weights) * min(1, number / 5, 12 / number)
+
+
+def faults_of(drawn: Draw) -> float:
+    """Return how many faults strike, about."""
+    return max(drawn.fault_seconds, 0.1) / drawn.between_faults
 
 
 def _duration(random: Random) -> float:

@@ -6,30 +6,35 @@ python -m tests.world.plant_search --tries 30 --log runs/plants.log      resumed
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tests.world.draws import draw, prepare
-from tests.world.plants import known, promise
+from tests.world.draws import Draw, draw, prepare
+from tests.world.plants import known, promises
 from tests.world.sweep import _fork, run_seed
 
 
-def most_promising(name: str, seeds: int) -> list[int]:
-    """Return the seeds at which a plant may show, those that promise most first."""
+def drawn_worlds(seeds: int) -> list[Draw]:
     with tempfile.TemporaryDirectory(prefix="world-") as folder:
         prepare(Path(folder))
-        worth = {seed: promise(name, draw(seed, Path(folder))) for seed in range(seeds)}
+        return [draw(seed, Path(folder)) for seed in range(seeds)]
+
+
+def most_promising(name: str, worlds: Sequence[Draw]) -> list[int]:
+    """Return the seeds at which a plant may show, those that promise most first."""
+    worth = {each.seed: promises(name, each) for each in worlds}
     return sorted(filter(worth.get, worth), key=lambda seed: (-worth[seed], seed))
 
 
-def first_seed(name: str, seeds: int, tries: range) -> tuple[int | None, str, float]:
+def first_seed(name: str, seeds: Sequence[int]) -> tuple[int | None, str, float]:
     """Return the first seed with a violation that the world without the plant has not, the
     violation, and the seconds that it took."""
     began = time.monotonic()
-    for seed in most_promising(name, seeds)[tries.start : tries.stop]:
+    for seed in seeds:
         outcome = run_seed(seed, plant=name)
         if not outcome.is_well and run_seed(seed).is_well:
             return seed, "; ".join(outcome.violations), time.monotonic() - began
@@ -51,11 +56,12 @@ def main(
         done[name] = tries if found != "-" else max(int(upto), done.get(name, 0))
     log.parent.mkdir(parents=True, exist_ok=True)
     wanted = [n for n in known() if n.startswith(only) and done.get(n, 0) < tries]
+    worlds = drawn_worlds(seeds)
     with ProcessPoolExecutor(at_once, mp_context=_fork) as pool:
-        searches = {
-            pool.submit(first_seed, name, seeds, range(done.get(name, 0), tries)): name
-            for name in wanted
-        }
+        searches = {}
+        for name in wanted:
+            left = most_promising(name, worlds)[done.get(name, 0) : tries]
+            searches[pool.submit(first_seed, name, left)] = name
         for search in as_completed(searches):
             seed, what, seconds = search.result()
             at = [("-" if seed is None else f"{seed}"), f"{tries}", searches[search]]

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.world.draws import Draw
-from tests.world.faults import expected
+from tests.world.faults import promise
 
 Reaches = Callable[[Draw], bool]
 Planting = Callable[[], AbstractContextManager[None]]
@@ -50,10 +50,10 @@ def plant(reaches: Reaches = anywhere, *faults: str) -> Callable[[Planting], Pla
     return note
 
 
-def promise(name: str, drawn: Draw) -> float:
+def promises(name: str, drawn: Draw) -> float:
     """Return how much can be expected of a world; 0 if a plant changes nothing there."""
     reaches, faults = REACHES[name]
-    return min((expected(drawn, kind) for kind in faults), default=1.0) * reaches(drawn)
+    return min((promise(drawn, kind) for kind in faults), default=1.0) * reaches(drawn)
 
 
 @contextmanager
@@ -103,6 +103,15 @@ def lends(drawn: Draw) -> bool:
     """Whether a trainer's devices may generate."""
     schedule = drawn.setting.schedule
     return has_roles(drawn) and (schedule.mode == "colocated" or schedule.tag != "off")
+
+
+def is_patient(drawn: Draw) -> bool:
+    """Whether no deadline of seconds makes good what nobody else does."""
+    return drawn.setting.schedule.slot_deadline_s == "auto"
+
+
+def all_of(*reaches: Reaches) -> Reaches:
+    return lambda drawn: all(each(drawn) for each in reaches)
 
 
 def has_standby(drawn: Draw) -> bool:

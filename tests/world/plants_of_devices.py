@@ -24,11 +24,13 @@ from shared.devices.loan import Loan, apply
 from shared.messages.contracts import Policy, SetDevice
 from tests.world.plants import (
     Except,
+    all_of,
     anywhere,
     has_roles,
     has_updates,
     helps,
     is_fluid,
+    is_patient,
     is_stale,
     lends,
     patched,
@@ -67,7 +69,7 @@ def devices_follow_old_commands() -> AbstractContextManager[None]:
     return patched((loan_agent, "apply", apply_any))
 
 
-@plant(lends)
+@plant(all_of(lends, is_patient), "kill")
 def loans_never_end() -> AbstractContextManager[None]:
     lent = lambda loan, now: loan.mode == "generate"  # noqa: E731
     return patched((loan_agent, "may_generate", lent), (loan_agent, "tick", lambda loan, now: loan))
@@ -81,7 +83,7 @@ def a_paused_fragment_is_finished_with_the_next_version() -> AbstractContextMana
     return patched((LoanAgent, "use", use))
 
 
-@plant(lends)
+@plant(all_of(lends, is_patient), "kill")
 def a_dropped_fragment_is_not_reported() -> AbstractContextManager[None]:
     return patched((LoanAgent, "_release", _NOTHING))
 
@@ -237,7 +239,7 @@ def gradients_are_taken_at_whatever_weights_there_are() -> AbstractContextManage
     )  # fmt: skip
 
 
-@plant(lambda drawn: is_fluid(drawn) and is_stale(drawn))
+@plant(all_of(is_fluid, is_stale))
 def a_new_set_is_taken_in_the_middle_of_work() -> AbstractContextManager[None]:
     """A step's weights are used as soon as they are there, whatever the device is at."""
 
@@ -248,7 +250,7 @@ def a_new_set_is_taken_in_the_middle_of_work() -> AbstractContextManager[None]:
     return patched((Rounds, "_take", take))
 
 
-@plant(lambda drawn: is_fluid(drawn) and is_stale(drawn))
+@plant(all_of(is_fluid, is_stale))
 def an_early_fragment_is_generated_by_the_new_version() -> AbstractContextManager[None]:
     """It says what it was told, and uses what is in use."""
     return patched((DeviceWork, "_weights_for", lambda *_: contextlib.nullcontext()))

@@ -41,11 +41,13 @@ from shared.messages.contracts import ComputeGradient, FragmentSlot, GradientCom
 from shared.run import commits, copies, layout
 from tests.examples import with_schedule
 from tests.world.plants import (
+    all_of,
     anywhere,
     has_roles,
     has_updates,
     helps,
     is_fluid,
+    is_patient,
     is_stale,
     lends,
     patched,
@@ -174,22 +176,22 @@ def _recovery_without(stream: subjects.Stream) -> AbstractContextManager[None]:
     return patched((app.Scheduler, "_read_back", read_back))
 
 
-@plant(anywhere, "kill")
+@plant(is_patient, "kill")
 def recovery_skips_the_tasks() -> AbstractContextManager[None]:
     return _recovery_without(subjects.TASK)
 
 
-@plant(anywhere, "kill")
+@plant(is_patient, "kill")
 def recovery_skips_the_groups() -> AbstractContextManager[None]:
     return _recovery_without(subjects.TRAIN)
 
 
-@plant(helps, "kill")
+@plant(all_of(helps, is_patient), "kill")
 def recovery_skips_the_contributions() -> AbstractContextManager[None]:
     return _recovery_without(subjects.PART)
 
 
-@plant(anywhere, "kill")
+@plant(is_patient, "kill")
 def recovery_skips_the_events() -> AbstractContextManager[None]:
     return _recovery_without(subjects.EVT)
 
@@ -250,12 +252,12 @@ def a_contribution_outlives_its_fragments() -> AbstractContextManager[None]:
     return patched((fragments, "requeue_group", requeue_group))
 
 
-@plant(helps, "kill")
+@plant(all_of(helps, is_patient), "kill")
 def a_dead_device_keeps_its_group() -> AbstractContextManager[None]:
     return patched((fragments, "cancel_gradient", lambda state, batch, index: state))
 
 
-@plant(helps)
+@plant(all_of(helps, is_patient), "kill")
 def a_released_gradient_is_computed_by_nobody() -> AbstractContextManager[None]:
     return patched((training, "cancel_gradient", lambda state, batch, index: state))
 
@@ -268,7 +270,7 @@ def a_step_is_ordered_before_all_have_confirmed() -> AbstractContextManager[None
     return patched((rounds, "_silent", lambda fluid, exchange: frozenset()))
 
 
-@plant(is_fluid, "kill")
+@plant(all_of(is_fluid, is_patient), "kill")
 def what_a_lost_member_had_is_nobodys() -> AbstractContextManager[None]:
     return patched((events, "member_lost", lambda state, address: state))
 
@@ -316,7 +318,7 @@ def what_a_lost_version_made_is_kept() -> AbstractContextManager[None]:
     )  # fmt: skip
 
 
-@plant(is_fluid, "kill")
+@plant(all_of(is_fluid, is_patient), "kill")
 def nobody_else_commits() -> AbstractContextManager[None]:
     return patched((rounds, "_commit", lambda plan, state, now, commands: state))
 
@@ -331,7 +333,7 @@ def an_exchange_has_no_deadline() -> AbstractContextManager[None]:
     return patched((rounds, "_end_round", ends), (rounds, "max_seconds", lambda _: math.inf))
 
 
-@plant(lambda drawn: is_fluid(drawn) and is_stale(drawn))
+@plant(all_of(is_fluid, is_stale))
 def a_group_that_was_begun_early_goes_on_with_the_new_version() -> AbstractContextManager[None]:
     """Its next fragments are by whatever version is newest."""
     original = issuing.issue

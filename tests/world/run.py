@@ -14,10 +14,10 @@ import shared.process.worker_process
 from shared.run.commits import commit_chain
 from shared.run.repair import find_damage, mend
 from tests.storm.lagging import known
-from tests.world.commanders import Commanders
 from tests.world.companions import companions_installed
 from tests.world.draws import RUN, draw
 from tests.world.faults import Fault, Nemesis
+from tests.world.invariants import Invariants
 from tests.world.judge import violations
 from tests.world.loop import WorldLoop
 from tests.world.nats_streams import StoredMessage, Stream
@@ -62,16 +62,16 @@ def live(seed: int, folder: Path, kept: frozenset[int] | None = None) -> Outcome
     with known():
         loop, drawn = WorldLoop(seed), draw(seed, folder)
         world = World(drawn, folder, loop)
-        nemesis, commanders = Nemesis(world, kept), Commanders(world)
+        nemesis, invariants = Nemesis(world, kept), Invariants(world)
         found: list[str] = []
 
         async def run() -> None:
             found.extend(await _live(world, nemesis))
 
-        with in_world(loop, seed, world.tell), _connected(world), commanders.watched():
+        with in_world(loop, seed, world.tell), _connected(world), invariants.watched():
             asyncio.set_event_loop(None)
             loop.run(run())
-    found += commanders.violations
+    found += invariants.violations[:3]
     found += [f"asyncio: {each}" for each in map(_trouble, loop.troubles) if each]
     return Outcome(
         seed, tuple(found), tuple(nemesis.struck), world.digest, loop.now,

@@ -1,7 +1,7 @@
-"""Sees that one scheduler commands at a time: a lease is confirmed by its holder alone.
+"""Sees what has to hold at every moment of a world, and what no record would show.
 
-A scheduler that sends commands after another's epoch has begun is heeded by nobody, so that no
-record shows it; but what it sends is work for nothing, and a lease that two hold is none.
+One scheduler commands at a time. Who sends commands after another's epoch has begun is heeded by
+nobody; but it is work for nothing, and a lease that two hold is none. And a slot takes one message.
 """
 
 from collections.abc import Iterator
@@ -10,15 +10,18 @@ from dataclasses import dataclass, field
 from unittest.mock import patch
 
 from services.scheduler.shell.lease import Lease
+from shared.messages.subjects import STREAMS
+from tests.world.nats_streams import StoredMessage, Stream
 from tests.world.world import World
 
 WIPE = "fault wipe nats"
+SLOTTED = {stream.name for stream in STREAMS if stream.slots}
 LOST_S = 10.0
 """After a loss of the register another takes the lease at once, while its holder goes on."""
 
 
 @dataclass(slots=True)
-class Commanders:
+class Invariants:
     world: World
     violations: list[str] = field(default_factory=list)
     _newest: tuple[int, float] = (0, 0.0)
@@ -26,8 +29,8 @@ class Commanders:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Watch all leases of the world."""
-        begin, confirm = Lease._begin, Lease.confirm
+        """Watch all leases of the world, and what its streams store."""
+        begin, confirm, append = Lease._begin, Lease.confirm, Stream.append
 
         async def begun(lease: Lease, revision: int, began: float) -> bool:
             is_held = await begin(lease, revision, began)
@@ -39,7 +42,16 @@ class Commanders:
             await confirm(lease)
             self._look(lease.epoch)
 
-        with patch.object(Lease, "_begin", begun), patch.object(Lease, "confirm", confirmed):
+        def appended(stream: Stream, made: StoredMessage) -> None:
+            if stream.name in SLOTTED and stream.last_of(made.subject) is not None:
+                self.violations.append(f"{made.subject} takes a second message")
+            append(stream, made)
+
+        with (
+            patch.object(Lease, "_begin", begun),
+            patch.object(Lease, "confirm", confirmed),
+            patch.object(Stream, "append", appended),
+        ):
             yield
 
     def _look(self, epoch: int) -> None:
