@@ -30,6 +30,7 @@ from shared.process.watchdog import WARNED_AT, Watchdog
 from shared.process.worker import Worker, WorkerContext, patiently
 from shared.recipe.recipe import Recipe
 from shared.run.files import check_files
+from shared.run.layout import numbers_in
 from shared.run.run_recipe import read_recipe, wait_for_recipe
 from shared.store import ObjectStore, open_store
 from shared.store.host_cache import host_cache
@@ -41,6 +42,9 @@ READS = {
     "trainer": ("model.folder", "model.adapter"),
 }
 """Recipe keys, or their beginnings, that name what a service reads on its host."""
+
+LOOK_S = 1.0
+"""Seconds between two looks for a commit that was announced and is not there."""
 
 WorkerService = Literal["rollout", "encoder", "reward", "trainer"]
 
@@ -126,12 +130,14 @@ async def until_finished(bus: Bus, store: ObjectStore, recipe: Recipe) -> None:
     subject = subjects.event_subject(bus.run, "policy_published")
     async for received in bus.follow(subjects.EVT, [subject]):
         event = received.message
-        if isinstance(event, PolicyPublished) and event.policy.version >= steps:
-            # A run that is resumed may have more.
+        while isinstance(event, PolicyPublished) and event.policy.version >= steps:
+            # A run that is resumed may have more, and whoever may publish could announce anything.
             stored = await patiently(lambda: read_recipe(store, bus.run), "store_unavailable")
             steps = 0 if stored is None else stored.run.steps
-            if event.policy.version >= steps:
+            committed = partial(numbers_in, store, bus.run, "commits")
+            if max(await patiently(committed, "store_unavailable"), default=0) >= steps:
                 return
+            await asyncio.sleep(LOOK_S)
 
 
 @contextmanager

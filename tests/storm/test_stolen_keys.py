@@ -19,80 +19,27 @@ from shared.errors import Unavailable
 from shared.messages import subjects
 from shared.messages.codec import encode
 from shared.messages.contracts import (
-    FragmentFailed,
     FragmentGenerated,
-    FragmentReleased,
-    FragmentScored,
     FragmentSlot,
     GenerateFragment,
-    GradientComputed,
-    GradientReleased,
-    GroupFailed,
-    GroupGradientRef,
-    Message,
-    ObjectRef,
-    Prompt,
     TrainGroup,
     Trajectories,
 )
 from shared.messages.rights import ROLES, Role
 from shared.messages.subjects import subject_of
 from shared.run.dead_letters import read_letters
-from shared.run.rights import WRITES
 from shared.store import ObjectStore, StoreSettings, open_store
 from tests.paths import ROOT
 from tests.storm.cluster import Cluster, cluster
+from tests.storm.forged import STORED, foreign_keys, results
 from tests.storm.judge import violations_of
 from tests.storm.small import small
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 ROGUE = "rogue-00000000"
-NOWHERE = ObjectRef(key="small/batches/nowhere", sha256="0" * 64, size=1)
-STORED = Trajectories(
-    trajectory=NOWHERE, conditions=NOWHERE, media=NOWHERE, weights_digest="0" * 64
-)
 THIEVES = tuple(role for role in ROLES if role != "scheduler")
 """Roles whose key does not command the run anyhow."""
 log = structlog.get_logger()
-
-
-def results(role: Role, task: GenerateFragment, name: str, stored: Trajectories) -> list[Message]:
-    """Return what a role may say of a task, as if ``name`` had done it."""
-    fragment, batch, index = task.fragment, task.fragment.batch, task.fragment.group
-    prompt, samples = Prompt(text="forged"), (1.0,) * fragment.num_samples
-    made = FragmentGenerated(
-        fragment=fragment,
-        policy=task.policy,
-        prompt=prompt,
-        stored=stored,
-        worker=name,
-        seconds=0.1,
-    )
-    score = FragmentScored(
-        fragment=fragment, policy=task.policy, stored=stored, rewards=samples,
-        parts={"emulated": samples}, generated_by=name, worker=name, seconds=0.1,
-    )  # fmt: skip
-    gradient = GroupGradientRef(gradient=NOWHERE, tally={}, worker=name)
-    of_both: list[Message] = [
-        made,
-        FragmentFailed(slot=fragment.slot, stage="rollout", reason="forged", worker=name),
-        FragmentFailed(slot=fragment.slot, stage="rollout", reason="forged", worker=None),
-        FragmentReleased(slot=fragment.slot, worker=name, reason="returned"),
-    ]
-    if role == "reward":
-        return [score]
-    if role == "trainer":
-        return of_both
-    return [
-        *of_both,
-        score,
-        GradientComputed(
-            batch=batch, group=index, attempt=0, policy=task.policy, contribution=gradient,
-            seconds=0.1,
-        ),
-        GradientReleased(batch=batch, group=index, attempt=0, worker=name, reason="failed"),
-        GroupFailed(batch=batch, group=index, attempt=0, reason="forged"),
-    ]  # fmt: skip
 
 
 @contextlib.asynccontextmanager
@@ -144,22 +91,6 @@ def store_as(run: Cluster, role: Role) -> ObjectStore:
             secret_key=SecretStr(secrets["DIGENRL_S3_SECRET_KEY"]),
         )
     )
-
-
-def foreign_keys(run: str, role: Role) -> list[str]:
-    """Return names that another role has, and its own folders at every place that another has."""
-    places = {each for places in WRITES.values() for each in places}
-    other = {each for each in places if not each.startswith(WRITES[role])}
-    names = [f"{each}00000099.json" if each.endswith("/") else each for each in sorted(other)]
-    positions = [
-        f"{place}{own}00000099.json"
-        for place in sorted(other)
-        if place.endswith("/")
-        for own in WRITES[role]
-        if own.endswith("/")
-    ]
-    found = [each for each in (*names, *positions) if not each.startswith(WRITES[role])]
-    return [f"{run}/{each}" for each in found]
 
 
 async def store_objects(run: Cluster, role: Role, number: int) -> list[str]:

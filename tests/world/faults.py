@@ -88,12 +88,16 @@ class Nemesis:
         if what == "client":
             return sorted(world.handles)
         if what == "object":
-            return [
-                key
-                for key in world.bucket.objects.under(f"{RUN}/")
-                if key.removeprefix(f"{RUN}/").startswith(DAMAGED)
-            ]
+            return [key for key in world.bucket.objects.under(f"{RUN}/") if self._is_spare(key)]
         return [what]
+
+    def _is_spare(self, key: str) -> bool:
+        """Whether the run can make an object good; a commit record has a copy soon, which does."""
+        folder, _, name = key.removeprefix(f"{RUN}/").partition("/")
+        copies = f"{RUN}/copies/{name.removesuffix('.json')}/"
+        return f"{folder}/{name}".rstrip("/").startswith(DAMAGED) and (
+            folder != "commits" or bool(self.world.bucket.objects.under(copies))
+        )
 
     def make_peace(self) -> None:
         self.world.say("peace")

@@ -12,11 +12,13 @@ from unittest.mock import patch
 import services.scheduler.shell.service
 import shared.process.worker_process
 from shared.run.commits import commit_chain
+from shared.run.journal import PhaseChange, read_newest
 from shared.run.repair import find_damage, mend
 from tests.storm.lagging import known
 from tests.world.companions import companions_installed
 from tests.world.draws import RUN, draw
 from tests.world.faults import Fault, Nemesis
+from tests.world.intruder import intrusion
 from tests.world.invariants import Invariants
 from tests.world.judge import violations
 from tests.world.loop import WorldLoop
@@ -33,6 +35,10 @@ GONE = "Unavailable("
 """Begins what ends a process that cannot reach what it starts with."""
 REFUSED = "another worker is named"
 """What ends a worker in whose place another one lives on."""
+REPAIR = "digenrl repair"
+"""Names what puts right that somebody has damaged an object and its copy."""
+TRIED = 5
+"""Times that a service has ended by such damage until it is seen that it does not get further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,39 +117,66 @@ async def _live(world: World, nemesis: Nemesis) -> list[str]:
     world.nats.start()
     watch = Watch(world)
     watch.start()
-    striking = asyncio.create_task(nemesis.strike())
-    await striking
-    deadline = world.loop.now + FINISHES_S
-    while not world.is_finished and world.loop.now < deadline:  # noqa: ASYNC110 -- the store
-        await asyncio.sleep(LOOK_S)
+    with intrusion(world) as intruder:
+        await nemesis.strike()
+    may_fail = intruder is not None and intruder.as_others
+    has_ended = await _end_of_run(world, may_fail=may_fail)
     await watch.settle()
     world.is_over = True
-    found = _errors(world) + await watch.violations()
-    if not world.is_finished:
-        found.append(f"not finished {FINISHES_S:.0f} s after peace: {world.num_commits} versions")
     for task in keeping:
         task.cancel()
     for service in world.services.values():
         if service.process is not None:
             service.process.kill()
-    return found + await _judged(world)
+    await _repair(world)
+    found = _errors(world, may_fail=may_fail) + await watch.violations()
+    found += [] if intruder is None else intruder.violations
+    if not has_ended:
+        found.append(f"not finished {FINISHES_S:.0f} s after peace: {world.num_commits} versions")
+    may_be_false = intruder is not None and intruder.is_harmful
+    records = await commit_chain(world.judging, RUN)
+    if not records and may_fail:
+        return found
+    return found + await violations(world.site, records, world.judging, may_be_false=may_be_false)
 
 
-async def _judged(world: World) -> list[str]:
-    """Mend what can be mended, as whoever runs `digenrl repair`, and judge what there is."""
-    store = world.judging
-    for damage in await find_damage(store, RUN):
-        await mend(store, RUN, damage)
-    return await violations(world.site, await commit_chain(store, RUN), store)
+async def _end_of_run(world: World, *, may_fail: bool) -> bool:
+    """Wait until the run has finished, or has failed and may; return whether it has."""
+    deadline = world.loop.now + FINISHES_S
+    while not world.is_finished:
+        if may_fail and await _reason(world):
+            return True
+        if world.loop.now >= deadline:
+            return False
+        await asyncio.sleep(LOOK_S)
+    return True
 
 
-def _errors(world: World) -> list[str]:
+async def _reason(world: World) -> str | None:
+    """Return why the run has ended before its last step, if it has."""
+    for service in world.services.values():
+        if REPAIR in "".join(service.errors[-1:]) and len(service.errors) > TRIED:
+            return service.errors[-1]
+    async for _, entry in read_newest(world.judging, RUN):
+        if isinstance(entry, PhaseChange):
+            return entry.failure if entry.phase == "failed" else None
+    return None
+
+
+async def _repair(world: World) -> None:
+    """Mend what can be mended, as whoever runs `digenrl repair`."""
+    for damage in await find_damage(world.judging, RUN):
+        await mend(world.judging, RUN, damage)
+
+
+def _errors(world: World, *, may_fail: bool) -> list[str]:
     """Return what has ended services that should not have."""
     return [
         f"{name} ended: {error}"
         for name, each in world.services.items()
         for error in each.errors
         if REFUSED not in error and not error.startswith(GONE)
+        if not (may_fail and REPAIR in error)
     ]
 
 

@@ -22,6 +22,7 @@ from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
 from shared.process.service import give_threads, listen
 from shared.process.worker_process import until_finished
 from shared.recipe.recipe import load_recipe, override
+from shared.run.layout import commit_key
 from shared.run.run_recipe import store_recipe
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
@@ -185,13 +186,15 @@ def published(version: int) -> PolicyPublished:
 
 
 async def test_a_worker_ends_with_its_finished_run_and_says_where_it_got_before(
-    serve: Serve, stored_run: None, nats_url: str, bus: Bus
+    serve: Serve, stored_run: None, folder_store: ObjectStore, nats_url: str, bus: Bus
 ) -> None:
+    steps = load_recipe(DIGITS).run.steps
+    await folder_store.write(commit_key("digits", steps), b"")
     process = serve("reward", environment={"DIGENRL_NATS_URL": nats_url})
     place = (await asyncio.to_thread(said, process, "connected"))["nats"]
     assert place.startswith("nats://127.0.0.1:") and PASSWORD not in place
     assert (await asyncio.to_thread(said, process, "ready"))["device"] == "cpu"
-    await bus.publish(published(load_recipe(DIGITS).run.steps))
+    await bus.publish(published(steps))
     await asyncio.to_thread(said, process, "run_finished")
     _, rest = await asyncio.to_thread(process.communicate, timeout=10)
     assert (process.returncode, "Traceback" in rest) == (0, False)
@@ -199,9 +202,11 @@ async def test_a_worker_ends_with_its_finished_run_and_says_where_it_got_before(
 
 @pytest.mark.slow
 async def test_a_worker_that_is_to_stay_outlives_its_run_and_leaves_no_traceback(
-    serve: Serve, stored_run: None, nats_url: str, bus: Bus
+    serve: Serve, stored_run: None, folder_store: ObjectStore, nats_url: str, bus: Bus
 ) -> None:
-    await bus.publish(published(load_recipe(DIGITS).run.steps))
+    steps = load_recipe(DIGITS).run.steps
+    await folder_store.write(commit_key("digits", steps), b"")
+    await bus.publish(published(steps))
     process = serve("reward", "--stay", environment={"DIGENRL_NATS_URL": nats_url})
     await asyncio.to_thread(said, process, "ready")
     with pytest.raises(subprocess.TimeoutExpired):
@@ -209,15 +214,16 @@ async def test_a_worker_that_is_to_stay_outlives_its_run_and_leaves_no_traceback
     assert await asyncio.to_thread(ended_by_sigterm, process) == 0
 
 
-async def test_a_run_that_was_given_more_steps_is_finished_after_those(
+async def test_a_run_that_was_given_more_steps_is_finished_after_those_are_committed(
     folder_store: ObjectStore, bus: Bus
 ) -> None:
     first = override(load_recipe(DIGITS), {"run.steps": 1})
     await store_recipe(folder_store, override(first, {"run.steps": 2}))
     finishing = asyncio.create_task(until_finished(bus, folder_store, first))
-    await bus.publish(published(1))
-    assert not (await asyncio.wait({finishing}, timeout=0.5))[0]
-    await bus.publish(published(2))
+    for version in (1, 2):  # nobody has committed the second one
+        await bus.publish(published(version))
+        assert not (await asyncio.wait({finishing}, timeout=0.5))[0]
+    await folder_store.write(commit_key("digits", 2), b"")
     await asyncio.wait_for(finishing, 5)
 
 
