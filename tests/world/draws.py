@@ -15,7 +15,7 @@ from tests.profile.tiny import tiny_profile
 from tests.storm.lagging import NAME as LAGGING
 
 RUN = "world"
-PROMPTS = 400
+PROMPTS = 64
 INTRUDERS: tuple[Role, ...] = ("rollout", "reward", "client", "encoder", "trainer")
 SHARES = (0, 1, 1, 2, 8)
 """How much a seed favours a kind of fault; one that lacks some kinds reaches other states."""

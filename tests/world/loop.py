@@ -14,6 +14,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from itertools import count
 from random import Random
 from typing import Any, Literal
 
@@ -113,6 +114,7 @@ class WorldLoop(asyncio.BaseEventLoop):
 
     _ready: deque[Any]
     _scheduled: list[Any]
+    """Moments, numbers and timers: comparing tuples takes no Python."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -120,6 +122,8 @@ class WorldLoop(asyncio.BaseEventLoop):
         """Seconds of the world."""
         self.troubles: list[dict[str, Any]] = []
         """What asyncio would have written to the log."""
+        self._numbers = count()
+        """Timers of one moment are due in the order in which they were set."""
         self._threads = Random(f"{seed}/threads")
         self._tasks: list[asyncio.Task[Any]] = []
         """All that ever were: nothing of a dead process may be collected, which would end its
@@ -129,6 +133,20 @@ class WorldLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         return self.now
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, (when, next(self._numbers), timer))
+        return timer
 
     def take(self, handles: Iterable[asyncio.Handle]) -> None:
         """Run these callbacks soon, in their order."""
@@ -183,17 +201,15 @@ class WorldLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         """Run what is ready; if nothing is, go on to the next timer."""
         scheduled = self._scheduled
-        while scheduled and scheduled[0]._cancelled:
-            heapq.heappop(scheduled)._scheduled = False
+        while scheduled and scheduled[0][2]._cancelled:
+            heapq.heappop(scheduled)
         if not self._ready:
             if not scheduled:
                 raise Idle
-            self.now = max(self.now, scheduled[0]._when)
+            self.now = max(self.now, scheduled[0][0])
         self.now += TURN_S
-        while scheduled and scheduled[0]._when <= self.now:
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-            self._ready.append(handle)
+        while scheduled and scheduled[0][0] <= self.now:
+            self._ready.append(heapq.heappop(scheduled)[2])
         ready = self._ready
         for _ in range(len(ready)):
             handle = ready.popleft()

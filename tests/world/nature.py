@@ -12,10 +12,11 @@ import os
 import random
 import secrets
 import socket
+import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from functools import partial
+from functools import cache, partial
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -30,7 +31,8 @@ from tests.world.loop import Killed, Process, WorldLoop, current, loop_of_world
 
 EPOCH = 1_800_000_000.0
 """Unix seconds at which every world begins."""
-LOW_S = 1e-3
+_create_context = cache(ssl.create_default_context)
+"""It takes 20 ms, and nothing here is encrypted."""
 
 Say = Callable[[str, MutableMapping[str, Any]], None]
 
@@ -105,6 +107,7 @@ def _processes() -> list[tuple[Any, str, Any]]:
 def _machine() -> list[tuple[Any, str, Any]]:
     """All machines that a world runs on look like this one."""
     return [
+        (ssl, "create_default_context", _create_context),
         (socket, "gethostname", lambda: "machine"),
         (lease, "_boot", lambda: ""),
         (canary, "processor", lambda: None),

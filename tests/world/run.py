@@ -31,6 +31,8 @@ from tests.world.world import World
 FINISHES_S = 240.0
 """Seconds after peace within which a run ends."""
 LOOK_S = 0.5
+_ended: list[World] = []
+"""Worlds are not freed: that takes as long as a tenth of their life, and their process ends."""
 GONE = "Unavailable("
 """Begins what ends a process that cannot reach what it starts with."""
 REFUSED = "another worker is named"
