@@ -58,7 +58,7 @@ VARIABLES = frozenset(
     f"DIGENRL_{name.upper()}" for name in (*ServiceSettings.model_fields, "api_token")
 ) | {
     "DIGENRL_SECRETS_DIR", "DIGENRL_MODELS", "DIGENRL_STARTER", "DIGENRL_PRIVATE_HOSTS",
-    "DIGENRL_FAILPOINT", "DIGENRL_FAULT_SEEDS", "DIGENRL_EXAMPLES", "DIGENRL_KEYS",
+    "DIGENRL_FAILPOINT", "DIGENRL_EXAMPLES", "DIGENRL_KEYS",
     "DIGENRL_SCHEDULER_URL", "DIGENRL_SHOWN_URL",
 }  # fmt: skip
 """Variables that some program of DigenRL reads."""

@@ -25,7 +25,7 @@ from shared.messages.contracts import (
 from shared.messages.rights import Role
 from shared.messages.subjects import subject_of
 from shared.run.dead_letters import read_letters
-from tests.faults.test_mutations import MESSAGES, mutated
+from tests.shared.messages.test_mutations import MESSAGES, mutated
 from tests.storm.cluster import Cluster, cluster, until_true
 from tests.storm.judge import violations_of
 from tests.storm.small import small

@@ -16,7 +16,7 @@ from shared.run.commits import CommitRecord
 from shared.run.layout import commit_key
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
-from tests.faults.test_mutations import MESSAGES
+from tests.shared.messages.test_mutations import MESSAGES
 
 RUN = "run"
 

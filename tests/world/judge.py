@@ -43,7 +43,8 @@ async def violations(
     found = judge(records, rules)
     if not found:
         found += [] if may_be_false else Reference(site).compare(records)
-        found += await judge_objects(records, store, kept=recipe.run.keep_last)
+        kept = max(recipe.run.keep_last, 1 + recipe.schedule.staleness_limit)
+        found += await judge_objects(records, store, kept=kept)
     if site.emulation.setting.encoders and not may_be_false:
         found += await judge_conditions(store, recipe.run.name)
     return found

@@ -26,6 +26,7 @@ from shared.store import ObjectStore
 from tests.world import bucket
 from tests.world.plants import (
     Except,
+    all_of,
     anywhere,
     has_intruder,
     has_standby,
@@ -138,7 +139,7 @@ def m02_after_vain_rounds_the_missed_stay() -> AbstractContextManager[None]:
     return patched((rounds, "_void_missed", void))
 
 
-@plant(is_stale)
+@plant(all_of(is_stale, lambda drawn: drawn.changes["run.keep_last"] == 1))
 def m05_the_version_before_is_deleted_while_it_may_be_used() -> AbstractContextManager[None]:
     original = Retention.kept
 

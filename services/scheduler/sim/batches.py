@@ -68,11 +68,6 @@ class Trainer(ABC):
     _early: list[Message] = field(default_factory=list)
     """Groups by a version that is not stored yet, as far as this trainer knows."""
 
-    @property
-    @abstractmethod
-    def has_independent_devices(self) -> bool:
-        """Whether each device works on its own."""
-
     @abstractmethod
     def _act(self) -> None:
         """Let the devices do what there is to do; to commit is a part of it."""
@@ -124,9 +119,6 @@ class Trainer(ABC):
         """Begin a batch with new weights; its groups are read from the first."""
         self.policy, self._before = policy, before
         self._ready, self._trained, self._early = {}, {}, []
-        self.history.opened(
-            self.address, policy.version, policy.weights_digest, alone=self.has_independent_devices
-        )
         if self._groups is not None:
             self._groups.cancel()
         version = policy.version
@@ -169,7 +161,6 @@ class Trainer(ABC):
     def _take(self, group: TrainGroup) -> None:
         self._ready[group.group] = group
         if group.contribution is not None:
-            self.history.added(self.address, group, range(0))
             self._count(group, 0.0)
         self._act()
 
@@ -218,7 +209,8 @@ class Trainer(ABC):
 
     def _store(self, policy: Policy, parent: Policy, trained: tuple[TrainGroup, ...]) -> None:
         accepted = self.commits.create(policy, parent, trained, self.address)
-        self.history.committed(self.address, policy.version, accepted)
+        if accepted:
+            self.history.committed()
         goes_on = accepted and self._overlaps
         self.process.after(ANNOUNCE_S, lambda: self._stored(policy if goes_on else None))
 
@@ -238,7 +230,6 @@ class Trainer(ABC):
 
     def _told(self, message: Message) -> None:
         assert isinstance(message, SetDevice)
-        self.history.told(self.address, message)
         before, self.loan = self.loan, apply(self.loan, message, self.process.world.now)
         if self.loan is before:
             return
@@ -252,7 +243,6 @@ class Trainer(ABC):
     def _expire(self) -> None:
         before, self.loan = self.loan, tick(self.loan, self.process.world.now)
         if self.loan is not before:
-            self.history.expired(self.address, self.loan.loan_number)
             self.report()
 
     def _release(self, task: GenerateFragment, reason: Literal["stale", "returned"]) -> None:

@@ -4,9 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
-from services.scheduler.sim.history import History
 from services.scheduler.sim.world import Process, World
-from shared.errors import SlotPoisoned
 from shared.messages import subjects
 from shared.messages.contracts import (
     Command,
@@ -34,8 +32,6 @@ class Subscription:
     life: int
     receive: Receive
     wanted: Callable[[Message], bool]
-    lag: float = 0.0
-    """Seconds that it needs, after its process was cut off, to read on."""
     kinds: frozenset[type] | None = None
     """Types of messages that it is given; None: all."""
     address: str | None = None
@@ -108,22 +104,9 @@ class Broker:
     world: World
     delay: Delay
     """Seconds of one delivery; drawn anew for each."""
-    history: History
-    repeat: float = 0.0
-    """Probability that a delivery comes twice."""
-    ack_wait: float | None = None
-    """Seconds after which a message of a queue comes again. None: only to a new worker."""
-    slowest_return: float = 0.0
-    """Seconds that a subscription may lag; another one of the same process may lag less."""
-    poison: float = 0.0
-    """Probability that the slot of a group to be trained turns out to be taken by bytes that are
-    no message."""
     stored: dict[str, list[Message]] = field(default_factory=dict)
     """Stream -> messages, in stored order."""
     slots: set[str] = field(default_factory=set)
-    dedupe: bool = True
-    """Whether a slot takes one message only. Off in no real run: tests plant it as a bug."""
-    poisoned: set[str] = field(default_factory=set)
     fence: Fence = field(default_factory=Fence)
     """The newest epoch that a scheduler has marked, in all streams of commands at once."""
     _void: set[str] = field(default_factory=set)
@@ -138,8 +121,7 @@ class Broker:
         self.fence = self.fence.raised(epoch)
 
     def publish(self, message: Message, epoch: int = 0) -> bool:
-        """Returns False if the slot is taken; raises SlotPoisoned if what took it is no message.
-        ``epoch``: of the scheduler whose command this is."""
+        """Returns False if the slot is taken. ``epoch``: of the scheduler whose command this is."""
         subject = subject_of(RUN, message)
         stream = STREAMS[subject.split(".", 3)[2]]
         if isinstance(message, Command) and not self.fence.passes(epoch):
@@ -147,10 +129,7 @@ class Broker:
         if subject in self._void:
             self._free(subject)
         taken = stream.slots and subject in self.slots
-        if self._is_poisoned(stream, subject, taken):
-            raise SlotPoisoned(subject)
-        self.history.stored(subject, message, accepted=not (taken and self.dedupe))
-        if taken and self.dedupe:
+        if taken:
             return False
         if stream.slots:
             self.slots.add(subject)
@@ -160,7 +139,6 @@ class Broker:
 
     def _refuse(self, stream: Stream, subject: str, epoch: int) -> bool:
         """Stores a command that nobody heeds; it may take a slot."""
-        self.history.fault("command refused", f"{subject} of epoch {epoch}")
         if not stream.slots or subject in self.slots:
             return False
         self.slots.add(subject)
@@ -171,13 +149,6 @@ class Broker:
         """Gives a slot that a refused command took to who commands now."""
         self._void.discard(subject)
         self.slots.discard(subject)
-
-    def _is_poisoned(self, stream: Stream, subject: str, taken: bool) -> bool:
-        if stream not in (subjects.TRAIN, subjects.GRAD) or not (self.poison or self.poisoned):
-            return False
-        if not taken and self.world.random.random() < self.poison:
-            self.poisoned.add(subject)
-        return subject in self.poisoned
 
     def _forward(self, stream: Stream, subject: str, message: Message) -> None:
         routes = self._routes.get(stream.name)
@@ -190,28 +161,16 @@ class Broker:
             self._offer(queue, subject, message)
 
     def send(self, sender: Process, message: Message, once: str | None = None) -> None:
-        """Publish from a process, which repeats it until it reaches the broker, in order.
+        """Publish from a process.
 
         ``once``: of messages of the same name, others are dropped for two minutes.
         """
-
-        def publish() -> None:
-            now = self.world.now
-            if once is not None and now - self._named.get(once, -math.inf) < subjects.SAME_NAME_S:
-                return
-            if once is not None:
-                self._named[once] = now
-            self.publish(message)
-
-        sender.outbox.append(publish)
-        self._flush(sender)
-
-    def _flush(self, sender: Process) -> None:
-        while sender.outbox:
-            if sender.is_cut_off:
-                sender.after(sender.cut_off_until - self.world.now, lambda: self._flush(sender))
-                return
-            sender.outbox.popleft()()
+        now = self.world.now
+        if once is not None and now - self._named.get(once, -math.inf) < subjects.SAME_NAME_S:
+            return
+        if once is not None:
+            self._named[once] = now
+        self.publish(message)
 
     def subscribe(
         self,
@@ -230,9 +189,8 @@ class Broker:
             kinds: types of the messages that it may want; None: all.
             address: whose it is, if it wants no commands to others.
         """
-        lag = self.world.random.random() * self.slowest_return
         only = None if kinds is None else frozenset(kinds)
-        subscription = Subscription(process, process.life, receive, wanted, lag, only, address)
+        subscription = Subscription(process, process.life, receive, wanted, only, address)
         self._routes.setdefault(stream.name, Routes()).add(subscription)
         for message in self.stored.get(stream.name, [])[after:]:
             if (only is None or type(message) in only) and wanted(message):
@@ -247,9 +205,7 @@ class Broker:
         for message in self.stored.get(stream.name, []):
             subject = subject_of(RUN, message)
             if subject not in queue.acked:
-                wait = (self.ack_wait or 0.0) if subject in queue.offered else 0.0
-                at = max(self.world.now, queue.offered.get(subject, 0.0) + wait)
-                self._offer_at(at, queue, subject, message)
+                self._offer_at(self.world.now, queue, subject, message)
 
     def ack(self, stream: Stream, message: Message) -> None:
         self._queues[stream.name].acked.add(subject_of(RUN, message))
@@ -261,9 +217,7 @@ class Broker:
         if subject in queue.acked or not queue.subscription.is_alive:
             return
         queue.offered[subject] = self.world.now
-        self._deliver_once(queue.subscription, message)
-        if self.ack_wait is not None:
-            self._offer_at(self.world.now + self.ack_wait, queue, subject, message)
+        self._deliver(queue.subscription, message)
 
     def _offer_at(self, time: float, queue: Queue, subject: str, message: Message) -> None:
         before = queue.offered.get(subject)
@@ -275,20 +229,6 @@ class Broker:
         self.world.at(time, again)
 
     def _deliver(self, subscription: Subscription, message: Message) -> None:
-        self._deliver_once(subscription, message)
-        if self.repeat and self.world.random.random() < self.repeat:
-            self._deliver_once(subscription, message)
-
-    def _deliver_once(self, subscription: Subscription, message: Message) -> None:
-        process = subscription.process
-        if not subscription.is_alive:
-            return
-
-        def arrive() -> None:
-            if process.is_cut_off:  # the client reads on when it is back
-                away = process.cut_off_until - self.world.now
-                process.after(away + subscription.lag, arrive)
-            else:
-                subscription.receive(message)
-
-        process.after(self.delay(), arrive)
+        if subscription.is_alive:
+            receive = subscription.receive
+            subscription.process.after(self.delay(), lambda: receive(message))

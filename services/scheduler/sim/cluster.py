@@ -48,8 +48,6 @@ class Cluster:
     """Name -> fluid device; there is no trainer then."""
     fabric: Fabric | None = None
     """What fluid devices are connected by."""
-    status_loss: float = 0.0
-    """Probability that a status does not arrive; it is not stored anywhere."""
     _lives: int = 0
 
     def add_rollout(self, name: str, kind: str) -> SimRollout:
@@ -129,24 +127,6 @@ class Cluster:
             lanes=lanes,
         )  # fmt: skip
 
-    def restart_reward(self) -> None:
-        old = self.reward
-        self.reward = SimReward(
-            Process(self.world, "reward"), self.broker, self.history, self.timing, old.score,
-            old.workers, old.failure,
-        )  # fmt: skip
-        self.reward.start()
-
-    def restart_scheduler(self) -> None:
-        """Start another scheduler in the next epoch; the one before may be dead, or not know."""
-        old = self.scheduler
-        self.scheduler = SimScheduler(
-            Process(self.world, "scheduler"), self.broker, self.history, self.plan, self.commits,
-            old.first_state, old.look_ahead, old.tick, old.leases, old.read_seconds,
-            old.handling_seconds, epoch=old.epoch + 1,
-        )  # fmt: skip
-        self.scheduler.start()
-
     def _announce(self, worker: SimRollout | Trainer | SimMember, joined: WorkerJoined) -> None:
         """Tell the scheduler of a worker at once, or by statuses for as long as it lives."""
         if self.scheduler.leases:
@@ -160,18 +140,11 @@ class Cluster:
 
     def _tell(self, worker: SimRollout | Trainer | SimMember, joined: WorkerJoined) -> None:
         """Not stored: who does not hear it now will hear the next one."""
-        if worker.process.is_cut_off or self.world.random.random() < self.status_loss:
-            return
         loan = worker.loan if isinstance(worker, Trainer) and joined.concurrency else None
         idles = not isinstance(worker, Trainer) and worker.idles
         holds = worker.holds if isinstance(worker, SimMember) else None
         scheduler, status = self.scheduler, Status(joined, loan, idles, holds)
-
-        def arrive() -> None:
-            if not scheduler.process.is_cut_off:
-                scheduler.reported(status)
-
-        scheduler.process.after(self.broker.delay(), arrive)
+        scheduler.process.after(self.broker.delay(), lambda: scheduler.reported(status))
 
     def _address(self, name: str) -> str:
         self._lives += 1
@@ -209,10 +182,10 @@ def build(
     """
     world = World(seed)
     history = History(world, Noise(timing.noise, seed), keep_intervals)
-    broker = Broker(world, delay, history)
+    broker = Broker(world, delay)
     commits = Commits()
     scheduler = SimScheduler(
-        Process(world, "scheduler"), broker, history, plan, commits,
+        Process(world, "scheduler"), broker, plan, commits,
         first_state or State(recovering=True), look_ahead, tick, leases,
     )  # fmt: skip
     scheduler.start()

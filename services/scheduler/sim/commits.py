@@ -27,8 +27,6 @@ class Commit(NamedTuple):
 @dataclass(slots=True)
 class Commits:
     versions: list[Commit] = field(default_factory=list)
-    fenced: bool = True
-    """Whether a version can be committed once only. Off in no real run: a planted bug."""
 
     def create(
         self,
@@ -41,7 +39,7 @@ class Commits:
         shares: tuple[Share, ...] = (),
     ) -> bool:
         """False if the version exists."""
-        if policy.version < len(self.versions) and self.fenced:
+        if policy.version < len(self.versions):
             return False
         digest = None if parent is None else trained_digest(parent.weights_digest)
         self.versions.append(Commit(policy, digest, trained, worker, checksum, shares))

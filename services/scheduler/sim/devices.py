@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from services.scheduler.sim.broker import Broker
-from services.scheduler.sim.commits import trained_digest
 from services.scheduler.sim.history import History
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.world import Process
@@ -35,8 +34,6 @@ from shared.messages.contracts import (
 from shared.messages.staleness import check_task
 
 REF = ObjectRef(key="sim/object", sha256="0" * 64, size=1)
-WRONG_WEIGHTS = "f" * 64
-"""Digest of a device that has not loaded what it should have."""
 
 
 def result_of(
@@ -64,15 +61,7 @@ class SimRollout:
     kind: str
     address: str
     max_staleness: int
-    loads_wrongly: bool = False
-    """A fault: it has other weights than those it was told to load. It says which."""
     can_train: bool = False
-    on_gradient: Callable[[float], None] | None = None
-    """A fault: called when it is asked for its next gradient, with the seconds that one takes."""
-    dies_with_gradient: bool = False
-    """A fault: it dies when its next gradient is stored, before it says so."""
-    gradient_failure: float = 0.0
-    """Probability that a gradient fails."""
     hangs: bool = False
     """A fault: it reports, and finishes nothing any more."""
     newest: int = -1
@@ -104,13 +93,6 @@ class SimRollout:
     def idles(self) -> bool:
         return self._current is None and not self._gradients and not self._tasks
 
-    def drain(self) -> None:
-        """Give back what is not done and end, as on SIGTERM."""
-        current = [] if self._current is None else [self._current]
-        for work in [*current, *self._gradients, *self._tasks]:
-            self.broker.send(self.process, _release(work, self.address, "draining"))
-        self.process.kill()
-
     def _heard(self, message: Message) -> None:
         assert isinstance(message, PolicyPublished)
         self.newest = max(self.newest, message.policy.version)
@@ -123,9 +105,6 @@ class SimRollout:
     def _asked(self, message: Message) -> None:
         assert isinstance(message, ComputeGradient)
         self._gradients.append(message)
-        fault, self.on_gradient = self.on_gradient, None
-        if fault is not None:
-            fault(self.timing.gradient(self.kind, len(message.group.advantages)))
         self._next()
 
     def _next(self) -> None:
@@ -160,7 +139,7 @@ class SimRollout:
         weights = self.weights
         seconds = self.timing.fragment(self.kind, task.fragment.num_samples)
         seconds = self.history.drawn(self.process.name, seconds)
-        generation = self.history.begins(self.address, task, self.newest, weights)
+        generation = self.history.begins()
         self.history.works(self.address, "generate", load, seconds)
 
         def done() -> None:
@@ -176,7 +155,7 @@ class SimRollout:
     def _adopt(self, policy: Policy) -> float:
         """Load a version; gives the seconds that it takes."""
         before, self.version = self.version, policy.version
-        self.weights = WRONG_WEIGHTS if self.loads_wrongly else policy.weights_digest
+        self.weights = policy.weights_digest
         return self.timing.adopt if self.version != before else 0.0
 
     def _begin_gradient(self) -> Message | None:
@@ -184,30 +163,19 @@ class SimRollout:
         self._current = command = self._gradients.popleft()
         if self.newest > command.policy.version:
             return _release(command, self.address, "stale")
-        if self.loads_wrongly or self._fails():
-            return _release(command, self.address, "failed")
         self._compute(command)
         return None
-
-    def _fails(self) -> bool:
-        failure = self.gradient_failure
-        return failure > 0 and self.process.world.random.random() < failure
 
     def _compute(self, command: ComputeGradient) -> None:
         """Compute a gradient at the weights that it is told, whatever it has generated with."""
         load = self._adopt(command.policy)
         samples = len(command.group.advantages)
         seconds = self.history.drawn(self.process.name, self.timing.gradient(self.kind, samples))
-        weights = trained_digest(self.weights)
-        number = self.history.gradient_task(self.address, command, weights)
+        number = self.history.begins()
         self.history.works(self.address, "train", load, seconds)
 
         def done() -> None:
             if self.hangs:
-                return
-            if self.dies_with_gradient:
-                self.history.fault("died with a gradient", self.address)
-                self.process.kill()
                 return
             self._current = None
             self.broker.send(self.process, contribution_of(command, self.address, seconds, number))
@@ -247,8 +215,6 @@ class SimReward:
     timing: Timing
     score: Callable[[FragmentGenerated], tuple[float, ...]]
     workers: int = 1
-    failure: float = 0.0
-    """Probability that scoring a fragment fails."""
     _queue: deque[FragmentGenerated] = field(default_factory=deque)
     _busy: int = 0
 
@@ -277,15 +243,10 @@ class SimReward:
         """The result first, then the acknowledgement: one may die in between."""
         self._busy -= 1
         self.broker.send(self.process, self._result(event))
-        if not self.process.is_cut_off:
-            self.broker.ack(subjects.TRAJ, event)
+        self.broker.ack(subjects.TRAJ, event)
         self._next()
 
     def _result(self, event: FragmentGenerated) -> Message:
-        if self.failure and self.process.world.random.random() < self.failure:
-            return FragmentFailed(
-                slot=event.fragment.slot, stage="reward", reason="simulated", worker=None
-            )
         return FragmentScored(
             fragment=event.fragment, policy=event.policy, stored=event.stored,
             rewards=self.score(event), parts={}, generated_by=event.worker, worker="reward",

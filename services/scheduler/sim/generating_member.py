@@ -10,7 +10,6 @@ from services.scheduler.sim.broker import Broker
 from services.scheduler.sim.commits import Commit, Commits
 from services.scheduler.sim.devices import result_of
 from services.scheduler.sim.history import History
-from services.scheduler.sim.history_events import Moved, Taken
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.world import Process
 from shared.messages.contracts import (
@@ -39,8 +38,6 @@ class GeneratingMember(ABC):
     """Tells the scheduler at once what it holds."""
     hangs: bool = False
     """A fault: it reports, and finishes nothing any more."""
-    on: dict[str, Callable[[], None]] = field(default_factory=dict)
-    """Faults: what happens to it at a point of its work."""
     newest: int = -1
     """Version that it has heard of."""
     policy: Policy | None = None
@@ -113,7 +110,6 @@ class GeneratingMember(ABC):
         """Use what the step has made; the version before lies beside it."""
         assert self.ahead is not None
         self.before, (self.policy, self.checksum), self.ahead = self.policy, self.ahead, None
-        self.history.note(Taken(self.process.world.now, self.address, self.policy.version))
 
     @property
     def state(self) -> str:
@@ -148,10 +144,8 @@ class GeneratingMember(ABC):
         seconds = self.history.drawn(
             self.process.name, self.timing.fragment(self.kind, task.fragment.num_samples)
         )
-        newest = task.policy.version if task.policy == self.before else self.newest
-        generation = self.history.begins(self.address, task, newest, weights)
+        generation = self.history.begins()
         self.history.works(f"{self.address}/0", "generate", 0.0, seconds)
-        self._point("generates", seconds)
 
         def done() -> None:
             self.broker.send(
@@ -218,14 +212,10 @@ class GeneratingMember(ABC):
         self.holds = None
 
         def loaded() -> None:
-            before, self.made, self.before, self.ahead = self.state, None, None, None
+            self.made, self.before, self.ahead = None, None, None
             self.update, self.inner = 0, ""
             self.policy, self.checksum = commit.policy, commit.checksum or ""
             self.newest = max(self.newest, commit.policy.version)
-            self.history.note(Moved(
-                self.process.world.now, self.address, commit.policy.version - 1, 0, None, before,
-                self.checksum,
-            ))  # fmt: skip
             newest = self.commits.versions[-1]
             if newest.policy.version > commit.policy.version:
                 self._load(newest)
@@ -250,9 +240,3 @@ class GeneratingMember(ABC):
             self.process.after(0.01, lambda: self._occupy_when_free(seconds, done))
         else:
             self._occupy(seconds, done)
-
-    def _point(self, name: str, seconds: float) -> None:
-        """A fault may wait for this."""
-        fault = self.on.pop(name, None)
-        if fault is not None:
-            self.process.after(seconds * self.process.world.random.random(), fault)

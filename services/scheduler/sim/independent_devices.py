@@ -10,7 +10,7 @@ others do. They meet at the optimizer step only. To change over takes no time.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from services.scheduler.sim.batches import Trainer
@@ -91,15 +91,9 @@ class Share:
     seconds: float = 0.0
     """Device-seconds spent on it."""
 
-    def add(self, piece: Piece) -> Iterator[range]:
-        """Gives the samples whose gradient is complete now."""
+    def add(self, piece: Piece) -> None:
         self.parts.update(piece.samples)
-        whole = [sample for sample in piece.samples if self.parts[sample] == piece.num_parts]
-        self.added += len(whole)
-        if len(whole) == len(piece.samples):
-            yield piece.samples
-        else:
-            yield from (range(sample, sample + 1) for sample in whole)
+        self.added += sum(self.parts[sample] == piece.num_parts for sample in piece.samples)
 
 
 @dataclass(slots=True)
@@ -112,10 +106,6 @@ class IndependentTrainer(Trainer):
 
     def __post_init__(self) -> None:
         self._free = list(self.lanes)
-
-    @property
-    def has_independent_devices(self) -> bool:
-        return True
 
     def _act(self) -> None:
         """Give every free device something to do."""
@@ -159,9 +149,7 @@ class IndependentTrainer(Trainer):
         seconds = self.history.drawn(
             lane.drawn_as, self.timing.fragment(lane.kind, task.fragment.num_samples)
         )
-        weights = self.policy.weights_digest
-        number = self.history.begins(self.address, task, self.version, weights)
-        self.history.stepped(self.address, (number,), weights)
+        number = self.history.begins()
         lane.task = task
 
         def done() -> None:
@@ -183,8 +171,7 @@ class IndependentTrainer(Trainer):
 
         def done() -> None:
             self.history.worked(lane.name, "train", lane.since)
-            for samples in share.add(piece):
-                self.history.added(self.address, share.group, samples)
+            share.add(piece)
             share.seconds += seconds
             if share.added == self.plan.group_size:
                 self._count(share.group, share.seconds / len(self.lanes))

@@ -10,7 +10,6 @@ checksum of its weights, moments and average.
 import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
 
 from services.scheduler.core.fluid.pieces import part_of_group
 from services.scheduler.core.state import Plan
@@ -19,7 +18,7 @@ from services.scheduler.sim.commits import Commit
 from services.scheduler.sim.devices import REF
 from services.scheduler.sim.fabric import Fabric, Round, Sum, Total
 from services.scheduler.sim.generating_member import GeneratingMember
-from services.scheduler.sim.history_events import Moved, Summed, SumName, Totalled, Use
+from services.scheduler.sim.history_events import SumName, Use
 from shared.messages import subjects
 from shared.messages.contracts import (
     GenerateFragment,
@@ -35,7 +34,6 @@ from shared.messages.fluid import (
     ExchangeSums,
     FluidMessage,
     Piece,
-    PieceReleased,
     PieceTrained,
     Share,
     Stepped,
@@ -53,10 +51,6 @@ HEARD = (TrainPiece, CommitVersion, ExchangeSums, TakeStep, Stepped, BeginAgain)
 class SimMember(GeneratingMember):
     plan: Plan
     fabric: Fabric
-    piece_failure: float = 0.0
-    """Probability that a piece fails."""
-    steps_wrongly: bool = False
-    """A fault: its next step gives other bits than everybody else's."""
     sum: Sum = field(default_factory=lambda: Sum((-1, 0, 0, 0)))
     total: Total | None = None
     shares: tuple[Share, ...] = ()
@@ -68,7 +62,6 @@ class SimMember(GeneratingMember):
 
     def start(self) -> None:
         """Load the newest version, or make the first one."""
-        self.history.fault("started", self.address)
         if not self.commits.versions:
             weights = hashlib.sha256(b"seed").hexdigest()
             policy = Policy(version=0, weights_digest=weights)
@@ -89,14 +82,6 @@ class SimMember(GeneratingMember):
         self.newest = newest.policy.version
         self._announce(newest, once=f"again.{newest.policy.version}.{newest.policy.weights_digest}")
         self._load(newest)
-
-    def drain(self) -> None:
-        """Give back what is not done and end, as on SIGTERM."""
-        for task in self._tasks:
-            self._release(task, "draining")
-        for piece in self._pieces:
-            self._give_back(piece, "draining")
-        self.process.kill()
 
     def _is_mine(self, message: Message) -> bool:
         if isinstance(message, TrainPiece | CommitVersion):
@@ -149,7 +134,6 @@ class SimMember(GeneratingMember):
         """Begin with zeros if the sum is newer than what is here; False if it is older."""
         if name > self.sum.name:
             self.sum = Sum(name)
-            self.history.note(Summed(self.process.world.now, self.address, name, None, self.state))
         return name == self.sum.name
 
     def _is_at(self, batch: int, update: int) -> bool:
@@ -175,32 +159,16 @@ class SimMember(GeneratingMember):
         seconds = self._seconds(piece)
         seconds = self.history.drawn(self.process.name, seconds)
         self.history.works(f"{self.address}/0", "train", 0.0, seconds)
-        self._point("trains", seconds)
-        fails = self.piece_failure and self.process.world.random.random() < self.piece_failure
 
         def done() -> None:
             if self.sum.name != name:
                 return
-            if fails:
-                self._give_back(command, "failed")
-                return
-            self._add(name, piece)
+            self.sum.pieces = (*self.sum.pieces, piece)
             self.broker.send(self.process, PieceTrained(
                 **command.answer_fields, seconds=seconds,
             ))  # fmt: skip
 
         self._occupy(seconds, done)
-
-    def _add(self, name: SumName, piece: Piece) -> None:
-        assert self.policy is not None
-        self.sum.pieces = (*self.sum.pieces, piece)
-        self.history.note(Summed(
-            self.process.world.now, self.address, name, piece,
-            self.inner or self.policy.weights_digest,
-        ))  # fmt: skip
-
-    def _give_back(self, command: TrainPiece, reason: Literal["draining", "failed"]) -> None:
-        self.broker.send(self.process, PieceReleased(**command.answer_fields, reason=reason))
 
     def _seconds(self, piece: Piece) -> float:
         if self.timing.piece is not None:
@@ -221,7 +189,6 @@ class SimMember(GeneratingMember):
         if self._is_other(share.pieces, share.sum_number, command):
             self._miss(command, (self.address,))
             return
-        self._point("exchanges", self.fabric.seconds)
         self.fabric.join(self, command)
         self.process.after(command.max_seconds, lambda: self._expire(command))
 
@@ -250,15 +217,10 @@ class SimMember(GeneratingMember):
         self.total = total
         self.history.works(f"{self.address}/0", "exchange", -self.fabric.seconds,
                            self.fabric.seconds)  # fmt: skip
-        self.history.note(Totalled(
-            self.process.world.now, self.address, *self._round,
-            tuple((address, made.name) for address, made in total.sums),
-        ))  # fmt: skip
         self.broker.send(self.process, SumHeld(
             **command.answer_fields, worker=self.address, sum_id=total.sum_id, norm=1.0,
             finite=True, scale=1.0, seconds=0.0,
         ))  # fmt: skip
-        self._point("holds", self.timing.step)
 
     def _step(self, command: TakeStep) -> None:
         total, batch = self.total, command.batch
@@ -281,17 +243,12 @@ class SimMember(GeneratingMember):
                 return  # another version was loaded first
             self.shares, checksum = shares, policy.weights_digest[:32]
             of = self._move(command, policy, makes_version)
-            self.history.note(Moved(
-                self.process.world.now, self.address, batch, command.attempt, command.sum_id,
-                before, checksum, beside=self.one_step, update=command.update,
-            ))  # fmt: skip
             self._hold()
             is_committer = command.committer == self.address
             self.broker.send(self.process, Stepped(
                 **command.answer_fields, worker=self.address, policy=of, checksum=checksum,
                 is_reference=is_committer, seconds=0.0,
             ))  # fmt: skip
-            self._point("stepped", self.timing.snapshot + self.timing.publish)
             if is_committer:
                 self._commit(batch, command.attempt)
             self._next()
@@ -318,9 +275,7 @@ class SimMember(GeneratingMember):
         return policy
 
     def _next_policy(self, command: TakeStep) -> Policy:
-        wrong = " wrongly" if self.steps_wrongly else ""
-        self.steps_wrongly = False
-        text = f"{self.state} {command.sum_id}{wrong}"
+        text = f"{self.state} {command.sum_id}"
         digest = hashlib.sha256(text.encode()).hexdigest()
         return Policy(version=command.batch + 1, weights_digest=digest)
 
@@ -332,7 +287,6 @@ class SimMember(GeneratingMember):
         if (message.batch, message.attempt) != (batch, attempt) or message.policy == policy:
             return
         if message.worker == self.total.command.committer and self.last == policy:
-            self.history.fault("differs", self.address)
             self._let_go()
 
     # --- the commit ---
@@ -362,8 +316,8 @@ class SimMember(GeneratingMember):
                 policy, parent, trained, self.address, checksum=policy.weights_digest[:32],
                 shares=shares,
             )  # fmt: skip
-            self.history.committed(self.address, policy.version, accepted)
-            self._point("committed", ANNOUNCE_S)
+            if accepted:
+                self.history.committed()
             self.process.after(
                 ANNOUNCE_S, lambda: self._announce(self.commits.versions[policy.version])
             )
@@ -372,11 +326,9 @@ class SimMember(GeneratingMember):
             self.broker.send(self.process, WeightsStored(
                 batch=batch, attempt=attempt, worker=self.address, policy=policy, weights=REF
             ))  # fmt: skip
-            self._point("commits", self.timing.states)
             self.process.after(self.timing.states, store)
 
         def copied() -> None:
-            self._point("stores", self.timing.publish)
             self.process.after(self.timing.publish, weights_stored)
 
         if self.one_step:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.scheduler.core.exclusion import newly_excluded
 from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.fragments import busy_addresses
 from services.scheduler.core.inputs import (
@@ -20,35 +19,19 @@ from services.scheduler.core.inputs import (
     take_together,
 )
 from services.scheduler.core.leases import Leases
-from services.scheduler.core.machine import failure_to_send, step_together
+from services.scheduler.core.machine import step_together
 from services.scheduler.core.recovery import READ_BACK
 from services.scheduler.core.state import Plan, State
 from services.scheduler.sim.broker import Broker
 from services.scheduler.sim.commits import Commits
 from services.scheduler.sim.devices import REF
-from services.scheduler.sim.history import History
 from services.scheduler.sim.world import Process
 from shared.devices.loan import Loan
-from shared.errors import SlotPoisoned
 from shared.messages import subjects
 from shared.messages.contracts import (
-    Command,
-    ComputeGradient,
-    GenerateFragment,
     Message,
     PolicyPublished,
-    SetDevice,
-    TrainGroup,
 )
-from shared.messages.fluid import (
-    BeginAgain,
-    CommitVersion,
-    ExchangeSums,
-    FluidCommand,
-    TakeStep,
-    TrainPiece,
-)
-from shared.messages.subjects import Stream
 from shared.messages.workers import Holds
 
 FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.PART, subjects.FLUID, subjects.EVT)
@@ -72,7 +55,6 @@ class Status(NamedTuple):
 class SimScheduler:
     process: Process
     broker: Broker
-    history: History
     plan: Plan
     commits: Commits
     first_state: State
@@ -80,16 +62,8 @@ class SimScheduler:
     tick: float | None = None
     leases: bool = False
     """Whether workers report, and are lost when they do not."""
-    read_seconds: Callable[[], float] | None = None
-    """Seconds of reading a stream when recovering; None: no time passes."""
-    handling_seconds: Callable[[], float] | None = None
-    """Seconds of handling what waits, while more comes; None: no time passes."""
     epoch: int = 0
     """Epoch of its commands."""
-    commands_left: int | None = None
-    """A fault: the process dies after having sent so many more."""
-    failpoint: str | None = None
-    """A fault: the process dies after having sent one such command; see `point_of`."""
     state: State = field(init=False)
     is_ready: bool = False
     """Whether it has recovered."""
@@ -101,7 +75,6 @@ class SimScheduler:
     """Stream -> messages read by recovery."""
     _leases: Leases = field(default_factory=Leases)
     _inbox: deque[MachineInput] = field(default_factory=deque)
-    _is_busy: bool = False
     _refined: int = -1
     """The batch that was last looked ahead for."""
 
@@ -116,34 +89,25 @@ class SimScheduler:
                 policy=newest.policy, weights=REF, worker="trainer", seconds=0.0,
                 checksum=newest.checksum,
             ))  # fmt: skip
-        self._read(READ_BACK)
+        self._read()
 
-    def _read(self, streams: tuple[Stream, ...]) -> None:
-        """One stream after another; time may pass in between."""
-        if self._waits(lambda: self._read(streams)):
-            return
-        if not streams:
-            self._follow()
-            return
-        stored = self.broker.stored.get(streams[0].name, [])
-        self._followed[streams[0].name] = len(stored)
-        for message in stored:
-            if isinstance(message, PolicyPublished):
-                self._announced.append(message)
-            else:
-                self._apply(message)  # type: ignore[arg-type]
-        if self.read_seconds is None:
-            self._read(streams[1:])
-        else:
-            self.process.after(self.read_seconds(), lambda: self._read(streams[1:]))
+    def _read(self) -> None:
+        """Read what is stored, one stream after another."""
+        for stream in READ_BACK:
+            stored = self.broker.stored.get(stream.name, [])
+            self._followed[stream.name] = len(stored)
+            for message in stored:
+                if isinstance(message, PolicyPublished):
+                    self._announced.append(message)
+                else:
+                    self._apply(message)  # type: ignore[arg-type]
+        self._follow()
 
     def _follow(self) -> None:
         self._apply(Recovered())
         self.is_ready = True
         self._leases.expect(sorted(busy_addresses(self.state)), self.process.world.now)
         for announcement in self._announced:
-            if announcement.policy.version >= self._num_commits:
-                self.history.fault("announced during recovery")
             self._received(announcement)
         for stream in FOLLOWED:
             self.broker.subscribe(
@@ -168,7 +132,6 @@ class SimScheduler:
         worker = status.worker
         heard = self._leases.hear(worker.address, worker.name, self.process.world.now)
         if heard in ("waits", "refused"):
-            self.history.fault("name taken" if heard == "refused" else "name waits")
             return
         if heard == "joined":
             self._handle(worker)
@@ -183,7 +146,6 @@ class SimScheduler:
 
     def _watch(self) -> None:
         for address in self._leases.end(self.process.world.now):
-            self.history.fault("lease ended", address)
             self._handle(WorkerLeft(address))
         self.process.after(WATCH_S, self._watch)
 
@@ -208,58 +170,17 @@ class SimScheduler:
         return number < len(versions) and versions[number].policy == event.policy
 
     def _handle(self, event: MachineInput) -> None:
-        """Take events in the order of arrival; without a broker, everything waits."""
+        """Take events in the order of arrival."""
         self._inbox.append(event)
-        if not self._is_busy:
-            self._drain()
-
-    def _drain(self) -> None:
-        self._is_busy = False
         while self._inbox and self.process.alive:
-            if self._waits(self._drain):
-                return
             self._apply(*take_together(self._inbox))
-            if self.handling_seconds is not None:
-                self._is_busy = True
-                self.process.after(self.handling_seconds(), self._drain)
-                return
 
     def _apply(self, *events: MachineInput) -> None:
-        """The new state is kept only once its commands are sent."""
         state, commands = step_together(self.plan, self.state, events, self.process.world.now)
         for command in commands:
-            if self._dies():
-                return
-            self._send(command)
-            if self.failpoint == point_of(command):
-                self.history.fault(f"died after it {self.failpoint}")
-                self.process.kill()
-                return
-        for worker in newly_excluded(self.state, state, events[0]):
-            self.history.fault(f"not asked: {worker.excluded}", worker.address)
+            self.broker.publish(command, self.epoch)
         self.state = state
         self._look(events[-1])
-
-    def _waits(self, action: Callable[[], None]) -> bool:
-        if self.process.is_cut_off:
-            self.process.after(self.process.cut_off_until - self.process.world.now, action)
-        return self.process.is_cut_off
-
-    def _dies(self) -> bool:
-        if self.commands_left is not None:
-            self.commands_left -= 1
-            if self.commands_left < 0:
-                self.process.kill()
-        return not self.process.alive
-
-    def _send(self, command: Command) -> None:
-        try:
-            self.broker.publish(command, self.epoch)
-        except SlotPoisoned as error:
-            assert isinstance(command, TrainGroup | ComputeGradient | FluidCommand)
-            self.history.fault("slot poisoned", str(error))
-            failed = failure_to_send(command, str(error))
-            self.process.after(0.0, lambda: self._handle(failed))
 
     def _look(self, event: MachineInput) -> None:
         batch = self.state.batch
@@ -271,24 +192,3 @@ class SimScheduler:
         groups = self.look_ahead(self.plan, self.state, self.process.world.now)
         if groups is not None:
             self._apply(TagRefined(batch.index, groups))
-
-
-def point_of(command: Command) -> str:
-    """What the scheduler has just done."""
-    match command:
-        case SetDevice(mode="generate"):
-            return "lent"
-        case SetDevice(keep=keep):
-            return "called back" if keep else "took back"
-        case ComputeGradient():
-            return "gave a gradient"
-        case TrainPiece():
-            return "gave a piece"
-        case ExchangeSums():
-            return "ordered an exchange"
-        case TakeStep():
-            return "ordered a step"
-        case CommitVersion() | BeginAgain():
-            return "named a committer"
-        case _:
-            return "issued" if isinstance(command, GenerateFragment) else "sent a group"

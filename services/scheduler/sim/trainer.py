@@ -39,10 +39,6 @@ class SimTrainer(Trainer):
     _transaction: int = 0
     """Counts changes of weights: what was trained before one is not added up after it."""
 
-    @property
-    def has_independent_devices(self) -> bool:
-        return False
-
     def _act(self) -> None:
         """Train what is ready as soon as no device is in the middle of a step; else help."""
         if self._training or self._running or self._stepping:
@@ -73,7 +69,6 @@ class SimTrainer(Trainer):
         def done() -> None:
             self._training = False
             if transaction == self._transaction:
-                self.history.added(self.address, group, range(self.plan.group_size))
                 self._count(group, seconds)
             self._act()
 
@@ -105,18 +100,14 @@ class SimTrainer(Trainer):
                 continue
             seconds = self.timing.help(task.fragment.num_samples)
             seconds = self.history.drawn(trainer_device(len(self._helping)), seconds)
-            weights = self.policy.weights_digest
-            number = self.history.begins(self.address, task, self.version, weights)
-            self._helping.append(Helping(task, seconds, seconds, number))
+            self._helping.append(Helping(task, seconds, seconds, self.history.begins()))
         if not self._helping:
             return
         setup = 0.0 if self._switched else self.timing.switch / 2
         self._switched, self._running = True, True
         stepping = list(self._helping)
         seconds_each = [work.total / self.timing.steps for work in stepping]
-        numbers = tuple(work.generation for work in stepping)
-        weights = self.policy.weights_digest
-        self.history.steps(self.address, setup, seconds_each, numbers, weights)
+        self.history.steps(self.address, setup, seconds_each)
         self.process.after(setup + max(seconds_each), lambda: self._stepped(stepping))
 
     def _stepped(self, stepping: list[Helping]) -> None:

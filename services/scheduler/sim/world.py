@@ -1,8 +1,7 @@
-"""Virtual time, and processes that can be killed, paused and cut off in it."""
+"""Virtual time, and processes in it."""
 
 import heapq
 import itertools
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -18,25 +17,13 @@ class Process:
     name: str
     life: int = 0
     alive: bool = True
-    paused_until: float = 0.0
-    cut_off_until: float = 0.0
-    outbox: deque[Callable[[], object]] = field(default_factory=deque, repr=False)
-    """What it has sent while it was cut off."""
-
-    @property
-    def is_cut_off(self) -> bool:
-        return self.cut_off_until > self.world.now
 
     def after(self, seconds: float, action: Action) -> None:
-        """Act later, if this life lasts; a paused process acts when it goes on."""
+        """Act later, if this life lasts."""
         life = self.life
 
         def act() -> None:
-            if not self.alive or self.life != life:
-                return
-            if self.world.now < self.paused_until:
-                self.world.at(self.paused_until, act)
-            else:
+            if self.alive and self.life == life:
                 action()
 
         self.world.at(self.world.now + seconds, act)
@@ -44,17 +31,6 @@ class Process:
     def kill(self) -> None:
         self.alive = False
         self.life += 1
-
-    def pause(self, seconds: float) -> None:
-        """Stop and go on, as by SIGSTOP and SIGCONT: what comes meanwhile is handled afterwards."""
-        self.paused_until = max(self.paused_until, self.world.now + seconds)
-
-    def cut_off(self, seconds: float) -> None:
-        """Part it from the broker: messages wait on both sides, and statuses are lost."""
-        self.cut_off_until = max(self.cut_off_until, self.world.now + seconds)
-
-    def heal(self) -> None:
-        self.paused_until = self.cut_off_until = self.world.now
 
 
 @dataclass(slots=True)
@@ -64,7 +40,6 @@ class World:
     seed: int = 0
     now: float = 0.0
     random: Random = field(init=False)
-    num_actions: int = 0
     _agenda: list[tuple[float, int, Action]] = field(default_factory=list)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -80,6 +55,5 @@ class World:
             if done():
                 return True
             self.now, _, action = heapq.heappop(self._agenda)
-            self.num_actions += 1
             action()
         return done()

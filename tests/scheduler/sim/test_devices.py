@@ -11,13 +11,15 @@ from services.scheduler.core.tag.controller import Controller
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.history_events import Interval
 from services.scheduler.sim.timing import Timing
+from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
+from shared.messages.contracts import Prompt
 from shared.recipe.schedule import RunSchedule
 from tests.examples import with_schedule
-from tests.faults.schedules import PROMPTS
 
 PLAN = Plan(
-    prompts=PROMPTS, num_batches=1, num_groups=2, group_size=4,
+    prompts=PromptOrder((Prompt(text="a digit"), Prompt(text="another")), seed=0),
+    num_batches=1, num_groups=2, group_size=4,
     windows=Windows(first=0, last=0), seed=0, loan_seconds=1e9,
     schedule=RunSchedule(fragment_size=4),
 )  # fmt: skip

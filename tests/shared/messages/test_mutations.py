@@ -23,7 +23,7 @@ from shared.store.tensor_header import check_header
 
 NUM = int(os.environ.get("DIGENRL_MUTATIONS", "500"))
 """Mutations at each door; at night, a million."""
-SHARED = Path(__file__).parents[1] / "shared"
+SHARED = Path(__file__).parents[1]
 MESSAGES = json.loads((SHARED / "messages" / "golden.json").read_text())["messages"]
 COMMIT = (SHARED / "run" / "golden_commit.json").read_bytes()
 RAW = safetensors.numpy.save(
