@@ -31,6 +31,8 @@ from tests.world.world import World
 FINISHES_S = 240.0
 """Seconds after peace within which a run ends."""
 LOOK_S = 0.5
+MOST_ENDS = 20
+"""So many ends of services are enough to know that they do not come to life."""
 _ended: list[World] = []
 """Worlds are not freed: that takes as long as a tenth of their life, and their process ends."""
 GONE = "Unavailable("
@@ -148,7 +150,7 @@ async def _end_of_run(world: World, *, may_fail: bool) -> bool:
     while not world.is_finished:
         if may_fail and await _reason(world):
             return True
-        if world.loop.now >= deadline:
+        if world.loop.now >= deadline or len(_errors(world, may_fail=may_fail)) > MOST_ENDS:
             return False
         await asyncio.sleep(LOOK_S)
     return True
