@@ -33,7 +33,6 @@ from shared.recipe.recipe import Recipe, override
 from shared.run.commits import CommitRecord, commit_chain
 from shared.store import ObjectStore, open_store
 from tests.storm.disks import small_disks
-from tests.storm.proxy import Links
 from tests.storm.service import run_service
 
 AGAIN_S = 0.1
@@ -84,11 +83,7 @@ class Cluster:
     secrets: Mapping[Role, Mapping[str, str]]
     """What each role proves itself with."""
     owner: Mapping[str, str]
-    links: Links | None = None
-    """The ways between services and brokers, if they can be cut."""
     children: dict[str, Child] = field(default_factory=dict)
-    _behind: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Environment of each service whose brokers are behind links."""
 
     @property
     def store(self) -> ObjectStore:
@@ -105,8 +100,7 @@ class Cluster:
 
         def start() -> ForkServerProcess:
             port = self.second_port if name == "scheduler-1" else self.port
-            environment = self._behind.get(name) or self._environment(name)
-            arguments = (name, self.folder, environment, port)
+            arguments = (name, self.folder, self._environment(name), port)
             process = _forked.Process(target=run_service, args=arguments, daemon=True)
             process.start()
             return process
@@ -116,13 +110,6 @@ class Cluster:
     def _environment(self, name: str) -> dict[str, str]:
         role = next(role for role in ROLES if name.startswith(role))
         return {**self.environment, **self.secrets[role]}
-
-    async def link(self, names: Sequence[str]) -> None:
-        """Have these services find brokers behind links; before they are started."""
-        if self.links is not None:
-            for name in names:
-                environment = self._environment(name)
-                self._behind[name] = await self.links.through(name, environment)
 
     async def add_broker(self, program: Program) -> None:
         def start() -> "subprocess.Popen[bytes]":
@@ -265,7 +252,6 @@ async def cluster(
     changes: dict[str, Any] | None = None,
     services: Sequence[str] = (),
     stores_in: Literal["folder", "s3"] = "folder",
-    links: Links | None = None,
     disks: Mapping[str, str] | None = None,
     more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Cluster]:
@@ -273,13 +259,13 @@ async def cluster(
 
     ``changes``: to its recipe. ``services``: by default all rollout devices of the setting, two
     reward workers, the trainer and the scheduler. ``stores_in``: a folder, or SeaweedFS.
-    ``links``: how services reach brokers, if not directly. ``disks``: size of the disk that a
+    ``disks``: size of the disk that a
     broker has to itself, such as 256m, by its name; root alone can mount one. ``more``: environment
     of all services.
     """
     recipe = _prepare(folder, setting, changes or {})
     with small_disks(folder, disks or {}):
-        async with _running(folder, setting, recipe, services, stores_in, links, more or {}) as run:
+        async with _running(folder, setting, recipe, services, stores_in, more or {}) as run:
             yield run
 
 
@@ -290,7 +276,6 @@ async def _running(
     recipe: Recipe,
     services: Sequence[str],
     stores_in: Literal["folder", "s3"],
-    links: Links | None,
     more: Mapping[str, str],
 ) -> AsyncIterator[Cluster]:
     plan = plan_brokers(folder, keys_of(folder), runs=[recipe.run.name])
@@ -301,13 +286,11 @@ async def _running(
     first, second = free_ports(2)
     run = Cluster(
         folder, setting, recipe, environment, first, second, tokens, plan.secrets, plan.owner,
-        links,
     )  # fmt: skip
     brokers = [p for p in plan.programs if p.name != "objects" or stores_in == "s3"]
     keeping = asyncio.create_task(asyncio.sleep(0))
     try:
         await asyncio.gather(*(run.add_broker(program) for program in brokers))
-        await run.link(services or every_service(setting))
         for name in services or every_service(setting):
             run.add(name)
         keeping = asyncio.create_task(run.keep())
@@ -319,8 +302,6 @@ async def _running(
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         run.end()
-        if links is not None:
-            links.end()
 
 
 def _prepare(folder: Path, setting: Setting, changes: dict[str, Any]) -> Recipe:

@@ -5,40 +5,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal[
-    "kill", "terminate", "freeze", "hang", "stick", "wipe", "flip", "cut", "lose", "repeat",
-    "delay", "forge", "clock", "fill",
-]  # fmt: skip
+Kind = Literal["kill", "terminate", "freeze", "hang", "wipe", "flip", "fill"]
 """
 kill, terminate   SIGKILL, SIGTERM
 freeze, hang      SIGSTOP for some seconds, or for much longer than any lease
-stick             its device hangs, while the process lives and reports
 wipe              a broker has lost its data when it comes back
 flip              a bit of an object of the newest batch changes
-cut               it reaches no broker, or one that it reaches; a broker is reached by nobody
-lose, repeat      some of the messages between it and NATS are lost, come twice,
-delay             or come later, behind others
-forge             a message comes that is none, or is not true, with the rights of its role
-clock             its wall clock is wrong by up to a day
 fill              the disk of NATS, or of the store, is full for a while
+
+Other faults need no real process: `tests/world` has them.
 """
 KINDS: Mapping[Kind, int] = {"kill": 12, "terminate": 3, "freeze": 5}
 """Kinds of a short storm, and the weight of each."""
 ALL_KINDS: Mapping[Kind, int] = {
-    "kill": 110, "terminate": 5, "freeze": 4, "hang": 2, "stick": 4, "wipe": 4, "flip": 4, "cut": 6,
-    "lose": 3, "repeat": 3, "delay": 3, "forge": 4, "clock": 3, "fill": 1,
+    "kill": 110, "terminate": 5, "freeze": 4, "hang": 2, "wipe": 4, "flip": 4, "fill": 1,
 }  # fmt: skip
 """Kinds of a long one: more than two of three kill."""
 GAP_S = 1.0
 """Mean seconds between two faults, which are drawn from half of it to one and a half."""
 LASTS_S: Mapping[Kind, tuple[float, float]] = {
-    "freeze": (0.5, 6.5), "hang": (15.0, 25.0), "cut": (1.0, 10.0), "lose": (2.0, 6.0),
-    "repeat": (2.0, 6.0), "delay": (2.0, 6.0), "fill": (3.0, 8.0),
+    "freeze": (0.5, 6.5), "hang": (15.0, 25.0), "fill": (3.0, 8.0),
 }  # fmt: skip
 """Seconds that such a fault lasts; a worker's lease is five."""
-BROKERS = ("nats", "valkey", "objects")
-ON_DEVICES = ("rollout", "reward", "trainer")
-"""Services whose devices can hang."""
 AT_BROKERS: Mapping[Kind, tuple[str, ...]] = {
     "fill": ("nats", "objects"),
     "wipe": ("nats", "valkey"),
@@ -54,13 +42,10 @@ class Fault:
     """Seconds since the one before."""
     seconds: float = 0.0
     """How long it lasts."""
-    broker: str = ""
-    """What a service is cut off from; all brokers if none is named."""
 
     def __str__(self) -> str:
         long = f" for {self.seconds:.1f} s" if self.seconds else ""
-        broker = f" from {self.broker}" if self.broker else ""
-        return f"{self.kind} {self.target}{broker}{long}"
+        return f"{self.kind} {self.target}{long}"
 
 
 def faults(
@@ -85,27 +70,10 @@ def _faults(
     for _ in range(number):
         if not deck:
             deck = draw.sample(targets, len(targets))
-        drawn = draw.choices(list(kinds), weights=list(kinds.values()))[0]
+        kind = draw.choices(list(kinds), weights=list(kinds.values()))[0]
         target = deck.pop()
-        kind = drawn if _makes_sense(drawn, target) else "kill"
         if kind in AT_BROKERS:
             target = draw.choice(AT_BROKERS[kind])
         seconds = draw.uniform(*LASTS_S[kind]) if kind in LASTS_S else 0.0
         after = draw.uniform(0.5 * gap, 1.5 * gap)
-        broker = ""
-        if kind == "cut" and target not in BROKERS:
-            broker = draw.choice(("", *BROKERS))
-        yield Fault(target, kind, after, seconds, broker)
-
-
-def _makes_sense(kind: Kind, target: str) -> bool:
-    """Return whether a target can have such a fault; otherwise it is killed."""
-    match kind:
-        case "stick":
-            return target.startswith(ON_DEVICES)
-        case "clock":
-            return target not in BROKERS
-        case "lose" | "repeat" | "delay":
-            return target not in ("valkey", "objects")
-        case _:
-            return True
+        yield Fault(target, kind, after, seconds)

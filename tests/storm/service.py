@@ -30,10 +30,8 @@ from shared.process import failpoints
 from shared.process.otlp import tracing
 from shared.process.settings import ServiceSettings
 from shared.telemetry import configure_logs
-from tests.storm.clocks import able_to_jump
 from tests.storm.hanging import able_to_hang
 from tests.storm.lagging import known
-from tests.storm.zombies import able_to_stop
 
 
 def run_service(name: str, folder: Path, environment: Mapping[str, str], port: int) -> None:
@@ -50,12 +48,7 @@ def run_service(name: str, folder: Path, environment: Mapping[str, str], port: i
     os.environ.update(environment)
     setting = Setting.model_validate_json((folder / SETTING).read_text())
     _ask_to_fail(folder / f"fail-{name}")
-    with (
-        known(),
-        able_to_hang(folder, name),
-        able_to_jump(folder, name),
-        able_to_stop(folder, name),
-    ):
+    with known(), able_to_hang(folder, name):
         _run(name, setting, folder, port)
 
 

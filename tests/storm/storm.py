@@ -18,7 +18,6 @@ from tests.storm.faults import GAP_S, KINDS, Fault, Kind, faults
 from tests.storm.judge import violations_of
 from tests.storm.lagging import NAME, known
 from tests.storm.measure import SCHEDULERS, Takeovers, Usage
-from tests.storm.proxy import Links
 from tests.storm.small import small
 from tests.storm.strikes import DISKS, strike
 
@@ -31,7 +30,6 @@ CALM_STEPS = 3
 """Steps that the run takes after the last fault."""
 CALM_S = 40.0
 """Seconds in which it must have taken them."""
-NEEDS_LINKS: frozenset[Kind] = frozenset({"cut", "lose", "repeat", "delay"})
 TAKEN_OVER: frozenset[Kind] = frozenset({"kill", "terminate", "freeze", "hang"})
 LEASE_S = 4.0
 """A scheduler that is stopped for less may keep its lease."""
@@ -218,11 +216,10 @@ async def through(
     )  # fmt: skip
     services = [*every_service(setting), *(["scheduler-1"] if standby else [])]
     allowed = possible(kinds)
-    links = Links(random.Random(seed)) if NEEDS_LINKS & kinds.keys() else None
     with known():
         keys = {"trainer.checkpoint_every": CHECKPOINT_EVERY}
         async with cluster(
-            folder / "run", setting, changes=keys, services=services, stores_in="s3", links=links,
+            folder / "run", setting, changes=keys, services=services, stores_in="s3",
             disks=DISKS if "fill" in allowed else {},
         ) as run:  # fmt: skip
             await run.until_step(1)

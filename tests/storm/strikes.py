@@ -13,12 +13,9 @@ import structlog
 from shared.errors import Unavailable
 from shared.run.layout import batch_folder
 from shared.telemetry import NATS_STORES_NOTHING
-from tests.storm.clocks import set_clock
 from tests.storm.cluster import Cluster, until, until_true
 from tests.storm.disks import FILLER, fill, resize, squeeze
 from tests.storm.faults import Fault, Kind
-from tests.storm.forgeries import FORGERS, forge
-from tests.storm.hanging import ask_to_hang
 
 DISKS = {"nats": "512m", "objects": "12g"}
 """Sizes of the disks of brokers; they take memory only as they are written."""
@@ -99,20 +96,6 @@ async def _wipe(run: Cluster, fault: Fault, _: random.Random) -> None:
     await wipe(run, fault.target)
 
 
-async def _stick(run: Cluster, fault: Fault, _: random.Random) -> None:
-    ask_to_hang(run.folder, fault.target)
-
-
-async def _forge(run: Cluster, fault: Fault, draw: random.Random) -> None:
-    mine = [role for role in FORGERS if fault.target.startswith(role)]
-    await forge(run, mine[0] if mine else draw.choice(FORGERS), draw)
-
-
-async def _set_clock(run: Cluster, fault: Fault, draw: random.Random) -> None:
-    set_clock(run.folder, fault.target, draw)
-    run.send(fault.target, signal.SIGUSR1)
-
-
 async def _flip(run: Cluster, _: Fault, draw: random.Random) -> None:
     """Change one bit of an object of the newest batch, if the store can be reached and has one."""
     with contextlib.suppress(Unavailable, OSError):
@@ -132,23 +115,10 @@ async def _freeze(run: Cluster, fault: Fault) -> None:
     run.send(fault.target, signal.SIGCONT)
 
 
-async def _between(run: Cluster, fault: Fault) -> None:
-    """Disturb what goes between services and brokers."""
-    assert run.links is not None, "these services reach their brokers directly"
-    if fault.kind == "cut":
-        links = run.links.of(fault.target)
-        if fault.broker:
-            links = [run.links.each[fault.target, fault.broker]]
-        await run.links.cut(links, fault.seconds)
-    elif fault.kind in ("lose", "repeat", "delay"):
-        await run.links.play(run.links.of_nats(fault.target), fault.kind, fault.seconds)
-
-
 SIGNALS: Mapping[Kind, int] = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM}
 AT_ONCE: Mapping[Kind, Callable[[Cluster, Fault, random.Random], Awaitable[None]]] = {
-    "wipe": _wipe, "stick": _stick, "flip": _flip, "forge": _forge, "clock": _set_clock
+    "wipe": _wipe, "flip": _flip
 }  # fmt: skip
 LASTING: Mapping[Kind, Callable[[Cluster, Fault], Coroutine[Any, Any, None]]] = {
-    "freeze": _freeze, "hang": _freeze, "fill": _fill, "cut": _between, "lose": _between,
-    "repeat": _between, "delay": _between,
+    "freeze": _freeze, "hang": _freeze, "fill": _fill
 }  # fmt: skip
