@@ -109,7 +109,7 @@ def _machine() -> list[tuple[Any, str, Any]]:
     return [
         (ssl, "create_default_context", _create_context),
         (socket, "gethostname", lambda: "machine"),
-        (lease, "_boot", lambda: ""),
+        (lease, "_boot", lambda: "boot"),
         (canary, "processor", lambda: None),
         *((module, "versions", lambda: {"python": "3"}) for module in (canary, libraries, worker)),
         (asyncio, "wait_for", _wait_for),
