@@ -24,7 +24,7 @@ from shared.run import copies, files, layout, run_recipe
 from shared.run.retention import Retention
 from shared.run.rights import WRITES
 from shared.store import ObjectStore
-from tests.world import bucket
+from tests.world import bucket, companions
 from tests.world.draws import Draw
 from tests.world.intruder import NAME
 from tests.world.plants import (
@@ -105,7 +105,14 @@ def r6_small_records_have_no_copies() -> AbstractContextManager[None]:
     )  # fmt: skip
 
 
-@plant(anywhere, "kill")
+def is_polled(drawn: Draw) -> bool:
+    """Whether clients ask the scheduler all the time, and it is the only one (`Watch.start`)."""
+    random = Random(f"{drawn.seed}/observers")
+    asks = [random.choice([0]) or random.random() < 0.4 for _ in range(4)]
+    return not drawn.standby and sum(asks) > 1
+
+
+@plant(is_polled, "kill")
 def r9_a_scheduler_that_has_read_nothing_tells_a_step() -> AbstractContextManager[None]:
     """It says 0, with status 200."""
 
@@ -119,6 +126,7 @@ def r9_a_scheduler_that_has_read_nothing_tells_a_step() -> AbstractContextManage
         )
         return original(ready)
 
+    companions._scheduler_app.cache_clear()
     return patched((api, "_run", run))
 
 
