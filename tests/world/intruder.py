@@ -207,7 +207,9 @@ class Intruder:
     async def _answer(self, bus: Bus) -> None:
         """Finish, fail and give back what was given to others, under a name of its own."""
         if self._tasks:
-            await self._send_results(bus, self.random.choice(self._tasks), ADDRESS, STORED)
+            task, other = self.random.choice(self._tasks[-8:]), self.random.choice(self._tasks)
+            stored = await self._stored_of(bus, other)
+            await self._send_results(bus, task, ADDRESS, stored or STORED)
 
     async def _answer_for_others(self, bus: Bus) -> None:
         """Answer in the name of who has the task, with what was made of another one."""

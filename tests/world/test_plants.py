@@ -10,6 +10,7 @@ CHEAP = ("r2", "r6", "r9")
 FOUND = {
     "r1_an_answer_lacks_its_update": (21, "not finished"),
     "r2_rules_and_listings_take_any_folder": (2, "a key of trainer has written"),
+    "r3_results_count_whoever_sends_them": (239, "are not trained once"),
     "r6_small_records_have_no_copies": (12, "is damaged"),
     "r9_a_scheduler_that_has_read_nothing_tells_a_step": (1114, "step 0, after"),
     "r11_a_standby_passes_nothing_on": (22, "still follows"),
