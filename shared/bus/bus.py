@@ -347,12 +347,15 @@ class Bus:
         return None
 
     async def stored_message(self, stream: str, sequence: int) -> tuple[str, bytes]:
-        """Return subject and bytes of one stored message, both empty if it is gone."""
-        try:
+        """Return subject and bytes of one stored message, both empty if it is gone.
+
+        Raises:
+            Unavailable: if the server does not answer.
+        """
+        with as_unavailable(), contextlib.suppress(NotFoundError):
             found = await cancellable(self.jetstream.get_msg(stream, sequence))
-        except NotFoundError:
-            return "", b""
-        return found.subject or "", found.data or b""
+            return found.subject or "", found.data or b""
+        return "", b""
 
     async def forget_batch(self, batch: int) -> None:
         """Remove the slots of a batch that no recovery needs any more.

@@ -264,7 +264,7 @@ async def letter_of(bus: Bus, received: Received) -> Found | None:
         log.error("dead_letter_of_nothing", subject=received.subject[:200])
         return None
     # Which work it is about only the stream says, and not whoever has copied the bytes.
-    subject, data = await bus.stored_message(stream, int(sequence))
+    subject, data = await retry(partial(bus.stored_message, stream, int(sequence)))
     work = work_of(subject)
     if kind == "unreadable":
         subject = subject or str((received.headers or {}).get("dg-subject", ""))[:MAX_SUBJECT]

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.dead_letters import DeadLetters, Found, failure_of, letter_of
 from shared.bus.bus import Bus, Received
+from shared.errors import Unavailable
 from shared.messages.codec import encode
 from shared.messages.contracts import (
     FragmentFailed,
@@ -227,6 +228,22 @@ def test_which_work_bytes_are_about_only_the_stream_says(subject: str) -> None:
     assert (found.kind, found.reason, found.data) == ("unreadable", "not msgpack", b"\xc1")
     assert found.subject == subject or not subject
     assert (found.work is not None) == (".traj." in subject)
+
+
+def test_an_outage_of_nats_ends_no_scheduler_that_reads_a_dead_letter() -> None:
+    class Away(Stored):
+        asked = 0
+
+        async def stored_message(self, stream: str, sequence: int) -> tuple[str, bytes]:
+            self.asked += 1
+            if self.asked == 1:
+                raise Unavailable("NATS does not answer")
+            return await super().stored_message(stream, sequence)
+
+    bus = cast(Bus, Away("dg.test.traj.a-0.1.0.2.0"))
+    received = Received(None, "dg.test.quarantine.DG_TRAJ.7", b"\xc1", {})
+    found = asyncio.run(letter_of(bus, received))
+    assert found is not None and found.work is not None
 
 
 def test_samples_without_a_score_are_a_letter_and_no_failure() -> None:
