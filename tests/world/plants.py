@@ -1,7 +1,15 @@
 """Planted bugs: patches of the code that really runs, each of which some seed finds.
 
 A plant is a function that returns what plants it in a block; it may say of which drawn worlds it
-cannot change anything, which a search then skips.
+cannot change anything, which a search then skips (`plant_search.py`; `test_plants.py` has the seeds
+that were found).
+
+Bugs that existed only in models of services have no equal here: a device that helps while it
+trains, trains in the middle of a step, computes a gradient in the middle of a fragment or does two
+things at once (real devices have one lock); a commit that does not wait for the one before (a
+record needs its parent's); what was trained beside a refused version is kept (a batch is an object
+of its own); a contribution that comes twice (real trainers look at the group, as for any repeated
+one); a device that returns everything for ever (no real worker is led to believe so).
 """
 
 import contextlib
