@@ -7,7 +7,7 @@ schedule lists them, so that a shorter one can be tried (`tests.world.shrink`).
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -54,15 +54,22 @@ class Nemesis:
     world: World
     kept: frozenset[int] | None = None
     """Numbers of the faults that strike; None: all."""
+    kinds: "Mapping[str, tuple[Strike, str]]" = field(default_factory=lambda: FAULTS)
+    name: str = "nemesis"
+    first: int = 0
+    """Number of its first fault."""
+    between: float = 0.0
+    """Mean seconds between two faults; 0: the seed's."""
     struck: list[Fault] = field(default_factory=list)
     _mending: list[Callable[[], None]] = field(default_factory=list)
 
     async def strike(self) -> None:
         """Let faults strike until the seed's time of peace, then mend all."""
-        drawn, random = self.world.drawn, self.world.random_of("nemesis")
-        weights, kinds, number = favoured(random), list(FAULTS), 0
+        drawn, random = self.world.drawn, self.world.random_of(self.name)
+        weights, kinds, number = favoured(random, self.kinds), list(self.kinds), self.first
+        between = self.between or drawn.between_faults
         while True:
-            await asyncio.sleep(random.expovariate(1 / drawn.between_faults))
+            await asyncio.sleep(random.expovariate(1 / between))
             if self.world.loop.now > drawn.fault_seconds or self.world.is_finished:
                 break
             [kind] = random.choices(kinds, weights)
@@ -78,10 +85,10 @@ class Nemesis:
         fault = Fault(number, self.world.loop.now, kind, target)
         self.struck.append(fault)
         self.world.say(f"fault {fault}")
-        FAULTS[kind][0](self, random, target)
+        self.kinds[kind][0](self, random, target)
 
     def _targets(self, kind: str) -> Sequence[str]:
-        what = FAULTS[kind][1]
+        what = self.kinds[kind][1]
         world = self.world
         if what == "service":
             return [name for name, each in world.services.items() if each.is_up]
@@ -104,7 +111,7 @@ class Nemesis:
         while self._mending:
             self._mending.pop()()
 
-    def _for(self, seconds: float, mend: Callable[[], None]) -> None:
+    def mend_after(self, seconds: float, mend: Callable[[], None]) -> None:
         """Mend a fault after its time, or when there is peace."""
         mended = False
 
@@ -127,11 +134,11 @@ class Nemesis:
 
     def hang(self, random: Random, name: str) -> None:
         """It is stopped, and goes on where it was: for longer than a lease, now and then."""
-        seconds = _duration(random)
+        seconds = duration(random)
 
         def hang(process: Process) -> None:
             process.hang()
-            self._for(seconds, process.go_on)
+            self.mend_after(seconds, process.go_on)
 
         self._soon(random, name, hang)
 
@@ -148,8 +155,8 @@ class Nemesis:
         process.hang()
         [gone, *_] = process.at_death
         gone()  # it is given up, and lives
-        self._for(_duration(random), process.go_on)
-        self._for(ZOMBIE_S, process.kill)
+        self.mend_after(duration(random), process.go_on)
+        self.mend_after(ZOMBIE_S, process.kill)
 
     def set_clock(self, random: Random, name: str) -> None:
         process = self._process(name)
@@ -165,7 +172,7 @@ class Nemesis:
             ways = {"there": [connection.to_server], "back": [connection.to_client]}
             for way in ways.get(which, [connection.to_server, connection.to_client]):
                 way.cut()
-                self._for(_duration(random), way.mend)
+                self.mend_after(duration(random), way.mend)
 
     def drop(self, random: Random, name: str) -> None:
         for connection in self._connections(name):
@@ -178,12 +185,12 @@ class Nemesis:
 
     def kill_nats(self, random: Random, _: str) -> None:
         self.world.nats.kill()
-        self._for(random.uniform(0.1, 3.0), self._start_nats)
+        self.mend_after(random.uniform(0.1, 3.0), self._start_nats)
 
     def wipe_nats(self, random: Random, _: str) -> None:
         self.world.nats.kill()
         self.world.nats.wipe()
-        self._for(random.uniform(0.1, 3.0), self._start_nats)
+        self.mend_after(random.uniform(0.1, 3.0), self._start_nats)
 
     def _start_nats(self) -> None:
         if not self.world.nats.is_up:
@@ -191,46 +198,46 @@ class Nemesis:
 
     def hang_nats(self, random: Random, _: str) -> None:
         self.world.nats.hang()
-        self._for(_duration(random), self.world.nats.go_on)
+        self.mend_after(duration(random), self.world.nats.go_on)
 
     def stop_valkey(self, random: Random, _: str) -> None:
         if random.random() < 0.5:
             self.world.valkey.lose_unsynced(math.inf)
         self.world.valkey.stop()
-        self._for(_duration(random), self.world.valkey.start)
+        self.mend_after(duration(random), self.world.valkey.start)
 
     # --- of the store ---
 
     def stop_store(self, random: Random, _: str) -> None:
         self.world.bucket.stop()
-        self._for(_duration(random), self.world.bucket.start)
+        self.mend_after(duration(random), self.world.bucket.start)
 
     def fill_store(self, random: Random, _: str) -> None:
         self.world.bucket.is_full = True
-        self._for(_duration(random), lambda: setattr(self.world.bucket, "is_full", False))
+        self.mend_after(duration(random), lambda: setattr(self.world.bucket, "is_full", False))
 
     def slow_store(self, random: Random, _: str) -> None:
         self.world.bucket.slow_s = random.uniform(0.1, 2.0)
-        self._for(_duration(random), lambda: setattr(self.world.bucket, "slow_s", 0.0))
+        self.mend_after(duration(random), lambda: setattr(self.world.bucket, "slow_s", 0.0))
 
     def cut_store(self, random: Random, name: str) -> None:
         handle = self.world.handles[name]
         handle.cut = random.choice(("requests", "answers"))
-        self._for(_duration(random), lambda: setattr(handle, "cut", ""))
+        self.mend_after(duration(random), lambda: setattr(handle, "cut", ""))
 
     def flip(self, random: Random, key: str) -> None:
         self.world.bucket.flip(key)
 
 
-def favoured(random: Random) -> list[int]:
+def favoured(random: Random, kinds: Collection[str]) -> list[int]:
     """Return how much a seed favours each kind of fault."""
-    weights = [random.choice(SHARES) for _ in FAULTS]
+    weights = [random.choice(SHARES) for _ in kinds]
     return weights if any(weights) else [1] * len(weights)
 
 
 def promise(drawn: Draw, kind: str) -> float:
     """Return how likely a kind of fault decides a world: it strikes, and others do not hide it."""
-    weights, number = favoured(Random(f"{drawn.seed}/nemesis")), faults_of(drawn)
+    weights, number = favoured(Random(f"{drawn.seed}/nemesis"), FAULTS), faults_of(drawn)
     return weights[list(FAULTS).index(kind)] / sum(weights) * min(1, number / 5, 12 / number)
 
 
@@ -239,7 +246,7 @@ def faults_of(drawn: Draw) -> float:
     return max(drawn.fault_seconds, 0.1) / drawn.between_faults
 
 
-def _duration(random: Random) -> float:
+def duration(random: Random) -> float:
     """Mostly short; one in three is longer than a lease of a worker."""
     return random.uniform(5.5, 9.0) if random.random() < 0.33 else random.uniform(0.05, 3.0)
 

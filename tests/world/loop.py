@@ -45,6 +45,8 @@ class Process:
     """Seconds by which its wall clock is wrong."""
     at_death: list[Callable[[], None]] = field(default_factory=list)
     """What its kernel does when it has ended: it closes connections."""
+    has_hung_device: bool = False
+    """Whether what its device does next never ends."""
     failing: tuple[int, Callable[["Process"], None]] | None = None
     """What happens to it before a callback, and how many callbacks are run before that one."""
     _later: list[asyncio.Handle] = field(default_factory=list)

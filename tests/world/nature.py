@@ -95,7 +95,7 @@ def _processes() -> list[tuple[Any, str, Any]]:
     """A process here is no process of this machine: it ends, and is watched, in another way."""
     return [
         (Watchdog, "start", _watch),
-        (watchdog, "_leave", lambda reason: _end()),
+        (os, "_exit", lambda status: _end()),
         (Unavailable, "noticed_at", Unavailable.noticed_at),  # afterwards as before
         (os, "kill", lambda pid, signum: _end()),
         (service, "freeze_gc", lambda: None),

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from tests.world.faults import Fault, Nemesis
 from tests.world.intruder import intrusion
 from tests.world.invariants import Invariants
 from tests.world.judge import violations
-from tests.world.loop import WorldLoop
+from tests.world.liveness import Liveness
+from tests.world.loop import Killed, WorldLoop
 from tests.world.nats_streams import StoredMessage, Stream
 from tests.world.nats_transport import installed
 from tests.world.nature import in_world
+from tests.world.rare_faults import BEYOND, rare_nemesis
 from tests.world.watch import Watch
 from tests.world.world import World
 
@@ -41,6 +43,8 @@ REFUSED = "another worker is named"
 """What ends a worker in whose place another one lives on."""
 REPAIR = "digenrl repair"
 """Names what puts right that somebody has damaged an object and its copy."""
+OUTCOME = " ended at "
+"""Is in what is said of a follower that ended."""
 TRIED = 5
 """Times that a service has ended by such damage until it is seen that it does not get further."""
 
@@ -72,20 +76,24 @@ def live(seed: int, folder: Path, kept: frozenset[int] | None = None) -> Outcome
     with known():
         loop, drawn = WorldLoop(seed), draw(seed, folder)
         world = World(drawn, folder, loop)
-        nemesis, invariants = Nemesis(world, kept), Invariants(world)
+        invariants, liveness = Invariants(world), Liveness(world)
+        nemeses = [Nemesis(world, kept), *rare_nemesis(world, kept)]
         found: list[str] = []
 
         async def run() -> None:
-            found.extend(await _live(world, nemesis))
+            found.extend(await _live(world, nemeses, liveness))
 
-        with in_world(loop, seed, world.tell), _connected(world), invariants.watched():
+        with (
+            in_world(loop, seed, world.tell), _connected(world), invariants.watched(),
+            liveness.watched(),
+        ):  # fmt: skip
             asyncio.set_event_loop(None)
             loop.run(run())
-    found += invariants.violations[:3]
+    found += [*invariants.violations[:3], *liveness.violations[:3]]
     found += [f"asyncio: {each}" for each in map(_trouble, loop.troubles) if each]
     return Outcome(
-        seed, tuple(found), tuple(nemesis.struck), world.digest, loop.now,
-        time.process_time() - began, tuple(world.log),
+        seed, tuple(found), tuple(fault for each in nemeses for fault in each.struck),
+        world.digest, loop.now, time.process_time() - began, tuple(world.log),
     )  # fmt: skip
 
 
@@ -116,15 +124,21 @@ async def _nothing(*_: object, **__: object) -> None:
     """A world has no address that anybody could ask without a key."""
 
 
-async def _live(world: World, nemesis: Nemesis) -> list[str]:
+async def _live(world: World, nemeses: Sequence[Nemesis], liveness: Liveness) -> list[str]:
     keeping = [asyncio.create_task(world.keep(each)) for each in world.services.values()]
     world.nats.start()
     watch = Watch(world)
     watch.start()
     with intrusion(world) as intruder:
-        await nemesis.strike()
-    may_fail = intruder is not None and intruder.as_others
-    has_ended = await _end_of_run(world, may_fail=may_fail)
+        rare = [asyncio.create_task(each.strike()) for each in nemeses[1:]]
+        await nemeses[0].strike()
+        for each in rare:
+            await each
+    kinds = {fault.kind for each in nemeses for fault in each.struck}
+    is_beyond = not kinds.isdisjoint(BEYOND)
+    may_fail = is_beyond or (intruder is not None and intruder.as_others)
+    has_ended = await _end_of_run(world, liveness, may_fail=may_fail)
+    has_ended = has_ended or (is_beyond and await liveness.is_said())
     await watch.settle()
     world.is_over = True
     for task in keeping:
@@ -132,8 +146,10 @@ async def _live(world: World, nemesis: Nemesis) -> list[str]:
     for service in world.services.values():
         if service.process is not None:
             service.process.kill()
-    await _repair(world)
     found = _errors(world, may_fail=may_fail) + await watch.violations()
+    if may_fail and not world.is_finished:  # it has failed, and followers were told so
+        found = [each for each in found if OUTCOME not in each]
+    await _repair(world)
     found += [] if intruder is None else intruder.violations
     if not has_ended:
         found.append(f"not finished {FINISHES_S:.0f} s after peace: {world.num_commits} versions")
@@ -144,10 +160,12 @@ async def _live(world: World, nemesis: Nemesis) -> list[str]:
     return found + await violations(world.site, records, world.judging, may_be_false=may_be_false)
 
 
-async def _end_of_run(world: World, *, may_fail: bool) -> bool:
+async def _end_of_run(world: World, liveness: Liveness, *, may_fail: bool) -> bool:
     """Wait until the run has finished, or has failed and may; return whether it has."""
     deadline = world.loop.now + FINISHES_S
+    liveness.begin()
     while not world.is_finished:
+        await liveness.look()
         if may_fail and await _reason(world):
             return True
         if world.loop.now >= deadline or len(_errors(world, may_fail=may_fail)) > MOST_ENDS:
@@ -186,4 +204,6 @@ def _errors(world: World, *, may_fail: bool) -> list[str]:
 
 def _trouble(context: dict[str, Any]) -> str:
     error = context.get("exception")
+    if isinstance(error, Killed):
+        return ""
     return repr(error) if error is not None else str(context.get("message", ""))

@@ -49,6 +49,8 @@ class Service:
     starts: int = 0
     is_done: bool = False
     """Whether it has ended with its run."""
+    is_away: bool = False
+    """Whether nobody starts it."""
     errors: list[str] = field(default_factory=list)
     """What has ended it, but for faults."""
 
@@ -153,6 +155,8 @@ class World:
             await gone.wait()
             self._note_end(service, task)
             await asyncio.sleep(random.random() * AGAIN_S)
+            while service.is_away:  # noqa: ASYNC110 -- it ends by a fault's end
+                await asyncio.sleep(AGAIN_S)
 
     def _note_end(self, service: Service, task: "asyncio.Task[None]") -> None:
         if not task.done():

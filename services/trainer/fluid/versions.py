@@ -108,7 +108,9 @@ class MemberVersions:
         """Take over the newest commit; go on until its objects can be had."""
         while True:
             record = await patiently(self._newest, "commits_unavailable")
-            assert record is not None
+            if record is None:  # the store does not show it yet
+                await asyncio.sleep(RETRY_S)
+                continue
             try:
                 await patiently(partial(self._adopt, record), "store_unavailable")
                 return record

@@ -1,0 +1,87 @@
+"""Whether somebody says why a run stands still: seen at its devices and in its journal.
+
+If a batch is open and no device works for ten seconds, an alarm has to say why. A scheduler that
+has to take over, or workers that have yet to be missed, take some seconds more (`LATE_S`).
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+from bench.cluster.hold import Held
+from services.scheduler.shell.run_alarms import IDLE_S
+from shared.run.journal import Alarm, PhaseChange, read_newest
+from tests.world.draws import RUN
+from tests.world.loop import Process, current
+from tests.world.world import World
+
+LATE_S = 15.0
+"""Of a lease 3 s, of a lost worker 5 s, and of reading a run and storing what is told, the rest."""
+RUNS = "running"
+
+
+@dataclass(slots=True)
+class Liveness:
+    world: World
+    violations: list[str] = field(default_factory=list)
+    _at_work: dict[int, Process] = field(default_factory=dict)
+    """Processes whose devices are held, by the number of the piece of work."""
+    _since: float = 0.0
+    """When a device was last seen at work, or a version was committed."""
+    _versions: int = 0
+    _numbers: int = 0
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Know what each device of the world does; one that hangs does it for ever."""
+        hold = Held.hold
+
+        async def held(device: Held, *given: Any, **named: Any) -> float:
+            process = current()
+            assert process is not None
+            self._numbers += 1
+            number = self._numbers
+            self._at_work[number] = process
+            try:
+                if process.has_hung_device:
+                    await asyncio.Event().wait()
+                return await hold(device, *given, **named)
+            finally:
+                self._since = self.world.loop.now
+                del self._at_work[number]
+
+        with patch.object(Held, "hold", held):
+            yield
+
+    def begin(self) -> None:
+        """Nothing fails from now on."""
+        self._since = self.world.loop.now
+
+    async def look(self) -> None:
+        world = self.world
+        for number, process in list(self._at_work.items()):
+            if process.state == "dead":
+                del self._at_work[number]
+        if self._at_work or world.num_commits != self._versions:
+            self._versions, self._since = world.num_commits, world.loop.now
+        idle = world.loop.now - self._since
+        if self._versions and idle >= IDLE_S + LATE_S and not await self.is_said():
+            self._since = world.loop.now
+            self.violations.append(f"no device has worked for {idle:.0f} s, and no alarm says why")
+
+    async def is_said(self) -> bool:
+        """Whether an alarm fires, or the run has failed, is paused or at its end."""
+        said = set[str]()
+        async for _, entry in read_newest(self.world.judging, RUN):
+            if isinstance(entry, PhaseChange) and entry.phase != RUNS:
+                return True
+            if isinstance(entry, PhaseChange):
+                return False
+            if isinstance(entry, Alarm) and entry.what not in said:
+                if entry.firing:
+                    return True
+                said.add(entry.what)
+        return False

@@ -1,0 +1,163 @@
+"""Faults that a part of the worlds has beside those of `tests.world.faults`.
+
+After those that are `BEYOND` what brokers promise, nothing wrong is trained, and the run goes on or
+says why it does not. Not among them: a store that loses acknowledged commits, whose readers have
+been told of them.
+"""
+
+from random import Random
+
+from shared.process import failpoints
+from tests.world.faults import JUMP_S, Nemesis, Strike, duration
+from tests.world.world import World
+
+SHARE = 0.4
+"""Share of the worlds that have them."""
+DRAWN_BY = "rare 1064"
+"""The seeds at which planted bugs are recorded (`test_plants.py`) have none."""
+SLOWER = 1.5
+"""They strike so much more seldom."""
+FIRST = 1000
+"""Number of the first of them in a schedule."""
+LEAVES_S = 40.0
+POINTS = (
+    "trainer.before-step", "trainer.after-step", "commit.before-weights", "commit.before-record",
+    "commit.after-record", "commit.after-announcement", "commit.before-states",
+    "commit.before-states-record", "commit.after-states-record", "fluid.generates", "fluid.trains",
+    "fluid.exchanges", "fluid.holds", "fluid.stepped", "fluid.updated", "fluid.offered",
+    "fluid.commits", "scheduler.before-index", "scheduler.after-index", "scheduler.before-cleanup",
+    "scheduler.in-cleanup", "scheduler.after-cleanup", "reward.before-publish",
+    "reward.before-acknowledgement",
+)  # fmt: skip
+"""Every named point of the product; docs/reliability.md says what is durable at each."""
+
+
+def reach_point(nemesis: Nemesis, random: Random, _: str) -> None:
+    """Whoever comes to a point for the n-th time from now on dies there."""
+    points: dict[str, object] = {
+        "_wanted": (random.choice(POINTS), random.randrange(1, 4)), "_passed": 0
+    }  # fmt: skip
+    nemesis.world.say(f"dies at {points['_wanted']}")
+    for name, value in points.items():
+        setattr(failpoints, name, value)
+    nemesis.mend_after(1e9, lambda: setattr(failpoints, "_wanted", None))
+
+
+def leave(nemesis: Nemesis, random: Random, name: str) -> None:
+    """It dies, and its place is empty for a while, or until peace: it has left, or joins late."""
+    service = nemesis.world.services[name]
+    service.is_away = True
+    nemesis.mend_after(random.uniform(1.0, LEAVES_S), lambda: setattr(service, "is_away", False))
+    if service.process is not None:
+        service.process.kill()
+
+
+def hang_device(nemesis: Nemesis, _: Random, name: str) -> None:
+    """What its device does next never ends, while its process lives on: until its hard deadline,
+    which without one of the recipe may be half an hour."""
+    process = nemesis.world.services[name].process
+    deadline = nemesis.world.drawn.setting.schedule.slot_deadline_s
+    if process is not None and not isinstance(deadline, str):
+        process.has_hung_device = True
+
+
+def lose_nats(nemesis: Nemesis, random: Random, _: str) -> None:
+    nemesis.world.nats.lose_unsynced(random.uniform(0.01, 3.0))
+
+
+def fill_nats(nemesis: Nemesis, random: Random, _: str) -> None:
+    """Its disk is full until it is started anew with room."""
+    nats = nemesis.world.nats
+    nats.is_full = True
+
+    def make_room() -> None:
+        nats.is_full = False
+        if nats.is_up:
+            nats.kill()
+            nats.start()
+
+    nemesis.mend_after(duration(random), make_room)
+
+
+def set_clock_of_nats(nemesis: Nemesis, random: Random, _: str) -> None:
+    nemesis.world.nats.clock_offset = random.uniform(-JUMP_S, JUMP_S)
+
+
+def set_clock_of_store(nemesis: Nemesis, random: Random, _: str) -> None:
+    nemesis.world.bucket.clock_offset = random.uniform(-JUMP_S, JUMP_S)
+
+
+def read_stale(nemesis: Nemesis, random: Random, name: str) -> None:
+    """But for schedulers, which refuse an announcement whose record they do not see, and readers of
+    events, who are told once."""
+    if name.startswith(("scheduler", "page")):
+        return
+    handle = nemesis.world.handles[name]
+    handle.stale_s = random.uniform(0.05, 2.0)
+    nemesis.mend_after(duration(random), lambda: setattr(handle, "stale_s", 0.0))
+
+
+def misdirect(nemesis: Nemesis, random: Random, name: str) -> None:
+    if name == "page":  # it tells what it reads, once
+        return
+    handle = nemesis.world.handles[name]
+    handle.num_misdirected = random.randrange(1, 4)
+    nemesis.mend_after(1e9, lambda: setattr(handle, "num_misdirected", 0))
+
+
+def break_connections(nemesis: Nemesis, random: Random, name: str) -> None:
+    breaks = nemesis.world.handles[name].breaks
+    breaks += random.choices(("close", "reset"), k=random.randrange(1, 6))
+
+
+def tear(nemesis: Nemesis, _: Random, key: str) -> None:
+    """But for the journal: what is left of an entry nobody can tell readers of events."""
+    if "/journal/" not in key:
+        nemesis.world.bucket.tear(key)
+
+
+def cut_http(nemesis: Nemesis, random: Random, name: str) -> None:
+    """Nothing comes from a process over HTTP, or nothing reaches it, as long as it is cut."""
+    web, which = nemesis.world.web, random.randrange(2)
+    before = web.link
+
+    def link(*ends: str) -> float | None:
+        return None if is_cut and ends[which] == name else before(*ends)
+
+    is_cut = True
+
+    def mend() -> None:
+        nonlocal is_cut
+        is_cut = False
+
+    web.link = link
+    nemesis.mend_after(duration(random), mend)
+
+
+RARE: dict[str, tuple[Strike, str]] = {
+    "failpoint": (reach_point, ""),
+    "leave": (leave, "service"),
+    "hang device": (hang_device, "service"),
+    "lose nats": (lose_nats, ""),
+    "fill nats": (fill_nats, ""),
+    "clock of nats": (set_clock_of_nats, ""),
+    "clock of store": (set_clock_of_store, ""),
+    "stale reads": (read_stale, "client"),
+    "misdirect": (misdirect, "client"),
+    "break": (break_connections, "client"),
+    "tear": (tear, "object"),
+    "cut http": (cut_http, "service"),
+}
+
+
+BEYOND = ("stale reads", "misdirect", "lose nats")
+"""Faults that brokers promise not to have: after them services may end, and the run may fail or
+stand still, with a reason."""
+
+
+def rare_nemesis(world: World, kept: frozenset[int] | None) -> list[Nemesis]:
+    """Return what strikes with rare faults, if this seed has them."""
+    if world.random_of(DRAWN_BY).random() >= SHARE:
+        return []
+    slower = SLOWER * world.drawn.between_faults
+    return [Nemesis(world, kept, RARE, "rare faults", FIRST, slower)]
