@@ -71,7 +71,8 @@ class VersionIndex:
                 try:
                     await pipe.watch(self._newest_key, key, self._epoch_key)
                     await self._check_epoch(pipe)
-                    known, newest = await pipe.get(key), await pipe.get(self._newest_key)
+                    # In this order: whoever publishes the same in between is seen to have done it.
+                    newest, known = await pipe.get(self._newest_key), await pipe.get(key)
                     if known is not None and _decode(known) == version:
                         return
                     if known is not None or number != (0 if newest is None else int(newest) + 1):
