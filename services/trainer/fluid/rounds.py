@@ -201,7 +201,7 @@ class Rounds:
         await self._take_what_is_made()
         with self._worker.doing("committing"):
             async with self._changing():
-                metrics = await self._device.step(message.batch, held.total, _measure_of(message))
+                metrics = await self._take_step(message, held)
                 checksum = await self._device.checksum()
                 updates = Updates(
                     message.attempt,
@@ -263,11 +263,15 @@ class Rounds:
         log.info("stepped", version=policy.version, checksum=checksum)
         return self._made(policy, checksum, held, metrics, earlier, began)
 
+    async def _take_step(self, message: TakeStep, held: HeldTotal) -> Mapping[str, float]:
+        with self._worker.progress.of("the optimizer step"):
+            return await self._device.step(message.batch, held.total, _measure_of(message))
+
     async def _new_version(
         self, message: TakeStep, held: HeldTotal
     ) -> tuple[Mapping[str, float], Policy, str]:
         """Take the step; return its metrics, and the version that it makes with its checksum."""
-        metrics = await self._device.step(message.batch, held.total, _measure_of(message))
+        metrics = await self._take_step(message, held)
         digest = await asyncio.to_thread(self._device.weights_digest)
         checksum = await self._device.checksum()
         return metrics, Policy(version=message.batch + 1, weights_digest=digest), checksum
