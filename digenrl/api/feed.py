@@ -34,8 +34,8 @@ COMMITS_AFTER = 3
 """A timeline that is not there although so many versions were committed after its batch began was
 never stored: the scheduler died."""
 LATE_S = 5.0
-"""Seconds after which the same is true of one after which the next one was stored: of the last
-batches of a run there are not so many versions."""
+"""Seconds after which a missing timeline counts as never stored once the next one is stored: the
+last batches of a run have too few versions after them."""
 POSITION = re.compile(r"c(\d{1,9})\.t(\d{1,9})\.d(\d{1,9})\.j(\d{1,9})(?:\.e(\d{1,9}))?", re.ASCII)
 """Those of releases that told no evaluations have no last part."""
 
@@ -222,7 +222,7 @@ class Feed:
         return NOTHING
 
     async def _is_passed(self, batch: int) -> bool:
-        """Whether a timeline that is not there will never be stored."""
+        """Whether readers pass over the missing timeline of a batch."""
         if await self.store.read(commit_key(self.run, batch + COMMITS_AFTER)) is not None:
             return True
         if await self.store.read(timeline_key(self.run, batch + 1)) is None:

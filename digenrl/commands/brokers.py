@@ -20,7 +20,7 @@ def brokers(
         bool, typer.Option("--tls", help="with certificates of an own authority")
     ] = False,
 ) -> None:
-    """Run the brokers of a run on several hosts, until Ctrl-C; they are those of `digenrl up`.
+    """Run the brokers of `digenrl up` for a run on several hosts, until Ctrl-C.
 
     On this host, commands such as `digenrl status` take the folder for the first --run's.
     """

@@ -1,7 +1,7 @@
 """All secrets of a deployment in one folder, and the configuration of brokers that others start.
 
 <role>/               DIGENRL_SECRETS_DIR of a service of that role, which needs no other folder
-view/                 that of the run's page, with an operator's token
+view/                 DIGENRL_SECRETS_DIR of the run's page, with an operator's token
 api_tokens.json       DIGENRL_API_TOKENS of every service; viewer.token, operator.token ...
 brokers/nats/         nats.conf of nats-server
 brokers/redis/        redis.conf of Redis; its users also alone, as users.acl, for an aclfile

@@ -89,7 +89,7 @@ async def _note(data: Path, history: RunHistory) -> None:
         now = await run_view(history)
         if now is not None and history.recipe is not None:
             file, recipe = data / RECIPE_JSON, history.recipe.model_dump_json(indent=1)
-            if not file.is_file() or file.read_text() != recipe:  # its age is that of the run
+            if not file.is_file() or file.read_text() != recipe:  # its age shows the run's age
                 file.write_text(recipe)
             state = now.phase if now.phase in ("finished", "failed") else "running"
             Progress(state, now.step, now.steps, now.reward_mean).write(data)

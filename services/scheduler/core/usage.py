@@ -52,7 +52,7 @@ class BatchUsage(BaseModel):
 
     @classmethod
     def decode(cls, data: bytes | None) -> "BatchUsage | None":
-        """Return a stored record; None if there is none, or a damaged one, which nothing needs."""
+        """Return a stored record; None if the record is missing or damaged."""
         try:
             return None if data is None else cls.model_validate_json(data)
         except ValidationError:
@@ -84,7 +84,7 @@ class Timeline(BaseModel):
 
     @classmethod
     def decode(cls, data: bytes) -> "Timeline | None":
-        """Return a stored timeline; None if it is a damaged one, which nothing needs."""
+        """Return a stored timeline; None if its bytes are damaged."""
         inflated = zlib.decompressobj()
         try:
             return cls.model_validate_json(inflated.decompress(data, MAX_TIMELINE))

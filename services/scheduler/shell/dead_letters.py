@@ -96,10 +96,10 @@ class DeadLetters:
     _is_over: Callable[[Work], bool]
     """Whether a piece of work can be done no more."""
     _is_foreign: Callable[[object], bool]
-    """Whether a result is of a worker that was not given the work."""
+    """Whether a worker sent a result for work that the scheduler did not give it."""
     num_quarantined: int = 0
     are_read: bool = True
-    """Whether all that are stored are known here."""
+    """Whether the stored letters have been read."""
     letters: "list[tuple[DeadLetter, Stored]]" = field(default_factory=list)
     _newest: dict[Piece, int] = field(default_factory=dict)
     """Piece of work -> number of the newest letter about it."""
