@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.run, pytest.mark.timeout(120)]
 """A worker is missed after 5 s of silence, looked for twice a second."""
 
 
+@pytest.mark.slow
 async def test_operators_steer_it_services_die_strangers_write_garbage_and_the_run_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -113,6 +114,7 @@ async def test_a_loan_of_the_trainer_s_device_ends_by_itself_if_the_scheduler_va
         assert await violations_of(run) == []
 
 
+@pytest.mark.slow
 async def test_unequal_workers_join_and_leave_and_the_fast_one_goes_on_alone(
     tmp_path: Path,
 ) -> None:
@@ -147,6 +149,7 @@ async def has_generated(run: Cluster, name: str) -> bool:
     return view is not None and view["seconds_per_sample"] is not None
 
 
+@pytest.mark.slow
 async def test_rollout_devices_train_for_a_trainer_that_is_behind_and_one_may_be_killed(
     tmp_path: Path,
 ) -> None:

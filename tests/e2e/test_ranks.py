@@ -40,6 +40,7 @@ def ranks(run: LocalRun) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 def test_two_ranks_train_and_when_one_dies_nothing_is_lost_or_trained_twice(
     start_run: StartRun, tmp_path: Path
 ) -> None:

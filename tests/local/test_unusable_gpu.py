@@ -179,6 +179,7 @@ def test_what_cuda_says_has_a_remedy_in_one_line(
     assert "\n" not in line and len(line) < 480 and "Please" not in line
 
 
+@pytest.mark.slow
 def test_doctor_tries_each_gpu_and_gives_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ async def test_a_run_goes_on_without_a_person_when_brokers_have_lost_everything(
         assert await violations_of(run) == []
 
 
+@pytest.mark.slow
 async def test_a_run_goes_on_when_the_scheduler_dies_as_nats_loses_everything(
     tmp_path: Path,
 ) -> None:

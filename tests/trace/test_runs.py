@@ -122,6 +122,7 @@ def test_a_folder_goes_before_what_is_published_of_its_name(tmp_path: Path) -> N
         configuration_of(tmp_path / "sdxl")
 
 
+@pytest.mark.slow
 def test_check_traces_a_recipe_and_says_so() -> None:
     said = CliRunner().invoke(app, ["check", str(DIGITS), "--trace"], catch_exceptions=False)
     assert said.exit_code == 0

@@ -122,6 +122,7 @@ def test_pieces_of_fluid_devices_are_as_coarse_in_a_plan_as_in_a_run() -> None:
     assert seconds(part.profile, everybody, fluid) > AS_GOOD * seconds(few, everybody, fluid)
 
 
+@pytest.mark.slow
 def test_a_plan_counts_what_the_scheduler_takes() -> None:
     """A small model's pieces for 4,096 devices keep it busy for longer than what has roles."""
     profile = load_profile("flux2-klein-base-4b")
