@@ -18,22 +18,22 @@ from tests.world.sweep import run_seed, run_seeds, shortened
 def main(
     seed: Annotated[int | None, typer.Argument(help="a world")] = None,
     shorter: Annotated[bool, typer.Option(help="leave out faults that are not needed")] = False,
-    plant: Annotated[str, typer.Option(help="a planted bug")] = "",
+    plant: Annotated[list[str] | None, typer.Option(help="a planted bug")] = None,
     seeds: Annotated[int, typer.Option(help="so many worlds")] = 0,
     first: Annotated[int, typer.Option(help="the first of them")] = 0,
     at_once: Annotated[int, typer.Option(help="processes")] = 2,
     log: Annotated[Path | None, typer.Option(help="gets a line per seed")] = None,
 ) -> None:
     if seed is not None:
-        outcome = run_seed(seed, plant=plant)
+        outcome = run_seed(seed, plants=plant or ())
         if shorter and not outcome.is_well:
-            outcome = shortened(outcome, plant=plant)
+            outcome = shortened(outcome, plants=plant or ())
         sys.stdout.write("\n".join(outcome.log) + "\n" + _line(outcome) + "\n")
         raise typer.Exit(0 if outcome.is_well else 1)
     done = _done(log)
     wanted = (each for each in range(first, first + seeds) if each not in done)
     bad = 0
-    for outcome in run_seeds(wanted, at_once=at_once, plant=plant):
+    for outcome in run_seeds(wanted, at_once=at_once, plants=plant or ()):
         bad += not outcome.is_well
         line = _line(outcome)
         if log is not None:

@@ -154,14 +154,19 @@ class WorldLoop(asyncio.BaseEventLoop):
         """Run these callbacks soon, in their order."""
         self._ready.extend(handles)
 
-    def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run until ``work`` ends; everything else is left as it stands."""
+    def run(self, work: Coroutine[Any, Any, None], *, leaves: bool = True) -> None:
+        """Run until ``work`` ends; everything else is left as it stands.
+
+        Args:
+            leaves: whether coroutines that are left are ended.
+        """
         was_collecting = gc.isenabled()
         gc.disable()  # what is collected may run code, at moments that no seed decides
         try:
             self.run_until_complete(work)
         finally:
-            self._leave()
+            if leaves:
+                self._leave()
             if was_collecting:
                 gc.enable()
 

@@ -12,8 +12,7 @@ of its own); a contribution that comes twice (real trainers look at the group, a
 one); a device that returns everything for ever (no real worker is led to believe so).
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
@@ -36,9 +35,13 @@ REACHES: dict[str, tuple[Reaches, tuple[str, ...]]] = {}
 _ROOMS = ("found", "of_scheduler", "of_devices")
 
 
-def planted(name: str) -> AbstractContextManager[None]:
-    """Return what plants a bug in its block; nothing if ``name`` is empty."""
-    return known()[name]() if name else contextlib.nullcontext()
+@contextmanager
+def planted(names: Collection[str]) -> Iterator[None]:
+    """Plant bugs in a block, one after the other."""
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(known()[name]())
+        yield
 
 
 def known() -> dict[str, Planting]:

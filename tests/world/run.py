@@ -36,7 +36,7 @@ LOOK_S = 0.5
 MOST_ENDS = 20
 """So many ends of services are enough to know that they do not come to life."""
 _ended: list[World] = []
-"""Worlds are not freed: that takes as long as a tenth of their life, and their process ends."""
+"""Worlds that are not freed: that takes as long as a tenth of their life."""
 GONE = "Unavailable("
 """Begins what ends a process that cannot reach what it starts with."""
 REFUSED = "another worker is named"
@@ -65,12 +65,15 @@ class Outcome:
         return not self.violations
 
 
-def live(seed: int, folder: Path, kept: frozenset[int] | None = None) -> Outcome:
+def live(
+    seed: int, folder: Path, kept: frozenset[int] | None = None, *, is_last: bool = False
+) -> Outcome:
     """Run a seed in this process.
 
     Args:
         folder: has what `draws.prepare` writes; gets the seed's profile.
         kept: numbers of the faults that strike; None: all.
+        is_last: whether the process ends afterwards: nothing is closed or freed.
     """
     began = time.process_time()
     with known():
@@ -88,7 +91,9 @@ def live(seed: int, folder: Path, kept: frozenset[int] | None = None) -> Outcome
             liveness.watched(),
         ):  # fmt: skip
             asyncio.set_event_loop(None)
-            loop.run(run())
+            loop.run(run(), leaves=not is_last)
+    if is_last:
+        _ended.append(world)
     found += [*invariants.violations[:3], *liveness.violations[:3]]
     found += [f"asyncio: {each}" for each in map(_trouble, loop.troubles) if each]
     return Outcome(

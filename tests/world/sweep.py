@@ -26,16 +26,18 @@ WARMING = 0
 _fork = multiprocessing.get_context("fork")
 
 
-def run_seed(seed: int, *, kept: Collection[int] | None = None, plant: str = "") -> Outcome:
+def run_seed(
+    seed: int, *, kept: Collection[int] | None = None, plants: Collection[str] = ()
+) -> Outcome:
     """Run a seed in a process of its own: nothing of one world reaches another.
 
     Args:
         kept: numbers of the faults that strike; None: all.
-        plant: name of a planted bug (`tests.world.plants`).
+        plants: names of planted bugs (`tests.world.plants`).
     """
     _warm()
     ours, theirs = _fork.Pipe(duplex=False)
-    child = _fork.Process(target=_child, args=(theirs, seed, kept, plant))
+    child = _fork.Process(target=_child, args=(theirs, seed, kept, plants))
     child.start()
     theirs.close()
     try:
@@ -79,10 +81,14 @@ def _folder() -> Iterator[None]:
         yield
 
 
-def _child(pipe: Connection, seed: int, kept: Collection[int] | None, plant: str) -> None:
-    with _folder(), _quiet(), planted(plant):
+def _child(
+    pipe: Connection, seed: int, kept: Collection[int] | None, plants: Collection[str]
+) -> None:
+    gc.disable()  # what a world leaves is not even looked at
+    with _folder(), _quiet(), planted(plants):
         try:
-            outcome = live(seed, Path(), None if kept is None else frozenset(kept))
+            kept = None if kept is None else frozenset(kept)
+            outcome = live(seed, Path(), kept, is_last=True)
         except Exception:
             outcome = _failed(seed, traceback.format_exc())
     pipe.send(outcome)
@@ -92,24 +98,26 @@ def _failed(seed: int, why: str) -> Outcome:
     return Outcome(seed, (why,), (), "", 0.0, 0.0, ())
 
 
-def run_seeds(seeds: Iterable[int], *, at_once: int = 2, plant: str = "") -> Iterator[Outcome]:
+def run_seeds(
+    seeds: Iterable[int], *, at_once: int = 2, plants: Collection[str] = ()
+) -> Iterator[Outcome]:
     """Yield outcomes as seeds end, without their logs."""
     left = iter(seeds)
     _warm()
     with ProcessPoolExecutor(at_once, mp_context=_fork) as pool:
-        running = {pool.submit(_brief, seed, plant) for seed in islice(left, at_once)}
+        running = {pool.submit(_brief, seed, plants) for seed in islice(left, at_once)}
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
-            running |= {pool.submit(_brief, seed, plant) for seed in islice(left, len(done))}
+            running |= {pool.submit(_brief, seed, plants) for seed in islice(left, len(done))}
             yield from (each.result() for each in done)
 
 
-def _brief(seed: int, plant: str) -> Outcome:
-    outcome = run_seed(seed, plant=plant)
+def _brief(seed: int, plants: Collection[str]) -> Outcome:
+    outcome = run_seed(seed, plants=plants)
     return replace(outcome, log=())
 
 
-def shortened(outcome: Outcome, *, plant: str = "") -> Outcome:
+def shortened(outcome: Outcome, *, plants: Collection[str] = ()) -> Outcome:
     """Return a run of the same seed with as few of its faults as still lead to a violation: halves,
     quarters and so on are left out, as long as one of them can be."""
     kept = [fault.number for fault in outcome.faults]
@@ -118,7 +126,7 @@ def shortened(outcome: Outcome, *, plant: str = "") -> Outcome:
         at = 0
         while at < len(kept):
             fewer = kept[:at] + kept[at + size :]
-            tried = run_seed(outcome.seed, kept=fewer, plant=plant)
+            tried = run_seed(outcome.seed, kept=fewer, plants=plants)
             if tried.is_well:
                 at += size
             else:

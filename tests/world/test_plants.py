@@ -35,7 +35,7 @@ FOUND = {
 )
 def test_a_planted_bug_is_found_and_replayed(name: str) -> None:
     seed, said = FOUND[name]
-    first, again = (run_seed(seed, plant=name) for _ in range(2))
+    first, again = (run_seed(seed, plants=[name]) for _ in range(2))
     assert any(said in each for each in first.violations)
     assert first.digest == again.digest
     assert not any(said in each for each in run_seed(seed).violations)

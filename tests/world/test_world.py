@@ -58,7 +58,7 @@ def test_a_shorter_schedule_has_only_the_faults_that_are_needed(
 ) -> None:
     faults = tuple(Fault(number, float(number), "kill", "trainer") for number in range(10))
 
-    def ran(seed: int, *, kept: Collection[int], plant: str) -> Outcome:
+    def ran(seed: int, *, kept: Collection[int], plants: Collection[str]) -> Outcome:
         bad = {3, 7} <= set(kept)
         struck = tuple(each for each in faults if each.number in kept)
         return Outcome(seed, ("wrong",) if bad else (), struck, "", 0.0, 0.0, ())

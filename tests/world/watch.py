@@ -17,8 +17,9 @@ from tests.world.world import PORTS, World
 PAGE = 9000
 LATE_S = 25.0
 """Seconds after a commit by which nobody is told an older step."""
-READ_S = 8.0
-"""Seconds in which a reader of events has read all."""
+READ_S = range(2, 9)
+"""Seconds in which a reader of events has read all, at least and at most."""
+READERS = ("program", "browser")
 FOLLOWS_S = 60.0
 """Seconds after the last commit in which a follower ends: it may wait 30 s for a scheduler that
 hangs."""
@@ -49,7 +50,7 @@ class Watch:
         for name, observe in kinds.items():
             url = random.choice(schedulers)
             if random.random() < 0.4:
-                url = f"http://127.0.0.1:{PAGE}" if name in ("program", "browser") else url
+                url = f"http://127.0.0.1:{PAGE}" if name in READERS else url
                 self._begin(name, observe(Observer(name, url, self.seen.append)))
 
     async def settle(self) -> None:
@@ -57,7 +58,13 @@ class Watch:
         followers = [self.tasks[name] for name in ("up", "watch") if name in self.tasks]
         if followers:
             await asyncio.wait(followers, timeout=FOLLOWS_S)
-        await asyncio.sleep(READ_S)
+        await asyncio.sleep(READ_S.start)
+        readers = [name for name in READERS if name in self.tasks]
+        for _ in READ_S:
+            stored = await observers.stored_events(self.world.judging, RUN)
+            if not seen.events_out_of_order(self.seen, stored, alive=readers):
+                break
+            await asyncio.sleep(1.0)
 
     def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         process = begun(self.world.drawn.seed, name, 0)
@@ -77,7 +84,7 @@ class Watch:
             *seen.steps_that_go_back(log), *seen.ends_that_are_taken_back(log),
             *seen.letters_that_go_back(log), *seen.server_errors(log),
             *seen.steps_against_commits(log, commits, late_s=LATE_S),
-            *seen.events_out_of_order(log, stored, alive=["program", "browser"]),
+            *seen.events_out_of_order(log, stored, alive=READERS),
             *seen.late_followers(
                 log, finished=finished, now=world.loop.now, patience_s=FOLLOWS_S
             ),
