@@ -40,12 +40,14 @@ def samples_by_trainer(records: list[CommitRecord]) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 async def test_help_by_the_trainer_changes_no_byte(tmp_path: Path) -> None:
     setting = small(tmp_path, tag=2, rollout={"H100": 1}, scale=40.0)
     records = await whole_run(tmp_path, setting)
     assert sum(samples_by_trainer(records)) > 0
 
 
+@pytest.mark.slow
 async def test_a_trainer_of_two_devices_generates_its_share_and_changes_no_byte(
     tmp_path: Path,
 ) -> None:
@@ -60,6 +62,7 @@ async def test_one_device_generates_and_trains_by_turns(tmp_path: Path) -> None:
     assert samples_by_trainer(records) == [SAMPLES] * 3
 
 
+@pytest.mark.slow
 async def test_two_colocated_devices_train_equal_shares(tmp_path: Path) -> None:
     setting = small(tmp_path, mode="colocated", rollout={"H100": 1}, steps=4)
     records = await whole_run(tmp_path, setting)
@@ -67,12 +70,14 @@ async def test_two_colocated_devices_train_equal_shares(tmp_path: Path) -> None:
     assert shares[-1] == GROUPS // 2
 
 
+@pytest.mark.slow
 async def test_a_batch_after_the_other_with_all_devices_waiting_trains_the_same(
     tmp_path: Path,
 ) -> None:
     await whole_run(tmp_path, small(tmp_path, mode="sequential", tsp_steps=1, steps=3))
 
 
+@pytest.mark.slow
 async def test_with_one_step_of_staleness_samples_are_at_most_one_version_old(
     tmp_path: Path,
 ) -> None:

@@ -1,5 +1,5 @@
-"""A run that is evaluated and followed while it is trained, what it leaves, and the same run again,
-killed and resumed: all services and brokers are real.
+"""A run that is evaluated and followed while it is trained, and what it leaves; the same run killed
+and resumed: all services and brokers are real.
 
 Starting the services takes most of the time, so one test does several things with its runs. What
 needs no real model is shown on the emulated cluster as well, in seconds (test_emulated.py).
@@ -38,7 +38,7 @@ PICTURES = 4
 """Pictures of an evaluated version: two prompts, two samples of each."""
 
 
-def test_a_run_is_evaluated_followed_and_reported_and_has_the_same_bytes_if_killed_and_resumed(
+def test_a_run_is_evaluated_followed_and_reported(
     start_run: StartRun, start: StartProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "evaluated.json"
@@ -70,13 +70,16 @@ def test_a_run_is_evaluated_followed_and_reported_and_has_the_same_bytes_if_kill
     named = {sample["media"]["key"] for record in found for sample in record["samples"]}
     assert {key for key in keys if key.endswith(".mp4")} == named
     assert len(named) > PICTURES, "other pictures by other versions"
-    check_killed_and_resumed(
-        partial(start_run, "--steps", str(STEPS), "--deterministic", recipe=plain), summary
-    )
 
 
-def check_killed_and_resumed(start: StartRun, expected: dict[str, Any]) -> None:
-    """The run has the same bytes if it is killed as a whole and goes on with other workers."""
+@pytest.mark.slow
+def test_a_run_has_the_same_bytes_if_killed_and_resumed(
+    start_run: StartRun, tmp_path: Path
+) -> None:
+    """It is killed as a whole, and continues with other workers."""
+    recipe = recipe_of("wan", tmp_path)
+    start = partial(start_run, "--steps", str(STEPS), "--deterministic", recipe=recipe)
+    expected = start("--rollout-workers", "1").finish()
     killed = start("--rollout-workers", "1", name="killed")
     killed.wait_for(lambda run: run["step"] >= 1)
     killed.kill_everything()

@@ -88,6 +88,7 @@ def test_sampling_by_hand_ends_with_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.run
+@pytest.mark.slow
 def test_a_run_ends_with_the_line_of_its_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,7 +170,7 @@ def test_a_step_ahead_unlike_devices_generate_in_fragments_of_the_best_size(
     ahead = RunSchedule(mode="fluid", max_staleness=1)
     chosen, *fixed = (
         simulate(
-            QWEN, rollout={}, trainer=members, batches=12, causes=False,
+            QWEN, rollout={}, trainer=members, batches=6, causes=False,
             schedule=ahead.changed(fragment_size=size),
         ).step_seconds
         for size in ("auto", 4, 8, 16)
