@@ -1,5 +1,6 @@
 """What the layout promises."""
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,33 @@ def test_help_never_imports_torch() -> None:
     assert ended.returncode == 0
     assert "digenrl.cli" in ended.stderr
     assert "torch" not in ended.stderr
+
+
+def test_the_scheduler_has_no_module_that_only_the_command_line_imports() -> None:
+    rooms = [
+        path for name in ("digenrl", "services", "shared") for path in (ROOT / name).rglob("*.py")
+    ]
+    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in rooms}
+    reached, found = set[str](), ["services.scheduler.shell.service"]
+    while found:
+        name = found.pop()
+        if name in paths and name not in reached:
+            reached.add(name)
+            found += imported_by(paths[name])
+    own = {name for name in paths if name.startswith("services.scheduler.")}
+    assert {name for name in own - reached if not name.endswith("__init__")} == set()
+    assert not any(name.startswith("digenrl.") for name in reached)
+
+
+def imported_by(path: Path) -> list[str]:
+    """Return the names of what a module imports: modules, and what may be modules."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            found += [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+        elif isinstance(node, ast.Import):
+            found += [each.name for each in node.names]
+    return found
 
 
 def lint_imports(folder: Path) -> "subprocess.CompletedProcess[str]":

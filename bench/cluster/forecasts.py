@@ -16,7 +16,7 @@ from bench.cluster.ladder import MODES_OF_LADDER, rung
 from bench.cluster.modes import Chosen, predicted
 from bench.cluster.request import WORKLOADS
 from bench.cluster.rows import ROWS, Row, Way, row_of
-from services.scheduler.costs.colocated import colocated_seconds
+from digenrl.planning.colocated import colocated_seconds
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
 

@@ -10,9 +10,9 @@ from typing import Any
 from bench.cluster.modes import MODES, Chosen, predicted
 from bench.cluster.rows import Row
 from bench.cluster.shipped import shipped
+from digenrl.planning.planner import plan_split
+from digenrl.planning.runnable import HOST_GPUS, as_toml, recipe_keys
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.planning.planner import plan_split
-from services.scheduler.planning.runnable import HOST_GPUS, as_toml, recipe_keys
 
 RUNGS = ("sequential", "gap", "tsp", "tag", "one-step")
 """Roles: all generated and then trained; groups as they come (GAP); steps of a sample on several

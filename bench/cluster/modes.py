@@ -3,18 +3,12 @@
 from dataclasses import dataclass
 
 from bench.cluster.shipped import shipped
+from digenrl.planning.planner import Choice, Planned, plan_split, with_help
+from digenrl.planning.runnable import HOST_GPUS, needs_ranks
 from services.scheduler.costs.profile import Profile
-from services.scheduler.planning.forecast import forecast
-from services.scheduler.planning.lookahead import look_ahead
-from services.scheduler.planning.planner import (
-    Choice,
-    Planned,
-    fragment_sizes,
-    plan_split,
-    with_help,
-)
-from services.scheduler.planning.runnable import HOST_GPUS, needs_ranks
-from services.scheduler.planning.splits import Devices, Split
+from services.scheduler.costs.split import Devices, Split
+from services.scheduler.sim.forecast import forecast, fragment_sizes
+from services.scheduler.sim.lookahead import look_ahead
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import simulate
 from shared.errors import UserError

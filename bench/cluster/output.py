@@ -11,7 +11,7 @@ from bench.cluster.case import Case, Finished, run_case
 from bench.cluster.results import CaseResult, ModeResult
 from bench.cluster.session import opened
 from bench.runner.session import Session
-from services.scheduler.planning.splits import words
+from services.scheduler.costs.split import words
 
 
 def show_case(result: CaseResult, console: Console) -> None:

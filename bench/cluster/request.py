@@ -8,9 +8,9 @@ from bench.cluster.modes import MODES, STANDARD, chosen
 from bench.cluster.setting import default_scale
 from bench.stored import RENAMED_MODES
 from digenrl.planning.plan import parse_devices
+from digenrl.planning.runnable import HOST_GPUS, needs_ranks, why_not
 from services.scheduler.costs.profile import Profile, load_profile
-from services.scheduler.planning.runnable import HOST_GPUS, needs_ranks, why_not
-from services.scheduler.planning.splits import Devices, Split
+from services.scheduler.costs.split import Devices, Split
 from shared.errors import UserError
 from shared.recipe.schedule import RunSchedule
 

@@ -13,11 +13,11 @@ from bench.cluster.case import Case
 from bench.cluster.modes import Chosen
 from bench.cluster.request import WORKLOADS
 from bench.cluster.setting import row_profile
+from digenrl.planning.hosts import parse_hosts
+from digenrl.planning.runnable import HOST_GPUS
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, load_profile
-from services.scheduler.planning.hosts import parse_hosts
-from services.scheduler.planning.runnable import HOST_GPUS
-from services.scheduler.planning.splits import Split
+from services.scheduler.costs.split import Split
 from shared.recipe.recipe import Recipe, load_recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"

@@ -8,12 +8,13 @@ from pathlib import Path
 from pydantic import Field
 
 from bench.cluster.shipped import shipped
+from digenrl.planning.recipes import use_of
+from digenrl.trace.memory import with_memory
 from services.scheduler.core.supply import full_size
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.costs.memory import with_memory
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
+from services.scheduler.costs.recipes import shape_of
 from services.scheduler.costs.shape import Shape
-from services.scheduler.planning.recipes import shape_of, use_of
 from services.scheduler.sim.steady import steady_plan
 from shared.learning.algorithms import DEFAULT, DecayKind
 from shared.messages.records import Record, Token

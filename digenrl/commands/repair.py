@@ -30,7 +30,7 @@ def repair(
     from digenrl.evaluation.records import EvaluationRecord
     from digenrl.local.store import store_of
     from services.scheduler.core.usage import BatchUsage
-    from services.scheduler.planning.staleness import StalenessDecision
+    from services.scheduler.sim.staleness import StalenessDecision
     from shared.process.settings import ServiceSettings
     from shared.run.repair import find_damage, mend
     from shared.store import open_store

@@ -14,14 +14,15 @@ from digenrl.local.runs import runs_folder
 from digenrl.local.verdict import Verdict, gpu_names, kinds_of, verdict_here, verdict_on
 from digenrl.planning.forecast import Forecast, as_dict, forecast, has_profile, lines
 from digenrl.planning.plan import given_pool, known_profiles
+from digenrl.planning.runnable import HOST_GPUS
 from digenrl.tail.results import tail_line
 from digenrl.trace.output import lines as trace_lines
 from digenrl.trace.record import Trace
 from services.scheduler.costs.profile import load_profile
-from services.scheduler.planning.recipes import fragment_of, profile_of
-from services.scheduler.planning.runnable import HOST_GPUS
-from services.scheduler.planning.staleness import decide_at_start
-from services.scheduler.planning.staleness import line as staleness_line
+from services.scheduler.costs.recipes import profile_of
+from services.scheduler.sim.staleness import decide_at_start
+from services.scheduler.sim.staleness import line as staleness_line
+from services.scheduler.sim.steady import fragment_of
 from shared.errors import UserError
 from shared.models.published import configuration_of
 from shared.models.quantised import UNTESTED

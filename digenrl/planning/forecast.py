@@ -5,12 +5,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from digenrl.planning.hosts import (
+    Hosts,
+    check_host_memory,
+    host_memory_line,
+    parse_host_memory,
+    parse_hosts,
+    with_devices_of,
+)
+from digenrl.planning.own_split import Own, own_split
 from digenrl.planning.plan import accepts, known_profiles, parse_kinds, with_weights
+from digenrl.planning.planner import Choice, plan_split
+from digenrl.planning.recipes import largest_fragment, use_of
+from digenrl.planning.remedies import would_fit
+from digenrl.planning.runnable import as_toml, recipe_keys
+from digenrl.planning.ways import Way
 from digenrl.planning.work import sample_seconds, work_line
-from digenrl.trace.profile import traced_profile
-from digenrl.trace.record import Trace
-from services.scheduler.costs.devices import notes
-from services.scheduler.costs.memory import (
+from digenrl.trace.memory import (
     Needed,
     Use,
     encoder_needs,
@@ -19,33 +30,18 @@ from services.scheduler.costs.memory import (
     trainer_needs,
     with_memory,
 )
+from digenrl.trace.profile import traced_profile
+from digenrl.trace.record import Trace
+from services.scheduler.costs.devices import notes
 from services.scheduler.costs.profile import Profile, load_profile
-from services.scheduler.planning.forecast import largest_fragment
-from services.scheduler.planning.hosts import (
-    Hosts,
-    check_host_memory,
-    host_memory_line,
-    parse_host_memory,
-    parse_hosts,
-    with_devices_of,
-)
-from services.scheduler.planning.lookahead import look_ahead
-from services.scheduler.planning.own_split import Own, own_split
-from services.scheduler.planning.planner import Choice, plan_split
-from services.scheduler.planning.recipes import (
-    fragment_of,
-    profile_of,
-    use_of,
-    with_shape_of,
-)
-from services.scheduler.planning.remedies import would_fit
-from services.scheduler.planning.runnable import as_toml, recipe_keys
-from services.scheduler.planning.splits import Devices, words
-from services.scheduler.planning.staleness import StalenessDecision, decide, decide_at_start
-from services.scheduler.planning.staleness import line as staleness_line
-from services.scheduler.planning.ways import Way
+from services.scheduler.costs.recipes import profile_of, with_shape_of
+from services.scheduler.costs.split import Devices, words
+from services.scheduler.sim.lookahead import look_ahead
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import simulate
+from services.scheduler.sim.staleness import StalenessDecision, decide, decide_at_start
+from services.scheduler.sim.staleness import line as staleness_line
+from services.scheduler.sim.steady import fragment_of
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
 

@@ -10,17 +10,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from digenrl.planning.colocated import Baseline
+from digenrl.planning.hosts import Placed, commands, place, trains_where
 from digenrl.planning.plan import advised_keys
+from digenrl.planning.planner import Choice
+from digenrl.planning.runnable import HOST_GPUS, HostGpus, as_toml
+from digenrl.planning.techniques import Technique
+from digenrl.planning.ways import Advice
 from digenrl.planning.work import sample_seconds
-from services.scheduler.costs.colocated import Baseline
 from services.scheduler.costs.devices import notes
 from services.scheduler.costs.profile import Profile
-from services.scheduler.planning.hosts import Placed, commands, place, trains_where
-from services.scheduler.planning.planner import Choice
-from services.scheduler.planning.runnable import HOST_GPUS, HostGpus, as_toml
-from services.scheduler.planning.splits import Devices, Split, words
-from services.scheduler.planning.techniques import Technique
-from services.scheduler.planning.ways import Advice
+from services.scheduler.costs.split import Devices, Split, words
 from services.scheduler.sim.measured import Simulated
 from shared.recipe.schedule import RunSchedule
 

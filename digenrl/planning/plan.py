@@ -6,11 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from digenrl.planning.work import work_line
-from services.scheduler.costs.devices import kind_named
-from services.scheduler.costs.memory import FIGURES_BYTES, Use, usual, with_memory
-from services.scheduler.costs.profile import Profile, VariantName, load_profile, profile_names
-from services.scheduler.planning.hosts import (
+from digenrl.planning.hosts import (
     Hosts,
     check_host_memory,
     host_memory_line,
@@ -18,17 +14,17 @@ from services.scheduler.planning.hosts import (
     parse_hosts,
     with_devices_of,
 )
-from services.scheduler.planning.recipes import (
-    profile_of,
-    use_of,
-    with_shape_of,
-    with_staleness,
-)
-from services.scheduler.planning.runnable import HOST_GPUS, HostGpus, recipe_keys
-from services.scheduler.planning.splits import Split
-from services.scheduler.planning.staleness import decide_by_seconds
-from services.scheduler.planning.staleness import line as staleness_line
-from services.scheduler.planning.ways import Advice, Way, advise
+from digenrl.planning.recipes import use_of, with_staleness
+from digenrl.planning.runnable import HOST_GPUS, HostGpus, recipe_keys
+from digenrl.planning.ways import Advice, Way, advise
+from digenrl.planning.work import work_line
+from digenrl.trace.memory import FIGURES_BYTES, Use, usual, with_memory
+from services.scheduler.costs.devices import kind_named
+from services.scheduler.costs.profile import Profile, VariantName, load_profile, profile_names
+from services.scheduler.costs.recipes import profile_of, with_shape_of
+from services.scheduler.costs.split import Split
+from services.scheduler.sim.staleness import decide_by_seconds
+from services.scheduler.sim.staleness import line as staleness_line
 from shared.errors import UserError
 from shared.models.memory import num_weights
 from shared.recipe.recipe import NO_OPTIONS, Recipe, load_recipe, override

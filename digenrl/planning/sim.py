@@ -4,16 +4,15 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from digenrl.planning.colocated import BASELINES, colocated_seconds
+from digenrl.planning.hosts import with_devices_of
 from digenrl.planning.output import Comparison
 from digenrl.planning.plan import parse_devices
-from services.scheduler.costs.colocated import colocated_seconds
+from digenrl.planning.recipes import with_staleness
+from digenrl.planning.techniques import Technique, compare
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
-from services.scheduler.planning.hosts import with_devices_of
-from services.scheduler.planning.lookahead import look_ahead
-from services.scheduler.planning.planner import BASELINES
-from services.scheduler.planning.recipes import with_staleness
-from services.scheduler.planning.splits import Split
-from services.scheduler.planning.techniques import Technique, compare
+from services.scheduler.costs.split import Split
+from services.scheduler.sim.lookahead import look_ahead
 from services.scheduler.sim.profiled import simulate
 from shared.errors import UserError
 from shared.recipe.errors import describe

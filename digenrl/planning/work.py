@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from services.scheduler.costs.profile import Profile
+from services.scheduler.costs.recipes import differentiated, passes_beside
 from services.scheduler.costs.shape import Shape, rollout_equivalents, training_equivalents
-from services.scheduler.planning.recipes import differentiated, passes_beside
 from shared.recipe.recipe import Recipe
 
 

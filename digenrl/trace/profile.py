@@ -8,11 +8,12 @@ them. Imports no torch.
 import math
 from typing import Any
 
+from digenrl.trace.memory import rollout_needs, trainer_needs, usual
 from digenrl.trace.record import Trace
-from services.scheduler.costs.memory import rollout_needs, trainer_needs, usual
 from services.scheduler.costs.profile import PROFILES, ProfileFile
+from services.scheduler.costs.recipes import shape_of
 from services.scheduler.costs.sizes import forward_tflop
-from services.scheduler.planning.recipes import fragment_of, shape_of
+from services.scheduler.sim.steady import fragment_of
 from shared.errors import UserError
 from shared.models.catalogue import family_of
 from shared.recipe.recipe import Recipe

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from services.scheduler.costs.memory import FIGURES_BYTES
+from digenrl.trace.memory import FIGURES_BYTES
 from services.scheduler.costs.sizes import Memory, Positive, Work
 from shared.messages.records import Count, Record, Text
 from shared.models.memory import ITEM_BYTES

@@ -31,7 +31,7 @@ from bench.runner.watch import Sample
 from services.scheduler.core.usage import BatchUsage, Use
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
-from services.scheduler.planning.splits import Split
+from services.scheduler.costs.split import Split
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts
 from shared.recipe.recipe import load_recipe

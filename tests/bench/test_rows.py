@@ -13,7 +13,7 @@ from bench.stored import RESULTS
 from bench.tables import Known, front_page, known_of, pages, tables, utilisation, with_table
 from digenrl.local.check import check
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.planning.recipes import shape_of
+from services.scheduler.costs.recipes import shape_of
 from tests.paths import ROOT
 
 CHECKED = "qwen-image-16-a100-16-on-policy"

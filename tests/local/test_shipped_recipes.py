@@ -7,10 +7,10 @@ import pytest
 
 from digenrl.local.check import check
 from digenrl.planning.plan import known_profiles, parse_devices
+from digenrl.planning.planner import plan_split
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, load_profile
-from services.scheduler.planning.planner import plan_split
-from services.scheduler.planning.recipes import profile_of, with_shape_of
+from services.scheduler.costs.recipes import profile_of, with_shape_of
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.paths import RECIPES
 

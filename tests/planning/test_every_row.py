@@ -11,15 +11,15 @@ import pytest
 from bench.cluster.session import opened, run
 from bench.cluster.setting import BATCH_S, Setting
 from digenrl.local.check import check
+from digenrl.planning.hosts import Hosts, parse_hosts
 from digenrl.planning.plan import accepts, advised_keys, costs_and_use
+from digenrl.planning.planner import CanSay, candidates_of, modes_of
+from digenrl.planning.runnable import as_toml, needs_ranks
+from digenrl.planning.search import Candidate
+from digenrl.planning.symmetry import part_of
+from digenrl.planning.ways import Way, ways
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
-from services.scheduler.planning.hosts import Hosts, parse_hosts
-from services.scheduler.planning.planner import CanSay, candidates_of, modes_of
-from services.scheduler.planning.runnable import as_toml, needs_ranks
-from services.scheduler.planning.search import Candidate
-from services.scheduler.planning.symmetry import part_of
-from services.scheduler.planning.ways import Way, ways
 from shared.errors import UserError
 from shared.models.published import PUBLISHED
 from shared.recipe.fluid_devices import refusal_of

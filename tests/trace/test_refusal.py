@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from digenrl.planning.forecast import Forecast, forecast
+from digenrl.planning.runnable import HOST_GPUS
+from digenrl.trace.memory import MEMORY_SHARE
 from digenrl.trace.output import lines
 from digenrl.trace.record import GIB, Trace
-from services.scheduler.costs.memory import MEMORY_SHARE
-from services.scheduler.planning.runnable import HOST_GPUS
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import RECIPES

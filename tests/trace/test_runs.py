@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from digenrl.cli import app
 from digenrl.trace.fakes import CPU, num_bytes
+from digenrl.trace.memory import rollout_needs, trainer_needs, usual
 from digenrl.trace.record import GIB, Trace, affine
 from digenrl.trace.runs import setting_of, trace
-from services.scheduler.costs.memory import rollout_needs, trainer_needs, usual
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.generation import Generator
 from shared.diffusion.models import load_model

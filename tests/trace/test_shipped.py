@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from digenrl.planning.forecast import forecast
+from digenrl.planning.runnable import HOST_GPUS
+from digenrl.trace.memory import MEMORY_SHARE
 from digenrl.trace.record import Trace
 from digenrl.trace.runs import setting_of, trace
-from services.scheduler.costs.memory import MEMORY_SHARE
-from services.scheduler.planning.recipes import fragment_of
-from services.scheduler.planning.runnable import HOST_GPUS
+from services.scheduler.sim.steady import fragment_of
 from shared.models.published import configuration_of
 from shared.recipe.recipe import Recipe, load_recipe, with_folder
 from tests.local.test_check import SHIPPED, stated_devices

@@ -51,7 +51,7 @@ class Rollout(Record):
     """Seconds from one service's result to the start of the next one's work, per hop."""
     memory_gib: Factor
     """Memory that a device needs. A profile's file has weights, decoder and activations with cached
-    conditioning, as in the study; `costs.memory` replaces it by what a run takes."""
+    conditioning, as in the study; `digenrl.trace.memory` replaces it by what a run takes."""
     held_gib: Annotated[float, Field(ge=0)] = 0.0
     """Part of the memory that is held all the time; 0 if unknown."""
     sample_gib: Annotated[float, Field(ge=0)] = 0.0

@@ -20,8 +20,6 @@ from services.scheduler.core.recovery import READ_BACK, restart_batches
 from services.scheduler.core.senders import is_foreign
 from services.scheduler.core.state import Phase, Plan, State
 from services.scheduler.core.usage import Meter, uses
-from services.scheduler.planning.lookahead import Horizon
-from services.scheduler.planning.staleness import StalenessDecision
 from services.scheduler.shell.dead_letters import DeadLetters, is_over
 from services.scheduler.shell.goal import Goal
 from services.scheduler.shell.heap import collect_when_calm
@@ -40,7 +38,9 @@ from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_co
 from services.scheduler.shell.room_watch import RoomWatch
 from services.scheduler.shell.roster import Roster
 from services.scheduler.shell.run_alarms import RunAlarms
+from services.scheduler.shell.tag_refiner import TagRefiner
 from services.scheduler.shell.waves import in_waves
+from services.scheduler.sim.staleness import StalenessDecision
 from shared.bus.bus import Bus, Received
 from shared.errors import IntegrityError, SlotPoisoned
 from shared.messages import subjects
@@ -110,7 +110,7 @@ class Scheduler:
     committed_at: list[float] = field(default_factory=list)
     """Monotonic times of the newest commits that this process has seen, in seconds."""
     alarms: RunAlarms = field(default_factory=RunAlarms)
-    horizon: Horizon = field(init=False)
+    tag_refiner: TagRefiner = field(init=False)
     roster: Roster = field(init=False)
     dead_letters: DeadLetters = field(init=False)
     journal: Journal = field(init=False)
@@ -132,7 +132,7 @@ class Scheduler:
         self._begin()
 
     def _begin(self) -> None:
-        self.horizon = Horizon(self.plan, self._inbox.put)
+        self.tag_refiner = TagRefiner(self.plan, self._inbox.put)
         self.roster = Roster(
             self.bus, self._inbox.put, lambda: self.state, self.meter,
             num_waiting=lambda: self._statuses_waiting(),
@@ -187,7 +187,7 @@ class Scheduler:
             tasks.create_task(watch.run(states))
             tasks.create_task(room.run())
             last = await self._recover(before)
-            tasks.create_task(self.horizon.run())
+            tasks.create_task(self.tag_refiner.run())
             for stream in FOLLOWED:
                 after = last[stream.name]
                 tasks.create_task(follow(self.bus, stream, self._inbox, self._note, after=after))
@@ -323,7 +323,7 @@ class Scheduler:
             log.info("phase", phase=state.phase, failure=state.failure)
         for worker in newly_excluded(self.state, state, first):
             log.warning("worker_not_asked", name=worker.name, reason=worker.excluded)
-        self.horizon.record(self.state, state)
+        self.tag_refiner.record(self.state, state)
         self.state = state  # last: events whose commands could not be sent are as if never seen
         if not state.recovering:
             self.journal.changed(state.phase, state.failure)

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.scheduler.core.fluid.pieces import most_pieces
 from services.scheduler.core.state import Plan, first_state
-from services.scheduler.planning.recipes import shape_of
+from services.scheduler.costs.recipes import shape_of
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.goal import goal_of

@@ -3,7 +3,7 @@
 import structlog
 from pydantic import ValidationError
 
-from services.scheduler.planning.staleness import StalenessDecision, decide_at_start
+from services.scheduler.sim.staleness import StalenessDecision, decide_at_start
 from shared.errors import ContractError
 from shared.recipe.recipe import Recipe, override
 from shared.run.layout import staleness_key

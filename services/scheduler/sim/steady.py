@@ -4,12 +4,15 @@ import math
 from collections.abc import Mapping
 
 from services.scheduler.core.state import Plan
+from services.scheduler.core.supply import full_size
 from services.scheduler.core.tag.estimates import Overhead
 from services.scheduler.costs.profile import Profile, fragment_seconds
+from services.scheduler.costs.recipes import shape_of
 from services.scheduler.costs.shape import Shape
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
 from shared.messages.contracts import Prompt
+from shared.recipe.recipe import Recipe
 from shared.recipe.schedule import RunSchedule
 
 NEVER = 1e12
@@ -46,3 +49,10 @@ def learned_overhead(profile: Profile, devices: Mapping[str, int]) -> Overhead:
     if not math.isfinite(one):
         return Overhead()
     return Overhead.of(max(0.0, one * (size - 1) / (all_ - one) - 1))
+
+
+def fragment_of(recipe: Recipe) -> int:
+    """Samples per fragment while there is plenty, on as many devices as the recipe starts."""
+    plan = steady_plan(shape_of(recipe), batches=1, schedule=recipe.run_schedule)
+    lent = recipe.trainer.devices if recipe.trainer_may_help or recipe.schedule.is_fluid else 0
+    return full_size(plan, recipe.rollout.workers + lent)

@@ -13,10 +13,10 @@ from services.scheduler.core.waiting import Queue, queues
 from services.scheduler.core.workers import AssignedFragment, Workers
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
-from services.scheduler.planning.forecast import forecast
-from services.scheduler.planning.splits import Split
+from services.scheduler.costs.split import Split
+from services.scheduler.sim.forecast import forecast
 from shared.messages.contracts import FragmentSlot
-from tests.scheduler.planning.situations import opening
+from tests.scheduler.sim.situations import opening
 
 PROFILE, SPLIT = load_profile("qwen-image"), Split({"H100": 8}, {"H100": 24})
 SIZE = PROFILE.shape.group_size

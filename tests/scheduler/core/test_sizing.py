@@ -10,12 +10,11 @@ from services.scheduler.core.supply import fragment_size, full_size, next_size, 
 from services.scheduler.core.tag.estimates import Overhead
 from services.scheduler.core.workers import Workers
 from services.scheduler.costs.profile import fragment_seconds, load_profile
-from services.scheduler.planning.forecast import forecast
-from services.scheduler.planning.planner import fragment_sizes
-from services.scheduler.planning.splits import Split
+from services.scheduler.costs.split import Split
+from services.scheduler.sim.forecast import forecast, fragment_sizes
 from services.scheduler.sim.profiled import simulate
 from shared.recipe.schedule import RunSchedule
-from tests.scheduler.planning.situations import opening
+from tests.scheduler.sim.situations import opening
 
 QWEN, FLUX = load_profile("qwen-image"), load_profile("flux1-dev")
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from digenrl.planning.hosts import parse_hosts, with_devices_of
 from services.scheduler.costs.devices import FORECASTS, forecast, kind_named, with_sized
 from services.scheduler.costs.profile import load_profile, profile_names
-from services.scheduler.planning.hosts import parse_hosts, with_devices_of
 from shared.errors import UserError
 
 FLUX = load_profile("flux1-dev")

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from digenrl.planning.colocated import colocated_seconds
 from services.scheduler.core.supply import full_size, next_size
 from services.scheduler.core.tag.estimates import Costs
-from services.scheduler.costs.colocated import colocated_seconds
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import (
     Profile,
@@ -19,8 +19,8 @@ from services.scheduler.costs.profile import (
     train_group_seconds,
 )
 from services.scheduler.costs.shape import Shape, rollout_equivalents, training_equivalents
-from services.scheduler.planning.forecast import forecast
-from services.scheduler.planning.splits import Split
+from services.scheduler.costs.split import Split
+from services.scheduler.sim.forecast import forecast
 from services.scheduler.sim.independent_devices import pieces_of
 from services.scheduler.sim.profiled import simulate, steady_plan, timing_of
 from shared.recipe.schedule import RunSchedule

@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from services.scheduler.core.inputs import WorkerJoined
 from services.scheduler.core.machine import step
 from services.scheduler.core.usage import BatchUsage, Timeline
-from services.scheduler.planning.staleness import StalenessDecision
 from services.scheduler.shell import api_batches, api_letters, api_load, api_models
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
@@ -22,6 +21,7 @@ from services.scheduler.shell.load import slowest
 from services.scheduler.shell.metrics import RUN, StepMetrics, measure_commit
 from services.scheduler.shell.roster import Seen
 from services.scheduler.shell.views import run_figures
+from services.scheduler.sim.staleness import StalenessDecision
 from shared.messages.workers import Device, WorkerStatus
 from shared.process.http_access import CodeView
 from shared.process.http_api import Problem

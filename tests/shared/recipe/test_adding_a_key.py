@@ -50,8 +50,8 @@ SCHEDULE_KEY: Edits = {
 SCHEDULE_PROGRAM = """
 from services.scheduler.core.supply import next_size
 from services.scheduler.costs.profile import load_profile
-from services.scheduler.planning.planner import plan_split
-from services.scheduler.planning.recipes import shape_of
+from digenrl.planning.planner import plan_split
+from services.scheduler.costs.recipes import shape_of
 from services.scheduler.shell.service import plan_of
 from services.scheduler.sim.profiled import simulate, steady_plan
 from shared.recipe.recipe import load_recipe

@@ -1,0 +1,87 @@
+"""The colocated baselines: every device generates, then trains, all in lock-step.
+
+2026-06   what the first colocated systems did: a rollout call per sample, the engine swapped
+          through pageable memory, old log-probs computed anew, no TSP           (V1)
+batched   the same with batched rollouts                                         (V2)
+tuned     batched, swapped through pinned memory, log-probs kept, TSP            (V3)
+"""
+
+import math
+from collections.abc import Mapping
+from statistics import NormalDist
+from typing import Literal
+
+from services.scheduler.costs.profile import Profile, fragment_seconds, speed, whole_shares
+
+Baseline = Literal["2026-06", "batched", "tuned"]
+BASELINES: tuple[Baseline, ...] = ("2026-06", "batched", "tuned")
+
+
+def colocated_seconds(profile: Profile, devices: Mapping[str, int], baseline: Baseline) -> float:
+    """Return the mean seconds of a batch on the best lock-step pool of these devices.
+
+    Unequal devices slow a lock-step down, so a pool may be the fastest kind alone, or the two
+    fastest, and so on. Infinite if no device holds the model in both roles.
+    """
+    able = [
+        kind
+        for kind, count in devices.items()
+        if count and speed(profile, kind, "rollout") and speed(profile, kind, "trainer")
+    ]
+    able.sort(key=lambda kind: profile.devices[kind].training_speed, reverse=True)
+    pools = ({kind: devices[kind] for kind in able[: size + 1]} for size in range(len(able)))
+    return min((_lock_step(profile, pool, baseline) for pool in pools), default=math.inf)
+
+
+def _lock_step(profile: Profile, devices: Mapping[str, int], baseline: Baseline) -> float:
+    tuned = baseline == "tuned"
+    batch = 1 if baseline == "2026-06" else profile.colocated.rollout_batch
+    variant = profile.variant
+    return (
+        _rollout(profile, devices, batch)
+        + _training(profile, devices, tuned=tuned)
+        + profile.shape.updates * variant.optimizer_seconds
+        + _swaps(profile, tuned=tuned)
+        + variant.publish_seconds
+        + variant.adopt_seconds
+    )
+
+
+def _rollout(profile: Profile, devices: Mapping[str, int], batch: int) -> float:
+    """Return the seconds until the last device has generated its share of the batch."""
+    each = {kind: fragment_seconds(profile, kind, batch) / batch for kind in devices}
+    shares = whole_shares(profile.shape.samples, devices, each)
+    width = _expected_maximum(sum(devices.values())) * profile.rollout.noise_cv
+
+    def seconds(kind: str, samples: int) -> float:
+        calls, rest = divmod(samples, batch)
+        times = [fragment_seconds(profile, kind, batch)] * calls
+        times += [fragment_seconds(profile, kind, rest)] if rest else []
+        return sum(times) + width * math.hypot(*times)
+
+    return max(seconds(kind, share) for kind, share in shares.items())
+
+
+def _training(profile: Profile, devices: Mapping[str, int], *, tuned: bool) -> float:
+    """Train equal shares at the slowest device's speed; old log-probs cost another forward pass."""
+    samples, shape, rho = profile.shape.samples / sum(devices.values()), profile.shape, 0.0
+    rho = profile.variant.rho
+    passes = rho if tuned else rho + 1
+    if not tuned:
+        samples = math.ceil(samples)
+    slowest = min(speed(profile, kind, "trainer") for kind in devices)
+    each = profile.training_work / shape.samples / rho
+    return samples * passes * each / slowest
+
+
+def _swaps(profile: Profile, *, tuned: bool) -> float:
+    """Return the seconds in which the engine leaves the devices and comes back."""
+    costs = profile.colocated
+    if tuned:
+        return 2 * costs.pinned_swap_seconds
+    return 2 * costs.engine_gb / costs.pageable_gb_per_second + costs.pageable_extra_seconds
+
+
+def _expected_maximum(count: int) -> float:
+    """Return the expected maximum of so many standard normal variables (Blom 1958)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))

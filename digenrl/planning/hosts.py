@@ -1,0 +1,324 @@
+"""Hosts with several GPUs of one kind each, and which processes of a run go where.
+
+Written as people say it: `h100x8*4` is four hosts of 8 H100, `h100x8*2+a100x8*2` two of each;
+`h100=12` counts GPUs, in hosts of as many as an option says, and one with the rest.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from shlex import quote
+from typing import Any
+
+from services.scheduler.costs.devices import SIZED, kind_named, with_sized
+from services.scheduler.costs.profile import Profile
+from services.scheduler.costs.split import Split
+from shared.errors import UserError
+
+MAX_DEVICES = 4096
+HOST = re.compile(r"(?P<kind>.+)x(?P<gpus>\d+)(?:\*(?P<hosts>\d+))?")
+RENDEZVOUS_PORT = 29400
+
+
+@dataclass(frozen=True, slots=True)
+class HostClass:
+    """So many alike hosts."""
+
+    kind: str
+    gpus: int
+    """GPUs of each."""
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind.lower()}x{self.gpus}*{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    classes: tuple[HostClass, ...]
+    memory_gib: Mapping[str, float] = field(default_factory=dict)
+    """Kind -> memory of each of its hosts, where that is stated."""
+
+    @property
+    def devices(self) -> dict[str, int]:
+        """Return kind -> GPUs of all hosts."""
+        found: dict[str, int] = {}
+        for each in self.classes:
+            found[each.kind] = found.get(each.kind, 0) + each.gpus * each.number
+        return found
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        """Return kind -> GPUs of its largest host: what one process can use."""
+        kinds = dict.fromkeys(each.kind for each in self.classes)
+        return {kind: max(c.gpus for c in self.classes if c.kind == kind) for kind in kinds}
+
+    def each(self) -> Iterator[HostClass]:
+        """Yield host by host."""
+        for each in self.classes:
+            for _ in range(each.number):
+                yield HostClass(each.kind, each.gpus, 1)
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.classes))
+
+
+def with_devices_of(text: str, profile: Profile) -> Profile:
+    """Return the profile with the kinds whose memory is given, as in ``mine=32GiB*4``."""
+    return profile.model_copy(update={"devices": with_sized(profile.devices, text)})
+
+
+def parse_hosts(option: str, text: str, profile: Profile, *, host_gpus: int) -> Hosts:
+    """Parse ``h100x8*2+a100x8*2``, ``h100=16,a100=16`` or both forms mixed; with the profile of
+    `with_devices_of`, also ``mine=32GiB*4``.
+
+    Args:
+        host_gpus: GPUs of a host where only their number is given.
+
+    Raises:
+        UserError: names the option, the problem and the remedy.
+    """
+    found: list[HostClass] = []
+    counted: set[str] = set()
+    for part in (piece.strip() for piece in re.split(r"[,+]", text)):
+        word, classes = _hosts_of(option, part, host_gpus)
+        name = kind_named(profile.devices, word)
+        if name is None:
+            near = difflib.get_close_matches(word.upper(), profile.devices, n=1, cutoff=0.5)
+            meant = f" (did you mean {near[0]}?)" if near else ""
+            raise UserError(
+                f"{option}: {profile.name} knows no {word}{meant}; known are "
+                f"{', '.join(profile.devices)}, and any other by its memory, e.g. {word}=32GiB*4"
+            )
+        if "=" in part and name in counted:
+            raise UserError(f"{option}: {name} is given twice; add the counts")
+        counted.add(name)
+        found += [HostClass(name, gpus, number) for gpus, number in classes]
+    hosts = Hosts(tuple(found))
+    if sum(hosts.devices.values()) > MAX_DEVICES:
+        raise UserError(f"{option}: more than {MAX_DEVICES} devices; plan for a part of them")
+    return hosts
+
+
+def parse_host_memory(text: str, profile: Profile) -> dict[str, float]:
+    """Parse ``4090=128,l40s=512``: GiB of each host of a kind.
+
+    Raises:
+        UserError: names the option, the problem and the remedy.
+    """
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        kind, _, size = (piece.strip() for piece in part.partition("="))
+        name = kind_named(profile.devices, kind)
+        if name is None or not re.fullmatch(r"\d+(\.\d+)?", size) or not float(size):
+            raise UserError(
+                f"--host-memory: {part.strip()!r} is not kind=GiB of a host, e.g. 4090=128; kinds "
+                f"are {', '.join(profile.devices)}"
+            )
+        found[name] = float(size)
+    return found
+
+
+def _hosts_of(option: str, part: str, host_gpus: int) -> tuple[str, list[tuple[int, int]]]:
+    """Return the kind that is written, and GPUs per host with the number of such hosts."""
+    kind, equals, count = (piece.strip() for piece in part.partition("="))
+    if sized := SIZED.fullmatch(part):
+        count = sized[3] or "1"
+    if equals and kind:
+        if not count.isdecimal() or int(count) == 0:
+            remedy = "the count is a whole number, 1 or more, or the memory, e.g. 32GiB"
+            raise UserError(f"{option}: {part!r}: {remedy}")
+        whole, rest = divmod(int(count), host_gpus)
+        return kind, [(gpus, n) for gpus, n in ((host_gpus, whole), (rest, 1)) if gpus and n]
+    written = HOST.fullmatch(part)
+    if written is None:
+        raise UserError(
+            f"{option}: {part!r} is not kind=count, e.g. h100=16,a100=16, nor hosts, e.g. "
+            "h100x8*2+a100x8*2"
+        )
+    gpus, number = int(written["gpus"]), int(written["hosts"] or 1)
+    if not gpus or not number:
+        raise UserError(f"{option}: {part!r}: GPUs and hosts are whole numbers, 1 or more")
+    return written["kind"].strip(), [(gpus, number)]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What runs on a host."""
+
+    name: str
+    kind: str
+    gpus: int
+    trains: int
+    """GPUs that train: of one process, or a rank or a fluid device each."""
+    generates: int
+    """Rollout workers, on the GPUs after those that train."""
+
+
+def place(hosts: Hosts, split: Split) -> list[Placed]:
+    """Put the trainer on as few hosts of its kind as hold it, in equal parts where that goes, and a
+    rollout worker on each other GPU that the split uses."""
+    names = [(f"{host.kind.lower()}-{number}", host) for number, host in _numbered(hosts)]
+    trains = {name: 0 for name, _ in names}
+    for kind, number in split.trainer.items():
+        own = [(name, host.gpus) for name, host in names if host.kind == kind]
+        trains.update(_shares(own, number))
+    left = dict(split.rollout)
+    found = []
+    for name, host in names:
+        generates = min(host.gpus - trains[name], left.get(host.kind, 0))
+        left[host.kind] = left.get(host.kind, 0) - generates
+        found.append(Placed(name, host.kind, host.gpus, trains[name], generates))
+    return found
+
+
+def streaming_needs(profile: Profile, hosts: Hosts, split: Split) -> dict[str, tuple[str, float]]:
+    """Return the hosts on which workers stream: name -> kind, and GiB of the host's memory that
+    they keep pinned."""
+    return {
+        host.name: (host.kind, host.generates * profile.streaming[host.kind].host_gib)
+        for host in place(hosts, split)
+        if host.kind in profile.streaming and host.generates
+    }
+
+
+def check_host_memory(profile: Profile, hosts: Hosts, split: Split) -> None:
+    """Check that each host whose memory is stated holds what workers that stream keep in it.
+
+    Raises:
+        UserError: names the host, what it has and the remedy.
+    """
+    for name, (kind, needed) in streaming_needs(profile, hosts, split).items():
+        has = hosts.memory_gib.get(kind, math.inf)
+        if needed > has:
+            raise UserError(
+                f"rollout.workers: those that stream take {needed:.0f} GiB of the memory of {name},"
+                f" which has {has:g} by --host-memory; start fewer on it, or set rollout.weights"
+            )
+
+
+def host_memory_line(profile: Profile, hosts: Hosts, split: Split) -> str | None:
+    """Say what memory hosts need for workers that stream, where it is not stated; None if no
+    host's is open."""
+    needs = streaming_needs(profile, hosts, split)
+    most: dict[str, float] = {}
+    for kind, needed in needs.values():
+        most[kind] = max(most.get(kind, 0.0), needed)
+    told = [
+        f"{needed:.0f} GiB of the memory of each host of {kind}"
+        for kind, needed in most.items()
+        if kind not in hosts.memory_gib
+    ]
+    if not told:
+        return None
+    return (
+        f"workers that stream take {' and '.join(told)}, which nothing here has measured: "
+        "--host-memory says what hosts have, e.g. 4090=128"
+    )
+
+
+def _numbered(hosts: Hosts) -> Iterator[tuple[int, HostClass]]:
+    seen: dict[str, int] = {}
+    for host in hosts.each():
+        seen[host.kind] = seen.get(host.kind, 0) + 1
+        yield seen[host.kind], host
+
+
+def _shares(hosts: list[tuple[str, int]], number: int) -> dict[str, int]:
+    """Divide so many devices over the fewest hosts that hold them, largest first."""
+    ordered = sorted(hosts, key=lambda each: -each[1])
+    used = 0
+    while sum(gpus for _, gpus in ordered[:used]) < number:
+        used += 1
+    shares: dict[str, int] = {}
+    for place_, (name, gpus) in enumerate(ordered[:used]):
+        shares[name] = min(gpus, -(-number // (used - place_)))
+        number -= shares[name]
+    for name, gpus in ordered[:used]:  # smaller hosts may not hold an equal share
+        more = min(gpus - shares[name], number)
+        shares[name], number = shares[name] + more, number - more
+    return shares
+
+
+def commands(
+    placed: list[Placed],
+    keys: Mapping[str, Any],
+    *,
+    recipe: str,
+    run: str = "RUN",
+    environment: Mapping[str, Mapping[str, str]] | None = None,
+) -> list[tuple[str, str]]:
+    """Return host -> the command that starts all of its processes, as one line of a shell.
+
+    The first host has scheduler and reward as well, and the encoder if there is one. Addresses and
+    keys are those of the environment (docs/operations.md).
+
+    Args:
+        keys: of the recipe: whether the weights are shared, mode and encoders.
+        environment: kind -> variables that its rollout workers need.
+    """
+    training = [each for each in placed if each.trains]
+    found = []
+    for index, each in enumerate(placed):
+        parts = []
+        if index == 0:
+            parts.append(f"digenrl serve scheduler --recipe {quote(recipe)} --host 0.0.0.0")
+            parts.append(f"digenrl serve reward --run {run}")
+            if keys.get("encoder.workers"):
+                free = range(each.trains + each.generates, each.gpus)
+                gpu = free[0] if free else ""
+                parts.append(f"CUDA_VISIBLE_DEVICES={gpu} digenrl serve encoder --run {run}")
+        if keys.get("schedule.mode") == "fluid":
+            parts += _one_per_gpu("trainer", range(each.trains), run)
+        elif each.trains:
+            parts.append(_trainer(each, training, bool(keys.get("trainer.sharded")), run))
+        generating = range(each.trains, each.trains + each.generates)
+        parts += _one_per_gpu("rollout", generating, run, (environment or {}).get(each.kind, {}))
+        if parts:
+            found.append((each.name, " & ".join([*parts, "wait"]).replace("done &", "done;")))
+    return found
+
+
+def _one_per_gpu(
+    service: str, gpus: range, run: str, variables: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return what starts a process for each GPU; a loop, if they are several."""
+    said = "".join(f"{name}={value} " for name, value in (variables or {}).items())
+    if not gpus:
+        return []
+    gpu = str(gpus[0]) if len(gpus) == 1 else "$gpu"
+    one = f"{said}CUDA_VISIBLE_DEVICES={gpu} digenrl serve {service} --run {run}"
+    if len(gpus) == 1:
+        return [one]
+    return [f"for gpu in {' '.join(map(str, gpus))}; do {one} & done"]
+
+
+def _trainer(host: Placed, training: list[Placed], shares: bool, run: str) -> str:
+    visible = f"CUDA_VISIBLE_DEVICES={','.join(map(str, range(host.trains)))}"
+    if len(training) == 1 and not shares:
+        return f"{visible} digenrl serve trainer --run {run}"
+    meet = "--standalone"
+    if len(training) > 1:
+        meet = (
+            f"--nnodes {len(training)} --rdzv-backend c10d --rdzv-id {run} "
+            f"--rdzv-endpoint {training[0].name}:{RENDEZVOUS_PORT}"
+        )
+    started = f"torchrun {meet} --nproc-per-node {host.trains} -m digenrl serve trainer"
+    return f"{visible} DIGENRL_RUN={run} {started}"
+
+
+def trains_where(placed: Sequence[Placed]) -> str:
+    """Say where devices train, as hosts x devices of each; empty if that is one host.
+
+    >>> trains_where([Placed("h100-1", "H100", 8, 7, 1), Placed("h100-2", "H100", 8, 7, 0)])
+    '2 x 7'
+    """
+    numbers: dict[int, int] = {}
+    for each in placed:
+        if each.trains:
+            numbers[each.trains] = numbers.get(each.trains, 0) + 1
+    if sum(numbers.values()) < 2:
+        return ""
+    return " + ".join(f"{hosts} x {n}" for n, hosts in numbers.items())

@@ -1,0 +1,128 @@
+"""The split that a recipe itself asks for, on given devices."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from digenrl.planning.runnable import HostGpus, gpus_of
+from services.scheduler.costs.profile import Profile, Role, fits
+from services.scheduler.costs.split import Devices, Split, words
+from shared.errors import UserError
+from shared.recipe.recipe import Recipe
+from shared.recipe.schedule import RunSchedule
+
+Remedy = Callable[[str, Role], str]
+"""Says what would make a kind of device fit a role; empty if that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    split: Split
+    schedule: RunSchedule
+    """What the recipe leaves open is decided while it runs, and so in its simulation."""
+
+
+def own_split(
+    recipe: Recipe, profile: Profile, devices: Devices, *, host_gpus: HostGpus, remedy: Remedy
+) -> Own:
+    """Chooses which devices train, the fastest first, and which generate.
+
+    Raises:
+        UserError: if there are too few, or they do not hold what they are to hold, with the remedy.
+    """
+    _check_number(recipe, devices)
+    if recipe.schedule.is_fluid:
+        return _fluid(recipe, profile, devices, remedy)
+    trainer = _trainer(recipe, profile, devices, host_gpus, remedy)
+    left = {kind: count - trainer.get(kind, 0) for kind, count in devices.items()}
+    rollout = _rollout(recipe, profile, left, remedy)
+    schedule = recipe.run_schedule
+    if recipe.schedule.mode == "colocated":
+        return Own(Split({}, _sum(trainer, rollout)), schedule)
+    if not recipe.trainer_may_help:
+        schedule = schedule.changed(tag=0)
+    return Own(Split(rollout, trainer), schedule)
+
+
+def _fluid(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy) -> Own:
+    """Choose fluid devices, of any kinds that can be: those first that train fastest."""
+    wanted, costs = recipe.trainer.devices, profile.devices
+    chosen = _fastest(profile, devices, wanted, "member", lambda kind: costs[kind].training_speed)
+    if sum(chosen.values()) < wanted:
+        kind = max(
+            (kind for kind, count in devices.items() if count and fits(profile, kind, "member")),
+            key=lambda kind: costs[kind].memory_gib,
+        )
+        reason = fits(profile, kind, "member")
+        raise UserError(
+            f"trainer.devices: {wanted} are to be fluid; {reason}{_and(remedy(kind, 'member'))}"
+        )
+    left = {kind: count - chosen.get(kind, 0) for kind, count in devices.items()}
+    return Own(Split(_rollout(recipe, profile, left, remedy), chosen), recipe.run_schedule)
+
+
+def _check_number(recipe: Recipe, devices: Devices) -> None:
+    workers, trains = recipe.rollout.workers, recipe.trainer.devices
+    if workers + trains > sum(devices.values()):
+        raise UserError(
+            f"--devices: {words(devices)} are {sum(devices.values())}; the recipe wants "
+            f"{workers + trains}: trainer.devices = {trains} and rollout.workers = {workers}"
+        )
+
+
+def _trainer(
+    recipe: Recipe, profile: Profile, devices: Devices, host_gpus: HostGpus, remedy: Remedy
+) -> Devices:
+    number, hosts = recipe.trainer.devices, recipe.trainer.hosts
+    enough = [kind for kind, count in devices.items() if count >= number]
+    if not enough:
+        raise UserError(f"trainer.devices: {number} of one kind, which {words(devices)} are not")
+    largest = max(gpus_of(host_gpus, {kind: 1}) for kind in enough)
+    enough = [kind for kind in enough if number <= hosts * gpus_of(host_gpus, {kind: 1})]
+    if not enough:
+        raise UserError(
+            f"trainer.devices: {number} GPUs of {hosts} host{'s' * (hosts > 1)}, and a host has "
+            f"{largest} (--hosts or --host-gpus); set trainer.hosts to {-(-number // largest)}"
+        )
+    able = [kind for kind in enough if fits(profile, kind, "trainer") is None]
+    if not able:
+        reason = fits(profile, enough[0], "trainer")
+        raise UserError(f"trainer.devices: {reason}{_and(remedy(enough[0], 'trainer'))}")
+    return {max(able, key=lambda kind: profile.devices[kind].training_speed): number}
+
+
+def _rollout(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy) -> Devices:
+    wanted, costs = recipe.rollout.workers, profile.devices
+    chosen = _fastest(
+        profile, devices, wanted, "rollout", lambda kind: costs[kind].generation_speed
+    )
+    if sum(chosen.values()) < wanted:
+        kind, reason = next(
+            (kind, reason)
+            for kind, count in devices.items()
+            if count and (reason := fits(profile, kind, "rollout")) is not None
+        )
+        fit = _and(remedy(kind, "rollout"))
+        raise UserError(f"rollout.workers: {wanted} are to generate; {reason}{fit}")
+    return chosen
+
+
+def _fastest(
+    profile: Profile, devices: Devices, wanted: int, role: Role, speed: Callable[[str], float]
+) -> Devices:
+    """Return so many devices that can take a role, those of the fastest kinds; fewer if there are
+    no more."""
+    chosen = dict[str, int]()
+    able = [kind for kind in devices if fits(profile, kind, role) is None]
+    for kind in sorted(able, key=speed, reverse=True):
+        taken = min(devices[kind], wanted - sum(chosen.values()))
+        if taken:
+            chosen[kind] = taken
+    return chosen
+
+
+def _and(remedy: str) -> str:
+    return f"; {remedy}" if remedy else ""
+
+
+def _sum(one: Devices, other: Devices) -> Devices:
+    return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in dict.fromkeys([*one, *other])}

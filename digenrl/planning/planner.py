@@ -1,0 +1,318 @@
+"""The best split of given devices, with fragment size and help: forecast all, simulate the best.
+
+A forecast takes a fraction of a millisecond and errs by a few per cent; so every split and fragment
+size is forecast, and the best are run through the simulator, which is the scheduler's own core in
+virtual time; then what is near the best of them (`planning.search`). Very many devices are planned
+by a part of them (`planning.symmetry`). Equal inputs give equal plans.
+"""
+
+import heapq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any
+
+from digenrl.planning.colocated import BASELINES, Baseline, colocated_seconds
+from digenrl.planning.runnable import HostGpus, why_not
+from digenrl.planning.scheduler_load import scheduler_seconds
+from digenrl.planning.search import EFFORT, Candidate, Found, run, search
+from digenrl.planning.splits import excluded, fluid_splits, splits
+from digenrl.planning.symmetry import Part, part_of
+from services.scheduler.core.tag.forecast import NEGLIGIBLE_GAIN
+from services.scheduler.costs.floor import floor_seconds
+from services.scheduler.costs.profile import Profile, Role, fits, holds_fragments
+from services.scheduler.costs.split import Devices, Split, words
+from services.scheduler.sim.forecast import forecast, fragment_sizes
+from services.scheduler.sim.measured import Simulated
+from services.scheduler.sim.profiled import has_independent_devices
+from shared.errors import UserError
+from shared.recipe.schedule import RunSchedule
+
+Accepts = Callable[[Split, RunSchedule], bool]
+"""(split of all devices, schedule) -> whether the recipe that is planned for takes its keys."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A split and how to run it, as simulated."""
+
+    split: Split
+    schedule: RunSchedule
+    """Schedule of the run, which fixes its fragment size and limits the groups that the trainer
+    generates."""
+    forecast_seconds: float
+    simulated: Simulated
+    colocated: Mapping[Baseline, float]
+    factor: int = 1
+    """How many times fewer devices and groups were simulated."""
+    scheduler_seconds: float = 0.0
+    """For how long a core of the scheduler is busy with a step, which is not simulated."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step: as simulated, or what the scheduler takes if that is more."""
+        return max(self.simulated.step_seconds, self.scheduler_seconds)
+
+    @property
+    def utilisation(self) -> float:
+        return self.simulated.utilisation * self.simulated.step_seconds / self.step_seconds
+
+    @property
+    def helped_groups(self) -> float:
+        """Mean number of groups of a batch that the trainer generates."""
+        measured = self.simulated.tag
+        mean = sum(batch.groups_generated for batch in measured) / max(1, len(measured))
+        return mean * self.factor
+
+    def gain(self, baseline: Baseline) -> float:
+        """Over all devices colocated: 1.2 if those take 20 % longer."""
+        return self.colocated[baseline] / self.step_seconds
+
+
+@dataclass(frozen=True)
+class Planned:
+    profile: Profile
+    devices: Devices
+    excluded: Mapping[str, str]
+    """Kinds that cannot hold the model, and why."""
+    floor_seconds: float
+    colocated: Mapping[Baseline, float]
+    choices: tuple[Choice, ...]
+    """The best first."""
+    num_forecast: int
+    """Splits and fragment sizes that were looked at."""
+    host_gpus: HostGpus | None = None
+    """Where it counts that a trainer's devices are of one host: how many that has. All choices can
+    then be said by a recipe."""
+
+    @cached_property
+    def best(self) -> Choice:
+        return self.choices[0]
+
+
+def plan_split(
+    profile: Profile,
+    devices: Devices,
+    schedule: RunSchedule,
+    *,
+    effort: float = EFFORT,
+    host_gpus: HostGpus | None = None,
+    accepts: Accepts | None = None,
+    fluid: bool = False,
+) -> Planned:
+    """Rank splits of these devices. What ``schedule`` leaves open is chosen: ``fragment_size``
+    None, ``tag`` "auto".
+
+    Args:
+        host_gpus: GPUs of a host; what no recipe can say of such hosts is left out. None: devices
+            go together wherever they are, as the bounds and the emulated cluster have it.
+        accepts: whether the recipe that is planned for can say it, too.
+        fluid: compare roles with fluid devices, where the schedule is pipelined.
+
+    Raises:
+        UserError: a kind that the profile does not know, or too few devices for two roles.
+    """
+    left_out = excluded(profile, devices)
+    part = part_of(profile, devices)
+    can_say = CanSay(part, host_gpus, accepts)
+    modes = modes_of(schedule, fluid=fluid)
+    candidates = candidates_of(part, modes, can_say)
+    if not candidates:
+        raise UserError(_why_none(profile, devices, schedule, host_gpus))
+
+    def like(near: Candidate, split: Split, size: int, tag: int | None) -> Candidate | None:
+        """Return the candidate that differs from another by this, if a recipe says it."""
+        wanted = part.part_of(modes[near.schedule.mode])
+        if tag is not None:
+            wanted = near.schedule.changed(tag=tag)
+        way = can_say.way(split, wanted)
+        if (
+            way is None
+            or not _able(part.profile, split, way)
+            or not _holds(part.profile, split, way, size)
+        ):
+            return None
+        return _candidate(part, split, size, way)
+
+    found = search(part.profile, candidates, like, effort, tags=schedule.fixed_tag is None)
+    colocated = {each: colocated_seconds(profile, devices, each) for each in BASELINES}
+    best = _without_needless_help(part.profile, found[0], schedule)
+    return Planned(
+        profile=profile,
+        devices=devices,
+        excluded=left_out,
+        floor_seconds=floor_seconds(profile, devices),
+        colocated=colocated,
+        choices=tuple(_choice(part, each, colocated) for each in (best, *found[1:])),
+        num_forecast=len({(str(each.split), each.size) for each in candidates}),
+        host_gpus=host_gpus,
+    )
+
+
+def modes_of(schedule: RunSchedule, *, fluid: bool) -> dict[str, RunSchedule]:
+    """Return the schedules that are compared, by their mode."""
+    if fluid and schedule.mode == "pipelined":
+        return {schedule.mode: schedule, "fluid": schedule.changed(mode="fluid")}
+    return {schedule.mode: schedule}
+
+
+def candidates_of(
+    part: Part, modes: Mapping[str, RunSchedule], can_say: "CanSay"
+) -> list[Candidate]:
+    """Return everything that a plan may choose from, the best forecast first."""
+    return list(heapq.merge(
+        *(_candidates(part, each, can_say) for each in modes.values()),
+        key=lambda each: each.seconds,
+    ))  # fmt: skip
+
+
+def _choice(part: Part, found: Found, colocated: Mapping[Baseline, float]) -> Choice:
+    candidate = found.candidate
+    return Choice(
+        split=part.whole_split(candidate.split),
+        schedule=part.whole_schedule(found.schedule),
+        forecast_seconds=candidate.forecast.seconds,
+        simulated=found.simulated,
+        colocated=colocated,
+        factor=part.factor,
+        scheduler_seconds=candidate.scheduler_seconds,
+    )
+
+
+def _splits(profile: Profile, devices: Devices, schedule: RunSchedule) -> list[Split]:
+    """All that are worth a look; colocated, every device that can is the trainer's."""
+    if schedule.mode == "fluid":
+        return fluid_splits(profile, devices)
+    if schedule.mode != "colocated":
+        return splits(profile, devices)
+    able = {kind: n for kind, n in devices.items() if n and fits(profile, kind, "trainer") is None}
+    return [Split({}, able)] if able else []
+
+
+def _candidates(part: Part, schedule: RunSchedule, can_say: "CanSay") -> list[Candidate]:
+    """Every split in every fragment size, the best forecast first.
+
+    Where a switch takes time, help is lent more rarely than forecasts think, which take it for one
+    block; so each candidate with help is followed by one without.
+    """
+    profile = part.profile
+    ways = [
+        (split, size, part.part_of(way))
+        for split in _splits(profile, part.devices, schedule)
+        if (way := can_say.way(split, schedule)) is not None
+        for size in fragment_sizes(profile, schedule)
+        if _holds(profile, split, way, size)
+    ]
+
+    def ranked(**changes: Any) -> list[Candidate]:
+        found = [_candidate(part, split, size, way.changed(**changes)) for split, size, way in ways]
+        return sorted(found, key=lambda each: (each.seconds, -each.size))
+
+    found = ranked()
+    if schedule.fixed_tag is not None or not profile.variant.switch_seconds:
+        return found
+    helped = [candidate for candidate in found if candidate.forecast.groups]
+    pairs = zip_longest(helped, ranked(tag=0))
+    return [candidate for pair in pairs for candidate in pair if candidate is not None]
+
+
+def _candidate(part: Part, split: Split, size: int, schedule: RunSchedule) -> Candidate:
+    """Forecast a split in one fragment size, with the help that is forecast best."""
+    found = forecast(part.profile, split, size, schedule)
+    chosen = with_help(part.profile, split, schedule.changed(fragment_size=size), found.groups)
+    busy = scheduler_seconds(part.profile, split, chosen, part.factor)
+    return Candidate(split, size, schedule, found, chosen, busy)
+
+
+@dataclass(frozen=True, slots=True)
+class CanSay:
+    """Asks whether a recipe can say what is planned."""
+
+    part: Part
+    host_gpus: HostGpus | None
+    accepts: Accepts | None
+    _known: dict[tuple[str, RunSchedule], RunSchedule | None] = field(default_factory=dict)
+
+    def way(self, split: Split, schedule: RunSchedule) -> RunSchedule | None:
+        """Return the schedule as a recipe can say it of this split: without help where the choice
+        is open and its trainer cannot be lent. None if there is no such recipe."""
+        if self.host_gpus is None:
+            return schedule
+        key = str(split), schedule
+        if key not in self._known:
+            ways = [schedule]
+            if schedule.fixed_tag is None:
+                ways.append(schedule.changed(tag=0))
+            whole = self.part.whole_split(split)
+            self._known[key] = next((way for way in ways if self._is_said(whole, way)), None)
+        return self._known[key]
+
+    def _is_said(self, split: Split, way: RunSchedule) -> bool:
+        assert self.host_gpus is not None
+        if why_not(self.part.profile, split, way, host_gpus=self.host_gpus) is not None:
+            return False
+        return self.accepts is None or self.accepts(split, way)
+
+
+def _able(profile: Profile, split: Split, schedule: RunSchedule) -> bool:
+    """Whether every device holds what it is to hold."""
+    trains: Role = "member" if schedule.mode == "fluid" else "trainer"
+    roles: dict[Role, Devices] = {"rollout": split.rollout, trains: split.trainer}
+    return all(
+        fits(profile, kind, role) is None
+        for role, pool in roles.items()
+        for kind, count in pool.items()
+        if count
+    )
+
+
+def _holds(profile: Profile, split: Split, schedule: RunSchedule, size: int) -> bool:
+    """Whether all devices that generate have memory for so many samples at a time."""
+    roles: dict[Role, Devices] = {"rollout": split.rollout}
+    if schedule.mode == "fluid":
+        roles["member"] = split.trainer
+    elif schedule.lends_trainer:
+        roles["trainer"] = split.trainer
+    return all(
+        holds_fragments(profile, kind, role, size)
+        for role, pool in roles.items()
+        for kind, count in pool.items()
+        if count
+    )
+
+
+def _why_none(
+    profile: Profile, devices: Devices, schedule: RunSchedule, host_gpus: HostGpus | None
+) -> str:
+    given = [kind for kind, count in devices.items() if count]
+    roles: tuple[Role, Role] = ("rollout", "trainer")
+    reasons = [fits(profile, kind, role) for kind in given for role in roles]
+    known = list(dict.fromkeys(reason for reason in reasons if reason is not None))
+    looked_at = _splits(profile, devices, schedule)
+    if looked_at and host_gpus is not None:
+        reason = why_not(profile, looked_at[0], schedule, host_gpus=host_gpus)
+        return f"no recipe says a split of {words(devices)}: {reason or 'fragments do not fit'}"
+    if not known:
+        return "one device cannot be split into rollout and trainer; give at least two"
+    return f"no split of {words(devices)} can both generate and train: {'; '.join(known)}"
+
+
+def with_help(profile: Profile, split: Split, schedule: RunSchedule, groups: int) -> RunSchedule:
+    """Give the trainer as many groups as are forecast best, if the schedule leaves it open."""
+    if schedule.fixed_tag is not None:
+        return schedule
+    together = not has_independent_devices(profile, split.trainer)
+    if schedule.staleness_limit and together and not profile.variant.switch_seconds:
+        # A switch costs nothing and work is never short: it helps whenever it waits.
+        groups = profile.shape.groups
+    return schedule.changed(tag=groups)
+
+
+def _without_needless_help(profile: Profile, best: Found, schedule: RunSchedule) -> Found:
+    """The same split without help, if the trainer found little to do and that is as good."""
+    if schedule.fixed_tag is not None or not best.schedule.lends_trainer or best.helped >= 1:
+        return best
+    chosen = best.schedule.changed(tag=0)
+    off = replace(best, schedule=chosen, simulated=run(profile, best.candidate.split, chosen))
+    return off if off.seconds <= best.seconds * (1 + NEGLIGIBLE_GAIN) else best

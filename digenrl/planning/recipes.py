@@ -1,0 +1,77 @@
+"""What a recipe says of memory, fragments and staleness, for plans and forecasts."""
+
+import math
+from typing import Literal
+
+from digenrl.trace.memory import Use
+from services.scheduler.core.sizing import chosen_size
+from services.scheduler.core.supply import fragment_sizes, full_size
+from services.scheduler.costs.profile import Profile
+from services.scheduler.costs.split import Split
+from services.scheduler.sim.forecast import forecast
+from services.scheduler.sim.steady import steady_plan
+from shared.devices.chunks import make_tuner
+from shared.errors import UserError
+from shared.learning.algorithms import ALGORITHMS
+from shared.models.memory import ITEM_BYTES
+from shared.recipe.recipe import Recipe
+from shared.recipe.schedule import RunSchedule
+
+
+def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
+    """What memory depends on. Training passes are of as few rows as the recipe allows."""
+    model, trainer, method = recipe.model, recipe.trainer, ALGORITHMS[recipe.algorithm.name]
+    return Use(
+        height=model.height,
+        width=model.width,
+        frames=model.frames,
+        forwards=profile.variant.forwards_per_step,
+        item_bytes=ITEM_BYTES[model.dtype],
+        rank=model.lora.rank if model.trained == "lora" else 0,
+        rows=make_tuner(recipe, math.inf).candidates[0].rows,
+        fragment=fragment,
+        ranks=trainer.devices if trainer.sharded else 1,
+        helps=recipe.trainer_may_help or recipe.schedule.is_fluid,
+        can_train=recipe.rollout.can_train,
+        averages=trainer.ema is not None,
+        compares=recipe.keeps_reference,
+        sums_apart=recipe.sums_apart,
+        encodes="text" in recipe.generating_parts,
+        tiles=model.vae_tiling,
+        streams=recipe.holding.memory == "streamed",
+        weights=recipe.holding.weights,
+        can_weigh=method.corrects_staleness or not method.has_ratio,
+    )
+
+
+def with_staleness(schedule: RunSchedule, staleness: Literal[0, 1] | None) -> RunSchedule:
+    """Return the schedule with this staleness in place of the recipe's.
+
+    Raises:
+        UserError: if the mode has no asynchrony.
+    """
+    if staleness is None:
+        return schedule
+    if staleness and schedule.mode not in ("pipelined", "fluid"):
+        raise UserError(
+            "--staleness: 1 needs schedule.mode pipelined or fluid; the mode here is "
+            f"{schedule.mode}"
+        )
+    return schedule.changed(max_staleness=staleness)
+
+
+def largest_fragment(profile: Profile, split: Split, schedule: RunSchedule) -> int:
+    """Return the most samples that a device generates at a time in a run that is open about it:
+    what the scheduler chooses by these costs, or what it begins and probes with before it knows
+    them."""
+    if schedule.fixed_fragment is not None:
+        return schedule.fixed_fragment
+    shape = profile.shape
+    sizes = fragment_sizes(shape.group_size)
+    seconds = {size: forecast(profile, split, size, schedule).seconds for size in sizes}
+    plan = steady_plan(shape, batches=1, schedule=schedule)
+    both = sum(split.devices.values())
+    lent = schedule.mode in ("fluid", "colocated") or schedule.lends_trainer
+    first = full_size(plan, both if lent else sum(split.rollout.values()))
+    probed = min(first + 1, shape.group_size) if first == 1 else first
+    return max(chosen_size(seconds, shape.group_size) or 1, probed)

@@ -1,0 +1,110 @@
+"""What makes a model fit a device that is too small for it as it is, as keys of a recipe.
+
+Remedies are tried from what changes no result to what changes some:
+
+fragments    fewer samples at a time
+encoder      prompts are encoded by a process of its own, so that no device that generates holds
+             the text encoders: the same bytes
+tiles        videos are decoded in tiles
+streamed     the network's blocks come from the host's memory, one after the other: the same
+             weights, and no faster than PCIe
+int8         the network is quantised on rollout devices, and what that changes is weighted
+
+and for a device that trains, not to be lent, and to share the weights with other ranks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from digenrl.planning.runnable import as_toml
+from digenrl.trace.memory import (
+    MEMORY_SHARE,
+    Needed,
+    Use,
+    member_needs,
+    rollout_needs,
+    trainer_needs,
+)
+from services.scheduler.costs.profile import Profile, Role, device
+
+RANKS = (2, 4, 8)
+"""Numbers of ranks that are tried to share the weights."""
+
+
+def would_fit(profile: Profile, use: Use, kind: str, role: Role) -> str:
+    """Return what would make the model fit this kind of device in this role, in a few words; empty
+    if the profile does not know."""
+    if profile.memory is None:
+        return ""
+    needs = {"rollout": rollout_needs, "trainer": trainer_needs, "member": member_needs}[role]
+    has = device(profile, kind).memory_gib
+    least: Needed | None = None
+    tried = {"rollout": generating(use), "trainer": _training(profile, use), "member": _fluid(use)}
+    for each in tried[role]:
+        needed = needs(profile.memory, each)
+        if needed.total <= has * MEMORY_SHARE:
+            return f"it would take {needed.total:.3g} GiB with {as_toml(keys(use, each))}"
+        if least is None or needed.total < least.total:
+            least = needed
+    if least is None:
+        return ""
+    return f"no key makes it fit, {least.total:.3g} GiB are the least"
+
+
+def generating(use: Use) -> Iterator[Use]:
+    """Yield the uses that take less of a device that generates than ``use`` does."""
+    apart = replace(use, encodes=False)
+    if use.fragment > 1:
+        yield replace(use, fragment=1)
+    yield apart
+    yield replace(apart, tiles=True)
+    if use.can_train or not use.rank or use.streams or use.weights is not None:
+        return
+    quantised = (replace(apart, weights="int8"),) if use.can_weigh else ()
+    for held in (replace(apart, streams=True), *quantised):
+        yield held
+        yield replace(held, tiles=True)
+
+
+def _training(profile: Profile, use: Use) -> Iterator[Use]:
+    """Yield the uses that take less of a device that trains than ``use`` does."""
+    alone = replace(use, helps=False)
+    if use.helps:
+        apart = replace(use, encodes=False)
+        yield from (replace(use, fragment=1), apart, replace(apart, tiles=True), alone)
+    for ranks in RANKS:
+        if ranks > use.ranks and profile.shape.group_size % ranks == 0:
+            yield replace(alone, ranks=ranks)
+
+
+def _fluid(use: Use) -> Iterator[Use]:
+    """Yield the uses that take less of a fluid device than ``use`` does."""
+    apart = replace(use, encodes=False)
+    yield from (replace(use, fragment=1), apart, replace(apart, tiles=True))
+
+
+def keys(before: Use, after: Use) -> dict[str, Any]:
+    """Return what to write into a recipe for one use in place of another."""
+    shares = after.ranks > before.ranks
+    found: dict[str, Any] = {
+        "schedule.fragment_size": after.fragment,
+        "encoder.workers": int(not after.encodes),
+        "model.vae_tiling": after.tiles,
+        "rollout.memory": "streamed" if after.streams else "resident",
+        "rollout.weights": after.weights,
+        "schedule.tag": "auto" if after.helps else "off",
+        "trainer.devices": after.ranks,
+        "trainer.sharded": shares,
+    }
+    changed = {
+        "schedule.fragment_size": after.fragment != before.fragment,
+        "encoder.workers": after.encodes != before.encodes,
+        "model.vae_tiling": after.tiles != before.tiles,
+        "rollout.memory": after.streams != before.streams,
+        "rollout.weights": after.weights != before.weights,
+        "schedule.tag": after.helps != before.helps,
+        "trainer.devices": shares,
+        "trainer.sharded": shares,
+    }
+    return {key: value for key, value in found.items() if changed[key]}

@@ -1,0 +1,144 @@
+"""Whether a recipe can say what a plan does, and the keys that say it.
+
+A trainer is `trainer.devices` on `trainer.hosts`: one process that has all GPUs of one host, or
+where they are on several hosts or share the weights, processes with a GPU each that torchrun starts
+(ranks). Ranks wait for one another in every group, so they are not lent to generate
+(docs/adr/0015-ranks.md). Fluid devices are processes with a GPU each, on any hosts.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.scheduler.costs.profile import Profile, Role, fits
+from services.scheduler.costs.split import Devices, Split, words
+from shared.recipe.fields import Table
+from shared.recipe.fluid_devices import refusal
+from shared.recipe.schedule import RunSchedule, Schedule
+from shared.recipe.tables import Rollout, Tables
+from shared.recipe.trainer import Trainer
+
+OF_TABLES: Mapping[str, type[Table]] = {
+    "rollout": Rollout,
+    "trainer": Trainer,
+    "schedule": Schedule,
+}
+HOST_GPUS = 8
+"""GPUs of a host, unless an option says otherwise."""
+HostGpus = int | Mapping[str, int]
+"""GPUs of a host, or of the largest one of each kind."""
+
+
+def gpus_of(host_gpus: HostGpus, devices: Devices) -> int:
+    """Return how many GPUs the process has at most that uses such devices."""
+    if isinstance(host_gpus, int):
+        return host_gpus
+    return min((host_gpus.get(kind, 0) for kind in _kinds(devices)), default=HOST_GPUS)
+
+
+def why_not(
+    profile: Profile, split: Split, schedule: RunSchedule, *, host_gpus: HostGpus
+) -> str | None:
+    """Why no recipe says this, in a few words; None if one does."""
+    if schedule.mode == "fluid":
+        return _why_not_fluid(profile, split, schedule)
+    number, host = sum(split.trainer.values()), gpus_of(host_gpus, split.trainer)
+    several_hosts = number > host
+    lent = schedule.lends_trainer
+    together = profile.variant.sharded
+    reasons = {
+        f"trains on unlike devices, {words(split.trainer)}": len(_kinds(split.trainer)) > 1,
+        f"lends a trainer of {number} devices, and a host has {host}": lent and several_hosts,
+        "lends ranks that share their weights": lent and together,
+        f"{number} ranks cannot share a group of {profile.shape.group_size}": together
+        and profile.shape.group_size % number != 0,
+        f"trains in index order on {number} devices": schedule.deterministic and number > 1,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            return reason
+    return _too_small(profile, {"rollout": split.rollout, "trainer": split.trainer})
+
+
+def _why_not_fluid(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:
+    reason = refusal(
+        devices=sum(split.trainer.values()),
+        sharded=profile.variant.sharded,
+        max_staleness=schedule.max_staleness,
+        can_train=schedule.gradient_help,
+    )
+    return reason or _too_small(profile, {"rollout": split.rollout, "member": split.trainer})
+
+
+def needs_ranks(profile: Profile, trainer: Devices, *, host_gpus: HostGpus) -> bool:
+    """Whether the trainer is several processes, a device each."""
+    return profile.variant.sharded or _num_hosts(trainer, host_gpus) > 1
+
+
+def _num_hosts(trainer: Devices, host_gpus: HostGpus) -> int:
+    """Return on how many hosts such a trainer is at least."""
+    return -(-sum(trainer.values()) // max(1, gpus_of(host_gpus, trainer)))
+
+
+def recipe_keys(
+    profile: Profile,
+    split: Split,
+    schedule: RunSchedule,
+    *,
+    host_gpus: HostGpus,
+    recipe: Tables | None = None,
+) -> dict[str, Any]:
+    """What to write into a recipe, as ``table.key`` and value: into this one, or any that leaves
+    out what is not named here."""
+    trains, fluid = sum(split.trainer.values()), schedule.mode == "fluid"
+    pipelined = schedule.mode == "pipelined"
+    keys: dict[str, Any] = {
+        "rollout.workers": sum(split.rollout.values()),
+        "trainer.devices": trains,
+        "trainer.hosts": 1 if fluid else _num_hosts(split.trainer, host_gpus),
+        "trainer.sharded": profile.variant.sharded,
+        "trainer.exchange": "auto" if not fluid or recipe is None else recipe.trainer.exchange,
+        "rollout.can_train": schedule.gradient_help,
+        "schedule.mode": schedule.mode,
+        "schedule.fragment_size": schedule.fixed_fragment or "auto",
+    }
+    told = {"rollout.workers", "trainer.devices"}
+    if pipelined:
+        keys |= {"schedule.tag": schedule.tag or "off"}
+        keys |= {"schedule.max_staleness": schedule.staleness_limit}
+        told |= {"schedule.tag", "schedule.max_staleness"}
+    if fluid:
+        keys |= {"schedule.max_staleness": schedule.staleness_limit}
+        told |= {"trainer.exchange"}
+    return {key: value for key, value in keys.items() if key in told or value != _said(recipe, key)}
+
+
+def _said(recipe: Tables | None, key: str) -> Any:
+    """Return what a recipe says of a key, or one that leaves it out."""
+    table, field = key.split(".")
+    if recipe is not None:
+        return getattr(getattr(recipe, table), field)
+    return OF_TABLES[table].model_fields[field].default
+
+
+def as_toml(keys: Mapping[str, Any]) -> str:
+    """Write recipe keys on one line, dotted as TOML takes them."""
+
+    def value(given: Any) -> str:
+        if isinstance(given, bool):
+            return str(given).lower()
+        return f'"{given}"' if isinstance(given, str) else str(given)
+
+    return ", ".join(f"{key} = {value(given)}" for key, given in keys.items())
+
+
+def _kinds(devices: Devices) -> list[str]:
+    return [kind for kind, count in devices.items() if count]
+
+
+def _too_small(profile: Profile, roles: Mapping[Role, Devices]) -> str | None:
+    for role, devices in roles.items():
+        for kind in _kinds(devices):
+            reason = fits(profile, kind, role)
+            if reason is not None:
+                return reason
+    return None

@@ -1,0 +1,210 @@
+"""Simulates the candidates that are forecast best, and then what is near the best of them."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from services.scheduler.core.supply import fragment_sizes
+from services.scheduler.core.tag.forecast import Forecast
+from services.scheduler.costs.profile import Profile
+from services.scheduler.costs.split import Split
+from services.scheduler.sim.measured import Simulated
+from services.scheduler.sim.profiled import simulate, warm_up_of
+from shared.recipe.schedule import RunSchedule
+
+EFFORT = 400_000
+"""Simulated fragments, each weighted with what it costs: about 3 s on a core of 2024."""
+NEAR = 0.5
+"""Part of the effort that is kept for what is near the best."""
+MAX_SIMULATED = 16
+"""Number of candidates that are simulated for their forecast."""
+HOPELESS = 1.1
+"""Forecast over the best simulated: more than forecasts err."""
+SIZES_PER_SPLIT = 2
+"""Number of best fragment sizes that are simulated for each split."""
+BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
+"""Measured batches of a simulation. One-step asynchrony with help goes in pairs: in one batch the
+trainer helps, in the next there is nothing left to help with."""
+HELPERS_COST = 4
+"""Effort of a device that may compute gradients, over one that only generates."""
+BETTER = 0.998
+"""A neighbour is taken if its step takes less than this share of the best one's."""
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    split: Split
+    size: int
+    schedule: RunSchedule
+    """Schedule that leaves open what the recipe leaves open."""
+    forecast: Forecast
+    chosen: RunSchedule
+    """Schedule with its fragment size and the help that is forecast best."""
+    scheduler_seconds: float
+    """For how long a core of the scheduler is busy with a step, which is not simulated."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step: as forecast, or what the scheduler takes if that is more."""
+        return max(self.forecast.seconds, self.scheduler_seconds)
+
+    @property
+    def name(self) -> str:
+        return f"{self.chosen.mode} {self.split} {self.size} {self.chosen.tag}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    candidate: Candidate
+    schedule: RunSchedule
+    simulated: Simulated
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step: as simulated, or what the scheduler takes if that is more."""
+        return max(self.simulated.step_seconds, self.candidate.scheduler_seconds)
+
+    @property
+    def helped(self) -> float:
+        """Mean number of groups of a batch that the trainer generates."""
+        measured = self.simulated.tag
+        return sum(batch.groups_generated for batch in measured) / max(1, len(measured))
+
+
+Like = Callable[[Candidate, Split, int, int | None], Candidate | None]
+"""(candidate, split, fragment size, groups of TAG or None for those forecast best) -> the same with
+these; None if there is no such recipe."""
+
+
+def search(
+    profile: Profile, candidates: list[Candidate], like: Like, effort: float, *, tags: bool
+) -> list[Found]:
+    """Return what was simulated, the best first.
+
+    ``tags``: whether the help of the trainer is open.
+    """
+    found: list[Found] = []
+    names: set[str] = set()
+
+    def simulated(candidate: Candidate) -> Found:
+        names.add(candidate.name)
+        each = Found(candidate, candidate.chosen, run(profile, candidate.split, candidate.chosen))
+        found.append(each)
+        return each
+
+    left = effort - _best_forecasts(profile, candidates, simulated, effort * (1 - NEAR))
+    best = min(found, key=_seconds)
+    while True:
+        better = None
+        for near in _near(profile, best, like, tags):
+            cost = _effort(profile, near)
+            if near.name in names or cost > left:
+                continue
+            left -= cost
+            each = simulated(near)
+            if each.seconds < BETTER * best.seconds:
+                better = each
+                break
+        if better is None:
+            return sorted(found, key=_seconds)
+        best = better
+
+
+def run(profile: Profile, split: Split, schedule: RunSchedule) -> Simulated:
+    return simulate(
+        profile,
+        rollout=split.rollout,
+        trainer=split.trainer,
+        schedule=schedule,
+        batches=_batches(schedule),
+        seed=SEED,
+        causes=False,
+    )
+
+
+def _seconds(found: Found) -> float:
+    return found.seconds
+
+
+def _best_forecasts(
+    profile: Profile,
+    candidates: list[Candidate],
+    simulated: Callable[[Candidate], Found],
+    effort: float,
+) -> float:
+    """Simulate the best candidates, until the effort is spent or forecasts are hopeless, and the
+    best of each mode; return the effort that it took."""
+    seen: Counter[str] = Counter()
+    least, spent, modes = math.inf, 0.0, set[str]()
+    for candidate in candidates:
+        if sum(seen.values()) >= MAX_SIMULATED:
+            break
+        cost = _effort(profile, candidate)
+        mode = candidate.schedule.mode
+        name = f"{mode} {candidate.split} {bool(candidate.forecast.groups)}"
+        hopeless = candidate.seconds > least * HOPELESS
+        too_much = spent + cost > effort and math.isfinite(least)
+        if seen[name] >= SIZES_PER_SPLIT or (mode in modes and (hopeless or too_much)):
+            continue
+        modes.add(mode)
+        seen[name] += 1
+        spent += cost
+        least = min(least, simulated(candidate).seconds)
+    return spent
+
+
+def _near(profile: Profile, best: Found, like: Like, tags: bool) -> Iterator[Candidate]:
+    """Yield what differs from the best by one step: in the size of fragments, in the split, in
+    the help by the trainer."""
+    candidate = best.candidate
+    size, split = candidate.size, candidate.split
+    if candidate.schedule.fixed_fragment is None:
+        sizes = fragment_sizes(profile.shape.group_size)
+        place = sizes.index(size)
+        for other in (*sizes[place + 1 : place + 2], *reversed(sizes[max(0, place - 1) : place])):
+            yield from _if_any(like(candidate, split, other, None))
+    has_roles = candidate.schedule.mode not in ("colocated", "fluid")
+    for moved in _moved(split) if has_roles else ():
+        yield from _if_any(like(candidate, moved, size, None))
+    if tags and candidate.schedule.mode == "pipelined":
+        for groups in (0, profile.shape.groups):
+            yield from _if_any(like(candidate, split, size, groups))
+
+
+def _if_any(candidate: Candidate | None) -> Iterator[Candidate]:
+    if candidate is not None:
+        yield candidate
+
+
+def _moved(split: Split) -> Iterator[Split]:
+    """Yield the split with one or two devices of a kind more on either side."""
+    for kind in split.devices:
+        have = split.rollout.get(kind, 0), split.trainer.get(kind, 0)
+        for step in (1, -1, 2, -2):
+            rollout = {**split.rollout, kind: have[0] + step}
+            trainer = {**split.trainer, kind: have[1] - step}
+            if rollout[kind] >= 0 and trainer[kind] >= 0:
+                moved = Split(_present(rollout), _present(trainer))
+                if moved.rollout and moved.trainer:
+                    yield moved
+
+
+def _present(devices: dict[str, int]) -> dict[str, int]:
+    return {kind: count for kind, count in devices.items() if count}
+
+
+def _effort(profile: Profile, candidate: Candidate) -> float:
+    """A fragment costs more the more devices could take it."""
+    split, schedule = candidate.split, candidate.chosen
+    fragments = profile.shape.samples / candidate.size
+    devices = sum(split.rollout.values()) + sum(split.trainer.values())
+    each = 20 + devices * (HELPERS_COST if schedule.gradient_help else 1)
+    return (warm_up_of(schedule) + _batches(schedule)) * fragments * each
+
+
+def _batches(schedule: RunSchedule) -> int:
+    """Number of measured batches; on fluid devices, one is like the next."""
+    in_pairs = schedule.staleness_limit and schedule.mode != "fluid"
+    return BATCHES_ONE_STEP if in_pairs else BATCHES_STRICT

@@ -1,0 +1,89 @@
+"""Plans very many devices by fewer: alike devices are one class, of which a part stands for all.
+
+With a part of the devices of each kind and as large a part of the groups, a batch takes as long as
+with all of them: each device has as much to do, and waits as long for the others. An exchange of
+fluid devices is that of all of them, and the pieces that one message can name are shared out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.scheduler.costs.fluid import exchange_seconds
+from services.scheduler.costs.profile import Profile
+from services.scheduler.costs.split import Devices, Split
+from shared.recipe.schedule import RunSchedule
+
+MOST_DEVICES = 64
+"""Number of devices that a part has at most, where there are groups enough."""
+FEWEST_GROUPS = 16
+"""Number of groups that a part has at least: with fewer, single groups would count too much."""
+FEWEST_ALIKE = 4
+"""Number of devices of a kind that a part has at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Devices and groups that stand for so many times as many."""
+
+    factor: int
+    profile: Profile
+    devices: Devices
+    whole: Devices
+    """All devices."""
+
+    def whole_split(self, split: Split) -> Split:
+        """Return the split of all devices that a split of the part stands for."""
+        if self.factor == 1:
+            return split
+        rollout = {
+            kind: round(split.rollout.get(kind, 0) / self.devices[kind] * self.whole[kind])
+            for kind in split.devices
+        }
+        trainer = {kind: self.whole[kind] - count for kind, count in rollout.items()}
+        return Split(_present(rollout), _present(trainer))
+
+    def part_of(self, schedule: RunSchedule) -> RunSchedule:
+        """Return a schedule of all groups as one of the part's."""
+        tag = schedule.fixed_tag
+        if self.factor == 1 or not tag or schedule.mode != "pipelined":
+            return schedule
+        return schedule.changed(tag=max(1, round(tag / self.factor)))
+
+    def whole_schedule(self, schedule: RunSchedule) -> RunSchedule:
+        """Return a schedule of the part's groups as one of all groups."""
+        tag = schedule.fixed_tag
+        if self.factor == 1 or not tag or schedule.mode != "pipelined":
+            return schedule
+        return schedule.changed(tag=tag * self.factor)
+
+
+def part_of(profile: Profile, devices: Devices) -> Part:
+    """Return the part by which these devices are planned: all of them, if they are few."""
+    given = {kind: count for kind, count in devices.items() if count}
+    factor = _factor(profile.shape.groups, given)
+    if factor == 1:
+        return Part(1, profile, devices, devices)
+    groups = round(profile.shape.groups / factor)
+    pieces = max(1, profile.shape.most_pieces // factor)
+    shape = profile.shape.model_copy(update={"groups": groups, "most_pieces": pieces})
+    exchange = exchange_seconds(profile, sum(given.values()))
+    variant = profile.variant.model_copy(update={"exchange_seconds": exchange})
+    part = {kind: round(count / factor) for kind, count in given.items()}
+    changed = profile.model_copy(update={"shape": shape, "variant": variant})
+    return Part(factor, changed, part, given)
+
+
+def _factor(groups: int, devices: Mapping[str, int]) -> int:
+    """The smallest that makes the part small enough, or a little larger one that divides evenly."""
+    wanted = -(-sum(devices.values()) // MOST_DEVICES)
+    most = min([groups // FEWEST_GROUPS, *(n // FEWEST_ALIKE for n in devices.values())])
+    if most < 2 or wanted < 2:
+        return 1
+    if wanted >= most:
+        return most
+    near = range(wanted, min(most, wanted * 3 // 2) + 1)
+    return next((n for n in near if not any(c % n for c in (groups, *devices.values()))), wanted)
+
+
+def _present(devices: Mapping[str, int]) -> dict[str, int]:
+    return {kind: count for kind, count in devices.items() if count}

@@ -1,0 +1,218 @@
+"""Plans for devices of which some are too small for the model as it is.
+
+Each way lets more kinds of device take part than those before it, by the remedies of
+`planning.remedies`, in their order. Where a kind streams the network's blocks, quantised weights
+would do instead: that way is planned as well. A way is taken in place of one before it only if its
+step is clearly faster, so weights stay exact unless that costs time.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from digenrl.planning.hosts import Hosts
+from digenrl.planning.planner import Planned, plan_split
+from digenrl.planning.remedies import generating, keys, would_fit
+from digenrl.planning.runnable import HostGpus, as_toml
+from digenrl.planning.search import EFFORT
+from digenrl.trace.memory import Use, encoder_needs, rollout_needs, with_memory
+from services.scheduler.costs.profile import Profile, Role, device, speed
+from services.scheduler.costs.split import Devices, Split
+from shared.errors import UserError
+from shared.recipe.recipe import Recipe
+from shared.recipe.schedule import RunSchedule
+
+WORDS: Mapping[Role, str] = {"rollout": "generate", "trainer": "train"}
+WORTHWHILE = 0.97
+"""A way is taken if its step takes less than this share of the one before: simulations of few
+batches differ by a per cent."""
+STREAMED = "DIGENRL_ROLLOUT_MEMORY"
+"""Variable by which a worker streams though its recipe does not say so of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to hold the model on devices."""
+
+    profile: Profile
+    """Costs and memory of a run that holds it so."""
+    use: Use | None
+    """None if the profile has no table of memory."""
+    keys: Mapping[str, Any]
+    """What to write into a recipe besides the split."""
+
+    def recipe_keys(self, split: Split, schedule: RunSchedule) -> dict[str, Any]:
+        """Return the keys that a split needs: `rollout.memory` if all that generate stream, and how
+        the clip treats stale samples of quantised weights."""
+        keys = dict(self.keys)
+        if self._streaming(split) and not self.environment(split):
+            keys["rollout.memory"] = "streamed"
+        if "rollout.weights" in keys and schedule.staleness_limit:
+            keys["algorithm.stale_loss"] = "decoupled"
+        return keys
+
+    def environment(self, split: Split) -> dict[str, dict[str, str]]:
+        """Return variables for the workers of some kinds, where not all that generate stream."""
+        kinds = self._streaming(split)
+        if kinds == [kind for kind, count in split.rollout.items() if count]:
+            return {}
+        return {kind: {STREAMED: "streamed"} for kind in kinds}
+
+    def _streaming(self, split: Split) -> list[str]:
+        if self.use is None or self.use.streams:  # the recipe says it already
+            return []
+        return [kind for kind, n in split.rollout.items() if n and kind in self.profile.streaming]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Holds a plan, and why the model is held as it is."""
+
+    planned: Planned
+    way: Way
+    left_out: tuple[str, ...]
+    """A line for each kind that takes no part, with what would let it."""
+    reasons: tuple[str, ...]
+    """A line for each kind that would take no part otherwise, and for each way not taken."""
+    hosts: Hosts | None = None
+    """Where the devices are, if that is known."""
+    recipe: Recipe | None = None
+    """What is planned for, if that is a recipe."""
+
+
+def advise(
+    costs: Profile,
+    use: Use | None,
+    devices: Devices,
+    schedule: RunSchedule,
+    *,
+    host_gpus: HostGpus | None = None,
+    effort: float = EFFORT,
+    accepts: Callable[["Way", Split, RunSchedule], bool] | None = None,
+    fluid: bool = False,
+) -> Advice:
+    """Plan every way that is worth a look, and take the first that none beats clearly.
+
+    Args:
+        accepts: whether the recipe that is planned for can say it; otherwise as `plan_split`.
+
+    Raises:
+        UserError: if no way has a split, with what would fit.
+    """
+    tried: list[tuple[Way, Planned]] = []
+    failed: UserError | None = None
+    for way in ways(costs, use, devices):
+        try:
+            planned = plan_split(
+                way.profile, devices, schedule, effort=effort, host_gpus=host_gpus,
+                accepts=None if accepts is None else partial(accepts, way), fluid=fluid,
+            )  # fmt: skip
+        except UserError as error:
+            failed = failed or error
+            continue
+        tried.append((way, planned))
+    if not tried:
+        raise UserError(_with_remedies(str(failed), costs, use, devices)) from failed
+    chosen, best = tried[0]
+    for way, planned in tried[1:]:
+        if planned.best.step_seconds < WORTHWHILE * best.best.step_seconds:
+            chosen, best = way, planned
+    others = [(way, planned) for way, planned in tried if way is not chosen]
+    return Advice(
+        best,
+        chosen,
+        left_out=tuple(_left_out(best, costs, chosen.use)),
+        reasons=(*_held(chosen, best), *(_not_taken(*each, best) for each in others)),
+    )
+
+
+def ways(costs: Profile, use: Use | None, devices: Devices) -> Iterator[Way]:
+    """Yield the way as it is, and others by which more kinds of device take part, or the same
+    without streaming."""
+    if use is None or costs.memory is None:
+        yield Way(costs, None, {})
+        return
+    kinds = [kind for kind, count in devices.items() if count]
+    most: set[tuple[str, Role]] = set()
+    streamed = False
+    for wanted in (use, *generating(use)):
+        profile, held = _on(costs, use, wanted, kinds)
+        able = {(kind, role) for kind in kinds for role in WORDS if speed(profile, kind, role)}
+        quantised = held.weights != use.weights
+        if wanted is use or able > most or (streamed and quantised and able == most):
+            most, streamed = able, bool(profile.streaming) and not use.streams
+            yield Way(profile, held, keys(use, held))
+
+
+def _on(costs: Profile, use: Use, wanted: Use, kinds: list[str]) -> tuple[Profile, Use]:
+    """Return the costs of a use in which only those kinds stream that would not fit otherwise."""
+    if use.streams or not wanted.streams:
+        return with_memory(costs, wanted), wanted
+    resident = replace(wanted, streams=False)
+    held = with_memory(costs, resident)
+    small = [kind for kind in kinds if not speed(held, kind, "rollout")]
+    streaming = with_memory(costs, resident, small)
+    able = [kind for kind in small if speed(streaming, kind, "rollout")]
+    return with_memory(costs, resident, able), resident
+
+
+def _held(way: Way, planned: Planned) -> Iterator[str]:
+    """Say how those kinds generate that the profile as it is leaves out."""
+    profile, memory = way.profile, way.profile.memory
+    split = planned.best.split
+    if way.use is None or memory is None or not (way.keys or way.environment(split)):
+        return
+    if "encoder.workers" in way.keys:
+        text = encoder_needs(memory, way.use)
+        yield f"a process of its own encodes prompts, on a device that is left or a CPU: {text}"
+    for kind, count in split.rollout.items():
+        if not count:
+            continue
+        streams = kind in profile.streaming
+        needed = rollout_needs(memory, replace(way.use, streams=streams))
+        said = f"{kind} generates with {needed}; it has {device(profile, kind).memory_gib:g}"
+        if streams:
+            said += f"; {_pace(profile, kind, planned)}"
+        yield said
+
+
+def _pace(profile: Profile, kind: str, planned: Planned) -> str:
+    size = planned.best.schedule.fixed_fragment or profile.shape.group_size
+    found = device(profile, kind)
+    computes = profile.step_seconds(size) / found.generation_speed
+    waits = profile.streaming[kind].step_gb / found.host_gb_per_second
+    slower = "which hides" if waits <= computes else "which does not hide"
+    return (
+        f"a step of {size} samples computes {computes:.2g} s, {slower} the {waits:.2g} s in which "
+        f"its weights come at {found.host_gb_per_second:g} GB/s"
+    )
+
+
+def _not_taken(way: Way, planned: Planned, best: Planned) -> str:
+    seconds, least = planned.best.step_seconds, best.best.step_seconds
+    keys = way.recipe_keys(planned.best.split, planned.best.schedule)
+    name = f"with {as_toml(keys)}" if keys else "as it is"
+    told = (
+        "slower" if seconds > least else "no faster" if seconds > WORTHWHILE * least else "faster"
+    )
+    return f"{name}: {seconds:.4g} s per step, {told}"
+
+
+def _left_out(planned: Planned, costs: Profile, use: Use | None) -> Iterator[str]:
+    for kind, reason in planned.excluded.items():
+        remedy = "" if use is None else would_fit(costs, use, kind, "rollout")
+        yield f"{reason}; {remedy}" if remedy else reason
+
+
+def _with_remedies(reason: str, costs: Profile, use: Use | None, devices: Devices) -> str:
+    """Add what would let the largest kind generate or train, where none can."""
+    kinds = [kind for kind, count in devices.items() if count and kind in costs.devices]
+    if use is None or not kinds:
+        return reason
+    held, largest = with_memory(costs, use), max(kinds, key=lambda k: costs.devices[k].memory_gib)
+    for role, words in WORDS.items():
+        remedy = would_fit(costs, use, largest, role)
+        if remedy and not any(speed(held, kind, role) for kind in kinds):
+            reason += f"; to {words} on {largest}, {remedy}"
+    return reason

@@ -1,0 +1,115 @@
+"""The cost profile of a recipe's network, with the costs of the recipe's own batch and samples."""
+
+import contextlib
+from collections.abc import Iterable
+from typing import Literal
+
+from services.scheduler.costs.profile import Profile, Rollout
+from services.scheduler.costs.shape import Shape
+from services.scheduler.costs.sizes import Size, Work, forward_tflop, rho
+from shared.errors import UserError
+from shared.models.published import alike, configuration_of
+from shared.recipe.recipe import Recipe
+
+
+def profile_of(recipe: Recipe, known: Iterable[str]) -> str:
+    """The profile of the model whose published network has the same shape as the recipe's: by its
+    configuration, or before it is fetched, by the one that is published under its name.
+
+    Raises:
+        UserError: if there is none.
+    """
+    model, names = recipe.model, sorted(known)
+    with contextlib.suppress(UserError):  # of a family that has no profile
+        if name := alike(configuration_of(model.folder, model.name).folder, names):
+            return name
+    raise UserError(
+        f"--profile: no cost profile has a network like that of {model.name}; name one of "
+        f"{', '.join(names)}, measure one with `digenrl profile`, or make one with `digenrl check "
+        "RECIPE --trace --save-profile FILE.json`"
+    )
+
+
+def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
+    """The same costs for this recipe's batch, its samples' size and its training passes.
+
+    Seconds of a call scale with the operations of the network, those of decoding with the pixels;
+    both stay as they are if the profile does not count operations.
+    """
+    guided = recipe.model.guidance > 1 and not profile.embeds_guidance
+    forwards: Literal[1, 2] = 2 if guided else 1
+    shape = shape_of(recipe)
+    changes: dict[str, object] = {"forwards_per_step": forwards}
+    rollout = profile.rollout
+    if profile.work is not None:
+        size = _size_of(recipe, profile.work)
+        rollout = _scaled(rollout, profile.work, size)
+        changes["rho"] = _rho_of(recipe, profile.work, size)
+    variant = profile.variant.model_copy(update=changes)
+    return profile.model_copy(update={"shape": shape, "variant": variant, "rollout": rollout})
+
+
+def shape_of(recipe: Recipe) -> Shape:
+    """What the recipe's batch consists of."""
+    return Shape(
+        groups=recipe.batch.groups,
+        group_size=recipe.batch.group_size,
+        steps=recipe.sampling.num_steps,
+        trained_steps=recipe.sampling.window,
+        updates=recipe.trainer.updates,
+        shared_steps=recipe.sampling.shared_steps,
+        merged_steps=recipe.sampling.merged_steps,
+        trained_samples=recipe.trained_samples,
+    )
+
+
+def _size_of(recipe: Recipe, work: Work) -> Size:
+    model = recipe.model
+    return Size(
+        height=model.height,
+        width=model.width,
+        frames=model.frames,
+        text_tokens=model.text_tokens or work.text_tokens,
+    )
+
+
+def _scaled(rollout: Rollout, work: Work, size: Size) -> Rollout:
+    pixels = size.height * size.width * size.frames / (work.height * work.width * work.frames)
+    operations = forward_tflop(work, size) / forward_tflop(work, work.size)
+    return rollout.model_copy(
+        update={
+            "sample_seconds": rollout.sample_seconds * operations,
+            "decode_seconds": rollout.decode_seconds * pixels,
+        }
+    )
+
+
+def passes_beside(recipe: Recipe) -> float:
+    """Forward passes of a trained row without a backward pass: of the base model for the KL too."""
+    return int(recipe.algorithm.kl_beta > 0) + _passes_of_others(recipe)
+
+
+def _passes_of_others(recipe: Recipe) -> float:
+    """Passes of an old policy that samples, or in later updates of that at the batch's start."""
+    later = 1 - 1 / recipe.trainer.updates
+    return int(recipe.keeps_old_policy) + later * recipe.keeps_batch_start
+
+
+def differentiated(recipe: Recipe) -> float:
+    """Share of a trained row's forward pass that a backward pass follows: half of it where the
+    unconditional half of classifier-free guidance has none."""
+    return 0.5 if recipe.algorithm.cfg_gradient == "conditional" else 1.0
+
+
+def _rho_of(recipe: Recipe, work: Work, size: Size) -> float:
+    apart, recomputes = recipe.sums_apart, recipe.trainer.gradient_checkpointing
+    return _passes_of_others(recipe) + rho(
+        work,
+        size,
+        full=recipe.model.trained == "full",
+        recomputes=recomputes,
+        kl=recipe.algorithm.kl_beta > 0,
+        forwards=1 + (apart and bool(recomputes or recipe.trainer.sharded)),
+        backwards=1 + apart,
+        differentiated=differentiated(recipe),
+    )

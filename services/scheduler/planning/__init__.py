@@ -1,1 +1,0 @@
-"""Plans which devices generate and which train: forecasts every split, simulates the best."""

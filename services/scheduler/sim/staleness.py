@@ -1,0 +1,124 @@
+"""Decides before a run begins whether a step of staleness pays: `schedule.max_staleness = "auto"`.
+
+One step of staleness lets rollout begin a batch before the trainer has finished the one before, so
+that a step takes less time; and it learns less from each step, so that more of them are needed. It
+pays only if the first is more than the second.
+"""
+
+import math
+from typing import Literal
+
+from services.scheduler.costs.counted import COUNTED, DEVICE, counted_profile
+from services.scheduler.costs.profile import Profile, load_profile, profile_names
+from services.scheduler.costs.recipes import (
+    differentiated,
+    passes_beside,
+    profile_of,
+    shape_of,
+    with_shape_of,
+)
+from services.scheduler.costs.split import Split
+from services.scheduler.sim.forecast import forecast, fragment_sizes
+from shared.errors import UserError
+from shared.messages.records import Record, Text
+from shared.recipe.recipe import Recipe
+from shared.recipe.schedule import RunSchedule
+
+MORE_STEPS = 1.25
+"""Steps to the same held-out accuracy with one step of staleness, over those without: 1.14 to 1.37
+were measured on the digits, more at larger learning rates (docs/scheduling.md); this is between."""
+
+
+EQUAL = "H100"
+"""Kind that all devices are taken for while it is not known which will come."""
+
+
+class StalenessDecision(Record):
+    """Says what was decided, and why."""
+
+    max_staleness: Literal[0, 1]
+    gain: float | None
+    """Seconds of a step on-policy over those of one with staleness; None if it was not forecast."""
+    reason: Text
+
+
+def decide_at_start(recipe: Recipe) -> StalenessDecision:
+    """Decide for as many equal devices as the recipe starts: by the cost profile of the model's
+    network, or without one by counting."""
+    costs = _profile(recipe)
+    if costs is not None:
+        trains = recipe.trainer.devices
+        found = decide(recipe, costs, Split({EQUAL: recipe.rollout.workers}, {EQUAL: trains}))
+        if found is not None:
+            return found
+    counted = decide(recipe, *_counted(recipe))
+    assert counted is not None, "counted devices hold every model"
+    return counted
+
+
+def decide(recipe: Recipe, profile: Profile, split: Split) -> StalenessDecision | None:
+    """Decide by costs of the recipe's shape and devices, whatever the recipe says; None if they do
+    not hold the model."""
+    schedule = recipe.run_schedule
+    if schedule.mode != "pipelined":
+        reason = f"schedule.mode {schedule.mode} has no asynchrony"
+        return StalenessDecision(max_staleness=0, gain=None, reason=reason)
+    strict, ahead = (_step_seconds(profile, split, schedule, staleness) for staleness in (0, 1))
+    if not math.isfinite(strict) or not math.isfinite(ahead):
+        return None
+    return decide_by_seconds(strict, ahead, by=_named(profile))
+
+
+def decide_by_seconds(strict: float, ahead: float, *, by: str) -> StalenessDecision:
+    """Decide by the seconds of a step on-policy and with staleness; ``by`` says where they are
+    from."""
+    gain = strict / ahead
+    return StalenessDecision(
+        max_staleness=1 if gain > MORE_STEPS else 0,
+        gain=gain,
+        reason=f"a step of staleness makes steps {gain:.2f} times as fast, by {by}, and takes "
+        f"{MORE_STEPS:g} times as many",
+    )
+
+
+def line(found: StalenessDecision) -> str:
+    """Say a decision, for people."""
+    return f'schedule.max_staleness = "auto" is {found.max_staleness}: {found.reason}'
+
+
+def _named(profile: Profile) -> str:
+    if profile.name == COUNTED:
+        return "counted rows of the network"
+    return f"the cost profile {profile.name}"
+
+
+def _step_seconds(
+    profile: Profile, split: Split, schedule: RunSchedule, staleness: Literal[0, 1]
+) -> float:
+    wanted = schedule.changed(max_staleness=staleness)
+    sizes = fragment_sizes(profile, wanted)
+    return min(forecast(profile, split, size, wanted).seconds for size in sizes)
+
+
+def _profile(recipe: Recipe) -> Profile | None:
+    """Returns the costs of the profile of the model's network, if it has them for what the
+    recipe trains."""
+    if recipe.model.trained == "full" or recipe.trainer.sharded:
+        return None
+    try:
+        name = profile_of(recipe, profile_names())
+    except UserError:
+        return None
+    return with_shape_of(load_profile(name), recipe)
+
+
+def _counted(recipe: Recipe) -> tuple[Profile, Split]:
+    trainer, share = recipe.trainer, differentiated(recipe)
+    profile = counted_profile(
+        shape_of(recipe),
+        beside=passes_beside(recipe) + bool(trainer.gradient_checkpointing) * share,
+        differentiated=share,
+        sharded=trainer.sharded,
+    )
+    trains = trainer.devices
+    return profile, Split({DEVICE: recipe.rollout.workers}, {DEVICE: trains})

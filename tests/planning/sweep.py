@@ -1,0 +1,201 @@
+"""A fixed sweep of settings in the simulator, against which plans of many devices are held.
+
+    python -m tests.planning.sweep 1024 --max-staleness 1 [--in-full]
+
+Fragments of every size, nine splits around the planned one, TAG off, planned and of all groups; and
+fluid devices. Devices are in hosts of 8, and what no recipe can say of those is left out: a trainer
+on several hosts is not lent. Of more than 64 devices every setting is simulated by a part of 64
+first, and only those in full that are forecast to be near the best: a part takes as long as all
+within 1.5 %.
+
+Prints a line per setting.
+"""
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from digenrl.planning.planner import Choice, Planned, plan_split
+from digenrl.planning.runnable import HOST_GPUS, why_not
+from digenrl.planning.scheduler_load import scheduler_seconds
+from digenrl.planning.symmetry import Part, part_of
+from services.scheduler.costs.profile import Profile, load_profile
+from services.scheduler.costs.split import Split
+from services.scheduler.sim.forecast import fragment_sizes
+from services.scheduler.sim.profiled import simulate
+from shared.recipe.schedule import RunSchedule
+
+NEAR = 1.03
+"""Settings that are forecast to take more than the best one, by this factor, are not simulated in
+full."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    """What is set of a run; numbers of devices and groups are those of all devices."""
+
+    generate: int
+    """Devices that generate; 0: all are fluid."""
+    fragment_size: int
+    tag: int = 0
+    """Groups that the trainer generates at most."""
+
+    def schedule(self, max_staleness: Literal[0, 1]) -> RunSchedule:
+        schedule = RunSchedule(max_staleness=max_staleness)
+        changed = {"tag": self.tag} if self.generate else {"mode": "fluid"}
+        return schedule.changed(fragment_size=self.fragment_size, **changed)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A number of H100 that train FLUX.1 with a group for each."""
+
+    devices: int
+    max_staleness: Literal[0, 1]
+
+    @property
+    def profile(self) -> Profile:
+        profile = load_profile("flux1-dev")
+        shape = profile.shape.model_copy(update={"groups": self.devices, "updates": 1})
+        return profile.model_copy(update={"shape": shape})
+
+    @property
+    def part(self) -> Part:
+        return part_of(self.profile, {"H100": self.devices})
+
+    def plan(self) -> Planned:
+        schedule = RunSchedule(max_staleness=self.max_staleness)
+        return plan_split(
+            self.profile, {"H100": self.devices}, schedule, host_gpus=HOST_GPUS, fluid=True
+        )
+
+    def can_be(self, setting: Setting) -> bool:
+        """Returns whether a recipe can say it of such hosts."""
+        split, schedule = self.split(setting), setting.schedule(self.max_staleness)
+        return why_not(self.profile, split, schedule, host_gpus=HOST_GPUS) is None
+
+    def split(self, setting: Setting) -> Split:
+        return split_of(self.devices, setting.generate)
+
+    def in_full(self, setting: Setting) -> float:
+        """Returns the seconds of a step, all devices simulated."""
+        schedule, split = setting.schedule(self.max_staleness), self.split(setting)
+        own = scheduler_seconds(self.profile, split, schedule)
+        return max(own, seconds(self.profile, split, schedule))
+
+    def by_part(self, setting: Setting) -> float:
+        """Returns the seconds of a step by 64 devices with as large a part of the groups."""
+        part = self.part
+        generate = max(1, setting.generate // part.factor) if setting.generate else 0
+        fewer = Setting(generate, setting.fragment_size, setting.tag // part.factor)
+        split = split_of(part.devices["H100"], generate)
+        schedule = fewer.schedule(self.max_staleness)
+        own = scheduler_seconds(part.profile, split, schedule, part.factor)
+        return max(own, seconds(part.profile, split, schedule))
+
+
+def seconds(profile: Profile, split: Split, schedule: RunSchedule) -> float:
+    return simulate(
+        profile, rollout=split.rollout, trainer=split.trainer,
+        schedule=schedule, batches=3 if schedule.staleness_limit else 1, seed=1, causes=False,
+    ).step_seconds  # fmt: skip
+
+
+def split_of(devices: int, generate: int) -> Split:
+    if not generate:
+        return Split({}, {"H100": devices})
+    return Split({"H100": generate}, {"H100": devices - generate})
+
+
+def setting_of(choice: Choice) -> Setting:
+    schedule = choice.schedule
+    size = schedule.fixed_fragment
+    assert size is not None
+    if schedule.mode == "fluid":
+        return Setting(0, size)
+    return Setting(choice.split.rollout["H100"], size, schedule.fixed_tag or 0)
+
+
+def settings(case: Case, around: Setting, near: int) -> list[Setting]:
+    """Returns the settings of the sweep: 2 ``near`` + 1 splits around the planned one, those of
+    them that there are; and a trainer in one host, which can be lent."""
+    step, groups = max(1, case.devices // 32), case.profile.shape.groups
+    numbers = [around.generate + step * n for n in range(-near, near + 1)]
+    numbers.append(case.devices - HOST_GPUS)
+    splits = sorted({min(case.devices - 1, max(1, number)) for number in numbers})
+    sizes = fragment_sizes(case.profile, RunSchedule())
+    tags = sorted({0, around.tag, groups})
+    found = [Setting(*each) for each in itertools.product(splits, sizes, tags)]
+    found += [Setting(0, size) for size in sizes]
+    return [setting for setting in found if case.can_be(setting)]
+
+
+Say = Callable[[str, Setting, float], None]
+
+
+def simulated(
+    case: Case,
+    swept: Iterable[Setting],
+    *,
+    in_full: bool,
+    say: Say,
+    known: Mapping[Setting, float] | None = None,
+) -> Iterator[tuple[Setting, float]]:
+    """Yields settings with what they take in full; ``in_full``: all of them, else those near the
+    best by their part. ``known``: what some take."""
+    swept = list(swept)
+    if not in_full and case.part.factor > 1:
+        forecast = {}
+        for setting in swept:
+            forecast[setting] = case.by_part(setting)
+            say("part", setting, forecast[setting])
+        most = NEAR * min(forecast.values())
+        swept = sorted((s for s in swept if forecast[s] <= most), key=lambda s: forecast[s])
+    for setting in swept:
+        took = (known or {}).get(setting) or case.in_full(setting)
+        say("full", setting, took)
+        yield setting, took
+
+
+def planned(found: Planned) -> tuple[Setting, Setting]:
+    """Returns the planned setting, and the best one that has roles."""
+    roles = next(each for each in found.choices if each.schedule.mode == "pipelined")
+    return setting_of(found.best), setting_of(roles)
+
+
+def silent(how: str, setting: Setting, took: float) -> None:
+    """Says nothing."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("devices", type=int)
+    parser.add_argument("--max-staleness", type=int, choices=(0, 1), default=0)
+    parser.add_argument("--in-full", action="store_true")
+    given = parser.parse_args()
+    case, began = Case(given.devices, given.max_staleness), time.process_time()
+
+    def say(how: str, setting: Setting, took: float) -> None:
+        mode = f"{setting.generate} generate, TAG {setting.tag}" if setting.generate else "fluid"
+        spent = time.process_time() - began
+        line = (
+            f"{how} {mode}, fragments of {setting.fragment_size}: {took:.2f} s ({spent:.0f} CPU s)"
+        )
+        print(line, flush=True)  # noqa: T201
+
+    best, roles = planned(case.plan())
+    own = case.in_full(best)
+    say("planned", best, own)
+    swept = simulated(
+        case, settings(case, roles, near=4), in_full=given.in_full, say=say, known={best: own}
+    )
+    least, setting = min((took, setting) for setting, took in swept)
+    say("best", setting, least)
+    say(f"planned over best {own / min(own, least):.4f}", best, own)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What a plan advises can be typed into a recipe, of hosts that one may have."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from digenrl.cli import app
+from digenrl.planning.plan import costs_of
+from digenrl.planning.planner import Planned, plan_split
+from digenrl.planning.runnable import recipe_keys, why_not
+from services.scheduler.costs.profile import load_profile
+from services.scheduler.costs.split import Split
+from shared.errors import UserError
+from shared.recipe.recipe import load_recipe, override
+from shared.recipe.schedule import RunSchedule
+from tests.paths import RECIPES
+
+FLUX, FULL = load_profile("flux1-dev"), load_profile("flux1-dev", "full")
+TAG, OFF = RunSchedule(tag=5), RunSchedule(tag=0)
+QUICK = 20_000
+
+
+def planned(recipe: str, profile: str, devices: dict[str, int], host_gpus: int) -> Planned:
+    loaded = load_recipe(RECIPES / f"{recipe}.toml")
+    return plan_split(
+        costs_of(loaded, profile), devices, loaded.run_schedule, effort=QUICK, host_gpus=host_gpus
+    )
+
+
+@pytest.mark.parametrize(
+    ("split", "schedule", "host_gpus", "reason"),
+    [
+        (Split({"H100": 8}, {"H100": 8}), TAG, 8, None),
+        (Split({"H100": 8}, {"H100": 24}), TAG, 8, "lends a trainer of 24 devices, and a host has"),
+        (Split({"H100": 8}, {"H100": 24}), OFF, 8, None),
+        (Split({"H100": 8}, {"H100": 24}), TAG, 24, None),
+        (Split({"A100": 9}, {"A100": 7, "H100": 8}), OFF, 16, "unlike devices, 7 A100 + 8 H100"),
+        (Split({}, {"H100": 8}), RunSchedule(mode="colocated"), 8, None),
+        (Split({}, {"H100": 9}), RunSchedule(mode="colocated"), 8, "lends a trainer of 9"),
+        (
+            Split({"H100": 1}, {"H100": 2}),
+            RunSchedule(tag=0, deterministic=True),
+            8,
+            "in index order on 2",
+        ),
+        (Split({"4090": 1}, {"H100": 2}), OFF, 8, "4090 has 23 GiB"),
+    ],
+)
+def test_a_trainer_is_of_one_host_or_ranks_that_are_not_lent(
+    split: Split, schedule: RunSchedule, host_gpus: int, reason: str | None
+) -> None:
+    found = why_not(FLUX, split, schedule, host_gpus=host_gpus)
+    assert found == reason if reason is None else reason in (found or "")
+
+
+def test_sharded_weights_are_not_lent_and_divide_the_group() -> None:
+    split = Split({"H100": 8}, {"H100": 8})
+    assert why_not(FULL, split, OFF, host_gpus=8) is None
+    assert why_not(FULL, split, TAG, host_gpus=8) == "lends ranks that share their weights"
+    uneven = Split({"H100": 8}, {"H100": 6})
+    assert "cannot share a group" in (why_not(FULL, uneven, OFF, host_gpus=8) or "")
+    assert recipe_keys(FULL, split, OFF, host_gpus=8) == {
+        "rollout.workers": 8, "trainer.devices": 8, "trainer.sharded": True,
+        "schedule.tag": "off", "schedule.max_staleness": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("recipe", "profile", "devices", "host_gpus"),
+    [
+        ("flux1-dev", "flux1-dev", {"H100": 16, "A100": 16}, 8),
+        ("sd35-medium.mixed", "sd35-medium", {"A100": 16, "H100": 8}, 8),
+        ("qwen-image", "qwen-image", {"H100": 16}, 4),
+        ("wan2.1-14b.1-gpu", "wan2.1-14b", {"H100": 8}, 8),
+    ],
+)
+def test_every_row_of_a_plan_is_a_recipe(
+    recipe: str, profile: str, devices: dict[str, int], host_gpus: int
+) -> None:
+    found = planned(recipe, profile, devices, host_gpus)
+    assert found.choices
+    for choice in found.choices:
+        keys = recipe_keys(found.profile, choice.split, choice.schedule, host_gpus=host_gpus)
+        typed = override(load_recipe(RECIPES / f"{recipe}.toml"), keys)
+        assert typed.trainer_may_help == choice.schedule.lends_trainer
+        trains = typed.trainer.devices
+        assert trains + typed.rollout.workers == sum(choice.split.devices.values())
+        assert typed.trainer.devices <= host_gpus * typed.trainer.hosts
+        assert len(choice.split.trainer) == 1
+
+
+def test_devices_that_no_recipe_can_use_so_are_refused_with_the_reason() -> None:
+    colocated = RunSchedule(mode="colocated")
+    with pytest.raises(UserError, match="no recipe says a split of 16 H100: lends a trainer of 16"):
+        plan_split(FLUX, {"H100": 16}, colocated, effort=QUICK, host_gpus=8)
+
+
+def test_a_plan_prints_the_keys_of_its_rows() -> None:
+    words = ["plan", "--profile", "qwen-image", "--devices", "h100=3", "--host-gpus", "3"]
+    shown = CliRunner().invoke(app, words, catch_exceptions=False).output
+    assert "to write into a recipe, in the same order:" in shown
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).output)
+    assert found["host_gpus"] == 3
+    for choice in found["choices"]:
+        assert choice["recipe"]["rollout.workers"] == choice["rollout"].get("H100", 0)
+        assert choice["recipe"]["trainer.devices"] == choice["trainer"]["H100"]
+        assert choice["recipe"]["schedule.fragment_size"] == choice["fragment_size"]
+    best = found["choices"][0]["recipe"]
+    assert ", ".join(f"{key} = {json.dumps(value)}" for key, value in best.items()) in shown
+
+
+def test_costs_of_all_weights_are_not_those_of_a_run_and_are_refused() -> None:
+    words = ["plan", "--profile", "qwen-image", "--devices", "h100=16", "--variant", "full"]
+    refused = CliRunner().invoke(app, words).exception
+    assert isinstance(refused, UserError) and str(refused).startswith("--variant: ")
+
+
+def test_of_fragments_that_are_forecast_equal_the_larger_ones_are_looked_at_first() -> None:
+    """A trainer that is always behind makes all sizes equal, and small ones cost messages."""
+    ahead = RunSchedule(tag="auto", max_staleness=1)
+    best = plan_split(FLUX, {"H100": 8, "A100": 16}, ahead, effort=QUICK, host_gpus=8).best
+    assert best.schedule.fragment_size == FLUX.shape.group_size

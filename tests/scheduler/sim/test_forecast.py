@@ -1,0 +1,170 @@
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from digenrl.planning.scheduler_load import scheduler_seconds
+from digenrl.planning.splits import splits
+from services.scheduler.core.tag.makespan import makespan
+from services.scheduler.costs.floor import floor_seconds
+from services.scheduler.costs.profile import VariantName, load_profile
+from services.scheduler.costs.split import Split
+from services.scheduler.sim.forecast import forecast, fragment_sizes, situation_of
+from services.scheduler.sim.profiled import simulate
+from shared.recipe.schedule import RunSchedule
+
+STRICT = RunSchedule(tag="auto")
+ONE_STEP = STRICT.changed(max_staleness=1)
+SEQUENTIAL = RunSchedule(mode="sequential")
+profiles = st.sampled_from([
+    load_profile(name, variant)
+    for name in ("qwen-image", "flux1-dev", "wan2.1-14b", "hunyuanvideo")
+    for variant in ("lora", "full")
+])  # fmt: skip
+kinds = st.sampled_from(["H100", "A100", "H20"])
+schedules = st.sampled_from([STRICT, ONE_STEP, SEQUENTIAL, ONE_STEP.changed(early_fraction=0.5)])
+
+
+@given(profiles, st.integers(1, 20), st.integers(1, 20), kinds, schedules)
+def test_no_forecast_beats_the_bound(profile, generate, train, kind, schedule):  # type: ignore[no-untyped-def]
+    split = Split({kind: generate}, {"H100": train})
+    bound = floor_seconds(profile, split.devices)
+    for size in (4, profile.shape.group_size):
+        assert forecast(profile, split, size, schedule).seconds > bound
+
+
+@given(profiles, st.integers(1, 20), st.integers(1, 20))
+def test_asynchrony_and_help_never_make_a_forecast_slower(profile, generate, train):  # type: ignore[no-untyped-def]
+    split = Split({"A100": generate}, {"H100": train})
+    sequential = forecast(profile, split, 4, SEQUENTIAL).seconds
+    gap = forecast(profile, split, 4, RunSchedule(tag=0)).seconds
+    helped = forecast(profile, split, 4, STRICT).seconds
+    assert helped <= gap * 1.005 and gap <= sequential
+    without = forecast(profile, split, 4, RunSchedule(tag=0, max_staleness=1)).seconds
+    assert without <= gap * 1.02  # but for a group that is generated in vain
+    assert forecast(profile, split, 4, ONE_STEP).seconds <= without
+
+
+@settings(max_examples=12)
+@given(profiles, st.integers(2, 40), kinds, st.sampled_from([STRICT, ONE_STEP, SEQUENTIAL]))
+def test_another_device_is_never_forecast_slower(profile, number, kind, schedule):  # type: ignore[no-untyped-def]
+    def best(devices: dict[str, int]) -> float:
+        return min(
+            forecast(profile, split, size, schedule).seconds
+            for split in splits(profile, devices)
+            for size in fragment_sizes(profile, schedule)
+        )
+
+    assert best({"H100": number, kind: number + 1}) <= best({"H100": number, kind: number}) * 1.01
+
+
+@pytest.mark.parametrize(
+    ("name", "generate", "train", "size", "schedule"),
+    [
+        ("qwen-image", 24, 8, 4, STRICT),
+        ("qwen-image", 2, 14, 8, STRICT),
+        ("flux1-dev", 4, 12, 8, STRICT),
+        ("flux1-dev", 12, 20, 8, SEQUENTIAL),
+        ("wan2.1-14b", 8, 24, 4, STRICT),
+        ("qwen-image", 23, 9, 8, ONE_STEP),
+        pytest.param("hunyuanvideo", 14, 18, 12, ONE_STEP, marks=pytest.mark.slow),
+        pytest.param("flux1-dev", 6, 10, 4, ONE_STEP, marks=pytest.mark.slow),
+    ],
+)
+def test_forecasts_come_near_the_simulator(
+    name: str, generate: int, train: int, size: int, schedule: RunSchedule
+) -> None:
+    profile = load_profile(name)
+    split = Split({"H100": generate}, {"H100": train})
+    found = forecast(profile, split, size, schedule)
+    tag = profile.shape.groups if schedule is ONE_STEP else found.groups
+    simulated = simulate(
+        profile, rollout=split.rollout, trainer=split.trainer, batches=6, causes=False,
+        schedule=schedule.changed(fragment_size=size, tag=tag),
+    )  # fmt: skip
+    assert found.seconds == pytest.approx(simulated.step_seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("variant", ["lora", "full"])
+def test_fixed_help_is_kept(variant: VariantName) -> None:
+    profile, split = load_profile("qwen-image", variant), Split({"H100": 8}, {"H100": 24})
+    for schedule in (STRICT.changed(tag=7), ONE_STEP.changed(tag=7)):
+        assert forecast(profile, split, 8, schedule).groups == 7
+
+
+def test_devices_that_go_together_wait_for_the_end_of_their_block() -> None:
+    profile, split = load_profile("qwen-image", "full"), Split({"H100": 8}, {"H100": 24})
+    fixed = STRICT.changed(tag=7)
+    tag_inputs = situation_of(profile, split, 8, schedule=fixed)
+    assert forecast(profile, split, 8, fixed).seconds == makespan(tag_inputs.tag_inputs, 7)
+
+
+def test_one_step_help_leaves_what_others_have_in_hand() -> None:
+    """Two whole groups in hand of each of 16 devices are all that there are."""
+    profile, split = load_profile("flux1-dev", "full"), Split({"A100": 16}, {"H100": 16})
+    assert forecast(profile, split, 24, ONE_STEP).groups == 0
+    assert forecast(profile, split, 1, ONE_STEP).groups > 0
+
+
+def test_half_the_lead_gains_half() -> None:
+    profile, split = load_profile("qwen-image"), Split({"H100": 22}, {"H100": 10})
+    whole = ONE_STEP.changed(tag=0)
+    schedules = (STRICT.changed(tag=0), whole, whole.changed(early_fraction=0.5))
+    strict, full, half = (forecast(profile, split, 8, each).seconds for each in schedules)
+    assert half == pytest.approx((strict + full) / 2, rel=0.02)
+
+
+@given(profiles, st.integers(1, 20), st.integers(2, 20), schedules)
+def test_gradient_help_is_never_forecast_to_cost_much(profile, generate, train, schedule):  # type: ignore[no-untyped-def]
+    """It gains where the trainer is the bottleneck, if weights are replicated."""
+    split = Split({"H100": generate}, {"H100": train})
+    alone, helped = (
+        forecast(profile, split, 4, schedule.changed(gradient_help=each)).seconds
+        for each in (False, True)
+    )
+    assert helped <= 1.1 * alone
+    if schedule is ONE_STEP and generate > 3 * train and not profile.variant.sharded:
+        assert helped < alone
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("flux1-dev", 8),
+        pytest.param("qwen-image", 8, marks=pytest.mark.slow),
+        pytest.param("wan2.1-14b", 4, marks=pytest.mark.slow),
+        pytest.param("hunyuanvideo", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_forecasts_of_gradient_help_are_near_and_rather_too_long(name: str, size: int) -> None:
+    """They count a helped group as one piece of work; the scheduler cuts it more finely."""
+    profile, schedule = load_profile(name), ONE_STEP.changed(tag=0, gradient_help=True)
+    split = Split({"H100": 24}, {"H100": 8})
+    simulated = simulate(
+        profile, rollout=split.rollout, trainer=split.trainer, batches=6, causes=False,
+        schedule=schedule.changed(fragment_size=size),
+    )  # fmt: skip
+    found = forecast(profile, split, size, schedule)
+    assert 0.98 <= found.seconds / simulated.step_seconds <= 1.12
+
+
+def test_the_scheduler_is_busy_longer_with_small_fragments_and_with_more_devices() -> None:
+    profile = load_profile("flux1-dev")
+
+    def busy(devices: int, size: int, mode: Literal["fluid", "pipelined"] = "fluid") -> float:
+        shape = profile.shape.model_copy(update={"groups": devices})
+        schedule = RunSchedule(mode=mode, fragment_size=size)
+        of_groups = profile.model_copy(update={"shape": shape})
+        split = Split({"H100": devices - 1}, {"H100": 1})
+        if mode == "fluid":
+            split = Split({}, {"H100": devices})
+        return scheduler_seconds(of_groups, split, schedule)
+
+    # As was measured, with two fragments for each device.
+    assert busy(512, 8) == pytest.approx(3.0, rel=0.1)
+    assert busy(4096, 8) == pytest.approx(41, rel=0.1)
+    assert busy(4096, 8, "pipelined") == pytest.approx(8.3, rel=0.15)
+    assert busy(32, 4) < 1
+    assert busy(512, 4) > busy(512, 8)
+    assert busy(2048, 8) > 4 * busy(512, 8)

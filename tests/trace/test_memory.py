@@ -1,0 +1,160 @@
+"""What devices need, by how a run holds its model."""
+
+from dataclasses import replace
+
+import pytest
+
+from digenrl.trace.memory import (
+    MEMORY_SHARE,
+    Use,
+    encoder_needs,
+    rollout_needs,
+    trainer_needs,
+    usual,
+    with_memory,
+)
+from services.scheduler.costs.profile import (
+    Profile,
+    fits,
+    fragment_seconds,
+    holds_fragments,
+    load_profile,
+    speed,
+)
+from services.scheduler.costs.sizes import Memory
+
+FLUX = load_profile("flux1-dev")
+
+
+def memory_of(profile: Profile) -> Memory:
+    assert profile.memory is not None
+    return profile.memory
+
+
+TABLE = memory_of(FLUX)
+USUAL = usual(TABLE)
+
+
+def all_weights(**changes: object) -> Use:
+    return replace(USUAL, rank=0, **changes)  # type: ignore[arg-type]
+
+
+def test_without_text_encoders_a_device_needs_as_much_less_as_an_encoder_needs() -> None:
+    apart = replace(USUAL, encodes=False)
+    text = encoder_needs(TABLE, USUAL).total
+    assert text == TABLE.text_gib
+    for needs in (rollout_needs, trainer_needs):
+        assert needs(TABLE, USUAL).total - needs(TABLE, apart).total == pytest.approx(text)
+    alone = replace(USUAL, helps=False)
+    assert trainer_needs(TABLE, alone) == trainer_needs(TABLE, replace(alone, encodes=False))
+
+
+def test_a_streamed_network_is_in_the_host_s_memory() -> None:
+    resident, streamed = USUAL, replace(USUAL, streams=True)
+    here, there = rollout_needs(TABLE, resident), rollout_needs(TABLE, streamed)
+    assert (here.network, here.host) == (TABLE.network_gib, 0)
+    assert (there.network, there.host) == (TABLE.streamed_gib, TABLE.network_gib)
+    assert there.total == pytest.approx(here.total - here.network + TABLE.streamed_gib)
+    assert "of its host's memory" in str(there) and "host" not in str(here)
+    assert trainer_needs(TABLE, resident) == trainer_needs(TABLE, streamed)
+
+
+@pytest.mark.parametrize(("weights", "share"), [("bf16", 1.0), ("int8", 0.51), ("nf4", 0.29)])
+def test_quantised_weights_take_their_bytes_and_their_scales(weights: str, share: float) -> None:
+    quantised = replace(USUAL, weights=weights)  # type: ignore[arg-type]
+    network = rollout_needs(TABLE, quantised).network
+    assert network == pytest.approx(share * TABLE.network_gib, rel=0.02)
+    assert trainer_needs(TABLE, quantised) == trainer_needs(TABLE, USUAL)
+
+
+def test_bf16_on_rollout_devices_halves_a_float32_network() -> None:
+    float32 = replace(USUAL, item_bytes=4)
+    cast = replace(float32, weights="bf16")
+    assert rollout_needs(TABLE, float32).network == 2 * TABLE.network_gib
+    assert rollout_needs(TABLE, cast).network == TABLE.network_gib
+
+
+def test_ranks_that_share_the_weights_hold_a_part_and_gather_blocks() -> None:
+    """What one rank loads is its own part, so no whole copy is in the sum."""
+    alone = replace(USUAL, helps=False)
+    one, four = trainer_needs(TABLE, alone), trainer_needs(TABLE, replace(alone, ranks=4))
+    assert four.network == TABLE.network_gib / 4
+    assert four.trained == one.trained
+    assert four.peak - one.peak == pytest.approx(0.75 * TABLE.streamed_gib)
+
+
+@pytest.mark.parametrize(
+    ("item_bytes", "ranks", "each"),
+    [(2, 1, 2 + 4 + 4 + 8), (2, 8, 4 + 4 + 8), (4, 1, 4 + 4 + 8), (4, 8, 4 + 4 + 8)],
+)
+def test_all_weights_are_trained_in_float32(item_bytes: int, ranks: int, each: int) -> None:
+    """Weights, gradients and two moments; on a device alone beside weights in bfloat16 that it
+    computes with, which ranks gather instead."""
+    weights = TABLE.network_gib / 2  # times bytes
+    use = all_weights(item_bytes=item_bytes, helps=False, ranks=ranks)
+    needed = trainer_needs(TABLE, use)
+    row = TABLE.row_gib * item_bytes / 2
+    gathered = TABLE.streamed_gib * item_bytes / 2 * (1 - 1 / ranks)
+    assert needed.total == pytest.approx(each * weights / ranks + row + gathered)
+
+
+def test_tiles_lower_the_peak_of_decoding_and_nothing_else() -> None:
+    table = memory_of(load_profile("hunyuanvideo"))
+    whole, tiled = (
+        rollout_needs(table, replace(usual(table), tiles=each)) for each in (False, True)
+    )
+    assert whole.peak == table.decode_gib
+    assert tiled.peak == max(table.tiled_gib, table.denoise_gib)
+    assert whole.held == tiled.held
+    small = replace(usual(table), height=64, width=64, frames=5, tiles=True)
+    assert (
+        rollout_needs(table, small).peak <= rollout_needs(table, replace(small, tiles=False)).peak
+    )
+
+
+def test_a_small_device_generates_if_it_streams() -> None:
+    assert fits(with_memory(FLUX, USUAL), "4090", "rollout") is not None
+    profile = with_memory(FLUX, USUAL, ["4090"])
+    assert fits(profile, "4090", "rollout") is None
+    assert fits(profile, "4090", "trainer") is not None
+    assert holds_fragments(profile, "4090", "rollout", 16)
+    assert fits(profile, "H100", "rollout") is None and not speed(profile, "4090", "trainer")
+
+
+def test_a_step_takes_at_least_what_its_weights_take_to_come() -> None:
+    profile, steps = with_memory(FLUX, USUAL, ["4090"]), FLUX.shape.steps
+    streaming, link = profile.streaming["4090"], profile.devices["4090"].host_gb_per_second
+    waits = streaming.step_gb / link
+    assert streaming.step_gb == pytest.approx(23.8, rel=0.01) and link == 25
+    plain = FLUX.devices["4090"].generation_speed
+
+    def alone(samples: int) -> float:
+        return steps * FLUX.step_seconds(samples) / plain
+
+    def streamed(samples: int) -> float:
+        each = FLUX.rollout.decode_seconds + FLUX.rollout.reward_seconds
+        return fragment_seconds(profile, "4090", samples) - samples * each / plain
+
+    assert streamed(1) == pytest.approx(steps * waits) and alone(1) < steps * waits
+    assert streamed(16) == pytest.approx(alone(16)), "large fragments hide it"
+    assert speed(profile, "4090", "rollout") == pytest.approx(plain)
+
+
+def test_a_slow_link_slows_a_device_in_every_fragment() -> None:
+    slow = FLUX.devices["4090"].model_copy(update={"host_gb_per_second": 2.0})
+    profile = FLUX.model_copy(update={"devices": {**FLUX.devices, "4090": slow}})
+    streaming = with_memory(profile, USUAL, ["4090"])
+    assert speed(streaming, "4090", "rollout") < 0.6 * slow.generation_speed
+    lent = fragment_seconds(streaming, "4090", 16, "trainer")
+    assert lent < fragment_seconds(streaming, "4090", 16), "what the trainer holds is there"
+
+
+def test_an_estimate_fills_a_device_only_so_far() -> None:
+    profile = with_memory(FLUX, USUAL)
+    needed = profile.rollout.memory_gib
+    for has, fit in ((needed / MEMORY_SHARE * 1.001, True), (needed * 1.01, False)):
+        card = FLUX.devices["L40S"].model_copy(update={"memory_gib": has})
+        sized = profile.model_copy(update={"devices": {"L40S": card}})
+        reason = fits(sized, "L40S", "rollout")
+        assert (reason is None) == fit
+        assert fit or (reason or "").endswith("GiB, of which 92% count")
