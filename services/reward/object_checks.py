@@ -97,7 +97,7 @@ def _read(key: str, text: object) -> tuple[Wanted, ...]:
 def share_met(wanted: Requirements, found: Sequence[Found]) -> float:
     """Return the share, from 0 to 1, of the conditions that the objects of an image meet."""
     results = [*_included(wanted.include, found), *_left_out(wanted.exclude, found)]
-    return sum(results) / len(results)
+    return math.fsum(results) / len(results)
 
 
 def _included(include: Sequence[Wanted], found: Sequence[Found]) -> Iterator[bool]:

@@ -14,6 +14,7 @@ What the function prints goes to the error output. The process ends when its par
 
 import json
 import linecache
+import math
 import os
 import queue
 import sys
@@ -168,8 +169,10 @@ def outcome(score: Any) -> dict[str, Any]:
 
 
 def mean(frames: list[dict[str, Any]]) -> dict[str, Any]:
-    failed = [each for each in frames if "error" in each]
-    return failed[0] if failed else {"score": sum(each["score"] for each in frames) / len(frames)}
+    for each in frames:
+        if "error" in each:
+            return each
+    return {"score": math.fsum(each["score"] for each in frames) / len(frames)}
 
 
 def number(score: Any) -> float:

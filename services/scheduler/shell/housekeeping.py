@@ -127,7 +127,7 @@ class StreamWatch:
         slots = ((stream.name, states[stream.name]) for stream in subjects.STREAMS if stream.slots)
         full = {name for name, state in slots if state is not None and state.filled > NEARLY_FULL}
         full.update(self.bus.full.values())
-        unstored = max(self.seconds_unstored(), min(self.bus.seconds_unstored, answers_for))
+        unstored = min(max(self.seconds_unstored(), self.bus.seconds_unstored), answers_for)
         stores = unstored < SILENT_S
         refused = self.refused()
         alarms = {

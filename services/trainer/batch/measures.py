@@ -1,5 +1,6 @@
 """The metrics of a batch that need no network, from its trained groups."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from shared.learning.advantages import population_std
@@ -17,7 +18,7 @@ def of_all_steps(steps: list[dict[str, float]]) -> dict[str, float]:
     return {
         **steps[-1],
         "loss": steps[-1]["loss"] / num,
-        "grad_norm": sum(norms) / num,
+        "grad_norm": math.fsum(norms) / num,
         "skipped_not_finite": sum(step["skipped_not_finite"] for step in steps),
     }
 
@@ -52,7 +53,7 @@ def batch_metrics(
 
 
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(1, len(values))
+    return math.fsum(values) / max(1, len(values))
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -73,3 +73,10 @@ def test_samples_without_a_score_count_in_no_mean() -> None:
     assert (metrics["failed_fraction"], metrics["dropped_groups"]) == (0.75, 1.0)
     nothing = batch_metrics(4, groups[1:], [0.0] * 2)
     assert (nothing["reward_mean"], nothing["failed_fraction"]) == (0.0, 1.0)
+
+
+def test_means_do_not_depend_on_how_python_adds_numbers() -> None:
+    """From 3.12 on `sum` makes good what floats lose."""
+    spread = (1e16, 1.0, -1e16, 1.0)
+    metrics = batch_metrics(4, [group(0, 4, taste=spread)], spread)
+    assert metrics["reward_mean"] == metrics["advantage_mean"] == 0.5

@@ -16,9 +16,10 @@ from shared.messages import subjects
 from shared.messages.contracts import ObjectRef, PolicyPublished
 from shared.messages.fluid import CommitVersion, WeightsStored
 from shared.recipe.recipe import Recipe, override
-from shared.run.commits import commit
+from shared.run.commits import CommitRecord, commit
 from shared.run.layout import first_version_key
 from shared.run.shards import open_tensors
+from shared.store import ObjectStore
 from tests.trainer.fluid.director import Director, directing
 from tests.trainer.fluid.test_members import FLUID, thirds
 
@@ -138,5 +139,27 @@ def test_a_member_that_is_started_again_makes_the_version_that_it_wanted_to(dire
             with structlog.testing.capture_logs() as logs:
                 await director.start("a")
             assert "first_version_late" not in {each["event"] for each in logs}
+
+    asyncio.run(scenario())
+
+
+def test_a_member_waits_for_a_first_commit_that_the_store_shows_late(
+    direct: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest, hidden = versions.newest_commit, list[CommitRecord]()
+
+    async def late(store: ObjectStore, run: str) -> CommitRecord | None:
+        found = await newest(store, run)
+        if found is None or hidden:
+            return found
+        hidden.append(found)
+        return None
+
+    monkeypatch.setattr(versions, "newest_commit", late)
+
+    async def scenario() -> None:
+        async with direct() as director:
+            await director.start("a")
+            assert hidden and director.members["a"].worker.policy_version == 0
 
     asyncio.run(scenario())

@@ -15,7 +15,7 @@ from services.trainer.fluid.exchange import ALL
 from shared.errors import OutOfMemory
 from shared.messages.fluid import CommitVersion, Piece, PieceReleased, Stepped
 from shared.recipe.recipe import Recipe, override
-from tests.trainer.fluid.director import Director, directing, part, whole
+from tests.trainer.fluid.director import WAIT_S, Director, directing, part, whole
 
 FLUID = {
     "schedule.mode": "fluid", "rollout.workers": 0, "trainer.updates": 1, "batch.groups": 3,
@@ -348,5 +348,30 @@ def test_a_piece_that_comes_before_its_group_waits_for_it(direct: Start) -> None
             assert not training.done()
             await director.open(0, by="a")
             await training
+
+    asyncio.run(scenario())
+
+
+def test_the_watchdog_sees_that_a_member_hangs_in_its_optimizer_step(direct: Start) -> None:
+    async def scenario() -> None:
+        async with direct(batch__groups=1) as director:
+            await director.start("a")
+            await director.open(0, by="a")
+            parts, member = {"a": [whole(director.recipe, 0)]}, director.members["a"]
+            await director.train(0, parts)
+            message = await director.exchange(0, director.shares(parts), committer="a")
+            [held] = await director.held(message, 1)
+            stepping = asyncio.Event()
+
+            async def hang(*_: Any) -> None:
+                stepping.set()
+                await never()
+
+            member.device.step = hang  # type: ignore[method-assign, assignment]
+            await director.take(message, held)
+            await asyncio.wait_for(stepping.wait(), WAIT_S)
+            progress = member.worker.progress
+            progress.advance(progress.deadline("the optimizer step") + 1)
+            assert "the optimizer step" in progress.hangs()
 
     asyncio.run(scenario())
