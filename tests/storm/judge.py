@@ -5,12 +5,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from bench.cluster.blobs import check_conditions, digest_of, joined
+from bench.cluster.build import Emulation
 from bench.cluster.processes import ENCODING
 from shared.errors import DigenRLError, FaultyConditions, IntegrityError
 from shared.messages.contracts import ObjectRef
+from shared.recipe.recipe import Recipe
 from shared.run.checkpoints import Checkpoints, checkpoint_of
 from shared.run.commits import CommitRecord, StoredWeights, TrainedGroup, record_digest
 from shared.run.conditions import ConditionsRecord
@@ -20,7 +21,7 @@ from shared.run.retention import Manifests, named_by, retention_of, version_fold
 from shared.run.shards import open_tensors
 from shared.store import ObjectStore
 from tests.storm.cluster import Cluster
-from tests.storm.reference import Expected, versions
+from tests.storm.reference import Reference
 
 KEPT = 3
 """Newest versions whose objects must be there."""
@@ -35,23 +36,21 @@ class Rules:
     max_staleness: int = 0
     checkpoint_every: int = 1
 
+    @classmethod
+    def of(cls, recipe: Recipe) -> "Rules":
+        batch, staleness = recipe.batch, recipe.schedule.staleness_limit
+        return cls(batch.groups, batch.group_size, staleness, recipe.checkpoint_every)
+
 
 async def violations_of(run: Cluster) -> list[str]:
-    """Every rule that the run has broken; with one step of staleness any digests are accepted.
+    """Every rule that the run has broken.
 
     The run goes no further: its trainer is stopped, so that nothing is deleted meanwhile.
     """
     run.send("trainer", signal.SIGSTOP)
     records = await run.commits()
-    batch = run.recipe.batch
-    rules = Rules(
-        batch.groups, batch.group_size, run.recipe.schedule.staleness_limit,
-        run.recipe.checkpoint_every,
-    )  # fmt: skip
-    found = judge(records, rules)
-    if not rules.max_staleness:
-        wanted = list(islice(versions(run.setting, run.recipe), len(records)))
-        found += compare(records, wanted)
+    found = judge(records, Rules.of(run.recipe))
+    found = found or Reference(Emulation.of(run.setting), run.recipe).compare(records)
     found += await judge_objects(records, run.store)
     if run.setting.encoders:
         found += await judge_conditions(run.store, run.recipe.run.name)
@@ -97,20 +96,6 @@ def _faults_of_group(record: CommitRecord, group: TrainedGroup, rules: Rules) ->
     staleness = record.policy.version - 1 - group.policy_version
     if not 0 <= staleness <= rules.max_staleness:
         yield f"group {group.group} has a staleness of {staleness}"
-
-
-def compare(records: Sequence[CommitRecord], wanted: Sequence[Expected]) -> list[str]:
-    """How versions differ from those of a run that nothing has disturbed."""
-    found = []
-    for record, expected in zip(records, wanted, strict=True):
-        version = record.policy.version
-        if record.policy.weights_digest != expected.weights_digest:
-            found.append(f"version {version}: other weights than those of an undisturbed run")
-        if record.learned.digest != expected.trained_digest:
-            found.append(f"version {version}: trained to others than in an undisturbed run")
-        if tuple(group.rewards for group in record.trained) != expected.rewards:
-            found.append(f"version {version}: other rewards than those of an undisturbed run")
-    return found
 
 
 async def judge_objects(

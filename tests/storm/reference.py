@@ -1,10 +1,13 @@
-"""Computes what a run on the emulated cluster must come to: every sample trained once.
+"""Computes versions from the commit records before them, on one device and in order.
 
-At a staleness of 0 nothing of it depends on which device does what, when, in which attempt.
+A sample's bytes follow from its seed, its prompt and the weights that the record names for its
+group, and a version's digest from the bytes that were trained. So nothing depends on which device
+generated, scored and trained a sample, when, or in which attempt.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import safetensors.numpy
 
@@ -12,12 +15,13 @@ from bench.cluster.blobs import EmulatedWeights, media_blob, samples_of, traject
 from bench.cluster.build import Emulation
 from bench.cluster.ledger import Ledger, entries_of
 from bench.cluster.scoring import EmulatedScorer
-from bench.cluster.setting import Setting
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
-from shared.messages.contracts import Fragment, GenerateFragment, Policy
+from shared.messages.contracts import Fragment, GenerateFragment
 from shared.recipe.recipe import Recipe
+from shared.run.commits import CommitRecord, TrainedGroup
 from shared.run.run_recipe import prompt_order
+from tests.world.members import add_rows, layout_of, next_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,47 +31,89 @@ class Expected:
     weights_digest: str
     """Digest of the weights that generate."""
     trained_digest: str
-    rewards: tuple[tuple[float, ...], ...] = ()
+    rewards: tuple[tuple[float, ...], ...]
     """Rewards of the batch that it was trained from: one row per group."""
 
 
-def versions(setting: Setting, recipe: Recipe) -> Iterator[Expected]:
-    """0, 1, 2, ..., without end."""
-    emulation = Emulation.of(setting)
-    shape, sizes = emulation.profile.shape, emulation.sizes
-    prompts = prompt_order(recipe)
-    ledger = Ledger(shape.group_size, shape.trained_steps)
-    whole, batch = range(shape.group_size), 0
-    part = shape.groups // setting.updates
-    sampling = EmulatedWeights.first(setting.seed)
-    weights, trained = sampling.digest, sampling.digest
-    yield Expected(weights, trained)
-    while True:
-        rewards = []
-        for group in range(shape.groups):
-            task = GenerateFragment(
-                fragment=Fragment(
-                    batch=batch, group=group, first_sample=0, num_samples=len(whole), attempt=0
-                ),
-                policy=Policy(version=batch, weights_digest=weights),
-                prompt=prompts.of_group(batch, group, shape.groups),
-                window_start=0,
-                worker="reference",
-            )
-            samples = samples_of(task, weights)
-            images = safetensors.numpy.load(media_blob(samples, sizes.media))["images"]
-            scores = EmulatedScorer().score(images, [{}] * len(whole))
-            data = GroupData(
-                trajectories=(trajectory_blob(samples, sizes.window, sizes.start),),
-                conditions=b"",
-                advantages=recipe.advantages.of(scores, {"emulated": scores}),
-            )
-            ledger.take(entries_of(data, whole, sizes.start), GroupSlice(whole))
-            rewards.append(tuple(scores))
-            if (group + 1) % part == 0:
-                trained = ledger.close(batch, shape.samples // setting.updates, trained)
+class Reference:
+    def __init__(self, emulation: Emulation, recipe: Recipe) -> None:
+        self._setting, self._recipe = emulation.setting, recipe
+        self._shape, self._sizes = emulation.profile.shape, emulation.sizes
+        self._prompts = prompt_order(recipe)
+        self._layout = layout_of(self._shape)
+
+    def first(self) -> str:
+        """Return the digest of version 0."""
+        return EmulatedWeights.first(self._setting.seed).digest
+
+    def next(self, records: Sequence[CommitRecord], trained: Sequence[TrainedGroup]) -> Expected:
+        """Return the version that these groups lead to after the last of the records."""
+        before = records[-1]
+        groups = [self._group(records, group) for group in trained]
+        update = self._counted if self._setting.is_fluid else self._closed
+        digest = update(before, [data for data, _ in groups])
+        sampling = EmulatedWeights(before.policy.weights_digest)
+        follows = sampling.following(digest).digest if self._setting.lags else digest
+        return Expected(follows, digest, tuple(scores for _, scores in groups))
+
+    def compare(self, records: Sequence[CommitRecord]) -> list[str]:
+        """Return how versions differ from what their batches must lead to."""
+        found = [] if records[0].policy.weights_digest == self.first() else ["other first weights"]
+        for number, (_, record) in enumerate(pairwise(records), 1):
+            expected = self.next(records[:number], record.trained)
+            found += [f"version {number}: {each}" for each in _differences(record, expected)]
+        return found
+
+    def _group(
+        self, records: Sequence[CommitRecord], group: TrainedGroup
+    ) -> tuple[GroupData, tuple[float, ...]]:
+        shape, batch = self._shape, len(records) - 1
+        policy = records[group.policy_version].policy
+        task = GenerateFragment(
+            fragment=Fragment(
+                batch=batch, group=group.group, first_sample=0, num_samples=shape.group_size,
+                attempt=0,
+            ),
+            policy=policy,
+            prompt=self._prompts.of_group(batch, group.group, shape.groups),
+            window_start=0,
+            worker="reference",
+        )  # fmt: skip
+        samples = samples_of(task, policy.weights_digest)
+        images = safetensors.numpy.load(media_blob(samples, self._sizes.media))["images"]
+        scores = EmulatedScorer().score(images, [{}] * shape.group_size)
+        advantages = self._recipe.advantages.of(scores, {"emulated": scores})
+        blob = trajectory_blob(samples, self._sizes.window, self._sizes.start)
+        data = GroupData(trajectories=(blob,), conditions=b"", advantages=advantages)
+        return data, tuple(scores)
+
+    def _closed(self, before: CommitRecord, groups: Sequence[GroupData]) -> str:
+        shape, updates = self._shape, self._setting.updates
+        ledger = Ledger(shape.group_size, shape.trained_steps)
+        digest, samples = before.learned.digest, range(shape.group_size)
+        for number, group in enumerate(groups, 1):
+            ledger.take(entries_of(group, samples, self._sizes.start), GroupSlice(samples))
+            if number % (len(groups) // updates) == 0:
+                digest = ledger.close(before.policy.version, shape.samples // updates, digest)
                 ledger.clear()
-        follows = sampling.following(trained) if setting.lags else EmulatedWeights(trained)
-        sampling, weights = follows, follows.digest
-        batch += 1
-        yield Expected(weights, trained, tuple(rewards))
+        return digest
+
+    def _counted(self, before: CommitRecord, groups: Sequence[GroupData]) -> str:
+        shape, digest = self._shape, before.learned.digest
+        gradient = self._layout.zeros()
+        for number, group in enumerate(groups, 1):
+            entries = entries_of(group, range(shape.group_size), self._sizes.start)
+            add_rows(gradient, shape, range(shape.trained_steps), entries)
+            if number % (len(groups) // self._setting.updates) == 0:
+                digest = next_digest(digest, before.policy.version, gradient)
+                gradient = self._layout.zeros()
+        return digest
+
+
+def _differences(record: CommitRecord, expected: Expected) -> Iterator[str]:
+    if tuple(tuple(group.rewards) for group in record.trained) != expected.rewards:
+        yield "other rewards than its samples'"
+    if record.learned.digest != expected.trained_digest:
+        yield "trained to others than its samples lead to"
+    if record.policy.weights_digest != expected.weights_digest:
+        yield "other weights generate than follow from the trained ones"

@@ -26,12 +26,10 @@ from bench.cluster.processes import (
 from bench.cluster.setting import Setting
 from digenrl import cli
 from digenrl.local.linux import die_with_parent
-from shared.process import failpoints
 from shared.process.otlp import tracing
 from shared.process.settings import ServiceSettings
 from shared.telemetry import configure_logs
-from tests.storm.hanging import able_to_hang
-from tests.storm.lagging import known
+from tests.storm.small import known
 
 
 def run_service(name: str, folder: Path, environment: Mapping[str, str], port: int) -> None:
@@ -47,16 +45,8 @@ def run_service(name: str, folder: Path, environment: Mapping[str, str], port: i
         os.dup2(log, stream)
     os.environ.update(environment)
     setting = Setting.model_validate_json((folder / SETTING).read_text())
-    _ask_to_fail(folder / f"fail-{name}")
-    with known(), able_to_hang(folder, name):
+    with known():
         _run(name, setting, folder, port)
-
-
-def _ask_to_fail(asked: Path) -> None:
-    """Have this process, and not its next start, end at the point that a file names."""
-    if asked.exists():
-        failpoints._wanted = failpoints.parsed(asked.read_text())
-        asked.unlink()
 
 
 def _run(name: str, setting: Setting, folder: Path, port: int) -> None:

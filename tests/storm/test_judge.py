@@ -1,18 +1,18 @@
 """The judge of the storm, on records in which something is planted."""
 
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from bench.cluster.build import Emulation
 from bench.cluster.setting import recipe_of, write_prompts
 from shared.messages.contracts import ObjectRef, Policy
 from shared.run.commits import CommitRecord, TrainedGroup, record_digest
 from shared.store import ObjectStore
 from tests.profile.tiny import GROUP_SIZE, GROUPS
-from tests.storm.judge import Rules, compare, judge, judge_objects
-from tests.storm.reference import Expected, versions
+from tests.storm.judge import Rules, judge, judge_objects
+from tests.storm.reference import Expected, Reference
 from tests.storm.small import small
 
 RULES = Rules(GROUPS, GROUP_SIZE)
@@ -22,34 +22,40 @@ Change = Callable[[CommitRecord], dict[str, object]]
 
 
 @pytest.fixture
-def wanted(tmp_path: Path) -> list[Expected]:
+def reference(tmp_path: Path) -> Reference:
     setting = small(tmp_path)
     write_prompts(tmp_path, 16)
-    return list(islice(versions(setting, recipe_of(setting, tmp_path)), VERSIONS))
+    return Reference(Emulation.of(setting), recipe_of(setting, tmp_path))
 
 
-def chain(
-    wanted: Sequence[Expected], planted: Change | None = None, at: int = 2
-) -> list[CommitRecord]:
+def chain(reference: Reference, planted: Change | None = None, at: int = 2) -> list[CommitRecord]:
     """The records of an undisturbed run, with a change to one that its child takes into account."""
-    records: list[CommitRecord] = []
-    for version, expected in enumerate(wanted):
-        record = CommitRecord(
-            run="small",
-            policy=Policy(version=version, weights_digest=expected.weights_digest),
-            parent=record_digest(records[-1].encode()) if records else None,
-            weights=REF,
-            checkpoint=REF,
-            trained=tuple(
-                trained_group(version - 1, group, rewards)
-                for group, rewards in enumerate(expected.rewards)
-            ),
-            worker="trainer",
-        )
-        if planted is not None and version == at:
-            record = record.model_copy(update=planted(record))
-        records.append(record)
+    records = [record_of(Expected(reference.first(), reference.first(), ()), [])]
+    while len(records) < VERSIONS:
+        groups = [trained_group(len(records) - 1, group, ()) for group in range(GROUPS)]
+        records.append(record_of(reference.next(records, groups), records))
+    if planted is not None:
+        records[at] = records[at].model_copy(update=planted(records[at]))
+        for number in range(at + 1, VERSIONS):
+            parent = record_digest(records[number - 1].encode())
+            records[number] = records[number].model_copy(update={"parent": parent})
     return records
+
+
+def record_of(expected: Expected, before: Sequence[CommitRecord]) -> CommitRecord:
+    version = len(before)
+    return CommitRecord(
+        run="small",
+        policy=Policy(version=version, weights_digest=expected.weights_digest),
+        parent=record_digest(before[-1].encode()) if before else None,
+        weights=REF,
+        checkpoint=REF,
+        trained=tuple(
+            trained_group(version - 1, group, rewards)
+            for group, rewards in enumerate(expected.rewards)
+        ),
+        worker="trainer",
+    )
 
 
 def trained_group(batch: int, group: int, rewards: tuple[float, ...]) -> TrainedGroup:
@@ -77,39 +83,44 @@ PLANTED: dict[str, Change] = {
     "does not name the record before it": lambda r: {"parent": "0" * 64},
     "group 0 has a staleness of 1": with_group(policy_version=0),
     "group 0 has the rewards": with_group(rewards=(0.5, None, 0.5, 0.5)),
-    "other weights than those": lambda r: {"policy": Policy(version=2, weights_digest="0" * 64)},
-    "other rewards than those": with_group(rewards=(0.25, 0.5, 0.25, 0.5)),
+    "other weights generate": lambda r: {"policy": Policy(version=2, weights_digest="0" * 64)},
+    "other rewards than": with_group(rewards=(0.25, 0.5, 0.25, 0.5)),
     "is in the place of 2": lambda r: {"policy": r.policy.model_copy(update={"version": 3})},
 }
 
 
-def test_the_records_of_an_undisturbed_run_break_no_rule(wanted: list[Expected]) -> None:
-    records = chain(wanted)
-    assert judge(records, RULES) == compare(records, wanted) == []
+def found_in(records: Sequence[CommitRecord], reference: Reference) -> list[str]:
+    return judge(records, RULES) or reference.compare(records)
+
+
+def test_the_records_of_an_undisturbed_run_break_no_rule(reference: Reference) -> None:
+    assert found_in(chain(reference), reference) == []
 
 
 @pytest.mark.parametrize("fault", list(PLANTED))
-def test_a_planted_violation_is_named(fault: str, wanted: list[Expected]) -> None:
-    records = chain(wanted, PLANTED[fault])
-    assert any(fault in found for found in judge(records, RULES) + compare(records, wanted))
+def test_a_planted_violation_is_named(fault: str, reference: Reference) -> None:
+    found = found_in(chain(reference, PLANTED[fault]), reference)
+    assert any(fault in each for each in found), found
 
 
-def test_one_step_of_staleness_is_within_a_bound_of_one(wanted: list[Expected]) -> None:
-    records = chain(wanted, with_group(policy_version=0))
+def test_one_step_of_staleness_is_within_a_bound_of_one(reference: Reference) -> None:
+    records = chain(reference, with_group(policy_version=0))
     assert judge(records, Rules(GROUPS, GROUP_SIZE, max_staleness=1)) == []
+    assert reference.compare(records), "another version makes other samples"
 
 
 async def test_an_object_that_is_not_what_its_record_says_is_named(
-    wanted: list[Expected], folder_store: ObjectStore
+    reference: Reference, folder_store: ObjectStore
 ) -> None:
-    digests = [expected.weights_digest for expected in wanted]
+    plain = chain(reference)
+    digests = [record.policy.weights_digest for record in plain]
     refs = [
         await folder_store.put("small/weights", digest.encode() * 4, suffix=".bin")
         for digest in digests
     ]
     records = [
         record.model_copy(update={"weights": ref, "checkpoint": ref})
-        for record, ref in zip(chain(wanted), refs, strict=True)
+        for record, ref in zip(plain, refs, strict=True)
     ]
     assert await judge_objects(records, folder_store) == []
     swapped = [*records[:-1], records[-1].model_copy(update={"weights": refs[-2]})]

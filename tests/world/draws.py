@@ -12,7 +12,7 @@ from shared.messages.rights import Role
 from shared.recipe.recipe import Recipe, override
 from shared.recipe.schedule import RunSchedule
 from tests.profile.tiny import tiny_profile
-from tests.storm.lagging import NAME as LAGGING
+from tests.storm.small import NAME as LAGGING
 
 RUN = "world"
 PROMPTS = 64

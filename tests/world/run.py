@@ -14,7 +14,7 @@ import shared.process.worker_process
 from shared.run.commits import commit_chain
 from shared.run.journal import PhaseChange, read_newest
 from shared.run.repair import find_damage, mend
-from tests.storm.lagging import known
+from tests.storm.small import known
 from tests.world.companions import companions_installed
 from tests.world.draws import RUN, draw
 from tests.world.faults import Fault, Nemesis
