@@ -16,7 +16,7 @@ from shared.messages import subjects
 from shared.messages.contracts import ObjectRef, PolicyPublished
 from shared.messages.fluid import CommitVersion, WeightsStored
 from shared.recipe.recipe import Recipe, override
-from shared.run.commits import CommitRecord, commit
+from shared.run.commits import CommitRecord, commit, newest_commit
 from shared.run.layout import first_version_key
 from shared.run.shards import open_tensors
 from shared.store import ObjectStore
@@ -146,10 +146,10 @@ def test_a_member_that_is_started_again_makes_the_version_that_it_wanted_to(dire
 def test_a_member_waits_for_a_first_commit_that_the_store_shows_late(
     direct: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    newest, hidden = versions.newest_commit, list[CommitRecord]()
+    hidden = list[CommitRecord]()
 
     async def late(store: ObjectStore, run: str) -> CommitRecord | None:
-        found = await newest(store, run)
+        found = await newest_commit(store, run)
         if found is None or hidden:
             return found
         hidden.append(found)
