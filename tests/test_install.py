@@ -187,7 +187,7 @@ def test_an_installed_wheel_plans_and_checks_from_an_empty_folder(
 def test_an_installed_wheel_has_every_cost_profile(installed: Path, tmp_path: Path) -> None:
     known = run_installed(
         installed / "python", "-P", "-c",
-        "from digenrl.planning.plan import known_profiles; print(*known_profiles())",
+        "from services.scheduler.costs.profile import profile_names; print(*profile_names())",
         folder=tmp_path,
     ).split()  # fmt: skip
     assert known == sorted(

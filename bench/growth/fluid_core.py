@@ -9,8 +9,8 @@ from random import Random
 from typing import Literal
 
 from bench.growth.core import plan_of, policy_of, published, results_of
+from services.scheduler.core.fluid.cutting import part_of_group
 from services.scheduler.core.fluid.events import MemberReported
-from services.scheduler.core.fluid.pieces import part_of_group
 from services.scheduler.core.inputs import MachineInput, WorkerJoined
 from services.scheduler.core.machine import step
 from services.scheduler.core.state import Plan, State

@@ -7,7 +7,7 @@ from bench.growth.core import REF, plan_of, policy_of, published, results_of
 from bench.growth.fluid_core import GROUP_SECONDS, checksum_of
 from bench.growth.history import METRICS
 from bench.growth.live import RUN, Fleet
-from services.scheduler.core.fluid.pieces import part_of_group
+from services.scheduler.core.fluid.cutting import part_of_group
 from services.scheduler.core.state import Plan
 from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment

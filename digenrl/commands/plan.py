@@ -42,11 +42,13 @@ def plan(
         raise UserError(f"--{next(iter(options))}: is a key of a recipe, and none is given")
     from digenrl.planning.output import plan_as_json, show_plan, wide_console
     from digenrl.planning.plan import plan as find_plan
+    from shared.recipe.recipe import load_recipe
 
+    loaded = None if recipe is None else load_recipe(recipe, options)
     found = find_plan(
-        recipe, devices, profile=profile, variant=variant.value,
+        loaded, devices, profile=profile, variant=variant.value,
         staleness=zero_or_one(staleness), host_gpus=host_gpus, hosts=hosts,
-        host_memory=host_memory, options=options,
+        host_memory=host_memory,
     )  # fmt: skip
     if as_json:
         typer.echo(plan_as_json(found))

@@ -13,7 +13,7 @@ from digenrl.local.preflight import disk_bytes, ignore, versions_bytes
 from digenrl.local.runs import runs_folder
 from digenrl.local.verdict import Verdict, gpu_names, kinds_of, verdict_here, verdict_on
 from digenrl.planning.forecast import Forecast, as_dict, forecast, has_profile, lines
-from digenrl.planning.plan import given_pool, known_profiles
+from digenrl.planning.plan import given_pool
 from digenrl.planning.runnable import HOST_GPUS
 from digenrl.tail.results import tail_line
 from digenrl.trace.output import lines as trace_lines
@@ -195,7 +195,7 @@ def _here(
     verdict."""
     names, expected = [] if recipe.model.device == "cpu" else gpu_names(), None
     if names and (profile is not None or has_profile(recipe)):
-        costs = load_profile(profile or profile_of(recipe, known_profiles()))
+        costs = load_profile(profile or profile_of(recipe))
         kinds = kinds_of(names, costs)
         try:
             expected = None if kinds is None else forecast_on(kinds)

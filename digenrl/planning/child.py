@@ -12,7 +12,7 @@ import resource
 import sys
 
 from digenrl.planning.output import plan_fields
-from digenrl.planning.plan import plan_for
+from digenrl.planning.plan import plan
 from digenrl.planning.question import Question
 from shared.errors import UserError
 from shared.recipe.recipe import stored_recipe
@@ -23,7 +23,7 @@ CPU_S = 60
 def answer(question: Question) -> dict[str, object]:
     """Return the plan, or the reason why there is none."""
     try:
-        found = plan_for(
+        found = plan(
             stored_recipe(question.recipe.encode()), question.devices, profile=question.profile,
             staleness=question.staleness, host_gpus=question.host_gpus, hosts=question.hosts,
         )  # fmt: skip

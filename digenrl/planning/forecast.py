@@ -9,17 +9,16 @@ from digenrl.planning.hosts import (
     Hosts,
     check_host_memory,
     host_memory_line,
-    parse_host_memory,
     parse_hosts,
     with_devices_of,
 )
 from digenrl.planning.own_split import Own, own_split
-from digenrl.planning.plan import accepts, known_profiles, parse_kinds, with_weights
+from digenrl.planning.placements import ModelPlacement
+from digenrl.planning.plan import accepts, parse_kinds, with_weights
 from digenrl.planning.planner import Choice, plan_split
 from digenrl.planning.recipes import largest_fragment, use_of
 from digenrl.planning.remedies import would_fit
 from digenrl.planning.runnable import as_toml, recipe_keys
-from digenrl.planning.ways import Way
 from digenrl.planning.work import sample_seconds, work_line
 from digenrl.trace.memory import (
     Needed,
@@ -120,9 +119,7 @@ def forecast(
         UserError: if the devices are too few, too small or unknown.
     """  # fmt: skip
     costs = with_devices_of(devices, with_shape_of(_costs(recipe, profile, trace), recipe))
-    hosts = parse_hosts(option, devices, costs, host_gpus=host_gpus)
-    if host_memory is not None:
-        hosts = replace(hosts, memory_gib=parse_host_memory(host_memory, costs))
+    hosts = parse_hosts(option, devices, costs, host_gpus=host_gpus, host_memory=host_memory)
     kinds = hosts.devices
     streams = parse_kinds("--streamed", streamed, kinds) if streamed else ()
     use = use_of(recipe, costs, fragment=fragment_of(recipe))
@@ -147,10 +144,10 @@ def forecast(
         simulated = _simulated(held, own)
         if own.schedule.mode in ("pipelined", "fluid"):
             smallest = with_memory(costs, replace(use, fragment=1), streams)
-            way = Way(smallest, use, {})
+            placement = ModelPlacement(smallest, use, {})
             best = plan_split(
                 smallest, kinds, schedule, effort=EFFORT, host_gpus=hosts.gpus, fluid=True,
-                accepts=partial(accepts, recipe, hosts, way),
+                accepts=partial(accepts, recipe, hosts, placement),
             ).best  # fmt: skip
             better = best if best.step_seconds < BETTER * simulated.step_seconds else None
     return Forecast(
@@ -248,7 +245,7 @@ def better_keys(found: Forecast) -> dict[str, Any]:
 def has_profile(recipe: Recipe) -> bool:
     """Return whether a cost profile has the model's network."""
     try:
-        profile_of(recipe, known_profiles())
+        profile_of(recipe)
     except UserError:
         return False
     return True
@@ -261,7 +258,7 @@ def _costs(recipe: Recipe, name: str | None, trace: Trace | None) -> Profile:
         made = traced_profile(recipe, trace)
         plain = {key: getattr(made, key) for key in type(made).model_fields if key != "variants"}
         return Profile(**plain, variant=made.variants["lora"])
-    return load_profile(name or profile_of(recipe, known_profiles()))
+    return load_profile(name or profile_of(recipe))
 
 
 def with_trace(profile: Profile, trace: Trace, use: Use) -> Profile:

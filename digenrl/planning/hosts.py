@@ -7,6 +7,7 @@ Written as people say it: `h100x8*4` is four hosts of 8 H100, `h100x8*2+a100x8*2
 import difflib
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from shlex import quote
@@ -44,10 +45,10 @@ class Hosts:
     @property
     def devices(self) -> dict[str, int]:
         """Return kind -> GPUs of all hosts."""
-        found: dict[str, int] = {}
+        found = Counter[str]()
         for each in self.classes:
-            found[each.kind] = found.get(each.kind, 0) + each.gpus * each.number
-        return found
+            found[each.kind] += each.gpus * each.number
+        return dict(found)
 
     @property
     def gpus(self) -> dict[str, int]:
@@ -55,11 +56,13 @@ class Hosts:
         kinds = dict.fromkeys(each.kind for each in self.classes)
         return {kind: max(c.gpus for c in self.classes if c.kind == kind) for kind in kinds}
 
-    def each(self) -> Iterator[HostClass]:
-        """Yield host by host."""
+    def named(self) -> Iterator[tuple[str, str, int]]:
+        """Yield host by host: name, kind and GPUs."""
+        seen = Counter[str]()
         for each in self.classes:
             for _ in range(each.number):
-                yield HostClass(each.kind, each.gpus, 1)
+                seen[each.kind] += 1
+                yield f"{each.kind.lower()}-{seen[each.kind]}", each.kind, each.gpus
 
     def __str__(self) -> str:
         return "+".join(map(str, self.classes))
@@ -70,12 +73,15 @@ def with_devices_of(text: str, profile: Profile) -> Profile:
     return profile.model_copy(update={"devices": with_sized(profile.devices, text)})
 
 
-def parse_hosts(option: str, text: str, profile: Profile, *, host_gpus: int) -> Hosts:
+def parse_hosts(
+    option: str, text: str, profile: Profile, *, host_gpus: int, host_memory: str | None = None
+) -> Hosts:
     """Parse ``h100x8*2+a100x8*2``, ``h100=16,a100=16`` or both forms mixed; with the profile of
     `with_devices_of`, also ``mine=32GiB*4``.
 
     Args:
         host_gpus: GPUs of a host where only their number is given.
+        host_memory: GiB of each host of a kind, as ``4090=128,l40s=512``.
 
     Raises:
         UserError: names the option, the problem and the remedy.
@@ -96,18 +102,13 @@ def parse_hosts(option: str, text: str, profile: Profile, *, host_gpus: int) -> 
             raise UserError(f"{option}: {name} is given twice; add the counts")
         counted.add(name)
         found += [HostClass(name, gpus, number) for gpus, number in classes]
-    hosts = Hosts(tuple(found))
+    hosts = Hosts(tuple(found), _host_memory(host_memory, profile) if host_memory else {})
     if sum(hosts.devices.values()) > MAX_DEVICES:
         raise UserError(f"{option}: more than {MAX_DEVICES} devices; plan for a part of them")
     return hosts
 
 
-def parse_host_memory(text: str, profile: Profile) -> dict[str, float]:
-    """Parse ``4090=128,l40s=512``: GiB of each host of a kind.
-
-    Raises:
-        UserError: names the option, the problem and the remedy.
-    """
+def _host_memory(text: str, profile: Profile) -> dict[str, float]:
     found: dict[str, float] = {}
     for part in text.split(","):
         kind, _, size = (piece.strip() for piece in part.partition("="))
@@ -160,17 +161,15 @@ class Placed:
 def place(hosts: Hosts, split: Split) -> list[Placed]:
     """Put the trainer on as few hosts of its kind as hold it, in equal parts where that goes, and a
     rollout worker on each other GPU that the split uses."""
-    names = [(f"{host.kind.lower()}-{number}", host) for number, host in _numbered(hosts)]
-    trains = {name: 0 for name, _ in names}
+    trains, left = Counter[str](), Counter(split.rollout)
     for kind, number in split.trainer.items():
-        own = [(name, host.gpus) for name, host in names if host.kind == kind]
+        own = [(name, gpus) for name, its, gpus in hosts.named() if its == kind]
         trains.update(_shares(own, number))
-    left = dict(split.rollout)
     found = []
-    for name, host in names:
-        generates = min(host.gpus - trains[name], left.get(host.kind, 0))
-        left[host.kind] = left.get(host.kind, 0) - generates
-        found.append(Placed(name, host.kind, host.gpus, trains[name], generates))
+    for name, kind, gpus in hosts.named():
+        generates = min(gpus - trains[name], left[kind])
+        left[kind] -= generates
+        found.append(Placed(name, kind, gpus, trains[name], generates))
     return found
 
 
@@ -217,13 +216,6 @@ def host_memory_line(profile: Profile, hosts: Hosts, split: Split) -> str | None
         f"workers that stream take {' and '.join(told)}, which nothing here has measured: "
         "--host-memory says what hosts have, e.g. 4090=128"
     )
-
-
-def _numbered(hosts: Hosts) -> Iterator[tuple[int, HostClass]]:
-    seen: dict[str, int] = {}
-    for host in hosts.each():
-        seen[host.kind] = seen.get(host.kind, 0) + 1
-        yield seen[host.kind], host
 
 
 def _shares(hosts: list[tuple[str, int]], number: int) -> dict[str, int]:
@@ -315,10 +307,7 @@ def trains_where(placed: Sequence[Placed]) -> str:
     >>> trains_where([Placed("h100-1", "H100", 8, 7, 1), Placed("h100-2", "H100", 8, 7, 0)])
     '2 x 7'
     """
-    numbers: dict[int, int] = {}
-    for each in placed:
-        if each.trains:
-            numbers[each.trains] = numbers.get(each.trains, 0) + 1
-    if sum(numbers.values()) < 2:
+    numbers = Counter(each.trains for each in placed if each.trains)
+    if numbers.total() < 2:
         return ""
     return " + ".join(f"{hosts} x {n}" for n, hosts in numbers.items())

@@ -12,11 +12,11 @@ from rich.table import Column, Table
 
 from digenrl.planning.colocated import Baseline
 from digenrl.planning.hosts import Placed, commands, place, trains_where
+from digenrl.planning.placements import Advice
 from digenrl.planning.plan import advised_keys
 from digenrl.planning.planner import Choice
 from digenrl.planning.runnable import HOST_GPUS, HostGpus, as_toml
 from digenrl.planning.techniques import Technique
-from digenrl.planning.ways import Advice
 from digenrl.planning.work import sample_seconds
 from services.scheduler.costs.devices import notes
 from services.scheduler.costs.profile import Profile
@@ -110,7 +110,7 @@ def plan_as_json(advice: Advice) -> str:
 
 def plan_fields(advice: Advice) -> dict[str, Any]:
     """Return all that a plan says, for programs."""
-    planned, way = advice.planned, advice.way
+    planned, placement = advice.planned, advice.placement
     return {
         **_head(planned.profile, planned.devices, planned.floor_seconds, planned.colocated),
         "excluded": dict(planned.excluded),
@@ -124,7 +124,7 @@ def plan_fields(advice: Advice) -> dict[str, Any]:
             {
                 **_choice(choice),
                 "recipe": _keys(advice, choice),
-                "environment": way.environment(choice.split),
+                "environment": placement.environment(choice.split),
                 "simulated_part": choice.factor,
                 "placed": [
                     {"host": each.name, "kind": each.kind, "gpus": each.gpus,
@@ -249,7 +249,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
 def _keys(advice: Advice, choice: Choice) -> dict[str, Any]:
     planned = advice.planned
     host_gpus = planned.host_gpus if planned.host_gpus is not None else HOST_GPUS
-    keys = advised_keys(advice.way, choice.split, choice.schedule, host_gpus, advice.recipe)
+    keys = advised_keys(advice.placement, choice.split, choice.schedule, host_gpus, advice.recipe)
     hosts = sum(each.trains > 0 for each in _placed(advice, choice))
     if hosts > 1 and choice.schedule.mode != "fluid":  # of unlike hosts more than of the largest
         keys["trainer.hosts"] = hosts
@@ -267,7 +267,7 @@ def _commands(advice: Advice, choice: Choice) -> list[tuple[str, str]]:
         keys.setdefault("trainer.sharded", recipe.trainer.sharded)
     return commands(
         place(advice.hosts, choice.split), keys, recipe="RECIPE",
-        environment=advice.way.environment(choice.split),
+        environment=advice.placement.environment(choice.split),
     )  # fmt: skip
 
 
@@ -286,7 +286,7 @@ def _environment(advice: Advice, choice: Choice) -> str:
     """Format the variables that workers on some kinds of device need."""
     return "".join(
         f"; in the environment of {kind} workers: {name}={value}"
-        for kind, variables in advice.way.environment(choice.split).items()
+        for kind, variables in advice.placement.environment(choice.split).items()
         for name, value in variables.items()
     )
 

@@ -37,7 +37,7 @@ def own_split(
     rollout = _rollout(recipe, profile, left, remedy)
     schedule = recipe.run_schedule
     if recipe.schedule.mode == "colocated":
-        return Own(Split({}, _sum(trainer, rollout)), schedule)
+        return Own(Split({}, Split(rollout, trainer).devices), schedule)
     if not recipe.trainer_may_help:
         schedule = schedule.changed(tag=0)
     return Own(Split(rollout, trainer), schedule)
@@ -45,12 +45,12 @@ def own_split(
 
 def _fluid(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy) -> Own:
     """Choose fluid devices, of any kinds that can be: those first that train fastest."""
-    wanted, costs = recipe.trainer.devices, profile.devices
-    chosen = _fastest(profile, devices, wanted, "member", lambda kind: costs[kind].training_speed)
+    wanted = recipe.trainer.devices
+    chosen = _fastest(profile, devices, wanted, "member")
     if sum(chosen.values()) < wanted:
         kind = max(
             (kind for kind, count in devices.items() if count and fits(profile, kind, "member")),
-            key=lambda kind: costs[kind].memory_gib,
+            key=lambda kind: profile.devices[kind].memory_gib,
         )
         reason = fits(profile, kind, "member")
         raise UserError(
@@ -91,10 +91,8 @@ def _trainer(
 
 
 def _rollout(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy) -> Devices:
-    wanted, costs = recipe.rollout.workers, profile.devices
-    chosen = _fastest(
-        profile, devices, wanted, "rollout", lambda kind: costs[kind].generation_speed
-    )
+    wanted = recipe.rollout.workers
+    chosen = _fastest(profile, devices, wanted, "rollout")
     if sum(chosen.values()) < wanted:
         kind, reason = next(
             (kind, reason)
@@ -106,14 +104,13 @@ def _rollout(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy)
     return chosen
 
 
-def _fastest(
-    profile: Profile, devices: Devices, wanted: int, role: Role, speed: Callable[[str], float]
-) -> Devices:
+def _fastest(profile: Profile, devices: Devices, wanted: int, role: Role) -> Devices:
     """Return so many devices that can take a role, those of the fastest kinds; fewer if there are
     no more."""
+    speed = "generation_speed" if role == "rollout" else "training_speed"
     chosen = dict[str, int]()
     able = [kind for kind in devices if fits(profile, kind, role) is None]
-    for kind in sorted(able, key=speed, reverse=True):
+    for kind in sorted(able, key=lambda kind: getattr(profile.devices[kind], speed), reverse=True):
         taken = min(devices[kind], wanted - sum(chosen.values()))
         if taken:
             chosen[kind] = taken
@@ -122,7 +119,3 @@ def _fastest(
 
 def _and(remedy: str) -> str:
     return f"; {remedy}" if remedy else ""
-
-
-def _sum(one: Devices, other: Devices) -> Devices:
-    return {kind: one.get(kind, 0) + other.get(kind, 0) for kind in dict.fromkeys([*one, *other])}

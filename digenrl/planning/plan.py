@@ -10,15 +10,14 @@ from digenrl.planning.hosts import (
     Hosts,
     check_host_memory,
     host_memory_line,
-    parse_host_memory,
     parse_hosts,
     with_devices_of,
 )
+from digenrl.planning.placements import Advice, ModelPlacement, advise
 from digenrl.planning.recipes import use_of, with_staleness
 from digenrl.planning.runnable import HOST_GPUS, HostGpus, recipe_keys
-from digenrl.planning.ways import Advice, Way, advise
 from digenrl.planning.work import work_line
-from digenrl.trace.memory import FIGURES_BYTES, Use, usual, with_memory
+from digenrl.trace.memory import FIGURES_BYTES, Use, usual
 from services.scheduler.costs.devices import kind_named
 from services.scheduler.costs.profile import Profile, VariantName, load_profile, profile_names
 from services.scheduler.costs.recipes import profile_of, with_shape_of
@@ -27,7 +26,7 @@ from services.scheduler.sim.staleness import decide_by_seconds
 from services.scheduler.sim.staleness import line as staleness_line
 from shared.errors import UserError
 from shared.models.memory import num_weights
-from shared.recipe.recipe import NO_OPTIONS, Recipe, load_recipe, override
+from shared.recipe.recipe import Recipe, override
 from shared.recipe.schedule import RunSchedule
 
 GIB = 2**30
@@ -70,21 +69,16 @@ def parse_kinds(option: str, text: str, devices: Mapping[str, int]) -> tuple[str
     return tuple(found)
 
 
-def known_profiles() -> list[str]:
-    return profile_names()
-
-
 def plan(
-    recipe: Path | None,
+    recipe: Recipe | None,
     devices: str | None,
     *,
     profile: str | None,
-    variant: VariantName,
     staleness: Literal[0, 1] | None,
     host_gpus: int,
     hosts: str | None = None,
     host_memory: str | None = None,
-    options: Mapping[str, Any] = NO_OPTIONS,
+    variant: VariantName = "lora",
 ) -> Advice:
     """Plan for hosts, which have ``host_gpus`` GPUs each where only devices are counted; only plans
     that a recipe can express count, with what small devices need to take part. Fluid devices are
@@ -93,25 +87,6 @@ def plan(
     Raises:
         UserError: names the option and the remedy.
     """
-    loaded = None if recipe is None else load_recipe(recipe, options)
-    return plan_for(
-        loaded, devices, profile=profile, variant=variant, staleness=staleness,
-        host_gpus=host_gpus, hosts=hosts, host_memory=host_memory,
-    )  # fmt: skip
-
-
-def plan_for(
-    loaded: Recipe | None,
-    devices: str | None,
-    *,
-    profile: str | None,
-    variant: VariantName = "lora",
-    staleness: Literal[0, 1] | None,
-    host_gpus: int,
-    hosts: str | None = None,
-    host_memory: str | None = None,
-) -> Advice:
-    """Plan as `plan` does, for a recipe that was read already."""
     if variant == "full":
         raise UserError(
             "--variant: what all weights take of a device depends on the ranks that share them, "
@@ -120,31 +95,29 @@ def plan_for(
     pool = given_pool(devices, hosts)
     if pool is None:
         raise UserError("--hosts: say which GPUs there are, e.g. h100x8*4, or --devices h100=32")
-    if loaded is None:
+    if recipe is None:
         if profile is None:
-            raise UserError("give a recipe, or --profile; known are " + ", ".join(known_profiles()))
+            raise UserError("give a recipe, or --profile; known are " + ", ".join(profile_names()))
         costs = load_profile(profile, variant)
         use = None if costs.memory is None else usual(costs.memory)
         schedule = RunSchedule()
     else:
-        costs, use = costs_and_use(loaded, profile or profile_of(loaded, known_profiles()))
-        schedule = loaded.run_schedule
+        costs, use = costs_and_use(recipe, profile or profile_of(recipe))
+        schedule = recipe.run_schedule
     costs = with_devices_of(pool[1], costs)
-    given = parse_hosts(*pool, costs, host_gpus=host_gpus)
-    if host_memory is not None:
-        given = replace(given, memory_gib=parse_host_memory(host_memory, costs))
+    given = parse_hosts(*pool, costs, host_gpus=host_gpus, host_memory=host_memory)
     advised = partial(
         advise, costs, use, given.devices, host_gpus=given.gpus, fluid=True,
-        accepts=partial(accepts, loaded, given),
+        accepts=partial(accepts, recipe, given),
     )  # fmt: skip
-    if loaded is None:
+    if recipe is None:
         return _placed(advised(with_staleness(schedule, staleness)), given)
-    if staleness is None and loaded.schedule.max_staleness == "auto":
+    if staleness is None and recipe.schedule.max_staleness == "auto":
         found = _with_decision(advised, schedule)
     else:
         found = advised(with_staleness(schedule, staleness))
-    found = _placed(replace(found, recipe=loaded), given)
-    return replace(found, reasons=(work_line(costs, loaded), *found.reasons))
+    found = _placed(replace(found, recipe=recipe), given)
+    return replace(found, reasons=(work_line(costs, recipe), *found.reasons))
 
 
 def _placed(found: Advice, hosts: Hosts) -> Advice:
@@ -156,21 +129,29 @@ def _placed(found: Advice, hosts: Hosts) -> Advice:
 
 
 def advised_keys(
-    way: Way, split: Split, schedule: RunSchedule, host_gpus: HostGpus, recipe: Recipe | None
+    placement: ModelPlacement,
+    split: Split,
+    schedule: RunSchedule,
+    host_gpus: HostGpus,
+    recipe: Recipe | None,
 ) -> dict[str, Any]:
     """Return what to write into a recipe for a row of a plan."""
-    keys = recipe_keys(way.profile, split, schedule, host_gpus=host_gpus, recipe=recipe)
-    return {**keys, **way.recipe_keys(split, schedule)}
+    keys = recipe_keys(placement.profile, split, schedule, host_gpus=host_gpus, recipe=recipe)
+    return {**keys, **placement.recipe_keys(split, schedule)}
 
 
 def accepts(
-    recipe: Recipe | None, hosts: Hosts, way: Way, split: Split, schedule: RunSchedule
+    recipe: Recipe | None,
+    hosts: Hosts,
+    placement: ModelPlacement,
+    split: Split,
+    schedule: RunSchedule,
 ) -> bool:
     """Whether the recipe with the keys of such a row is one, whose hosts hold what streams."""
     try:
-        check_host_memory(way.profile, hosts, split)
+        check_host_memory(placement.profile, hosts, split)
         if recipe is not None:
-            override(recipe, advised_keys(way, split, schedule, hosts.gpus, recipe))
+            override(recipe, advised_keys(placement, split, schedule, hosts.gpus, recipe))
     except UserError:
         return False
     return True
@@ -190,21 +171,15 @@ def _with_decision(advised: Callable[[RunSchedule], Advice], schedule: RunSchedu
     return replace(chosen, reasons=(*chosen.reasons, staleness_line(found)))
 
 
-def costs_of(recipe: Recipe, profile: str, *, fragment: int = 1) -> Profile:
-    """Return the profile's costs for this recipe's batch, model and shape.
+def costs_and_use(recipe: Recipe, profile: str, *, fragment: int = 1) -> tuple[Profile, Use]:
+    """Return the profile's costs for this recipe's batch, model and shape, and what memory depends
+    on where a trainer may be lent.
 
     ``fragment``: samples per fragment, which decide the memory.
 
     Raises:
         UserError: if there is no such profile, or it has no costs for this recipe.
     """
-    costs, use = costs_and_use(recipe, profile, fragment=fragment)
-    return with_memory(costs, use)
-
-
-def costs_and_use(recipe: Recipe, profile: str, *, fragment: int = 1) -> tuple[Profile, Use]:
-    """Return the same, with what memory depends on where a trainer may be lent, and not yet in
-    place of the profile's figures."""
     if recipe.model.trained == "full":
         raise UserError(
             'model.trained: only "lora" can be planned; what all weights take of a device depends '

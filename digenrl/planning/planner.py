@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import Any
 
 from digenrl.planning.colocated import BASELINES, Baseline, colocated_seconds
-from digenrl.planning.runnable import HostGpus, why_not
+from digenrl.planning.runnable import HostGpus, too_small, why_not
 from digenrl.planning.scheduler_load import scheduler_seconds
 from digenrl.planning.search import EFFORT, Candidate, Found, run, search
 from digenrl.planning.splits import excluded, fluid_splits, splits
@@ -22,7 +22,7 @@ from digenrl.planning.symmetry import Part, part_of
 from services.scheduler.core.tag.forecast import NEGLIGIBLE_GAIN
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, Role, fits, holds_fragments
-from services.scheduler.costs.split import Devices, Split, words
+from services.scheduler.costs.split import Devices, Split, present, words
 from services.scheduler.sim.forecast import forecast, fragment_sizes
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import has_independent_devices
@@ -129,7 +129,7 @@ def plan_split(
         way = can_say.way(split, wanted)
         if (
             way is None
-            or not _able(part.profile, split, way)
+            or too_small(part.profile, split, way) is not None
             or not _holds(part.profile, split, way, size)
         ):
             return None
@@ -255,18 +255,6 @@ class CanSay:
         return self.accepts is None or self.accepts(split, way)
 
 
-def _able(profile: Profile, split: Split, schedule: RunSchedule) -> bool:
-    """Whether every device holds what it is to hold."""
-    trains: Role = "member" if schedule.mode == "fluid" else "trainer"
-    roles: dict[Role, Devices] = {"rollout": split.rollout, trains: split.trainer}
-    return all(
-        fits(profile, kind, role) is None
-        for role, pool in roles.items()
-        for kind, count in pool.items()
-        if count
-    )
-
-
 def _holds(profile: Profile, split: Split, schedule: RunSchedule, size: int) -> bool:
     """Whether all devices that generate have memory for so many samples at a time."""
     roles: dict[Role, Devices] = {"rollout": split.rollout}
@@ -277,17 +265,15 @@ def _holds(profile: Profile, split: Split, schedule: RunSchedule, size: int) -> 
     return all(
         holds_fragments(profile, kind, role, size)
         for role, pool in roles.items()
-        for kind, count in pool.items()
-        if count
+        for kind in present(pool)
     )
 
 
 def _why_none(
     profile: Profile, devices: Devices, schedule: RunSchedule, host_gpus: HostGpus | None
 ) -> str:
-    given = [kind for kind, count in devices.items() if count]
     roles: tuple[Role, Role] = ("rollout", "trainer")
-    reasons = [fits(profile, kind, role) for kind in given for role in roles]
+    reasons = [fits(profile, kind, role) for kind in present(devices) for role in roles]
     known = list(dict.fromkeys(reason for reason in reasons if reason is not None))
     looked_at = _splits(profile, devices, schedule)
     if looked_at and host_gpus is not None:

@@ -86,25 +86,18 @@ def _fluid(use: Use) -> Iterator[Use]:
 
 def keys(before: Use, after: Use) -> dict[str, Any]:
     """Return what to write into a recipe for one use in place of another."""
-    shares = after.ranks > before.ranks
-    found: dict[str, Any] = {
-        "schedule.fragment_size": after.fragment,
-        "encoder.workers": int(not after.encodes),
-        "model.vae_tiling": after.tiles,
-        "rollout.memory": "streamed" if after.streams else "resident",
-        "rollout.weights": after.weights,
-        "schedule.tag": "auto" if after.helps else "off",
-        "trainer.devices": after.ranks,
-        "trainer.sharded": shares,
+    known = _keys(before)
+    return {key: value for key, value in _keys(after).items() if value != known[key]}
+
+
+def _keys(use: Use) -> dict[str, Any]:
+    return {
+        "schedule.fragment_size": use.fragment,
+        "encoder.workers": int(not use.encodes),
+        "model.vae_tiling": use.tiles,
+        "rollout.memory": "streamed" if use.streams else "resident",
+        "rollout.weights": use.weights,
+        "schedule.tag": "auto" if use.helps else "off",
+        "trainer.devices": use.ranks,
+        "trainer.sharded": use.ranks > 1,
     }
-    changed = {
-        "schedule.fragment_size": after.fragment != before.fragment,
-        "encoder.workers": after.encodes != before.encodes,
-        "model.vae_tiling": after.tiles != before.tiles,
-        "rollout.memory": after.streams != before.streams,
-        "rollout.weights": after.weights != before.weights,
-        "schedule.tag": after.helps != before.helps,
-        "trainer.devices": shares,
-        "trainer.sharded": shares,
-    }
-    return {key: value for key, value in found.items() if changed[key]}

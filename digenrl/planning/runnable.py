@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.scheduler.costs.profile import Profile, Role, fits
-from services.scheduler.costs.split import Devices, Split, words
+from services.scheduler.costs.split import Devices, Split, present, words
 from shared.recipe.fields import Table
 from shared.recipe.fluid_devices import refusal
 from shared.recipe.schedule import RunSchedule, Schedule
@@ -32,7 +32,7 @@ def gpus_of(host_gpus: HostGpus, devices: Devices) -> int:
     """Return how many GPUs the process has at most that uses such devices."""
     if isinstance(host_gpus, int):
         return host_gpus
-    return min((host_gpus.get(kind, 0) for kind in _kinds(devices)), default=HOST_GPUS)
+    return min((host_gpus.get(kind, 0) for kind in present(devices)), default=HOST_GPUS)
 
 
 def why_not(
@@ -46,7 +46,7 @@ def why_not(
     lent = schedule.lends_trainer
     together = profile.variant.sharded
     reasons = {
-        f"trains on unlike devices, {words(split.trainer)}": len(_kinds(split.trainer)) > 1,
+        f"trains on unlike devices, {words(split.trainer)}": len(present(split.trainer)) > 1,
         f"lends a trainer of {number} devices, and a host has {host}": lent and several_hosts,
         "lends ranks that share their weights": lent and together,
         f"{number} ranks cannot share a group of {profile.shape.group_size}": together
@@ -56,7 +56,7 @@ def why_not(
     for reason, applies in reasons.items():
         if applies:
             return reason
-    return _too_small(profile, {"rollout": split.rollout, "trainer": split.trainer})
+    return too_small(profile, split, schedule)
 
 
 def _why_not_fluid(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:
@@ -66,7 +66,7 @@ def _why_not_fluid(profile: Profile, split: Split, schedule: RunSchedule) -> str
         max_staleness=schedule.max_staleness,
         can_train=schedule.gradient_help,
     )
-    return reason or _too_small(profile, {"rollout": split.rollout, "member": split.trainer})
+    return reason or too_small(profile, split, schedule)
 
 
 def needs_ranks(profile: Profile, trainer: Devices, *, host_gpus: HostGpus) -> bool:
@@ -131,14 +131,9 @@ def as_toml(keys: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {value(given)}" for key, given in keys.items())
 
 
-def _kinds(devices: Devices) -> list[str]:
-    return [kind for kind, count in devices.items() if count]
-
-
-def _too_small(profile: Profile, roles: Mapping[Role, Devices]) -> str | None:
-    for role, devices in roles.items():
-        for kind in _kinds(devices):
-            reason = fits(profile, kind, role)
-            if reason is not None:
-                return reason
-    return None
+def too_small(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:
+    """Why a device does not hold what it is to hold; None if all do."""
+    trains: Role = "member" if schedule.mode == "fluid" else "trainer"
+    roles: dict[Role, Devices] = {"rollout": split.rollout, trains: split.trainer}
+    reasons = (fits(profile, kind, role) for role in roles for kind in present(roles[role]))
+    return next(filter(None, reasons), None)

@@ -8,21 +8,18 @@ from dataclasses import dataclass
 from services.scheduler.core.supply import fragment_sizes
 from services.scheduler.core.tag.forecast import Forecast
 from services.scheduler.costs.profile import Profile
-from services.scheduler.costs.split import Split
+from services.scheduler.costs.split import Split, present
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import simulate, warm_up_of
 from shared.recipe.schedule import RunSchedule
 
 EFFORT = 400_000
 """Simulated fragments, each weighted with what it costs: about 3 s on a core of 2024."""
-NEAR = 0.5
-"""Part of the effort that is kept for what is near the best."""
+SHARE_FOR_NEIGHBOURS = 0.5
 MAX_SIMULATED = 16
-"""Number of candidates that are simulated for their forecast."""
-HOPELESS = 1.1
+PRUNE_FACTOR = 1.1
 """Forecast over the best simulated: more than forecasts err."""
 SIZES_PER_SPLIT = 2
-"""Number of best fragment sizes that are simulated for each split."""
 BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
 """Measured batches of a simulation. One-step asynchrony with help goes in pairs: in one batch the
 trainer helps, in the next there is nothing left to help with."""
@@ -94,15 +91,17 @@ def search(
         found.append(each)
         return each
 
-    left = effort - _best_forecasts(profile, candidates, simulated, effort * (1 - NEAR))
+    left = effort - _best_forecasts(
+        profile, candidates, simulated, effort * (1 - SHARE_FOR_NEIGHBOURS)
+    )
     best = min(found, key=_seconds)
     while True:
         better = None
-        for near in _near(profile, best, like, tags):
-            cost = _effort(profile, near)
-            if near.name in names or cost > left:
+        for variation in _near(profile, best.candidate, tags):
+            near = like(best.candidate, *variation)
+            if near is None or near.name in names or _effort(profile, near) > left:
                 continue
-            left -= cost
+            left -= _effort(profile, near)
             each = simulated(near)
             if each.seconds < BETTER * best.seconds:
                 better = each
@@ -144,7 +143,7 @@ def _best_forecasts(
         cost = _effort(profile, candidate)
         mode = candidate.schedule.mode
         name = f"{mode} {candidate.split} {bool(candidate.forecast.groups)}"
-        hopeless = candidate.seconds > least * HOPELESS
+        hopeless = candidate.seconds > least * PRUNE_FACTOR
         too_much = spent + cost > effort and math.isfinite(least)
         if seen[name] >= SIZES_PER_SPLIT or (mode in modes and (hopeless or too_much)):
             continue
@@ -155,27 +154,23 @@ def _best_forecasts(
     return spent
 
 
-def _near(profile: Profile, best: Found, like: Like, tags: bool) -> Iterator[Candidate]:
-    """Yield what differs from the best by one step: in the size of fragments, in the split, in
+def _near(
+    profile: Profile, candidate: Candidate, tags: bool
+) -> Iterator[tuple[Split, int, int | None]]:
+    """Yield what differs from a candidate by one step: in the size of fragments, in the split, in
     the help by the trainer."""
-    candidate = best.candidate
     size, split = candidate.size, candidate.split
     if candidate.schedule.fixed_fragment is None:
         sizes = fragment_sizes(profile.shape.group_size)
         place = sizes.index(size)
         for other in (*sizes[place + 1 : place + 2], *reversed(sizes[max(0, place - 1) : place])):
-            yield from _if_any(like(candidate, split, other, None))
+            yield split, other, None
     has_roles = candidate.schedule.mode not in ("colocated", "fluid")
     for moved in _moved(split) if has_roles else ():
-        yield from _if_any(like(candidate, moved, size, None))
+        yield moved, size, None
     if tags and candidate.schedule.mode == "pipelined":
         for groups in (0, profile.shape.groups):
-            yield from _if_any(like(candidate, split, size, groups))
-
-
-def _if_any(candidate: Candidate | None) -> Iterator[Candidate]:
-    if candidate is not None:
-        yield candidate
+            yield split, size, groups
 
 
 def _moved(split: Split) -> Iterator[Split]:
@@ -186,13 +181,9 @@ def _moved(split: Split) -> Iterator[Split]:
             rollout = {**split.rollout, kind: have[0] + step}
             trainer = {**split.trainer, kind: have[1] - step}
             if rollout[kind] >= 0 and trainer[kind] >= 0:
-                moved = Split(_present(rollout), _present(trainer))
+                moved = Split(present(rollout), present(trainer))
                 if moved.rollout and moved.trainer:
                     yield moved
-
-
-def _present(devices: dict[str, int]) -> dict[str, int]:
-    return {kind: count for kind, count in devices.items() if count}
 
 
 def _effort(profile: Profile, candidate: Candidate) -> float:

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 from services.scheduler.costs.fluid import exchange_seconds
 from services.scheduler.costs.profile import Profile
-from services.scheduler.costs.split import Devices, Split
+from services.scheduler.costs.split import Devices, Split, present
 from shared.recipe.schedule import RunSchedule
 
-MOST_DEVICES = 64
-"""Number of devices that a part has at most, where there are groups enough."""
-FEWEST_GROUPS = 16
-"""Number of groups that a part has at least: with fewer, single groups would count too much."""
-FEWEST_ALIKE = 4
-"""Number of devices of a kind that a part has at least."""
+MAX_DEVICES = 64
+"""Of a part, where there are groups enough."""
+MIN_GROUPS = 16
+"""Of a part: with fewer, single groups would count too much."""
+MIN_ALIKE = 4
+"""Devices of one kind in a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +40,20 @@ class Part:
             for kind in split.devices
         }
         trainer = {kind: self.whole[kind] - count for kind, count in rollout.items()}
-        return Split(_present(rollout), _present(trainer))
+        return Split(present(rollout), present(trainer))
 
     def part_of(self, schedule: RunSchedule) -> RunSchedule:
         """Return a schedule of all groups as one of the part's."""
-        tag = schedule.fixed_tag
-        if self.factor == 1 or not tag or schedule.mode != "pipelined":
-            return schedule
-        return schedule.changed(tag=max(1, round(tag / self.factor)))
+        return _scaled(schedule, 1 / self.factor)
 
     def whole_schedule(self, schedule: RunSchedule) -> RunSchedule:
         """Return a schedule of the part's groups as one of all groups."""
-        tag = schedule.fixed_tag
-        if self.factor == 1 or not tag or schedule.mode != "pipelined":
-            return schedule
-        return schedule.changed(tag=tag * self.factor)
+        return _scaled(schedule, self.factor)
 
 
 def part_of(profile: Profile, devices: Devices) -> Part:
     """Return the part by which these devices are planned: all of them, if they are few."""
-    given = {kind: count for kind, count in devices.items() if count}
+    given = present(devices)
     factor = _factor(profile.shape.groups, given)
     if factor == 1:
         return Part(1, profile, devices, devices)
@@ -73,17 +67,20 @@ def part_of(profile: Profile, devices: Devices) -> Part:
     return Part(factor, changed, part, given)
 
 
+def _scaled(schedule: RunSchedule, factor: float) -> RunSchedule:
+    tag = schedule.fixed_tag
+    if factor == 1 or not tag or schedule.mode != "pipelined":
+        return schedule
+    return schedule.changed(tag=max(1, round(tag * factor)))
+
+
 def _factor(groups: int, devices: Mapping[str, int]) -> int:
     """The smallest that makes the part small enough, or a little larger one that divides evenly."""
-    wanted = -(-sum(devices.values()) // MOST_DEVICES)
-    most = min([groups // FEWEST_GROUPS, *(n // FEWEST_ALIKE for n in devices.values())])
+    wanted = -(-sum(devices.values()) // MAX_DEVICES)
+    most = min([groups // MIN_GROUPS, *(n // MIN_ALIKE for n in devices.values())])
     if most < 2 or wanted < 2:
         return 1
     if wanted >= most:
         return most
     near = range(wanted, min(most, wanted * 3 // 2) + 1)
     return next((n for n in near if not any(c % n for c in (groups, *devices.values()))), wanted)
-
-
-def _present(devices: Mapping[str, int]) -> dict[str, int]:
-    return {kind: count for kind, count in devices.items() if count}

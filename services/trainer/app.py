@@ -19,7 +19,7 @@ the optimizer's state for that of the one before to be stored.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -94,6 +94,20 @@ class ParentVersion:
     """Done when it is announced; raises CommitConflict if another trainer has made that version."""
 
 
+def _loanable(
+    generators: Sequence[GeneratingDevice],
+    recipe: Recipe,
+    context: WorkerContext,
+    encoded: EncodedConditions | None,
+    cache: TrajectoryCache,
+) -> Iterator[LoanableGenerator]:
+    publisher = partial(
+        FragmentPublisher, context=context, encoded=encoded, keep=cache.keep,
+        lossless=recipe.rollout.media == "lossless", previews=PreviewRule.of(recipe),
+    )  # fmt: skip
+    return (LoanableGenerator(each, publisher(each)) for each in generators)
+
+
 class TrainerApp:
     def __init__(
         self,
@@ -108,42 +122,21 @@ class TrainerApp:
         """``generators``: one for each of the devices of ``training``, over the same weights; none
         if they may not be lent. ``encoded``: where conditions come from, if they do not encode.
         ``check``: looks at what is stored of a fragment."""
-        self._training = training
-        self._bus = context.bus
-        self._store = context.store
-        self._worker = context.worker
+        self._training, self._recipe = training, recipe
+        self._bus, self._store, self._worker = context.bus, context.store, context.worker
         self._max_staleness = recipe.schedule.staleness_limit
         self._exact = recipe.largest_weight is None
         """Whether everybody computes with the same weights."""
-        cache, lossless = TrajectoryCache(), recipe.rollout.media == "lossless"
-        previews = PreviewRule.of(recipe)
-        loanable = [
-            LoanableGenerator(
-                each,
-                FragmentPublisher(
-                    each,
-                    context,
-                    encoded=encoded,
-                    lossless=lossless,
-                    keep=cache.keep,
-                    previews=previews,
-                ),
-            )
-            for each in generators
-        ]
-        assert len(loanable) in (0, len(training.devices))
+        assert len(generators) in (0, len(training.devices))
+        cache = TrajectoryCache()
+        loanable = _loanable(generators, recipe, context, encoded, cache)
         devices = [TrainerDevice(*each) for each in zip_longest(training.devices, loanable)]
         self._agent = LoanAgent(devices, context, encoded) if generators else None
         self._pool = DevicePool(
-            devices,
-            self._worker,
-            self._agent,
-            trained_steps=recipe.sampling.window,
-            trained_samples=recipe.trained_samples,
-            merged_steps=recipe.sampling.merged_steps,
+            devices, self._worker, self._agent, trained_steps=recipe.sampling.window,
+            trained_samples=recipe.trained_samples, merged_steps=recipe.sampling.merged_steps,
             divides_steps=recipe.run_schedule.tsp,
-        )
-        self._recipe = recipe
+        )  # fmt: skip
         self._versions = Versions(context)
         self._storing: asyncio.Task[None] | None = None
         """Stores the optimizer's state of a version that is committed."""
@@ -152,8 +145,7 @@ class TrainerApp:
         self._resuming = Resuming(
             training, self._pool, self._batches, self._fetcher, self._versions, recipe, context
         )
-        self._failures = Failures()
-        self._batch = 0
+        self._failures, self._batch = Failures(), 0
         """Number of the batch in training."""
         self._stepped_at = 0.0
         """Monotonic seconds at the last optimizer step, or at the beginning."""

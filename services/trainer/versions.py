@@ -12,7 +12,7 @@ import structlog
 from shared.bus.traces import Place, did
 from shared.devices.protocols import SamplingWeights, Snapshot
 from shared.errors import Unavailable
-from shared.messages.contracts import ObjectRef, Policy, PolicyPublished, TrainGroup
+from shared.messages.contracts import ObjectRef, Policy, TrainGroup
 from shared.process.failpoints import reach
 from shared.process.worker import RETRY_S, WorkerContext
 from shared.run.checkpoints import Resumption, add_checkpoint, store_commands
@@ -146,15 +146,7 @@ class Versions:
 
     async def announce(self, record: CommitRecord, seconds: float = 0.0) -> None:
         self._worker.policy_version = record.policy.version
-        await self._bus.publish(
-            PolicyPublished(
-                policy=record.policy,
-                weights=record.weights,
-                worker=self._worker.address,
-                seconds=seconds,
-                checksum=record.checksum,
-            )
-        )
+        await self._bus.publish(record.announcement(worker=self._worker.address, seconds=seconds))
         reach("commit.after-announcement")
 
 

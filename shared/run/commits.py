@@ -17,7 +17,7 @@ from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from shared.errors import CommitConflict, ContractError
 from shared.learning.curriculum import Saturated, saturated
-from shared.messages.contracts import ObjectRef, Policy
+from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
 from shared.messages.fluid import Checksum, Share
 from shared.messages.records import Count, Digest, Record, Text, Token
 from shared.messages.staleness import Admissible
@@ -114,6 +114,16 @@ class CommitRecord(Record):
         checkpoint = self.checkpoint if self.checkpoint_version is None else None
         found = (self.weights, self.trained_weights, checkpoint)
         return tuple(each for each in found if each is not None)
+
+    def announcement(self, *, worker: str | None = None, seconds: float = 0.0) -> PolicyPublished:
+        """Return the news of this commit; ``worker``: the sender, if not the record's trainer."""
+        return PolicyPublished(
+            policy=self.policy,
+            weights=self.weights,
+            worker=self.worker if worker is None else worker,
+            seconds=seconds,
+            checksum=self.checksum,
+        )
 
     @model_validator(mode="after")
     def _names_both(self) -> Self:

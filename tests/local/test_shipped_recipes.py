@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from digenrl.local.check import check
-from digenrl.planning.plan import known_profiles, parse_devices
+from digenrl.planning.plan import parse_devices
 from digenrl.planning.planner import plan_split
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, load_profile
@@ -30,7 +30,7 @@ def recipe_of(name: str) -> Recipe:
 
 
 def costs_of(recipe: Recipe) -> Profile:
-    return with_shape_of(load_profile(profile_of(recipe, known_profiles())), recipe)
+    return with_shape_of(load_profile(profile_of(recipe)), recipe)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from bench.cluster.session import opened, run
 from bench.cluster.setting import BATCH_S, Setting
 from digenrl.local.check import check
 from digenrl.planning.hosts import Hosts, parse_hosts
+from digenrl.planning.placements import ModelPlacement, placements
 from digenrl.planning.plan import accepts, advised_keys, costs_and_use
 from digenrl.planning.planner import CanSay, candidates_of, modes_of
 from digenrl.planning.runnable import as_toml, needs_ranks
 from digenrl.planning.search import Candidate
 from digenrl.planning.symmetry import part_of
-from digenrl.planning.ways import Way, ways
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
 from shared.errors import UserError
@@ -52,22 +52,22 @@ def recipe_of(model: str, keys: str, folder: Path) -> Path:
 
 def rows_of(
     recipe: Recipe, model: str, pool: str, staleness: int
-) -> list[tuple[Hosts, Way, Candidate]]:
+) -> list[tuple[Hosts, ModelPlacement, Candidate]]:
     """Everything that a plan for these hosts chooses from."""
     costs, use = costs_and_use(recipe, model)
     hosts = parse_hosts("--hosts", pool, costs, host_gpus=8)
     schedule = recipe.run_schedule.changed(max_staleness=staleness)
     found = []
-    for way in ways(costs, use, hosts.devices):
-        part = part_of(way.profile, hosts.devices)
-        can_say = CanSay(part, hosts.gpus, partial(accepts, recipe, hosts, way))
+    for placement in placements(costs, use, hosts.devices):
+        part = part_of(placement.profile, hosts.devices)
+        can_say = CanSay(part, hosts.gpus, partial(accepts, recipe, hosts, placement))
         for each in candidates_of(part, modes_of(schedule, fluid=True), can_say):
             whole = part.whole_split(each.split)
-            found.append((hosts, way, replace(each, split=whole)))
+            found.append((hosts, placement, replace(each, split=whole)))
     return found
 
 
-def spread(rows: Sequence[tuple[Hosts, Way, Candidate]], number: int) -> list[int]:
+def spread(rows: Sequence[tuple[Hosts, ModelPlacement, Candidate]], number: int) -> list[int]:
     """Places of the best row of each mode and of so many others."""
     first: dict[str, int] = {}
     for place, (_, _, each) in enumerate(rows):
@@ -88,12 +88,12 @@ def refused(model: str, pool: str, staleness: int, number: int, folder: Path) ->
     rows, found = rows_of(recipe, model, pool, staleness), []
     assert bool(rows) == holds(model, pool)
     for place in spread(rows, number):
-        hosts, way, each = rows[place]
-        keys = advised_keys(way, each.split, each.chosen, hosts.gpus, recipe)
+        hosts, placement, each = rows[place]
+        keys = advised_keys(placement, each.split, each.chosen, hosts.gpus, recipe)
         said = as_toml(keys).replace(", ", "\n")
         typed = folder / "row.toml"
         typed.write_text(f'base = "{path}"\n{said}\n')
-        streamed = ",".join(way.environment(each.split)) or None
+        streamed = ",".join(placement.environment(each.split)) or None
         try:
             check(
                 typed, hosts=pool, host_memory=MEMORY, streamed=streamed, elsewhere=True,
@@ -150,11 +150,11 @@ async def test_the_best_rows_run_with_services(
 ) -> None:
     """One batch of the best row that has no ranks, which nothing emulates."""
     rows = rows_of(load_recipe(recipe_of(model, "", tmp_path)), model, pool, 0)
-    hosts, way, best = next(
-        (hosts, way, each)
-        for hosts, way, each in rows
+    hosts, placement, best = next(
+        (hosts, placement, each)
+        for hosts, placement, each in rows
         if each.chosen.mode == mode
-        and (mode == "fluid" or not needs_ranks(way.profile, each.split.trainer, host_gpus=8))
+        and (mode == "fluid" or not needs_ranks(placement.profile, each.split.trainer, host_gpus=8))
     )
     profile = load_profile(model)
     setting = Setting(
@@ -163,7 +163,7 @@ async def test_the_best_rows_run_with_services(
         scale=max(1.0, floor_seconds(profile, hosts.devices) / BATCH_S),
         # The emulated batch is that of the profile, whose groups may be of another size.
         schedule=best.chosen.changed(fragment_size=gcd(best.size, profile.shape.group_size)),
-        streamed=tuple(way.environment(best.split)),
+        streamed=tuple(placement.environment(best.split)),
     )  # fmt: skip
     async with opened(tmp_path / "bench") as session:
         found = await run(session, setting, 1, 2, lambda _: None)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,6 @@ from digenrl.planning.hosts import (
     check_host_memory,
     commands,
     host_memory_line,
-    parse_host_memory,
     parse_hosts,
     place,
     trains_where,
@@ -51,7 +50,7 @@ def test_hosts_are_written_by_their_kind_gpus_and_number() -> None:
 def test_counted_devices_are_in_hosts_of_a_usual_size() -> None:
     assert parsed("h100=32") == FOUR
     assert parsed("h100=6", 8).gpus == {"H100": 6}
-    assert [each.gpus for each in parsed("h100=10", 4).each()] == [4, 4, 2]
+    assert [gpus for _, _, gpus in parsed("h100=10", 4).named()] == [4, 4, 2]
 
 
 @pytest.mark.parametrize(
@@ -119,12 +118,13 @@ def test_the_memory_of_hosts_is_stated_and_never_assumed(stated: str, said: str)
     flux = load_profile("flux1-dev")
     assert flux.memory is not None
     held = with_memory(flux, usual(flux.memory), ["4090"])
-    hosts = parse_hosts("--hosts", "h100x2+4090x4", flux, host_gpus=8)
+    parsed = partial(parse_hosts, "--hosts", "h100x2+4090x4", flux, host_gpus=8)
+    hosts = parsed()
     split = Split({"4090": 4}, {"H100": 2})
     assert "89 GiB of the memory of each host of 4090" in (
         host_memory_line(held, hosts, split) or ""
     )
-    hosts = replace(hosts, memory_gib=parse_host_memory(stated or "4090=128", flux))
+    hosts = parsed(host_memory=stated or "4090=128")
     assert host_memory_line(held, hosts, split) is None
     if not said:
         check_host_memory(held, hosts, split)

@@ -6,9 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from digenrl.planning.plan import costs_of
+from digenrl.planning.plan import costs_and_use
 from digenrl.planning.planner import Planned, plan_split
 from digenrl.planning.runnable import recipe_keys, why_not
+from digenrl.trace.memory import with_memory
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.costs.split import Split
 from shared.errors import UserError
@@ -23,8 +24,13 @@ QUICK = 20_000
 
 def planned(recipe: str, profile: str, devices: dict[str, int], host_gpus: int) -> Planned:
     loaded = load_recipe(RECIPES / f"{recipe}.toml")
+    costs = with_memory(*costs_and_use(loaded, profile))
     return plan_split(
-        costs_of(loaded, profile), devices, loaded.run_schedule, effort=QUICK, host_gpus=host_gpus
+        costs,
+        devices,
+        loaded.run_schedule,
+        effort=QUICK,
+        host_gpus=host_gpus,
     )
 
 

@@ -219,7 +219,6 @@ def test_every_model_has_a_profile_to_begin_with_and_guesses_are_marked() -> Non
 def test_a_measured_profile_is_found_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from digenrl.planning import plan as planning
     from services.scheduler.costs import profile as costs
 
     found = measured_profile(
@@ -228,5 +227,5 @@ def test_a_measured_profile_is_found_by_its_name(
     )  # fmt: skip
     write_profile(found, tmp_path / f"{found.name}.json")
     monkeypatch.setattr(costs, "PROFILES", tmp_path)
-    assert planning.known_profiles() == ["wan2.1-14b@H200"]
+    assert costs.profile_names() == ["wan2.1-14b@H200"]
     assert load_profile("wan2.1-14b@H200").variant.rho == found.variants["lora"].rho

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
-from services.scheduler.costs.profile import Profile, Role, speed
+from services.scheduler.costs.profile import Profile, speed
 
 Rates = tuple[float, float]
 """What a device generates per second if it does nothing else, and what it trains."""
@@ -49,18 +49,6 @@ def least_seconds(rates: Iterable[Rates], generation: float, training: float) ->
             )
         front += generates
     return math.inf
-
-
-def split_bound(profile: Profile, rollout: Mapping[str, int], trainer: Mapping[str, int]) -> float:
-    """Return the least time of a batch if devices are split for good and none is lent."""
-    return max(
-        _ratio(profile.generation_work, _total(profile, rollout, "rollout")),
-        _ratio(profile.training_work, _total(profile, trainer, "trainer")),
-    )
-
-
-def _total(profile: Profile, devices: Mapping[str, int], role: Role) -> float:
-    return sum(count * speed(profile, kind, role) for kind, count in devices.items())
 
 
 def _advantage(rates: Rates) -> float:

@@ -1,10 +1,9 @@
 """The cost profile of a recipe's network, with the costs of the recipe's own batch and samples."""
 
 import contextlib
-from collections.abc import Iterable
 from typing import Literal
 
-from services.scheduler.costs.profile import Profile, Rollout
+from services.scheduler.costs.profile import Profile, Rollout, profile_names
 from services.scheduler.costs.shape import Shape
 from services.scheduler.costs.sizes import Size, Work, forward_tflop, rho
 from shared.errors import UserError
@@ -12,14 +11,14 @@ from shared.models.published import alike, configuration_of
 from shared.recipe.recipe import Recipe
 
 
-def profile_of(recipe: Recipe, known: Iterable[str]) -> str:
+def profile_of(recipe: Recipe) -> str:
     """The profile of the model whose published network has the same shape as the recipe's: by its
     configuration, or before it is fetched, by the one that is published under its name.
 
     Raises:
         UserError: if there is none.
     """
-    model, names = recipe.model, sorted(known)
+    model, names = recipe.model, profile_names()
     with contextlib.suppress(UserError):  # of a family that has no profile
         if name := alike(configuration_of(model.folder, model.name).folder, names):
             return name

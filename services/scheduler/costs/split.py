@@ -22,9 +22,14 @@ class Split:
         return f"{words(self.rollout)} : {words(self.trainer)}"
 
 
+def present(devices: Devices) -> dict[str, int]:
+    """Return the kinds of which there is a device."""
+    return {kind: count for kind, count in devices.items() if count}
+
+
 def words(devices: Devices) -> str:
     """
     >>> words({"H100": 2, "A100": 0, "L40S": 16})
     '2 H100 + 16 L40S'
     """
-    return " + ".join(f"{count} {kind}" for kind, count in devices.items() if count) or "none"
+    return " + ".join(f"{count} {kind}" for kind, count in present(devices).items()) or "none"

@@ -168,7 +168,26 @@ class Scheduler:
         await retry(self._make_streams)
         states = await retry(self.bus.stream_states)
         room = RoomWatch(self.store, self.index, self.bus.run)
-        watch = StreamWatch(
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._stream_watch(room).run(states))
+            tasks.create_task(room.run())
+            last = await self._recover(before)
+            for stream in FOLLOWED:
+                after = last[stream.name]
+                tasks.create_task(follow(self.bus, stream, self._inbox, self._note, after=after))
+            if self.goal is not None and self.state.goal_reached_by is None:
+                tasks.create_task(self.goal.watch(self._inbox.put))
+            for work in (
+                self.tag_refiner.run(), self.journal.write(), self.dead_letters.follow(),
+                self.dead_letters.keep(), self.roster.watch(), self._cleanup.run(self.chain.newest),
+                self._upkeep.store_segments(), self._upkeep.copy_records(),
+                self._version_cleanup().look_for_ever(), tick(self._inbox),
+                collect_when_calm(lambda: self._inbox.is_empty), self._handle(),
+            ):  # fmt: skip
+                tasks.create_task(work)
+
+    def _stream_watch(self, room: RoomWatch) -> StreamWatch:
+        return StreamWatch(
             self.bus, self.health, lambda: self._cleanup.make_room(self.chain.version),
             lambda: 0.0 if self.lease is None else self.lease.seconds_unrenewed,
             self.journal.alarm, lambda: room.reasons,
@@ -177,33 +196,13 @@ class Scheduler:
                 self.chain.recent, time.monotonic(),
             ),
         )  # fmt: skip
-        in_use = self.roster.versions_in_use
-        versions = VersionCleanup(
-            self.store, self.bus.run, self.retention, lambda: self.chain.wanted, in_use,
-            lambda versions: self.chain.forget(versions),
+
+    def _version_cleanup(self) -> VersionCleanup:
+        return VersionCleanup(
+            self.store, self.bus.run, self.retention, lambda: self.chain.wanted,
+            self.roster.versions_in_use, lambda versions: self.chain.forget(versions),
             lambda: 0 if self.chain.newest is None else self.chain.newest.resumes_from,
         )  # fmt: skip
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(watch.run(states))
-            tasks.create_task(room.run())
-            last = await self._recover(before)
-            tasks.create_task(self.tag_refiner.run())
-            for stream in FOLLOWED:
-                after = last[stream.name]
-                tasks.create_task(follow(self.bus, stream, self._inbox, self._note, after=after))
-            tasks.create_task(self.journal.write())
-            tasks.create_task(self.dead_letters.follow())
-            tasks.create_task(self.dead_letters.keep())
-            tasks.create_task(self.roster.watch())
-            tasks.create_task(self._cleanup.run(self.chain.newest))
-            tasks.create_task(self._upkeep.store_segments())
-            tasks.create_task(self._upkeep.copy_records())
-            tasks.create_task(versions.look_for_ever())
-            if self.goal is not None and self.state.goal_reached_by is None:
-                tasks.create_task(self.goal.watch(self._inbox.put))
-            tasks.create_task(tick(self._inbox))
-            tasks.create_task(collect_when_calm(lambda: self._inbox.is_empty))
-            tasks.create_task(self._handle())
 
     async def _make_streams(self) -> None:
         """Make the streams, and begin this scheduler's epoch in them: both again if either fails,
@@ -227,7 +226,7 @@ class Scheduler:
         if self.goal is not None and (found := await self.goal.look()) is not None:
             await self._apply(found)
         if self.chain.newest is not None:
-            await self._apply(_announcement(self.chain.newest))
+            await self._apply(self.chain.newest.announcement())
             measure_commit(self.chain.newest)
         last = await self._read_back()
         if before is not None:
@@ -358,7 +357,7 @@ class Scheduler:
                 log.error("announcement_without_commit", version=event.policy.version)
                 self.dead_letters.refuse(event, "there is no such commit record")
                 return
-            await self._extend(stored, event if is_last else _announcement(stored.record))
+            await self._extend(stored, event if is_last else stored.record.announcement())
 
     async def _extend(self, stored: StoredRecord, event: PolicyPublished) -> None:
         record, step = stored.record, self.chain.add(stored)
@@ -399,13 +398,3 @@ class Scheduler:
             timeline_key(self.bus.run, usage.batch): await asyncio.to_thread(timeline.encode),
         }
         await asyncio.gather(*(retry(partial(self.store.create, *each)) for each in kept.items()))
-
-
-def _announcement(record: CommitRecord) -> PolicyPublished:
-    return PolicyPublished(
-        policy=record.policy,
-        weights=record.weights,
-        worker=record.worker,
-        seconds=0.0,
-        checksum=record.checksum,
-    )

@@ -45,6 +45,11 @@ def dead_letters(scheduler: Scheduler, store_s: float) -> APIRouter:
         state = scheduler.dead_letters.state_of(found, stored)
         return models.letter_detail(found, state, _is_given(scheduler, found.work))
 
+    _add_settlements(router, scheduler, store_s)
+    return router
+
+
+def _add_settlements(router: APIRouter, scheduler: Scheduler, store_s: float) -> None:
     def add(how: Settlement, action: str, description: str) -> None:
         @router.post(
             f"/v1/dead-letters/{{number}}/{action}", operation_id=f"{action}_dead_letter",
@@ -61,7 +66,6 @@ def dead_letters(scheduler: Scheduler, store_s: float) -> APIRouter:
 
     add("retried", "retry", "Have the work of a letter done again; twice is the same as once.")
     add("dropped", "drop", "Say that nobody needs a letter any more; nothing of the run changes.")
-    return router
 
 
 async def settled(scheduler: Scheduler, number: int, how: Settlement, by: str) -> models.Settled:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.scheduler.core.fluid.pieces import most_pieces
+from services.scheduler.core.fluid.cutting import most_pieces
 from services.scheduler.core.state import Plan, first_state
 from services.scheduler.costs.recipes import shape_of
 from services.scheduler.shell.api import create_app
@@ -140,14 +140,9 @@ async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
 
 
 async def _command(
-    settings: ServiceSettings,
-    recipe: Recipe,
-    beside: Path,
-    health: Health,
-    listener: Listener,
-    current: Current,
-    access: Access,
-) -> None:
+    settings: ServiceSettings, recipe: Recipe, beside: Path, health: Health, listener: Listener,
+    current: Current, access: Access,
+) -> None:  # fmt: skip
     """Wait for the lease, then command the run for as long as it is held.
 
     Raises:
@@ -170,10 +165,10 @@ async def _command(
         recipe = await checked.put(store)
         await store_images(store, recipe)
         scheduler = Scheduler(
-            plan, bus, store, replace(index, epoch=lease.epoch), health,
-            state=first_state(plan), retention=retention_of(recipe),
-            previews=PreviewRule.of(recipe), goal=goal_of(recipe, store),
-            staleness=staleness, stream_needs=stream_needs(plan), lease=lease,
+            plan, bus, store, replace(index, epoch=lease.epoch), health, state=first_state(plan),
+            retention=retention_of(recipe), previews=PreviewRule.of(recipe),
+            goal=goal_of(recipe, store), staleness=staleness, stream_needs=stream_needs(plan),
+            lease=lease,
         )  # fmt: skip
         access.audit = partial(_keep_request, scheduler)
         current.app = create_app(scheduler, access)

@@ -11,7 +11,7 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 
-from services.scheduler.core.fluid.pieces import part_of_group
+from services.scheduler.core.fluid.cutting import part_of_group
 from services.scheduler.core.state import Plan
 from services.scheduler.sim.batches import ANNOUNCE_S
 from services.scheduler.sim.commits import Commit

@@ -9,7 +9,7 @@ import math
 from typing import Literal
 
 from services.scheduler.costs.counted import COUNTED, DEVICE, counted_profile
-from services.scheduler.costs.profile import Profile, load_profile, profile_names
+from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.recipes import (
     differentiated,
     passes_beside,
@@ -106,7 +106,7 @@ def _profile(recipe: Recipe) -> Profile | None:
     if recipe.model.trained == "full" or recipe.trainer.sharded:
         return None
     try:
-        name = profile_of(recipe, profile_names())
+        name = profile_of(recipe)
     except UserError:
         return None
     return with_shape_of(load_profile(name), recipe)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -104,19 +104,7 @@ class GroupFetcher:
                 group that names it may be by another trainer's, which was first: it waits.
         """
         fetched: asyncio.Queue[AdmittedGroup] = asyncio.Queue(PREFETCHED_GROUPS)
-
-        async def fetch() -> None:
-            subject = subjects.batch_subject(self._bus.run, subjects.TRAIN, batch)
-            async with contextlib.aclosing(self._bus.follow(subjects.TRAIN, [subject])) as stream:
-                async for received in stream:
-                    command = received.message
-                    if isinstance(command, TrainGroup) and self._is_wanted(command, counted):
-                        allowed = await _admissible(command, before, committed)
-                        group = await self.admitted(command, allowed)
-                        if group is not None:
-                            await fetched.put(group)
-
-        fetching = asyncio.create_task(fetch())
+        fetching = asyncio.create_task(self._fetch(batch, before, counted, committed, fetched.put))
         upcoming = asyncio.create_task(fetched.get())
         try:
             while True:
@@ -130,6 +118,24 @@ class GroupFetcher:
             upcoming.cancel()
             fetching.cancel()
             await asyncio.gather(upcoming, fetching, return_exceptions=True)
+
+    async def _fetch(
+        self,
+        batch: int,
+        before: Policy | None,
+        counted: Container[int],
+        committed: asyncio.Future[CommitRecord],
+        put: Callable[[AdmittedGroup], Awaitable[None]],
+    ) -> None:
+        subject = subjects.batch_subject(self._bus.run, subjects.TRAIN, batch)
+        async with contextlib.aclosing(self._bus.follow(subjects.TRAIN, [subject])) as stream:
+            async for received in stream:
+                command = received.message
+                if isinstance(command, TrainGroup) and self._is_wanted(command, counted):
+                    allowed = await _admissible(command, before, committed)
+                    group = await self.admitted(command, allowed)
+                    if group is not None:
+                        await put(group)
 
     async def again(
         self, commands: Sequence[TrainGroup]

@@ -12,7 +12,7 @@ from services.trainer.versions import store_states, store_weights
 from shared.devices.protocols import Snapshot
 from shared.errors import ContractError
 from shared.messages import subjects
-from shared.messages.contracts import ObjectRef, Policy, PolicyPublished, TrainGroup
+from shared.messages.contracts import ObjectRef, Policy, TrainGroup
 from shared.messages.fluid import Share, WeightsStored
 from shared.process.failpoints import reach
 from shared.process.worker import WorkerContext, patiently
@@ -70,16 +70,8 @@ class Committing:
         them hear each, so that one of those is enough."""
         policy = record.policy
         once = f"again.{policy.version}.{policy.weights_digest}" if again else None
-        await self._bus.publish(
-            PolicyPublished(
-                policy=policy,
-                weights=record.weights,
-                worker=self._worker.address,
-                seconds=seconds,
-                checksum=record.checksum,
-            ),
-            once=once,
-        )
+        news = record.announcement(worker=self._worker.address, seconds=seconds)
+        await self._bus.publish(news, once=once)
 
     async def _committed(self, made: MadeVersion, snapshot: Snapshot) -> CommitRecord:
         run, version = self._bus.run, made.policy.version

@@ -4,17 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from services.scheduler.core.fluid.pieces import (
-    FINE_PARTS,
-    _next_piece,
-    _ready,
-    part_of_group,
-    whole_group,
-)
+from services.scheduler.core.fluid.cutting import next_piece, part_of_group, whole_group
+from services.scheduler.core.fluid.pieces import _ready
 from services.scheduler.core.fluid.state import FluidState, PieceState
 from services.scheduler.core.state import Plan
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.sim.steady import steady_plan
+from shared.devices.slices import FINE_PARTS
 from shared.messages.fluid import MAX_PIECES
 from shared.recipe.schedule import RunSchedule
 
@@ -32,7 +28,7 @@ def cut(plan: Plan, members: int) -> tuple[FluidState, list[float]]:
         fluid = fluid.with_group(index, whole_group(plan, 0))
     left = float(plan.num_groups)
     while ready := _ready(plan, fluid):
-        fluid, (index, place) = _next_piece(plan, fluid, min(ready), left / (2 * members), members)
+        fluid, (index, place) = next_piece(plan, fluid, min(ready), left / (2 * members), members)
         group = fluid.groups[index]
         given = PieceState(piece=group.pieces[place].piece, worker="trainer-0")
         pieces = (*group.pieces[:place], given, *group.pieces[place + 1 :])

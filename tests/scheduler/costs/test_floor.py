@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.costs.floor import floor_seconds, split_bound
+from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Device, Profile, load_profile
+from tests.scheduler.costs.bounds import split_bound
 from tests.scheduler.costs.tables import HETEROGENEOUS, HOMOGENEOUS, NAMES, Row
 
 KINDS = ("H100", "A100", "H20", "L40S")

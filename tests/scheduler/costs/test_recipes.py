@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from digenrl.planning.recipes import with_staleness
-from services.scheduler.costs.profile import load_profile, profile_names
+from services.scheduler.costs.profile import load_profile
 from services.scheduler.costs.recipes import passes_beside, profile_of, with_shape_of
 from shared.errors import UserError
 from shared.models.published import PUBLISHED
@@ -170,7 +170,7 @@ def test_a_model_that_is_not_fetched_has_the_profile_of_the_network_published_un
     name: str,
 ) -> None:
     recipe = _recipe(model__id=name, model__folder=Path("nowhere") / name)
-    assert profile_of(recipe, profile_names()) == IDS[name]
+    assert profile_of(recipe) == IDS[name]
 
 
 @pytest.mark.parametrize("name", sorted(each.name for each in PUBLISHED.iterdir()))
@@ -187,13 +187,13 @@ def test_a_profile_is_found_by_the_network_as_diffusers_saves_it_whatever_the_fo
     with_defaults = getattr(diffusers, plain["_class_name"]).extract_init_dict(plain)[0]
     file.write_text(json.dumps({**with_defaults, "_class_name": plain["_class_name"]}))
     wanted = "wan2.2-a14b" if name == "wan2.2-i2v-a14b" else name
-    assert profile_of(_recipe(model__folder=folder), profile_names()) == wanted
+    assert profile_of(_recipe(model__folder=folder)) == wanted
     file.write_text(json.dumps({**plain, "num_layers": 3, "n_layers": 3}))
     renamed = folder.rename(tmp_path / name)
     with pytest.raises(UserError, match="no cost profile has a network like"):
-        profile_of(_recipe(model__folder=renamed), profile_names())
+        profile_of(_recipe(model__folder=renamed))
 
 
 def test_a_model_without_a_profile_needs_the_option() -> None:
     with pytest.raises(UserError, match="--profile: no cost profile has a network like that of"):
-        profile_of(_recipe(), KNOWN)
+        profile_of(_recipe())

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from digenrl.planning.colocated import colocated_seconds
 from digenrl.planning.techniques import compare
-from services.scheduler.costs.floor import floor_seconds, split_bound
+from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.lookahead import look_ahead
@@ -19,6 +19,7 @@ from services.scheduler.sim.profiled import (
 )
 from shared.errors import UserError
 from shared.recipe.schedule import RunSchedule
+from tests.scheduler.costs.bounds import split_bound
 
 QWEN, FLUX = load_profile("qwen-image"), load_profile("flux1-dev")
 GAP = RunSchedule(tag=0, fragment_size=4)

@@ -13,13 +13,14 @@ from functools import cache, partial
 from services.scheduler.core import exclusion
 from services.scheduler.core.assign import Issued, assign
 from services.scheduler.core.fluid import batch_std
+from services.scheduler.core.fluid.cutting import in_one_piece, whole_group
 from services.scheduler.core.fluid.members import (
     MEMBER,
     are_together,
     may_begin_next,
     members,
 )
-from services.scheduler.core.fluid.pieces import in_one_piece, train_pieces, whole_group
+from services.scheduler.core.fluid.pieces import train_pieces
 from services.scheduler.core.fluid.recovery import drop_lost_version
 from services.scheduler.core.fluid.rounds import decide
 from services.scheduler.core.fluid.state import FluidState, next_attempt

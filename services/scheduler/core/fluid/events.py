@@ -7,8 +7,8 @@ or late.
 from dataclasses import dataclass, replace
 
 from services.scheduler.core.fluid import batch_std
+from services.scheduler.core.fluid.cutting import part_of_group
 from services.scheduler.core.fluid.members import MEMBER, with_held
-from services.scheduler.core.fluid.pieces import part_of_group
 from services.scheduler.core.fluid.state import FluidState, next_attempt
 from services.scheduler.core.fragments import fail_run
 from services.scheduler.core.state import Plan, State

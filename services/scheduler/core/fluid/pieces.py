@@ -1,4 +1,4 @@
-"""Cuts whole groups into pieces and gives them to members that have nothing left to generate.
+"""Gives pieces of groups to members that have nothing left to generate.
 
 A piece takes half of a fair share of what is left of the batch's training, by the member's learned
 speed, so pieces shrink towards the end of a batch, down to a part of the trained steps of one
@@ -7,33 +7,33 @@ another that is still at work, unless that is before all are done in any case.
 """
 
 import heapq
-import itertools
 import math
 from dataclasses import dataclass, replace
 
 from services.scheduler.core.device_queues import sample_seconds
+from services.scheduler.core.fluid.cutting import (
+    groups_left,
+    min_part,
+    next_piece,
+    part_of_group,
+    trained_samples,
+)
 from services.scheduler.core.fluid.members import member_addresses
 from services.scheduler.core.fluid.state import (
     AHEAD,
     FluidState,
-    GroupPieces,
     Pace,
     PieceState,
-    num_rows,
 )
 from services.scheduler.core.state import AssignedFragment, Plan, State, WorkerState
 from services.scheduler.core.workers import HasFewOf, HasNextOf, Workers
-from shared.messages.fluid import Piece, TrainPiece
+from shared.messages.fluid import TrainPiece
 
-FINE_PARTS = 3
-"""Parts into which the trained steps of a sample are divided at most."""
-LEAST_ROWS = 3
-"""Rows of a piece at least: a call of fewer (sample, step) takes nearly as long."""
 UNLIKE = 1.1
 """Devices whose speeds differ by less are taken as equal."""
-LOOKED_AT = 64
-"""Members that are looked at per event, on average: what all of more members have to be asked for
-holds for some events. Of so many is known who would finish a small piece first."""
+MEMBERS_PER_EVENT = 64
+"""On average: what follows from all of more members holds for some events. Of so many members it is
+known which would finish a small piece first."""
 
 Issued = tuple[State, list[TrainPiece]]
 
@@ -57,23 +57,23 @@ def train_pieces(plan: Plan, state: State, now: float) -> Issued:
     fluid, commands = state.fluid, list[TrainPiece]()
     if fluid is None or fluid.step is not None or state.policy is None or not _ready(plan, fluid):
         return state, commands
-    crew = Crew(plan, state, fluid, now)
-    if not crew.has_room:
+    members = AvailableMembers(plan, state, fluid, now)
+    if not members.has_room:
         return state, commands
-    left = _groups_left(plan, fluid)
-    while (ready := _ready(plan, fluid)) and (address := crew.take_first()) is not None:
-        member = crew.member(address)
-        share = left / (2 * crew.pace.rate * member.group_seconds)
-        if crew.another_is_sooner(member, share, left):
+    left = groups_left(plan, fluid)
+    while (ready := _ready(plan, fluid)) and (address := members.take_first()) is not None:
+        member = members.member(address)
+        share = left / (2 * members.pace.rate * member.group_seconds)
+        if members.another_is_sooner(member, share, left):
             continue
-        fluid, key = _next_piece(plan, fluid, min(ready), share, len(crew.addresses))
+        fluid, key = next_piece(plan, fluid, min(ready), share, len(members.addresses))
         fluid, command = _given(state, fluid, member, key, now)
         commands.append(command)
         part = part_of_group(plan, command.piece)
         left -= part
         member = replace(member, free_at=member.free_at + part * member.group_seconds)
-        crew.put_back(member, fluid)
-    return replace(state, fluid=replace(fluid, pace=crew.pace, pause=crew.pause)), commands
+        members.put_back(member, fluid)
+    return replace(state, fluid=replace(fluid, pace=members.pace, pause=members.pause)), commands
 
 
 def _ready(plan: Plan, fluid: FluidState) -> frozenset[int]:
@@ -84,7 +84,7 @@ def _ready(plan: Plan, fluid: FluidState) -> frozenset[int]:
     return frozenset(index for index in fluid.ready if index in part)
 
 
-class Crew:
+class AvailableMembers:
     """Knows the members while pieces are given out: of many, it looks at all only now and then."""
 
     def __init__(self, plan: Plan, state: State, fluid: FluidState, now: float) -> None:
@@ -128,7 +128,7 @@ class Crew:
     def pause(self) -> int:
         """Events that pass before all are looked at again."""
         if self._soonest is not None:
-            return len(self.addresses) // LOOKED_AT
+            return len(self.addresses) // MEMBERS_PER_EVENT
         return max(0, self._fluid.pause - 1)
 
     def member(self, address: str) -> Member:
@@ -148,8 +148,8 @@ class Crew:
             share: part of a group that the piece is meant to have.
             left: groups that no member has yet.
         """
-        least = _least_part(self._plan, self._fluid, len(self.addresses))
-        is_small = share < max(least, 1 / _samples(self._plan))
+        least = min_part(self._plan, self._fluid, len(self.addresses))
+        is_small = share < max(least, 1 / trained_samples(self._plan))
         if not is_small or member.group_seconds < UNLIKE * self.pace.fastest:
             return False
         if not self._may_look:
@@ -157,7 +157,7 @@ class Crew:
         if self._soonest is None:
             addresses = sorted(self.addresses)
             self._soonest = heapq.nsmallest(
-                LOOKED_AT, addresses, key=lambda a: self.member(a).end(least)
+                MEMBERS_PER_EVENT, addresses, key=lambda a: self.member(a).end(least)
             )
             self._even_end = _even_end([self.member(address) for address in addresses], left)
         end = member.end(max(share, least))
@@ -217,60 +217,13 @@ def _pace(state: State, fluid: FluidState, addresses: frozenset[str]) -> Pace:
     """How fast the members train, found some events ago if there are many."""
     known = fluid.pace
     is_known = known is not None and known.members is addresses
-    if known is not None and is_known and known.times < len(addresses) // LOOKED_AT:
+    if known is not None and is_known and known.times < len(addresses) // MEMBERS_PER_EVENT:
         return replace(known, times=known.times + 1)
     others = state.costs.gradient_seconds("") or 1.0
     learned = state.costs.gradient
     seconds = [learned[a].value or others if a in learned else others for a in sorted(addresses)]
     fastest = min(seconds, default=others)
     return Pace(addresses, sum(1 / each for each in seconds), fastest, others)
-
-
-def most_pieces(plan: Plan) -> int:
-    """Return into how many pieces a batch is cut at most."""
-    finest = plan.num_groups * (_samples(plan) * FINE_PARTS + 1)
-    return min(plan.most_pieces, finest)
-
-
-def whole_group(plan: Plan, attempt: int) -> GroupPieces:
-    """A group that was just sent to be trained, of which nothing is cut yet."""
-    return GroupPieces(
-        attempt=attempt,
-        num_samples=_samples(plan),
-        merged_steps=plan.merged_steps,
-    )
-
-
-def in_one_piece(plan: Plan, attempt: int) -> GroupPieces:
-    """A group that one member takes whole."""
-    group = whole_group(plan, attempt)
-    piece = Piece(
-        group=0, attempt=attempt, number=0, first_sample=0, num_samples=group.num_samples,
-        first_step=0, num_steps=plan.trained_steps,
-    )  # fmt: skip
-    return replace(group, num_cut=group.num_samples, pieces=(PieceState(piece=piece),))
-
-
-def part_of_group(plan: Plan, piece: Piece) -> float:
-    """Return the share of a whole group's rows that a piece has."""
-    return num_rows(piece, plan.merged_steps) / _rows_of_group(plan)
-
-
-def _rows_of_group(plan: Plan) -> int:
-    samples, merged = _samples(plan), plan.merged_steps
-    return samples * (plan.trained_steps - merged) + merged
-
-
-def cut_to(plan: Plan, piece: Piece) -> int:
-    """Return how many of a group's first samples are cut once this piece is."""
-    apart = piece.steps.stop > plan.merged_steps or plan.trained_steps == plan.merged_steps
-    return piece.samples.stop if apart else 0
-
-
-def _groups_left(plan: Plan, fluid: FluidState) -> float:
-    """What no member has yet of the update's training, in groups."""
-    uncut = plan.part(fluid.update).stop - fluid.num_cut / _samples(plan)
-    return uncut + fluid.waiting_rows / _rows_of_group(plan)
 
 
 def _member(
@@ -307,86 +260,6 @@ def _before_pieces(fluid: FluidState, worker: WorkerState) -> tuple[AssignedFrag
         for place, held in enumerate(worker.assigned)
         if held.slot.batch <= fluid.batch or (place < worker.concurrency and held.since < since)
     )
-
-
-def _next_piece(
-    plan: Plan, fluid: FluidState, index: int, share: float, num_members: int
-) -> tuple[FluidState, tuple[int, int]]:
-    """The place of the next piece of a group, which is cut if none waits."""
-    group = fluid.groups[index]
-    for place, each in enumerate(group.pieces):
-        if each.worker is None:
-            return fluid, (index, place)
-    cut_off = _cut(plan, fluid, index, share, num_members)
-    pieces = [PieceState(piece=piece) for piece in cut_off]
-    first, end = len(group.pieces), max(cut_to(plan, each.piece) for each in pieces)
-    cut = replace(group, pieces=(*group.pieces, *pieces), num_cut=max(group.num_cut, end))
-    return fluid.with_group(index, cut), (index, first)
-
-
-def _cut(plan: Plan, fluid: FluidState, index: int, share: float, num_members: int) -> list[Piece]:
-    """The next piece, or all parts of the next sample; at first what a group computes once."""
-    group = fluid.groups[index]
-
-    def piece(first: int, count: int, steps: range) -> Piece:
-        return Piece(
-            group=index, attempt=group.attempt, number=0, first_sample=first, num_samples=count,
-            first_step=steps.start, num_steps=len(steps),
-        )  # fmt: skip
-
-    left, merged = group.num_samples - group.num_cut, plan.merged_steps
-    own = range(merged, plan.trained_steps)
-    if plan.schedule.deterministic or (num_members == 1 and not group.pieces):
-        return [piece(0, group.num_samples, range(plan.trained_steps))]
-    if merged and not group.pieces:
-        return [piece(0, group.num_samples, range(merged))]
-    samples = share * group.num_samples
-    least = _least_samples(plan, fluid, num_members)
-    if samples >= 1 or least > 1:
-        return [piece(group.num_cut, min(left, max(least, math.floor(samples))), own)]
-    parts = min(_finest(plan, fluid, num_members), math.ceil(1 / max(samples, 1e-9)))
-    ends = [merged + len(own) * n // parts for n in range(parts + 1)]
-    return [piece(group.num_cut, 1, range(begin, end)) for begin, end in itertools.pairwise(ends)]
-
-
-def _least_nameable(plan: Plan, fluid: FluidState, num_members: int) -> float:
-    """Return the samples of the smallest pieces with which one message can name all of the batch.
-
-    Each piece is half of a fair share x of what is left, so that 2 n ln(x / s) pieces of n members
-    go by until they are as small as s, and what is left then takes 2 n: solved for s.
-    """
-    samples = _samples(plan)
-    uncut = max(1, plan.num_groups * samples - fluid.num_cut)
-    # What a group computes once is a piece of its own, and the last of a group may be a small one.
-    kept = uncut / samples if plan.merged_steps else 0.0
-    room = max(1.0, plan.most_pieces - fluid.num_pieces - kept)
-    share, rounds = uncut / (2 * num_members), room / (2 * num_members)
-    return uncut / room if rounds <= 1 else share * math.exp(1 - rounds)
-
-
-def _least_samples(plan: Plan, fluid: FluidState, num_members: int) -> int:
-    """Samples of a piece at least."""
-    own = max(1, plan.trained_steps - plan.merged_steps)
-    nameable = math.ceil(_least_nameable(plan, fluid, num_members))
-    return min(_samples(plan), max(1, nameable, math.ceil(LEAST_ROWS / own)))
-
-
-def _samples(plan: Plan) -> int:
-    """Return the samples of a group that are trained."""
-    return plan.trained_samples or plan.group_size
-
-
-def _finest(plan: Plan, fluid: FluidState, num_members: int) -> int:
-    """Parts of a sample at most."""
-    own = plan.trained_steps - plan.merged_steps
-    nameable = int(1 / max(_least_nameable(plan, fluid, num_members), 1 / FINE_PARTS))
-    return min(FINE_PARTS, max(1, own // LEAST_ROWS), max(1, nameable))
-
-
-def _least_part(plan: Plan, fluid: FluidState, num_members: int) -> float:
-    """Return the share of a group's own rows that the smallest piece has."""
-    least = _least_samples(plan, fluid, num_members)
-    return least / _samples(plan) / (1 if least > 1 else _finest(plan, fluid, num_members))
 
 
 def _given(

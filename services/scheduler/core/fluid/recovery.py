@@ -7,7 +7,7 @@ another member, or a sum begun anew, shows that the sum before was not counted o
 from dataclasses import replace
 
 from services.scheduler.core.fluid import batch_std
-from services.scheduler.core.fluid.pieces import cut_to, whole_group
+from services.scheduler.core.fluid.cutting import cut_to, whole_group
 from services.scheduler.core.fluid.state import (
     FluidState,
     GroupPieces,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from digenrl.planning.placements import Advice, ModelPlacement, advise, placements
 from digenrl.planning.remedies import keys, would_fit
-from digenrl.planning.ways import Advice, Way, advise, ways
 from digenrl.trace.memory import Use, usual
 from services.scheduler.costs.profile import Profile, load_profile, speed
 from services.scheduler.costs.split import Split
@@ -23,8 +23,8 @@ def use_of(profile: Profile, **changes: object) -> Use:
     return replace(usual(profile.memory), **changes)  # type: ignore[arg-type]
 
 
-def found_ways(profile: Profile, *kinds: str, **changes: object) -> list[Way]:
-    return list(ways(profile, use_of(profile, **changes), dict.fromkeys(kinds, 2)))
+def found_placements(profile: Profile, *kinds: str, **changes: object) -> list[ModelPlacement]:
+    return list(placements(profile, use_of(profile, **changes), dict.fromkeys(kinds, 2)))
 
 
 def advised(profile: Profile, devices: dict[str, int]) -> Advice:
@@ -33,12 +33,12 @@ def advised(profile: Profile, devices: dict[str, int]) -> Advice:
 
 def test_large_devices_are_planned_as_they_are() -> None:
     for profile in (FLUX, QWEN, HUNYUAN):
-        (way,) = found_ways(profile, "H100", "A100")
-        assert way.keys == {} and not way.profile.streaming
+        (placement,) = found_placements(profile, "H100", "A100")
+        assert placement.keys == {} and not placement.profile.streaming
 
 
 def test_devices_stream_before_their_weights_are_quantised() -> None:
-    plain, streamed, quantised = found_ways(FLUX, "H100", "4090")
+    plain, streamed, quantised = found_placements(FLUX, "H100", "4090")
     assert not speed(plain.profile, "4090", "rollout") and plain.keys == {}
     assert streamed.keys == ENCODER and list(streamed.profile.streaming) == ["4090"]
     assert quantised.keys == {**ENCODER, "rollout.weights": "int8"}
@@ -46,29 +46,31 @@ def test_devices_stream_before_their_weights_are_quantised() -> None:
 
 
 def test_a_remedy_that_lets_no_more_devices_take_part_is_left_out() -> None:
-    plain, tiled = found_ways(HUNYUAN, "H100", "L40S")
+    plain, tiled = found_placements(HUNYUAN, "H100", "L40S")
     assert plain.keys == {} and tiled.keys == {**ENCODER, "model.vae_tiling": True}
     assert not tiled.profile.streaming
 
 
 def test_what_a_recipe_has_already_is_not_advised() -> None:
-    (way,) = found_ways(FLUX, "H100", "4090", streams=True, encodes=False)
-    assert way.keys == {} and set(way.profile.streaming) == set(FLUX.devices)
+    (placement,) = found_placements(FLUX, "H100", "4090", streams=True, encodes=False)
+    assert placement.keys == {} and set(placement.profile.streaming) == set(FLUX.devices)
     split = Split({"4090": 2}, {"H100": 2})
-    assert way.recipe_keys(split, STRICT) == {} and way.environment(split) == {}
+    assert placement.recipe_keys(split, STRICT) == {} and placement.environment(split) == {}
 
 
 def test_devices_that_compute_gradients_hold_exact_weights() -> None:
-    assert [way.keys for way in found_ways(FLUX, "H100", "4090", can_train=True)] == [{}]
+    assert [
+        placement.keys for placement in found_placements(FLUX, "H100", "4090", can_train=True)
+    ] == [{}]
 
 
 def test_weights_are_quantised_only_where_an_algorithm_can_weigh_them() -> None:
-    plain, streamed = found_ways(FLUX, "H100", "4090", can_weigh=False)
+    plain, streamed = found_placements(FLUX, "H100", "4090", can_weigh=False)
     assert plain.keys == {} and streamed.keys == ENCODER
 
 
 def test_stale_samples_of_quantised_weights_need_a_clip_of_their_own() -> None:
-    quantised = found_ways(FLUX, "H100", "4090")[2]
+    quantised = found_placements(FLUX, "H100", "4090")[2]
     split = Split({"4090": 2}, {"H100": 2})
     keys = quantised.recipe_keys(split, STRICT.changed(max_staleness=1))
     assert keys["algorithm.stale_loss"] == "decoupled"
@@ -76,7 +78,7 @@ def test_stale_samples_of_quantised_weights_need_a_clip_of_their_own() -> None:
 
 
 def test_a_recipe_says_streamed_if_all_that_generate_stream_and_else_their_workers_do() -> None:
-    streamed = found_ways(FLUX, "H100", "4090")[1]
+    streamed = found_placements(FLUX, "H100", "4090")[1]
     alone, mixed = Split({"4090": 4}, {"H100": 2}), Split({"4090": 4, "H100": 1}, {"H100": 1})
     assert streamed.recipe_keys(alone, STRICT) == {**ENCODER, "rollout.memory": "streamed"}
     assert streamed.environment(alone) == {}
@@ -102,13 +104,13 @@ def test_weights_are_quantised_where_streaming_would_take_longer() -> None:
     slow = FLUX.devices["4090"].model_copy(update={"host_gb_per_second": 3.0})
     profile = FLUX.model_copy(update={"devices": {**FLUX.devices, "4090": slow}})
     advice = advised(profile, {"H100": 2, "4090": 4})
-    assert advice.way.keys == {**ENCODER, "rollout.weights": "int8"}
+    assert advice.placement.keys == {**ENCODER, "rollout.weights": "int8"}
     assert any('rollout.memory = "streamed"' in line for line in advice.reasons)
 
 
 def test_a_device_that_gains_nothing_is_left_out_with_what_would_let_it_take_part() -> None:
     advice = advised(FLUX, {"H100": 12, "4090": 1})
-    assert advice.way.keys == {}
+    assert advice.placement.keys == {}
     (line,) = advice.left_out
     assert line.startswith("flux1-dev needs 33.68 GiB on a rollout device; 4090 has 23 GiB; ")
     assert line.endswith('with encoder.workers = 1, rollout.memory = "streamed"')
@@ -127,7 +129,7 @@ def test_devices_that_no_remedy_lets_train_are_refused_in_one_line() -> None:
 def test_a_profile_without_a_table_of_memory_is_planned_by_its_figures() -> None:
     plain = FLUX.model_copy(update={"memory": None})
     advice = advise(plain, None, {"H100": 2, "4090": 2}, STRICT, effort=QUICK)
-    assert advice.way.keys == {}
+    assert advice.placement.keys == {}
     assert advice.left_out == ("flux1-dev needs 24.5 GiB on a rollout device; 4090 has 23 GiB",)
     assert would_fit(plain, use_of(FLUX), "4090", "rollout") == ""
 

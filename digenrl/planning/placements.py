@@ -1,8 +1,8 @@
 """Plans for devices of which some are too small for the model as it is.
 
-Each way lets more kinds of device take part than those before it, by the remedies of
+Each placement lets more kinds of device take part than those before it, by the remedies of
 `planning.remedies`, in their order. Where a kind streams the network's blocks, quantised weights
-would do instead: that way is planned as well. A way is taken in place of one before it only if its
+would do instead: that placement is planned as well. A placement replaces one before it only if its
 step is clearly faster, so weights stay exact unless that costs time.
 """
 
@@ -25,15 +25,15 @@ from shared.recipe.schedule import RunSchedule
 
 WORDS: Mapping[Role, str] = {"rollout": "generate", "trainer": "train"}
 WORTHWHILE = 0.97
-"""A way is taken if its step takes less than this share of the one before: simulations of few
+"""A placement is taken if its step takes less than this share of the one before: simulations of few
 batches differ by a per cent."""
 STREAMED = "DIGENRL_ROLLOUT_MEMORY"
 """Variable by which a worker streams though its recipe does not say so of all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to hold the model on devices."""
+class ModelPlacement:
+    """How devices hold the model."""
 
     profile: Profile
     """Costs and memory of a run that holds it so."""
@@ -70,11 +70,11 @@ class Advice:
     """Holds a plan, and why the model is held as it is."""
 
     planned: Planned
-    way: Way
+    placement: ModelPlacement
     left_out: tuple[str, ...]
     """A line for each kind that takes no part, with what would let it."""
     reasons: tuple[str, ...]
-    """A line for each kind that would take no part otherwise, and for each way not taken."""
+    """A line for each kind that would take no part otherwise, and for each placement not taken."""
     hosts: Hosts | None = None
     """Where the devices are, if that is known."""
     recipe: Recipe | None = None
@@ -89,36 +89,36 @@ def advise(
     *,
     host_gpus: HostGpus | None = None,
     effort: float = EFFORT,
-    accepts: Callable[["Way", Split, RunSchedule], bool] | None = None,
+    accepts: Callable[["ModelPlacement", Split, RunSchedule], bool] | None = None,
     fluid: bool = False,
 ) -> Advice:
-    """Plan every way that is worth a look, and take the first that none beats clearly.
+    """Plan every placement that is worth a look, and take the first that none beats clearly.
 
     Args:
         accepts: whether the recipe that is planned for can say it; otherwise as `plan_split`.
 
     Raises:
-        UserError: if no way has a split, with what would fit.
+        UserError: if no placement has a split, with what would fit.
     """
-    tried: list[tuple[Way, Planned]] = []
+    tried: list[tuple[ModelPlacement, Planned]] = []
     failed: UserError | None = None
-    for way in ways(costs, use, devices):
+    for placement in placements(costs, use, devices):
         try:
             planned = plan_split(
-                way.profile, devices, schedule, effort=effort, host_gpus=host_gpus,
-                accepts=None if accepts is None else partial(accepts, way), fluid=fluid,
+                placement.profile, devices, schedule, effort=effort, host_gpus=host_gpus,
+                accepts=None if accepts is None else partial(accepts, placement), fluid=fluid,
             )  # fmt: skip
         except UserError as error:
             failed = failed or error
             continue
-        tried.append((way, planned))
+        tried.append((placement, planned))
     if not tried:
         raise UserError(_with_remedies(str(failed), costs, use, devices)) from failed
     chosen, best = tried[0]
-    for way, planned in tried[1:]:
+    for placement, planned in tried[1:]:
         if planned.best.step_seconds < WORTHWHILE * best.best.step_seconds:
-            chosen, best = way, planned
-    others = [(way, planned) for way, planned in tried if way is not chosen]
+            chosen, best = placement, planned
+    others = [(placement, planned) for placement, planned in tried if placement is not chosen]
     return Advice(
         best,
         chosen,
@@ -127,11 +127,11 @@ def advise(
     )
 
 
-def ways(costs: Profile, use: Use | None, devices: Devices) -> Iterator[Way]:
-    """Yield the way as it is, and others by which more kinds of device take part, or the same
+def placements(costs: Profile, use: Use | None, devices: Devices) -> Iterator[ModelPlacement]:
+    """Yield the model as it is, and placements by which more kinds of device take part, or the same
     without streaming."""
     if use is None or costs.memory is None:
-        yield Way(costs, None, {})
+        yield ModelPlacement(costs, None, {})
         return
     kinds = [kind for kind, count in devices.items() if count]
     most: set[tuple[str, Role]] = set()
@@ -142,7 +142,7 @@ def ways(costs: Profile, use: Use | None, devices: Devices) -> Iterator[Way]:
         quantised = held.weights != use.weights
         if wanted is use or able > most or (streamed and quantised and able == most):
             most, streamed = able, bool(profile.streaming) and not use.streams
-            yield Way(profile, held, keys(use, held))
+            yield ModelPlacement(profile, held, keys(use, held))
 
 
 def _on(costs: Profile, use: Use, wanted: Use, kinds: list[str]) -> tuple[Profile, Use]:
@@ -157,20 +157,20 @@ def _on(costs: Profile, use: Use, wanted: Use, kinds: list[str]) -> tuple[Profil
     return with_memory(costs, resident, able), resident
 
 
-def _held(way: Way, planned: Planned) -> Iterator[str]:
+def _held(placement: ModelPlacement, planned: Planned) -> Iterator[str]:
     """Say how those kinds generate that the profile as it is leaves out."""
-    profile, memory = way.profile, way.profile.memory
-    split = planned.best.split
-    if way.use is None or memory is None or not (way.keys or way.environment(split)):
+    profile, use, split = placement.profile, placement.use, planned.best.split
+    memory = profile.memory
+    if use is None or memory is None or not (placement.keys or placement.environment(split)):
         return
-    if "encoder.workers" in way.keys:
-        text = encoder_needs(memory, way.use)
+    if "encoder.workers" in placement.keys:
+        text = encoder_needs(memory, use)
         yield f"a process of its own encodes prompts, on a device that is left or a CPU: {text}"
     for kind, count in split.rollout.items():
         if not count:
             continue
         streams = kind in profile.streaming
-        needed = rollout_needs(memory, replace(way.use, streams=streams))
+        needed = rollout_needs(memory, replace(use, streams=streams))
         said = f"{kind} generates with {needed}; it has {device(profile, kind).memory_gib:g}"
         if streams:
             said += f"; {_pace(profile, kind, planned)}"
@@ -189,9 +189,9 @@ def _pace(profile: Profile, kind: str, planned: Planned) -> str:
     )
 
 
-def _not_taken(way: Way, planned: Planned, best: Planned) -> str:
+def _not_taken(placement: ModelPlacement, planned: Planned, best: Planned) -> str:
     seconds, least = planned.best.step_seconds, best.best.step_seconds
-    keys = way.recipe_keys(planned.best.split, planned.best.schedule)
+    keys = placement.recipe_keys(planned.best.split, planned.best.schedule)
     name = f"with {as_toml(keys)}" if keys else "as it is"
     told = (
         "slower" if seconds > least else "no faster" if seconds > WORTHWHILE * least else "faster"
