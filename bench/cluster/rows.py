@@ -50,35 +50,13 @@ MINUTES = 200.0
 SLOWLY = ("hunyuan-32-one-step", "hunyuan-64-on-policy", "wan-64-on-policy")
 """Rows whose emulated batches take twice as long: a batch of 4 to 14 minutes is so near to its
 floor that this machine's messages, which count `scale` times, decided the figure."""
-ATTENTION = [
-    "attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0",
-    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out",
-]  # fmt: skip
-BASES: dict[str, tuple[str, Keys]] = {
-    "qwen-image": ("qwen-image", {}),
-    "flux": (
-        "flux1-dev",
-        {
-            "model": {
-                "height": 720,
-                "width": 720,
-                "lora": {"rank": 64, "alpha": 128.0, "targets": ATTENTION},
-            },
-            "sampling": {"steps": 16, "window": 9},
-            "batch": {"groups": 32, "group_size": 16},
-        },
-    ),
-    "wan": (
-        "wan2.1-14b",
-        {
-            "model": {"lora": {"rank": 64, "alpha": 128.0}},
-            "batch": {"groups": 32},
-            "algorithm": {"kl_beta": 0.0},
-        },
-    ),
-    "hunyuan": ("hunyuanvideo", {"batch": {"groups": 32}}),
+BASES = {
+    "qwen-image": "qwen-image",
+    "flux": "flux1-dev.32-gpu",
+    "wan": "wan2.1-14b.32-gpu",
+    "hunyuan": "hunyuanvideo.32-gpu",
 }
-"""Workload -> the shipped recipe, and what the profile's batch has otherwise."""
+"""Workload -> the shipped recipe, of which rows change devices, staleness and placement only."""
 SMALL: dict[str, Keys] = {
     "qwen-image": {
         "encoder": {"workers": 1},
@@ -88,7 +66,7 @@ SMALL: dict[str, Keys] = {
     },
     "flux": {},
     "wan": {"encoder": {"workers": 1}},
-    "hunyuan": {"encoder": {"workers": 1}, "model": {"vae_tiling": True}},
+    "hunyuan": {"encoder": {"workers": 1}},
 }
 """What lets L40S take part: text encoders elsewhere, and, if it cannot train, it only generates. A
 device whose weights come from its host takes as long for one sample as for five, and "auto" learns
@@ -124,20 +102,14 @@ class Row:
     @property
     def keys(self) -> Keys:
         """What the recipe says beyond the one that it is based on."""
-        number = sum(self.devices.values())
         found: Keys = {
             "run": {"name": self.name},
-            "sampling": {} if self == UNSCALED else {"state_dtype": "bfloat16"},
-            "trainer": {"devices": number},
-            "rollout": {"workers": 0},
-            "schedule": {"mode": "fluid"},
+            "trainer": {"devices": sum(self.devices.values())},
+            "schedule": {"max_staleness": 1} if self.way == "one-step" else {},
         }
-        if self.way == "one-step":
-            found["schedule"]["max_staleness"] = 1
         small = SMALL[self.workload] if "L40S" in self.devices else {}
-        for given in (BASES[self.workload][1], small):
-            for table, keys in given.items():
-                found[table] = {**found.get(table, {}), **keys}
+        for table, keys in small.items():
+            found[table] = {**found.get(table, {}), **keys}
         return found
 
     @cached_property
@@ -226,13 +198,12 @@ def row_of(name: str) -> Row:
 
 def toml_of(row: Row) -> str:
     """Write the row's recipe."""
-    base = BASES[row.workload][0]
     lines = [
         f"# {row.hosts}, {row.way}. Made by `python -m bench recipes` from bench/cluster/rows.py.",
         SCORED,
         f"# {row.command} --elsewhere",
         "",
-        f'base = "../../recipes/{base}.toml"',
+        f'base = "../../recipes/{BASES[row.workload]}.toml"',
     ]
     for table, keys in sorted((table, keys) for table, keys in row.keys.items() if keys):
         lines += ["", f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
@@ -243,11 +214,6 @@ SCORED = "# Samples are scored where they are generated, in the seconds of the c
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        inner = ", ".join(f"{key} = {_toml(each)}" for key, each in value.items())
-        return f"{{ {inner} }}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else str(value)

@@ -103,9 +103,11 @@ def _check_enough(recipe: Recipe, num_trained: int, gpus: Sequence[str]) -> None
     num_generating = recipe.rollout.workers
     if num_trained + num_generating <= len(gpus):
         return
+    trains = "train and generate" if recipe.schedule.is_fluid else "train"
+    generates = f", {num_generating} to generate" * bool(num_generating)
     raise UserError(
         f"trainer.devices, rollout.workers: {num_trained + num_generating} GPUs needed "
-        f"({num_trained} to train, {num_generating} to generate), {len(gpus) or 'none'} found; "
+        f"({num_trained} to {trains}{generates}), {len(gpus) or 'none'} found; "
         f'lower these keys, name the GPUs in {VISIBLE}, or set model.device = "cpu"'
     )
 

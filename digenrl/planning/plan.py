@@ -192,7 +192,8 @@ def costs_and_use(recipe: Recipe, profile: str, *, fragment: int = 1) -> tuple[P
         )
     costs = with_weights(with_shape_of(load_profile(profile), recipe), recipe.model.folder)
     use = use_of(recipe, costs, fragment=fragment)
-    return costs, replace(use, helps=recipe.run_schedule.lends_trainer)
+    lends = recipe.schedule.is_fluid or recipe.run_schedule.lends_trainer
+    return costs, replace(use, helps=lends)
 
 
 def with_weights(profile: Profile, folder: Path) -> Profile:

@@ -108,7 +108,7 @@ def plan_split(
         host_gpus: GPUs of a host; what no recipe can say of such hosts is left out. None: devices
             go together wherever they are, as the bounds and the emulated cluster have it.
         accepts: whether the recipe that is planned for can say it, too.
-        fluid: compare roles with fluid devices, where the schedule is pipelined.
+        fluid: compare roles with fluid devices, where the schedule is either.
 
     Raises:
         UserError: a kind that the profile does not know, or too few devices for two roles.
@@ -117,6 +117,7 @@ def plan_split(
     part = part_of(profile, devices)
     can_say = CanSay(part, host_gpus, accepts)
     modes = modes_of(schedule, fluid=fluid)
+    schedule = modes.get("pipelined", schedule)
     candidates = candidates_of(part, modes, can_say)
     if not candidates:
         raise UserError(_why_none(profile, devices, schedule, host_gpus))
@@ -152,8 +153,9 @@ def plan_split(
 
 def modes_of(schedule: RunSchedule, *, fluid: bool) -> dict[str, RunSchedule]:
     """Return the schedules that are compared, by their mode."""
-    if fluid and schedule.mode == "pipelined":
-        return {schedule.mode: schedule, "fluid": schedule.changed(mode="fluid")}
+    compared = ("pipelined", "fluid")
+    if fluid and schedule.mode in compared:
+        return {mode: schedule.changed(mode=mode) for mode in compared}
     return {schedule.mode: schedule}
 
 

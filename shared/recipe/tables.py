@@ -325,7 +325,7 @@ class Tables(Table):
         keeps those that generate."""
         table, pipelined = self.schedule, self.schedule.mode == "pipelined"
         has_version = self.trainer.updates == 1 or self.keeps_old_policy
-        lends = pipelined and has_version and table.tag != "off"
+        lends = table.mode in ("pipelined", "fluid") and has_version and table.tag != "off"
         whole = self.trainer.deterministic and table.fragment_size == "auto"
         return RunSchedule.model_validate({
             **table.model_dump(),

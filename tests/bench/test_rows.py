@@ -14,6 +14,8 @@ from bench.tables import Known, front_page, known_of, pages, tables, utilisation
 from digenrl.local.check import check
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.recipes import shape_of
+from shared.recipe.recipe import Recipe, load_recipe
+from tests.paths import RECIPES as SHIPPED
 from tests.paths import ROOT
 
 CHECKED = "qwen-image-16-a100-16-on-policy"
@@ -24,6 +26,30 @@ def test_every_recipe_is_made_from_its_row_and_every_row_has_one() -> None:
     assert sorted(RECIPES.glob("*.toml")) == sorted(row.path for row in (*ROWS, UNSCALED))
     for row in (*ROWS, UNSCALED):
         assert row.path.read_text() == toml_of(row), "python -m bench recipes"
+
+
+PLACEMENT = {
+    "run.name", "trainer.devices", "schedule.max_staleness", "schedule.fragment_size",
+    "encoder.workers", "rollout.workers",
+}  # fmt: skip
+"""All keys that a row may change of its shipped recipe: devices, staleness, what runs where."""
+
+
+def keys_of(recipe: Recipe) -> dict[str, Any]:
+    tables = recipe.model_dump()
+    return {
+        f"{name}.{key}": value
+        for name, table in tables.items()
+        for key, value in (table if isinstance(table, dict) else {"": table}).items()
+    }
+
+
+@pytest.mark.parametrize("row", [*ROWS, UNSCALED], ids=lambda row: row.name)
+def test_a_row_is_a_shipped_recipe_on_other_devices(row: Row) -> None:
+    [base] = re.findall(r'^base = "../../recipes/(.+)"$', row.path.read_text(), re.MULTILINE)
+    shipped, found = keys_of(load_recipe(SHIPPED / base)), keys_of(row.recipe)
+    differs = {key for key in found.keys() | shipped.keys() if found.get(key) != shipped.get(key)}
+    assert differs <= PLACEMENT
 
 
 def checked(row: Row) -> None:

@@ -12,10 +12,12 @@ from digenrl.cli import app
 from digenrl.local.check import check
 from digenrl.planning.forecast import better_keys
 from shared.errors import UserError
+from shared.recipe.fluid_devices import refusal_of
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import RECIPES
 
 MODELS = ("sd35-medium", "flux1-dev", "qwen-image", "wan2.1-14b", "hunyuanvideo")
+ON_32 = ("flux1-dev", "wan2.1-14b", "hunyuanvideo")
 IN_ONE_SIZE = ("sd35-large", "wan2.1-1.3b", "wan2.2-a14b")
 SMALL_CARDS = {
     "flux1-dev.24gb": "4090=8",
@@ -35,10 +37,12 @@ BY_TRACE = {
 """Recipes of models whose cost profile is made of a trace, and their GPUs of 80 GB."""
 SHIPPED = [
     *(f"{model}{size}" for model in MODELS for size in ("", ".1-gpu", ".mixed")),
+    *(f"{model}.32-gpu" for model in ON_32),
     *IN_ONE_SIZE,
     *SMALL_CARDS,
     *BY_TRACE,
 ]
+SIZES = {".1-gpu": 1, ".mixed": 24, ".32-gpu": 32, "": 8}
 
 
 def test_there_are_recipes_for_every_model_and_size() -> None:
@@ -82,12 +86,27 @@ def test_weights_that_are_not_here_are_no_reason_to_be_content(name: str) -> Non
 def test_a_recipe_s_devices_are_those_that_it_says(name: str) -> None:
     recipe = load_recipe(RECIPES / f"{name}.toml")
     devices = recipe.rollout.workers + recipe.trainer.devices
-    size = next(size for size in (".1-gpu", ".mixed", "") if name.endswith(size))
-    assert devices == BY_TRACE.get(name, {"": 8, ".1-gpu": 1, ".mixed": 24}[size])
-    assert recipe.schedule.mode == ("colocated" if size == ".1-gpu" else "pipelined")
+    size = next(size for size in SIZES if name.endswith(size))
+    assert devices == BY_TRACE.get(name, SIZES[size])
 
 
-CARDS_OF_80 = {"": "h100=8", ".1-gpu": "h100=1", ".mixed": "h100=8,a100=16"}
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_recipe_is_for_fluid_devices_or_names_the_key_that_they_refuse(name: str) -> None:
+    path = RECIPES / f"{name}.toml"
+    recipe = load_recipe(path)
+    reason = refusal_of(recipe)
+    assert recipe.schedule.is_fluid == (reason is None)
+    if reason is not None:
+        key = reason.partition(":")[0]
+        assert f'mode = "pipelined"  # fluid devices refuse {key}\n' in path.read_text()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_states_of_trajectories_are_bfloat16(name: str) -> None:
+    assert load_recipe(RECIPES / f"{name}.toml").sampling.state_dtype == "bfloat16"
+
+
+CARDS_OF_80 = {"": "h100=8", ".1-gpu": "h100=1", ".32-gpu": "h100=32"}
 CARDS_OF_48 = "h100=8,l40s=16"
 
 
@@ -111,7 +130,8 @@ def test_what_a_recipe_holds_and_its_peak_fit_the_cards_that_it_is_for(name: str
     assert sum(split.devices.values()) == recipe.rollout.workers + trained
     generate = f"generate{'_streamed' * (recipe.rollout.memory == 'streamed')}"
     encode = {"encode"} if recipe.encoder.workers else set()
-    assert set(found.needed) == ({generate, "train"} if split.rollout else {"train"}) | encode
+    train = "fluid" if recipe.schedule.is_fluid else "train"
+    assert set(found.needed) == ({generate, train} if split.rollout else {train}) | encode
     for need in found.needs:
         assert need.pool or need.role == "encode"
         for kind in need.pool:
@@ -148,8 +168,11 @@ def test_cards_of_48_gb_are_refused_in_one_line_with_what_makes_the_model_fit(
     assert line.endswith(NEEDED[model])
 
 
-def test_workers_that_stream_though_the_recipe_does_not_are_said_by_an_option() -> None:
-    path, cards = RECIPES / "flux1-dev.mixed.toml", "h100=8,4090=16"
+def test_workers_that_stream_though_the_recipe_does_not_are_said_by_an_option(
+    tmp_path: Path,
+) -> None:
+    path, cards = tmp_path / "streams.toml", "h100=8,4090=16"
+    path.write_text(f'base = "{RECIPES / "flux1-dev.toml"}"\nrollout.workers = 16')
     with pytest.raises(UserError, match=r'rollout\.memory = "streamed"'):
         check(path, cards, elsewhere=True)
     found = check(path, cards, elsewhere=True, streamed="4090", timing=False).forecast
@@ -163,18 +186,18 @@ def test_memory_is_what_was_traced_with_the_decoder_in_float32() -> None:
     """Resident figures are those of full-size traces, the decoder twice as large and its peak."""
     found = check(RECIPES / "hunyuanvideo.toml", "h100=8", elsewhere=True, timing=False).forecast
     assert found is not None
-    needed = found.needed["generate"]
-    assert needed.held == pytest.approx(39.0 + 0.46 + 0.41, abs=0.05)  # and a version that is next
-    assert needed.peak == pytest.approx(2 * 8.52, rel=0.01)
-    assert found.needed["train"].held == pytest.approx(39.0 + 0.46 + 2 * 0.41, abs=0.05)
+    needed = found.needed["fluid"]
+    assert needed.held == pytest.approx(39.0 + 0.46 + 4 * 0.41, abs=0.05)  # and two sums
+    assert needed.peak == pytest.approx(0.41 + 2 * 8.52, rel=0.01)
+
+
+ROLES = 'schedule.mode = "pipelined"\nrollout.workers = 4\ntrainer.devices = 4'
 
 
 @pytest.mark.slow
 def test_the_recipe_s_own_split_is_forecast_and_a_faster_one_named(tmp_path: Path) -> None:
     path = tmp_path / "even.toml"
-    path.write_text(
-        f'base = "{RECIPES / "sd35-medium.toml"}"\n[rollout]\nworkers = 4\n[trainer]\ndevices = 4'
-    )
+    path.write_text(f'base = "{RECIPES / "sd35-medium.toml"}"\n{ROLES}')
     checked = check(path, "h100=8", elsewhere=True)
     found = checked.forecast
     assert found is not None and found.simulated is not None and found.better is not None
@@ -200,9 +223,7 @@ def test_devices_that_will_not_do_are_refused(
     devices: str, host_gpus: int, said: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "even.toml"
-    path.write_text(
-        f'base = "{RECIPES / "wan2.1-14b.toml"}"\n[rollout]\nworkers = 4\n[trainer]\ndevices = 4'
-    )
+    path.write_text(f'base = "{RECIPES / "wan2.1-14b.toml"}"\n{ROLES}')
     with pytest.raises(UserError) as refused:
         check(path, devices, elsewhere=True, host_gpus=host_gpus)
     assert said in str(refused.value) and "\n" not in str(refused.value)
@@ -211,7 +232,8 @@ def test_devices_that_will_not_do_are_refused(
 def test_a_trainer_of_one_kind_is_found_among_several(tmp_path: Path) -> None:
     path = tmp_path / "mixed.toml"
     path.write_text(
-        f'base = "{RECIPES / "flux1-dev.toml"}"\n[rollout]\nworkers = 5\n[trainer]\ndevices = 3'
+        f'base = "{RECIPES / "flux1-dev.toml"}"\n'
+        'schedule.mode = "pipelined"\nrollout.workers = 5\ntrainer.devices = 3'
     )
     found = check(path, "a100=4,h100=2,l40s=2", elsewhere=True, timing=False).forecast
     assert found is not None
@@ -240,9 +262,8 @@ def test_a_reward_that_is_not_installed_is_named_before_anything_starts(
 def test_all_weights_are_counted_in_float32_and_their_steps_not_forecast(tmp_path: Path) -> None:
     path = tmp_path / "full.toml"
     path.write_text(
-        f'base = "{RECIPES / "sd35-medium.toml"}"\n'
-        '[model]\ntrained = "full"\ndtype = "float32"\n[algorithm]\nkl_beta = 0.0\n'
-        "[rollout]\nworkers = 4\n[trainer]\ndevices = 4"
+        f'base = "{RECIPES / "sd35-medium.toml"}"\n{ROLES}\n'
+        '[model]\ntrained = "full"\ndtype = "float32"\n[algorithm]\nkl_beta = 0.0'
     )
     checked = check(path, "h100=8", elsewhere=True)
     found = checked.forecast
@@ -257,8 +278,8 @@ def test_all_weights_are_counted_in_float32_and_their_steps_not_forecast(tmp_pat
 BROKEN = {
     "a key that nobody knows": ("window = 3", "windw = 3", "did you mean window?"),
     "no arithmetic": (
-        "group_size = 24",
-        "group_size = 24\n[schedule]\nfragment_size = 7",
+        'mode = "fluid"',
+        'mode = "fluid"\nfragment_size = 7',
         "6 and 8",
     ),
     "a window too long": ("window = 3", "window = 9", "window: 9 steps from step 0 reach past"),
@@ -270,7 +291,7 @@ BROKEN = {
     ),
     "no such reward": ('type = "ocr"', 'type = "orc"', "no scorer is called 'orc'"),
     "no prompts": ("prompts/signs.txt", "prompts/sings.txt", "data.prompts: cannot read"),
-    "no devices that generate": ("workers = 1", "workers = 0", "rollout.workers: 0 needs"),
+    "no devices that generate": ('"fluid"', '"pipelined"', "rollout.workers: 0 needs"),
     "no size": ("height = 512", "height = 0", "model.height: "),
     "no TOML": ("[batch]", "[batch", "not TOML"),
     "a base that is not there": ("[run]", 'base = "nowhere.toml"\n[run]', "base: there is no file"),
@@ -310,7 +331,7 @@ def test_json_says_what_was_found_and_what_was_wrong(tmp_path: Path) -> None:
     assert good["ok"] and good["recipe"] == recipe
     assert good["forecast"]["trainer"] == {"H100": 1}
     assert 0.9 < good["forecast"]["utilisation"] < 1
-    assert good["forecast"]["memory_gib"]["train"]["total"] < 79
+    assert good["forecast"]["memory_gib"]["fluid"]["total"] < 79
     bad = run(recipe, "--devices", "h100=1")
     assert isinstance(bad.exception, UserError)
     assert json.loads(bad.stdout) == {"recipe": recipe, "ok": False, "error": str(bad.exception)}

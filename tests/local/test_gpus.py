@@ -59,12 +59,12 @@ def test_a_shipped_recipe_fills_the_gpus_that_it_states(name: str, tmp_path: Pat
     gpus = numbers(STATED[next(size for size in (".1-gpu", ".mixed", "") if name.endswith(size))])
     found = environments(recipe, gpus, tmp_path)
     trained = recipe.trainer.devices
-    assert found["trainer-0"] == ",".join(gpus[:trained])
+    assert [found[f"trainer-{number}"] for number in range(trained)] == gpus[:trained]
     rollouts = [found[f"rollout-{number}"] for number in range(recipe.rollout.workers)]
     assert rollouts == gpus[trained:], "one each, in order, and none is left over"
     assert {found[f"reward-{number}"] for number in range(recipe.reward.workers)} == {""}
     workers = recipe.rollout.workers + recipe.reward.workers + recipe.encoder.workers
-    assert len(found) == 1 + workers
+    assert len(found) == trained + workers
 
 
 def test_the_demo_leaves_gpus_alone() -> None:
@@ -73,7 +73,10 @@ def test_the_demo_leaves_gpus_alone() -> None:
 
 
 def test_ranks_are_given_as_many_and_names_are_passed_on_as_they_are() -> None:
-    recipe = recipe_of("sd35-medium", trainer__devices=2, trainer__hosts=2, rollout__workers=1)
+    recipe = recipe_of(
+        "sd35-medium", trainer__devices=2, trainer__hosts=2, rollout__workers=1,
+        schedule__mode="pipelined",
+    )  # fmt: skip
     found = shown(assign_gpus(recipe, ["GPU-a", "GPU-b", "GPU-c"]))
     assert (found["trainer-0"], found["rollout-0"]) == ("GPU-a,GPU-b", "GPU-c")
     assert found["report"] == "GPU-a", "the others have ended by then"
@@ -144,7 +147,9 @@ def test_encoders_that_are_to_run_on_the_cpu_take_no_gpu_and_need_no_warning() -
     ],
 )
 def test_too_few_are_refused_in_one_line_with_the_remedies(count: int, said: str) -> None:
-    recipe = recipe_of("sd35-medium", trainer__devices=4, rollout__workers=4)
+    recipe = recipe_of(
+        "sd35-medium", trainer__devices=4, rollout__workers=4, schedule__mode="pipelined"
+    )
     with pytest.raises(UserError) as raised:
         assign_gpus(recipe, numbers(count))
     line = str(raised.value)

@@ -20,8 +20,8 @@ case "$1" in
 esac
 """
 NO_GPU = (
-    "this cannot run here: trainer.devices, rollout.workers: 8 GPUs needed (7 to train, 1 "
-    "to generate), none found; lower these keys, name the GPUs in CUDA_VISIBLE_DEVICES, or set "
+    "this cannot run here: trainer.devices, rollout.workers: 8 GPUs needed (8 to train "
+    "and generate), none found; lower these keys, name the GPUs in CUDA_VISIBLE_DEVICES, or set "
     'model.device = "cpu"'
 )
 

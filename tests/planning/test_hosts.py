@@ -163,31 +163,28 @@ def test_a_plan_for_hosts_has_keys_and_commands() -> None:
         assert set(choice["commands"]) <= {"h100-1", "h100-2"}
 
 
-def written(folder: Path, keys: str) -> Path:
-    path = folder / "hosts.toml"
-    path.write_text(f'base = "{RECIPES / "flux1-dev.toml"}"\n{keys}')
-    return path
-
-
 @pytest.mark.parametrize(
-    ("hosts", "keys", "said"),
+    ("hosts", "roles", "said"),
     [
-        ("h100x8*4", "[rollout]\nworkers = 24\n[trainer]\ndevices = 8", None),
-        ("h100x8*4", "[rollout]\nworkers = 16\n[trainer]\ndevices = 16", "16 GPUs of 1 host, and"),
-        ("h100x4*2", "[rollout]\nworkers = 2\n[trainer]\ndevices = 6", "a host has 4 (--hosts or"),
-        (
-            "h100x8*4",
-            '[rollout]\nworkers = 16\n[trainer]\ndevices = 16\nhosts = 2\n[schedule]\ntag = "off"',
-            None,
-        ),
-        ("h100x8", "[rollout]\nworkers = 6\n[trainer]\ndevices = 4", "the recipe wants 10"),
-        ("h100x4*2+a100x8", "[rollout]\nworkers = 8\n[trainer]\ndevices = 8", None),
+        ("h100x8*4", (24, 8, 1), None),
+        ("h100x8*4", (16, 16, 1), "16 GPUs of 1 host, and"),
+        ("h100x4*2", (2, 6, 1), "a host has 4 (--hosts or"),
+        ("h100x8*4", (16, 16, 2), None),
+        ("h100x8", (6, 4, 1), "the recipe wants 10"),
+        ("h100x4*2+a100x8", (8, 8, 1), None),
     ],
 )
 def test_check_accepts_what_can_run_on_hosts(
-    hosts: str, keys: str, said: str | None, tmp_path: Path
+    hosts: str, roles: tuple[int, int, int], said: str | None, tmp_path: Path
 ) -> None:
-    path = written(tmp_path, keys)
+    """Roles are rollout workers, devices that train, and hosts of these."""
+    workers, devices, train_hosts = roles
+    path = tmp_path / "hosts.toml"
+    path.write_text(
+        f'base = "{RECIPES / "flux1-dev.toml"}"\nschedule.mode = "pipelined"\n'
+        f"rollout.workers = {workers}\ntrainer.devices = {devices}\n"
+        f"trainer.hosts = {train_hosts}\n" + 'schedule.tag = "off"' * (train_hosts > 1)
+    )
     if said is None:
         found = check(path, hosts=hosts, elsewhere=True, timing=False).forecast
         assert found is not None
@@ -197,8 +194,8 @@ def test_check_accepts_what_can_run_on_hosts(
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_pool_is_given_once(tmp_path: Path) -> None:
-    path = written(tmp_path, "")
+def test_a_pool_is_given_once() -> None:
+    path = RECIPES / "flux1-dev.toml"
     with pytest.raises(UserError, match="--hosts: give the pool by --hosts or by --devices"):
         check(path, "h100=8", hosts="h100x8", elsewhere=True)
     words = ["plan", "--profile", "flux1-dev"]

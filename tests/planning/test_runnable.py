@@ -22,8 +22,11 @@ TAG, OFF = RunSchedule(tag=5), RunSchedule(tag=0)
 QUICK = 20_000
 
 
+ROLES = {"schedule.mode": "pipelined", "rollout.workers": 1}
+
+
 def planned(recipe: str, profile: str, devices: dict[str, int], host_gpus: int) -> Planned:
-    loaded = load_recipe(RECIPES / f"{recipe}.toml")
+    loaded = override(load_recipe(RECIPES / f"{recipe}.toml"), ROLES)
     costs = with_memory(*costs_and_use(loaded, profile))
     return plan_split(
         costs,
@@ -88,7 +91,7 @@ def test_every_row_of_a_plan_is_a_recipe(
     assert found.choices
     for choice in found.choices:
         keys = recipe_keys(found.profile, choice.split, choice.schedule, host_gpus=host_gpus)
-        typed = override(load_recipe(RECIPES / f"{recipe}.toml"), keys)
+        typed = override(load_recipe(RECIPES / f"{recipe}.toml"), {**ROLES, **keys})
         assert typed.trainer_may_help == choice.schedule.lends_trainer
         trains = typed.trainer.devices
         assert trains + typed.rollout.workers == sum(choice.split.devices.values())

@@ -24,10 +24,10 @@ def forecast_on(devices: str, found: Trace = TRACE) -> Forecast:
 def test_what_fits_is_told_by_what_was_traced() -> None:
     found = forecast_on("h100=8")
     weights = TRACE.weights
-    held = weights.network + sum(weights.text.values()) + weights.decoder + 2 * weights.trained
-    needed = found.needed["generate"]
+    held = weights.network + sum(weights.text.values()) + weights.decoder + 5 * weights.trained
+    needed = found.needed["fluid"]
     assert needed.held * GIB == pytest.approx(held)
-    assert needed.peak * GIB == pytest.approx(TRACE.decode.peak_bytes)
+    assert needed.peak * GIB == pytest.approx(weights.trained + TRACE.decode.peak_bytes)
     assert needed.total < MEMORY_SHARE * found.profile.devices["H100"].memory_gib
     assert found.profile.variant.rho == pytest.approx(TRACE.rho)
 
@@ -41,7 +41,7 @@ def test_what_does_not_fit_is_refused_in_one_line_with_what_would() -> None:
 
 def test_eight_percent_of_a_card_stay_free() -> None:
     card = 79 * GIB
-    here = round(forecast_on("h100=8").needed["train"].total * GIB)
+    here = round(forecast_on("h100=8").needed["fluid"].total * GIB)
     for share, fits in ((0.91, True), (0.93, False)):
         peak = TRACE.decode.peak_bytes + round(share * card) - here
         decode = TRACE.decode.model_copy(update={"peak_bytes": peak})
