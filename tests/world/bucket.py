@@ -109,12 +109,15 @@ class Bucket:
     def start(self) -> None:
         self.is_down = False
 
-    def lose_unsynced(self, seconds: float) -> None:
-        """Have the power fail, so that what was stored in the last seconds is gone; it runs again
-        afterwards."""
+    def lose_unsynced(self, seconds: float, folders: tuple[str, ...] = ("",)) -> None:
+        """Have the power fail, so that what was stored in these folders in the last seconds is
+        gone; it runs again afterwards."""
+        was_down, then = self.is_down, self.objects.before(seconds).now
         self.stop()
-        self.objects = self.objects.before(seconds)
-        self.start()
+        for key in sorted({*self.objects.now, *then}):
+            if key.startswith(folders) and then.get(key) != self.objects.now.get(key):
+                self.objects.set(key, then.get(key))
+        self.is_down = was_down
 
     def flip(self, key: str) -> None:
         """Change a bit of an object, if it is there."""

@@ -47,6 +47,8 @@ class Process:
     """What its kernel does when it has ended: it closes connections."""
     has_hung_device: bool = False
     """Whether what its device does next never ends."""
+    told_to_end: "asyncio.Future[None] | None" = None
+    """Is done once it has got SIGTERM; None until it serves."""
     failing: tuple[int, Callable[["Process"], None]] | None = None
     """What happens to it before a callback, and how many callbacks are run before that one."""
     _later: list[asyncio.Handle] = field(default_factory=list)

@@ -5,20 +5,21 @@ says why it does not. Not among them: a store that loses acknowledged commits, w
 been told of them.
 """
 
+import asyncio
+import time
 from random import Random
 
+from digenrl.client import Client, NoAnswer, Refused
 from shared.process import failpoints
+from shared.process.service import LAST_S
+from tests.world.blocking import run_blocking
+from tests.world.draws import RUN
 from tests.world.faults import JUMP_S, Nemesis, Strike, duration
-from tests.world.world import World
+from tests.world.nature import begun
+from tests.world.world import PORTS, World
 
-SHARE = 0.4
-"""Share of the worlds that have them."""
-DRAWN_BY = "rare 1064"
-"""The seeds at which planted bugs are recorded (`test_plants.py`) have none."""
 SLOWER = 1.5
 """They strike so much more seldom."""
-FIRST = 1000
-"""Number of the first of them in a schedule."""
 LEAVES_S = 40.0
 POINTS = (
     "trainer.before-step", "trainer.after-step", "commit.before-weights", "commit.before-record",
@@ -134,6 +135,50 @@ def cut_http(nemesis: Nemesis, random: Random, name: str) -> None:
     nemesis.mend_after(duration(random), mend)
 
 
+def terminate(nemesis: Nemesis, _: Random, name: str) -> None:
+    """SIGTERM: it gives back what it has and ends by itself, within the seconds that it says."""
+    process = nemesis.world.services[name].process
+    if process is None:
+        return
+    if process.told_to_end is None:  # it has not begun to serve
+        process.kill()
+    elif not process.told_to_end.done():
+        process.told_to_end.set_result(None)
+        nemesis.mend_after(LAST_S, process.kill)
+
+
+def operate(nemesis: Nemesis, random: Random, _: str) -> None:
+    """Somebody pauses or stops the run, and then sees to it that it goes on."""
+    port = random.choice([port for name, port in PORTS.items() if name in nemesis.world.services])
+    todo, seconds = [random.choice(("pause_run", "stop_run"))], duration(random)
+    process = begun(nemesis.world.drawn.seed, "operator", len(nemesis.struck))
+    process.start(_operate(f"http://127.0.0.1:{port}", todo, seconds))
+
+
+async def _operate(url: str, todo: list[str], seconds: float) -> None:
+    def steer() -> None:
+        with Client.at(url) as client:
+            if todo:
+                getattr(client, todo[0])()
+                todo.clear()
+            while (phase := client.get_run().phase) != "finished":
+                time.sleep(seconds)
+                if phase in ("paused", "stopped"):
+                    client.resume_run()
+
+    while True:
+        try:
+            return await run_blocking(steer)
+        except (NoAnswer, Refused):
+            await asyncio.sleep(1.0)
+
+
+def lose_objects(nemesis: Nemesis, random: Random, _: str) -> None:
+    """The store is killed, and has lost what it had acknowledged of what is made again."""
+    folders = tuple(f"{RUN}/{each}" for each in ("batches/", "chain/", "usage/"))
+    nemesis.world.bucket.lose_unsynced(random.uniform(0.01, 3.0), folders)
+
+
 RARE: dict[str, tuple[Strike, str]] = {
     "failpoint": (reach_point, ""),
     "leave": (leave, "service"),
@@ -150,14 +195,26 @@ RARE: dict[str, tuple[Strike, str]] = {
 }
 
 
+LATE: dict[str, tuple[Strike, str]] = {
+    "terminate": (terminate, "service"),
+    "operate": (operate, ""),
+    "lose objects": (lose_objects, ""),
+}
+
 BEYOND = ("stale reads", "misdirect", "lose nats")
 """Faults that brokers promise not to have: after them services may end, and the run may fail or
 stand still, with a reason."""
+SETS = ((RARE, "rare faults", "rare 1064", 1000, 0.4), (LATE, "late faults", "late 325", 2000, 0.3))
+"""Faults, the name by which they are drawn, that by which worlds that have them are drawn, the
+number of the first in a schedule, and the share of the worlds that have them. The seeds at which
+planted bugs are recorded (`test_plants.py`) have none."""
 
 
-def rare_nemesis(world: World, kept: frozenset[int] | None) -> list[Nemesis]:
+def rare_nemeses(world: World, kept: frozenset[int] | None) -> list[Nemesis]:
     """Return what strikes with rare faults, if this seed has them."""
-    if world.random_of(DRAWN_BY).random() >= SHARE:
-        return []
     slower = SLOWER * world.drawn.between_faults
-    return [Nemesis(world, kept, RARE, "rare faults", FIRST, slower)]
+    return [
+        Nemesis(world, kept, faults, name, first, slower)
+        for faults, name, drawn_by, first, share in SETS
+        if world.random_of(drawn_by).random() < share
+    ]

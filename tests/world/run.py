@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,10 +26,12 @@ from tests.world.loop import Killed, WorldLoop
 from tests.world.nats_streams import StoredMessage, Stream
 from tests.world.nats_transport import installed
 from tests.world.nature import in_world
-from tests.world.rare_faults import BEYOND, rare_nemesis
+from tests.world.rare_faults import BEYOND, rare_nemeses
 from tests.world.watch import Watch
 from tests.world.world import World
 
+INTRUDER = -1
+"""Number of the intruder among the faults of a schedule."""
 FINISHES_S = 240.0
 """Seconds after peace within which a run ends."""
 LOOK_S = 0.5
@@ -78,9 +80,11 @@ def live(
     began = time.process_time()
     with known():
         loop, drawn = WorldLoop(seed), draw(seed, folder)
+        if kept is not None and INTRUDER not in kept:
+            drawn = replace(drawn, intruder=None)
         world = World(drawn, folder, loop)
         invariants, liveness = Invariants(world), Liveness(world)
-        nemeses = [Nemesis(world, kept), *rare_nemesis(world, kept)]
+        nemeses = [Nemesis(world, kept), *rare_nemeses(world, kept)]
         found: list[str] = []
 
         async def run() -> None:
@@ -96,9 +100,12 @@ def live(
         _ended.append(world)
     found += [*invariants.violations[:3], *liveness.violations[:3]]
     found += [f"asyncio: {each}" for each in map(_trouble, loop.troubles) if each]
+    faults = [fault for each in nemeses for fault in each.struck]
+    if drawn.intruder is not None:
+        faults.append(Fault(INTRUDER, 0.0, "intruder", drawn.intruder))
     return Outcome(
-        seed, tuple(found), tuple(fault for each in nemeses for fault in each.struck),
-        world.digest, loop.now, time.process_time() - began, tuple(world.log),
+        seed, tuple(found), tuple(faults), world.digest, loop.now,
+        time.process_time() - began, tuple(world.log),
     )  # fmt: skip
 
 
@@ -152,7 +159,8 @@ async def _live(world: World, nemeses: Sequence[Nemesis], liveness: Liveness) ->
         if service.process is not None:
             service.process.kill()
     found = _errors(world, may_fail=may_fail) + await watch.violations()
-    if may_fail and not world.is_finished:  # it has failed, and followers were told so
+    if "operate" in kinds or (may_fail and not world.is_finished):
+        # It was stopped, or has failed, and followers were told so.
         found = [each for each in found if OUTCOME not in each]
     await _repair(world)
     found += [] if intruder is None else intruder.violations

@@ -23,9 +23,7 @@ from shared.messages.contracts import ObjectRef
 from shared.messages.rights import ROLES
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
-from shared.store.peers import peer_list
 from shared.store.redis_client import check_redis, open_redis
-from shared.store.relay import Peer
 from tests.brokers import StartProgram, program
 from tests.local import test_roles as roles
 from tests.local.test_roles import Stores, Url, may, stores_of, version
@@ -144,25 +142,6 @@ async def queued(pipe: Any, *commands: tuple[str, ...]) -> Any:
     return await pipe.execute()
 
 
-async def hosts_hear_of_each_other_for_a_while(url: Url) -> None:
-    me = [Peer(host=f"host-{i}", port=7000, token="0" * 16, attempt="1" * 16) for i in range(3)]
-    async with peer_list(url("rollout"), "digits") as peers:
-        assert [await peers.enter("a" * 64, each) for each in me] == [[], me[:1], me[1::-1]]
-    async with client_of(url("trainer")) as client:
-        key = "dg:peers:digits:b"
-        assert [await client.rpush(key, each) for each in "1234"] == [1, 2, 3, 4]
-        spans = {(0, -1): b"1234", (-2, -1): b"34", (-9, 1): b"12", (2, 9): b"34", (3, 2): b""}
-        for span, found in spans.items():
-            assert await client.lrange(key, *span) == [bytes([each]) for each in found], span
-        assert (await client.expire(key, 1), await client.expire("dg:peers:no", 1)) == (1, 0)
-        assert await client.lrange(key, 0, -1)
-        await asyncio.sleep(1.1)
-        assert await client.lrange(key, 0, -1) == []
-    async with client_of(url("rollout")) as client:
-        with pytest.raises(ResponseError, match="wrong kind of value"):
-            await client.get(f"dg:peers:digits:{'a' * 64}")
-
-
 async def services_take_it_for_one_that_they_can_trust(url: Url) -> None:
     for role in ROLES:
         for protocol in (2, 3):
@@ -189,7 +168,6 @@ BUCKET_CASES: list[Callable[[Stores], Awaitable[None]]] = [
 REDIS_CASES: list[Callable[[Url], Awaitable[None]]] = [
     the_index_of_versions_is_one_schedulers_at_a_time,
     a_transaction_is_whole_or_not_at_all,
-    hosts_hear_of_each_other_for_a_while,
     services_take_it_for_one_that_they_can_trust,
 ]
 

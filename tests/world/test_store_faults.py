@@ -102,6 +102,7 @@ async def test_what_is_old_wrong_damaged_or_lost(handle: BucketHandle) -> None:
     store, disk = ObjectStore(handle), handle.bucket
     first, second = [await store.put("digits/files", data, suffix="") for data in (b"11", b"2")]
     await asyncio.sleep(0.3)
+    moment = asyncio.get_running_loop().time()
     await store.delete([second.key])
     third = await store.put("digits/files", b"3", suffix="")
     handle.stale_s = 0.25
@@ -111,7 +112,7 @@ async def test_what_is_old_wrong_damaged_or_lost(handle: BucketHandle) -> None:
     with pytest.raises(IntegrityError):
         await store.get(first)
     assert await store.get(first) == b"11"
-    disk.lose_unsynced(0.3)
+    disk.lose_unsynced(asyncio.get_running_loop().time() - moment)
     assert await store.keys("digits/files") == sorted([first.key, second.key])
     disk.flip(first.key)
     disk.tear(second.key)

@@ -23,7 +23,7 @@ READERS = ("program", "browser")
 FOLLOWS_S = 60.0
 """Seconds after the last commit in which a follower ends: it may wait 30 s for a scheduler that
 hangs."""
-COMMIT = re.compile(r"([\d.]+) \S+ (?:create|write) world/commits/(\d{8})\.json")
+COMMIT = re.compile(r"([\d.]+) \S+ (?:create|write) world/commits/(\d{8})\.json$")
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from shared.process.http_access import Access, check_routes
 from shared.process.http_guard import BODIES, Bodies, Guard, own_names
 from shared.process.service import GRACE_S, Listener, Tls
 from tests.world.blocking import sleeping_on_the_loop, wait_for
+from tests.world.loop import current
 
 MAX_UNREAD = 64
 """Parts of an answer that a connection holds until its client reads."""
@@ -174,9 +175,11 @@ class Web:
             check_routes(app)
         site = self.sites[address]
         site.serve(Guard(app, own_names(listener.host, allowed_hosts), bodies, access))
-        task = asyncio.create_task(work)
+        task, told = asyncio.create_task(work), asyncio.get_running_loop().create_future()
+        if (process := current()) is not None:
+            process.told_to_end = told
         try:
-            await asyncio.wait({task})
+            await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if self.sites.get(address) is site:
                 del self.sites[address]

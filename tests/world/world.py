@@ -142,17 +142,18 @@ class World:
             task = process.start(self.site.run(service.name, self.settings(service)))
             task.add_done_callback(partial(_ended, process))
             await gone.wait()
-            self._note_end(service, task)
+            told = process.told_to_end is not None and process.told_to_end.done()
+            self._note_end(service, task, told)
             await asyncio.sleep(random.random() * AGAIN_S)
             while service.is_away:  # noqa: ASYNC110 -- it ends by a fault's end
                 await asyncio.sleep(AGAIN_S)
 
-    def _note_end(self, service: Service, task: "asyncio.Task[None]") -> None:
+    def _note_end(self, service: Service, task: "asyncio.Task[None]", told: bool) -> None:
         if not task.done():
             self.say(f"killed {service.name}")
         elif task.cancelled() or task.exception() is None:
             self.say(f"end {service.name}")
-            service.is_done = service.role != "scheduler"
+            service.is_done = service.role != "scheduler" and not told
         else:
             error = _leaf(task.exception())
             service.errors.append(error)
