@@ -17,6 +17,7 @@ import pytest
 from digenrl.local.check import check
 from shared.learning.algorithms import ALGORITHMS
 from shared.recipe.files import merged, read_layers
+from shared.recipe.fluid_devices import refusal_of
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.paths import RECIPES, ROOT
 
@@ -26,6 +27,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 OURS = {
     "run.name", "run.steps", "model.folder", "algorithm.name", "trainer.devices", "trainer.hosts",
     "trainer.sharded", "trainer.gradient_checkpointing", "rollout.workers", "reward.workers",
+    "schedule.mode",
     "evaluation.steps", "evaluation.prompts", "evaluation.samples_per_prompt",
 }  # fmt: skip
 """Keys for names, hardware and measurements: a recipe may set them without a source."""
@@ -118,3 +120,9 @@ def test_every_published_algorithm_has_a_recipe_and_every_recipe_a_source() -> N
     for name in NAMES:
         path = Path(load_recipe(FOLDER / f"{name}.toml").data.prompts)
         assert path.is_file() and path.is_relative_to(ROOT)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_published_recipe_is_for_fluid_devices_unless_they_refuse_it(name: str) -> None:
+    recipe = load_recipe(FOLDER / f"{name}.toml")
+    assert recipe.schedule.is_fluid == (refusal_of(recipe) is None)
