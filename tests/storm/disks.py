@@ -4,7 +4,7 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 FILLER = "filler"
@@ -12,32 +12,21 @@ FILLER = "filler"
 
 @contextmanager
 def small_disks(folder: Path, sizes: Mapping[str, str]) -> Iterator[None]:
-    """Mount an empty disk for each of these folders within ``folder``; sizes are as mount has them.
+    """Mount an empty disk for each of these folders within ``folder``; sizes are as mount has them,
+    such as 24m.
 
     Raises:
         PermissionError: if this process may not mount.
     """
-    with ExitStack() as mounted:
+    with contextlib.ExitStack() as mounted:
         for name, size in sizes.items():
-            mounted.enter_context(small_disk(folder / name, size))
+            (at := folder / name).mkdir(parents=True, exist_ok=True)
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(at)]
+            done = subprocess.run(mount, capture_output=True, check=False)
+            if os.geteuid() != 0 or done.returncode:
+                raise PermissionError("only root mounts a small disk")
+            mounted.callback(subprocess.run, ["umount", "-l", str(at)], check=True)
         yield
-
-
-@contextmanager
-def small_disk(folder: Path, size: str) -> Iterator[None]:
-    """Mount an empty disk; ``size``: as mount has it, such as 24m.
-
-    Raises:
-        PermissionError: if this process may not mount.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        raise PermissionError("only root mounts a small disk")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fill(folder: Path) -> Path:

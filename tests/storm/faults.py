@@ -1,7 +1,7 @@
 """Plans the faults of a storm, as a function of a seed."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,20 +60,13 @@ def faults(
     Args:
         gap: mean seconds between two of them.
     """
-    return list(_faults(random.Random(seed), number, list(targets), kinds, gap))
-
-
-def _faults(
-    draw: random.Random, number: int, targets: list[str], kinds: Mapping[Kind, int], gap: float
-) -> Iterator[Fault]:
-    deck: list[str] = []
+    draw, deck, found = random.Random(seed), list[str](), list[Fault]()
     for _ in range(number):
-        if not deck:
-            deck = draw.sample(targets, len(targets))
-        kind = draw.choices(list(kinds), weights=list(kinds.values()))[0]
+        deck = deck or draw.sample(list(targets), len(targets))
+        [kind] = draw.choices(list(kinds), weights=list(kinds.values()))
         target = deck.pop()
         if kind in AT_BROKERS:
             target = draw.choice(AT_BROKERS[kind])
         seconds = draw.uniform(*LASTS_S[kind]) if kind in LASTS_S else 0.0
-        after = draw.uniform(0.5 * gap, 1.5 * gap)
-        yield Fault(target, kind, after, seconds)
+        found.append(Fault(target, kind, draw.uniform(0.5 * gap, 1.5 * gap), seconds))
+    return found

@@ -5,17 +5,13 @@ import contextlib
 import random
 import shutil
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any
-
-import structlog
 
 from shared.errors import Unavailable
 from shared.run.layout import batch_folder
 from shared.telemetry import NATS_STORES_NOTHING
 from tests.storm.cluster import Cluster, until, until_true
 from tests.storm.disks import FILLER, fill, resize, squeeze
-from tests.storm.faults import Fault, Kind
+from tests.storm.faults import Fault
 
 DISKS = {"nats": "512m", "objects": "12g"}
 """Sizes of the disks of brokers; they take memory only as they are written."""
@@ -24,19 +20,26 @@ DATA = {"nats": "nats/jetstream", "valkey": "valkey/appendonlydir"}
 SAID_WITHIN_S = 25.0
 """Longest time that a disk stays full."""
 
-log = structlog.get_logger()
-
 
 async def strike(
     run: Cluster, fault: Fault, draw: random.Random, lasting: asyncio.TaskGroup
 ) -> None:
     """Begin a fault; ``lasting``: takes what ends later."""
-    if fault.kind in SIGNALS:
-        run.send(fault.target, SIGNALS[fault.kind])
-    elif fault.kind in LASTING:
-        lasting.create_task(LASTING[fault.kind](run, fault))
-    else:
-        await AT_ONCE[fault.kind](run, fault, draw)
+    match fault.kind:
+        case "kill":
+            run.send(fault.target, signal.SIGKILL)
+        case "terminate":
+            run.send(fault.target, signal.SIGTERM)
+        case "freeze" | "hang":
+            lasting.create_task(_freeze(run, fault))
+        case "fill" if fault.target == "objects":
+            lasting.create_task(fill_store(run, fault.seconds))
+        case "fill":
+            lasting.create_task(fill_nats(run))
+        case "wipe":
+            await wipe(run, fault.target)
+        case "flip":
+            await _flip(run, draw)
 
 
 async def wipe(run: Cluster, broker: str) -> None:
@@ -49,14 +52,6 @@ async def wipe(run: Cluster, broker: str) -> None:
     if folder.is_dir():
         await asyncio.to_thread(shutil.rmtree, folder)
     child.kept = True
-
-
-async def _fill(run: Cluster, fault: Fault) -> None:
-    if fault.target == "objects":
-        await fill_store(run, fault.seconds)
-    else:
-        said = await fill_nats(run)
-        log.info("disk_was_full", alarm_after=said)
 
 
 async def fill_store(run: Cluster, seconds: float) -> None:
@@ -92,11 +87,7 @@ async def fill_nats(run: Cluster) -> float | None:
     return said
 
 
-async def _wipe(run: Cluster, fault: Fault, _: random.Random) -> None:
-    await wipe(run, fault.target)
-
-
-async def _flip(run: Cluster, _: Fault, draw: random.Random) -> None:
+async def _flip(run: Cluster, draw: random.Random) -> None:
     """Change one bit of an object of the newest batch, if the store can be reached and has one."""
     with contextlib.suppress(Unavailable, OSError):
         batch = await run.num_commits() - 1
@@ -113,12 +104,3 @@ async def _freeze(run: Cluster, fault: Fault) -> None:
     run.send(fault.target, signal.SIGSTOP)
     await asyncio.sleep(fault.seconds)
     run.send(fault.target, signal.SIGCONT)
-
-
-SIGNALS: Mapping[Kind, int] = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM}
-AT_ONCE: Mapping[Kind, Callable[[Cluster, Fault, random.Random], Awaitable[None]]] = {
-    "wipe": _wipe, "flip": _flip
-}  # fmt: skip
-LASTING: Mapping[Kind, Callable[[Cluster, Fault], Coroutine[Any, Any, None]]] = {
-    "freeze": _freeze, "hang": _freeze, "fill": _fill
-}  # fmt: skip

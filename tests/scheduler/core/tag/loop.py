@@ -19,79 +19,52 @@ NUM_BATCHES = 400
 NOISE = 0.03
 
 
-def tag_inputs(
-    rollout: tuple[float, ...], *, trainer_queues: int, help: float, train: float
-) -> TagInputs:
-    """16 groups of 4 fragments; batches of 150 to 200 s without help, like FLUX on 32 devices."""
-    return TagInputs(
-        groups=16,
-        fragments_per_group=4,
-        rollout=rollout,
-        trainer_queues=trainer_queues,
-        help=help,
-        train=train,
-        switch=3.0,
-        ready=1.5,
-        commit=2.0,
-    )
-
-
+FLUX = TagInputs(
+    groups=16, fragments_per_group=4, rollout=(), trainer_queues=8, help=12.0, train=5.0,
+    switch=3.0, ready=1.5, commit=2.0,
+)  # fmt: skip
+"""Batches of 150 to 200 s without help, like FLUX on 32 devices."""
 REGIMES = {
     # gain of the best plan over none: 88 %
-    "generator-starved": tag_inputs((10.0,) * 2 + (14.0,) * 2, trainer_queues=12, help=12, train=4),
+    "generator-starved": replace(
+        FLUX, rollout=(10.0,) * 2 + (14.0,) * 2, trainer_queues=12, train=4.0
+    ),
     # 33 %
-    "generator-short": tag_inputs((9.0,) * 2 + (14.0,) * 3, trainer_queues=8, help=12, train=5),
+    "generator-short": replace(FLUX, rollout=(9.0,) * 2 + (14.0,) * 3),
     # 12 %
-    "balanced": tag_inputs((10.0,) * 3 + (15.0,) * 3, trainer_queues=8, help=12, train=6.5),
+    "balanced": replace(FLUX, rollout=(10.0,) * 3 + (15.0,) * 3, train=6.5),
     # none: help only harms
-    "trainer-starved": tag_inputs((9.0,) * 4 + (13.0,) * 6, trainer_queues=6, help=11, train=9),
+    "trainer-starved": replace(
+        FLUX, rollout=(9.0,) * 4 + (13.0,) * 6, trainer_queues=6, help=11.0, train=9.0
+    ),
 }
-
+STEP_AT = 150
 Scenario = Callable[[TagInputs, int, random.Random], TagInputs]
 
 
-def _rollout_times(base: TagInputs, factor: float) -> TagInputs:
+def _scaled(base: TagInputs, factor: float) -> TagInputs:
     return replace(base, rollout=tuple(factor * each for each in base.rollout))
 
 
-def _stationary(base: TagInputs, batch: int, rng: random.Random) -> TagInputs:
-    return base
-
-
-def _slower_rollout(base: TagInputs, batch: int, rng: random.Random) -> TagInputs:
-    return _rollout_times(base, 1.6) if batch >= STEP_AT else base
-
-
-def _faster_rollout(base: TagInputs, batch: int, rng: random.Random) -> TagInputs:
-    return _rollout_times(base, 0.6) if batch >= STEP_AT else base
-
-
-def _drift(base: TagInputs, batch: int, rng: random.Random) -> TagInputs:
-    return _rollout_times(base, 1 + 0.5 * math.sin(math.tau * batch / NUM_BATCHES))
-
-
-def _spikes(base: TagInputs, batch: int, rng: random.Random) -> TagInputs:
+def _spikes(base: TagInputs, _: int, rng: random.Random) -> TagInputs:
     """Treble one of the costs in one batch of twenty."""
     spike, which = rng.random() < 0.05, rng.choice(("rollout", "help", "train", "switch"))
     if not spike:
         return base
-    if which == "rollout":
-        return _rollout_times(base, 3)
-    return replace(base, **{which: 3 * getattr(base, which)})
+    return (
+        _scaled(base, 3)
+        if which == "rollout"
+        else replace(base, **{which: 3 * getattr(base, which)})
+    )
 
 
-def _slow_switch(base: TagInputs, batch: int, rng: random.Random) -> TagInputs:
-    return replace(base, switch=40.0) if 100 <= batch < 300 else base
-
-
-STEP_AT = 150
 SCENARIOS: dict[str, Scenario] = {
-    "stationary": _stationary,
-    "slower rollout": _slower_rollout,
-    "faster rollout": _faster_rollout,
-    "drift": _drift,
+    "stationary": lambda base, *_: base,
+    "slower rollout": lambda base, at, _: _scaled(base, 1.6) if at >= STEP_AT else base,
+    "faster rollout": lambda base, at, _: _scaled(base, 0.6) if at >= STEP_AT else base,
+    "drift": lambda base, at, _: _scaled(base, 1 + 0.5 * math.sin(math.tau * at / NUM_BATCHES)),
     "spikes": _spikes,
-    "slow switch": _slow_switch,
+    "slow switch": lambda base, at, _: replace(base, switch=40.0 if 100 <= at < 300 else 3.0),
 }
 
 
@@ -158,12 +131,8 @@ def _wrong_priors(base: TagInputs) -> Costs:
 def _learned(costs: Costs, truth: TagInputs, rng: random.Random, *, helped: bool) -> Costs:
     for worker, seconds in enumerate(truth.rollout):
         costs = costs.observe_rollout(str(worker), seconds * _noise(rng))
-    costs = costs.observe("train", truth.train * _noise(rng))
-    costs = costs.observe("ready", truth.ready * _noise(rng))
-    costs = costs.observe("commit", truth.commit * _noise(rng))
-    if helped:
-        costs = costs.observe("help", truth.help * _noise(rng))
-        costs = costs.observe("switch", truth.switch * _noise(rng))
+    for name in ("train", "ready", "commit", *(("help", "switch") if helped else ())):
+        costs = costs.observe(name, getattr(truth, name) * _noise(rng))
     return costs
 
 
