@@ -1,6 +1,6 @@
 """A fixed sweep of settings in the simulator, against which plans of many devices are held.
 
-    python -m tests.planning.sweep 1024 --max-staleness 1 [--in-full]
+    python -m tests.planning.sweep 1024 --max-staleness 1
 
 Fragments of every size, nine splits around the planned one, TAG off, planned and of all groups; and
 fluid devices. Devices are in hosts of 8, and what no recipe can say of those is left out: a trainer
@@ -8,15 +8,15 @@ on several hosts is not lent. Of more than 64 devices every setting is simulated
 first, and only those in full that are forecast to be near the best: a part takes as long as all
 within 1.5 %.
 
-Prints a line per setting.
+Prints the planned setting, and those that are simulated in full.
 """
 
-import argparse
 import itertools
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+import typer
 
 from digenrl.planning.planner import Choice, Planned, plan_split
 from digenrl.planning.runnable import HOST_GPUS, why_not
@@ -133,31 +133,14 @@ def settings(case: Case, around: Setting, near: int) -> list[Setting]:
     return [setting for setting in found if case.can_be(setting)]
 
 
-Say = Callable[[str, Setting, float], None]
-
-
-def simulated(
-    case: Case,
-    swept: Iterable[Setting],
-    *,
-    in_full: bool,
-    say: Say,
-    known: Mapping[Setting, float] | None = None,
-) -> Iterator[tuple[Setting, float]]:
-    """Yields settings with what they take in full; ``in_full``: all of them, else those near the
-    best by their part. ``known``: what some take."""
+def simulated(case: Case, swept: Iterable[Setting]) -> dict[Setting, float]:
+    """Returns what settings take in full; of many devices, those near the best by their part."""
     swept = list(swept)
-    if not in_full and case.part.factor > 1:
-        forecast = {}
-        for setting in swept:
-            forecast[setting] = case.by_part(setting)
-            say("part", setting, forecast[setting])
+    if case.part.factor > 1:
+        forecast = {setting: case.by_part(setting) for setting in swept}
         most = NEAR * min(forecast.values())
         swept = sorted((s for s in swept if forecast[s] <= most), key=lambda s: forecast[s])
-    for setting in swept:
-        took = (known or {}).get(setting) or case.in_full(setting)
-        say("full", setting, took)
-        yield setting, took
+    return {setting: case.in_full(setting) for setting in swept}
 
 
 def planned(found: Planned) -> tuple[Setting, Setting]:
@@ -166,36 +149,14 @@ def planned(found: Planned) -> tuple[Setting, Setting]:
     return setting_of(found.best), setting_of(roles)
 
 
-def silent(how: str, setting: Setting, took: float) -> None:
-    """Says nothing."""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("devices", type=int)
-    parser.add_argument("--max-staleness", type=int, choices=(0, 1), default=0)
-    parser.add_argument("--in-full", action="store_true")
-    given = parser.parse_args()
-    case, began = Case(given.devices, given.max_staleness), time.process_time()
-
-    def say(how: str, setting: Setting, took: float) -> None:
-        mode = f"{setting.generate} generate, TAG {setting.tag}" if setting.generate else "fluid"
-        spent = time.process_time() - began
-        line = (
-            f"{how} {mode}, fragments of {setting.fragment_size}: {took:.2f} s ({spent:.0f} CPU s)"
-        )
-        print(line, flush=True)  # noqa: T201
-
+def main(devices: int, max_staleness: Annotated[int, typer.Option(min=0, max=1)] = 0) -> None:
+    case = Case(devices, 1 if max_staleness else 0)
     best, roles = planned(case.plan())
-    own = case.in_full(best)
-    say("planned", best, own)
-    swept = simulated(
-        case, settings(case, roles, near=4), in_full=given.in_full, say=say, known={best: own}
-    )
-    least, setting = min((took, setting) for setting, took in swept)
-    say("best", setting, least)
-    say(f"planned over best {own / min(own, least):.4f}", best, own)
+    own, found = case.in_full(best), simulated(case, settings(case, roles, near=4))
+    for setting, took in [(best, own), *found.items()]:
+        typer.echo(f"{setting}: {took:.2f} s")
+    typer.echo(f"planned over best: {own / min(own, *found.values()):.4f}")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
