@@ -16,15 +16,11 @@ from tests.world.nats_streams import (
     Server,
     Stream,
     iso,
-    matcher,
     parse,
 )
 
 NO_CONSUMER = 404, 10014, "consumer not found"
 OTHER_NAME = 400, 10056, "stream name in subject does not match request"
-OTHER_FILTER = (
-    400, 10131, "Consumer create request did not match filtered subject from create subject"
-)  # fmt: skip
 OTHER_SETTINGS = 400, 10058, "stream name already in use with a different configuration"
 Json = dict[str, Any]
 
@@ -120,10 +116,8 @@ class JetStream(Server):
             raise ApiError(*OTHER_NAME)
         notes = ("no_ack", "metadata")
         config = {**DEFAULTS, **{key: value for key, value in request.items() if key not in notes}}
-        if 0 < config["max_age"] < config["duplicate_window"]:
-            if "duplicate_window" in request:
-                raise ApiError(500, 10052, "duplicates window can not be larger then max age")
-            config["duplicate_window"] = config["max_age"]
+        if config["max_age"]:
+            config["duplicate_window"] = min(config["duplicate_window"], config["max_age"])
         taken = sum(max(0, s.config["max_bytes"]) for s in self.streams.values() if s.name != name)
         if taken + config["max_bytes"] > self.room:
             raise ApiError(500, 10047, "insufficient storage resources available")
@@ -139,8 +133,6 @@ class JetStream(Server):
         name = words[0]
         known, config = self.streams.get(name), self._config(name, request)
         if known is None:
-            if any(s.matches(each) for s in self.streams.values() for each in config["subjects"]):
-                raise ApiError(400, 10065, "subjects overlap with an existing stream")
             if self.is_full:
                 raise ApiError(500, 10049, "error creating store for stream")
             self._last_created = max(self.wall(), self._last_created + 1000)
@@ -165,14 +157,6 @@ class JetStream(Server):
             raise ApiError(500, 10051, DISK_FULL)
         return {"success": True, "purged": stream.purge(request)}
 
-    def stream_delete(self, words: list[str], request: Json) -> Json:
-        stream = self._stream(words[0])
-        for name in list(stream.consumers):
-            self.consumer_delete([stream.name, name], {})
-        del self.streams[stream.name]
-        self._stream_of.clear()
-        return {"success": True}
-
     def stream_msg_get(self, words: list[str], request: Json) -> Json:
         stream, subject = self._stream(words[0]), request.get("last_by_subj")
         seq = request.get("seq", 0)
@@ -187,8 +171,6 @@ class JetStream(Server):
 
     def stream_msg_delete(self, words: list[str], request: Json) -> Json:
         stream, seq = self._stream(words[0]), request.get("seq", 0)
-        if stream.config["deny_delete"]:
-            raise ApiError(500, 10057, "message delete not permitted")
         if self.is_full or stream.is_read_only:
             raise ApiError(500, 10057, DISK_FULL)
         if seq not in stream.messages:
@@ -205,15 +187,8 @@ class JetStream(Server):
         return found
 
     def consumer_create(self, words: list[str], request: Json) -> Json:
-        stream, name, filtered = self._stream(words[0]), words[1], ".".join(words[2:])
+        stream, name = self._stream(words[0]), words[1]
         config = {"max_deliver": -1, **request.get("config", {}), "name": name}
-        if request.get("stream_name") != words[0]:
-            raise ApiError(*OTHER_NAME)
-        if filtered and config.get("filter_subject") != filtered:
-            raise ApiError(*OTHER_FILTER)
-        several = config.get("filter_subjects") or []
-        if any(a != b and matcher([a])(b) for a in several for b in several):
-            raise ApiError(400, 10138, "consumer subject filters cannot overlap")
         made = stream.consumers.get(name)
         if made is not None:
             made.config = {**made.config, **config}
@@ -247,7 +222,7 @@ class JetStream(Server):
 CALLS: dict[str, Callable[[JetStream, list[str], Json], Json]] = {
     name: getattr(JetStream, name)
     for name in (
-        "stream_create", "stream_update", "stream_info", "stream_purge", "stream_delete",
+        "stream_create", "stream_update", "stream_info", "stream_purge",
         "stream_msg_get", "stream_msg_delete", "consumer_create", "consumer_info",
         "consumer_delete",
     )

@@ -3,13 +3,14 @@
 It reads the nats.conf of the real one: users, what each may publish and subscribe to, room.
 `test_nats_conformance.py` runs the same assertions on both. Not modelled:
 
-    queue groups, clusters, accounts, TLS, `$SYS`, slow consumers, the ping after connecting
+    queue groups, clusters, accounts, TLS, `$SYS`, slow consumers, pings of the server
     limits of a reply's subject, of a payload (clients keep it), and of subjects' spelling
     advisories but for MAX_DELIVERIES
     streams: retention but by limits, mirrors, rollups, TTLs of messages, max_msgs
     consumers: acknowledgement but none (pushed) and explicit (pulled); flow control; a start but
     by number; pauses, priorities, back-off, +NXT, heartbeats of pulled ones, max_bytes of a pull
-    the API's lists and names, direct gets, snapshots; checks of what the product never sends
+    the API's lists and names, direct gets, snapshots, deletion of streams
+    checks of what the product never sends
     the time that storing takes
 """
 
@@ -26,7 +27,6 @@ from tests.world.nats_streams import SECOND, matcher
 from tests.world.nats_transport import NO_PROCESS, Connection
 
 EPOCH = 1_800_000_000 * SECOND
-PING_S, MAX_PINGS = 120.0, 2
 
 
 class Subscription(NamedTuple):
@@ -39,13 +39,13 @@ class Subscription(NamedTuple):
 class Session:
     """A connection as the server sees it."""
 
-    def __init__(self, connection: Connection, number: int, last_heard: float) -> None:
-        self.connection, self.number, self.last_heard = connection, number, last_heard
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection, self.number = connection, number
         self.user: User | None = None
         self.subscriptions: dict[bytes, Subscription] = {}
         self.limits: dict[bytes, int] = {}
         """Messages that a subscription still gets, where the client has said so."""
-        self.buffer, self.pings = b"", 0
+        self.buffer = b""
         self.outbox: list[bytes] = []
 
 
@@ -168,26 +168,14 @@ class NatsServer(JetStream):
             self._backlog.append(lambda: self.accept(connection))
             return
         self._numbers += 1
-        session = Session(connection, self._numbers, self.now())
+        session = Session(connection, self._numbers)
         self.sessions[connection] = session
         info = {
             "server_id": "WORLD", "server_name": "WORLD", "version": self.version, "proto": 1,
             "headers": True, "max_payload": 256 * 1024, "jetstream": True, "auth_required": True,
             "client_id": session.number,
         }  # fmt: skip
-        self.after(PING_S, lambda: self._ping(session))
         connection.to_client.write(f"INFO {json.dumps(info)}\r\n".encode())
-
-    def _ping(self, session: Session) -> None:
-        if session.connection not in self.sessions:
-            return
-        if session.pings >= MAX_PINGS:
-            self._send_error(session, "Stale Connection")
-            return
-        if self.now() >= session.last_heard + PING_S:
-            session.pings += 1
-            self._write(session, b"PING\r\n")
-        self.after(PING_S, lambda: self._ping(session))
 
     def disconnected(self, connection: Connection) -> None:
         if self.is_hung:
@@ -225,7 +213,6 @@ class NatsServer(JetStream):
         session = self.sessions.get(connection)
         if session is None:
             return
-        session.last_heard, session.pings = self.now(), 0
         data, at = session.buffer + data, 0
         while connection in self.sessions and (end := data.find(b"\r\n", at)) >= 0:
             behind = self._handle_line(session, data[at:end], data, end + 2)
@@ -253,8 +240,6 @@ class NatsServer(JetStream):
                 self._write(session, b"PONG\r\n")
             case b"CONNECT":
                 self._connect(session, json.loads(line[8:]))
-            case b"PONG":
-                pass
             case _:
                 self._send_error(session, "Unknown Protocol Operation")
         return at
