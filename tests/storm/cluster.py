@@ -265,43 +265,30 @@ async def cluster(
     """
     recipe = _prepare(folder, setting, changes or {})
     with small_disks(folder, disks or {}):
-        async with _running(folder, setting, recipe, services, stores_in, more or {}) as run:
+        plan = plan_brokers(folder, keys_of(folder), runs=[recipe.run.name])
+        tokens = tokens_of(folder)
+        environment = {**plan.environment, **tokens.environment, **(more or {})}
+        if stores_in == "folder":
+            environment["DIGENRL_STORE_URL"] = f"file://{folder / 'objects'}"
+        first, second = free_ports(2)
+        run = Cluster(
+            folder, setting, recipe, environment, first, second, tokens, plan.secrets, plan.owner,
+        )  # fmt: skip
+        brokers = [p for p in plan.programs if p.name != "objects" or stores_in == "s3"]
+        keeping = asyncio.create_task(asyncio.sleep(0))
+        try:
+            await asyncio.gather(*(run.add_broker(program) for program in brokers))
+            for name in services or every_service(setting):
+                run.add(name)
+            keeping = asyncio.create_task(run.keep())
+            await _until_joined(run)
+            await run.store.create(joined_key(recipe.run.name), b"")
             yield run
-
-
-@contextlib.asynccontextmanager
-async def _running(
-    folder: Path,
-    setting: Setting,
-    recipe: Recipe,
-    services: Sequence[str],
-    stores_in: Literal["folder", "s3"],
-    more: Mapping[str, str],
-) -> AsyncIterator[Cluster]:
-    plan = plan_brokers(folder, keys_of(folder), runs=[recipe.run.name])
-    tokens = tokens_of(folder)
-    environment = {**plan.environment, **tokens.environment, **more}
-    if stores_in == "folder":
-        environment["DIGENRL_STORE_URL"] = f"file://{folder / 'objects'}"
-    first, second = free_ports(2)
-    run = Cluster(
-        folder, setting, recipe, environment, first, second, tokens, plan.secrets, plan.owner,
-    )  # fmt: skip
-    brokers = [p for p in plan.programs if p.name != "objects" or stores_in == "s3"]
-    keeping = asyncio.create_task(asyncio.sleep(0))
-    try:
-        await asyncio.gather(*(run.add_broker(program) for program in brokers))
-        for name in services or every_service(setting):
-            run.add(name)
-        keeping = asyncio.create_task(run.keep())
-        await _until_joined(run)
-        await run.store.create(joined_key(recipe.run.name), b"")
-        yield run
-        run.check_roles()
-    finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-        run.end()
+            run.check_roles()
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            run.end()
 
 
 def _prepare(folder: Path, setting: Setting, changes: dict[str, Any]) -> Recipe:
