@@ -51,14 +51,13 @@ DAY_FOLDER = Path("runs/gpu-day")
 class PartName(StrEnum):
     equal = "equal"
     slowed = "slowed"
-    trainer_bound = "trainer-bound"
 
 
 @bench.command("two-devices")
 def two_devices(
     recipe: Annotated[Path, typer.Argument(help="for its model family, prompts and rewards")],
     part: Annotated[
-        list[PartName] | None, typer.Option(help="which part; equal and slowed if none is named")
+        list[PartName] | None, typer.Option(help="which part; both if none is named")
     ] = None,
     mode: Annotated[
         list[str] | None, typer.Option(help="only this mode, as the table names it; repeatable")

@@ -16,8 +16,7 @@ from bench.stored import RESULTS, TWO_DEVICES, read_results, read_two_devices
 
 TOLERANCE = 0.05
 """Share by which a figure may differ before it is shown."""
-SETTINGS = ("workload", "devices", "scale", "mode", "split", "fragment_size", "tag",
-            "gradient_help")  # fmt: skip
+SETTINGS = ("workload", "devices", "scale", "mode", "split", "fragment_size", "tag")
 """What has to be the same in both rows of the emulated cluster."""
 FIGURES = ("step_seconds", "utilisation", "simulated_seconds", "over_colocated",
            "messages_per_batch", "cores")  # fmt: skip
@@ -150,7 +149,7 @@ def _two_device_rows(result: Mapping[str, Any]) -> Iterator[Row]:
                 split=name,
                 mode=mode["mode"],
                 settings=settings | {"mode": mode["mode"]},
-                figures={key: mode[key] for key in ("median_s", "of_the_bound", "over_colocated")},
+                figures={key: mode[key] for key in ("median_s", "of_the_bound", "over_alone")},
             )
         # A sample takes as long however many groups a batch has.
         speeds = {

@@ -7,7 +7,6 @@ Everything else is as `digenrl serve rollout` does it, with the same environment
 
 import argparse
 import asyncio
-import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 
@@ -15,14 +14,7 @@ import uvloop
 
 from digenrl.commands.options import settings_of
 from services.rollout.service import run_device
-from shared.devices.protocols import (
-    Generated,
-    Generation,
-    GroupData,
-    GroupGradient,
-    RolloutDevice,
-    Staged,
-)
+from shared.devices.protocols import Generated, Generation, RolloutDevice, Staged
 from shared.messages.contracts import GenerateFragment
 from shared.recipe.recipe import Recipe
 from shared.run.manifest import StoredTensors
@@ -62,7 +54,7 @@ class SlowedGeneration:
 
 @dataclass(frozen=True, slots=True)
 class SlowedDevice:
-    """Makes each denoising step, decode and gradient of a device take ``factor`` times as long."""
+    """Makes each denoising step and decode of a device take ``factor`` times as long."""
 
     device: RolloutDevice
     factor: float
@@ -85,12 +77,6 @@ class SlowedDevice:
 
     async def stage(self, weights: StoredTensors) -> Staged:
         return await self.device.stage(weights)
-
-    async def gradient(self, group: GroupData, trained: Staged | None = None) -> GroupGradient:
-        began = time.monotonic()
-        part = await self.device.gradient(group, trained)
-        await asyncio.sleep((time.monotonic() - began) * (self.factor - 1))
-        return part
 
 
 def main() -> None:

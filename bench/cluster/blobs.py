@@ -28,8 +28,6 @@ LARGE = 256 * _MIB
 """Bytes from which `Kept` keeps them."""
 _TRAJECTORY = struct.Struct(">4Q32s")
 """Batch, group, sample, seed and key."""
-_GRADIENT = struct.Struct(">2Q32s64s")
-"""Batch, group, digest of what was trained, and of the weights."""
 
 
 class Origin(NamedTuple):
@@ -184,35 +182,6 @@ def media_blob(samples: Sequence[Sample], size: int) -> bytes:
     header = json.dumps({"images": tensor}).encode()
     parts = (part for each in samples for part in (each.key, *_filling(size - len(each.key))))
     return b"".join([struct.pack("<Q", len(header)), header, *parts])
-
-
-@dataclass(frozen=True, slots=True)
-class GroupEntry:
-    """A whole group that was trained: the digest is of its samples (`ledger`)."""
-
-    batch: int
-    group: int
-    digest: bytes
-
-
-def gradient_blob(entry: GroupEntry, weights: str, size: int) -> bytes:
-    """Returns a gradient of the weights whose digest is ``weights``."""
-    head = _GRADIENT.pack(entry.batch, entry.group, entry.digest, weights.encode())
-    return filled(head, size)
-
-
-def read_gradient(gradient: bytes, weights: str) -> GroupEntry:
-    """Returns what `gradient_blob` was made from.
-
-    Raises:
-        ContractError: if it is no gradient of these weights.
-    """
-    if len(gradient) < _GRADIENT.size:
-        raise ContractError(f"{len(gradient)} bytes are no emulated gradient")
-    batch, group, digest, of = _GRADIENT.unpack_from(gradient)
-    if of != weights.encode():
-        raise ContractError("this is the gradient of other weights")
-    return GroupEntry(batch, group, digest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,6 @@ class Emulation:
             needs_bytes=int(needs * GIB),
             concurrency=concurrency,
             independent_devices=role == "trainer" and self.setting.independent_devices,
-            can_train=role == "rollout" and self.setting.can_train,
         )
 
 

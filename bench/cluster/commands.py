@@ -43,14 +43,11 @@ def cluster(
         str | None, typer.Option(help="rollout:trainer, e.g. 8:24; by default each mode's best")
     ] = None,
     mode: Annotated[
-        str, typer.Option(help="with commas: sequential, gap, tsp, tag, one-step, colocated, help")
+        str, typer.Option(help="with commas: sequential, gap, tsp, tag, one-step, colocated")
     ] = "all",
     tag: Annotated[
         str, typer.Option(help="groups that the trainer generates: planned, auto, off, a number")
     ] = "planned",
-    gradient_help: Annotated[
-        bool, typer.Option(help="rollout devices train for a trainer that is behind")
-    ] = False,
     fragment_size: Annotated[
         int | None, typer.Option(min=1, help="samples; by default each mode's best")
     ] = None,
@@ -81,7 +78,6 @@ def cluster(
         split=split,
         modes=modes_of(mode),
         tag=tag,
-        gradient_help=gradient_help,
         fragment_size=fragment_size,
         rounds=rounds,
         batches=batches,
@@ -239,7 +235,7 @@ def _one_case(workload: Workload, devices: int, rounds: int, batches: int) -> "C
 
     request = Request(
         workload=workload.value, pool=f"h100={devices}", split=None, modes=modes_of("gap"),
-        tag="off", gradient_help=False, fragment_size=None, rounds=rounds, batches=batches,
+        tag="off", fragment_size=None, rounds=rounds, batches=batches,
         one_step_batches=2, scale=None,
     )  # fmt: skip
     return request.case()

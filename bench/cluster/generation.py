@@ -1,6 +1,5 @@
 """Emulated devices that generate: on their own, or as part of a trainer."""
 
-import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
@@ -8,17 +7,15 @@ from bench.cluster.blobs import (
     check_conditions,
     conditions_blob,
     digest_of,
-    gradient_blob,
     head_of,
     media_blob,
     samples_of,
     trajectory_blob,
 )
 from bench.cluster.hold import Held
-from bench.cluster.ledger import entries_of, group_entry
 from bench.cluster.payloads import Scaled
-from services.scheduler.costs.profile import Profile, fragment_seconds, train_group_seconds
-from shared.devices.protocols import Generated, Generation, GroupData, GroupGradient, Staged
+from services.scheduler.costs.profile import Profile, fragment_seconds
+from shared.devices.protocols import Generated, Generation, GroupData, Staged
 from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import GenerateFragment
 from shared.run.manifest import StoredTensors
@@ -113,24 +110,10 @@ class EmulatedGeneration:
 
 @dataclass(slots=True)
 class EmulatedRollout(EmulatedDevice):
-    """A rollout device: takes published weights, and computes gradients of whole groups."""
+    """A rollout device: takes published weights."""
 
     async def stage(self, weights: StoredTensors) -> Staged:
         return EmulatedStaged(self, digest_of(await head_of(weights)))
-
-    async def gradient(self, group: GroupData, trained: Staged | None = None) -> GroupGradient:
-        check_group(self.profile, group)
-        seconds = train_group_seconds(self.profile, {self.kind: 1})
-        size, weights = len(group.advantages), self.weights if trained is None else trained.digest
-        # Beside the hold, so that it takes none of the device's time.
-        start = self.sizes.start
-        reading = asyncio.create_task(asyncio.to_thread(entries_of, group, range(size), start))
-        await self.held.hold(self.held.drawn(seconds), "train")
-        entry = group_entry(await reading)
-        return GroupGradient(
-            gradient=gradient_blob(entry, weights, self.sizes.gradient),
-            tally={"samples": float(size)},
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from each sample's seed, its advantage, and the digest of its bytes as they were
 order. So two runs that end with the same digest have trained the same samples, with the same
 rewards, once each, whoever generated and trained them and in whatever order.
 
-A gradient that was computed elsewhere counts as the group that it is of, and a group without any
-advantage as one that was skipped. With one-step asynchrony the version that generates a group
-depends on timing, and so do the digests: they are comparable at a staleness of 0 only.
+A group without any advantage counts as one that was skipped. With one-step asynchrony the version
+that generates a group depends on timing, and so do the digests: they are comparable at a staleness
+of 0 only.
 """
 
 import hashlib
@@ -15,16 +15,23 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
-from bench.cluster.blobs import GroupEntry, Origin, read_origin
+from bench.cluster.blobs import Origin, read_origin
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
 
 SKIPPED = bytes(32)
 """Stands for the digest of what has no gradient."""
+
+
+class GroupEntry(NamedTuple):
+    """A whole group that was trained: the digest is of its samples."""
+
+    batch: int
+    group: int
+    digest: bytes
 
 
 class Entry(NamedTuple):
@@ -80,23 +87,17 @@ class Ledger:
         default_factory=lambda: defaultdict(list)
     )
     """(batch, group, sample) -> (trained step, entry), of each that was taken."""
-    _added: list[GroupEntry] = field(default_factory=list)
 
     def clear(self) -> None:
         """Begins a batch."""
         self.num_skipped = 0
         self._taken.clear()
-        self._added.clear()
 
     def take(self, entries: Sequence[Entry], group_slice: GroupSlice) -> None:
         """Notes some steps of some samples as trained."""
         for entry in entries:
             steps = group_slice.steps(self.trained_steps)
             self._taken[entry.origin[:3]].extend((step, entry) for step in steps)
-
-    def add(self, entry: GroupEntry) -> None:
-        """Notes a group whose gradient was computed elsewhere."""
-        self._added.append(entry)
 
     def close(self, batch: int, num_samples: int, before: str) -> str:
         """Returns the digest of the weights after the batch, which was trained from ``before``.
@@ -105,10 +106,9 @@ class Ledger:
             RuntimeError: if not every sample of the batch is in it exactly once.
         """
         groups = sorted(self._groups(batch), key=lambda entry: entry.group)
-        twice = [one.group for one, other in pairwise(groups) if one.group == other.group]
         strange = [entry for entry in groups if entry.batch != batch]
-        if twice or strange:
-            raise RuntimeError(f"batch {batch}: groups {twice} twice, of other batches {strange}")
+        if strange:
+            raise RuntimeError(f"batch {batch}: groups of other batches {strange}")
         trained = [entry for entry in groups if entry.digest != SKIPPED]
         num_skipped = self.num_skipped + self.group_size * (len(groups) - len(trained))
         found = self.group_size * len(trained) + num_skipped
@@ -120,7 +120,6 @@ class Ledger:
         return chain.hexdigest()
 
     def _groups(self, batch: int) -> Iterator[GroupEntry]:
-        yield from self._added
         groups: defaultdict[tuple[int, int], list[Entry]] = defaultdict(list)
         for (of_batch, group, _), parts in sorted(self._taken.items()):
             steps, entries = sorted(step for step, _ in parts), {entry for _, entry in parts}

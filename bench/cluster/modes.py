@@ -21,12 +21,9 @@ MODES = {
     "tag": RunSchedule(tag="auto"),
     "one-step": RunSchedule(tag="auto", max_staleness=1),
     "colocated": RunSchedule(mode="colocated", tag=0),
-    "help": RunSchedule(tag="auto", max_staleness=1, gradient_help=True),
 }
 """Name of what is added last -> schedule: sequential, + GAP, + TSP, + TAG, + one-step asynchrony;
-all devices generating and then training, in our own services; one-step with gradient help."""
-STANDARD = tuple(MODES)[:6]
-"""Modes of the tables."""
+all devices generating and then training, in our own services."""
 SIMULATED_BATCHES = 12
 NEGLIGIBLE = 0.003
 """Share of a step that a choice may cost."""

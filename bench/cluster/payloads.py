@@ -84,7 +84,6 @@ class Scaled:
     media: int
     conditions: int
     adapter: int
-    gradient: int
     checkpoint: int = 1024
     """The optimizer's state: it goes to the store beside the next batch, and nothing waits for it,
     so that only its seconds count where bytes are scaled."""
@@ -101,13 +100,12 @@ def whole(profile: Profile) -> Scaled:
         media=payload.media,
         conditions=payload.conditions,
         adapter=adapter,
-        gradient=adapter,
         checkpoint=fluid.CHECKPOINT_PARTS * adapter,
     )
 
 
 def scaled(profile: Profile, scale: float, hosts: int, member_hosts: int = 1) -> Scaled:
-    """Divides bytes by ``scale``; adapters and gradients by `MEMORY_SHARE` x ``hosts`` as well: all
+    """Divides bytes by ``scale``; adapters by `MEMORY_SHARE` x ``hosts`` as well: all
     hosts of the emulated cluster move them through the memory of one machine. So do hosts of
     fluid devices with samples, which each member reads that trains a part of their group: those
     are divided by ``member_hosts``, and each host moves what one does.
@@ -126,5 +124,4 @@ def scaled(profile: Profile, scale: float, hosts: int, member_hosts: int = 1) ->
         media=at_least(payload.media / samples),
         conditions=at_least(payload.conditions / samples),
         adapter=at_least(adapter),
-        gradient=at_least(adapter),
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.cluster.case import Case
-from bench.cluster.modes import MODES, STANDARD, chosen
+from bench.cluster.modes import MODES, chosen
 from bench.cluster.setting import default_scale
 from bench.stored import RENAMED_MODES
 from digenrl.planning.plan import parse_devices
@@ -31,11 +31,10 @@ class Request:
     pool: str = "h100=32"
     split: str | None = None
     """rollout:trainer, in devices of the first kind."""
-    modes: tuple[str, ...] = STANDARD
+    modes: tuple[str, ...] = tuple(MODES)
     tag: str = "planned"
     """Groups of a batch that the trainer generates: planned, auto (as its controller learns them),
     off, or a number."""
-    gradient_help: bool = False
     fragment_size: int | None = None
     rounds: int = 2
     batches: int = 3
@@ -79,8 +78,6 @@ class Request:
         schedule = MODES[name].changed(fragment_size=self.fragment_size or "auto")
         if schedule.lends_trainer and schedule.mode == "pipelined":
             schedule = schedule.changed(tag=self._tag())
-        if self.gradient_help and schedule.mode == "pipelined" and schedule.tsp:
-            schedule = schedule.changed(gradient_help=True)
         return schedule
 
     def _tag(self) -> int | Literal["auto"]:
@@ -116,5 +113,5 @@ def _split(text: str, devices: Devices) -> Split:
 
 
 def modes_of(text: str) -> tuple[str, ...]:
-    """Splits ``sequential,gap``; "all" is what the tables have."""
-    return STANDARD if text == "all" else tuple(name.strip() for name in text.split(","))
+    """Splits ``sequential,gap``; "all" is every mode."""
+    return tuple(MODES) if text == "all" else tuple(name.strip() for name in text.split(","))

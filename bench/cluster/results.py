@@ -21,7 +21,6 @@ class ModeResult:
     fragment_size: int | None
     tag: int | str
     """Groups that the trainer generates; 0 if TAG is off."""
-    gradient_help: bool
     step_seconds: float
     """From commit to commit, median over the rounds."""
     balanced_seconds: float
@@ -116,7 +115,6 @@ def _mode_result(
         split=str(mode.split),
         fragment_size=mode.schedule.fixed_fragment,
         tag="auto" if mode.schedule.fixed_tag is None else mode.schedule.fixed_tag,
-        gradient_help=mode.schedule.gradient_help,
         step_seconds=step,
         balanced_seconds=balanced,
         fastest=min(rounds),

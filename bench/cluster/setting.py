@@ -105,11 +105,6 @@ class Setting(Record):
         """Whether the trainer's devices work one by one."""
         return self.num_trainer > 1 and not self.is_fluid
 
-    @property
-    def can_train(self) -> bool:
-        colocated = self.schedule.mode == "colocated"
-        return self.schedule.gradient_help or (colocated and self.num_rollout > 0)
-
     def load_profile(self) -> Profile:
         """Returns the costs that devices are held by."""
         profile = load_profile(self.profile, self.variant)
@@ -156,7 +151,6 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
         trainer=Trainer(learning_rate=1e-4, devices=setting.num_trainer, updates=setting.updates),
         rollout=tables.Rollout(
             workers=setting.num_rollout,
-            can_train=setting.can_train,
             media="raw",  # there are no pixels
         ),
         encoder=tables.Encoder(workers=setting.encoders),

@@ -13,7 +13,6 @@ from bench.cluster.blobs import (
     filled,
     joined,
     parts_of,
-    read_gradient,
 )
 from bench.cluster.generation import EmulatedDevice, check_group
 from bench.cluster.hold import Held
@@ -26,7 +25,7 @@ from services.scheduler.costs.profile import (
     speed,
 )
 from services.scheduler.costs.shape import Shape
-from shared.devices.protocols import GroupData, GroupGradient, SamplingWeights, Snapshot
+from shared.devices.protocols import GroupData, SamplingWeights, Snapshot
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
 from shared.run.manifest import StoredTensors
@@ -112,11 +111,6 @@ class EmulatedTraining:
 
     def skip(self, num_samples: int) -> None:
         self.ledger.num_skipped += num_samples
-
-    async def add(self, part: GroupGradient) -> None:
-        if len(part.gradient) != self.sizes.gradient:
-            raise ContractError(f"a gradient of {len(part.gradient)} bytes is not one of these")
-        self.ledger.add(read_gradient(part.gradient, self.weights_in_use.digest))
 
     async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
         """Raises RuntimeError if not every sample of the step was trained exactly once."""

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from bench.runner.figures import Interval, RunRecord, Use, Window
 from bench.two_devices.bound import Speed, fastest, least_seconds
 from bench.two_devices.modes import ONE_STEP, Mode, Part
-from bench.two_devices.run import DEVICES, ROLLOUT, TRAINER
+from bench.two_devices.run import DEVICES, TRAINER
 from services.scheduler.core.usage import BatchUsage
 
 OF_THE_BOUND = 0.9
-OF_COLOCATED = 0.97
-OVER_COLOCATED_SLOWED = 1.15
+OVER_ALONE = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,6 @@ class RunFigures:
     more: it also packed, stored and reported."""
     generated_by_trainer: float
     """Samples per batch."""
-    trained_by_rollout: float
     decisions: tuple[str, ...]
     """TAG's, of every batch that the scheduler has seen from its beginning."""
     intervals: Sequence[Interval]
@@ -65,7 +63,6 @@ def figures_of(record: RunRecord, first: int, last: int, *, group_size: int) -> 
         cores=record.cores,
         held=record.cores[TRAINER] / sum(busy[TRAINER].values()),
         generated_by_trainer=window.samples(TRAINER, "generate") / window.num_batches,
-        trained_by_rollout=window.samples(ROLLOUT, "train") / window.num_batches,
         decisions=tuple(_words(batch) for batch in record.usage if batch.tag),
         intervals=record.intervals,
         begin=window.begin,
@@ -95,8 +92,8 @@ class Row:
     runs: tuple[RunFigures, ...]
     to_previous: float | None
     """Seconds of the mode before over this one's: more than 1 is faster."""
-    to_colocated: float | None
-    """Seconds of the best colocated mode over this one's."""
+    to_alone: float | None
+    """Seconds of the fast device alone over this one's, where that was measured."""
     of_the_bound: float
     """Bound over seconds: the utilisation of both devices."""
 
@@ -145,8 +142,8 @@ def summarise(
 ) -> PartResult:
     """Compares the modes, each with the figures of its runs, in batches of so many ``samples``."""
     medians = [statistics.median(run.step for run in runs) for _, runs in measured]
-    baselines = [s for (mode, _), s in zip(measured, medians, strict=True) if mode.baseline]
-    colocated = min(baselines, default=None)
+    baselines = (s for (mode, _), s in zip(measured, medians, strict=True) if mode.baseline)
+    alone = next(baselines, None)
     both_work = [_median_speeds(runs) for mode, runs in measured if mode.overlaps]
     speeds = fastest(both_work or [_median_speeds(runs) for _, runs in measured])
     bound = least_seconds(list(speeds.values()), samples)
@@ -156,7 +153,7 @@ def summarise(
             mode=mode,
             runs=tuple(runs),
             to_previous=None if before is None else before / seconds,
-            to_colocated=None if colocated is None else colocated / seconds,
+            to_alone=None if alone is None else alone / seconds,
             of_the_bound=bound / seconds,
         )
         for (mode, runs), seconds, before in zip(measured, medians, previous, strict=True)
@@ -183,14 +180,10 @@ def _median_speeds(runs: Sequence[RunFigures]) -> dict[str, Speed]:
 
 def _targets(part: Part, rows: Sequence[Row]) -> tuple[Target, ...]:
     ours = next((row for row in rows if row.mode.name == ONE_STEP), None)
-    if ours is None or ours.to_colocated is None:
+    if ours is None:
         return ()
     if part == "equal":
-        return (
-            Target("one step with TAG, of the bound", ours.of_the_bound, OF_THE_BOUND),
-            Target("one step with TAG, over colocated", ours.to_colocated, OF_COLOCATED),
-        )
-    if part == "slowed":
-        name = "one step with TAG, over the better colocated"
-        return (Target(name, ours.to_colocated, OVER_COLOCATED_SLOWED),)
-    return ()
+        return (Target("one step with TAG, of the bound", ours.of_the_bound, OF_THE_BOUND),)
+    if ours.to_alone is None:
+        return ()
+    return (Target("one step with TAG, over the fast device alone", ours.to_alone, OVER_ALONE),)

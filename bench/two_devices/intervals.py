@@ -8,7 +8,6 @@ from bench.runner.watch import Heard
 from shared.messages.contracts import (
     FragmentGenerated,
     FragmentScored,
-    GradientComputed,
     GroupTrained,
     Message,
     PolicyPublished,
@@ -51,8 +50,6 @@ def _job(message: Message, at: float, group_size: int) -> Job | None:
             return _of(worker, "score", at, message.seconds, fragment.num_samples)
         case GroupTrained(worker=worker):
             return _of(worker, "train", at, message.seconds, group_size)
-        case GradientComputed(contribution=contribution):
-            return _of(contribution.worker, "train", at, message.seconds, group_size)
         case PolicyPublished(worker=worker):
             return _of(worker, "commit", at, message.seconds, 0)
         case _:

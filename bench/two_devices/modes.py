@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-COLOCATED = "colocated"
 SEQUENTIAL = "sequential"
 FAST_ALONE = "fast alone"
 ONE_STEP = "+one step"
 
-Part = Literal["equal", "slowed", "trainer-bound"]
+Part = Literal["equal", "slowed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +21,7 @@ class Mode:
     overlaps: bool = True
     """Whether both devices work for most of the time, as they do in the bound."""
     baseline: bool = False
-    """Colocated: what the others have to beat."""
+    """Whether it is what the others have to beat."""
     most_batches: int | None = None
     """Limit of measured batches, where all are alike: nothing goes over from one to the next."""
 
@@ -46,15 +45,15 @@ def modes_of(part: Part, *, window: int, group_size: int) -> tuple[Mode, ...]:
     Fragments are whole groups: on one thread, a sample in a quarter of a group takes half as long
     again as one in a whole group, which is more than smaller ones save at the end of a batch.
     """
-    colocated = Mode(
-        name=COLOCATED,
-        changes=_colocated(window, group_size) | {"rollout.can_train": True},
-        baseline=True,
-        most_batches=STRICT,
-    )
     alone = Mode(
         name=FAST_ALONE,
-        changes=_colocated(window, group_size) | {"rollout.workers": 0},
+        changes={
+            "schedule.mode": "colocated",
+            "schedule.tsp_steps": window,
+            "schedule.fragment_size": group_size,
+            "schedule.max_staleness": 0,
+            "rollout.workers": 0,
+        },
         overlaps=False,
         baseline=True,
         most_batches=LONG,
@@ -67,7 +66,6 @@ def modes_of(part: Part, *, window: int, group_size: int) -> tuple[Mode, ...]:
             "schedule.tag": "off",
             "schedule.max_staleness": 0,
             "schedule.fragment_size": group_size,
-            "rollout.can_train": False,
         },
         overlaps=False,
         most_batches=LONG,
@@ -78,23 +76,11 @@ def modes_of(part: Part, *, window: int, group_size: int) -> tuple[Mode, ...]:
         _more(tsp, "+TAG", {"schedule.tag": "auto"}), warm_up=TAG_WARM_UP, most_batches=None
     )
     one_step = _more(tag, ONE_STEP, {"schedule.max_staleness": 1})
-    helped = _more(one_step, "+gradient help", {"rollout.can_train": True})
     ladder: dict[Part, tuple[Mode, ...]] = {
-        "equal": (colocated, sequential, gap, tsp, tag, one_step),
-        "slowed": (alone, replace(colocated, most_batches=LONG), one_step),
-        "trainer-bound": (colocated, one_step, helped),
+        "equal": (sequential, gap, tsp, tag, one_step),
+        "slowed": (alone, one_step),
     }
     return ladder[part]
-
-
-def _colocated(window: int, group_size: int) -> dict[str, Any]:
-    """Returns the tuned colocated schedule: whole groups, all their steps in one pass."""
-    return {
-        "schedule.mode": "colocated",
-        "schedule.tsp_steps": window,
-        "schedule.fragment_size": group_size,
-        "schedule.max_staleness": 0,
-    }
 
 
 def _more(mode: Mode, name: str, changes: Mapping[str, Any]) -> Mode:

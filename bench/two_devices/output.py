@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from bench.two_devices.compare import PartResult, Row, RunFigures
 from bench.two_devices.run import DEVICES, ROLLOUT, TRAINER
 
 LEGEND = """\
-x before, x coloc.: how many times as fast as the mode before, as the better colocated one
+x before, x alone: how many times as fast as the mode before, as the fast device alone
 g/t/c/idle: per cent of the time that the device generates, trains, commits, does none of these
-helped: samples per batch that the trainer generated / that the rollout device trained
+helped: samples per batch that the trainer generated
 services: cores that scheduler, reward, brokers and this bench used
 held: share of its work for which the trainer had its core; much less than 100%: a busy machine"""
 
@@ -29,15 +29,14 @@ BUSY_MACHINE = 0.93
 def title_of(result: PartResult) -> str:
     if result.part == "slowed":
         return f"Two devices, the one that generates slowed {result.slowdown:g} times"
-    longer = ", training takes longer" if result.part == "trainer-bound" else ""
-    return f"Two equal devices{longer}"
+    return "Two equal devices"
 
 
 def show_part(result: PartResult, console: Console, *, group_size: int) -> None:
     table = Table(title=title_of(result), title_justify="left")
     table.add_column("mode")
     for heading in (
-        "s/batch", "min..max", "x before", "x coloc.", "of bound", "rollout g/t/idle",
+        "s/batch", "min..max", "x before", "x alone", "of bound", "rollout g/idle",
         "trainer g/t/c/idle", "helped", "services", "held",
     ):  # fmt: skip
         table.add_column(heading, justify="right")
@@ -47,12 +46,11 @@ def show_part(result: PartResult, console: Console, *, group_size: int) -> None:
             f"{row.seconds:.3f}",
             "{:.2f}..{:.2f}".format(*row.spread),
             _times(row.to_previous),
-            _times(row.to_colocated),
+            _times(row.to_alone),
             f"{row.of_the_bound:.0%}",
-            _shares(row, ROLLOUT, ("generate", "train")),
+            _shares(row, ROLLOUT, ("generate",)),
             _shares(row, TRAINER, ("generate", "train", "commit")),
-            f"{_mean(run.generated_by_trainer for run in row.runs):.0f}/"
-            f"{_mean(run.trained_by_rollout for run in row.runs):.0f}",
+            f"{statistics.fmean(run.generated_by_trainer for run in row.runs):.0f}",
             f"{services_cores(row):.2f}",
             f"{statistics.median(run.held for run in row.runs):.0%}",
         )
@@ -88,10 +86,6 @@ def _shares(row: Row, device: str, uses: Sequence[Use]) -> str:
     return "/".join(f"{100 * share:.0f}" for share in (*shares, max(0.0, 1 - sum(shares))))
 
 
-def _mean(values: Iterable[float]) -> float:
-    return statistics.fmean(values)
-
-
 def _times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.3f}"
 
@@ -125,7 +119,7 @@ def _row(row: Row) -> dict[str, Any]:
         "median_s": row.seconds,
         "spread_s": list(row.spread),
         "over_previous": row.to_previous,
-        "over_colocated": row.to_colocated,
+        "over_alone": row.to_alone,
         "of_the_bound": row.of_the_bound,
         "services_cores": services_cores(row),
         "runs": [
@@ -138,7 +132,6 @@ def _row(row: Row) -> dict[str, Any]:
                 "cores": run.cores,
                 "held": run.held,
                 "samples_generated_by_trainer": run.generated_by_trainer,
-                "samples_trained_by_rollout": run.trained_by_rollout,
                 "tag": run.decisions,
             }
             for run in row.runs

@@ -22,7 +22,6 @@ from bench.runner.session import Session, open_session
 from bench.stored import write_result
 from bench.two_devices.compare import PartResult, RunFigures, figures_of, summarise
 from bench.two_devices.modes import (
-    COLOCATED,
     FAST_ALONE,
     ONE_STEP,
     SEQUENTIAL,
@@ -39,15 +38,13 @@ from shared.recipe.recipe import Recipe, load_recipe, override
 NETWORK = Network(layers=4, heads=4, head_width=32)
 STEPS = 16
 """Denoising steps."""
-WINDOWS: Mapping[Part, int] = {"equal": 4, "slowed": 4, "trainer-bound": 12}
-"""Denoising steps that are trained: with 4, generating a group takes a third longer than training
-it; with 12, training takes twice as long."""
+WINDOW = 4
+"""Denoising steps that are trained: generating a group takes a third longer than training it."""
 GROUPS, QUICK_GROUPS = 10, 6
 QUICK_BATCHES = 2
 QUICK_MODES: Mapping[Part, tuple[str, ...]] = {
-    "equal": (COLOCATED, SEQUENTIAL, ONE_STEP),
+    "equal": (SEQUENTIAL, ONE_STEP),
     "slowed": (FAST_ALONE, ONE_STEP),
-    "trainer-bound": (COLOCATED, ONE_STEP),
 }
 """The ends of each ladder."""
 
@@ -148,10 +145,10 @@ def plan_study(wanted: Wanted, part: Part, model: Path) -> Study:
     Raises:
         UserError: if the part has none of them, or the recipe cannot take the changes.
     """
-    quick, window = wanted.quick, WINDOWS[part]
-    changes = recipe_changes(window, QUICK_GROUPS if quick else GROUPS, model)
+    quick = wanted.quick
+    changes = recipe_changes(WINDOW, QUICK_GROUPS if quick else GROUPS, model)
     recipe = override(load_recipe(wanted.recipe), changes)
-    known = modes_of(part, window=window, group_size=recipe.batch.group_size)
+    known = modes_of(part, window=WINDOW, group_size=recipe.batch.group_size)
     only = wanted.modes or (QUICK_MODES[part] if quick else [mode.name for mode in known])
     modes = tuple(mode for mode in known if mode.name in only)
     if not modes:

@@ -16,7 +16,7 @@ A_SAMPLE = {
 A_PAST_GROUP = {
     "batch": 12, "group": 3, "prompt": "a handwritten three", "attempt": 0, "policy_version": 12,
     "num_samples": 8, "reward_mean": 0.71, "reward_spread": 0.2, "generated_by": ["rollout-0"],
-    "trained_by": None, "dropped": None, "letters": [4],
+    "dropped": None, "letters": [4],
 }  # fmt: skip
 A_REQUEST = {
     "number": 17, "at": 1795447812.4, "caller": "ann", "role": "operator", "on_behalf": "",
@@ -179,8 +179,6 @@ class GroupHistory(View):
     """Standard deviation of its rewards; at 0 nothing can be learned of it."""
     generated_by: list[str]
     """Addresses of the devices that generated it."""
-    trained_by: str | None
-    """Address of the rollout device that computed its gradient; null: the trainer."""
     dropped: str | None
     """Why it was not trained on, if it was not."""
     letters: list[int]

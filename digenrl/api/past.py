@@ -86,7 +86,7 @@ class Past:
                 batch=batch, group=group.group, prompt=self._prompt(recipe, batch, group.group),
                 attempt=group.attempt, policy_version=group.policy_version,
                 num_samples=len(group.rewards), **_figures(group.rewards),
-                generated_by=sorted(set(group.workers)), trained_by=group.trained_by,
+                generated_by=sorted(set(group.workers)),
                 dropped=group.dropped, letters=_about(letters, group.group),
             )
             for group in shown

@@ -32,10 +32,6 @@ def up(
         bool | None, typer.Option(help="the same seed gives the same bytes")
     ] = None,
     rollout_workers: Annotated[int | None, typer.Option(help="number of rollout workers")] = None,
-    can_train: Annotated[
-        bool | None,
-        typer.Option(help="rollout workers compute gradients for a trainer that falls behind"),
-    ] = None,
     mode: Annotated[
         str | None, typer.Option(help="pipelined, fluid, colocated (one device), or sequential")
     ] = None,
@@ -88,7 +84,6 @@ def up(
         run__seed=seed,
         trainer__deterministic=deterministic,
         rollout__workers=_rollout_workers(rollout_workers, mode),
-        rollout__can_train=can_train,
         schedule__mode=mode,
         schedule__tag=_number(tag),
         schedule__max_staleness=_number(staleness),

@@ -32,7 +32,6 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         fragment=fragment,
         ranks=trainer.devices if trainer.sharded else 1,
         helps=recipe.trainer_may_help or recipe.schedule.is_fluid,
-        can_train=recipe.rollout.can_train,
         averages=trainer.ema is not None,
         compares=recipe.keeps_reference,
         sums_apart=recipe.sums_apart,

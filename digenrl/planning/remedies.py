@@ -59,7 +59,7 @@ def generating(use: Use) -> Iterator[Use]:
         yield replace(use, fragment=1)
     yield apart
     yield replace(apart, tiles=True)
-    if use.can_train or not use.rank or use.streams or use.weights is not None:
+    if not use.rank or use.streams or use.weights is not None:
         return
     quantised = (replace(apart, weights="int8"),) if use.can_weigh else ()
     for held in (replace(apart, streams=True), *quantised):

@@ -64,7 +64,6 @@ def _why_not_fluid(profile: Profile, split: Split, schedule: RunSchedule) -> str
         devices=sum(split.trainer.values()),
         sharded=profile.variant.sharded,
         max_staleness=schedule.max_staleness,
-        can_train=schedule.gradient_help,
     )
     return reason or too_small(profile, split, schedule)
 
@@ -97,7 +96,6 @@ def recipe_keys(
         "trainer.hosts": 1 if fluid else _num_hosts(split.trainer, host_gpus),
         "trainer.sharded": profile.variant.sharded,
         "trainer.exchange": "auto" if not fluid or recipe is None else recipe.trainer.exchange,
-        "rollout.can_train": schedule.gradient_help,
         "schedule.mode": schedule.mode,
         "schedule.fragment_size": schedule.fixed_fragment or "auto",
     }

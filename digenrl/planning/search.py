@@ -23,8 +23,6 @@ SIZES_PER_SPLIT = 2
 BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
 """Measured batches of a simulation. One-step asynchrony with help goes in pairs: in one batch the
 trainer helps, in the next there is nothing left to help with."""
-HELPERS_COST = 4
-"""Effort of a device that may compute gradients, over one that only generates."""
 BETTER = 0.998
 """A neighbour is taken if its step takes less than this share of the best one's."""
 SEED = 0
@@ -191,8 +189,7 @@ def _effort(profile: Profile, candidate: Candidate) -> float:
     split, schedule = candidate.split, candidate.chosen
     fragments = profile.shape.samples / candidate.size
     devices = sum(split.rollout.values()) + sum(split.trainer.values())
-    each = 20 + devices * (HELPERS_COST if schedule.gradient_help else 1)
-    return (warm_up_of(schedule) + _batches(schedule)) * fragments * each
+    return (warm_up_of(schedule) + _batches(schedule)) * fragments * (20 + devices)
 
 
 def _batches(schedule: RunSchedule) -> int:

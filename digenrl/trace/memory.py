@@ -43,8 +43,6 @@ class Use:
     """Number of ranks that share the weights."""
     helps: bool = True
     """Whether the trainer's devices also generate."""
-    can_train: bool = False
-    """Whether rollout devices also compute gradients."""
     averages: bool = False
     """Whether the trainer keeps a moving average of the trained weights."""
     compares: bool = False
@@ -101,17 +99,12 @@ class Needed:
 def rollout_needs(memory: Memory, use: Use) -> Needed:
     """Return what a generating device needs; it loads the next version beside the one in use."""
     network, host = _held_network(memory, use)
-    peaks = [_denoise(memory, use), _decode(memory, use)]
-    if use.can_train:
-        peaks.append(_train(memory, use))
     return Needed(
         network=network,
         text=_text(memory, use) if use.encodes else 0.0,
         decoder=memory.decoder_gib,
-        trained=(2 + (use.compares and use.can_train)) * _adapter(memory, use)
-        if use.rank
-        else network,
-        peak=max(peaks),
+        trained=2 * _adapter(memory, use) if use.rank else network,
+        peak=max(_denoise(memory, use), _decode(memory, use)),
         host=host,
     )
 

@@ -68,7 +68,7 @@ REMEDIES: Mapping[str, tuple[str, Sequence[str]]] = {
         "for the trainer",
         (
             "more trainer devices",
-            f"rollout.can_train = true {RESUMED} --rollout.can_train true`)",
+            "in another run schedule.mode = fluid",
             "in another run schedule.max_staleness = 1",
         ),
     ),

@@ -3,10 +3,8 @@
 It is stateless: whatever it holds can be made anew, and the scheduler gives to another worker what
 this one leaves undone. A fragment whose denoising steps are taken is decoded and packed beside the
 steps of the next one, one fragment at a time. Weights are staged beside generation and put in use
-between two fragments; a fragment of a version that is superseded before it is begun goes back. A
-group whose gradient is asked for (`services.rollout.gradients`) goes before the fragments that
-wait, as soon as its tensors are here. With encoders, a fragment waits until its prompt's conditions
-are here.
+between two fragments; a fragment of a version that is superseded before it is begun goes back. With
+encoders, a fragment waits until its prompt's conditions are here.
 """
 
 import asyncio
@@ -15,7 +13,6 @@ from collections.abc import Awaitable
 
 import structlog
 
-from services.rollout.gradients import Gradients
 from services.rollout.policy_loader import PolicyLoader
 from shared.devices.conditions import EncodedConditions, FragmentQueue, QueuedFragment
 from shared.devices.protocols import Generated, Generation, RolloutDevice
@@ -61,10 +58,6 @@ class RolloutApp:
         self._publisher = FragmentPublisher(
             device, context, encoded=encoded, lossless=lossless, previews=previews
         )
-        self._gradients = Gradients(
-            device, self._loader, context,
-            max_staleness=max_staleness, wake=self._work_available.set,
-        )  # fmt: skip
         self._waiting = FragmentQueue(
             self._worker, encoded, SourceImages(context.store, context.bus),
             wake=self._work_available.set, is_stale=self._is_stale,
@@ -82,8 +75,6 @@ class RolloutApp:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(tasks))
-                if self._worker.device.can_train:
-                    tasks.create_task(self._gradients.follow(tasks))
                 tasks.create_task(self._loader.follow())
                 tasks.create_task(self._worker.report(self._bus))
                 tasks.create_task(self._work(tasks))
@@ -103,10 +94,7 @@ class RolloutApp:
 
     async def _work(self, tasks: asyncio.TaskGroup) -> None:
         while True:
-            if self._gradients.ready:
-                async with self._decoding:  # a gradient takes all memory that there is
-                    await self._gradients.compute(tasks)
-            elif self._waiting.has_ready:
+            if self._waiting.has_ready:
                 await self._generate(tasks)
             else:
                 self._work_available.clear()
@@ -186,4 +174,3 @@ class RolloutApp:
             async with asyncio.timeout(DRAIN_S):
                 for task in left:
                     await self._publisher.release(task, "draining")
-                await self._gradients.drain()

@@ -53,8 +53,6 @@ class PolicyLoader:
         self._loading: Policy | None = None
         """Version that a fragment waits for."""
         self._staging: tuple[Policy, asyncio.Task[Staged]] | None = None
-        self._trained: tuple[Policy, Staged | None] | None = None
-        """Trained weights of a version, if others generate."""
         self.newest = -1
         """Highest version that this worker knows to be published."""
 
@@ -137,27 +135,6 @@ class PolicyLoader:
                 if record.policy.version > self.newest:
                     self._published(record)
         return False
-
-    async def trained(self, policy: Policy) -> Staged | None:
-        """Fetch the trained weights of ``policy``, once; None if they are those that generate.
-
-        Raises:
-            IntegrityError: if they are not those that its commit record names.
-        """
-        if self._trained is not None and self._trained[0] == policy:
-            return self._trained[1]
-        self._trained = None
-        record = await self._read(lambda: read_commit(self._store, self._bus.run, policy.version))
-        if record is None or record.policy != policy:
-            raise IntegrityError(f"version {policy.version} is not a committed one")
-        staged = None
-        if record.trained_weights is not None:
-            ref, digest = record.learned
-            staged = await self._device.stage(await open_tensors(self._store, ref, digest))
-            if staged.digest != digest:
-                raise IntegrityError(f"version {policy.version}: its weights have another digest")
-        self._trained = policy, staged
-        return staged
 
     async def _adopt(self, policy: Policy, weights: ObjectRef | None) -> None:
         """Exchange the weights between two fragments, without copying."""

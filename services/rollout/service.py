@@ -27,15 +27,12 @@ async def run_device(settings: ServiceSettings, build_device: BuildDevice | None
 
 
 def as_here(recipe: Recipe, settings: ServiceSettings) -> Recipe:
-    """Returns the recipe as this worker follows it: it may hold the network in its own way, and
-    computes no gradients then if its blocks are streamed.
+    """Returns the recipe as this worker follows it: it may hold the network in its own way.
 
     Raises:
         UserError: if the recipe does not allow it.
     """
-    streamed = settings.rollout_memory == "streamed"
-    changes = {"rollout.memory": settings.rollout_memory, "rollout.can_train": False}
-    return override(recipe, changes if streamed else {"rollout.memory": settings.rollout_memory})
+    return override(recipe, {"rollout.memory": settings.rollout_memory})
 
 
 async def _work(process: WorkerProcess, *, build_device: BuildDevice | None) -> None:
@@ -46,7 +43,7 @@ async def _work(process: WorkerProcess, *, build_device: BuildDevice | None) -> 
     settings, recipe = process.settings, as_here(process.recipe, process.settings)
     registered = this_device(
         recipe, recipe.generating_parts, trains=False,
-        concurrency=1, memory_gib=settings.memory_gib, can_train=recipe.rollout.can_train,
+        concurrency=1, memory_gib=settings.memory_gib,
         holding=recipe.holding,
     )  # fmt: skip
     async with (

@@ -17,7 +17,6 @@ from typing import Any
 import structlog
 
 from shared.messages.contracts import (
-    ComputeGradient,
     FragmentGenerated,
     GenerateFragment,
     Message,
@@ -52,8 +51,6 @@ class Place:
 
 def place_of(message: Any) -> Place | None:
     """Return what a message, or a slot, is about; None if it is about no group."""
-    if isinstance(message, ComputeGradient):
-        message = message.group
     slot = getattr(message, "fragment", None) or getattr(message, "slot", None) or message
     batch, group = getattr(slot, "batch", None), getattr(slot, "group", None)
     if not isinstance(batch, int) or not isinstance(group, int):

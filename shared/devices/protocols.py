@@ -6,7 +6,7 @@ one device they are made one at a time. Real devices are in `shared.diffusion` a
 """
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -123,16 +123,6 @@ class GroupData:
     """excess: only what they have beyond this counts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupGradient:
-    gradient: bytes
-    """Gradient of the trained parameters, float32 at least, with the batch's denominator; of
-    centred advantages, what does not depend on them apart (`REST`)."""
-    tally: Mapping[str, float]
-    shortage: MemoryShortage | None = None
-    """What did not fit at first, if anything."""
-
-
 class RolloutDevice(GeneratingDevice, Protocol):
     async def stage(self, weights: StoredTensors) -> Staged:
         """Fetch weights and prepare them for use, object by object, beside other work.
@@ -140,14 +130,6 @@ class RolloutDevice(GeneratingDevice, Protocol):
         Raises:
             ContractError: if they are no tensors.
             IntegrityError: if they are those of another adapter, or not in the store.
-        """
-
-    async def gradient(self, group: GroupData, trained: Staged | None = None) -> GroupGradient:
-        """Compute the gradient of one whole group, at the weights in use; or at the ``trained``
-        ones, if those in use only generate.
-
-        Raises:
-            ContractError: if the fragments do not make up a group of this run.
         """
 
 
@@ -237,13 +219,6 @@ class Training(Protocol):
 
     def skip(self, num_samples: int) -> None:
         """Count samples of a group whose gradient is zero."""
-
-    async def add(self, part: GroupGradient) -> None:
-        """Add a gradient that was computed elsewhere.
-
-        Raises:
-            ContractError: if it is not one of this adapter.
-        """
 
     async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
         """Sum what all devices have added up, what is in proportion to centred advantages

@@ -89,7 +89,6 @@ def this_device(
     concurrency: int,
     memory_gib: float | None,
     independent_devices: bool = False,
-    can_train: bool = False,
     holding: Holding = AS_TRAINED,
 ) -> Device:
     """Describes this process's device: what it has, and what it will need once it is loaded.
@@ -115,7 +114,6 @@ def this_device(
         needs_bytes=held_bytes(recipe, parts, trains=trains, holding=holding),
         concurrency=concurrency,
         independent_devices=independent_devices,
-        can_train=can_train,
     )
 
 
@@ -141,7 +139,7 @@ def held_bytes(
         held -= network - network // trainer.devices
     targets = model.lora.targets or checked_family_of(model.folder).lora_targets
     adapter = adapter_bytes(model.folder, model.lora.rank, targets, frozen_layers(recipe))
-    if recipe.keeps_reference and (trains or recipe.rollout.can_train):
+    if recipe.keeps_reference and trains:
         held += adapter
     if trains and recipe.schedule.is_fluid:  # the sum of all members beside its own gradient
         return held + adapter * 6

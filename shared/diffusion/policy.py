@@ -209,7 +209,7 @@ def _loaded(
         check_encoders(model, recipe)
     start = _start(recipe)
     policy = policy_of(recipe, model, device, place, start)
-    if recipe.keeps_reference and (trains or recipe.rollout.can_train):
+    if recipe.keeps_reference and trains:
         reference = WeightsBeside.of(model.transformer, policy.trained.parameters)
         policy = replace(policy, reference=reference)
     if table.compile is None:

@@ -1,9 +1,9 @@
 """A second set of trained weights of one network, beside those that it holds.
 
-Where one policy generates and another is trained, a device that trains has both: a trainer's
-network holds the trained weights, and beside them lie those that generate; a rollout device's the
-other way round. They change places by exchanging pointers, so that neither is ever copied, and no
-gradient is touched. The device must be held by whoever exchanges them.
+Where one policy generates and another is trained, a device that trains has both: its network holds
+the trained weights, and beside them lie those that generate. They change places by exchanging
+pointers, so that neither is ever copied, and no gradient is touched. The device must be held by
+whoever exchanges them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from shared.diffusion.weights import trained_parameters
 
 
 class WeightsBeside:
-    """Empty until `keep` or `lying`: the policy that generates is then the one that is trained."""
+    """Empty until `keep`: the policy that generates is then the one that is trained."""
 
     def __init__(self, network: nn.Module) -> None:
         self._parameters = trained_parameters(network)
@@ -70,18 +70,6 @@ class WeightsBeside:
         """Look whether these weights, which were written in place, differ from the network's."""
         same = (torch.equal(each, self._parameters[n]) for n, each in self.tensors.items())
         self._changed(differ=not all(same))
-
-    @contextmanager
-    def lying(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Use ``tensors`` as the trained weights, and let those that the network holds lie beside
-        them meanwhile."""
-        self.tensors, self.differ = dict(tensors), True
-        self._exchange()
-        try:
-            yield
-        finally:
-            self._exchange()
-            self.forget()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

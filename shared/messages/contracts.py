@@ -9,9 +9,6 @@ worker does at the moment (workers.py). A message holds no tensors: it names obj
     FragmentScored        reward -> scheduler
     FragmentFailed        any -> scheduler         the fragment needs another attempt
     TrainGroup            scheduler -> trainer     a whole, scored group with its advantages
-    ComputeGradient       scheduler -> one device  compute the gradient of a whole group
-    GradientComputed      device -> scheduler      the gradient is stored, the trainer adds it
-    GradientReleased      device -> scheduler      returned, not computed
     GroupTrained          trainer -> scheduler     the group is in the trainer's gradient
     GroupFailed           any -> scheduler         the group must be sent to the trainer again
     PolicyPublished       trainer -> everybody     an optimizer step is committed
@@ -214,16 +211,6 @@ class FragmentFailed(Record):
     """Address of the device that was to generate it."""
 
 
-class GroupGradientRef(Record):
-    """Names the gradient of a whole group that a rollout device has computed."""
-
-    gradient: ObjectRef
-    tally: dict[Token, FiniteFloat] = Field(max_length=32)
-    """The group's share of the metrics of the optimizer step."""
-    worker: Token
-    """Address of the device."""
-
-
 class GroupFields(TypedDict):
     batch: int
     group: int
@@ -253,35 +240,6 @@ class TrainGroup(GroupMessage):
     """Advantage of each sample, in order; 0 if it could not be scored."""
     dropped: Text | None = None
     """Reason not to train on the group: too many of its samples could not be scored."""
-    contribution: GroupGradientRef | None = None
-    """Gradient of the group, if a device has computed it: the trainer only adds it."""
-
-
-class ComputeGradient(Record):
-    """Asks a rollout device that can train for a gradient while the trainer is behind."""
-
-    kind: Literal["compute_gradient"] = "compute_gradient"
-    group: TrainGroup
-    policy: Policy
-    """Version at whose weights the gradient is taken."""
-    worker: Token
-    """Address of the device."""
-
-
-class GradientComputed(GroupMessage):
-    kind: Literal["gradient_computed"] = "gradient_computed"
-    policy: Policy
-    """Version at whose weights the gradient was taken."""
-    contribution: GroupGradientRef
-    seconds: Seconds
-    """Device time."""
-
-
-class GradientReleased(GroupMessage):
-    kind: Literal["gradient_released"] = "gradient_released"
-    worker: Token
-    reason: Literal["stale", "draining", "failed"]
-    """stale: the batch is committed; failed: this device is not asked again."""
 
 
 class GroupTrained(GroupMessage):
@@ -290,7 +248,7 @@ class GroupTrained(GroupMessage):
     kind: Literal["group_trained"] = "group_trained"
     worker: Token
     seconds: Seconds
-    """Device time; 0 if the gradient is zero, or was computed elsewhere."""
+    """Device time; 0 if the gradient is zero."""
 
 
 class GroupFailed(GroupMessage):
@@ -381,8 +339,6 @@ Event = (
     | FragmentReleased
     | FragmentScored
     | FragmentFailed
-    | GradientComputed
-    | GradientReleased
     | GroupTrained
     | GroupFailed
     | PolicyPublished
@@ -393,5 +349,5 @@ Event = (
     | GroupRequest
     | FluidEvent
 )
-Command = GenerateFragment | TrainGroup | ComputeGradient | SetDevice | FluidCommand
+Command = GenerateFragment | TrainGroup | SetDevice | FluidCommand
 Message = Annotated[Event | Command | Transient, Field(discriminator="kind")]

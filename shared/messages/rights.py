@@ -4,7 +4,7 @@ A service connects as the user of its role, and NATS refuses it everything else.
 says so in NATS's words: subjects that a user may publish to and subscribe to.
 
     scheduler   commands, and makes the streams
-    rollout     generates and computes gradients; publishes its own kinds of results
+    rollout     generates; publishes its own kinds of results
     encoder     looks for new versions
     reward      takes what was generated, publishes scores
     trainer     announces versions; generates while its device is lent; fluid members train
@@ -50,7 +50,6 @@ _TRAINER: tuple[Role, ...] = ("trainer",)
 
 RIGHTS = (
     Right(contracts.GenerateFragment, "dg.*.task.>", _SCHEDULER, _BOTH),
-    Right(contracts.ComputeGradient, "dg.*.grad.>", _SCHEDULER, ("rollout",)),
     Right(contracts.TrainGroup, "dg.*.train.>", _SCHEDULER, _TRAINER),
     Right(contracts.SetDevice, "dg.*.device.*", _SCHEDULER, _TRAINER),
     Right(fluid.TrainPiece, "dg.*.fluid.*.piece.>", _SCHEDULER, _TRAINER),
@@ -60,7 +59,6 @@ RIGHTS = (
     Right(fluid.BeginAgain, "dg.*.fluid.*.again.>", _SCHEDULER, _TRAINER),
     Right(contracts.FragmentGenerated, "dg.*.traj.>", _BOTH, ("reward", "client")),
     Right(contracts.FragmentScored, "dg.*.rew.>", ("reward",)),
-    Right(contracts.GradientComputed, "dg.*.part.>", ("rollout",)),
     Right(fluid.PieceTrained, "dg.*.fluid.*.trained.>", _TRAINER),
     Right(fluid.PieceReleased, "dg.*.fluid.*.trained.>", _TRAINER),
     Right(fluid.SumHeld, "dg.*.fluid.*.sum.>", _TRAINER),
@@ -72,7 +70,6 @@ RIGHTS = (
     Right(contracts.FragmentFailed, "dg.*.evt.fragment_failed.rollout", _BOTH, ("client",)),
     Right(contracts.FragmentFailed, "dg.*.evt.fragment_failed.reward", ("reward",), ("client",)),
     Right(contracts.FragmentFailed, "dg.*.evt.fragment_failed.admission", _TRAINER, ("client",)),
-    Right(contracts.GradientReleased, "dg.*.evt.gradient_released", ("rollout",), ("client",)),
     Right(contracts.GroupTrained, "dg.*.evt.group_trained", _TRAINER, ("client",)),
     Right(contracts.GroupFailed, "dg.*.evt.group_failed", _TRAINER, ("client",)),
     Right(contracts.PolicyPublished, "dg.*.evt.policy_published", _TRAINER, (*WORKERS, "client")),

@@ -4,8 +4,6 @@
     dg.<run>.traj.<address>.<batch>.<group>.<first>.<attempt>  DG_TRAJ    FragmentGenerated
     dg.<run>.rew.<address>.<batch>.<group>.<first>.<attempt>   DG_REW     FragmentScored
     dg.<run>.train.<batch>.<group>.<attempt>                   DG_TRAIN   TrainGroup
-    dg.<run>.grad.<address>.<batch>.<group>.<attempt>          DG_GRAD    ComputeGradient
-    dg.<run>.part.<address>.<batch>.<group>.<attempt>          DG_PART    GradientComputed
     dg.<run>.fluid.<batch>.piece.<address>.<group>.<attempt>.<number>   DG_FLUID  TrainPiece
     dg.<run>.fluid.<batch>.trained.<group>.<attempt>.<number>  DG_FLUID   PieceTrained, -Released
     dg.<run>.fluid.<batch>.exchange.<attempt>.<round>          DG_FLUID   ExchangeSums
@@ -19,13 +17,13 @@
     dg.<run>.device.<address>                                  DG_DEVICE  SetDevice
     dg.<run>.evt.<kind>                                        DG_EVT     everything else
     dg.<run>.evt.fragment_failed.<stage>                       DG_EVT     FragmentFailed
-    dg.<run>.<task|train|grad|fluid|device>.epoch.<epoch>      same       mark of a new epoch
+    dg.<run>.<task|train|fluid|device>.epoch.<epoch>           same       mark of a new epoch
     dg.<run>.quarantine.<stream>.<sequence>                    DG_DLQ     bytes that are no message
     dg.<run>.quarantine.unscored.<fragment>                    DG_DLQ     why samples have no score
     dg.<run>.live.<service>.<worker>                           (none)     WorkerStatus
     dg.<run>.refused.<worker>                                  (none)     WorkerRefused
 
-The first seven streams keep one message per subject and refuse a second, for ever and over
+The first five streams keep one message per subject and refuse a second, for ever and over
 restarts: a worker that does a piece of work twice finds its slot taken. Tasks and results name the
 worker, so nobody takes the slot of another's result; of several, the scheduler takes the first.
 All of a batch that concerns fluid devices is in one stream, so that a scheduler that is started
@@ -38,13 +36,11 @@ from dataclasses import dataclass
 
 from shared.messages.contracts import (
     MAX_MESSAGE_BYTES,
-    ComputeGradient,
     FragmentFailed,
     FragmentGenerated,
     FragmentScored,
     FragmentSlot,
     GenerateFragment,
-    GradientComputed,
     Message,
     SetDevice,
     TrainGroup,
@@ -92,8 +88,6 @@ TASK = Stream("DG_TASK", ("dg.*.task.>",), 64 * MIB, slots=True)
 TRAJ = Stream("DG_TRAJ", ("dg.*.traj.>",), 64 * MIB, slots=True)
 REW = Stream("DG_REW", ("dg.*.rew.>",), 64 * MIB, slots=True)
 TRAIN = Stream("DG_TRAIN", ("dg.*.train.>",), 64 * MIB, slots=True)
-GRAD = Stream("DG_GRAD", ("dg.*.grad.>",), 64 * MIB, slots=True)
-PART = Stream("DG_PART", ("dg.*.part.>",), 64 * MIB, slots=True)
 FLUID = Stream(
     "DG_FLUID", ("dg.*.fluid.>",), 64 * MIB, slots=True, max_message_bytes=MAX_SUMS_BYTES
 )
@@ -103,10 +97,10 @@ DLQ = Stream(
     "DG_DLQ", (ADVISORIES, "dg.*.quarantine.>"), 64 * MIB, slots=False,
     max_message_bytes=MAX_SUMS_BYTES,
 )  # fmt: skip
-STREAMS = (TASK, TRAJ, REW, TRAIN, GRAD, PART, FLUID, DEVICE, EVT, DLQ)
-ADDRESSED = (TASK, TRAJ, REW, GRAD, PART)
+STREAMS = (TASK, TRAJ, REW, TRAIN, FLUID, DEVICE, EVT, DLQ)
+ADDRESSED = (TASK, TRAJ, REW)
 """Streams whose subjects name the device before the batch."""
-COMMANDED = (TASK, TRAIN, GRAD, FLUID, DEVICE)
+COMMANDED = (TASK, TRAIN, FLUID, DEVICE)
 """Streams with commands of the scheduler, in which epochs are marked (epochs.py)."""
 
 _FRAGMENT = re.compile(
@@ -137,11 +131,6 @@ def subject_of(run: str, message: Message) -> str:
             return f"dg.{run}.traj.{message.worker}.{_numbers(fragment)}"
         case FragmentScored(fragment=fragment):
             return f"dg.{run}.rew.{message.worker}.{_numbers(fragment)}"
-        case ComputeGradient(group=group):
-            return f"dg.{run}.grad.{message.worker}.{group.batch}.{group.group}.{group.attempt}"
-        case GradientComputed():
-            address = message.contribution.worker
-            return f"dg.{run}.part.{address}.{message.batch}.{message.group}.{message.attempt}"
         case TrainGroup():
             return f"dg.{run}.train.{message.batch}.{message.group}.{message.attempt}"
         case FluidMessage():
@@ -219,11 +208,6 @@ def task_subject(run: str, address: str, fragment: FragmentSlot) -> str:
 def tasks_for(run: str, address: str) -> str:
     """Match every fragment that one device is to generate."""
     return f"dg.{run}.task.{address}.>"
-
-
-def gradients_for(run: str, address: str) -> str:
-    """Match every group whose gradient one device is to compute."""
-    return f"dg.{run}.grad.{address}.>"
 
 
 def pieces_for(run: str, address: str) -> str:

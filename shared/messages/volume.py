@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from shared.messages.codec import group_bytes
 from shared.messages.contracts import MAX_MESSAGE_BYTES, Prompt
 from shared.messages.fluid import MAX_MEMBERS, MAX_SUMS_BYTES
-from shared.messages.subjects import FLUID, GRAD, PART, REW, TASK, TRAIN, TRAJ
+from shared.messages.subjects import FLUID, REW, TASK, TRAIN, TRAJ
 
 BATCHES_AT_ONCE = 5
 """Batches with messages in the streams: two that are kept, the current one, the one that was begun
 early, and one that is being removed."""
 ATTEMPTS = 1.25
 """Messages per piece of work: some is given back, lost, and done again."""
-TASK_BYTES, TRAJ_BYTES, REW_BYTES, PART_BYTES = 900, 1500, 1600, 4096
+TASK_BYTES, TRAJ_BYTES, REW_BYTES = 900, 1500, 1600
 """Most bytes of a message without its prompt, and of what the broker stores beside it."""
 PIECE_BYTES, STEP_BYTES = 1100, 1200
 """Most bytes of what is said about a piece, to and by its member; and of what a member says of the
@@ -46,8 +46,6 @@ class BatchVolume:
             TRAJ.name: fragments * (TRAJ_BYTES + self.prompt_bytes),
             REW.name: fragments * (REW_BYTES + 72 * self.scorers) + scores,
             TRAIN.name: self.groups * min(group, MAX_MESSAGE_BYTES),
-            GRAD.name: self.groups * min(group + TASK_BYTES, MAX_MESSAGE_BYTES),
-            PART.name: self.groups * PART_BYTES,
         }
         if self.pieces:  # how many members will join is not known
             steps = MAX_MEMBERS * STEP_BYTES + MAX_SUMS_BYTES

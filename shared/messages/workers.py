@@ -45,8 +45,6 @@ class Device(Record):
     independent_devices: Annotated[bool, wire_name("fluid")] = False
     """Whether each of a trainer's devices has all weights: it finishes its fragment and trains,
     whatever the others do. Otherwise all of them switch together."""
-    can_train: bool = False
-    """Whether a rollout device computes gradients of whole groups on request."""
     gpu: Text = ""
     """The host's accelerators that it uses, as CUDA_VISIBLE_DEVICES counts them ("2", "4,5")."""
 

@@ -145,14 +145,10 @@ def _check_noise(tables: Tables) -> None:
 
 
 def _check_deterministic(tables: Tables) -> None:
-    several = {
-        "rollout.can_train": tables.rollout.can_train,
-        "trainer.devices": tables.trainer.devices > 1 and not tables.schedule.is_fluid,
-    }
-    field = next((name for name, is_set in several.items() if is_set), None)
-    if tables.trainer.deterministic and field:
+    several = tables.trainer.devices > 1 and not tables.schedule.is_fluid
+    if tables.trainer.deterministic and several:
         raise ValueError(
-            f"{field}: sums gradients in the order in which devices are done; "
+            "trainer.devices: sums gradients in the order in which devices are done; "
             "trainer.deterministic needs one device that trains"
         )
 
@@ -164,10 +160,10 @@ def _check_colocated(tables: Tables) -> None:
             'rollout.workers: 0 needs schedule.mode "fluid" or "colocated"; otherwise start at '
             "least 1"
         )
-    if colocated and tables.rollout.workers and not tables.rollout.can_train:
+    if colocated and tables.rollout.workers:
         raise ValueError(
-            'rollout.can_train: schedule.mode "colocated" trains on every device; set it to '
-            "true, or rollout.workers to 0"
+            'rollout.workers: with schedule.mode "colocated" the trainer\'s devices generate '
+            'everything; set it to 0, or schedule.mode to "fluid"'
         )
 
 
@@ -210,25 +206,10 @@ def _check_updates(tables: Tables) -> None:
     if tables.trainer.updates == 1:
         return
     check_divides(tables.trainer.updates, tables.batch.groups, "trainer.updates", "batch.groups")
-    if tables.rollout.can_train:
-        raise ValueError(
-            "trainer.updates: rollout devices do not have the weights in between; set it to 1, or "
-            "rollout.can_train to false"
-        )
-
     if tables.keeps_batch_start and tables.model.trained == "full":
         raise ValueError(
             "trainer.updates: the decoupled loss keeps the adapter of the batch's start; set "
             'it to 1, algorithm.stale_loss to "bypass", or model.trained to "lora"'
-        )
-
-
-def _check_held(tables: Tables) -> None:
-    if tables.batch_std == "held" and tables.rollout.can_train:
-        raise ValueError(
-            'rollout.can_train: with algorithm.advantage_std "batch" and this algorithm or '
-            'rewards "normalised", no group can be trained before the batch is scored; set it to '
-            'false, or advantage_std to "group"'
         )
 
 
@@ -266,20 +247,11 @@ def _check_full(tables: Tables) -> None:
             "algorithm.kl_beta: the reference is the model with another adapter, or without one; "
             'set it to 0, or model.trained to "lora"'
         )
-    if tables.rollout.can_train:
-        raise ValueError(
-            "rollout.can_train: gradients of all weights are too large to send; set it to false"
-        )
 
 
 def _check_streamed(tables: Tables) -> None:
     if tables.rollout.memory == "resident":
         return
-    if tables.rollout.can_train:
-        raise ValueError(
-            "rollout.can_train: a gradient needs the whole network on the device; set it to "
-            'false, or rollout.memory to "resident"'
-        )
     if tables.rollout.weights == "nf4":
         raise ValueError(
             'rollout.memory: the scales of "nf4" would not move with their weights; set it to '
@@ -313,11 +285,6 @@ def _check_weights(tables: Tables) -> None:
         raise ValueError(
             f"rollout.weights: every version of all weights would be made {weights} anew; leave it "
             'out, or set model.trained to "lora"'
-        )
-    if tables.rollout.can_train:
-        raise ValueError(
-            f"rollout.can_train: {weights} weights give the gradient of another network; set it to "
-            "false, or leave rollout.weights out"
         )
     if method.has_ratio and not method.corrects_staleness:
         raise ValueError(
@@ -385,7 +352,7 @@ def _check_trained(tables: Tables, part: int, field: str) -> None:
 CHECKS = (
     _check_batch, _check_fragments, _check_messages, _check_scorers, _check_pieces,
     _check_colocated, _check_fluid, _check_ranks, _check_full, _check_updates, _check_old_policy,
-    _check_held, _check_streamed, _check_compiled, _check_weights, _check_deterministic,
+    _check_streamed, _check_compiled, _check_weights, _check_deterministic,
     _check_variant, _check_tail, _check_noise, _check_guidance, _check_best, _check_curriculum,
     _check_adapter, lambda tables: check_evaluation(tables.evaluation, tables.sampling),
 )  # fmt: skip

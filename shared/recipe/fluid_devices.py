@@ -14,7 +14,6 @@ def refusal(
     old_policy: bool = False,
     max_staleness: int | str = 0,
     trained: str = "lora",
-    can_train: bool = False,
 ) -> str | None:
     """Return why no recipe can ask this of fluid devices, with field and remedy; None if one can.
 
@@ -25,7 +24,6 @@ def refusal(
         old_policy: what samples is not what is trained (`Tables.keeps_old_policy`).
         max_staleness: `schedule.max_staleness`.
         trained: `model.trained`.
-        can_train: `rollout.can_train`.
     """
     refused = {
         f"trainer.devices: sums of more than {MAX_MEMBERS} fluid devices fit no message; set it to "
@@ -40,7 +38,6 @@ def refusal(
         "schedule.max_staleness: fluid devices hold no second set of all weights; set it to 0": (
             max_staleness != 0 and trained == "full"
         ),
-        "rollout.can_train: fluid devices train, others only generate; set it to false": can_train,
     }
     return next((f"{reason}, {OTHER}" for reason, applies in refused.items() if applies), None)
 
@@ -55,5 +52,4 @@ def refusal_of(tables: Tables) -> str | None:
         old_policy=tables.keeps_old_policy,
         max_staleness=tables.schedule.max_staleness,
         trained=tables.model.trained,
-        can_train=tables.rollout.can_train,
     )

@@ -17,7 +17,7 @@ class Schedule(Table):
     mode: Literal["pipelined", "sequential", "colocated", "fluid"] = "pipelined"
     """`pipelined`: generation, scoring and training overlap. `fluid`: devices have no roles; each
     generates, trains and takes the optimizer step. `sequential`: a batch is generated, then scored,
-    then trained. `colocated`: as `sequential`, and every device generates and trains its share."""
+    then trained. `colocated`: as `sequential`, and the trainer's devices also generate."""
     fragment_size: Positive | Literal["auto"] = "auto"
     """Samples that a device generates at a time; a number has to divide `batch.group_size`. `auto`:
     chosen for the devices, and smaller near the end of a batch."""
@@ -83,9 +83,6 @@ class RunSchedule(Schedule):
     """`trainer.deterministic`: the trainer takes groups by their index, and waits for each."""
     holds_groups: bool = False
     """Whether the trainer holds groups until it has all of the batch (`Tables.batch_std`)."""
-    gradient_help: bool = False
-    """`rollout.can_train`: rollout devices that can hold what it takes compute gradients while the
-    trainer is behind."""
 
     @property
     def tsp(self) -> bool:

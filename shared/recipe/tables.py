@@ -203,8 +203,6 @@ class Rollout(Table):
     media: Literal["lossless", "raw"] = "lossless"
     """Storage of pixels: `lossless` needs half of the bytes or less; `raw` stores them
     uncompressed."""
-    can_train: bool = False
-    """Whether rollout devices compute gradients of whole groups while the trainer is behind."""
     memory: Residence = "resident"
     """`streamed`: the blocks of the network stay on the host and are copied to the device one after
     another. Samples do not change. `DIGENRL_ROLLOUT_MEMORY` sets it for one worker."""
@@ -323,7 +321,7 @@ class Tables(Table):
         """The schedule with what other tables imply: the same bytes need the same fragments, and
         between two optimizer steps of a batch a trainer has weights that are no version, unless it
         keeps those that generate."""
-        table, pipelined = self.schedule, self.schedule.mode == "pipelined"
+        table = self.schedule
         has_version = self.trainer.updates == 1 or self.keeps_old_policy
         lends = table.mode in ("pipelined", "fluid") and has_version and table.tag != "off"
         whole = self.trainer.deterministic and table.fragment_size == "auto"
@@ -334,7 +332,6 @@ class Tables(Table):
             "tag": table.tag if lends else 0,
             "max_staleness": table.staleness_limit,
             "deterministic": self.trainer.deterministic,
-            "gradient_help": self.rollout.can_train and pipelined,
             "holds_groups": self.batch_std == "held",
         })  # fmt: skip
 

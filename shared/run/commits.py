@@ -40,10 +40,6 @@ class TrainedGroup(Record):
     parts: dict[Token, tuple[FiniteFloat | None, ...]]
     dropped: Text | None = None
     """Reason why the group was not trained on."""
-    contribution: ObjectRef | None = None
-    """Gradient that a rollout device computed for the group."""
-    trained_by: Token | None = None
-    """Address of that device; None if the trainer computed the gradient."""
 
 
 class StoredWeights(NamedTuple):

@@ -28,7 +28,7 @@ MAY_CHANGE = {
     "run.steps", "run.keep_last", "run.keep_every", "run.keep_best", "run.stop_at",
     "run.shard_bytes", "run.preview_mb",
     "model.device", "model.vae_tiling", "sampling.tail_correlation",
-    "rollout.workers", "rollout.threads", "rollout.can_train", "rollout.memory", "rollout.media",
+    "rollout.workers", "rollout.threads", "rollout.memory", "rollout.media",
     "trainer.devices", "trainer.checkpoint_every",
     "encoder.workers", "encoder.threads", "encoder.ahead", "encoder.device",
     "trainer.hosts", "trainer.sharded", "trainer.exchange",

@@ -31,7 +31,7 @@ from services.scheduler.costs.profile import (
 from services.scheduler.sim.cluster import build
 from services.scheduler.sim.independent_devices import IndependentTrainer
 from services.scheduler.sim.profiled import steady_plan, timing_of
-from shared.devices.protocols import GroupData, GroupGradient
+from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
@@ -248,10 +248,9 @@ async def test_devices_of_a_host_share_an_adapter_that_takes_its_time(tmp_path: 
 
 
 async def test_a_step_needs_the_gradient_of_every_sample_once() -> None:
-    trained, device = engine(), rollout()
+    trained = engine()
     trained.begin()
-    part = await device.gradient(whole_group(group=0))
-    await trained.add(part)
+    await trained.devices[0].accumulate(whole_group(group=0), GroupSlice(range(16)))
     trained.skip(512 - 16 - 16)
     await trained.devices[2].accumulate(whole_group(), GroupSlice(range(15)))
     await trained.devices[1].accumulate(whole_group(), GroupSlice(range(15, 16), 0, 2))
@@ -261,8 +260,6 @@ async def test_a_step_needs_the_gradient_of_every_sample_once() -> None:
     trained.skip(511)
     with pytest.raises(RuntimeError, match="511 samples"):
         await trained.step(1)
-    with pytest.raises(ContractError):
-        await trained.add(GroupGradient(gradient=b"", tally={"samples": 16.0}))
 
 
 @pytest.mark.parametrize("tsp", [True, False])
@@ -316,8 +313,6 @@ def test_the_recipe_of_an_emulated_run_shares_what_its_profile_shares(tmp_path: 
 async def test_a_group_that_is_not_whole_is_refused() -> None:
     with pytest.raises(ContractError):
         await engine().devices[0].accumulate(whole_group(15), GroupSlice(range(15)))
-    with pytest.raises(ContractError):
-        await rollout().gradient(whole_group(8))
 
 
 def test_scores_follow_from_the_samples() -> None:
@@ -342,9 +337,8 @@ def test_bytes_are_divided_by_the_scale(name: str) -> None:
     profile = load_profile(name)
     real, small = scaled(profile, 1.0, 4), scaled(profile, 10.0, 4)
     assert payload_of(profile) == PAYLOADS[name] and real.window == PAYLOADS[name].window
-    for field in ("window", "media", "conditions", "adapter", "gradient"):
+    for field in ("window", "media", "conditions", "adapter"):
         assert getattr(small, field) == pytest.approx(getattr(real, field) / 10, abs=1)
-    assert real.gradient == real.adapter, "both are float32"
 
 
 def test_devices_are_named_by_role_and_kind_and_share_hosts_of_eight() -> None:
@@ -360,9 +354,6 @@ def test_a_worker_registers_as_what_it_is() -> None:
     emulation = Emulation.of(SETTING)
     trainer = emulation.registered("H100", "trainer", concurrency=4)
     assert trainer.independent_devices and trainer.concurrency == 4 and trainer.refusal is None
-    helper = replace(emulation, setting=with_schedule(gradient_help=True))
-    assert helper.registered("H100", "rollout", concurrency=1).can_train
-    assert not emulation.registered("H100", "rollout", concurrency=1).can_train
     lone = replace(emulation, setting=SETTING.model_copy(update={"trainer": {"H100": 1}}))
     assert not lone.registered("H100", "trainer", concurrency=1).independent_devices
     assert emulation.registered("4090", "rollout", concurrency=1).refusal is not None

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 from bench.cluster.blobs import EmulatedWeights, media_blob, samples_of, trajectory_blob
-from bench.cluster.build import Emulation, rollout_devices, training
+from bench.cluster.build import Emulation, training
 from bench.cluster.scoring import EmulatedScorer
 from bench.cluster.setting import Setting
 from shared.devices.protocols import GroupData
@@ -32,7 +32,7 @@ def emulation(tmp_path_factory: pytest.TempPathFactory) -> Emulation:
     profile = str(tiny_profile(tmp_path_factory.mktemp("profile")))
     setting = Setting(
         run="ledger", profile=profile, rollout={"H100": 1}, trainer={"H100": 2}, scale=1e6,
-        steps=2, schedule=RunSchedule(tag="off", gradient_help=True),
+        steps=2, schedule=RunSchedule(tag="off"),
     )  # fmt: skip
     return Emulation.of(setting)
 
@@ -71,17 +71,12 @@ class Batch:
         default_factory=lambda: [(group, GroupSlice(range(SIZE))) for group in range(GROUPS)]
     )
     """(group, cut), in this order, on the devices in turn."""
-    helped: tuple[int, ...] = ()
-    """Groups whose gradient a rollout device computes."""
 
     async def trained(self, emulation: Emulation) -> str:
-        engine, [helper] = training(emulation), rollout_devices(emulation)
+        engine = training(emulation)
         engine.begin()
         for number, (group, cut) in enumerate(self.pieces):
-            if group not in self.helped:
-                await engine.devices[number % 2].accumulate(self.groups[group], cut)
-        for group in self.helped:
-            await engine.add(await helper.gradient(self.groups[group]))
+            await engine.devices[number % 2].accumulate(self.groups[group], cut)
         await engine.step(0)
         return engine.weights_digest()
 
@@ -103,7 +98,6 @@ async def test_whoever_trains_a_batch_and_in_whatever_pieces_the_weights_are_the
     plain = await Batch().trained(emulation)
     fine = [(g, cut) for g in (3, 1, 0, 2) for cut in slice_group(SIZE, 2, STEPS, is_last=g != 1)]
     assert await Batch(pieces=fine[::-1]).trained(emulation) == plain
-    assert await Batch(helped=(1, 3)).trained(emulation) == plain
     again = [generated(group, attempt=1, fragments=(1, 3)) for group in range(GROUPS)]
     assert await Batch(groups=again).trained(emulation) == plain
     assert plain != FIRST
@@ -132,11 +126,11 @@ async def test_a_sample_that_is_not_the_one_meant_makes_other_weights(
         assert await batch.trained(emulation) != await Batch().trained(emulation)
 
 
-async def test_two_samples_whose_bytes_are_exchanged_are_no_group(emulation: Emulation) -> None:
+async def test_two_samples_whose_bytes_are_exchanged_make_other_weights(
+    emulation: Emulation,
+) -> None:
     batch = Batch()
     batch.groups[0] = with_samples(batch.groups[0], swap)
-    with pytest.raises(ContractError, match="not the samples of one group"):
-        await Batch(groups=batch.groups, helped=(0,)).trained(emulation)
     assert await batch.trained(emulation) != await Batch().trained(emulation)
 
 
@@ -158,32 +152,12 @@ async def test_a_sample_left_out_in_place_of_one_that_is_added_twice_ends_the_ru
         await Batch(pieces=pieces).trained(emulation)
 
 
-async def test_a_group_that_is_trained_and_added_as_well_ends_the_run(
-    emulation: Emulation,
-) -> None:
-    engine, [helper] = training(emulation), rollout_devices(emulation)
-    engine.begin()
-    for group in range(GROUPS - 1):
-        await engine.devices[0].accumulate(generated(group), GroupSlice(range(SIZE)))
-    await engine.add(await helper.gradient(generated(1)))
-    with pytest.raises(RuntimeError, match=r"groups \[1\] twice"):
-        await engine.step(0)
-
-
-async def test_a_gradient_of_other_weights_is_refused(emulation: Emulation) -> None:
-    engine, [helper] = training(emulation), rollout_devices(emulation)
-    helper.weights = EmulatedWeights.first(1).digest
-    with pytest.raises(ContractError, match="other weights"):
-        await engine.add(await helper.gradient(generated(1)))
-
-
-async def test_a_group_without_advantage_counts_as_skipped_whoever_has_it(
+async def test_a_group_without_advantage_counts_as_skipped(
     emulation: Emulation,
 ) -> None:
     flat = replace(generated(2), advantages=(0.0,) * SIZE)
     groups = [generated(0), generated(1), flat, generated(3)]
     trained = await Batch(groups=groups).trained(emulation)
-    assert await Batch(groups=groups, helped=(2,)).trained(emulation) == trained
     engine = training(emulation)
     engine.begin()
     engine.skip(SIZE)

@@ -114,7 +114,7 @@ async def test_fluid_devices_run_and_are_measured_after_roles(tmp_path: Path) ->
 @pytest.mark.slow
 async def test_one_step_ahead_both_run_and_are_measured(tmp_path: Path) -> None:
     async with opened(tmp_path / "bench") as session:
-        schedule = setting(tmp_path).schedule.changed(max_staleness=1, gradient_help=True)
+        schedule = setting(tmp_path).schedule.changed(max_staleness=1)
         changes = {"schedule": schedule, "run": "ahead"}
         ahead = await run(session, setting(tmp_path, **changes), WARM_UP, LAST, lambda _: None)
         schedule = RunSchedule(mode="fluid", max_staleness=1)

@@ -9,19 +9,17 @@ from bench.runner.watch import Heard, Sample
 from bench.two_devices.bound import Speed
 from bench.two_devices.compare import RunFigures, figures_of, summarise
 from bench.two_devices.intervals import Job, intervals_of, jobs_of
-from bench.two_devices.modes import COLOCATED, ONE_STEP, Mode
+from bench.two_devices.modes import ONE_STEP, Mode
 from bench.two_devices.run import ROLLOUT, TRAINER
 from services.scheduler.core.usage import BatchUsage, TagUsage
 from shared.messages.contracts import (
     FragmentGenerated,
-    GradientComputed,
-    GroupGradientRef,
     GroupTrained,
     Message,
     PolicyPublished,
 )
 from tests.examples import generated as generated_from
-from tests.examples import policy, published, ref, task
+from tests.examples import published, task
 
 GROUP = 4
 
@@ -40,13 +38,6 @@ def trained(seconds: float, *, batch: int = 1, group: int = 0) -> GroupTrained:
     )
 
 
-def computed(seconds: float) -> GradientComputed:
-    contribution = GroupGradientRef(gradient=ref("gradient"), tally={}, worker=f"{ROLLOUT}-0a1b")
-    return GradientComputed(
-        batch=1, group=1, attempt=0, policy=policy(1), contribution=contribution, seconds=seconds
-    )
-
-
 def announced(version: int, seconds: float = 0.0) -> PolicyPublished:
     changes = {"worker": f"{TRAINER}-0a1b", "seconds": seconds}
     return published(version).model_copy(update=changes)
@@ -61,7 +52,6 @@ RUN = heard(
     (9.0, generated(ROLLOUT, 4.0, batch=0)),
     (10.0, announced(1)),
     (11.0, generated(ROLLOUT, 1.0)),
-    (12.0, computed(0.5)),
     (13.0, generated(TRAINER, 1.5)),
     (14.0, trained(2.0)),
     (14.5, trained(0.0, group=1)),
@@ -99,9 +89,9 @@ def test_a_run_is_measured_from_the_first_version_after_warm_up_to_the_last() ->
     assert found.step == 4.0
     assert found.cores == {TRAINER: 0.375, "nats": 0.05}
     assert found.held == pytest.approx(0.375 / ((1.5 + 2.0 + 0.25) / 8))
-    assert found.speeds[ROLLOUT] == Speed(generate=1.0 / GROUP, train=0.5 / GROUP)
+    assert found.speeds[ROLLOUT] == Speed(generate=1.0 / GROUP)
     assert found.speeds[TRAINER] == Speed(generate=1.5 / GROUP, train=2.0 / GROUP)
-    assert (found.generated_by_trainer, found.trained_by_rollout) == (GROUP / 2, GROUP / 2)
+    assert found.generated_by_trainer == GROUP / 2
     assert found.busy[ROLLOUT]["generate"] == 1.0 / 8
     assert found.busy[TRAINER]["train"] == 2.0 / 8
     assert found.bubbles[TRAINER] == {"waiting_for_rollout": 1 / 8, "tail": 1 / 8}
@@ -165,7 +155,6 @@ def figures(*batches: float, speed: Speed | None = None) -> RunFigures:
         cores={},
         held=1.0,
         generated_by_trainer=0.0,
-        trained_by_rollout=0.0,
         decisions=(),
         intervals=(),
         begin=0.0,
@@ -177,23 +166,23 @@ def mode(name: str, *, baseline: bool = False, overlaps: bool = True) -> Mode:
 
 
 def test_a_mode_counts_with_the_median_of_its_runs_means() -> None:
-    colocated = (mode(COLOCATED, baseline=True), [figures(4.0), figures(6.0), figures(4.4)])
+    first = (mode("sequential"), [figures(4.0), figures(6.0), figures(4.4)])
     ours = (mode(ONE_STEP), [figures(3.0, 5.0), figures(2.0, 2.0), figures(4.1)])
-    result = summarise("equal", [colocated, ours], samples=12, slowdown=1.0)
+    result = summarise("equal", [first, ours], samples=12, slowdown=1.0)
     assert [row.seconds for row in result.rows] == [4.4, 4.0]
     assert result.rows[1].spread == (2.0, 4.1)
     assert result.bound == pytest.approx(3.0)
-    assert result.rows[1].to_previous == result.rows[1].to_colocated == pytest.approx(1.1)
+    assert result.rows[1].to_previous == pytest.approx(1.1)
+    assert result.rows[1].to_alone is None
     assert result.rows[1].of_the_bound == pytest.approx(0.75)
-    assert [target.reached for target in result.targets] == [False, True]
+    assert [target.reached for target in result.targets] == [False]
 
 
-def test_against_a_slowed_device_the_better_of_two_colocated_modes_counts() -> None:
-    pair = (mode(COLOCATED, baseline=True), [figures(9.0)])
+def test_beside_a_slowed_device_the_fast_one_alone_is_what_to_beat() -> None:
     alone = (mode("fast alone", baseline=True, overlaps=False), [figures(6.0)])
     ours = (mode(ONE_STEP), [figures(5.0)])
-    result = summarise("slowed", [alone, pair, ours], samples=12, slowdown=1.0)
-    assert result.rows[2].to_colocated == pytest.approx(1.2)
+    result = summarise("slowed", [alone, ours], samples=12, slowdown=1.0)
+    assert result.rows[1].to_alone == pytest.approx(1.2)
     assert [target.reached for target in result.targets] == [True]
 
 
@@ -202,4 +191,4 @@ def test_speeds_beside_an_idle_device_do_not_enter_the_bound() -> None:
     alone = (mode("sequential", overlaps=False), [figures(9.0, speed=undisturbed)])
     result = summarise("equal", [alone, (mode(ONE_STEP), [figures(5.0)])], samples=12, slowdown=1.0)
     assert result.bound == pytest.approx(3.0)
-    assert result.targets == ()
+    assert [target.reached for target in result.targets] == [False]

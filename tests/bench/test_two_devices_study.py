@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bench.runner.placement import cpu_seconds, pinned, place
-from bench.two_devices.modes import COLOCATED, Part, modes_of
+from bench.two_devices.modes import Part, modes_of
 from bench.two_devices.study import (
     NETWORK,
-    WINDOWS,
+    WINDOW,
     Study,
     Wanted,
     about,
@@ -31,7 +31,7 @@ def planned(part: Part, only: Sequence[str] = ()) -> Study:
     return plan_study(wanted, part, Path("/model"))
 
 
-@pytest.mark.parametrize("part", ["equal", "slowed", "trainer-bound"])
+@pytest.mark.parametrize("part", ["equal", "slowed"])
 def test_every_mode_is_a_recipe_with_one_thread_per_device(part: Part) -> None:
     study = planned(part)
     for each in study.modes:
@@ -45,7 +45,7 @@ def test_every_mode_is_a_recipe_with_one_thread_per_device(part: Part) -> None:
 
 
 def test_each_mode_is_the_one_before_and_one_technique_more() -> None:
-    sequential, *more = modes_of("equal", window=WINDOWS["equal"], group_size=24)[1:]
+    sequential, *more = modes_of("equal", window=WINDOW, group_size=24)
     changed = []
     for before, after in itertools.pairwise([sequential, *more]):
         both = {key for key in after.changes if before.changes[key] != after.changes[key]}
@@ -73,11 +73,11 @@ def test_what_is_kept_of_a_study_names_the_model_and_not_where_it_is() -> None:
 
 
 def test_a_mode_that_no_part_has_is_refused_by_name() -> None:
-    assert [each.name for each in planned("equal", ["sequential", COLOCATED]).modes] == [
-        COLOCATED,
+    assert [each.name for each in planned("equal", ["+GAP", "sequential"]).modes] == [
         "sequential",
+        "+GAP",
     ]
-    with pytest.raises(UserError, match=r"none of these; known are: colocated, sequential, \+GAP"):
+    with pytest.raises(UserError, match=r"none of these; known are: sequential, \+GAP"):
         planned("equal", ["+TGA"])
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from bench.cluster.setting import Setting
 from shared.run.commits import CommitRecord
-from tests.profile.tiny import GROUPS
 from tests.storm.cluster import cluster
 from tests.storm.judge import violations_of
 from tests.storm.small import SAMPLES, small
@@ -63,14 +62,6 @@ async def test_one_device_generates_and_trains_by_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_two_colocated_devices_train_equal_shares(tmp_path: Path) -> None:
-    setting = small(tmp_path, mode="colocated", rollout={"H100": 1}, steps=4)
-    records = await whole_run(tmp_path, setting)
-    shares = [sum(g.trained_by is not None for g in record.trained) for record in records[1:]]
-    assert shares[-1] == GROUPS // 2
-
-
-@pytest.mark.slow
 async def test_a_batch_after_the_other_with_all_devices_waiting_trains_the_same(
     tmp_path: Path,
 ) -> None:
@@ -95,7 +86,3 @@ async def test_with_one_step_of_staleness_samples_are_at_most_one_version_old(
         decisions = (await run.get("/v1/tag"))["decisions"]
     assert set(staleness) == {0, 1}
     assert {decision["reason"] for decision in decisions} >= {"warm-up", "fixed"}
-
-
-def helped_by(records: list[CommitRecord]) -> Counter[str]:
-    return Counter(g.trained_by for record in records for g in record.trained if g.trained_by)

@@ -147,22 +147,3 @@ async def worker(run: Cluster, name: str) -> dict[str, Any] | None:
 async def has_generated(run: Cluster, name: str) -> bool:
     view = await worker(run, name)
     return view is not None and view["seconds_per_sample"] is not None
-
-
-@pytest.mark.slow
-async def test_rollout_devices_train_for_a_trainer_that_is_behind_and_one_may_be_killed(
-    tmp_path: Path,
-) -> None:
-    setting = small(
-        tmp_path, groups=10, rollout={"H100": 4}, gradient_help=True, scale=50.0,
-        steps=6,
-    )  # fmt: skip
-    async with cluster(tmp_path / "run", setting) as run:
-        await run.until_step(3)
-        run.send("rollout-1", signal.SIGKILL)
-        await run.until_step(setting.steps)
-        assert await violations_of(run) == []
-        helpers = [g.trained_by for each in await run.commits() for g in each.trained]
-    named = [helper for helper in helpers if helper is not None]
-    assert len(named) >= 3
-    assert all(helper.startswith("rollout-") for helper in named)

@@ -58,12 +58,6 @@ def test_what_a_recipe_has_already_is_not_advised() -> None:
     assert placement.recipe_keys(split, STRICT) == {} and placement.environment(split) == {}
 
 
-def test_devices_that_compute_gradients_hold_exact_weights() -> None:
-    assert [
-        placement.keys for placement in found_placements(FLUX, "H100", "4090", can_train=True)
-    ] == [{}]
-
-
 def test_weights_are_quantised_only_where_an_algorithm_can_weigh_them() -> None:
     plain, streamed = found_placements(FLUX, "H100", "4090", can_weigh=False)
     assert plain.keys == {} and streamed.keys == ENCODER

@@ -171,20 +171,3 @@ async def test_what_is_decoded_when_the_worker_stops_is_given_back(worker: Start
         assert [(e.slot.group, e.reason) for e in events if isinstance(e, FragmentReleased)] == [
             (0, "draining"), (1, "draining"),
         ]  # fmt: skip
-
-
-async def test_a_gradient_has_the_device_to_itself(worker: Start) -> None:
-    async with worker() as cluster:
-        device = cluster.device
-        device.free.set()
-        device.decodes.clear()
-        await cluster.generate(0)
-        await cluster.until(lambda: device.decoding == [0])
-        await cluster.compute(await cluster.group(1))
-        await cluster.until(lambda: bool(cluster.app._gradients.ready))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert device.groups == []
-        device.decodes.set()
-        await cluster.told("gradient_computed")
-        assert device.done == ["fragment 0 by 0", "gradient of batch 0 group 1 samples 0 by 0"]

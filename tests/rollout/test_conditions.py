@@ -83,8 +83,6 @@ async def test_a_fragment_whose_conditions_are_here_goes_before_one_that_waits_f
         await generate(cluster, 0, 1)
         [event] = await cluster.told("fragment_generated")
         assert isinstance(event, FragmentGenerated) and event.fragment.group == 1
-        await cluster.compute(await cluster.group(7))
-        await cluster.told("gradient_computed")
         await encode(cluster, 0)
         await cluster.told("fragment_generated", 2)
 

@@ -10,18 +10,14 @@ from bench.cluster.blobs import joined
 from services.rollout.app import RolloutApp
 from shared.bus.bus import Bus
 from shared.devices.conditions import EncodedConditions
-from shared.devices.protocols import Generated, GroupData, GroupGradient, RolloutDevice, Staged
+from shared.devices.protocols import Generated, RolloutDevice
 from shared.errors import DigenRLError, FaultyConditions, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import (
-    ComputeGradient,
-    FragmentScored,
     GenerateFragment,
     Message,
     ObjectRef,
     PolicyPublished,
-    TrainGroup,
-    Trajectories,
 )
 from shared.messages.workers import Device
 from shared.process.worker import Worker, WorkerContext
@@ -72,17 +68,10 @@ class FakeDevice:
     done: list[str] = field(default_factory=list)
     """Names what it has done, in order, and by which version."""
     begun: list[str] = field(default_factory=list)
-    groups: list[GroupData] = field(default_factory=list)
-    """Groups whose gradients it was asked for."""
-    trained: list[str | None] = field(default_factory=list)
-    """Digests of the trained weights that it was given for each, if it was."""
     free: asyncio.Event = field(default_factory=asyncio.Event)
     """Set to let the device finish: until then everything takes for ever."""
-    fault: DigenRLError | None = None
-    """Error of its next gradient."""
     staging_fault: DigenRLError | None = None
     """Error of the next weights that are staged."""
-    tally: dict[str, float] = field(default_factory=lambda: {"num_rows": 4.0})
     digest: str = ""
     decodes: asyncio.Event = field(default_factory=asyncio.Event)
     """Set unless a test holds decoding back."""
@@ -141,15 +130,6 @@ class FakeDevice:
         if fault is not None:
             raise fault
         return FakeStaged(self, (await joined(weights)).decode())
-
-    async def gradient(self, group: GroupData, trained: Staged | None = None) -> GroupGradient:
-        self.groups.append(group)
-        self.trained.append(None if trained is None else trained.digest)
-        async with self.used_for(f"gradient of {group.trajectories[0].decode()}"):
-            fault, self.fault = self.fault, None
-            if fault is not None:
-                raise fault
-            return GroupGradient(gradient=b"a gradient", tally=self.tally)
 
 
 class Backend(FolderBackend):
@@ -244,52 +224,11 @@ class Cluster:
             task = examples.task(batch=version, group=group)
             await self.bus.publish(task.model_copy(update=changes))
 
-    async def compute(self, command: ComputeGradient) -> None:
-        await self.bus.publish(command)
-
-    async def group(self, number: int, *, version: int = 0, batch: int = 0) -> ComputeGradient:
-        """The command for a stored group of two fragments."""
-        fragments = [await self._scored(batch, number, first, version) for first in (0, 2)]
-        return ComputeGradient(
-            group=TrainGroup(
-                batch=batch,
-                group=number,
-                attempt=0,
-                policy=examples.policy(version),
-                fragments=tuple(fragments),
-                advantages=(1.0, -1.0, 0.5, -0.5),
-            ),
-            policy=examples.policy(batch),
-            worker=ADDRESS,
-        )
-
-    async def _scored(self, batch: int, group: int, first: int, version: int) -> FragmentScored:
-        name = f"batch {batch} group {group} samples {first}"
-        return FragmentScored(
-            fragment=examples.fragment(batch=batch, group=group, first_sample=first),
-            policy=examples.policy(version),
-            stored=Trajectories(
-                trajectory=await self._stored(name),
-                conditions=await self._stored("conditions"),
-                media=examples.ref("media"),
-                weights_digest=examples.digest(version),
-            ),
-            rewards=(1.0, 0.0),
-            parts={"proxy": (1.0, 0.0)},
-            generated_by=ADDRESS,
-            worker="reward-0",
-            seconds=0.1,
-        )
-
-    async def _stored(self, content: str) -> ObjectRef:
-        return await self.store.put(f"{RUN}/batches", content.encode(), suffix=".safetensors")
-
     async def told(self, kind: str, count: int = 1) -> Sequence[Message]:
         """The first events of one kind."""
-        streams = {"gradient_computed": subjects.PART, "fragment_generated": subjects.TRAJ}
-        stream = streams.get(kind, subjects.EVT)
-        at = subjects.event_subject(RUN, kind)
-        filters = None if kind in streams else [at, f"{at}.>"]  # failures name their stage
+        is_result, at = kind == "fragment_generated", subjects.event_subject(RUN, kind)
+        stream = subjects.TRAJ if is_result else subjects.EVT
+        filters = None if is_result else [at, f"{at}.>"]  # failures name their stage
         found: list[Message] = []
         async with (
             asyncio.timeout(WAIT_S),
@@ -332,9 +271,7 @@ async def cluster(
     async with Bus.connect(nats_url, run=RUN, name="test") as bus:
         await bus.ensure_streams()
         backend, fake = Backend(folder), FakeDevice()
-        worker = Worker(
-            "rollout", "rollout", "waiting_for_trainer", Device(can_train=True), address=ADDRESS
-        )
+        worker = Worker("rollout", "rollout", "waiting_for_trainer", Device(), address=ADDRESS)
         store = ObjectStore(backend)
         app = RolloutApp(
             device or fake, WorkerContext(bus, store, worker),

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tests.storm.faults import ALL_KINDS, GAP_S, KINDS
-from tests.storm.storm import CALM_S, HELPED, LAGGED, through
+from tests.storm.storm import CALM_S, LAGGED, through
 
 
 def main(
@@ -27,7 +27,7 @@ def main(
     folder = folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     gap = minutes * 60 / faults if minutes else GAP_S
-    changes = (LAGGED if lags else HELPED) | {"max_staleness": staleness}
+    changes = (LAGGED if lags else {}) | {"max_staleness": staleness}
     kinds = ALL_KINDS if all else KINDS
     found = asyncio.run(
         through(folder, seed, faults, kinds=kinds, gap=gap, standby=all, calm_s=calm, **changes)

@@ -6,10 +6,7 @@ from shared.messages.contracts import (
     FragmentReleased,
     FragmentScored,
     GenerateFragment,
-    GradientComputed,
-    GradientReleased,
     GroupFailed,
-    GroupGradientRef,
     Message,
     ObjectRef,
     Prompt,
@@ -40,7 +37,6 @@ def results(role: Role, task: GenerateFragment, name: str, stored: Trajectories)
         fragment=fragment, policy=task.policy, stored=stored, rewards=samples,
         parts={"emulated": samples}, generated_by=name, worker=name, seconds=0.1,
     )  # fmt: skip
-    gradient = GroupGradientRef(gradient=NOWHERE, tally={}, worker=name)
     of_both: list[Message] = [
         made,
         FragmentFailed(slot=fragment.slot, stage="rollout", reason="forged", worker=name),
@@ -54,11 +50,6 @@ def results(role: Role, task: GenerateFragment, name: str, stored: Trajectories)
     return [
         *of_both,
         score,
-        GradientComputed(
-            batch=batch, group=index, attempt=0, policy=task.policy, contribution=gradient,
-            seconds=0.1,
-        ),
-        GradientReleased(batch=batch, group=index, attempt=0, worker=name, reason="failed"),
         GroupFailed(batch=batch, group=index, attempt=0, reason="forged"),
     ]  # fmt: skip
 

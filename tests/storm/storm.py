@@ -26,14 +26,12 @@ CALM_STEPS = 3
 """Steps that the run takes after the last fault."""
 CALM_S = 40.0
 """Seconds in which it must have taken them."""
-HELPED: dict[str, Any] = {"gradient_help": True}
-"""Rollout devices train as well."""
 LAGGED: dict[str, Any] = {
     "algorithm": NAME, "nft_decay": 1, "updates": 2,
     "shape": {"shared_steps": 2.0, "merged_steps": 1},
 }  # fmt: skip
-"""Two optimizer steps per batch, groups that share their noise, and an old policy that generates.
-Rollout devices do not have the weights between two steps, and do not train."""
+"""Two optimizer steps per batch, groups that share their noise, and an old policy that
+generates."""
 log = structlog.get_logger()
 
 

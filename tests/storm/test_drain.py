@@ -28,7 +28,7 @@ async def told_to_end(run: Cluster, name: str) -> tuple[float, int | None]:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("times", [12, pytest.param(100, marks=pytest.mark.night)])
 async def test_a_service_that_is_told_to_end_does_so_under_load(tmp_path: Path, times: int) -> None:
-    setting = small(tmp_path, steps=100_000, tag=1, trainer={"H100": 2}, gradient_help=True)
+    setting = small(tmp_path, steps=100_000, tag=1, trainer={"H100": 2})
     async with cluster(tmp_path / "run", setting, stores_in="s3") as run:
         await run.until_step(2)
         services, found = every_service(setting), list[tuple[float, int | None]]()

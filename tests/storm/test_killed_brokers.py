@@ -38,7 +38,7 @@ async def killed(run: Cluster, name: str) -> float:
 async def test_a_run_goes_on_whichever_broker_is_killed(tmp_path: Path, times: int) -> None:
     """What is acknowledged is in the chain that is judged: a commit, the messages that led to it,
     and the index that names it."""
-    setting = small(tmp_path, steps=100_000, tag=1, trainer={"H100": 2}, gradient_help=True)
+    setting = small(tmp_path, steps=100_000, tag=1, trainer={"H100": 2})
     async with cluster(tmp_path / "run", setting, stores_in="s3") as run:
         await run.until_step(2)
         found = dict[str, list[float]]()

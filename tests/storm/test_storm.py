@@ -10,7 +10,7 @@ import pytest
 from shared.learning.algorithms import DEFAULT
 from tests.storm.faults import ALL_KINDS, Fault, faults
 from tests.storm.small import NAME
-from tests.storm.storm import HELPED, LAGGED, possible, through
+from tests.storm.storm import LAGGED, possible, through
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(150)]
 
@@ -47,7 +47,7 @@ async def test_other_storms_lose_nothing_either(
         "nft_decay": nft_decay,
         "algorithm": algorithm,
     }
-    storm = await through(tmp_path, seed, NUM_FAULTS, **HELPED, **changes)
+    storm = await through(tmp_path, seed, NUM_FAULTS, **changes)
     assert storm.violations == []
 
 
@@ -55,7 +55,7 @@ async def test_other_storms_lose_nothing_either(
 @pytest.mark.timeout(400)
 async def test_a_storm_of_all_kinds_with_two_schedulers(tmp_path: Path) -> None:
     kinds = dict.fromkeys(ALL_KINDS, 1)
-    storm = await through(tmp_path, 5, 60, kinds=kinds, gap=2.0, standby=True, **HELPED)
+    storm = await through(tmp_path, 5, 60, kinds=kinds, gap=2.0, standby=True)
     assert storm.violations == []
     assert {fault.kind for fault in storm.faults} == set(possible(ALL_KINDS))
     is_less = possible(ALL_KINDS) != ALL_KINDS

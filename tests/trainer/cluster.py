@@ -15,7 +15,6 @@ from shared.devices.protocols import Training
 from shared.messages import subjects
 from shared.messages.contracts import (
     FragmentScored,
-    GroupGradientRef,
     Message,
     Policy,
     PolicyPublished,
@@ -38,7 +37,6 @@ from tests.trainer.fakes import FakeTraining, digest_of
 RUN = "test"
 ADDRESS = "trainer-0"
 WAIT_S = 20.0
-PART = ".gradient.safetensors"
 M = TypeVar("M", bound=Message)
 
 
@@ -134,7 +132,6 @@ class Cluster:
         content: str | None = None,
         parts: Sequence[bytes] | None = None,
         conditions: bytes = b"conditions",
-        contribution: GroupGradientRef | None = None,
     ) -> None:
         """Groups to the trainer, by default by the version of their batch; ``parts``: what is
         stored of their two fragments."""
@@ -152,12 +149,7 @@ class Cluster:
                 policy=policy,
                 fragments=tuple(scored),
                 advantages=tuple(advantages),
-                contribution=contribution,
             ))  # fmt: skip
-
-    async def part(self, batch: int, gradient: bytes) -> GroupGradientRef:
-        ref = await self.store.put(batch_folder(RUN, batch), gradient, suffix=PART)
-        return GroupGradientRef(gradient=ref, tally={"num_rows": 4.0}, worker="rollout-0")
 
     async def _scored(
         self,

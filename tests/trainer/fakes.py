@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from bench.cluster.blobs import BytesPart, joined
-from shared.devices.protocols import Generated, GroupData, GroupGradient, SamplingWeights, Snapshot
+from shared.devices.protocols import Generated, GroupData, SamplingWeights, Snapshot
 from shared.devices.slices import GroupSlice
 from shared.errors import ContractError, DigenRLError, IntegrityError
 from shared.messages.contracts import GenerateFragment
@@ -155,12 +155,6 @@ class FakeTraining:
 
     def skip(self, num_samples: int) -> None:
         self.num_skipped += num_samples
-
-    async def add(self, part: GroupGradient) -> None:
-        if part.gradient == b"broken":
-            raise ContractError("not a gradient")
-        for sample in range(SIZE):
-            self.counted[part.gradient.decode(), sample] += 1
 
     async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
         if self.faults:

@@ -19,7 +19,7 @@ from shared.messages.contracts import (
 from shared.run.commits import CommitRecord, newest_commit, record_digest
 from shared.store import ObjectStore
 from tests import examples
-from tests.trainer.cluster import PART, Start
+from tests.trainer.cluster import Start
 from tests.trainer.fakes import digest_of
 
 PAUSE_S = 0.5
@@ -38,7 +38,6 @@ async def test_one_device_trains_whole_groups_and_commits_once_all_are_in(traine
         ]  # fmt: skip
         assert second.parent == record_digest(first.encode())
         assert [group.group for group in first.trained] == [0, 1]
-        assert {group.trained_by for group in first.trained} == {None}
         assert all(event.seconds > 0 for event in await run.told(GroupTrained, 4))
         assert [e.policy for e in await run.told(PolicyPublished, 2)] == [
             first.policy, second.policy,
@@ -132,41 +131,25 @@ async def test_with_a_kl_term_they_are_trained_where_the_algorithm_keeps_them(
         assert len(run.training.log) == 4
 
 
-async def test_a_contribution_is_added_instead_of_the_group_and_named_in_the_commit(
-    trainer: Start,
-) -> None:
-    async with trainer() as run:
-        run.run_freely()
-        part = await run.part(0, b"0/0")
-        await run.send(0, 0, contribution=part, content="gone")
-        await run.send(0, 1)
-        first, second = (await run.commit(1)).trained
-        assert run.training.log[1:] == ["d0 train 0/1 0-3", "step 0"]
-        assert (first.contribution, first.trained_by) == (part.gradient, "rollout-0")
-        assert (second.contribution, second.trained_by) == (None, None)
-        assert {e.group for e in await run.told(GroupTrained, 2) if not e.seconds} == {0}
-
-
 async def test_what_was_fetched_twice_before_its_turn_is_counted_once(trainer: Start) -> None:
     async with trainer(batch__groups=4) as run:
         await run.send(0, 0, 1, 2, 3)
-        await run.send(0, 3, attempt=1, contribution=await run.part(0, b"0/3"))
-        await run.until(lambda: any(key.endswith(PART) for key in run.backend.keys_read))
+        await run.send(0, 3, attempt=1, content="again")
+        again = digest_of(b"again")
+        await run.until(lambda: any(again in key for key in run.backend.keys_read))
         run.run_freely()
         assert [group.attempt for group in (await run.commit(1)).trained] == [0] * 4
 
 
 async def test_what_comes_twice_or_late_is_counted_once(trainer: Start) -> None:
     async with trainer() as run:
-        parts = [await run.part(0, name) for name in (b"0/0", b"0/1")]
         await run.send(0, 0)
         await run.log_holds("d0 train 0/0 0-3")  # and goes on, while it comes again
-        await run.send(0, 0, attempt=1, contribution=parts[0])
-        await run.send(0, 0, attempt=2)
+        await run.send(0, 0, attempt=1)
         run.run_freely()
         await run.told(GroupTrained)
-        await run.send(0, 0, attempt=3, contribution=parts[0])
-        await run.send(0, 1, contribution=parts[1])
+        await run.send(0, 0, attempt=2)
+        await run.send(0, 1)
         await run.send(0, 1, attempt=1)
         record = await run.commit(1)  # the fake's step says if a sample was counted twice
         assert [group.attempt for group in record.trained] == [0, 0]
@@ -174,34 +157,14 @@ async def test_what_comes_twice_or_late_is_counted_once(trainer: Start) -> None:
         assert await run.all_told(GroupFailed) == 0
 
 
-@pytest.mark.parametrize("fault", ["no gradient", "lost", "of another batch"])
-async def test_a_broken_contribution_is_reported_and_its_group_counted_when_it_comes_again(
-    trainer: Start, fault: str
-) -> None:
-    async with trainer() as run:
-        run.run_freely()
-        part = await run.part(0, b"broken")
-        if fault == "of another batch":
-            part = await run.part(7, b"0/0")
-        elif fault == "lost":
-            ref = part.gradient.model_copy(update={"sha256": 64 * "0"})
-            part = part.model_copy(update={"gradient": ref})
-        await run.send(0, 0, contribution=part)
-        [failed] = await run.told(GroupFailed)
-        assert (failed.batch, failed.group, failed.attempt) == (0, 0, 0)
-        await run.send(0, 0, 1, attempt=1)
-        record = await run.commit(1)
-        assert [(g.attempt, g.trained_by) for g in record.trained] == [(1, None)] * 2
-
-
-async def test_fragments_of_a_contribution_are_admitted_like_any_others(trainer: Start) -> None:
+async def test_a_group_of_an_older_version_than_may_be_trained_is_refused(trainer: Start) -> None:
     async with trainer(schedule__max_staleness=1) as run:
         run.run_freely()
         await run.send(0, 0, 1)
         await run.commit(1)
         await run.send(1, 0, 1)
         await run.commit(2)
-        await run.send(2, 0, version=0, contribution=await run.part(2, b"2/0"))
+        await run.send(2, 0, version=0)
         failed = await run.told(FragmentFailed, 2)
         assert {event.stage for event in failed} == {"admission"}
         assert "by version 0 may not be trained" in failed[0].reason

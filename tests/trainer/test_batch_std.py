@@ -5,7 +5,8 @@ import pytest
 
 from shared.learning.advantages import batch_scale
 from shared.messages.contracts import GroupFailed
-from tests.trainer.cluster import Start
+from shared.run.layout import batch_folder
+from tests.trainer.cluster import RUN, Start
 
 SCALE = batch_scale([1.0, 0.0])
 BEYOND = (3.0, -3.0, 0.5, -0.5)
@@ -20,16 +21,17 @@ BATCH = {
 async def test_groups_are_trained_as_they_come_and_what_the_clip_reaches_once_more(
     trainer: Start,
 ) -> None:
-    """The second comes as a gradient of another device; the third has equal rewards, and its KL."""
+    """The third has equal rewards, and its KL."""
     async with trainer(batch__groups=3, **BATCH) as run:
         run.run_freely()
         await run.send(0, 2, advantages=(0.0,) * 4)
         await run.log_holds("d0 train 0/2 0-3")
         await run.send(0, 0)
-        await run.send(0, 1, advantages=BEYOND, contribution=await run.part(0, b"0/1"))
+        await run.send(0, 1, advantages=BEYOND)
         record = await run.commit(1)
         assert run.training.log[1:] == [
-            "d0 train 0/2 0-3", "d0 train 0/0 0-3", "d0 train 0/1 0-3 excess", "step 0",
+            "d0 train 0/2 0-3", "d0 train 0/0 0-3", "d0 train 0/1 0-3", "d0 train 0/1 0-3 excess",
+            "step 0",
         ]  # fmt: skip
     assert run.training.scales == [pytest.approx(SCALE)]
     assert run.training.advantages["0/1", "excess"] == BEYOND
@@ -92,14 +94,15 @@ async def test_samples_that_are_gone_when_they_are_needed_again_begin_the_batch_
 ) -> None:
     async with trainer(**BATCH) as run:
         run.run_freely()
-        part = await run.part(0, b"0/1")
+        await run.send(0, 1, advantages=BEYOND)
+        await run.log_holds("d0 train 0/1 0-3")
+        await run.store.delete_folder(batch_folder(RUN, 0))
         await run.send(0, 0)
-        await run.send(0, 1, advantages=BEYOND, contribution=part, content="gone")
         await run.told(GroupFailed)
         await run.send(0, 1, attempt=1, advantages=BEYOND)
         await run.commit(1)
         assert run.training.log == [
-            "restore fresh", "d0 train 0/0 0-3",
+            "restore fresh", "d0 train 0/1 0-3", "d0 train 0/0 0-3",
             "restore fresh", "d0 train 0/0 0-3", "d0 train 0/1 0-3", "d0 train 0/1 0-3 excess",
             "step 0",
         ]  # fmt: skip

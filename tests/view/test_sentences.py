@@ -63,9 +63,8 @@ def test_nothing_is_advised_that_a_run_has_already() -> None:
     assert "tag" not in sentence(settings(tag="auto"), waiting_for_rollout=2.0)
     fluid = {"schedule.mode": "fluid", "rollout.workers": 0}
     assert "tag" not in sentence(settings(fluid), waiting_for_rollout=2.0)
-    trains = {"rollout.can_train": True, "schedule.fragment_size": "auto"}
-    assert "can_train" not in sentence(settings(trains), waiting_for_trainer=2.0)
-    assert "fragment_size" not in sentence(settings(trains), tail=2.0)
+    automatic = {"schedule.fragment_size": "auto"}
+    assert "fragment_size" not in sentence(settings(automatic), tail=2.0)
     stale = settings({"schedule.max_staleness": 1})
     assert "max_staleness" not in sentence(stale, waiting_for_trainer=2.0)
     assert settings_of({**RUN, "phase": "finished", "max_staleness": 0}, None, "off") is None

@@ -96,8 +96,9 @@ def _setting(
     deterministic = random.random() < 0.4 and (is_fluid or trainers == 1)
     able = updates == 1 and not deterministic
     modes: tuple[Mode, ...] = (*("pipelined",) * 8, "sequential", *(("colocated",) if able else ()))
-    can_train = not is_fluid and able and random.random() < 0.3
-    return Setting(
+    if able and not is_fluid:
+        random.random()  # of a seed, what is drawn from here on stays what it was
+    setting = Setting(
         run=RUN,
         profile=str(profile),
         rollout=_rollout(random, is_fluid),
@@ -113,7 +114,6 @@ def _setting(
             tag=random.choice(("auto", "off", 1, 2)),
             max_staleness=staleness,
             slot_deadline_s=random.choice((5.0, 15.0)),
-            gradient_help=can_train,
         ),
         updates=updates,
         algorithm=LAGGING if lagging else DEFAULT,
@@ -121,6 +121,8 @@ def _setting(
         host_devices=random.choice((1, 8)),
         shard_bytes=random.choice((2_000, 1 << 20)),
     )  # fmt: skip
+    colocated = setting.schedule.mode == "colocated"
+    return setting.model_copy(update={"rollout": {}}) if colocated else setting
 
 
 def _rollout(random: Random, is_fluid: bool) -> dict[str, int]:

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from services.rollout import gradients as rollout_gradients
 from services.rollout.policy_loader import PolicyLoader
 from services.scheduler.core.fluid import members
 from services.scheduler.core.fluid.state import FluidState
@@ -23,12 +22,10 @@ from shared.bus.queue import Delivery
 from shared.devices.loan import Loan, apply
 from shared.messages.contracts import Policy, SetDevice
 from tests.world.plants import (
-    Except,
     all_of,
     anywhere,
     has_roles,
     has_updates,
-    helps,
     is_fluid,
     is_patient,
     is_stale,
@@ -90,9 +87,7 @@ def a_dropped_fragment_is_not_reported() -> AbstractContextManager[None]:
 
 @plant(has_roles)
 def the_trainer_admits_anything() -> AbstractContextManager[None]:
-    return patched(
-        (fetcher, "check_admission", _NOTHING), (rollout_gradients, "check_admission", _NOTHING)
-    )
+    return patched((fetcher, "check_admission", _NOTHING))
 
 
 class _Forgetful(set[int]):
@@ -112,24 +107,6 @@ def the_trainer_trains_repeated_groups() -> AbstractContextManager[None]:
         return batch
 
     return patched((BatchTraining, "open", opened))
-
-
-@plant(helps)
-def a_gradient_is_computed_with_whatever_weights_are_loaded() -> AbstractContextManager[None]:
-    original = rollout_gradients.Gradients.compute
-
-    async def always(*_: object) -> bool:
-        return True
-
-    async def compute(self: rollout_gradients.Gradients, tasks: Any) -> None:
-        loader = self._loader
-        self._loader = Except(loader, adopt=lambda _: always)  # type: ignore[assignment]
-        try:
-            await original(self, tasks)
-        finally:
-            self._loader = loader
-
-    return patched((rollout_gradients.Gradients, "compute", compute))
 
 
 @plant(has_roles, "succeed")

@@ -12,11 +12,10 @@ from services.scheduler.core import (
     assign,
     exclusion,
     fragments,
-    gradients,
     issuing,
     lending,
+    ready_groups,
     supply,
-    training,
 )
 from services.scheduler.core.fluid import control, events, members, pieces, recovery, rounds
 from services.scheduler.core.recovery import READ_BACK
@@ -37,7 +36,7 @@ from services.trainer.fluid import pieces as member_pieces
 from shared.bus import streams
 from shared.errors import CommitConflict
 from shared.messages import subjects
-from shared.messages.contracts import ComputeGradient, FragmentSlot, GradientComputed, TrainGroup
+from shared.messages.contracts import FragmentSlot
 from shared.run import commits, copies, layout
 from tests.examples import with_schedule
 from tests.world.plants import (
@@ -45,7 +44,6 @@ from tests.world.plants import (
     anywhere,
     has_roles,
     has_updates,
-    helps,
     is_fluid,
     is_patient,
     is_stale,
@@ -186,11 +184,6 @@ def recovery_skips_the_groups() -> AbstractContextManager[None]:
     return _recovery_without(subjects.TRAIN)
 
 
-@plant(all_of(helps, is_patient), "kill")
-def recovery_skips_the_contributions() -> AbstractContextManager[None]:
-    return _recovery_without(subjects.PART)
-
-
 @plant(is_patient, "kill")
 def recovery_skips_the_events() -> AbstractContextManager[None]:
     return _recovery_without(subjects.EVT)
@@ -231,37 +224,6 @@ def a_device_that_hangs_is_given_work_again() -> AbstractContextManager[None]:
     return patched((exclusion, "_exclude_late", given))
 
 
-@plant(helps)
-def a_contribution_of_another_version_is_accepted() -> AbstractContextManager[None]:
-    original = training.gradient_computed
-
-    def ask(*, group: TrainGroup, worker: str, **_: Any) -> ComputeGradient:
-        return ComputeGradient(group=group, policy=group.policy, worker=worker)
-
-    def computed(state: State, event: GradientComputed, now: float) -> State:
-        return original(state, event.model_copy(update={"policy": state.policy}), now)
-
-    return patched((gradients, "ComputeGradient", ask), (training, "gradient_computed", computed))
-
-
-@plant(helps)
-def a_contribution_outlives_its_fragments() -> AbstractContextManager[None]:
-    def requeue_group(group: GroupState) -> GroupState:
-        return replace(group, sent=False, attempt=group.attempt + 1)
-
-    return patched((fragments, "requeue_group", requeue_group))
-
-
-@plant(all_of(helps, is_patient), "kill")
-def a_dead_device_keeps_its_group() -> AbstractContextManager[None]:
-    return patched((fragments, "cancel_gradient", lambda state, batch, index: state))
-
-
-@plant(all_of(helps, is_patient), "kill")
-def a_released_gradient_is_computed_by_nobody() -> AbstractContextManager[None]:
-    return patched((training, "cancel_gradient", lambda state, batch, index: state))
-
-
 # --- fluid devices ---
 
 
@@ -298,9 +260,9 @@ def the_next_batch_is_trained_before_the_record() -> AbstractContextManager[None
         if fluid is None or fluid.provisional is None or len(state.batches) < 2:
             return original(plan, state)
         sent = []
-        for ready in list(gradients.ready_groups(plan, state)):
+        for ready in list(ready_groups.ready_groups(plan, state)):
             if ready.batch.index == fluid.batch + 1:
-                sent.append(gradients.train_command(plan, ready))
+                sent.append(ready_groups.train_command(plan, ready))
                 group = replace(ready.group, sent=True)
                 state = state.with_group(ready.batch.index, ready.index, group)
         return state, sent

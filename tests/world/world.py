@@ -35,7 +35,7 @@ NATS = ("nats", 4222)
 PORTS = {"scheduler": 8000, "scheduler-1": 8001}
 
 
-SIZES = Scaled(window=256, start=0, media=256, conditions=256, adapter=4096, gradient=256)
+SIZES = Scaled(window=256, start=0, media=256, conditions=256, adapter=4096)
 """Bytes of what a run stores."""
 
 

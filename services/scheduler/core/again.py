@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from services.scheduler.core.fragments import discard_group_if_stale, is_being_trained
+from services.scheduler.core.fragments import discard_group_if_stale
 from services.scheduler.core.state import FragmentState, GroupState, State
 from shared.messages.contracts import GroupRequest
 
@@ -76,7 +76,7 @@ def unsettled_forgotten(state: State) -> State:
 
 def is_given(group: GroupState) -> bool:
     """Whether the group was given to somebody to train: what it lacks is not made any more."""
-    return is_being_trained(group) or bool(group.trained_by)
+    return group.sent or bool(group.trained_by)
 
 
 def lacks_scores(group: GroupState) -> bool:

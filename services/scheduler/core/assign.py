@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from services.scheduler.core.colocated import ColocatedAssigner
 from services.scheduler.core.device_queues import DeviceQueues, ListSchedule
 from services.scheduler.core.draft import Draft
 from services.scheduler.core.issuing import Choice, issue, lent_trainer
@@ -27,6 +26,7 @@ from services.scheduler.core.state import (
 from services.scheduler.core.supply import (
     NextFragment,
     fragment_size,
+    full_size,
     next_fragment,
     open_supply,
     size_of_next,
@@ -81,6 +81,36 @@ def assign(
     if not tasks and pause == state.pause:
         return state, tasks
     return replace(draft.done(assigner.first), pause=pause), tasks
+
+
+class ColocatedAssigner:
+    """Colocated: gives all of a batch to the trainer, in the order of its groups."""
+
+    def __init__(self, draft: Draft, batch: BatchState) -> None:
+        self.first: dict[int, int] = {}
+        self.looked_at = 0
+        self._draft = draft
+        self._batch = batch
+        self._trainer = lent_trainer(draft.plan, draft.state)
+        self._begun = 0
+        """Index of the first group that may have something to issue."""
+
+    def choose(self) -> Choice | None:
+        if self._trainer is None:
+            return None
+        draft, plan = self._draft, self._draft.plan
+        worker = draft.worker(self._trainer.address)
+        if not worker.has_room(plan.queue_depth):
+            return None
+        several = worker.concurrency > 1
+        size = full_size(plan, worker.concurrency) if several else plan.group_size
+        groups = range(self._begun, len(self._batch.groups))
+        size = plan.schedule.fixed_fragment or size
+        found = next_fragment(plan, self._batch, groups, size, draft.group)
+        if found is None:
+            return None
+        self._begun = found.group
+        return worker, found
 
 
 @dataclass(slots=True)

@@ -43,19 +43,17 @@ def queue_of(
     for held in worker.assigned:
         if held.num_samples not in whole:
             whole[held.num_samples] = state.costs.whole_samples(held.num_samples)
-    if worker.concurrency == 1 and worker.gradient_task is None:
+    if worker.concurrency == 1:
         return DeviceQueue((_free_at(worker, now, seconds, whole),), seconds, worker.address)
     needed = {samples: known * seconds for samples, known in whole.items()}
     places = worker.concurrency
     begun, waiting = worker.assigned[:places], worker.assigned[places:]
     left_of = [needed[held.num_samples] - (now - held.since) for held in begun]
     free = [now + left if left > 0 else now for left in left_of] + [now] * (places - len(begun))
-    if waiting or worker.gradient_task is not None:
+    if waiting:
         heapq.heapify(free)
         for held in waiting:
             heapq.heapreplace(free, free[0] + needed[held.num_samples])
-        if worker.gradient_task is not None:
-            heapq.heapreplace(free, free[0] + _gradient_left(state, worker, now))
     return DeviceQueue(free, seconds, worker.address)
 
 
@@ -68,27 +66,6 @@ def _free_at(worker: WorkerState, now: float, seconds: float, whole: Mapping[int
             left, is_first = left - (now - held.since), False
         free_at += left if left > 0 else 0.0
     return free_at
-
-
-def seconds_left(
-    state: State, worker: WorkerState, now: float, *, everything: bool = False
-) -> float:
-    """Seconds until a device is done with what it is generating, or with all that it has."""
-    seconds = sample_seconds(state, worker)
-    left = 0.0
-    for place, held in enumerate(
-        worker.assigned if everything else worker.assigned[: worker.concurrency]
-    ):
-        elapsed = now - held.since if place < worker.concurrency else 0.0
-        left += max(0.0, state.costs.whole_samples(held.num_samples) * seconds - elapsed)
-    computing = _gradient_left(state, worker, now) if everything and worker.gradient_task else 0.0
-    return left / max(1, worker.concurrency) + computing
-
-
-def _gradient_left(state: State, worker: WorkerState, now: float) -> float:
-    assert worker.gradient_task is not None
-    seconds = state.costs.gradient_seconds(worker.address) or state.costs.train.seconds
-    return max(0.0, seconds - (now - worker.gradient_task.since))
 
 
 def sample_seconds(state: State, worker: WorkerState) -> float:

@@ -38,7 +38,7 @@ def fragment_deadline(plan: Plan, state: State, worker: WorkerState, num_samples
 
 
 def gradient_deadline(plan: Plan, state: State, worker: WorkerState) -> float:
-    """Seconds that the device may take for the gradient of a group."""
+    """Seconds that a fluid device may take for the gradient of a group."""
     return _deadline(plan, state.costs.gradient.get(worker.address), 1)
 
 
@@ -90,17 +90,11 @@ def _restart_clocks(state: State, now: float) -> State:
 
 def _is_late(plan: Plan, state: State, worker: WorkerState, now: float) -> bool:
     """Whether the device is past the deadline of its current work."""
-    at_work = worker.assigned[: worker.concurrency]
-    if worker.gradient_task is None:
-        return any(
-            now - max(held.since, worker.clock_from)
-            > fragment_deadline(plan, state, worker, held.num_samples)
-            for held in at_work
-        )
-    # The fragment that it was generating comes first; one that was not begun waits.
-    before = [fragment_deadline(plan, state, worker, held.num_samples) for held in at_work]
-    deadline = gradient_deadline(plan, state, worker) + max(before, default=0.0)
-    return now - max(worker.gradient_task.since, worker.clock_from) > deadline
+    return any(
+        now - max(held.since, worker.clock_from)
+        > fragment_deadline(plan, state, worker, held.num_samples)
+        for held in worker.assigned[: worker.concurrency]
+    )
 
 
 def _exclude_late(plan: Plan, state: State, worker: WorkerState) -> State:
@@ -113,13 +107,7 @@ def _exclude_late(plan: Plan, state: State, worker: WorkerState) -> State:
             state = fragments.requeue_lost(
                 plan, state, held.slot, found, counts=at_work, is_kept=True
             )
-    gradient_task = worker.gradient_task
-    if gradient_task is None:
-        return state
-    group = state.find_group(gradient_task.batch, gradient_task.group)
-    if group is None or group.computed_by != worker.address or group.contribution is not None:
-        return state
-    return fragments.cancel_gradient(state, gradient_task.batch, gradient_task.group)
+    return state
 
 
 def readmit_working(state: State, address: str) -> State:
@@ -145,14 +133,13 @@ def readmit_idle(state: State, address: str) -> State:
         return state
     for held in worker.assigned:
         state = fragments.give_back(state, held.slot, address)
-    return state.with_worker(replace(state.workers[address], excluded=None, assigned=(),
-                                     gradient_task=None))  # fmt: skip
+    return state.with_worker(replace(state.workers[address], excluded=None, assigned=()))
 
 
 def extend_deadlines(state: State, address: str, now: float) -> State:
     """Restart the deadlines of a device that is loading or compiling."""
     worker = state.workers.get(address)
-    if worker is None or not (worker.assigned or worker.gradient_task):
+    if worker is None or not worker.assigned:
         return state
     return state.with_worker(replace(worker, clock_from=now))
 

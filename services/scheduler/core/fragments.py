@@ -91,18 +91,12 @@ def discard_group(group: GroupState) -> GroupState:
     """Have the whole group generated again, since a group has one policy version."""
     attempts = [fragment.attempt + 1 for fragment in group.fragments]
     again = max([group.first_attempt, *attempts])
-    return GroupState(first_attempt=again, attempt=group.attempt + is_being_trained(group))
-
-
-def is_being_trained(group: GroupState) -> bool:
-    """Whether a device was given the group to train, so that it needs another attempt."""
-    return group.sent or group.computed_by is not None
+    return GroupState(first_attempt=again, attempt=group.attempt + group.sent)
 
 
 def requeue_group(group: GroupState) -> GroupState:
     """Take the group back from whoever trains it, under its next attempt."""
-    attempt = group.attempt + is_being_trained(group)
-    return replace(group, sent=False, computed_by=None, contribution=None, attempt=attempt)
+    return replace(group, sent=False, attempt=group.attempt + group.sent)
 
 
 def generated(state: State, event: FragmentGenerated, now: float) -> State:
@@ -219,8 +213,6 @@ def worker_lost(plan: Plan, state: State, address: str) -> State:
                     slot = fragment.slot_in(batch.index, index)
                     counts = slot not in innocent
                     state = requeue_lost(plan, state, slot, fragment, counts=counts)
-                if group.computed_by == address and group.contribution is None:
-                    state = cancel_gradient(state, batch.index, index)
     left = {a: w for a, w in state.workers.items() if a != address}
     return replace(state, workers=Workers(left))
 
@@ -229,10 +221,6 @@ def _not_begun(state: State, address: str) -> list[FragmentSlot]:
     """Returns what waits in a worker's queue: it cannot be what killed the worker."""
     worker = state.workers.get(address)
     return [] if worker is None else [held.slot for held in worker.assigned[worker.concurrency :]]
-
-
-def cancel_gradient(state: State, batch: int, index: int) -> State:
-    return state.change_group(batch, index, requeue_group)
 
 
 def requeue_lost(
@@ -363,7 +351,6 @@ def busy_addresses(state: State) -> set[str]:
     for batch in state.batches:
         for group in batch.groups:
             found.update(f.worker for f in group.fragments if f.stage == "issued")
-            found.add(None if group.contribution is not None else group.computed_by)
     if state.fluid is not None:
         found |= state.fluid.busy
     return {address for address in found if address is not None}

@@ -7,12 +7,10 @@ from typing import Literal
 from services.scheduler.core.fluid.events import MemberReported
 from shared.learning.curriculum import Saturated
 from shared.messages.contracts import (
-    ComputeGradient,
     Event,
     FragmentGenerated,
     FragmentScored,
     GenerateFragment,
-    GradientComputed,
     GroupTrained,
     TrainGroup,
 )
@@ -34,7 +32,6 @@ class WorkerJoined:
     concurrency: int = 1
     kind: str = "cpu"
     independent_devices: bool = False
-    can_train: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +94,14 @@ class Tick:
 
 
 MachineInput = (
-    Event | GenerateFragment | TrainGroup | ComputeGradient | FluidCommand | MemberReported
+    Event | GenerateFragment | TrainGroup | FluidCommand | MemberReported
     | WorkerJoined | WorkerLeft | WorkerInactive | DeviceReported | TagRefined | BatchesSeen
     | GoalReached | Recovered | Tick
 )  # fmt: skip
 
 TOGETHER = (
-    FragmentGenerated | FragmentScored | GradientComputed | GroupTrained | PieceTrained | SumHeld
-    | Stepped | MemberReported | WorkerJoined | WorkerInactive
+    FragmentGenerated | FragmentScored | GroupTrained | PieceTrained | SumHeld | Stepped
+    | MemberReported | WorkerJoined | WorkerInactive
 )  # fmt: skip
 """What devices report of their work and of themselves. Nothing that follows from one of them
 changes what another says, so that commands may be issued for several at a time."""

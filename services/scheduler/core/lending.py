@@ -182,7 +182,7 @@ def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> 
         return more or bool(trainer.assigned)
     if has_ready(plan, batch, trainer):
         return False
-    if batch.tally.sent[0] == len(batch.groups):
+    if batch.tally.sent == len(batch.groups):
         return False  # it commits
     unfinished = any(held.slot.batch == batch.index for held in trainer.assigned)
     if not unfinished and not (state.tag.samples_left and _has_unissued(plan, batch)):
@@ -193,7 +193,7 @@ def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> 
 def has_ready(plan: Plan, batch: BatchState, trainer: WorkerState) -> bool:
     """Whether a group is ready for the trainer."""
     tally = batch.tally
-    if plan.schedule.holds_groups and tally.sent[0] < len(batch.groups):
+    if plan.schedule.holds_groups and tally.sent < len(batch.groups):
         return False
     if not plan.schedule.deterministic:
         return tally.untrained(trainer.address) > 0

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.core.fluid.members import MEMBER
-from services.scheduler.core.gradients import gradient_seconds
 from services.scheduler.core.sizing import situation
 from services.scheduler.core.state import Plan, State, WorkerState
 from services.scheduler.core.supply import fragment_size
@@ -61,9 +60,8 @@ def _generating(plan: Plan, state: State) -> list[WorkerState]:
 def _rates(plan: Plan, state: State) -> Iterator[Rates]:
     """Yield samples and groups per second of each device that can do either, lent or not."""
     for worker in state.rollout:
-        trains = worker.service == MEMBER or worker.can_train
-        groups = _rate(gradient_seconds(state, worker)) if trains else 0.0
-        yield worker.concurrency * _rate(sample_seconds(state, worker)), groups
+        trains = state.costs.gradient_seconds(worker.address) if worker.service == MEMBER else None
+        yield worker.concurrency * _rate(sample_seconds(state, worker)), _rate(trains or 0.0)
     trainer = state.trainer
     if trainer is not None:
         samples = trainer.concurrency * _rate(sample_seconds(state, trainer))

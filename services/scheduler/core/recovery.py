@@ -11,11 +11,10 @@ from services.scheduler.core import fragments
 from services.scheduler.core.fluid.recovery import again
 from services.scheduler.core.state import FragmentState, GroupState, Plan, State, new_batch
 from shared.messages import subjects
-from shared.messages.contracts import ComputeGradient, GenerateFragment, Policy, TrainGroup
+from shared.messages.contracts import GenerateFragment, Policy, TrainGroup
 
 READ_BACK = (
-    subjects.TASK, subjects.TRAJ, subjects.REW, subjects.GRAD, subjects.PART, subjects.TRAIN,
-    subjects.FLUID, subjects.EVT,
+    subjects.TASK, subjects.TRAJ, subjects.REW, subjects.TRAIN, subjects.FLUID, subjects.EVT,
 )  # fmt: skip
 """Streams in the order in which they are read: commands, their results, other events."""
 
@@ -100,27 +99,8 @@ def restore_group(state: State, command: TrainGroup) -> State:
         return state
     same = _is_of(command, group)
     attempt = command.attempt if same else command.attempt + 1
-    added = command.contribution
-    computed_by = None if added is None else added.worker
-    group = replace(group, sent=same, attempt=attempt, contribution=added, computed_by=computed_by)
-    return state.with_group(command.batch, command.group, group if same else _unassigned(group))
-
-
-def restore_gradient_task(state: State, command: ComputeGradient) -> State:
-    """Restore from a stored gradient task that a rollout device was given the group."""
-    given = command.group
-    group = state.find_group(given.batch, given.group)
-    if group is None or given.attempt < group.attempt:
-        return state
-    if _is_of(given, group) and command.policy == state.policy:
-        group = replace(group, computed_by=command.worker, attempt=given.attempt)
-    else:
-        group = replace(_unassigned(group), attempt=given.attempt + 1)
-    return state.with_group(given.batch, given.group, group)
-
-
-def _unassigned(group: GroupState) -> GroupState:
-    return replace(group, sent=False, computed_by=None, contribution=None)
+    group = replace(group, sent=same, attempt=attempt)
+    return state.with_group(command.batch, command.group, group)
 
 
 def _is_of(command: TrainGroup, group: GroupState) -> bool:

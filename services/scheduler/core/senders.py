@@ -7,7 +7,6 @@ from shared.messages.contracts import (
     FragmentReleased,
     FragmentScored,
     FragmentSlot,
-    GradientComputed,
 )
 
 
@@ -25,10 +24,6 @@ def is_foreign(state: State, event: object) -> bool:
             return not _was_given(state, slot, worker)
         case FragmentFailed(stage="rollout"):
             return True
-        case GradientComputed(batch=batch, group=index, contribution=made):
-            group = state.find_group(batch, index)
-            is_current = group is not None and group.attempt == event.attempt
-            return is_current and group is not None and group.computed_by != made.worker
         case _:
             return False
 

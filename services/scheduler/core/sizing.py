@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.core.fluid.members import MEMBER
-from services.scheduler.core.gradients import gradient_seconds
 from services.scheduler.core.lending import tag_inputs
 from services.scheduler.core.state import Plan, Sizing, State, WorkerState
 from services.scheduler.core.supply import fragment_sizes
@@ -75,23 +74,13 @@ def situation(plan: Plan, state: State, size: int) -> Situation:
     if members:
         return _of_members(plan, state, members, size)
     assert trainer is not None
-    seen, factor = _thinned(_alike(tag_inputs(plan, state, trainer, size)))
+    seen = _thinned(_alike(tag_inputs(plan, state, trainer, size)))
     if not trainer.independent_devices:
         return Situation(seen)
     number = max(1, seen.trainer_queues)
     last = last_piece(plan.group_size, plan.trained_steps, plan.merged_steps, 0.0)
-    helps = plan.schedule.gradient_help and factor == 1
-    gradient = [
-        gradient_seconds(state, worker) if helps and worker.can_train else math.inf
-        for worker in state.rollout
-        for _ in range(worker.concurrency)
-    ]
-    return Situation(seen, IndependentPool(
-        tag_inputs=seen,
-        num_trainer=number,
-        last=seen.train * number * last,
-        gradient=tuple(gradient) if helps else (math.inf,) * len(seen.rollout),
-    ))  # fmt: skip
+    pool = IndependentPool(tag_inputs=seen, num_trainer=number, last=seen.train * number * last)
+    return Situation(seen, pool)
 
 
 def _of_members(plan: Plan, state: State, members: list[WorkerState], size: int) -> Situation:
@@ -121,7 +110,6 @@ def _of_members(plan: Plan, state: State, members: list[WorkerState], size: int)
         tag_inputs=seen,
         num_trainer=len(members),
         last=train * len(members) * last,
-        gradient=(math.inf,) * len(others),
         lanes=lanes,
     ))  # fmt: skip
 
@@ -159,14 +147,13 @@ def _levels(all_seconds: Collection[float]) -> dict[float, float]:
     return {seconds: mean[level] for seconds, level in levels.items()}
 
 
-def _thinned(seen: TagInputs) -> tuple[TagInputs, int]:
-    """Take a part of groups and devices for all of them, where there are very many of both; also
-    return by which factor they are fewer."""
+def _thinned(seen: TagInputs) -> TagInputs:
+    """Take a part of groups and devices for all of them, where there are very many of both."""
     factor = seen.groups // MOST_GROUPS
     classes = Counter(seen.rollout)
     counts = [*classes.values(), *([seen.trainer_queues] if seen.trainer_queues else [])]
     if factor < 2 or min(counts, default=0) < FEWEST * factor:
-        return seen, 1
+        return seen
     rollout = [s for s, count in classes.items() for _ in range(round(count / factor))]
     return replace(
         seen,
@@ -174,4 +161,4 @@ def _thinned(seen: TagInputs) -> tuple[TagInputs, int]:
         rollout=tuple(rollout),
         trainer_queues=round(seen.trainer_queues / factor),
         train=seen.train * factor,
-    ), factor
+    )

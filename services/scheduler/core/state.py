@@ -12,14 +12,13 @@ from services.scheduler.core.tally import Stage as Stage
 from services.scheduler.core.tally import Tally, tally_of
 from services.scheduler.core.workers import AssignedFragment as AssignedFragment
 from services.scheduler.core.workers import Exclusion as Exclusion
-from services.scheduler.core.workers import GradientTask as GradientTask
 from services.scheduler.core.workers import Workers
 from services.scheduler.core.workers import WorkerState as WorkerState
 from shared.learning.advantages import Advantages
 from shared.learning.curriculum import Draws
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
-from shared.messages.contracts import FragmentScored, FragmentSlot, GroupGradientRef, Policy
+from shared.messages.contracts import FragmentScored, FragmentSlot, Policy
 from shared.messages.fluid import MAX_PIECES
 from shared.messages.workers import DeviceMode
 from shared.recipe.schedule import RunSchedule
@@ -122,10 +121,6 @@ class GroupState:
     """How often the group was sent to the trainer in vain."""
     sent: bool = False
     """Whether it was sent to the trainer in this attempt."""
-    computed_by: str | None = None
-    """Address of the rollout device that computes its gradient in this attempt."""
-    contribution: GroupGradientRef | None = None
-    """Gradient by the rollout device, once it is stored."""
     trained_by: tuple[str, ...] = ()
     """Addresses of trainers with the group in their gradient; all but one are dead or zombies."""
 
@@ -300,16 +295,6 @@ class State:
         """Rollout devices, and members of a fluid run, that are not excluded from work."""
         workers = self.workers
         return [workers[address] for address in workers.roles.places]
-
-    @property
-    def training_devices(self) -> list[WorkerState]:
-        """Devices that generate and train, in a fixed order."""
-        able = [
-            w for w in self.workers.values()
-            if w.concurrency and w.excluded is None and not w.drained
-            and (w.service == "trainer" or (w.service == "rollout" and w.can_train))
-        ]  # fmt: skip
-        return sorted(able, key=lambda worker: worker.address)
 
     def find_batch(self, index: int) -> BatchState | None:
         return next((batch for batch in self.batches if batch.index == index), None)

@@ -26,15 +26,9 @@ class _Group(Protocol):
     @property
     def sent(self) -> bool: ...
     @property
-    def contribution(self) -> object: ...
-    @property
     def trained_by(self) -> tuple[str, ...]: ...
     @property
     def policy(self) -> Policy | None: ...
-
-
-Trained = tuple[int, int]
-"""Number of sent groups, and of those among them whose gradient the trainer computes itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +47,16 @@ class Tally:
     """No group before this one has anything to issue."""
     maybe_whole: frozenset[int] = frozenset()
     """Groups that are not sent and all of whose fragments are scored."""
-    sent: Trained = (0, 0)
-    trained: Mapping[str, Trained] = field(default_factory=dict)
-    """The sent groups that are in the gradient of each trainer, by its address."""
+    sent: int = 0
+    """Groups that were sent to be trained."""
+    trained: Mapping[str, int] = field(default_factory=dict)
+    """Number of these that are in the gradient of each trainer, by its address."""
     policies: Mapping[Policy, int] = field(default_factory=dict)
     """Number of groups that each version generates."""
 
     def untrained(self, trainer: str) -> int:
         """Number of groups that were sent and that this trainer has not trained."""
-        return self.sent[0] - self.trained.get(trainer, (0, 0))[0]
-
-    def untrained_by_itself(self, trainer: str) -> int:
-        """Those of them whose gradient no other device has computed."""
-        return self.sent[1] - self.trained.get(trainer, (0, 0))[1]
+        return self.sent - self.trained.get(trainer, 0)
 
     def changed(self, index: int, old: _Group, new: _Group) -> "Tally":
         """The counts after a group was replaced by another state of it."""
@@ -87,7 +78,7 @@ class Tally:
             end=max(self.end, index + 1) if new.num_cut else self.end,
             first=min(first, index) if new.num_cut < old.num_cut else first,
             maybe_whole=_followed(self.maybe_whole, index, new),
-            sent=_sum(_sum(self.sent, _sent(old), -1), _sent(new), 1),
+            sent=self.sent + new.sent - old.sent,
             trained=_trained(self.trained, old, new),
             policies=_policies(self.policies, old.policy, new.policy),
         )
@@ -112,14 +103,6 @@ def _followed(known: frozenset[int], index: int, group: _Group) -> frozenset[int
     return known - {index} if index in known else known
 
 
-def _sent(group: _Group) -> Trained:
-    return (group.sent, group.sent and group.contribution is None)
-
-
-def _sum(one: Trained, other: Trained, sign: int) -> Trained:
-    return one[0] + sign * other[0], one[1] + sign * other[1]
-
-
 def _policies(
     known: Mapping[Policy, int], old: Policy | None, new: Policy | None
 ) -> Mapping[Policy, int]:
@@ -133,11 +116,11 @@ def _policies(
     return {policy: number for policy, number in found.items() if number}
 
 
-def _trained(known: Mapping[str, Trained], old: _Group, new: _Group) -> Mapping[str, Trained]:
+def _trained(known: Mapping[str, int], old: _Group, new: _Group) -> Mapping[str, int]:
     if not old.trained_by and not new.trained_by:
         return known
     found = dict(known)
     for group, sign in ((old, -1), (new, 1)):
         for address in group.trained_by:
-            found[address] = _sum(found.get(address, (0, 0)), _sent(group), sign)
+            found[address] = found.get(address, 0) + sign * group.sent
     return found

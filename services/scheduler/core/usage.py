@@ -121,8 +121,6 @@ def uses(plan: Plan, state: State, idle: Container[str] = ()) -> dict[str, Use]:
 
 def _use_of_rollout(worker: WorkerState) -> Use | None:
     """What the device does; None if it waits."""
-    if worker.gradient_task is not None:
-        return "training"
     return "generating" if worker.assigned else None
 
 
@@ -145,7 +143,7 @@ def _use_of_trainer(state: State, worker: WorkerState) -> Use:
         return "waiting_for_rollout"
     if batch.tally.untrained(worker.address):
         return "training"
-    if batch.tally.sent[0] == len(batch.groups):
+    if batch.tally.sent == len(batch.groups):
         return "committing"
     if state.tag.mode == "generate" and worker.assigned:
         return "generating"

@@ -30,16 +30,6 @@ class AssignedFragment:
 
 
 @dataclass(frozen=True, slots=True)
-class GradientTask:
-    """A group whose gradient a rollout device computes, after its current fragment."""
-
-    batch: int
-    group: int
-    attempt: int
-    since: float
-
-
-@dataclass(frozen=True, slots=True)
 class Shown:
     """How many fragments a device really generates at a time, by the scheduler's own clock."""
 
@@ -82,10 +72,7 @@ class WorkerState:
     kind: str = "cpu"
     independent_devices: bool = False
     """Whether each device of this trainer generates what it has and then trains, on its own."""
-    can_train: bool = False
-    """Whether this rollout device computes gradients of whole groups."""
     assigned: tuple[AssignedFragment, ...] = ()
-    gradient_task: GradientTask | None = None
     excluded: Exclusion | None = None
     """Why the worker is given no work, if it is not."""
     drained: bool = False
@@ -124,8 +111,6 @@ class Roles:
     """Place of each rollout device that is not excluded, in the order in which they joined."""
     num_queues: int
     """Fragments that these generate at the same time."""
-    can_train: tuple[str, ...]
-    """Addresses of those that compute gradients."""
     rollout: frozenset[str]
     """Addresses of those that are no members: they fetch what they generate with."""
 
@@ -193,7 +178,6 @@ class Workers(dict[str, WorkerState]):
                 trainer=next(trainers, None),
                 places={worker.address: place for place, worker in enumerate(rollout)},
                 num_queues=sum(worker.concurrency for worker in rollout),
-                can_train=tuple(worker.address for worker in rollout if worker.can_train),
                 rollout=frozenset(w.address for w in rollout if w.service == "rollout"),
             )
         return self._roles
@@ -240,5 +224,5 @@ def _followed(
     return known.union(gain).difference(loss) if gain or loss else known
 
 
-def _role(worker: WorkerState) -> tuple[str, int, Exclusion | None, bool, bool]:
-    return worker.service, worker.concurrency, worker.excluded, worker.drained, worker.can_train
+def _role(worker: WorkerState) -> tuple[str, int, Exclusion | None, bool]:
+    return worker.service, worker.concurrency, worker.excluded, worker.drained

@@ -9,7 +9,7 @@ from services.scheduler.shell.api_models import View, example
 
 A_GROUP = {
     "group": 3, "attempt": 0, "policy_version": 12, "stages": ["scored", "generated"],
-    "trained_by": None, "rewards": [0.2, 0.9, None, 0.4],
+    "rewards": [0.2, 0.9, None, 0.4],
 }  # fmt: skip
 
 
@@ -48,8 +48,6 @@ class GroupView(View):
     """Version that generated the group."""
     stages: list[str]
     """Stage of each of its fragments."""
-    trained_by: str | None
-    """Address of the rollout device that computes its gradient; null: the trainer."""
     rewards: list[float | None]
     """Rewards of its samples, in order; null for one that could not be scored."""
 

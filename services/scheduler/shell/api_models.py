@@ -110,7 +110,7 @@ class WorkerView(View):
         memory_bytes=85_000_000_000, activity="generating", use="generating", policy_version=12,
         note="", num_done=96, busy_seconds=310.2, num_quarantined=0, refused=None, drain="no",
         lent=False,
-        seconds_per_sample=0.42, num_in_hand=2, trains_group=None, seconds_per_gradient=None,
+        seconds_per_sample=0.42, num_in_hand=2, seconds_per_gradient=None,
         seconds_since_seen=0.3, memory_shortage=None,
         versions={"python": "3.11.9", "torch": "2.10.0", "diffusers": "0.42.1"},
     )  # fmt: skip
@@ -158,10 +158,8 @@ class WorkerView(View):
     """Measured seconds per generated sample; null if it has not generated."""
     num_in_hand: int
     """Number of fragments that the worker has."""
-    trains_group: int | None
-    """Group of the current batch whose gradient it computes for the trainer."""
     seconds_per_gradient: float | None
-    """Measured seconds per group; null if it has not computed a gradient."""
+    """Measured seconds of a fluid device per trained group; null if it has not trained."""
     seconds_since_seen: float
     """Seconds since its newest report."""
     memory_shortage: MemoryShortageView | None

@@ -46,7 +46,6 @@ from shared.errors import IntegrityError, SlotPoisoned
 from shared.messages import subjects
 from shared.messages.contracts import (
     Command,
-    ComputeGradient,
     Event,
     FragmentGenerated,
     GenerateFragment,
@@ -78,9 +77,9 @@ OPENING = (PolicyPublished, OperatorRequest, Recovered, BatchesSeen, Stepped)
 """Events that may give every device something to do, or are about all that the run has done. They
 are handled in a thread, while statuses are heard."""
 
-RESTORED = Event | GenerateFragment | TrainGroup | ComputeGradient | FluidCommand
+RESTORED = Event | GenerateFragment | TrainGroup | FluidCommand
 """What is stored and says where the run was."""
-FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.PART, subjects.FLUID, subjects.EVT)
+FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.FLUID, subjects.EVT)
 
 STANDING: dict[Phase, Literal["pause", "stop"]] = {"paused": "pause", "stopped": "stop"}
 """Requests of an operator that are repeated when the streams were lost."""

@@ -128,7 +128,6 @@ class Roster:
                 concurrency=status.device.concurrency,
                 kind=status.device.kind,
                 independent_devices=status.device.independent_devices,
-                can_train=status.device.can_train,
             )
         )
 

@@ -153,7 +153,6 @@ def _worker_view(
 ) -> WorkerView:
     status = seen.status
     known, costs = scheduler.state.workers.get(status.address), scheduler.state.costs
-    task = None if known is None else known.gradient_task
     is_trainer = status.service == "trainer" and scheduler.plan.schedule.mode != "fluid"
     generation = costs.help if is_trainer else costs.rollout.get(status.address, UNKNOWN)
     return WorkerView(
@@ -168,7 +167,6 @@ def _worker_view(
         lent=status.loan is not None and status.loan.mode == "generate",
         seconds_per_sample=generation.value,
         num_in_hand=0 if known is None else len(known.assigned),
-        trains_group=None if task is None else task.group,
         seconds_per_gradient=costs.gradient.get(status.address, UNKNOWN).value,
         seconds_since_seen=round(now - seen.at, 3),
     )
@@ -210,7 +208,7 @@ def drain_of(known: WorkerState | None) -> Drain:
     """Return whether a worker was asked to finish what it has, and has."""
     if known is None or not known.drained:
         return "no"
-    return "draining" if known.assigned or known.gradient_task else "drained"
+    return "draining" if known.assigned else "drained"
 
 
 def is_known(scheduler: Scheduler, worker: str) -> bool:
@@ -304,7 +302,6 @@ def _in_flight(state: State, batch: BatchState) -> BatchDetail:
                 attempt=group.attempt,
                 policy_version=None if group.policy is None else group.policy.version,
                 stages=[fragment.stage for fragment in group.fragments],
-                trained_by=group.computed_by,
                 rewards=[
                     reward
                     for fragment in group.fragments

@@ -160,8 +160,6 @@ class Trainer(ABC):
 
     def _take(self, group: TrainGroup) -> None:
         self._ready[group.group] = group
-        if group.contribution is not None:
-            self._count(group, 0.0)
         self._act()
 
     def _count(self, group: TrainGroup, seconds: float) -> None:

@@ -8,7 +8,6 @@ from services.scheduler.sim.world import Process, World
 from shared.messages import subjects
 from shared.messages.contracts import (
     Command,
-    ComputeGradient,
     GenerateFragment,
     Message,
     SetDevice,
@@ -20,7 +19,7 @@ from shared.messages.subjects import Stream, subject_of
 RUN = "sim"
 STREAMS = {stream.subjects[0].split(".")[2]: stream for stream in subjects.STREAMS}
 """Word in a subject -> stream."""
-ADDRESSED = GenerateFragment | ComputeGradient | SetDevice | TrainPiece | CommitVersion
+ADDRESSED = GenerateFragment | SetDevice | TrainPiece | CommitVersion
 """Commands to one worker."""
 Receive = Callable[[Message], None]
 Delay = Callable[[], float]

@@ -1,7 +1,7 @@
 """A simulated cluster put together: broker, scheduler, workers and trainer in one virtual time."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.scheduler.core.inputs import WorkerJoined
@@ -39,8 +39,6 @@ class Cluster:
     """Devices of the trainer that can generate; 0: none."""
     lanes: Sequence[str] = ()
     """Kinds of a trainer's independent devices; empty: its devices go together."""
-    can_train: Collection[str] = ()
-    """Kinds of rollout devices that compute gradients."""
     rollout: dict[str, SimRollout] = field(default_factory=dict)
     """Name -> rollout device."""
     trainer: Trainer | None = None
@@ -55,13 +53,10 @@ class Cluster:
         worker = SimRollout(
             Process(self.world, name), self.broker, self.history, self.timing, kind,
             self._address(name), self.plan.schedule.staleness_limit,
-            can_train=kind in self.can_train,
         )  # fmt: skip
         self.rollout[name] = worker
         worker.start()
-        self._announce(worker, WorkerJoined(
-            worker.address, name, "rollout", kind=kind, can_train=worker.can_train
-        ))  # fmt: skip
+        self._announce(worker, WorkerJoined(worker.address, name, "rollout", kind=kind))
         return worker
 
     def add_member(self, name: str, kind: str) -> SimMember:
@@ -170,14 +165,13 @@ def build(
     keep_intervals: bool = False,
     leases: bool = False,
     lanes: Sequence[str] = (),
-    can_train: Collection[str] = (),
     members: Mapping[str, int] | None = None,
 ) -> Cluster:
     """A cluster with everything started at time 0.
 
     ``rollout``: devices by kind. ``members``: fluid devices by kind, in place of a
     trainer. ``delay``: seconds of one message, drawn for each.
-    ``lanes``, ``can_train``: see `Cluster`. ``leases``: workers make themselves known by statuses,
+    ``lanes``: see `Cluster`. ``leases``: workers make themselves known by statuses,
     and are lost when they are silent.
     """
     world = World(seed)
@@ -196,7 +190,7 @@ def build(
     cluster = Cluster(
         plan=plan, timing=timing, world=world, broker=broker, history=history,
         scheduler=scheduler, commits=commits, reward=reward, trainer_slots=trainer_slots,
-        lanes=lanes, can_train=can_train,
+        lanes=lanes,
     )  # fmt: skip
     for kind, count in rollout.items():
         for number in range(count):

@@ -7,7 +7,6 @@ one policy version per trajectory, result before acknowledgement.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from services.scheduler.sim.broker import Broker
 from services.scheduler.sim.history import History
@@ -16,15 +15,11 @@ from services.scheduler.sim.world import Process
 from shared.errors import AdmissionError
 from shared.messages import subjects
 from shared.messages.contracts import (
-    ComputeGradient,
     FragmentFailed,
     FragmentGenerated,
     FragmentReleased,
     FragmentScored,
     GenerateFragment,
-    GradientComputed,
-    GradientReleased,
-    GroupGradientRef,
     Message,
     ObjectRef,
     Policy,
@@ -49,10 +44,7 @@ def result_of(
 
 @dataclass(slots=True)
 class SimRollout:
-    """One device that generates the fragments given to it, one after the other.
-
-    If it can train, it computes gradients of whole groups, between two fragments.
-    """
+    """One device that generates the fragments given to it, one after the other."""
 
     process: Process
     broker: Broker
@@ -61,7 +53,6 @@ class SimRollout:
     kind: str
     address: str
     max_staleness: int
-    can_train: bool = False
     hangs: bool = False
     """A fault: it reports, and finishes nothing any more."""
     newest: int = -1
@@ -69,9 +60,8 @@ class SimRollout:
     version: int = -1
     weights: str = ""
     """Digest of what it has really loaded."""
-    _gradients: deque[ComputeGradient] = field(default_factory=deque)
     _tasks: deque[GenerateFragment] = field(default_factory=deque)
-    _current: GenerateFragment | ComputeGradient | None = None
+    _current: GenerateFragment | None = None
 
     def start(self) -> None:
         self.broker.subscribe(
@@ -82,16 +72,10 @@ class SimRollout:
             lambda m: isinstance(m, GenerateFragment) and m.worker == self.address,
             address=self.address,
         )  # fmt: skip
-        if self.can_train:
-            self.broker.subscribe(
-                self.process, subjects.GRAD, self._asked,
-                lambda m: isinstance(m, ComputeGradient) and m.worker == self.address,
-                address=self.address,
-            )  # fmt: skip
 
     @property
     def idles(self) -> bool:
-        return self._current is None and not self._gradients and not self._tasks
+        return self._current is None and not self._tasks
 
     def _heard(self, message: Message) -> None:
         assert isinstance(message, PolicyPublished)
@@ -102,15 +86,9 @@ class SimRollout:
         self._tasks.append(message)
         self._next()
 
-    def _asked(self, message: Message) -> None:
-        assert isinstance(message, ComputeGradient)
-        self._gradients.append(message)
-        self._next()
-
     def _next(self) -> None:
-        """A gradient before the fragments that wait."""
-        while self._current is None and (self._gradients or self._tasks):
-            refusal = self._begin_gradient() if self._gradients else self._begin_fragment()
+        while self._current is None and self._tasks:
+            refusal = self._begin_fragment()
             if refusal is not None:
                 self._current = None
                 self.broker.send(self.process, refusal)
@@ -125,7 +103,7 @@ class SimRollout:
 
     def _refusal(self, task: GenerateFragment) -> Message | None:
         if self.newest > task.policy.version:
-            return _release(task, self.address, "stale")
+            return FragmentReleased(slot=task.fragment.slot, worker=self.address, reason="stale")
         try:
             check_task(task, max_staleness=self.max_staleness)
         except AdmissionError as error:
@@ -157,52 +135,6 @@ class SimRollout:
         before, self.version = self.version, policy.version
         self.weights = policy.weights_digest
         return self.timing.adopt if self.version != before else 0.0
-
-    def _begin_gradient(self) -> Message | None:
-        """Gives the reason, if it may not."""
-        self._current = command = self._gradients.popleft()
-        if self.newest > command.policy.version:
-            return _release(command, self.address, "stale")
-        self._compute(command)
-        return None
-
-    def _compute(self, command: ComputeGradient) -> None:
-        """Compute a gradient at the weights that it is told, whatever it has generated with."""
-        load = self._adopt(command.policy)
-        samples = len(command.group.advantages)
-        seconds = self.history.drawn(self.process.name, self.timing.gradient(self.kind, samples))
-        number = self.history.begins()
-        self.history.works(self.address, "train", load, seconds)
-
-        def done() -> None:
-            if self.hangs:
-                return
-            self._current = None
-            self.broker.send(self.process, contribution_of(command, self.address, seconds, number))
-            self._next()
-
-        self.process.after(load + seconds, done)
-
-
-def contribution_of(
-    command: ComputeGradient, worker: str, seconds: float, number: int
-) -> GradientComputed:
-    gradient = ObjectRef(key=f"sim/{number}", sha256=REF.sha256, size=1)
-    return GradientComputed(
-        **command.group.answer_fields, policy=command.policy,
-        contribution=GroupGradientRef(gradient=gradient, tally={}, worker=worker), seconds=seconds,
-    )  # fmt: skip
-
-
-def _release(
-    work: GenerateFragment | ComputeGradient,
-    address: str,
-    reason: Literal["stale", "draining", "failed"],
-) -> Message:
-    if isinstance(work, ComputeGradient):
-        return GradientReleased(**work.group.answer_fields, worker=address, reason=reason)
-    assert reason != "failed"
-    return FragmentReleased(slot=work.fragment.slot, worker=address, reason=reason)
 
 
 @dataclass(slots=True)

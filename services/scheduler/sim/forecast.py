@@ -1,6 +1,5 @@
 """Forecasts a batch on a split of devices, in a millisecond, by the scheduler's own formula."""
 
-import math
 from statistics import NormalDist
 
 from services.scheduler.core.supply import fragment_sizes as sizes_of
@@ -17,7 +16,6 @@ from services.scheduler.costs.profile import (
 )
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.profiled import (
-    gradient_helpers,
     has_independent_devices,
     help_seconds,
     helpers,
@@ -119,7 +117,6 @@ def _of_fluid(profile: Profile, split: Split, size: int, *, ahead: bool) -> Situ
         tag_inputs=inputs,
         num_trainer=len(lanes),
         last=train * len(lanes) * last,
-        gradient=(math.inf,) * len(others),
         lanes=lanes,
     )
     return Situation(inputs, pool)
@@ -137,7 +134,6 @@ def _help_in_step(profile: Profile, split: Split, size: int) -> float:
 def _pool(
     profile: Profile, split: Split, schedule: RunSchedule, tag_inputs: TagInputs, publish: float
 ) -> IndependentPool:
-    able = gradient_helpers(profile, split.rollout, schedule)
     size, number, shape = profile.shape.group_size, sum(split.trainer.values()), profile.shape
     steps = shape.trained_steps if schedule.tsp else 1
     merged = shape.merged_steps if schedule.tsp else 0
@@ -146,10 +142,5 @@ def _pool(
         tag_inputs=tag_inputs,
         num_trainer=number,
         last=tag_inputs.train * number * last,
-        gradient=tuple(
-            gradient_seconds(profile, kind, size) if kind in able else math.inf
-            for kind, count in split.rollout.items()
-            for _ in range(count)
-        ),
         publish=publish,
     )

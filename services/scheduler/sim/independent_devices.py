@@ -120,12 +120,11 @@ class IndependentTrainer(Trainer):
         self._free.extend(free)
 
     def _take(self, group: TrainGroup) -> None:
-        if group.contribution is None:
-            size = self.plan.group_size
-            last = num_last_groups(size, len(self.lanes))
-            is_last = self.plan.num_groups - len(self._ready) <= last
-            pieces = pieces_of(size, len(self.lanes), self.timing, is_last=is_last)
-            self._shares.append(Share(group, deque(pieces)))
+        size = self.plan.group_size
+        last = num_last_groups(size, len(self.lanes))
+        is_last = self.plan.num_groups - len(self._ready) <= last
+        pieces = pieces_of(size, len(self.lanes), self.timing, is_last=is_last)
+        self._shares.append(Share(group, deque(pieces)))
         Trainer._take(self, group)
 
     def _next(self, lane: Lane) -> None:

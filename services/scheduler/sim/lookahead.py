@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from services.scheduler.core.device_queues import sample_seconds
-from services.scheduler.core.gradients import gradient_seconds
 from services.scheduler.core.lending import tag_inputs
 from services.scheduler.core.state import LoanState, Plan, State, WorkerState
 from services.scheduler.core.tag.controller import Controller
@@ -100,7 +99,6 @@ def cluster_of(plan: Plan, state: State, groups: int, *, batches: int = 1) -> Cl
         for slot in range(worker.concurrency)
     }
     seconds = {kind: costs.rollout_seconds(w.address) or 1.0 for kind, w in devices.items()}
-    gradient = {kind: gradient_seconds(state, w) for kind, w in devices.items() if w.can_train}
     mode = Controller(mode="fixed", groups=groups) if groups else Controller(mode="off")
     cluster = build(
         replace(
@@ -109,38 +107,26 @@ def cluster_of(plan: Plan, state: State, groups: int, *, batches: int = 1) -> Cl
             loan_seconds=NEVER,
             prompts=replace(plan.prompts, curriculum=None),  # nothing is learned here
         ),
-        _timing(plan, costs, trainer, seconds, gradient),
+        _timing(plan, costs, trainer, seconds),
         rollout=dict.fromkeys(devices, 1),
         trainer_slots=trainer.concurrency,
         reward_workers=plan.num_groups * plan.group_size,
         first_state=State(recovering=True, tag=LoanState(controller=mode)),
         lanes=(TRAINER,) * trainer.concurrency if trainer.independent_devices else (),
-        can_train=list(gradient),
     )
-    known = replace(
-        costs,
-        rollout={kind: Estimate(value=each) for kind, each in seconds.items()},
-        gradient={kind: Estimate(value=each) for kind, each in gradient.items()},
-    )
-    prime(cluster, known)
+    rollout = {kind: Estimate(value=each) for kind, each in seconds.items()}
+    prime(cluster, replace(costs, rollout=rollout))
     return cluster
 
 
-def _timing(
-    plan: Plan,
-    costs: Costs,
-    trainer: WorkerState,
-    seconds: Mapping[str, float],
-    gradient: Mapping[str, float],
-) -> Timing:
-    """Every rollout device is a kind of its own. ``seconds``: of a sample. ``gradient``: of a
-    group."""
+def _timing(plan: Plan, costs: Costs, trainer: WorkerState, seconds: Mapping[str, float]) -> Timing:
+    """Every rollout device is a kind of its own. ``seconds``: of a sample."""
     help_seconds = costs.help_seconds() or 1.0
     rollout = {**seconds, TRAINER: help_seconds}
-    group = {**gradient, TRAINER: costs.train.seconds * trainer.concurrency}
+    group = costs.train.seconds * trainer.concurrency  # on one of the trainer's devices
     return Timing(
         fragment=lambda kind, samples: rollout[kind] * costs.whole_samples(samples),
-        gradient=lambda kind, samples: group[kind] * samples / plan.group_size,
+        gradient=lambda _, samples: group * samples / plan.group_size,
         help=lambda samples: help_seconds * costs.whole_samples(samples),
         score=lambda _: costs.ready.seconds,
         train=lambda _: costs.train.seconds,

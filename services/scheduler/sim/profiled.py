@@ -98,8 +98,7 @@ def prime(cluster: Cluster, costs: Costs) -> None:
     """Let the scheduler begin with costs it would have learned. Those of rollout go by kind."""
     workers = cluster.rollout.values()
     rollout = {worker.address: costs.rollout[worker.kind] for worker in workers}
-    gradient = {w.address: costs.gradient[w.kind] for w in workers if w.kind in costs.gradient}
-    costs = replace(costs, rollout=rollout, gradient=gradient)
+    costs = replace(costs, rollout=rollout)
     cluster.scheduler.state = replace(cluster.scheduler.state, costs=costs)
 
 
@@ -153,13 +152,6 @@ def has_independent_devices(profile: Profile, trainer: Devices) -> bool:
     return not profile.variant.sharded and sum(trainer.values()) > 1
 
 
-def gradient_helpers(profile: Profile, rollout: Devices, schedule: RunSchedule) -> list[str]:
-    """Kinds of rollout devices that compute gradients."""
-    if not schedule.gradient_help or profile.variant.sharded:
-        return []
-    return [kind for kind, count in rollout.items() if count and speed(profile, kind, "trainer")]
-
-
 def helpers(profile: Profile, trainer: Devices) -> int:
     """Training devices that can generate."""
     return sum(count for kind, count in trainer.items() if speed(profile, kind, "rollout"))
@@ -198,13 +190,12 @@ def _cluster(
     independent = has_independent_devices(profile, trainer)
     lanes = [kind for kind, n in trainer.items() for _ in range(n)] if independent else []
     slots = helpers(profile, trainer) if schedule.lends_trainer or independent else 0
-    can_train = gradient_helpers(profile, rollout, schedule)
     # The last batch that is measured is followed by another.
     plan = steady_plan(shape, batches=batches + 1, schedule=schedule)
     cluster = build(
         plan, timing, rollout=rollout, trainer_slots=slots, seed=seed or 0, delay=lambda: hop,
         first_state=first_state(plan),
-        look_ahead=look_ahead, can_train=can_train,
+        look_ahead=look_ahead,
         lanes=lanes,
     )  # fmt: skip
     return cluster
@@ -232,7 +223,6 @@ def _learned(
         rollout={kind: sample(timing.fragment(kind, size)) for kind in rollout},
         help=sample(timing.help(size)) if cluster.trainer_slots else Estimate(),
         train=each(timing.train(group)),
-        gradient={kind: each(timing.gradient(kind, group)) for kind in cluster.can_train},
         switch=each(0.0 if cluster.lanes else timing.switch),
         ready=each(hop),
         commit=each(timing.commit + (0.0 if schedule.staleness_limit else timing.publish)),

@@ -34,7 +34,7 @@ from shared.messages.contracts import (
 )
 from shared.messages.workers import Holds
 
-FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.PART, subjects.FLUID, subjects.EVT)
+FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.FLUID, subjects.EVT)
 WATCH_S = 0.5
 LookAhead = Callable[[Plan, State, float], int | None]
 """(plan, state, now) -> how many groups of the current batch the trainer had better generate."""

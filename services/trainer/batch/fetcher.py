@@ -8,14 +8,13 @@ from functools import partial
 
 import structlog
 
-from shared.devices.protocols import GroupData, GroupGradient
+from shared.devices.protocols import GroupData
 from shared.errors import AdmissionError, ContractError, DigenRLError, IntegrityError
 from shared.messages import subjects
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentScored,
     GroupFailed,
-    GroupGradientRef,
     ObjectRef,
     Policy,
     TrainGroup,
@@ -24,7 +23,6 @@ from shared.messages.staleness import Admissible, check_admission
 from shared.process.worker import WorkerContext, patiently
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord
-from shared.run.layout import batch_folder
 from shared.telemetry import FRAGMENTS
 
 MAX_BYTES = 512 << 20
@@ -63,8 +61,8 @@ CheckStored = Callable[[bytes, bytes, int], None]
 @dataclass(frozen=True, slots=True)
 class AdmittedGroup:
     command: TrainGroup
-    work: GroupData | GroupGradient | None
-    """Data to train, or a gradient to add; None if the gradient is zero."""
+    work: GroupData | None
+    """Data to train; None if the gradient is zero."""
 
 
 class GroupFetcher:
@@ -148,9 +146,7 @@ class GroupFetcher:
         for command in commands:
             yield command.group, AdmittedGroup(command, await self._work_of(command))
 
-    async def _work_of(self, command: TrainGroup) -> GroupData | GroupGradient | None:
-        if command.contribution is not None:
-            return await self._part(command, command.contribution)
+    async def _work_of(self, command: TrainGroup) -> GroupData | None:
         if self._skips_zeros and not any(command.advantages):
             return None
         stored = [fragment.stored for fragment in command.fragments]
@@ -177,12 +173,6 @@ class GroupFetcher:
         refused = [f for f in command.fragments if not await self._admits(f, command, admissible)]
         if refused:
             return None
-        if command.contribution is not None:
-            try:
-                return AdmittedGroup(command, await self._part(command, command.contribution))
-            except (IntegrityError, ContractError) as error:
-                await self.fail(command, error)
-                return None
         if self._skips_zeros and not any(command.advantages):
             return AdmittedGroup(command, None)
         data = await self.data(command)
@@ -199,19 +189,6 @@ class GroupFetcher:
             await self._refuse(fragment, error)
             return False
         return True
-
-    async def _part(self, command: TrainGroup, contribution: GroupGradientRef) -> GroupGradient:
-        """Fetch a gradient that was computed elsewhere.
-
-        Raises:
-            ContractError: if its object does not belong to this batch.
-            IntegrityError: if it is not in the store, or is broken.
-        """
-        ref = contribution.gradient
-        if not ref.key.startswith(f"{batch_folder(self._bus.run, command.batch)}/"):
-            raise ContractError(f"{ref.key} is not a gradient of batch {command.batch}")
-        gradient = await patiently(partial(self._store.get, ref), "store_unavailable", key=ref.key)
-        return GroupGradient(gradient=gradient, tally=contribution.tally)
 
     async def data(self, command: TrainGroup) -> GroupData | None:
         """Fetch what is stored of the group; None, having refused them, if fragments are faulty."""

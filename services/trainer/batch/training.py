@@ -17,7 +17,7 @@ from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
 from services.trainer.batch.measures import batch_metrics, of_all_steps
 from services.trainer.devices.pool import DevicePool, Outcome, QueuedGroup
 from shared.bus.traces import did
-from shared.devices.protocols import GroupData, GroupGradient, Training
+from shared.devices.protocols import GroupData, Training
 from shared.errors import ContractError, IntegrityError, OutOfMemory, Untrainable
 from shared.learning.advantages import Scored, batch_scale
 from shared.messages.contracts import GroupTrained, TrainGroup
@@ -187,7 +187,7 @@ class BatchTraining:
         command, work, tell = group.command, group.work, batch.outcomes.put_nowait
         final = batch.final.get(command.group)
         batch.num_taken += 1
-        if isinstance(work, GroupData) and final is not None:
+        if work is not None and final is not None:
             is_zero = not (any(final) or self._trains_zeros)
             work = None if is_zero else replace(work, advantages=final, kind="final")
         match work:
@@ -196,15 +196,6 @@ class BatchTraining:
                 is_last = self._pool.is_last(self._trained_samples, left)
                 queued = QueuedGroup(command=command, data=data, tell=tell, is_last=is_last)
                 await self._pool.train(queued)
-            case GroupGradient() as part:
-                try:
-                    if final is not None:
-                        raise ContractError("the gradient of centred advantages comes too late")
-                    await self._training.add(part)
-                except ContractError as error:
-                    tell(Outcome(command, error=error))
-                else:
-                    tell(Outcome(command))
             case None:
                 self._training.skip(self._trained_samples)
                 tell(Outcome(command))
@@ -323,7 +314,6 @@ def _scored(command: TrainGroup) -> Scored:
 def trained_group(command: TrainGroup) -> TrainedGroup:
     """Return what a commit record says of a group."""
     names = command.fragments[0].parts
-    added = command.contribution
     return TrainedGroup(
         group=command.group,
         attempt=command.attempt,
@@ -336,8 +326,6 @@ def trained_group(command: TrainGroup) -> TrainedGroup:
         rewards=tuple(reward for f in command.fragments for reward in f.rewards),
         parts={name: tuple(s for f in command.fragments for s in f.parts[name]) for name in names},
         dropped=command.dropped,
-        contribution=None if added is None else added.gradient,
-        trained_by=None if added is None else added.worker,
     )
 
 

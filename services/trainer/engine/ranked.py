@@ -108,7 +108,6 @@ class RankedTraining(TrainingOnThreads):
         self._note_held(self._first)
 
     def _step(self, batch: int, scale: float) -> dict[str, float]:
-        self._remote.into(self._first)
         for link in self._links:
             self._first.add({}, link.ask(Message("tally")).values)
         self._first.check_rows()  # before the others wait for this rank's gradient

@@ -12,58 +12,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from services.trainer.engine.engine_device import CACHED_GROUPS, EngineDevice, ParsedGroups
 from services.trainer.engine.snapshot import EngineCopy, HeldWeights
 from services.trainer.engine.trainer_engine import TrainerEngine
-from shared.devices.protocols import GroupGradient, Snapshot
+from shared.devices.protocols import Snapshot
 from shared.devices.slices import slice_size
 from shared.diffusion.models import Part
 from shared.diffusion.policy import LoadedPolicy, copy_policy, load_policy
-from shared.diffusion.training.tally import Tally
-from shared.errors import ContractError, UserError
+from shared.errors import UserError
 from shared.recipe.recipe import Recipe
 from shared.run.manifest import StoredTensors
-
-
-class RemoteGradientSum:
-    """Adds up gradients of groups that were computed elsewhere, until the optimizer step."""
-
-    def __init__(self, recipe: Recipe, engine: TrainerEngine) -> None:
-        self._num_rows = recipe.trained_samples * recipe.sampling.window
-        """Number of rows of a group."""
-        self._engine = engine
-        self._total: dict[str, Tensor] = {}
-        self._tally = Tally()
-        self._adding = asyncio.Lock()
-
-    def forget(self) -> None:
-        self._total, self._tally = {}, Tally()
-
-    async def add(self, part: GroupGradient) -> None:
-        """Add a gradient. Holds no device: may be called beside everything but `into`.
-
-        Raises:
-            ContractError: if it is not a group's gradient at the weights in use.
-        """
-        if part.tally.get("num_rows") != self._num_rows:
-            raise ContractError(f"a gradient of {part.tally.get('num_rows')} rows is of no group")
-        gradient = await asyncio.to_thread(self._engine.read_gradient, part)
-        async with self._adding:
-            self._tally.merge(part.tally)
-            if self._total:
-                await asyncio.to_thread(_add, self._total, gradient)
-            else:
-                self._total = gradient
-
-    def into(self, engine: TrainerEngine) -> None:
-        engine.add(self._total, self._tally.as_dict())
-
-
-def _add(total: dict[str, Tensor], gradient: dict[str, Tensor]) -> None:
-    for name, tensor in gradient.items():
-        total[name] += tensor
 
 
 class TrainingOnThreads(ABC):
@@ -72,17 +31,12 @@ class TrainingOnThreads(ABC):
         self._first = first
         self._held: Sequence[tuple[TrainerEngine, HeldWeights]] = ()
         """Weights of the engines of this process since they were changed last."""
-        self._remote = RemoteGradientSum(recipe, first)
 
     def begin(self) -> None:
         self._first.begin()
-        self._remote.forget()
 
     def skip(self, num_samples: int) -> None:
         self._first.skip(num_samples)
-
-    async def add(self, part: GroupGradient) -> None:
-        await self._remote.add(part)
 
     def sampling_digest(self) -> str:
         return self._first.sampling_digest()
@@ -156,7 +110,6 @@ class ReplicatedTraining(TrainingOnThreads):
         for engine in self._others:
             self._first.add(engine.gradient(), engine.tally)
             engine.begin()
-        self._remote.into(self._first)
         self._first.check_rows()
         metrics = self._first.step(batch, scale)
         for engine in self._others:

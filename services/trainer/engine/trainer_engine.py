@@ -16,17 +16,16 @@ from services.trainer.engine.checkpoint import Replacement, Restoration, checkpo
 from services.trainer.engine.snapshot import EngineCopy, HeldWeights, SnapshotBuffers, same_bits
 from services.trainer.engine.world import this_rank
 from shared.devices.chunks import Chunk
-from shared.devices.protocols import AdvantageKind, GroupData, GroupGradient, Snapshot
+from shared.devices.protocols import AdvantageKind, GroupData, Snapshot
 from shared.devices.together import make_together
 from shared.diffusion.device import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.sharding import clip_gradients, sum_gradients
 from shared.diffusion.training.auto_chunks import REMEDY, AutoChunkedGradient, words_of
 from shared.diffusion.training.group import PathGroup
-from shared.diffusion.training.group_gradient import add_gradient, read_gradient
 from shared.diffusion.training.rows import TrainingGroup, read_group
-from shared.diffusion.training.sums import in_proportion, of_rest
-from shared.errors import ContractError, IntegrityError, OutOfMemory
+from shared.diffusion.training.sums import add_gradients, in_proportion, of_rest
+from shared.errors import IntegrityError, OutOfMemory
 from shared.learning.algorithms import old_policy_decay
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
@@ -58,8 +57,8 @@ def average_decay(table: Trainer, step: int) -> float:
 class TrainerEngine:
     """Adds up gradients and takes optimizer steps.
 
-    Not thread-safe: one call at a time, as a device allows. Only `skip` and `read_gradient` may run
-    beside others. Between two calls a generator may use the same network, under the same weights.
+    Not thread-safe: one call at a time, as a device allows. Only `skip` may run beside others.
+    Between two calls a generator may use the same network, under the same weights.
     """
 
     def __init__(
@@ -85,9 +84,6 @@ class TrainerEngine:
             self._beside.keep()
         else:
             self._beside.forget()
-        self._digest: str | None = None
-        """Digest of the trained weights, where others may be in use by turns; None until it is
-        taken."""
         self._kept = SnapshotBuffers(recipe.run.shard_bytes)
         self._tuned = AutoChunkedGradient(recipe, self._loaded, num_samples)
         self._transaction = self._tuned.transaction
@@ -154,7 +150,6 @@ class TrainerEngine:
         if snapshot.sampling is not None:
             self._loaded.in_use.know(held.sampling, snapshot.sampling.digest)
         self._loaded.in_use.know(held.trained, snapshot.digest)
-        self._digest = snapshot.digest if self._recipe.keeps_old_policy else None
 
     def check_same(self, other: "TrainerEngine") -> None:
         """Raise IntegrityError unless the weights are those of another device, bit for bit."""
@@ -165,12 +160,10 @@ class TrainerEngine:
 
     def restoration(self) -> Restoration:
         """Begin to put a committed version in use."""
-        self._digest = None
         return Restoration(self._optimizer, self._trained, self._averages, self._beside)
 
     def replacement(self) -> Replacement:
         """Begin to put the weights of a committed version in use, and leave the rest as it is."""
-        self._digest = None
         return Replacement(self._trained, self._beside)
 
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
@@ -185,7 +178,6 @@ class TrainerEngine:
         async for part in checkpoint.parts(version.wants_states):
             await asyncio.to_thread(version.add_states, part)
         await asyncio.to_thread(version.finish)
-        self._settle()
 
     async def replace(self, weights: StoredTensors, sampling: StoredTensors | None) -> None:
         """Put the weights of a committed version in use, and leave the optimizer's state as it is.
@@ -200,11 +192,6 @@ class TrainerEngine:
             async for part in sampling.parts():
                 await asyncio.to_thread(version.add_sampling, part)
         await asyncio.to_thread(version.finish)
-        self._settle()
-
-    def _settle(self) -> None:
-        """Take the digest of the trained weights while nobody else uses the device."""
-        self._digest = self.weights_digest() if self._recipe.keeps_old_policy else None
 
     def _copies(self) -> dict[str, Tensor]:
         return {name: each.detach().clone() for name, each in self._parameters.items()}
@@ -299,18 +286,9 @@ class TrainerEngine:
         """Count samples of a group whose gradient is zero."""
         self._transaction.skip(num_samples * self._recipe.sampling.window)
 
-    def read_gradient(self, part: GroupGradient) -> dict[str, Tensor]:
-        """Unpack the gradient of each parameter that was computed elsewhere, at the weights in use
-        here; raises ContractError if it was not."""
-        digest, apart = self._digest, self._recipe.sums_apart
-        if digest is None and self._recipe.keeps_old_policy:
-            raise ContractError("a gradient at weights that are not published yet")
-        digest = digest or self.weights_digest()
-        return read_gradient(part, self._parameters, digest, apart=apart)
-
     def add(self, gradient: Mapping[str, Tensor], tally: Mapping[str, float]) -> None:
         """Add a gradient of other rows of this batch, and what happened to them."""
-        add_gradient(self._parameters, in_proportion(gradient))
+        add_gradients(self._parameters, in_proportion(gradient))
         rest = of_rest(gradient).items()
         self._transaction.rest.add({n: t.to(self._parameters[n].device) for n, t in rest})
         self._transaction.tally.merge(tally)
@@ -395,7 +373,6 @@ class TrainerEngine:
         else:
             kind = self._recipe.algorithm.nft_decay
             self._beside.follow(old_policy_decay(kind, batch * updates + done))
-        self._digest = None
 
     def _fill_gradient(self) -> None:
         """Give the optimizer zeros where every group was skipped."""

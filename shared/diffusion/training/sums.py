@@ -62,14 +62,18 @@ class Rest:
         return {REST + name: each for name, each in self.gradients.items()}
 
 
-def of_which(name: str) -> str:
-    """Returns the name of the parameter that a gradient of this name belongs to."""
-    return name.removeprefix(REST)
+@torch.no_grad()
+def add_gradients(parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, Tensor]) -> None:
+    """Adds gradients, of their parameters' shapes and on any device, to the ``grad`` fields."""
+    for name, tensor in gradients.items():
+        parameter = parameters[name]
+        here = tensor.to(parameter.device)
+        parameter.grad = here.clone() if parameter.grad is None else parameter.grad.add_(here)
 
 
 def of_rest(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns those of the gradients that do not depend on advantages, by their parameters."""
-    return {of_which(name): t for name, t in gradients.items() if name.startswith(REST)}
+    return {name.removeprefix(REST): t for name, t in gradients.items() if name.startswith(REST)}
 
 
 def in_proportion(gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:

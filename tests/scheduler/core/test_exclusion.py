@@ -1,6 +1,5 @@
 """Devices that report and do not finish, or give everything back."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from services.scheduler.core.exclusion import (
 )
 from services.scheduler.core.inputs import Tick, WorkerInactive, WorkerLeft
 from shared.messages.contracts import (
-    ComputeGradient,
     FragmentReleased,
     GenerateFragment,
     OperatorRequest,
@@ -21,7 +19,6 @@ from shared.messages.contracts import (
 )
 from tests import examples
 from tests.scheduler.core.machine_driver import Machine, joined
-from tests.scheduler.core.test_gradients import gradient_worker
 
 DEADLINE = {"slot_deadline_s": 10.0}
 
@@ -120,30 +117,6 @@ def test_the_deadline_is_ten_times_what_the_device_took_before(
     assert machine.state.workers["b-0"].excluded is None, "it has not finished anything yet"
     ticks(machine, 120)
     assert machine.state.workers["b-0"].excluded == "late"
-
-
-def test_a_late_gradient_is_computed_by_the_trainer() -> None:
-    machine = Machine("none", num_groups=6, deterministic=False, slot_deadline_s=10.0)
-    machine.handle(joined("t", "trainer"))
-    machine.handle(gradient_worker("h"))
-    # The trainer is behind: what it takes for a group is known from an earlier batch.
-    costs = machine.state.costs.observe("train", 100.0).observe_rollout("h-0", 0.01)
-    machine.state = replace(machine.state, costs=costs.observe_rollout("none-0", 0.01))
-    tasks = machine.tasks(examples.published(0))
-    asked: list[ComputeGradient] = []
-    while tasks:
-        task = tasks.pop(0)
-        for event in (examples.generated(task), examples.scored(task)):
-            for command in machine.handle(event):
-                if isinstance(command, GenerateFragment):
-                    tasks.append(command)
-                if isinstance(command, ComputeGradient):
-                    asked.append(command)
-    assert [command.worker for command in asked] == ["h-0"]
-    group = asked[0].group.group
-    sent = [c for _ in range(25) for c in machine.handle(Tick()) if isinstance(c, TrainGroup)]
-    assert machine.state.workers["h-0"].excluded == "late"
-    assert (group, 1) in [(train.group, train.attempt) for train in sent]
 
 
 def return_fragments(machine: Machine, times: int) -> list[GenerateFragment]:

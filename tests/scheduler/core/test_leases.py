@@ -1,8 +1,6 @@
 """Who is alive, and which of two workers has a name."""
 
-from services.scheduler.core.device_queues import seconds_left
 from services.scheduler.core.leases import HEIR_S, SILENCE_S, Leases
-from services.scheduler.core.state import State, WorkerState
 from shared.bus.queue import ACK_WAIT_S
 
 
@@ -63,8 +61,3 @@ def test_no_lease_counts_the_time_in_which_nobody_could_be_heard() -> None:
 
 def test_shared_work_of_a_dead_worker_is_given_anew_no_later_than_work_that_was_assigned() -> None:
     assert ACK_WAIT_S <= SILENCE_S
-
-
-def test_a_device_that_declares_no_room_stops_no_scheduler() -> None:
-    nothing = WorkerState(address="a-1", name="a", service="rollout", concurrency=0)
-    assert seconds_left(State(), nothing, 0.0, everything=True) == 0.0

@@ -5,7 +5,6 @@ import pytest
 from services.scheduler.core.inputs import WorkerLeft
 from services.scheduler.core.state import FragmentState, State
 from shared.messages.contracts import (
-    ComputeGradient,
     Event,
     FragmentFailed,
     FragmentReleased,
@@ -14,7 +13,6 @@ from shared.messages.contracts import (
 )
 from tests import examples
 from tests.scheduler.core.machine_driver import Machine
-from tests.scheduler.core.test_gradients import behind, computed
 
 OTHERS = ("rogue-0", "b-0")
 """Somebody who is no worker, and a worker that was given something else."""
@@ -71,16 +69,3 @@ def test_a_worker_whose_lease_has_lapsed_may_have_done_what_it_was_given() -> No
     [train] = machine.handle(examples.scored(first))
     assert isinstance(train, TrainGroup)
     assert [each.generated_by for each in train.fragments] == ["a-0", "b-0"]
-
-
-def test_a_gradient_counts_from_the_device_that_was_asked_for_it() -> None:
-    machine, commands = behind("c")
-    command = next(each for each in commands if isinstance(each, ComputeGradient))
-    made = computed(command)
-    forged = made.contribution.model_copy(update={"worker": "rogue-0"})
-    before = machine.state
-    assert machine.handle(made.model_copy(update={"contribution": forged})) == []
-    assert machine.state == before
-    machine.handle(made)
-    assert machine.state.batch is not None
-    assert machine.state.batch.groups[command.group.group].contribution == made.contribution

@@ -113,16 +113,11 @@ def test_what_is_fixed_is_kept() -> None:
     assert (sequential.mode, sequential.tag, sequential.max_staleness) == ("sequential", 0, 0)
 
 
-def test_rollout_devices_that_can_train_help() -> None:
-    assert _recipe(rollout__can_train=True).run_schedule.gradient_help
-    assert not _recipe().run_schedule.gradient_help
-
-
 def test_colocated_is_one_more_schedule() -> None:
     found = _recipe(
         schedule__mode="colocated", rollout__workers=0, schedule__max_staleness=1
     ).run_schedule
-    assert (found.mode, found.max_staleness, found.gradient_help) == ("colocated", 0, False)
+    assert (found.mode, found.max_staleness) == ("colocated", 0)
     with pytest.raises(UserError, match="the mode here is colocated"):
         with_staleness(found, 1)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
@@ -43,7 +42,6 @@ def run(
     rollout: Mapping[str, int],
     lanes: Sequence[str],
     groups: int = 0,
-    can_train: Sequence[str] = (),
 ) -> Cluster:
     """``groups``: that the trainer may generate."""
     state = State(
@@ -51,7 +49,7 @@ def run(
     )
     cluster = build(
         plan, TIMING, rollout=rollout, trainer_slots=len(lanes) or 1, lanes=lanes,
-        can_train=can_train, keep_intervals=True,
+        keep_intervals=True,
         first_state=state,
     )  # fmt: skip
     assert cluster.world.run(1e6, lambda: cluster.finished)
@@ -110,21 +108,3 @@ def test_publication_overlaps_with_the_next_batch_if_that_may_be_stale(
     plan = replace(with_schedule(PLAN, max_staleness=staleness), num_batches=6)
     times = run(plan, rollout={"fast": 2}, lanes=["fast"] * 2).history.commit_times
     assert times[-1] - times[-2] == pytest.approx(seconds, abs=0.1)
-
-
-def test_a_gradient_is_computed_between_two_fragments() -> None:
-    """It follows the fragment under way and precedes the next; then the trainer only adds it."""
-    plan = replace(
-        with_schedule(PLAN, fragment_size=2, max_staleness=1), num_groups=6, num_batches=2
-    )
-    cluster = run(plan, rollout={"fast": 2}, lanes=["slowest"] * 2, can_train=["fast"])
-    contributed = [
-        group for commit in cluster.commits.versions for group in commit.trained
-        if group.contribution is not None
-    ]  # fmt: skip
-    assert contributed
-    for worker in cluster.rollout.values():
-        found = sorted(uses(cluster, worker.address), key=lambda use: use[1])
-        assert all(before[2] <= after[1] for before, after in pairwise(found))
-        trained = [use for use in found if use[0] == "train"]
-        assert all(end - begin == 4.0 for _, begin, end in trained)

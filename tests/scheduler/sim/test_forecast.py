@@ -115,40 +115,6 @@ def test_half_the_lead_gains_half() -> None:
     assert half == pytest.approx((strict + full) / 2, rel=0.02)
 
 
-@given(profiles, st.integers(1, 20), st.integers(2, 20), schedules)
-def test_gradient_help_is_never_forecast_to_cost_much(profile, generate, train, schedule):  # type: ignore[no-untyped-def]
-    """It gains where the trainer is the bottleneck, if weights are replicated."""
-    split = Split({"H100": generate}, {"H100": train})
-    alone, helped = (
-        forecast(profile, split, 4, schedule.changed(gradient_help=each)).seconds
-        for each in (False, True)
-    )
-    assert helped <= 1.1 * alone
-    if schedule is ONE_STEP and generate > 3 * train and not profile.variant.sharded:
-        assert helped < alone
-
-
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        ("flux1-dev", 8),
-        pytest.param("qwen-image", 8, marks=pytest.mark.slow),
-        pytest.param("wan2.1-14b", 4, marks=pytest.mark.slow),
-        pytest.param("hunyuanvideo", 4, marks=pytest.mark.slow),
-    ],
-)
-def test_forecasts_of_gradient_help_are_near_and_rather_too_long(name: str, size: int) -> None:
-    """They count a helped group as one piece of work; the scheduler cuts it more finely."""
-    profile, schedule = load_profile(name), ONE_STEP.changed(tag=0, gradient_help=True)
-    split = Split({"H100": 24}, {"H100": 8})
-    simulated = simulate(
-        profile, rollout=split.rollout, trainer=split.trainer, batches=6, causes=False,
-        schedule=schedule.changed(fragment_size=size),
-    )  # fmt: skip
-    found = forecast(profile, split, size, schedule)
-    assert 0.98 <= found.seconds / simulated.step_seconds <= 1.12
-
-
 def test_the_scheduler_is_busy_longer_with_small_fragments_and_with_more_devices() -> None:
     profile = load_profile("flux1-dev")
 

@@ -122,15 +122,6 @@ def test_with_one_step_asynchrony_a_batch_is_one_of_many() -> None:
     assert seconds[1] < 0.6 * seconds[0]
 
 
-def test_rollout_devices_that_can_train_do_so_in_the_look_ahead() -> None:
-    """24 devices generate and 8 train, which is too few."""
-    plan, state = opening(load_profile("flux1-dev"), Split({"H100": 24}, {"H100": 8}), 8)
-    alone = batch_seconds(plan, state, 0)
-    for worker in state.rollout:
-        state = state.with_worker(replace(worker, can_train=True))
-    assert batch_seconds(plan, state, 0) < 0.7 * alone
-
-
 def test_nothing_is_said_before_costs_are_known() -> None:
     plan, state = _starved()
     costs = state.costs

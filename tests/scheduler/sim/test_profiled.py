@@ -159,28 +159,6 @@ def test_colocated_devices_generate_and_then_train() -> None:
     assert found.bubbles["rollout"] == {} and found.staleness == {0: 1.0}
 
 
-def test_rollout_devices_compute_gradients_where_the_trainer_is_the_bottleneck() -> None:
-    schedule = RunSchedule(tag=0, fragment_size=8, max_staleness=1)
-    alone, helped = (
-        simulate(
-            FLUX, rollout={"H100": 12}, trainer={"H100": 4}, batches=4,
-            schedule=schedule.changed(gradient_help=each),
-        )
-        for each in (False, True)
-    )  # fmt: skip
-    assert helped.step_seconds < 0.5 * alone.step_seconds
-    assert "train" not in alone.busy["rollout"] and helped.busy["rollout"]["train"] > 0.3
-    assert sum(helped.busy["rollout"].values()) > 0.9
-
-
-def test_devices_too_small_to_train_compute_no_gradients() -> None:
-    found = simulate(
-        QWEN, rollout={"L40S": 16}, trainer={"H100": 2}, batches=1, seed=None,
-        schedule=RunSchedule(tag=0, fragment_size=8, gradient_help=True),
-    )  # fmt: skip
-    assert "train" not in found.busy["rollout"]
-
-
 @pytest.mark.parametrize(
     ("name", "size", "over_floor"),
     [("wan2.1-14b", 4, 1.025), ("flux1-dev", 8, 1.04), ("qwen-image", 8, 1.12)],
@@ -194,18 +172,6 @@ def test_slow_devices_train_until_the_batch_ends(name: str, size: int, over_floo
         batches=6, causes=False, schedule=RunSchedule(mode="fluid", fragment_size=size),
     )  # fmt: skip
     assert found.step_seconds <= over_floor * found.floor_seconds
-
-
-def test_sharded_weights_are_trained_together_and_contributed_by_nobody() -> None:
-    profile = load_profile("qwen-image", "full")
-    first, second = (
-        simulate(
-            profile, rollout={"H100": 8}, trainer={"H100": 8}, batches=1,
-            schedule=GAP.changed(gradient_help=each),
-        )
-        for each in (False, True)
-    )  # fmt: skip
-    assert first == second
 
 
 def test_unequal_helpers_generate_at_their_mean_speed() -> None:

@@ -13,13 +13,11 @@ from shared.messages.contracts import (
     MAX_FRAGMENTS_PER_GROUP,
     MAX_MESSAGE_BYTES,
     MAX_SCORE,
-    ComputeGradient,
     Fragment,
     FragmentFailed,
     FragmentReleased,
     FragmentScored,
     GroupFailed,
-    GroupGradientRef,
     GroupRequest,
     GroupTrained,
     Message,
@@ -194,7 +192,7 @@ def test_only_sums_may_be_larger_than_other_messages() -> None:
         decode(stored)
 
 
-def _worst_group(samples: int, fragments: int, scorers: int) -> ComputeGradient:
+def _worst_group(samples: int, fragments: int, scorers: int) -> TrainGroup:
     """Names as long as they may be and nothing in common, but for the run's own."""
     random = Random(samples * fragments + scorers)
 
@@ -234,7 +232,7 @@ def _worst_group(samples: int, fragments: int, scorers: int) -> ComputeGradient:
     names = [name() for _ in range(scorers)]
     policy = Policy(version=number(), weights_digest=f"{random.getrandbits(256):064x}")
     size = -(-samples // fragments)
-    train = TrainGroup(
+    return TrainGroup(
         batch=batch,
         group=group,
         attempt=number(),
@@ -243,13 +241,7 @@ def _worst_group(samples: int, fragments: int, scorers: int) -> ComputeGradient:
             part(first, min(size, samples - first)) for first in range(0, samples, size)
         ),
         advantages=values(samples),
-        contribution=GroupGradientRef(
-            gradient=ref(f"batches/{batch:08d}", ".safetensors"),
-            tally={name(): values(1)[0] for _ in range(20)},
-            worker=name(),
-        ),
     )
-    return ComputeGradient(group=train, policy=policy, worker=name())
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,6 @@ def test_streams_keep_their_subjects() -> None:
 def test_readers_keep_their_subjects() -> None:
     assert [
         subjects.tasks_for("demo", "rollout-0-a"),
-        subjects.gradients_for("demo", "rollout-0-a"),
         subjects.refusals_for("demo", "rollout-0-a"),
         subjects.device_subject("demo", "trainer-0-a"),
         subjects.event_subject("demo", "policy_published"),
@@ -55,7 +54,6 @@ def test_readers_keep_their_subjects() -> None:
         *subjects.run_subjects("demo", subjects.DLQ),
     ] == [
         "dg.demo.task.rollout-0-a.>",
-        "dg.demo.grad.rollout-0-a.>",
         "dg.demo.refused.rollout-0-a",
         "dg.demo.device.trainer-0-a",
         "dg.demo.evt.policy_published",

@@ -89,14 +89,6 @@ def test_keys_of_windows_that_a_name_implies_are_left_out_where_steps_are_drawn(
         ({"model.trained": "full", "model.dtype": "float16"}, "model.dtype: gradients of all"),
         ({"model.trained": "full", "algorithm.kl_beta": 0.1}, "algorithm.kl_beta: the reference"),
         (
-            {"model.trained": "full", "algorithm.kl_beta": 0.0, "rollout.can_train": True},
-            "rollout.can_train: gradients of all weights",
-        ),
-        (
-            {"rollout.memory": "streamed", "rollout.can_train": True},
-            "rollout.can_train: a gradient",
-        ),
-        (
             {"rollout.memory": "streamed", "rollout.weights": "nf4"},
             'rollout.memory: the scales of "nf4" would not move',
         ),
@@ -108,7 +100,6 @@ def test_keys_of_windows_that_a_name_implies_are_left_out_where_steps_are_drawn(
             {"rollout.weights": "int8", "model.trained": "full", "algorithm.kl_beta": 0.0},
             'rollout.weights: every version of all weights would be made "int8" anew',
         ),
-        ({"rollout.weights": "int8", "rollout.can_train": True}, "gradient of another network"),
         (
             {"rollout.weights": "int8", "algorithm.name": "grpo-guard"},
             "rollout.weights: grpo-guard",
@@ -121,15 +112,6 @@ def test_keys_of_windows_that_a_name_implies_are_left_out_where_steps_are_drawn(
         ({"rollout.weights": "int4"}, "rollout.weights"),
         ({"rollout.weights": "int8", "rollout.weight_cap": 1.0}, "rollout.weight_cap"),
         ({"trainer.updates": 3}, "trainer.updates: 3 does not divide batch.groups (10)"),
-        ({"trainer.updates": 2, "rollout.can_train": True}, "trainer.updates: rollout devices"),
-        (
-            {
-                "algorithm.advantage_std": "batch",
-                "algorithm.rewards": "normalised",
-                "rollout.can_train": True,
-            },
-            'rollout.can_train: with algorithm.advantage_std "batch"',
-        ),
         ({"trainer.ema": 1.0}, "trainer.ema"),
         (
             {"algorithm.cfg_gradient": "conditional"},
@@ -149,7 +131,7 @@ def test_keys_of_windows_that_a_name_implies_are_left_out_where_steps_are_drawn(
 def test_what_does_not_go_together_is_refused_with_a_remedy(
     changes: dict[str, Any], said: str
 ) -> None:
-    base = {"batch.groups": 10, "batch.group_size": 24, "rollout.can_train": False}
+    base = {"batch.groups": 10, "batch.group_size": 24}
     with pytest.raises(UserError) as error:
         override(load_recipe(DIGITS), {**base, **changes})
     assert said in str(error.value)
@@ -238,7 +220,7 @@ def test_a_group_that_no_message_takes_is_refused_with_the_largest_that_one_take
             "algorithm.stale_loss": "decoupled",
         },
         {"rollout.weights": "int8", "schedule.max_staleness": 1, "algorithm.name": "diffusion-nft"},
-        {"rollout.weights": "bf16", "model.dtype": "bfloat16", "rollout.can_train": True},
+        {"rollout.weights": "bf16", "model.dtype": "bfloat16"},
     ],
 )
 def test_what_weights_of_rollout_go_with(changes: dict[str, Any]) -> None:

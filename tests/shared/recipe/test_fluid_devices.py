@@ -19,7 +19,6 @@ FLUID = load_recipe(ROOT / "recipes" / "digits-fluid.toml")
         {"trainer.hosts": 2},
         {"trainer.sharded": True},
         {"schedule.max_staleness": "auto"},
-        {"rollout.workers": 1, "rollout.can_train": True},
     ],
     ids=lambda changes: list(changes)[-1],
 )

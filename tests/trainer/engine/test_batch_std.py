@@ -1,7 +1,7 @@
 """Advantages over the standard deviation of the batch: groups are trained before it is known, and
 the gradient is that of all rewards known first, clip, KL and all."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,10 +18,8 @@ from shared.devices.chunks import Chunk
 from shared.devices.protocols import AdvantageKind, GroupData
 from shared.diffusion.policy import LoadedPolicy, copy_policy, load_policy
 from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.training.group_gradient import WEIGHTS, GroupGradients
 from shared.diffusion.training.sums import REST, Rest
 from shared.diffusion.weights import load_weights, trained_tensors
-from shared.errors import ContractError
 from shared.learning.advantages import batch_scale, centred, excess
 from shared.recipe.recipe import Recipe, override
 from tests.stored import packed
@@ -193,8 +191,10 @@ def test_groups_in_any_order_and_cut_from_any_device_give_the_one_shot_gradient(
     for group, cut, chunk in zip(order, cuts, chunks, strict=True):
         data = case.data(group, cut, is_stale and group == 1)
         if group in elsewhere:
-            part = GroupGradients(case.there, case.recipe).compute(data)
-            engine.add(engine.read_gradient(part), part.tally)
+            other = TrainerEngine(case.recipe, case.there)
+            other.begin()
+            other.train(other.read(data))
+            engine.add(other.gradient(), other.tally)
         else:
             engine.train(engine.read(data), chunk)
     for group in order:
@@ -258,25 +258,6 @@ def test_metrics_are_those_of_the_scaled_loss(case: Case) -> None:
     wanted = once.step(0)
     assert metrics == pytest.approx(wanted, rel=1e-3, abs=1e-6)
     assert metrics["kl"] > 0
-
-
-def test_a_contribution_without_both_sums_or_with_broken_ones_is_refused(case: Case) -> None:
-    engine = case.engine()
-    part = GroupGradients(case.there, case.recipe).compute(case.data(1))
-    tensors = unpack(part.gradient)
-    name = next(name for name in tensors if name.startswith(REST))
-    assert engine.read_gradient(part).keys() == tensors.keys() - {WEIGHTS}
-    faults: dict[str, Callable[[Tensor], Tensor]] = {
-        "another adapter": lambda each: each[:1],
-        "not finite": lambda each: each / 0,
-    }
-    for said, broken in faults.items():
-        gradient = pack({**tensors, name: broken(tensors[name])})
-        with pytest.raises(ContractError, match=said):
-            engine.read_gradient(replace(part, gradient=gradient))
-    alone = pack({n: each for n, each in tensors.items() if not n.startswith(REST)})
-    with pytest.raises(ContractError, match="another adapter"):
-        engine.read_gradient(replace(part, gradient=alone))
 
 
 def test_a_trial_that_does_not_fit_leaves_both_sums_as_they_were(

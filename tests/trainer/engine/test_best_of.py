@@ -12,7 +12,6 @@ from shared.devices.chunks import Chunk
 from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.training.gradient import GradientTransaction
-from shared.diffusion.training.group_gradient import GroupGradients
 from shared.diffusion.training.rows import read_group
 from shared.errors import UserError
 from shared.learning.advantages import best_and_worst
@@ -73,16 +72,12 @@ def test_slices_of_several_devices_are_of_the_trained_samples(policy: LoadedPoli
     assert transaction.tally.num_rows == 2 * WINDOW == transaction.num_rows
 
 
-def test_a_gradient_made_elsewhere_and_what_is_skipped_count_trained_rows(
-    policy: LoadedPolicy,
-) -> None:
+def test_a_group_and_what_is_skipped_count_trained_rows(policy: LoadedPolicy) -> None:
     recipe = recipe_of("flow-grpo", algorithm__best_of=2, batch__groups=2)
     training = ReplicatedTraining(recipe, [policy])
     training.begin()
-    data = group(recipe, policy)
-    part = GroupGradients(policy, recipe).compute(data)
-    assert part.tally["num_rows"] == 2 * WINDOW
-    asyncio.run(training.add(part))
+    whole = GroupSlice(range(recipe.trained_samples))
+    asyncio.run(training.devices[0].accumulate(group(recipe, policy), whole))
     training.skip(recipe.trained_samples)
     metrics = asyncio.run(training.step(0))
     assert metrics["zero_advantage_fraction"] == 0.5

@@ -17,10 +17,8 @@ from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy, copy_policy, load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.forward_process import NoisedSamples, branches
-from shared.diffusion.training.group_gradient import GroupGradients
 from shared.diffusion.weights import load_weights, trained_tensors, weights_digest
 from shared.diffusion.weights_beside import WeightsBeside
-from shared.errors import ContractError
 from shared.learning.algorithms import old_policy_decay
 from shared.recipe.recipe import Recipe
 from tests.stored import as_bytes, packed, read_back
@@ -232,32 +230,6 @@ def test_a_lent_device_generates_by_the_old_policy_and_goes_back(policy: LoadedP
     assert group(recipe, rollout) == lent
     load_weights(rollout.model.transformer, trained)
     assert group(recipe, rollout) != lent
-
-
-def test_a_rollout_device_computes_the_gradient_of_the_trained_weights(
-    policy: LoadedPolicy,
-) -> None:
-    recipe = nft(1, trainer__learning_rate=0.05, rollout__can_train=True)
-    engine = TrainerEngine(recipe, policy)
-    data = group(recipe, policy)
-    train(engine, data, 0)
-    saved = engine.weights()
-    assert saved.sampling is not None
-    rollout = load_policy(recipe, {"transformer"})
-    load_weights(rollout.model.transformer, unpack(packed(saved.sampling.weights)))
-    computes = GroupGradients(rollout, recipe)
-    with pytest.raises(ContractError, match="gradient of weights"):
-        engine.read_gradient(computes.compute(data))
-    with rollout.beside.lying(unpack(packed(saved.weights))):
-        found = engine.read_gradient(computes.compute(data))
-    assert rollout.in_use.digest() == saved.sampling.digest, "it generates as before"
-    engine.begin()
-    engine.train(engine.read(data))
-    assert error(found, engine.gradient()) < 1e-5
-    alone = replace(data, advantages=(0.0,) * SIZE)
-    engine.begin()
-    engine.train(engine.read(alone))
-    assert any(each.any() for each in engine.gradient().values()), "it is held back"
 
 
 def test_weights_that_change_places_are_digested_once_each(policy: LoadedPolicy) -> None:

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.trainer.engine.threads import ReplicatedTraining, TrainingOnThreads
-from shared.devices.protocols import GroupData, GroupGradient, Training
+from shared.devices.protocols import GroupData, Training
 from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.training.group_gradient import WEIGHTS, GroupGradients
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import load_weights, trained_tensors
-from shared.errors import BatchFailed, ContractError
+from shared.errors import BatchFailed
 from shared.recipe.recipe import Recipe, override
 from tests.stored import as_bytes, packed, read_back
 from tests.trainer.batches import make_batch
@@ -78,14 +77,11 @@ async def split(training: Training, group: GroupData) -> None:
 class Case:
     recipe: Recipe
     policies: tuple[LoadedPolicy, LoadedPolicy, LoadedPolicy]
-    """Policies on two devices of a trainer, and on a rollout device."""
+    """Policies on two devices of a trainer, and on one that generated."""
     groups: tuple[GroupData, ...]
     """Off-policy; the last is stale."""
     wanted: Stepped
     """Result of one device."""
-
-    async def contribute(self, training: Training, group: GroupData) -> None:
-        await training.add(GroupGradients(self.policies[2], self.recipe).compute(group))
 
     def training(self, num_devices: int) -> ReplicatedTraining:
         """Begin a training with the weights that all began with."""
@@ -131,7 +127,7 @@ def case(request: pytest.FixtureRequest, recipe: Recipe) -> Case:
 
 
 @given(
-    ways=st.lists(st.sampled_from(["train", "split", "contribute"]), min_size=3, max_size=3),
+    ways=st.lists(st.sampled_from(["train", "split"]), min_size=3, max_size=3),
     order=st.permutations(range(3)),
 )
 @settings(max_examples=4, deadline=None)
@@ -142,13 +138,8 @@ def test_wherever_gradients_are_computed_the_update_is_that_of_one_device(
         training = case.training(2)
         training.begin()
         for number in order:
-            match ways[number]:
-                case "train":
-                    await train(training, case.groups[number])
-                case "split":
-                    await split(training, case.groups[number])
-                case _:
-                    await case.contribute(training, case.groups[number])
+            way = train if ways[number] == "train" else split
+            await way(training, case.groups[number])
         found = await stepped(training)
         for policy in case.policies[:2]:
             assert policy.in_use.digest() == found.digest, "the devices hold other weights"
@@ -173,50 +164,6 @@ async def test_an_optimizer_is_restored_on_all_devices(case: Case) -> None:
     await training.restore(read_back(saved.weights), read_back(saved.checkpoint))
     assert [policy.in_use.digest() for policy in case.policies[:2]] == [saved.digest] * 2
     assert as_bytes(await training.weights()) == as_bytes(saved)
-
-
-async def test_what_is_no_gradient_of_a_group_at_these_weights_is_refused(case: Case) -> None:
-    training = case.training(1)
-    training.begin()
-    part = GroupGradients(case.policies[2], case.recipe).compute(case.groups[0])
-    tensors = unpack(part.gradient)
-    name = next(name for name in tensors if name != WEIGHTS)
-    broken = {
-        "other weights": {**tensors, WEIGHTS: tensors[WEIGHTS] + 1},
-        "of weights": {n: t for n, t in tensors.items() if n != WEIGHTS},
-        "another adapter": {n: t for n, t in tensors.items() if n != name},
-        "not finite": {**tensors, name: tensors[name] * float("nan")},
-    }
-    for number, gradient in enumerate(broken.values()):
-        reason = ["weights", "weights", "adapter", "finite"][number]
-        with pytest.raises(ContractError, match=reason):
-            await training.add(replace(part, gradient=pack(gradient)))
-    with pytest.raises(ContractError, match="safetensors"):
-        await training.add(replace(part, gradient=b"nothing"))
-    for tally in ({}, {**part.tally, "num_rows": 1.0}, {"num_rows": part.tally["num_rows"]}):
-        with pytest.raises(ContractError):
-            await training.add(GroupGradient(gradient=part.gradient, tally=tally))
-    metrics = await training.step(0)
-    assert metrics["grad_norm"] == 0.0, "a gradient that was refused was added all the same"
-
-
-async def test_a_gradient_that_is_computed_to_be_given_away_leaves_nothing_behind(
-    case: Case,
-) -> None:
-    policy = case.policies[2]
-    before = policy.in_use.digest()
-    gradients = GroupGradients(policy, case.recipe)
-    first = gradients.compute(case.groups[0])
-    assert gradients.compute(case.groups[0]) == first
-    assert all(p.grad is None for p in policy.model.transformer.parameters())
-    assert policy.in_use.digest() == before
-    half = replace(
-        case.groups[0],
-        trajectories=case.groups[0].trajectories[:1],
-        advantages=case.groups[0].advantages[:2],
-    )
-    with pytest.raises(ContractError, match="no whole group"):
-        gradients.compute(half)
 
 
 def test_tallies_of_parts_add_up_to_that_of_all_rows() -> None:

@@ -10,8 +10,6 @@ from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
 from shared.diffusion.models import Conditions
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.tensors import unpack
-from shared.diffusion.training.group_gradient import WEIGHTS, GroupGradients
 from shared.diffusion.weights import trained_parameters
 from shared.errors import OutOfMemory
 from shared.recipe.recipe import Recipe, override
@@ -159,21 +157,3 @@ def test_a_size_that_never_fits_is_tried_once_and_every_batch_after_it_is_whole(
     [shortage] = [each for each in told if each]
     assert shortage.what == "training 2 samples x 3 steps in one pass"
     assert engine.tally["num_rows"] == 4 * 3 * 12
-
-
-@pytest.mark.parametrize("number", [25, pytest.param(41, marks=pytest.mark.slow)])
-def test_a_contribution_is_the_same_where_memory_is_short(
-    recipe: Recipe, loaded: LoadedPolicy, groups: list[GroupData], lack: Lack, number: int
-) -> None:
-    lack(0)
-    wanted = GroupGradients(loaded, recipe).compute(groups[0])
-    computing = GroupGradients(loaded, override(recipe, AUTO))
-    lack(number)  # the first pass of the second size, or of the third
-    found = [computing.compute(groups[0]) for _ in range(5)]
-    told = [each.shortage for each in found if each.shortage]
-    assert len(told) == 1
-    for each in found:
-        gradients = [unpack(gradient) for gradient in (each.gradient, wanted.gradient)]
-        assert torch.equal(*[gradient.pop(WEIGHTS) for gradient in gradients])
-        close(*gradients)
-        assert each.tally["num_rows"] == 12

@@ -24,11 +24,7 @@ from services.scheduler.core.fluid.pieces import train_pieces
 from services.scheduler.core.fluid.recovery import drop_lost_version
 from services.scheduler.core.fluid.rounds import decide
 from services.scheduler.core.fluid.state import FluidState, next_attempt
-from services.scheduler.core.gradients import (
-    ready_groups,
-    train_command,
-    waits_for_a_mend,
-)
+from services.scheduler.core.ready_groups import ready_groups, train_command, waits_for_a_mend
 from services.scheduler.core.state import Plan, State, WorkerState, new_batch
 from services.scheduler.core.supply import unissued_samples
 from services.scheduler.core.workers import Workers

@@ -9,7 +9,6 @@ one-step   generation and training overlap wholly, and whoever would wait helps 
 
 import math
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.scheduler.core.tag.list_schedule import generate
@@ -20,14 +19,9 @@ REACH = (-1, 0, 1, 2, 3)
 very many groups so many steps of a part of them."""
 STEPS = 64
 """Number of steps in which the groups of a batch are looked at, where there are many."""
-HELD_UP = 0.15
-"""Share of a group's gradient that a batch loses because rollout devices take whole groups."""
-
 LATE = 0.05
 """Share of a fragment that a batch loses a step ahead, times its part of the batch's seconds: so
 often somebody is at one that the others wait for. Fitted to the simulator."""
-BETWEEN = 0.25
-"""Share of a fragment that a batch loses because gradients are computed between two fragments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +31,11 @@ class IndependentPool:
     """Devices, of which `tag_inputs.trainer_queues` can generate."""
     last: float
     """Seconds of a piece of a group: at a batch's end some devices train one and others none."""
-    gradient: tuple[float, ...]
-    """Seconds of a group's gradient on each rollout device; infinite where it does not help."""
     lanes: tuple[tuple[float, float], ...] = ()
     """Seconds of a fragment and of a group's gradient on each of the trainer's devices, where they
     are unlike; else all are as `tag_inputs` says."""
     publish: float = 0.0
     """Seconds from the commit to the first fragment by the new version."""
-
-    @property
-    def rollout(self) -> dict[tuple[float, float], int]:
-        """Return (seconds of a fragment, of a gradient) -> devices that are alike in both."""
-        return Counter(zip(self.tag_inputs.rollout, self.gradient, strict=True))
 
 
 def strict(
@@ -76,7 +63,6 @@ def share_of(tag_inputs: TagInputs, *, one_step: bool) -> int:
         tag_inputs=tag_inputs,
         num_trainer=max(1, tag_inputs.trainer_queues),
         last=0.0,  # the same for every number of groups
-        gradient=(math.inf,) * len(tag_inputs.rollout),
     )
     return strict(pool, near=share)[1]
 
@@ -84,8 +70,7 @@ def share_of(tag_inputs: TagInputs, *, one_step: bool) -> int:
 def makespan(pool: IndependentPool, k: int) -> float:
     """Seconds from opening to commit if the trainer generates ``k`` groups."""
     tag_inputs = pool.tag_inputs
-    devices = list(pool.rollout.items())
-    classes = tuple((seconds, count) for (seconds, _), count in devices)
+    classes = tuple(Counter(tag_inputs.rollout).items())
     fragments, queues = tag_inputs.fragments_per_group, tag_inputs.trainer_queues
     if (k < tag_inputs.groups and not classes) or (k and not queues):
         return math.inf
@@ -100,27 +85,7 @@ def makespan(pool: IndependentPool, k: int) -> float:
     rates = [(0.0, float(pool.num_trainer - queues))]
     for time, count, place in helped.free:
         rates.append((time, count * (work / lanes[place][0][1] if lanes else 1.0)))
-    helpers = [
-        (time, seconds, count)
-        for time, count, place in rollout.free
-        for (_, seconds), _ in [devices[place]]
-        if math.isfinite(seconds)
-    ]
-
-    def end_with(some: list[tuple[float, float, int]]) -> float:
-        more = [(time, count * work / seconds) for time, seconds, count in some]
-        return _worked_off(ready, [*rates, *more], work)
-
-    end = end_with(helpers)
-    in_time = [each for each in helpers if each[0] + each[1] <= end]
-    if len(in_time) < len(helpers):  # whole groups only
-        end = end_with(in_time)
-    return end + pool.last / 2 + tag_inputs.commit + _held_up(each for _, each, _ in in_time)
-
-
-def _held_up(gradients: Iterable[float]) -> float:
-    """Seconds, if rollout devices compute gradients that take so long."""
-    return HELD_UP * max(gradients, default=0.0)
+    return _worked_off(ready, rates, work) + pool.last / 2 + tag_inputs.commit
 
 
 def _worked_off(ready: list[float], rates: list[tuple[float, float]], work: float) -> float:
@@ -202,9 +167,7 @@ def _overlapping(pool: IndependentPool, groups: int | None) -> tuple[float, int]
         allowed = most if groups is not None else independent_share(tag_inputs, one_step=True)
         return (total - helped) * generate_, allowed
     allowed = most if groups is not None else int(balanced > -1)
-    computed, seconds = _computed(pool, training - total * generate_)
-    waited = _held_up(seconds) + (BETWEEN * max(tag_inputs.rollout) if seconds else 0.0)
-    return training - computed * tag_inputs.train + waited, allowed
+    return training, allowed
 
 
 def per_group(tag_inputs: TagInputs) -> tuple[float, float]:
@@ -213,28 +176,3 @@ def per_group(tag_inputs: TagInputs) -> tuple[float, float]:
     rate = sum(1 / seconds for seconds in tag_inputs.rollout)
     generates = fragments / rate if rate else math.inf
     return generates, fragments * tag_inputs.help / slots if slots else math.inf
-
-
-def _computed(pool: IndependentPool, ahead: float) -> tuple[float, list[float]]:
-    """Groups whose gradients rollout devices compute, which are ``ahead`` by so many seconds, and
-    the seconds of a gradient on each kind that does.
-
-    Those devices first that generate least in the time of a gradient; whole groups only.
-    """
-    tag_inputs = pool.tag_inputs
-    rate = sum(1 / seconds for seconds in tag_inputs.rollout)
-    costs = sorted(
-        (seconds / each / rate, seconds, count)  # time of all rollout devices
-        for (each, seconds), count in pool.rollout.items()
-        if math.isfinite(seconds)
-    )
-    batch, groups, helping = tag_inputs.groups * tag_inputs.train, 0.0, []
-    for cost, seconds, count in costs:
-        for _ in range(count):
-            taken = min(batch // seconds, ahead / (tag_inputs.train + cost))
-            if taken <= 0:
-                break
-            groups, ahead = groups + taken, ahead - taken * (tag_inputs.train + cost)
-            batch -= taken * tag_inputs.train
-            helping.append(seconds)
-    return groups, helping

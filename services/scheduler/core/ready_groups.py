@@ -1,0 +1,102 @@
+"""Finds the groups that are whole, and sends them to the trainer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from services.scheduler.core.again import is_given, lacks_scores
+from services.scheduler.core.fragments import is_dropped
+from services.scheduler.core.state import BatchState, GroupState, Plan, State
+from shared.messages.contracts import TrainGroup
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyGroup:
+    """A whole group that no device trains yet."""
+
+    batch: BatchState
+    index: int
+    group: GroupState
+
+
+def send_groups(plan: Plan, state: State) -> tuple[State, list[TrainGroup]]:
+    """Send every whole group to the trainer."""
+    commands: list[TrainGroup] = []
+    for ready in list(ready_groups(plan, state)):
+        commands.append(train_command(plan, ready))
+        group = replace(ready.group, sent=True)
+        state = state.with_group(ready.batch.index, ready.index, group)
+    return state, commands
+
+
+def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
+    """Groups that are whole, and that nobody was given to train.
+
+    Groups that are dropped wait for all others of their update, but in deterministic mode: they
+    take no time to train, and operators may mend what made them fail, and have them generated
+    again. Without another one in the batch the run fails, and nothing of the batch has been trained
+    when it goes on. While the run is paused, all groups with samples that could not be scored wait.
+    """
+    for batch in state.batches:
+        samples = len(batch.groups) * plan.group_size
+        if plan.schedule.mode not in ("pipelined", "fluid") and batch.tally.scored < samples:
+            continue
+        found = [
+            ReadyGroup(batch, index, group)
+            for index in sorted(batch.tally.maybe_whole)
+            if (group := batch.groups[index]).num_scored == plan.group_size
+            and not waits_for_a_mend(state, group)
+        ]
+        dropped = {r.index for r in found if lacks_scores(r.group) and is_dropped(plan, r.group)}
+        if dropped and len(dropped) == len(found) and not _is_begun(batch):
+            continue
+        if plan.schedule.deterministic:  # the trainer takes them in their order
+            yield from found
+        else:
+            yield from _dropped_last(plan, batch, found, dropped)
+
+
+def _dropped_last(
+    plan: Plan, batch: BatchState, found: list[ReadyGroup], dropped: set[int]
+) -> Iterator[ReadyGroup]:
+    """Yield groups that are not dropped, then those that are and whose update lacks no other."""
+    whole = {each.index for each in found}
+    yield from (each for each in found if each.index not in dropped)
+    if not dropped:
+        return
+    size = plan.num_groups // plan.updates
+    lacking = {
+        index // size
+        for index, group in enumerate(batch.groups)
+        if index not in whole and not is_given(group)
+    }
+    yield from (r for r in found if r.index in dropped and r.index // size not in lacking)
+
+
+def waits_for_a_mend(state: State, group: GroupState) -> bool:
+    """Whether operators have paused the run, so that they may mend what made scoring fail."""
+    return state.phase == "paused" and lacks_scores(group)
+
+
+def _is_begun(batch: BatchState) -> bool:
+    """Whether a group of the batch was given to somebody to train."""
+    return batch.tally.sent > 0
+
+
+def train_command(plan: Plan, ready: ReadyGroup) -> TrainGroup:
+    """Return what whoever trains the group is told."""
+    group = ready.group
+    scored = tuple(fragment.scored for fragment in group.fragments if fragment.scored)
+    assert group.policy is not None
+    rewards = [reward for part in scored for reward in part.rewards]
+    return TrainGroup(
+        batch=ready.batch.index,
+        group=ready.index,
+        attempt=group.attempt,
+        policy=group.policy,
+        fragments=scored,
+        advantages=plan.advantages.of(
+            rewards,
+            {name: [s for part in scored for s in part.parts[name]] for name in scored[0].parts},
+        ),
+        dropped=plan.advantages.why_dropped(rewards),
+    )
