@@ -4,8 +4,11 @@ import ast
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
+
+import pytest
 
 from tests.paths import ROOT
 
@@ -82,6 +85,30 @@ def imported_by(path: Path) -> list[str]:
         elif isinstance(node, ast.Import):
             found += [each.name for each in node.names]
     return found
+
+
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 40
+MEASURED_ROOMS = ("services/scheduler/core", "services/scheduler/shell", "services/trainer")
+
+
+@pytest.mark.parametrize("room", MEASURED_ROOMS)
+def test_files_and_functions_are_short(room: str) -> None:
+    too_long = [
+        f"{path.relative_to(ROOT)}{place}: {lines} lines"
+        for path in sorted((ROOT / room).rglob("*.py"))
+        for place, lines, limit in measured(path.read_text())
+        if lines > limit
+    ]
+    assert too_long == []
+
+
+def measured(source: str) -> Iterator[tuple[str, int, int]]:
+    """Yield what has a limit: where it is, how many lines it has, and how many it may have."""
+    yield "", source.count("\n"), MAX_FILE_LINES
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            yield f" {node.name}", lines, MAX_FUNCTION_LINES
 
 
 def lint_imports(folder: Path) -> "subprocess.CompletedProcess[str]":

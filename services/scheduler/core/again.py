@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from services.scheduler.core.fragments import discard_group_if_stale
-from services.scheduler.core.state import FragmentState, GroupState, State
+from services.scheduler.core.state import FragmentState, GroupState, Plan, State
 from shared.messages.contracts import GroupRequest
 
 
@@ -15,7 +15,7 @@ def forget_failures(state: State) -> State:
     return state
 
 
-def requested(state: State, request: GroupRequest) -> State:
+def requested(_plan: Plan, state: State, request: GroupRequest, _now: float) -> State:
     """Let a group have all its attempts again, if its batch is open and nobody was given it to be
     trained. Of a paused run, it pauses the run again if it fails again: what made it fail was not
     mended."""

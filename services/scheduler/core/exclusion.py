@@ -51,8 +51,10 @@ def _deadline(plan: Plan, known: Estimate | None, times: int) -> float:
     return max(MIN_DEADLINE_S, TIMES_LEARNED * times * known.value)
 
 
-def exclude_late_devices(plan: Plan, state: State, now: float) -> State:
+def exclude_late_devices(plan: Plan, state: State, _event: object, now: float) -> State:
     """Let others take what is past its deadline."""
+    if state.recovering:
+        return state
     gap, state = now - state.ticked_at, replace(state, ticked_at=now)
     if gap > GAP_S:
         return _restart_clocks(state, now)
@@ -67,7 +69,7 @@ def _drains(worker: WorkerState) -> bool:
     return worker.drained and worker.service in GENERATES and worker.excluded is None
 
 
-def set_drained(state: State, request: WorkerRequest) -> State:
+def set_drained(_plan: Plan, state: State, request: WorkerRequest, _now: float) -> State:
     """Give workers of a name nothing new, or work again; what they have, they finish."""
     name, drained = request.worker, request.action == "drain"
     changed = [

@@ -6,8 +6,8 @@ late, or after its subject was discarded.
 
 from dataclasses import replace
 
+from services.scheduler.core.assigned import count_finished, unassign, unassign_everywhere
 from services.scheduler.core.state import (
-    AssignedFragment,
     FragmentState,
     GroupState,
     Plan,
@@ -99,13 +99,13 @@ def requeue_group(group: GroupState) -> GroupState:
     return replace(group, sent=False, attempt=group.attempt + group.sent)
 
 
-def generated(state: State, event: FragmentGenerated, now: float) -> State:
+def generated(_plan: Plan, state: State, event: FragmentGenerated, now: float) -> State:
     slot = event.fragment.slot
-    state = _count_finished(learn_generation(state, event), slot, event.worker, now)
+    state = count_finished(learn_generation(state, event), slot, event.worker, now)
     found = state.find_fragment(slot)
     if found is None:
         return _pass_over(unassign(state, slot, event.worker, now), slot)
-    state = _unassign_everywhere(state, slot, now, event.worker)
+    state = unassign_everywhere(state, slot, now, event.worker)
     if found.stage not in ("pending", "issued") or event.policy != _policy(state, slot):
         return state
     return state.with_fragment(
@@ -164,7 +164,7 @@ def is_dropped(plan: Plan, group: GroupState) -> bool:
 def retry(plan: Plan, state: State, slot: FragmentSlot, reason: str, now: float) -> State:
     """Give the fragment another attempt; too many failures fail the run."""
     found = state.find_fragment(slot)
-    state = _unassign_everywhere(state, slot, now, None if found is None else found.worker)
+    state = unassign_everywhere(state, slot, now, None if found is None else found.worker)
     if found is None:
         return state
     failures = found.num_failures + 1
@@ -187,7 +187,7 @@ def failed(plan: Plan, state: State, event: FragmentFailed, now: float) -> State
     return retry(plan, state, event.slot, f"{event.stage}: {event.reason}", now)
 
 
-def released(state: State, event: FragmentReleased, now: float) -> State:
+def released(_plan: Plan, state: State, event: FragmentReleased, now: float) -> State:
     """Record that a device has returned a fragment without finishing it."""
     state = unassign(state, event.slot, event.worker, now)
     return give_back(state, event.slot, event.worker)
@@ -258,102 +258,6 @@ def requeue_lost(
 
 def fail_run(state: State, reason: str) -> State:
     return replace(state, phase="failed", failure=reason)
-
-
-def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> State:
-    """Take the fragment off the device, which begins with its next one."""
-    worker = state.workers.get(address)
-    if worker is None:
-        return state
-    place = _place_of(worker, slot)
-    if place is None:
-        return state
-    left = worker.assigned[:place] + worker.assigned[place + 1 :]
-    begun = worker.concurrency - 1  # this one begins now; who says more may have begun it before
-    if worker.declared <= 1 and begun < len(left):
-        next_one = AssignedFragment(left[begun].slot, left[begun].num_samples, now)
-        left = (*left[:begun], next_one, *left[begun + 1 :])
-    return state.with_worker(replace(worker, assigned=left))
-
-
-def _count_finished(state: State, slot: FragmentSlot, address: str, now: float) -> State:
-    """Learn from a fragment that a device has finished how many it generates at a time."""
-    worker = state.workers.get(address)
-    if worker is None or worker.declared <= 1:
-        return state
-    place = _place_of(worker, slot)
-    if place is None:
-        return state
-    return state.with_worker(worker.having_finished(worker.assigned[place], now))
-
-
-def _unassign_everywhere(
-    state: State, slot: FragmentSlot, now: float, address: str | None
-) -> State:
-    """Take a fragment off all devices that have it; ``address``: one that is said to have it.
-
-    Once its result is stored, another device finds the slot taken and reports nothing.
-    """
-    found = state.find_fragment(slot)
-    if found is not None and address is not None and _has_alone(state, found, slot, address):
-        return unassign(state, slot, address, now)
-    batch, group, first, attempt = slot.batch, slot.group, slot.first_sample, slot.attempt
-    holders = [
-        worker.address
-        for worker in state.workers.values()
-        for held in worker.assigned  # spelt out, being the hottest comparison
-        if held.slot.group == group
-        and held.slot.first_sample == first
-        and (held.slot.batch, held.slot.attempt) == (batch, attempt)
-    ]
-    for address in holders:
-        state = unassign(state, slot, address, now)
-    return state
-
-
-def _has_alone(state: State, found: FragmentState, slot: FragmentSlot, address: str) -> bool:
-    """Whether this device has the fragment and no other can have it. It may have been scored before
-    it is heard of that it was generated."""
-    if found.is_shared or found.stage in ("pending", "issued"):
-        return found.stage == "issued" and found.worker == address and not found.is_shared
-    worker = state.workers.get(address)
-    return worker is not None and _place_of(worker, slot) is not None
-
-
-def _place_of(worker: WorkerState, slot: FragmentSlot) -> int | None:
-    """Find a fragment among those of a device; field by field, being much faster than records."""
-    batch, group, first, attempt = slot.batch, slot.group, slot.first_sample, slot.attempt
-    for place, held in enumerate(worker.assigned):
-        mine = held.slot
-        if (
-            mine.group == group
-            and mine.first_sample == first
-            and (mine.batch, mine.attempt) == (batch, attempt)
-        ):
-            return place
-    return None
-
-
-def issued_to(state: State, address: str) -> tuple[AssignedFragment, ...]:
-    """Fragments that a worker was issued before the scheduler knew it."""
-    return tuple(
-        AssignedFragment(fragment.slot_in(batch.index, index), fragment.num_samples, 0.0)
-        for batch in state.batches
-        for index, group in enumerate(batch.groups)
-        for fragment in group.fragments
-        if fragment.stage == "issued" and fragment.worker == address
-    )
-
-
-def busy_addresses(state: State) -> set[str]:
-    """Addresses of devices that have work, as far as is known."""
-    found: set[str | None] = set()
-    for batch in state.batches:
-        for group in batch.groups:
-            found.update(f.worker for f in group.fragments if f.stage == "issued")
-    if state.fluid is not None:
-        found |= state.fluid.busy
-    return {address for address in found if address is not None}
 
 
 def give_back_all(state: State, worker: WorkerState) -> State:

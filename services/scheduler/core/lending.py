@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from services.scheduler.core.device_queues import DeviceQueues, queue_of, sample_seconds
 from services.scheduler.core.fragments import give_back_all
+from services.scheduler.core.inputs import DeviceReported, TagRefined
 from services.scheduler.core.state import (
     DECISIONS_KEPT,
     BatchState,
@@ -61,18 +62,18 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
     return replace(state, tag=tag)
 
 
-def refine(plan: Plan, state: State, batch: int, groups: int) -> State:
+def refine(plan: Plan, state: State, event: TagRefined, _now: float) -> State:
     """Adopt another number of groups for the current batch, found by a look-ahead."""
     tag = state.tag
-    if not tag.history or tag.history[-1].batch != batch:
+    if not tag.history or tag.history[-1].batch != event.batch:
         return state
     last = tag.history[-1]
     if last.decision.reason != "fluid":
-        controller, decision = decide(tag.controller, last.tag_inputs, refined=groups)
+        controller, decision = decide(tag.controller, last.tag_inputs, refined=event.groups)
     elif plan.schedule.staleness_limit:
         return state
     else:
-        controller, decision = tag.controller, replace(last.decision, groups=groups)
+        controller, decision = tag.controller, replace(last.decision, groups=event.groups)
     taken = last.decision.groups * plan.group_size - tag.samples_left
     record = replace(last, decision=decision)
     return replace(
@@ -127,18 +128,18 @@ def tag_inputs(
     )
 
 
-def tag_requested(state: State, request: TagRequest) -> State:
+def tag_requested(_plan: Plan, state: State, request: TagRequest, _now: float) -> State:
     """Set the mode that an operator chose: from the next batch on, but off at once."""
     controller = Controller(mode=request.mode, groups=request.groups)
     samples = 0 if request.mode == "off" else state.tag.samples_left
     return replace(state, tag=replace(state.tag, controller=controller, samples_left=samples))
 
 
-def device_reported(state: State, address: str, number: int, mode: DeviceMode, now: float) -> State:
+def device_reported(_plan: Plan, state: State, event: DeviceReported, now: float) -> State:
     """Record what the trainer's device reports that it does."""
-    trainer = state.trainer
+    trainer, number, mode = state.trainer, event.loan_number, event.mode
     tag, costs = state.tag, state.costs
-    if trainer is None or trainer.address != address:
+    if trainer is None or trainer.address != event.address:
         return state
     if (number, mode) == tag.observed and (
         number < tag.loan_number or (number, mode) == (tag.loan_number, tag.mode)

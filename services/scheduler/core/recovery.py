@@ -19,7 +19,7 @@ READ_BACK = (
 """Streams in the order in which they are read: commands, their results, other events."""
 
 
-def restore_task(plan: Plan, state: State, task: GenerateFragment) -> State:
+def restore_task(plan: Plan, state: State, task: GenerateFragment, _now: float) -> State:
     """Restore from a stored task that some device was given this fragment.
 
     Tasks do not say whether a device had begun it when it was lost, so losses are counted anew.
@@ -92,7 +92,7 @@ def _with_early_batch(plan: Plan, state: State, index: int) -> State:
     return replace(state, batches=(current, new_batch(plan, index, 0.0)))
 
 
-def restore_group(state: State, command: TrainGroup) -> State:
+def restore_group(_plan: Plan, state: State, command: TrainGroup, _now: float) -> State:
     """Restore from a stored group that the trainer was given it."""
     group = state.find_group(command.batch, command.group)
     if group is None or command.attempt < group.attempt:

@@ -11,7 +11,7 @@ from shared.messages.contracts import (
 )
 
 
-def group_trained(state: State, event: GroupTrained, now: float) -> State:
+def group_trained(_plan: Plan, state: State, event: GroupTrained, now: float) -> State:
     """Record who trained a group, whatever its attempt: a trainer takes each group once."""
     group = state.find_group(event.batch, event.group)
     if group is None or event.worker in group.trained_by:
@@ -24,7 +24,7 @@ def group_trained(state: State, event: GroupTrained, now: float) -> State:
     return replace(state, costs=costs, trained_at=now if is_current else state.trained_at)
 
 
-def group_failed(plan: Plan, state: State, event: GroupFailed) -> State:
+def group_failed(plan: Plan, state: State, event: GroupFailed, _now: float) -> State:
     """Send a whole group to the trainer once more, under its next attempt."""
     group = state.find_group(event.batch, event.group)
     if group is None or not group.sent or group.attempt != event.attempt:
@@ -36,7 +36,7 @@ def group_failed(plan: Plan, state: State, event: GroupFailed) -> State:
     return state
 
 
-def run_failed(state: State, event: RunFailed) -> State:
+def run_failed(_plan: Plan, state: State, event: RunFailed, _now: float) -> State:
     """Fail the run if the current batch cannot be trained; earlier failures were resolved."""
     if state.batch is None or state.batch.index != event.batch:
         return state

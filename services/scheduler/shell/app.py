@@ -11,8 +11,8 @@ from typing import Literal
 
 import structlog
 
+from services.scheduler.core.assigned import busy_addresses
 from services.scheduler.core.exclusion import newly_excluded
-from services.scheduler.core.fragments import busy_addresses
 from services.scheduler.core.inputs import BatchesSeen, MachineInput, Recovered
 from services.scheduler.core.machine import failure_to_send, step_together
 from services.scheduler.core.outlook import outlook

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from services.scheduler.core.assigned import busy_addresses
 from services.scheduler.core.fluid.events import MemberReported
-from services.scheduler.core.fragments import busy_addresses
 from services.scheduler.core.inputs import (
     DeviceReported,
     MachineInput,

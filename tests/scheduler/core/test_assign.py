@@ -8,6 +8,7 @@ import pytest
 
 from services.scheduler.core import device_queues, fragments
 from services.scheduler.core.assign import assign
+from services.scheduler.core.assigned import unassign
 from services.scheduler.core.inputs import WorkerJoined
 from services.scheduler.core.machine import step
 from services.scheduler.core.state import Plan, State, WorkerState
@@ -76,11 +77,11 @@ def _something_ends(random: Random, plan: Plan, state: State, now: float) -> Sta
         if kind < 0.1:
             state = fragments.retry(plan, state, slot, "reason", now)
         elif kind < 0.2:
-            state = fragments.unassign(state, slot, worker.address, now)
+            state = unassign(state, slot, worker.address, now)
             state = fragments.give_back(state, slot, worker.address)
         else:
             found = state.find_fragment(slot)
-            state = fragments.unassign(state, slot, worker.address, now)
+            state = unassign(state, slot, worker.address, now)
             if found is not None:
                 state = state.with_fragment(slot, replace(found, stage="generated"))
     return state

@@ -112,12 +112,12 @@ def _without_early_groups(plan: Plan) -> Plan:
     return replace(plan, schedule=plan.schedule.model_copy(update={"max_staleness": 0}))
 
 
-def exclude_late_members(plan: Plan, state: State, now: float) -> State:
+def exclude_late_members(plan: Plan, state: State, _event: object, now: float) -> State:
     """Give out again what a member has not trained in time, with all that is in its sum. If nobody
     else is left, who was out comes in again, under the next attempt: a late one is better than
     none."""
     fluid = state.fluid
-    if fluid is None or fluid.is_settled or not fluid.queued:
+    if state.recovering or fluid is None or fluid.is_settled or not fluid.queued:
         return state
     able = {member.address for member in members(state)}
     for address in _late_members(plan, state, fluid, now):

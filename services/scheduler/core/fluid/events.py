@@ -34,7 +34,7 @@ class MemberReported:
     holds: Holds | None
 
 
-def batch_opened(plan: Plan, state: State, event: PolicyPublished) -> State:
+def batch_opened(_plan: Plan, state: State, event: PolicyPublished, _now: float) -> State:
     """Begin with the batch of a committed version: nothing of it is trained yet."""
     before, policy = state.fluid, event.policy
     if before is not None and before.batch >= policy.version:
@@ -63,13 +63,13 @@ def record(plan: Plan, state: State, event: FluidEvent, now: float) -> State:
         case PieceTrained():
             return replace(state, fluid=_trained(fluid, event, now))
         case PieceReleased():
-            return _released(plan, state, fluid, event)
+            return _released(plan, state, fluid, event, now)
         case SumHeld() | ExchangeMissed():
             return replace(state, fluid=_answered(fluid, event))
     return state
 
 
-def member_reported(state: State, event: MemberReported) -> State:
+def member_reported(_plan: Plan, state: State, event: MemberReported, _now: float) -> State:
     """Record what a member holds; the same state if it is known, or was known before.
 
     A member that goes back to an earlier version reports first that it holds none. One that goes
@@ -190,7 +190,9 @@ def _trained(fluid: FluidState, event: PieceTrained, now: float) -> FluidState:
     return fluid
 
 
-def _released(plan: Plan, state: State, fluid: FluidState, event: PieceReleased) -> State:
+def _released(
+    plan: Plan, state: State, fluid: FluidState, event: PieceReleased, now: float
+) -> State:
     key = _find(fluid, event)
     if key is None or fluid.is_settled:
         return state
@@ -198,7 +200,7 @@ def _released(plan: Plan, state: State, fluid: FluidState, event: PieceReleased)
     if event.reason == "faulty":
         waits = replace(group.pieces[key[1]], worker=None)
         fluid = fluid.with_piece(key, waits).taken_off(key, event.worker)
-        return _count_fault(plan, replace(state, fluid=fluid), key[0], event)
+        return _count_fault(plan, replace(state, fluid=fluid), key[0], event, now)
     if event.reason == "failed":
         group = replace(group, num_failures=group.num_failures + 1)
         fluid = fluid.with_group(key[0], group)
@@ -212,7 +214,7 @@ def _released(plan: Plan, state: State, fluid: FluidState, event: PieceReleased)
     return state
 
 
-def _count_fault(plan: Plan, state: State, index: int, event: PieceReleased) -> State:
+def _count_fault(plan: Plan, state: State, index: int, event: PieceReleased, now: float) -> State:
     """Send the whole group once more if members cannot read what they are to train of it."""
     fluid = state.fluid
     assert fluid is not None
@@ -225,7 +227,7 @@ def _count_fault(plan: Plan, state: State, index: int, event: PieceReleased) -> 
         batch=event.batch, group=index, attempt=group.attempt,
         reason="members cannot read its message, or a piece's",
     )  # fmt: skip
-    return group_changed(plan, group_failed(plan, state, failure), event.batch, index)
+    return group_changed(plan, group_failed(plan, state, failure, now), event.batch, index)
 
 
 def _answered(fluid: FluidState, event: SumHeld | ExchangeMissed) -> FluidState:

@@ -65,7 +65,7 @@ def _at_update(
     return next_update(fluid, plan.part(fluid.update), made.checksum)
 
 
-def finish(plan: Plan, state: State) -> State:
+def finish(plan: Plan, state: State, _event: object, _now: float) -> State:
     """Find what no member has, once all is read; and drop what was begun by a lost version."""
     fluid = state.fluid
     if fluid is None:
