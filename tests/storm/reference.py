@@ -103,7 +103,7 @@ class Reference:
         gradient = self._layout.zeros()
         for number, group in enumerate(groups, 1):
             entries = entries_of(group, range(shape.group_size), self._sizes.start)
-            add_rows(gradient, shape, range(shape.trained_steps), entries)
+            add_rows(gradient, shape, range(shape.trained_steps), entries, digest)
             if number % (len(groups) // self._setting.updates) == 0:
                 digest = next_digest(digest, before.policy.version, gradient)
                 gradient = self._layout.zeros()

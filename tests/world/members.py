@@ -1,8 +1,9 @@
 """A fluid device whose sum is a tensor of counted rows, so that the real exchange adds it up.
 
 For each trained step of each sample the sum has how often it is in it, and a number that follows
-from what was read of it. A step refuses a total in which a row of its update is not exactly once,
-and the digest of the next weights follows from the total.
+from what was read of it and from the weights at which it was trained. A step refuses a total in
+which a row of its update is not exactly once, and the digest of the next weights follows from the
+total.
 """
 
 import hashlib
@@ -41,11 +42,14 @@ def next_digest(before: str, batch: int, gradient: torch.Tensor) -> str:
     return told.hexdigest()
 
 
-def add_rows(gradient: torch.Tensor, shape: Shape, steps: range, entries: Iterable[Entry]) -> None:
-    """Count some steps of some samples."""
+def add_rows(
+    gradient: torch.Tensor, shape: Shape, steps: range, entries: Iterable[Entry], weights: str
+) -> None:
+    """Count some steps of some samples, trained at the weights with that digest."""
     rows = gradient.view(shape.groups, shape.group_size, shape.trained_steps, 2)
     for entry in entries:
-        value = 0 if entry.digest == SKIPPED else int.from_bytes(entry.digest[:VALUE_BYTES])
+        read = hashlib.sha256(entry.digest + weights.encode()).digest()
+        value = 0 if entry.digest == SKIPPED else int.from_bytes(read[:VALUE_BYTES])
         row = rows[entry.origin.group, entry.origin.sample, steps.start : steps.stop]
         row += torch.tensor([1.0, float(value)], dtype=torch.float64)
 
@@ -77,8 +81,10 @@ class CountingMember(EmulatedMember):
             profile, self.generating.kind, piece.num_samples, piece.num_steps
         )
         entries = entries_of(group, piece.samples, self.generating.sizes.start)
+        weights = self.weights_digest()
         await self.held.hold(self.held.drawn(seconds), "train")
-        add_rows(self._sum_for(piece.group), self._shape, piece.steps, entries)
+        assert weights == self.weights_digest(), "weights changed while a piece was trained"
+        add_rows(self._sum_for(piece.group), self._shape, piece.steps, entries, weights)
 
     async def skip(self, piece: Piece) -> None:
         rows = self._sum_for(piece.group).view(

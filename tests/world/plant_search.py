@@ -76,7 +76,9 @@ def rounds(
     for world in worlds:
         worth = {name: promises(name, world) for name in known() if tried[name] < tries}
         random = Random(f"{world.seed}/plants")
-        chances = {name: each * random.random() for name, each in worth.items() if each}
+        chances = {
+            name: each * random.random() / (1 + tried[name]) for name, each in worth.items() if each
+        }
         if chances:
             yield world.seed, sorted(chances, key=chances.__getitem__)[-most:]
 
