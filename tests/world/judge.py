@@ -24,7 +24,8 @@ async def violations(
         return ["no version was made"]
     found = judge(records, Rules.of(recipe))
     if not found:
-        found += [] if may_be_false else Reference(site.emulation, recipe).compare(records)
+        reference = Reference(site.emulation, recipe)
+        found += [] if may_be_false else reference.compare(records, site.flawed)
         kept = max(recipe.run.keep_last, 1 + recipe.schedule.staleness_limit)
         found += await judge_objects(records, store, kept=kept)
     if site.emulation.setting.encoders and not may_be_false:

@@ -23,6 +23,8 @@ THREAD_S = 2e-4
 TURN_S = 1e-6
 """Seconds that pass while callbacks run: a wait in ever smaller parts comes to its end."""
 
+Flaw = Literal["", "other bits", "no memory"]
+"""What a device does wrong once."""
 _process: contextvars.ContextVar["Process | None"] = contextvars.ContextVar("process", default=None)
 
 
@@ -49,6 +51,7 @@ class Process:
     """Whether what its device does next never ends."""
     told_to_end: "asyncio.Future[None] | None" = None
     """Is done once it has got SIGTERM; None until it serves."""
+    flaw: Flaw = ""
     failing: tuple[int, Callable[["Process"], None]] | None = None
     """What happens to it before a callback, and how many callbacks are run before that one."""
     _later: list[asyncio.Handle] = field(default_factory=list)
@@ -66,6 +69,12 @@ class Process:
         self._later.clear()
         for close in self.at_death:
             close()
+
+    def takes(self, flaw: Flaw) -> bool:
+        """Whether its device does this now; it does so once."""
+        found = self.flaw == flaw
+        self.flaw = "" if found else self.flaw
+        return found
 
     def hang(self) -> None:
         if self.state == "runs":

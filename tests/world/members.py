@@ -22,8 +22,10 @@ from services.trainer.fluid.protocols import TotalMeasure
 from services.trainer.fluid.sums import SumLayout, Term
 from shared.devices.protocols import GroupData
 from shared.diffusion.training.tally import Tally
+from shared.errors import OutOfMemory
 from shared.messages.fluid import Piece
 from shared.run.manifest import StoredTensors
+from tests.world.loop import Process, current
 
 VALUE_BYTES = 5
 """Of a row's digest: sums of a few such numbers are exact in float64."""
@@ -54,11 +56,19 @@ def add_rows(
         row += torch.tensor([1.0, float(value)], dtype=torch.float64)
 
 
+def _process() -> Process:
+    process = current()
+    assert process is not None
+    return process
+
+
 @dataclass(slots=True, kw_only=True)
 class CountingMember(EmulatedMember):
     layout: SumLayout
     by_group: bool
     updates: int
+    flawed: set[tuple[str, int]]
+    """Names of devices and the versions that they have made with other bits."""
     _sums: dict[int, torch.Tensor] = field(default_factory=dict)
     _taken: int = 0
     """Updates of the batch that were taken."""
@@ -84,6 +94,11 @@ class CountingMember(EmulatedMember):
         weights = self.weights_digest()
         await self.held.hold(self.held.drawn(seconds), "train")
         assert weights == self.weights_digest(), "weights changed while a piece was trained"
+        if _process().takes("no memory"):
+            if not self.by_group:
+                half = entries[: len(entries) // 2]
+                add_rows(self._sum_for(piece.group), self._shape, piece.steps, half, weights)
+            raise OutOfMemory("in the middle of a piece", smaller=False)
         add_rows(self._sum_for(piece.group), self._shape, piece.steps, entries, weights)
 
     async def skip(self, piece: Piece) -> None:
@@ -115,6 +130,9 @@ class CountingMember(EmulatedMember):
         self._check(batch, total.gradient)
         await self._take(fluid.step_seconds(self.generating.profile), "commit")
         after = next_digest(self.weights_digest(), batch, total.gradient)
+        if _process().takes("other bits"):
+            after = hashlib.sha256(after.encode()).hexdigest()
+            self.flawed.add((_process().name, batch + 1))
         if self.steps_beside:
             self.ahead = after
         else:

@@ -2,7 +2,7 @@
 emulated devices in place of networks."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -42,6 +42,8 @@ class Site:
     folder: Path
     emulation: Emulation
     recipe: Recipe
+    flawed: set[tuple[str, int]] = field(default_factory=set)
+    """Names of devices and the versions that they have made with other bits."""
 
     def names(self) -> list[str]:
         """Name all services of the run, schedulers apart."""
@@ -145,6 +147,7 @@ class Site:
             steps_beside=recipe.schedule.staleness_limit > 0,
             layout=layout_of(emulation.profile.shape),
             by_group=recipe.trainer.deterministic, updates=recipe.trainer.updates,
+            flawed=self.flawed,
         )  # fmt: skip
 
 
