@@ -268,7 +268,7 @@ async def stored_digest(
     if stored is not None and expected is not None and stored.record != expected:
         stored = await read_verified(store, run, version)
     if stored is None:
-        raise ContractError(f"{commit_key(run, version)} is missing")
+        raise ContractError(f"{commit_key(run, version)} is missing; {remedy(run)}")
     if expected is not None and stored.record != expected:
         raise ContractError(f"{commit_key(run, version)} is damaged; {remedy(run)}")
     return stored.digest

@@ -247,8 +247,8 @@ def faults_of(drawn: Draw) -> float:
 
 
 def duration(random: Random) -> float:
-    """Mostly short; one in three is longer than a lease of a worker."""
-    return random.uniform(5.5, 9.0) if random.random() < 0.33 else random.uniform(0.05, 3.0)
+    """Mostly short; one in three is longer than a lease of a scheduler, or of a worker."""
+    return random.uniform(3.5, 9.0) if random.random() < 0.33 else random.uniform(0.05, 3.0)
 
 
 FAULTS: dict[str, tuple[Strike, str]] = {

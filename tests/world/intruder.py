@@ -25,6 +25,7 @@ from nats.js.errors import APIError
 
 from shared.bus.bus import Bus
 from shared.bus.marks import in_epoch
+from shared.diffusion.tensors import pack
 from shared.errors import DigenRLError
 from shared.messages import subjects
 from shared.messages.codec import decode, encode
@@ -40,6 +41,7 @@ from shared.messages.rights import RIGHTS, WORKERS, Right, Role
 from shared.messages.subjects import subject_of
 from shared.messages.workers import Device, WorkerStatus
 from shared.process.settings import ServiceSettings
+from shared.run.layout import batch_folder
 from shared.run.rights import WRITES
 from shared.store import ObjectStore
 from tests.storm.forged import STORED, foreign_keys, results
@@ -117,7 +119,7 @@ class Intruder:
             *map(on, (self._command, self._send_junk, self._answer, self._bury)),
         ]  # fmt: skip
         if self.role == "trainer":
-            acts.append(on(self._announce))
+            acts += [on(self._announce), self._forge_sum]
         if self.as_others:
             acts += [
                 self._overwrite, self._delete_own,
@@ -157,6 +159,16 @@ class Intruder:
     async def _delete_own(self) -> None:
         if keys := self._objects(own=True):
             await self.store.delete([self.random.choice(keys)])
+
+    async def _forge_sum(self) -> None:
+        """Store a sum of nothing as that of a fluid device, before the next exchange."""
+        keys = self.world.bucket.objects.under(f"{RUN}/batches/")
+        if told := [key for key in keys if "/exchange/" in key and "total" not in key]:
+            batch, name = self.world.num_commits - 1, self.random.choice(told).rsplit("/", 1)[1]
+            folder = batch_folder(RUN, batch)
+            forged = await self.store.put(folder, pack({}), suffix=".sum.safetensors")
+            said = self.random.choice((self._junk(), forged.model_dump_json().encode()))
+            await self.store.write(f"{folder}/exchange/0.0/{name}", said)
 
     def _junk(self) -> bytes:
         return self.random.choice((b"", b"{}", b"[1]", self.random.randbytes(40)))

@@ -117,6 +117,13 @@ class NatsServer(JetStream):
         if was_up:
             self.start()
 
+    def lose_stream(self, name: str) -> None:
+        """Lose one stream, and nothing else."""
+        self.kill()
+        del self.streams[name]
+        self._stream_of.clear()
+        self.start()
+
     def hang(self) -> None:
         """Stop without dying: connections stay, and nothing is answered until `go_on`."""
         self.is_hung = True

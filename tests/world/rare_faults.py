@@ -7,6 +7,7 @@ been told of them.
 
 import asyncio
 import time
+from functools import partial
 from random import Random
 
 from digenrl.client import Client, NoAnswer, Refused
@@ -15,6 +16,7 @@ from shared.process.service import LAST_S
 from tests.world.blocking import run_blocking
 from tests.world.draws import RUN
 from tests.world.faults import JUMP_S, Nemesis, Strike, duration
+from tests.world.loop import Flaw
 from tests.world.nature import begun
 from tests.world.world import PORTS, World
 
@@ -179,6 +181,20 @@ def lose_objects(nemesis: Nemesis, random: Random, _: str) -> None:
     nemesis.world.bucket.lose_unsynced(random.uniform(0.01, 3.0), folders)
 
 
+def lose_stream(nemesis: Nemesis, random: Random, _: str) -> None:
+    nats = nemesis.world.nats
+    names = [name for name in nats.streams if name.startswith("DG_")]
+    if nats.is_up and names:
+        nats.lose_stream(random.choice(names))
+
+
+def flaw(kind: Flaw, nemesis: Nemesis, _: Random, name: str) -> None:
+    """A fluid device steps to other bits, or runs out of memory within a piece, once."""
+    process = nemesis.world.services[name].process
+    if process is not None:
+        process.flaw = kind
+
+
 RARE: dict[str, tuple[Strike, str]] = {
     "failpoint": (reach_point, ""),
     "leave": (leave, "service"),
@@ -201,10 +217,21 @@ LATE: dict[str, tuple[Strike, str]] = {
     "lose objects": (lose_objects, ""),
 }
 
+LOSSES: dict[str, tuple[Strike, str]] = {"lose stream": (lose_stream, "")}
+FLAWS: dict[str, tuple[Strike, str]] = {
+    "other bits": (partial(flaw, "other bits"), "service"),
+    "no memory": (partial(flaw, "no memory"), "service"),
+}
+
 BEYOND = ("stale reads", "misdirect", "lose nats")
 """Faults that brokers promise not to have: after them services may end, and the run may fail or
 stand still, with a reason."""
-SETS = ((RARE, "rare faults", "rare 1064", 1000, 0.4), (LATE, "late faults", "late 325", 2000, 0.3))
+SETS = (
+    (RARE, "rare faults", "rare 1064", 1000, 0.4),
+    (LATE, "late faults", "late 325", 2000, 0.3),
+    (LOSSES, "lost streams", "losses", 3000, 0.1),
+    (FLAWS, "flawed devices", "flaws", 4000, 0.3),
+)
 """Faults, the name by which they are drawn, that by which worlds that have them are drawn, the
 number of the first in a schedule, and the share of the worlds that have them. The seeds at which
 planted bugs are recorded (`test_plants.py`) have none."""
