@@ -3,7 +3,8 @@
 python -m tests.world.plant_search --tries 300 --log runs/plants.log      resumed by its log
 
 A world is tried with many bugs at once: if nothing is wrong with it, none of them shows there. If
-something is, halves and quarters of them tell which one it was; the others are tried again.
+something is, as few of them are looked for as still lead to it, and the others are tried again. Two
+bugs that show only together (`one+other`) are those of which each makes up for the other.
 """
 
 import sys
@@ -27,6 +28,7 @@ from tests.world.sweep import _fork, _warm, run_seed
 @dataclass(frozen=True, slots=True)
 class Finding:
     name: str
+    """Of the bug, or of some with `+` between them."""
     seed: int
     violation: str
     """What was found; empty if the bug did not show."""
@@ -39,38 +41,37 @@ def drawn_worlds(seeds: int) -> list[Draw]:
 
 
 def try_seed(seed: int, names: Sequence[str]) -> list[Finding]:
-    """Return for each bug whether it shows at a seed; for none, if others hide it."""
-    left, found, is_well = list(names), list[Finding](), None
+    """Return for each bug whether it shows at a seed."""
+    left, found = list(names), list[Finding]()
     while left:
         violations = run_seed(seed, plants=left).violations
         if not violations:
             return found + [Finding(name, seed, "") for name in left]
-        is_well = run_seed(seed).is_well if is_well is None else is_well
-        culprit = _culprit(seed, left) if is_well else None
-        if culprit is None:
+        if not found and not run_seed(seed).is_well:
             return found
-        found.append(culprit)
-        left.remove(culprit.name)
+        culprits = _culprits(seed, left, violations)
+        found.append(culprits)
+        left.remove(culprits.name.split("+")[0])
     return found
 
 
-def _culprit(seed: int, names: Sequence[str]) -> Finding | None:
-    """Return one of some bugs that lead to a violation together; None if no half of them does."""
-    while True:
-        middle = len(names) // 2
-        for half in (names[:middle], names[middle:]) if middle else (names,):
-            violations = run_seed(seed, plants=half).violations
-            if violations and len(half) == 1:
-                return Finding(half[0], seed, "; ".join(violations))
-            if violations:
-                names = half
-                break
-        else:
-            return None
+def _culprits(seed: int, names: Sequence[str], violations: Sequence[str]) -> Finding:
+    """Return as few of some bugs as still lead to a violation."""
+    kept, size = list(names), len(names)
+    while size := size // 2:
+        at = 0
+        while at < len(kept):
+            fewer = kept[:at] + kept[at + size :]
+            tried = run_seed(seed, plants=fewer).violations if fewer else ()
+            if tried:
+                kept, violations = fewer, tried
+            else:
+                at += size
+    return Finding("+".join(kept), seed, "; ".join(violations))
 
 
 def rounds(
-    worlds: Sequence[Draw], tried: Counter[str], tries: int, most: int
+    worlds: Sequence[Draw], tried: Counter[str], pairs: set[str], tries: int, most: int
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield for each world the bugs that may show there, of those that are left at that moment."""
     for world in worlds:
@@ -79,8 +80,12 @@ def rounds(
         chances = {
             name: each * random.random() / (1 + tried[name]) for name, each in worth.items() if each
         }
-        if chances:
-            yield world.seed, sorted(chances, key=chances.__getitem__)[-most:]
+        chosen = sorted(chances, key=chances.__getitem__)[-most:]
+        for pair in pairs:
+            if set(pair.split("+")) <= set(chosen):
+                chosen.remove(pair.split("+")[0])
+        if chosen:
+            yield world.seed, chosen
 
 
 def main(
@@ -99,14 +104,16 @@ def main(
     for line in log.read_text().splitlines() if log.exists() else ():
         _, name, *violation = line.split(" ", 2)
         tried[name] += tries if violation else 1
+    pairs = {name for name in tried if "+" in name}
     _warm()
     with ProcessPoolExecutor(at_once, mp_context=_fork) as pool, log.open("a", 1) as file:
-        searches = rounds(drawn_worlds(seeds)[first:], tried, tries, most)
+        searches = rounds(drawn_worlds(seeds)[first:], tried, pairs, tries, most)
         running = {pool.submit(try_seed, *at) for at in islice(searches, at_once)}
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for each in (finding for search in done for finding in search.result()):
                 tried[each.name] += tries if each.violation else 1
+                pairs |= {each.name} if "+" in each.name else set()
                 line = f"{each.seed} {each.name} {each.violation[:300]}".replace("\n", " ")
                 file.write(line.rstrip() + "\n")
                 if each.violation:
