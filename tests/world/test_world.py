@@ -71,7 +71,7 @@ def test_a_shorter_schedule_has_only_the_faults_that_are_needed(
 def test_a_world_that_ends_with_an_error_of_its_own_is_a_violation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ValueError("draws nothing")
 
     monkeypatch.setattr(sweep, "live", fail)

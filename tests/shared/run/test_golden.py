@@ -13,7 +13,7 @@ from shared.run.versions import Version
 
 COMMIT = (Path(__file__).parent / "golden_commit.json").read_bytes().rstrip()
 """A commit record with every field set, as it stands in the store."""
-DIGEST = "a43836821f7c51affe9c5446098ddefc5bce8caa142b3791c5d421e89d39b9da"
+DIGEST = "427ab78a0f07669dafeefaac3256ac3a0133fb06247a292e0e99d153e51723e2"
 
 
 def test_objects_keep_their_keys() -> None:
