@@ -10,20 +10,53 @@ CHEAP = ("r2", "r6", "r9")
 FOUND = {
     "r1_an_answer_lacks_its_update": (21, "not finished"),
     "r2_rules_and_listings_take_any_folder": (2, "a key of trainer has written"),
-    "r3_results_count_whoever_sends_them": (239, "are not trained once"),
     "r6_small_records_have_no_copies": (12, "is damaged"),
-    "r9_a_scheduler_that_has_read_nothing_tells_a_step": (1114, "step 0, after"),
-    "r11_a_standby_passes_nothing_on": (22, "still follows"),
-    "m05_the_version_before_is_deleted_while_it_may_be_used": (42, "is not in the store"),
+    "r9_a_scheduler_that_has_read_nothing_tells_a_step": (60, "dead letter 0"),
+    "r11_a_standby_passes_nothing_on": (3, "still follows"),
+    "m05_the_version_before_is_deleted_while_it_may_be_used": (62, "is not in the store"),
+    "m11_a_scheduler_commands_after_its_lease_has_ended": (70, "commands"),
     "m16_an_empty_register_takes_two_entries": (35, "commands"),
-    "a_lost_worker_keeps_its_fragments": (10, "not finished"),
+    "slots_take_any_number_of_messages": (72, "takes a second message"),
+    "a_lost_worker_keeps_its_fragments": (28, "not finished"),
+    "a_failed_fragment_is_issued_under_the_same_attempt": (39, "not finished"),
+    "nobody_checks_the_staleness_of_tasks": (252, "not finished"),
     "a_group_is_finished_with_the_next_version": (6, "scheduler ended: AssertionError"),
-    "recovery_skips_the_scores": (1826, "not finished"),
+    "recovery_skips_the_scores": (28, "not finished"),
+    "a_step_is_ordered_before_all_have_confirmed": (21, "not finished"),
     "what_a_lost_member_had_is_nobodys": (272, "not finished"),
+    "a_piece_keeps_its_number": (213, "not finished"),
     "the_next_batch_is_trained_before_the_record": (2, "not finished"),
-    "a_step_is_ordered_before_all_have_confirmed": (23, "exchanges came to nothing"),
+    "nobody_else_commits": (413, "not finished"),
+    "an_exchange_has_no_deadline": (322, "not finished"),
+    "rewards_are_acknowledged_before_they_are_published": (99, "OutboundBufferLimitError"),
+    "the_trainer_trains_repeated_groups": (105, "the steps"),
+    "a_slice_is_trained_twice": (9, "the steps"),
+    "a_share_is_counted_twice": (313, "failed 3 times"),
+    "a_sum_is_exchanged_whatever_is_in_it": (6, "are not trained once"),
+    "a_member_that_differs_goes_on": (285, "trained to others"),
+    "a_member_takes_a_second_sum": (313, "not finished"),
+    "gradients_are_taken_at_whatever_weights_there_are": (285, "are not trained once"),
+    "an_update_is_trained_at_the_weights_before": (285, "are not trained once"),
+    "nobody_checks_the_staleness_of_tasks+the_trainer_admits_anything": (
+        13,
+        "has a staleness of 1",
+    ),
+    "nobody_checks_the_staleness_of_tasks+what_a_lost_version_made_is_kept": (54, "not finished"),
+    "nobody_checks_the_staleness_of_tasks+waiting_groups_keep_a_superseded_version": (
+        54,
+        "not finished",
+    ),
+    "a_device_that_hangs_keeps_its_fragments+nobody_checks_the_staleness_of_tasks": (
+        172,
+        "not finished",
+    ),
+    "a_share_is_counted_twice+an_early_fragment_is_generated_by_the_new_version": (
+        330,
+        "are not trained once",
+    ),
 }
-"""Seed, and a part of what is found there; `tests.world.plant_search` looks for more."""
+"""Seed, and a part of what is found there; `tests.world.plant_search` looks for more. Bugs with a `+`
+between them show only together: each makes up for the other."""
 
 
 @pytest.mark.parametrize(
@@ -35,11 +68,11 @@ FOUND = {
 )
 def test_a_planted_bug_is_found_and_replayed(name: str) -> None:
     seed, said = FOUND[name]
-    first, again = (run_seed(seed, plants=[name]) for _ in range(2))
+    first, again = (run_seed(seed, plants=name.split("+")) for _ in range(2))
     assert any(said in each for each in first.violations)
     assert first.digest == again.digest
     assert not any(said in each for each in run_seed(seed).violations)
 
 
 def test_all_that_is_found_is_planted() -> None:
-    assert FOUND.keys() <= known().keys()
+    assert {name for names in FOUND for name in names.split("+")} <= known().keys()
