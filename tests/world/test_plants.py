@@ -55,7 +55,7 @@ FOUND = {
         "are not trained once",
     ),
 }
-"""Seed, and a part of what is found there; `tests.world.plant_search` looks for more. Bugs with a `+`
+"""Seed, and a part of what is found there; `tests.world.plant_search` looks for more. Bugs with `+`
 between them show only together: each makes up for the other."""
 
 
