@@ -32,13 +32,13 @@ bench-learning: $(VENV)/.installed
 gpu-day: $(VENV)/.installed
 	$(VENV)/bin/python -m bench gpu-day $(ARGS)
 
-# Two processes per core, since whole runs wait much of their time; each computes with one thread.
+# Three processes on two cores, since whole runs wait much of their time; each computes with one thread.
 # What asserts seconds comes after it, alone; its files are named, because to import all tests takes
 # longer than to run it.
 # Some machines never write bytecode; then every start of pytest would compile all tests anew.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(TEST_VENV)/bin/python -m pytest $(ARGS)
 CLOCKED = $(if $(ARGS),,$(shell grep -rl --include="*.py" "mark\.clock" tests))
-SIDE_BY_SIDE = --numprocesses 4 --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE = --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 NOTHING_FOUND = 5
 
 test: $(TEST_VENV)/.installed

@@ -78,6 +78,7 @@ def exports_of(packed: bytes) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+@pytest.mark.slow
 def test_what_cannot_be_exported_is_said_with_the_reason(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

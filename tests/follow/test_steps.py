@@ -171,6 +171,7 @@ def test_an_extra_that_is_not_installed_is_named(
         check_installed(targets)
 
 
+@pytest.mark.slow
 def test_records_that_are_none_end_it(run: Run, tmp_path: Path) -> None:
     asyncio.run(run.store.write(commit_key(RUN, 1), b"{}"))
     ended = subprocess.run(

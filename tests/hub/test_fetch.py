@@ -283,6 +283,7 @@ def test_the_command_fetches_what_a_recipe_names(
     assert (place(NAME, None) / "model_index.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_part_s_files_without_weights_are_all_fetched(hub: Mirror, tmp_path: Path) -> None:
     """Tokenizers of FLUX.2, Z-Image and HunyuanVideo-1.5 have their chat template in a file."""
     folder = tiny_models.save("flux2-klein", tmp_path / "model")

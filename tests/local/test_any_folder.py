@@ -86,6 +86,7 @@ async def test_an_object_store_leaves_nothing_outside_its_folder_however_it_ends
 
 
 @pytest.mark.broker
+@pytest.mark.slow
 async def test_the_space_of_what_is_deleted_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

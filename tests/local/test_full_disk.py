@@ -60,6 +60,7 @@ async def test_a_store_whose_disk_is_full_is_unavailable_and_leaves_nothing_behi
 
 
 @pytest.mark.broker
+@pytest.mark.slow
 async def test_a_nats_that_stores_nothing_is_an_alarm_until_it_is_started_with_room(
     small_disk: Path, redis_url: str, start: StartProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ POSITIONS = (
 """Where a role may not write, although its own folder or object stands somewhere in the name."""
 
 
+@pytest.mark.slow
 async def test_a_folder_of_a_role_gives_it_no_right_at_any_other_place(
     planned: Brokers, keys: Keys, objects: "subprocess.Popen[bytes]"
 ) -> None:

@@ -60,6 +60,7 @@ def run(folder: Path, *words: str, **variables: str) -> tuple[int, str]:
         *(pytest.param(each, marks=pytest.mark.slow) for each in ("trainer", "encoder", "reward")),
     ],
 )
+@pytest.mark.slow
 def test_a_worker_ends_with_one_line(service: str, tmp_path: Path) -> None:
     """Each loaded its networks on the CPU and computed there."""
     url = f"file://{tmp_path}/store"

@@ -125,6 +125,7 @@ def test_small_cards_generate_with_what_they_need() -> None:
         assert (choice["recipe"].get("rollout.memory") == "streamed") == only_small
 
 
+@pytest.mark.slow
 def test_a_recipe_gives_the_batch_and_its_fixed_choices(tmp_path: Path) -> None:
     changes = {
         "schedule.tag": "off", "schedule.fragment_size": 2, "schedule.max_staleness": 0,
@@ -158,6 +159,7 @@ def test_a_simulated_configuration() -> None:
     assert "tail" in row["bubbles"]["rollout"]
 
 
+@pytest.mark.slow
 def test_techniques_side_by_side() -> None:
     words = ("sim", "--profile", "qwen-image", "--rollout", "h100=8", "--trainer", "h100=8",
              "--fragment-size", "8", "--batches", "2", "--compare")  # fmt: skip

@@ -146,6 +146,7 @@ def test_each_host_has_one_command() -> None:
     assert "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 digenrl serve trainer" in alone["h100-1"]
 
 
+@pytest.mark.slow
 def test_a_plan_for_hosts_has_keys_and_commands() -> None:
     words = ["plan", "--profile", "flux1-dev", "--hosts", "h100x2*2", "--staleness", "1", "--json"]
     found = json.loads(CliRunner().invoke(app, words, catch_exceptions=False).output)

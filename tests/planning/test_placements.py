@@ -94,6 +94,7 @@ def test_cards_of_24_gb_generate_with_flux_and_the_plan_says_why() -> None:
     assert not any("\n" in line for line in advice.reasons)
 
 
+@pytest.mark.slow
 def test_weights_are_quantised_where_streaming_would_take_longer() -> None:
     slow = FLUX.devices["4090"].model_copy(update={"host_gb_per_second": 3.0})
     profile = FLUX.model_copy(update={"devices": {**FLUX.devices, "4090": slow}})
@@ -102,6 +103,7 @@ def test_weights_are_quantised_where_streaming_would_take_longer() -> None:
     assert any('rollout.memory = "streamed"' in line for line in advice.reasons)
 
 
+@pytest.mark.slow
 def test_a_device_that_gains_nothing_is_left_out_with_what_would_let_it_take_part() -> None:
     advice = advised(FLUX, {"H100": 12, "4090": 1})
     assert advice.placement.keys == {}

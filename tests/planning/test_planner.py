@@ -143,6 +143,7 @@ def test_choices_are_ranked_and_say_what_they_gain() -> None:
         assert choice.forecast_seconds == pytest.approx(choice.step_seconds, rel=0.06)
 
 
+@pytest.mark.slow
 def test_the_same_question_has_the_same_answer() -> None:
     profile = load_profile("qwen-image")
     first, again = (plan_split(profile, {"H100": 4}, ONE_STEP, effort=QUICK) for _ in range(2))
@@ -158,6 +159,7 @@ def test_unequal_devices_gain_over_tuned_colocated() -> None:
     assert best.split.rollout["A100"] == 16 and best.split.rollout["H100"] <= 3
 
 
+@pytest.mark.slow
 def test_devices_that_cannot_hold_the_model_are_left_out() -> None:
     profile = load_profile("qwen-image")
     planned = plan_split(profile, {"H100": 4, "4090": 4}, STRICT, effort=QUICK)
@@ -174,6 +176,7 @@ def _fixed(schedule: RunSchedule) -> Planned:
     return plan_split(load_profile("qwen-image"), {"H100": 6}, schedule, effort=QUICK)
 
 
+@pytest.mark.slow
 def test_what_is_fixed_stays() -> None:
     sizes = {c.schedule.fixed_fragment for c in _fixed(STRICT.changed(fragment_size=2)).choices}
     assert sizes == {2}

@@ -110,6 +110,7 @@ def test_a_plan_of_any_size_takes_seconds(devices: int, max_staleness: Literal[0
     assert time.process_time() - began <= 10
 
 
+@pytest.mark.slow
 def test_pieces_of_fluid_devices_are_as_coarse_in_a_plan_as_in_a_run() -> None:
     """One message names as many pieces of 8,192 devices as of 64, and a plan is by 64 of them."""
     many, few = Case(8192, 0).profile, Case(64, 0).profile

@@ -95,6 +95,7 @@ def test_an_evaluation_that_fails_costs_its_figures_alone(report: Report, tmp_pa
 
 
 @pytest.mark.parametrize("names", [{"gallery.png", "curve.png"}, {"adapter"}, {"summary.json"}])
+@pytest.mark.slow
 def test_a_part_that_cannot_be_written_costs_no_other_part(
     names: set[str], report: Report, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.run, pytest.mark.timeout(120)]
 STEPS = 8
 
 
+@pytest.mark.slow
 async def test_a_run_goes_on_without_a_person_when_brokers_have_lost_everything(
     tmp_path: Path,
 ) -> None:

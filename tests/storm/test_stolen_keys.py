@@ -108,6 +108,7 @@ async def store_objects(run: Cluster, role: Role, number: int) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [12, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.slow
 async def test_a_stolen_key_does_nothing_to_what_others_store_and_do(
     tmp_path: Path, number: int
 ) -> None:

@@ -43,6 +43,7 @@ def test_six_passes_give_the_operations_of_every_size(traced: Trace) -> None:
     assert forward_tflop(traced.counted.work, size) == pytest.approx(row, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_profile_is_forecast_by_its_trace(traced: Trace, tmp_path: Path) -> None:
     recipe, path = load_recipe(DIGITS), tmp_path / "made.json"
     assert traced.counted is not None

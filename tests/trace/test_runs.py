@@ -40,6 +40,7 @@ def digits() -> Trace:
     return traced(load_recipe(DIGITS))
 
 
+@pytest.mark.slow
 def test_a_trace_holds_and_stores_what_the_run_does(digits: Trace) -> None:
     recipe, weights, stored = load_recipe(DIGITS), digits.weights, digits.stored
     folder, dtype = recipe.model.folder, recipe.model.dtype

@@ -51,6 +51,7 @@ def test_the_last_piece_of_every_member_is_part_of_a_sample(profile: str, groups
 
 
 @pytest.mark.parametrize(("groups", "samples"), [(1024, 1), (2048, 4), (4096, 8)])
+@pytest.mark.slow
 def test_one_message_names_all_of_a_batch_however_large_it_is(groups: int, samples: int) -> None:
     plan = plan_of("flux1-dev", groups)
     fluid, parts = cut(plan, groups)

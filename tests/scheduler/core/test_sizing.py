@@ -157,7 +157,7 @@ def test_fluid_devices_generate_in_fragments_of_the_best_size(members: dict[str,
 @pytest.mark.parametrize(
     "members",
     [
-        {"H100": 8, "H20": 8},
+        pytest.param({"H100": 8, "H20": 8}, marks=pytest.mark.slow),
         pytest.param({"H100": 16, "H20": 16}, marks=pytest.mark.slow),
         pytest.param({"H100": 24, "H20": 8}, marks=pytest.mark.slow),
     ],

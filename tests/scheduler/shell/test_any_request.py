@@ -79,6 +79,7 @@ def ask_app(app: FastAPI, number: int) -> Counter[int]:
     return seen
 
 
+@pytest.mark.slow
 def test_1000_requests_of_the_description_are_answered(scheduler: Scheduler) -> None:
     seen = ask_all(scheduler, NUM)
     assert seen.total() >= NUM and {200, 202, 422} <= seen.keys()

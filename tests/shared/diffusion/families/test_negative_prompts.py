@@ -54,7 +54,13 @@ def source_of(family: str) -> bytes | None:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("family", GUIDED)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=pytest.mark.slow if family == "hunyuan-video15" else ())
+        for family in GUIDED
+    ],
+)
 def test_samples_are_the_pipeline_s_with_that_negative_prompt(family: str, tmp_path: Path) -> None:
     """That of a prompt goes before the recipe's, and that before its authors'."""
     folder, pipeline = tiny_models.save(family, tmp_path / family), tiny_models.build(family)
