@@ -21,7 +21,7 @@ class Mode:
     overlaps: bool = True
     """Whether both devices work for most of the time, as they do in the bound."""
     baseline: bool = False
-    """Whether it is what the others have to beat."""
+    """True for the baseline of the comparison."""
     most_batches: int | None = None
     """Limit of measured batches, where all are alike: nothing goes over from one to the next."""
 

@@ -222,7 +222,7 @@ class Feed:
         return NOTHING
 
     async def _is_passed(self, batch: int) -> bool:
-        """Whether readers pass over the missing timeline of a batch."""
+        """Returns True if readers skip the missing timeline of a batch."""
         if await self.store.read(commit_key(self.run, batch + COMMITS_AFTER)) is not None:
             return True
         if await self.store.read(timeline_key(self.run, batch + 1)) is None:

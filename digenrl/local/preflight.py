@@ -56,7 +56,7 @@ class Request:
     run: str = ""
     """Name of the run, over that of the recipe; or an earlier run, by its name or folder."""
     fresh: bool = False
-    """Whether to start a new run although an earlier one is unfinished."""
+    """True starts a new run even if an earlier run is unfinished."""
     targets: Targets = field(default_factory=Targets)
     """Targets for the metrics of its steps."""
     typed: Sequence[str] = ("digenrl", "up", "RECIPE")

@@ -1,4 +1,4 @@
-"""What a recipe says of memory, fragments and staleness, for plans and forecasts."""
+"""Reads memory, fragments and staleness from a recipe, for plans and forecasts."""
 
 import math
 from typing import Literal
@@ -19,7 +19,7 @@ from shared.recipe.schedule import RunSchedule
 
 
 def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
-    """What memory depends on. Training passes are of as few rows as the recipe allows."""
+    """Returns what decides memory. A training pass has as few rows as the recipe allows."""
     model, trainer, method = recipe.model, recipe.trainer, ALGORITHMS[recipe.algorithm.name]
     return Use(
         height=model.height,

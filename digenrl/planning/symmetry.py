@@ -13,11 +13,11 @@ from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Devices, Split, present
 from shared.recipe.schedule import RunSchedule
 
-MAX_DEVICES = 64
-"""Of a part, where there are groups enough."""
-MIN_GROUPS = 16
-"""Of a part: with fewer, single groups would count too much."""
-MIN_ALIKE = 4
+MAX_PART_DEVICES = 64
+"""Devices of a part at most, if the batch has enough groups."""
+MIN_PART_GROUPS = 16
+"""Groups of a part at least: with fewer, a single group weighs too much."""
+MIN_PART_OF_KIND = 4
 """Devices of one kind in a part."""
 
 
@@ -76,8 +76,8 @@ def _scaled(schedule: RunSchedule, factor: float) -> RunSchedule:
 
 def _factor(groups: int, devices: Mapping[str, int]) -> int:
     """The smallest that makes the part small enough, or a little larger one that divides evenly."""
-    wanted = -(-sum(devices.values()) // MAX_DEVICES)
-    most = min([groups // MIN_GROUPS, *(n // MIN_ALIKE for n in devices.values())])
+    wanted = -(-sum(devices.values()) // MAX_PART_DEVICES)
+    most = min([groups // MIN_PART_GROUPS, *(n // MIN_PART_OF_KIND for n in devices.values())])
     if most < 2 or wanted < 2:
         return 1
     if wanted >= most:
