@@ -19,6 +19,7 @@ from shared.diffusion.masters import TrainedWeights
 from shared.diffusion.models import IMAGE, Conditions
 from shared.diffusion.policy import LoadedPolicy, policy_of
 from shared.diffusion.sharding import shard
+from shared.diffusion.weight_sets import WeightSets
 from shared.diffusion.weights import WeightsInUse, is_adapter, is_half, trained_parameters
 from shared.errors import UserError
 from shared.models.catalogue import (
@@ -154,7 +155,8 @@ def fake_model(
     with fakes:
         _materialise(network)
         trained = TrainedWeights(network, _masters(recipe, network))
-    policy = replace(policy, in_use=UnreadWeights(network), trained=trained)
+    sets = WeightSets(network)
+    policy = replace(policy, in_use=UnreadWeights(network), trained=trained, sets=sets)
     return FakeModel(policy, network, decoder, tokens, forwards)
 
 
@@ -177,7 +179,8 @@ def shard_fakes(recipe: Recipe, model: FakeModel, mesh: DeviceMesh) -> FakeModel
     types = {name: each.dtype for name, each in trained_parameters(network).items()}
     shard(network, mesh, passes_in=dtype if is_rounded else None)
     trained = TrainedWeights(network, types=types if is_rounded else None)
-    policy = replace(model.policy, in_use=UnreadWeights(network), trained=trained)
+    sets = WeightSets(network)
+    policy = replace(model.policy, in_use=UnreadWeights(network), trained=trained, sets=sets)
     return replace(model, policy=policy)
 
 

@@ -71,13 +71,12 @@ class Versions:
 
     async def commit(self, new: NewVersion) -> CommitRecord:
         """Raises CommitConflict if the version exists already."""
-        run, sampling, snapshot = self._bus.run, new.weights.sampling, new.weights
+        run, snapshot = self._bus.run, new.weights
         states = snapshot if new.with_states else None
         commands_of = None if new.with_states else new.commands
         reach("commit.before-weights")
-        trained, other, checkpoint, commands = await asyncio.gather(
-            self._stored(partial(store_weights, self._store, run, snapshot)),
-            self._stored(partial(_if, sampling, partial(store_sampling, self._store, run))),
+        (trained, other), checkpoint, commands = await asyncio.gather(
+            self._stored(partial(store_sets, self._store, run, snapshot)),
             self._stored(partial(_if, states, partial(store_states, self._store, run))),
             self._stored(partial(_if, commands_of, self._store_commands)),
         )
@@ -123,9 +122,7 @@ class Versions:
 
     async def store_again(self, snapshot: Snapshot) -> None:
         """Store weights once more that are damaged in the store: they have the same names."""
-        await store_weights(self._store, self._bus.run, snapshot)
-        if snapshot.sampling is not None:
-            await store_sampling(self._store, self._bus.run, snapshot.sampling)
+        await store_sets(self._store, self._bus.run, snapshot)
 
     async def add_states(self, record: CommitRecord, snapshot: Snapshot) -> None:
         """Store the optimizer's state of a committed version, and say that it is complete."""
@@ -153,9 +150,20 @@ class Versions:
 async def store_version(
     store: ObjectStore, run: str, snapshot: Snapshot
 ) -> tuple[ObjectRef, ObjectRef]:
-    """Store the trained weights and the checkpoint; return what the commit record names."""
+    """Store all of a version; return its trained weights and its checkpoint."""
+    (trained, _), checkpoint = await asyncio.gather(
+        store_sets(store, run, snapshot), store_states(store, run, snapshot)
+    )
+    return trained, checkpoint
+
+
+async def store_sets(
+    store: ObjectStore, run: str, snapshot: Snapshot
+) -> tuple[ObjectRef, ObjectRef | None]:
+    """Store the trained weights, and those that sample if they are others."""
     return await asyncio.gather(
-        store_weights(store, run, snapshot), store_states(store, run, snapshot)
+        store_weights(store, run, snapshot),
+        _if(snapshot.sampling, partial(_store_sampling, store, run)),
     )
 
 
@@ -183,7 +191,6 @@ async def _if(given: T | None, store: Callable[[T], Awaitable[ObjectRef]]) -> Ob
     return None if given is None else await store(given)
 
 
-async def store_sampling(store: ObjectStore, run: str, sampling: SamplingWeights) -> ObjectRef:
-    """Store the weights that generate, where they are not the trained ones."""
+async def _store_sampling(store: ObjectStore, run: str, sampling: SamplingWeights) -> ObjectRef:
     stored = await store_version_parts(store, run, sampling.weights, ())
     return await store_manifest(store, weights_folder(run), stored.weights, sampling.digest)

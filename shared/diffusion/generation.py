@@ -85,8 +85,7 @@ class Generator:
         self._runs_ahead = runs_ahead
         self._model, self._device = loaded.model, loaded.device
         self._weights = loaded.in_use
-        self._beside = loaded.beside
-        """Weights that generate, on a trainer's device that trains others."""
+        self._sets = loaded.sets
         size = recipe.model
         self._shape = self._model.latent_shape(
             height=size.height, width=size.width, frames=size.frames
@@ -136,12 +135,12 @@ class Generator:
         return self.adopt(self.stage(weights))
 
     def weights_digest(self) -> str:
-        with self._beside.in_use():
+        with self._sets.sampling():
             return self._weights.digest()
 
     def canary(self) -> tuple[float, ...]:
         """Returns numbers by which kinds of devices are compared, of the weights in use."""
-        with self._beside.in_use():
+        with self._sets.sampling():
             return velocity_numbers(self._model, self._recipe)
 
     def conditions(
@@ -204,7 +203,7 @@ class Generator:
         self._check_weights(work)
         fits_here = self._fits("a denoising step of", work, SMALLER)
         counted, turn = self._shared.counted(work.add_seconds), self._shared.step()
-        with counted, fits_here, _takes_conditions(work), turn, self._beside.in_use():
+        with counted, fits_here, _takes_conditions(work), turn, self._sets.sampling():
             work.denoising.advance(partial(self._velocity, work))
             self._keep_pace(work)
 

@@ -9,6 +9,7 @@ computes with, and what is published, are the masters rounded to the network's t
     shared by ranks      the shards are the masters (FSDP2): each pass gathers them rounded
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +48,22 @@ class TrainedWeights:
     def masters(self) -> dict[str, nn.Parameter]:
         """The weights that are published in another type than the one that is trained."""
         return {n: each for n, each in self.parameters.items() if each.dtype != self.types[n]}
+
+    @property
+    def held(self) -> dict[str, Tensor]:
+        """What forward passes compute with."""
+        return {name: each.data for name, each in self._held.items()}
+
+    def ahead_of(self, newest: Mapping[str, Tensor]) -> "TrainedWeights":
+        """Return the same weights so that a step leaves ``newest`` as it is: masters themselves,
+        which no pass reads, and copies of what has none."""
+        made = copy.copy(self)
+        made._held = {n: nn.Parameter(each.detach().clone()) for n, each in newest.items()}
+        made.parameters = {
+            name: made._held[name] if each is self._held[name] else each
+            for name, each in self.parameters.items()
+        }
+        return made
 
     def copy(self, other: "TrainedWeights") -> None:
         """Puts the weights of another device's network in use, in place."""

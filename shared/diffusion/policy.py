@@ -22,6 +22,7 @@ from shared.diffusion.recomputation import checkpoint_blocks
 from shared.diffusion.sampler import SamplingPlan
 from shared.diffusion.starting_adapter import load_adapter
 from shared.diffusion.streaming import stream
+from shared.diffusion.weight_sets import WeightSets
 from shared.diffusion.weights import (
     ADAPTER,
     DigestOf,
@@ -29,7 +30,6 @@ from shared.diffusion.weights import (
     trained_parameters,
     weights_digest,
 )
-from shared.diffusion.weights_beside import WeightsBeside
 from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
 from shared.learning.seeds import derive
@@ -115,12 +115,10 @@ class LoadedPolicy:
     """Trained weights: one object for all who use this network, so that it is digested once."""
     trained: TrainedWeights
     """What an optimizer trains of it."""
-    beside: WeightsBeside
-    """Weights of the policy that generates, if that is another one than the one that is trained."""
+    sets: WeightSets
+    """The sets of trained weights that the network can use."""
     compiled: CompiledBlocks | None = None
     """Blocks that are compiled, if the recipe says so."""
-    reference: WeightsBeside | None = None
-    """The adapter that the run began from, if training compares with it."""
 
 
 def copy_policy(policy: LoadedPolicy, index: int) -> LoadedPolicy:
@@ -139,14 +137,16 @@ def copy_policy(policy: LoadedPolicy, index: int) -> LoadedPolicy:
             for name, each in policy.trained.masters.items()
         }
         network = model.transformer
+        sets = WeightSets(network)
+        if policy.sets.reference:
+            sets.reference = sets.copies(policy.sets.reference)
         return LoadedPolicy(
             model,
             device,
             WeightsInUse(network, digest_of=policy.in_use.digest_of),
             TrainedWeights(network, masters),
-            WeightsBeside(network),
+            sets,
             None if policy.compiled is None else compile_blocks(network),
-            policy.reference and WeightsBeside.of(network, policy.reference.tensors),
         )
 
 
@@ -210,8 +210,7 @@ def _loaded(
     start = _start(recipe)
     policy = policy_of(recipe, model, device, place, start)
     if recipe.keeps_reference and trains:
-        reference = WeightsBeside.of(model.transformer, policy.trained.parameters)
-        policy = replace(policy, reference=reference)
+        policy.sets.reference = policy.sets.copies(trained_parameters(model.transformer))
     if table.compile is None:
         return policy
     return replace(policy, compiled=compile_blocks(model.transformer))
@@ -300,7 +299,7 @@ def policy_of(
         device,
         WeightsInUse(network, place.types, _digest_of(recipe)),
         TrainedWeights(network, place.masters, place.types),
-        WeightsBeside(network),
+        WeightSets(network),
     )
 
 

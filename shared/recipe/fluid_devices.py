@@ -11,9 +11,7 @@ def refusal(
     devices: int = 1,
     hosts: int = 1,
     sharded: bool = False,
-    old_policy: bool = False,
     max_staleness: int | str = 0,
-    trained: str = "lora",
 ) -> str | None:
     """Return why no recipe can ask this of fluid devices, with field and remedy; None if one can.
 
@@ -21,22 +19,15 @@ def refusal(
         devices: `trainer.devices`.
         hosts: `trainer.hosts`.
         sharded: `trainer.sharded`.
-        old_policy: what samples is not what is trained (`Tables.keeps_old_policy`).
         max_staleness: `schedule.max_staleness`.
-        trained: `model.trained`.
     """
     refused = {
         f"trainer.devices: sums of more than {MAX_MEMBERS} fluid devices fit no message; set it to "
         f"at most {MAX_MEMBERS}": devices > MAX_MEMBERS,
         "trainer.hosts: fluid devices join from any hosts; set it to 1": hosts > 1,
         "trainer.sharded: every fluid device holds all weights; set it to false": sharded,
-        "algorithm.nft_decay: fluid devices hold no old policy; set it to 0, and trainer.updates "
-        "to 1": old_policy,
         "schedule.max_staleness: is not decided by costs for fluid devices; set it to 0 or 1": (
             max_staleness == "auto"
-        ),
-        "schedule.max_staleness: fluid devices hold no second set of all weights; set it to 0": (
-            max_staleness != 0 and trained == "full"
         ),
     }
     return next((f"{reason}, {OTHER}" for reason, applies in refused.items() if applies), None)
@@ -49,7 +40,5 @@ def refusal_of(tables: Tables) -> str | None:
         devices=tables.trainer.devices,
         hosts=tables.trainer.hosts,
         sharded=tables.trainer.sharded,
-        old_policy=tables.keeps_old_policy,
         max_staleness=tables.schedule.max_staleness,
-        trained=tables.model.trained,
     )

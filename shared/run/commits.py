@@ -82,7 +82,8 @@ class CommitRecord(Record):
     worker: Token
     """Address of the trainer."""
     checksum: Checksum | None = Field(default=None, exclude_if=_is_none)
-    """Checksum of weights, moments and average, where several devices took the step."""
+    """Checksum of trained weights, moments, average and old policy, where several devices took the
+    step."""
     shares: tuple[Share, ...] = Field(default=(), exclude_if=_is_empty)
     """What each of these had summed of the batch; together all of it, and nothing twice."""
 

@@ -52,9 +52,13 @@ class Reference:
         groups = [self._group(records, group) for group in trained]
         update = self._counted if self._setting.is_fluid else self._closed
         digest = update(before, [data for data, _ in groups])
-        sampling = EmulatedWeights(before.policy.weights_digest)
-        follows = sampling.following(digest).digest if self._setting.lags else digest
-        return Expected(follows, digest, tuple(scores for _, scores in groups))
+        rewards = tuple(scores for _, scores in groups)
+        return Expected(self._sampling(before, digest), digest, rewards)
+
+    def _sampling(self, before: CommitRecord, trained: str) -> str:
+        """Return the digest of what samples a version."""
+        old = EmulatedWeights(before.policy.weights_digest)
+        return old.following(trained).digest if self._setting.lags else trained
 
     def compare(
         self, records: Sequence[CommitRecord], flawed: Collection[tuple[str, int]] = ()
@@ -69,8 +73,9 @@ class Reference:
         for number, (_, record) in enumerate(pairwise(records), 1):
             expected = self.next(records[:number], record.trained)
             if (record.worker.rpartition("-")[0], number) in flawed:
-                digest = record.learned.digest
-                expected = replace(expected, weights_digest=digest, trained_digest=digest)
+                trained = record.learned.digest
+                sampling = self._sampling(records[number - 1], trained)
+                expected = replace(expected, weights_digest=sampling, trained_digest=trained)
             found += [f"version {number}: {each}" for each in _differences(record, expected)]
         return found
 

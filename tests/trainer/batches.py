@@ -9,11 +9,15 @@ import torch
 
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
+from shared.diffusion.generation import Generator
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
 from shared.diffusion.sampler import Denoising, Trajectory, denoise
 from shared.diffusion.tensors import pack, pack_trajectory
+from shared.learning.algorithms import ALGORITHMS
+from shared.messages.contracts import GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe
+from tests import examples
 
 PROMPTS = ("a handwritten three", "a handwritten seven", "a handwritten zero")
 
@@ -78,6 +82,8 @@ def fresh_groups(recipe: Recipe, loaded: LoadedPolicy) -> list[GroupData]:
     """Return groups by the network as it is, in fragments of `Schedule.fragment_size` samples."""
     size, fragment = recipe.batch.group_size, recipe.schedule.fragment_size
     assert isinstance(fragment, int)
+    if not ALGORITHMS[recipe.algorithm.name].has_window:
+        return finished_groups(recipe, loaded, range(0, size, fragment))
     groups = []
     for number, prompt in enumerate(PROMPTS[: recipe.batch.groups]):
         conditions = loaded.model.encode(prompt, guidance=recipe.model.guidance)
@@ -99,6 +105,33 @@ def fresh_groups(recipe: Recipe, loaded: LoadedPolicy) -> list[GroupData]:
             )
         )
     return groups
+
+
+def finished_groups(
+    recipe: Recipe, loaded: LoadedPolicy, first_samples: Sequence[int]
+) -> list[GroupData]:
+    """Return groups without stochastic steps, by the policy that samples."""
+    size, generator = recipe.batch.group_size, Generator(recipe, loaded)
+
+    def trajectory(group: int, first: int) -> bytes:
+        return generator.generate(
+            GenerateFragment(
+                fragment=examples.fragment(
+                    batch=0, group=group, first_sample=first, num_samples=first_samples[1],
+                ),
+                policy=Policy(version=0, weights_digest="0" * 64),
+                prompt=Prompt(text=PROMPTS[group]), window_start=0, worker="w",
+            )
+        ).trajectory  # fmt: skip
+
+    return [
+        GroupData(
+            trajectories=tuple(trajectory(number, first) for first in first_samples),
+            conditions=generator.conditions(PROMPTS[number]),
+            advantages=tuple(0.5 * (-1.0) ** sample for sample in range(size)),
+        )
+        for number in range(recipe.batch.groups)
+    ]
 
 
 def noise_group(recipe: Recipe, loaded: LoadedPolicy) -> GroupData:

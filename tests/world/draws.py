@@ -22,6 +22,8 @@ SHARES = (0, 1, 1, 2, 8)
 Mode = Literal["pipelined", "sequential", "colocated"]
 PATIENT = 0.25
 """Share of seeds in which no deadline of seconds makes good what nobody else would."""
+FOLLOWED = 0.2
+"""Share of the seeds of fluid devices in which an old policy samples."""
 FAULTLESS = 0.05
 """Share of seeds without faults: what stands still in calm weather is found there at once."""
 
@@ -65,6 +67,8 @@ def draw(seed: int, folder: Path) -> Draw:
     if Random(f"{seed}/patience").random() < PATIENT:
         schedule = setting.schedule.model_copy(update={"slot_deadline_s": "auto"})
         setting = setting.model_copy(update={"schedule": schedule})
+    if is_fluid and Random(f"{seed}/policy").random() < FOLLOWED:
+        setting = setting.model_copy(update={"algorithm": LAGGING, "nft_decay": 1})
     changes: dict[str, Any] = {
         "run.keep_last": random.choice((1, 2, 3)),
         "trainer.checkpoint_every": random.choice((1, 1, 2, 3)),

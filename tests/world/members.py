@@ -12,15 +12,23 @@ from dataclasses import dataclass, field
 
 import torch
 
+from bench.cluster.blobs import (
+    DIGEST_BYTES,
+    EmulatedWeights,
+    adapter_blob,
+    digest_of,
+    filled,
+    joined,
+)
 from bench.cluster.generation import check_group
 from bench.cluster.ledger import SKIPPED, Entry, entries_of
-from bench.cluster.members import EmulatedMember
+from bench.cluster.members import CHECKSUM_DIGITS, EmulatedMember
 from services.scheduler.costs import fluid
 from services.scheduler.costs.shape import Shape
 from services.trainer.fluid.exchange import ALL, Sum
 from services.trainer.fluid.protocols import TotalMeasure
 from services.trainer.fluid.sums import SumLayout, Term
-from shared.devices.protocols import GroupData
+from shared.devices.protocols import GroupData, SamplingWeights, Snapshot
 from shared.diffusion.training.tally import Tally
 from shared.errors import OutOfMemory
 from shared.messages.fluid import Piece
@@ -64,6 +72,10 @@ def _process() -> Process:
 
 @dataclass(slots=True, kw_only=True)
 class CountingMember(EmulatedMember):
+    trained: str
+    """Digest of the newest trained weights; those that sample are the same, or follow them."""
+    lags: bool
+    """Whether an old policy samples."""
     layout: SumLayout
     by_group: bool
     updates: int
@@ -82,7 +94,26 @@ class CountingMember(EmulatedMember):
 
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
         await EmulatedMember.restore(self, weights, checkpoint)
-        self._taken = 0
+        self.trained, self._taken = self.generating.weights, 0
+        if self.lags:
+            self.generating.weights = digest_of((await joined(checkpoint))[DIGEST_BYTES:])
+
+    async def checksum(self) -> str:
+        both = f"{self.trained}{self.weights_digest()}".encode()
+        found = hashlib.sha256(both).hexdigest() if self.lags else self.trained
+        return found[:CHECKSUM_DIGITS]
+
+    async def weights(self) -> Snapshot:
+        digest, sampling = self.trained, self.weights_digest()
+        snapshot = await EmulatedMember.weights(self)
+        if sampling == digest:
+            return snapshot
+        checkpoint = filled(f"{digest}{sampling}".encode(), self.generating.sizes.checkpoint)
+        trained = adapter_blob(digest, self.generating.sizes.adapter)
+        return Snapshot(
+            digest, self._parts(trained), self._parts(checkpoint),
+            sampling=SamplingWeights(sampling, snapshot.weights),
+        )  # fmt: skip
 
     async def train(self, group: GroupData, piece: Piece) -> None:
         profile = self.generating.profile
@@ -91,9 +122,9 @@ class CountingMember(EmulatedMember):
             profile, self.generating.kind, piece.num_samples, piece.num_steps
         )
         entries = entries_of(group, piece.samples, self.generating.sizes.start)
-        weights = self.weights_digest()
+        weights = self.trained
         await self.held.hold(self.held.drawn(seconds), "train")
-        assert weights == self.weights_digest(), "weights changed while a piece was trained"
+        assert weights == self.trained, "weights changed while a piece was trained"
         if _process().takes("no memory"):
             if not self.by_group:
                 half = entries[: len(entries) // 2]
@@ -129,17 +160,27 @@ class CountingMember(EmulatedMember):
         assert total.gradient is not None
         self._check(batch, total.gradient)
         await self._take(fluid.step_seconds(self.generating.profile), "commit")
-        after = next_digest(self.weights_digest(), batch, total.gradient)
+        self.trained = next_digest(self.trained, batch, total.gradient)
         if _process().takes("other bits"):
-            after = hashlib.sha256(after.encode()).hexdigest()
+            self.trained = hashlib.sha256(self.trained.encode()).hexdigest()
             self.flawed.add((_process().name, batch + 1))
-        if self.steps_beside:
-            self.ahead = after
-        else:
-            self.generating.weights = after
         self._taken = (self._taken + 1) % self.updates
+        self._sample_by(self._following())
         self.begin()
         return NOTHING
+
+    def _following(self) -> str:
+        """Return the digest of what samples after an update: an old policy follows the last one."""
+        if not self.lags:
+            return self.trained
+        old = EmulatedWeights(self.generating.weights)
+        return old.digest if self._taken else old.following(self.trained).digest
+
+    def _sample_by(self, weights: str) -> None:
+        if self.steps_beside:
+            self.ahead = weights
+        else:
+            self.generating.weights = weights
 
     def _check(self, batch: int, gradient: torch.Tensor) -> None:
         shape, part = self._shape, self._shape.groups // self.updates

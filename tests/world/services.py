@@ -145,6 +145,7 @@ class Site:
             EmulatedDevice(emulation.profile, named.kind, held, emulation.sizes, first),
             held, _ready, emulation.setting.shard_bytes,
             steps_beside=recipe.schedule.staleness_limit > 0,
+            trained=first, lags=emulation.setting.lags,
             layout=layout_of(emulation.profile.shape),
             by_group=recipe.trainer.deterministic, updates=recipe.trainer.updates,
             flawed=self.flawed,

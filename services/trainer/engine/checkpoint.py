@@ -15,7 +15,7 @@ from torch.optim import AdamW
 
 from shared.diffusion.masters import TrainedWeights
 from shared.diffusion.shards import Assembly, local_part, read_part
-from shared.diffusion.weights_beside import WeightsBeside
+from shared.diffusion.weight_sets import WeightSets
 from shared.errors import IntegrityError
 from shared.run.manifest import Fetched, Piece
 
@@ -49,8 +49,8 @@ class Replacement:
     """Puts the weights of a committed version in use, one object after the other, and leaves the
     optimizer's state as it is."""
 
-    def __init__(self, trained: TrainedWeights, beside: WeightsBeside) -> None:
-        self._trained, self._beside, self._masters = trained, beside, trained.masters
+    def __init__(self, trained: TrainedWeights, sets: WeightSets) -> None:
+        self._trained, self._sets, self._masters = trained, sets, trained.masters
         self._rounded = {
             name: torch.empty_like(master.detach(), dtype=trained.types[name])
             for name, master in self._masters.items()
@@ -75,7 +75,7 @@ class Replacement:
     def add_sampling(self, part: Fetched) -> None:
         """Raises IntegrityError if the weights that generate are those of another adapter."""
         if not self._has_sampling:
-            for name, tensor in self._beside.tensors.items():
+            for name, tensor in self._sets.old.items():
                 self._sampling.expect(name, tensor)
             self._has_sampling = True
         for name, tensor, piece in read_part(part):
@@ -96,11 +96,11 @@ class Replacement:
             master.detach().copy_(torch.where(differs, wanted.to(master.dtype), master.detach()))
         parameters = self._trained.parameters
         if not self._has_sampling:
-            for name, tensor in self._beside.tensors.items():
+            for name, tensor in self._sets.old.items():
                 tensor.copy_(parameters[name])
         torch.autograd.graph.increment_version(list(parameters.values()))
         self._trained.put_in_use()
-        self._beside.compare()
+        self._sets.compare_old()
 
 
 class Restoration:
@@ -111,11 +111,11 @@ class Restoration:
         optimizer: AdamW,
         trained: TrainedWeights,
         averages: Mapping[str, Tensor],
-        beside: WeightsBeside,
+        sets: WeightSets,
     ) -> None:
         self._optimizer, self._trained, self._averages = optimizer, trained, averages
-        self._beside = beside
-        self._following = {AVERAGE: averages, OLD: beside.tensors}
+        self._sets = sets
+        self._following = {AVERAGE: averages, OLD: sets.old}
         """Weights that follow the trained ones, by the beginning of their states' names."""
         self._parameters, self._masters = trained.parameters, trained.masters
         self._weights, self._states = Assembly(), Assembly()
@@ -199,5 +199,5 @@ class Restoration:
         # Shards are written in place: whoever watches the parameters must see a new version.
         torch.autograd.graph.increment_version(list(self._parameters.values()))
         self._trained.put_in_use()
-        self._beside.compare()
+        self._sets.compare_old()
         torch.set_rng_state(self._rng)

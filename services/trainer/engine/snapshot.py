@@ -1,7 +1,7 @@
 """Copies of an engine's weights and states in host memory that is kept, and their digests.
 
 device held    copy to kept buffers, which are laid out as the objects that are stored
-beside         digest of the copied weights; the objects are named, sent and written
+afterwards     digest of the copied weights; the objects are named, sent and written
 """
 
 from collections.abc import Sequence
@@ -40,13 +40,16 @@ class EngineCopy:
     checkpoint: Sequence[HostPart]
     sampling: Sequence[HostPart] | None
     digest: str | None
-    """Digest of sharded weights, which all ranks take together; None if the copy is whole."""
+    """Digest of the weights, if it was taken on the device; None if it is to be taken of the
+    copy."""
+    sampling_digest: str | None = None
 
     def snapshot(self) -> Snapshot:
         """Take the digests of the copy; touches no device."""
         sampling = None
         if self.sampling is not None:
-            sampling = SamplingWeights(digest_of_parts(self.sampling), self.sampling)
+            digest = self.sampling_digest or digest_of_parts(self.sampling)
+            sampling = SamplingWeights(digest, self.sampling)
         return Snapshot(
             digest=self.digest or digest_of_parts(self.weights),
             weights=self.weights,

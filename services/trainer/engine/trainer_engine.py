@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import structlog
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
-from services.trainer.engine.checkpoint import Replacement, Restoration, checkpoint_tensors
+from services.trainer.engine.checkpoint import OLD, Replacement, Restoration, checkpoint_tensors
 from services.trainer.engine.snapshot import EngineCopy, HeldWeights, SnapshotBuffers, same_bits
 from services.trainer.engine.world import this_rank
 from shared.devices.chunks import Chunk
@@ -70,7 +70,6 @@ class TrainerEngine:
         self._recipe = recipe
         self._loaded = loaded or load_policy(recipe, {"transformer"}, trains=True)
         self._trained = self._loaded.trained
-        self._parameters = self._trained.parameters
         table = recipe.trainer
         self._optimizer = AdamW(
             self._parameters.values(),
@@ -79,16 +78,21 @@ class TrainerEngine:
             weight_decay=table.weight_decay,
         )
         self._averages = self._copies() if table.ema is not None else {}
-        self._beside = self._loaded.beside
+        self._sets = self._loaded.sets
         if recipe.keeps_old_policy:
-            self._beside.keep()
+            self._sets.keep_old()
         else:
-            self._beside.forget()
+            self._sets.forget_old()
         self._kept = SnapshotBuffers(recipe.run.shard_bytes)
         self._tuned = AutoChunkedGradient(recipe, self._loaded, num_samples)
         self._transaction = self._tuned.transaction
         self._together = make_together(recipe)
         """None if every group is trained alone."""
+
+    @property
+    def _parameters(self) -> Mapping[str, nn.Parameter]:
+        """What the optimizer steps."""
+        return self._trained.parameters
 
     @property
     def chunk(self) -> Chunk:
@@ -107,7 +111,7 @@ class TrainerEngine:
 
     def sampling_digest(self) -> str:
         """Return the digest of the weights that generate."""
-        with self._beside.in_use():
+        with self._sets.sampling():
             return self._loaded.in_use.digest()
 
     def weights(self) -> Snapshot:
@@ -126,11 +130,9 @@ class TrainerEngine:
         types, is_first = self._trained.types, this_rank() == 0
         checkpoint, sampling = [], None
         if states:
-            old = self._beside.tensors if self._recipe.algorithm.nft_decay else {}
-            tensors = checkpoint_tensors(self._optimizer, self._trained, self._averages, old)
-            checkpoint = buffers.states.copy(tensors, {}, is_first=is_first)
-        if self._beside.differ:
-            sampling = buffers.sampling.copy(self._beside.tensors, types, is_first=is_first)
+            checkpoint = buffers.states.copy(self._states(), {}, is_first=is_first)
+        if self._sets.old_differs:
+            sampling = buffers.sampling.copy(self._sets.old, types, is_first=is_first)
         return EngineCopy(
             weights=buffers.weights.copy(self._parameters, types, is_first=is_first),
             checkpoint=checkpoint,
@@ -138,10 +140,16 @@ class TrainerEngine:
             digest=self.weights_digest() if self.is_sharded else None,
         )
 
+    def _states(self) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint. Without memory, an old policy is the weights of its
+        version."""
+        old = self._sets.newest_old if self._recipe.algorithm.nft_decay else {}
+        return checkpoint_tensors(self._optimizer, self._trained, self._averages, old)
+
     @property
     def held(self) -> HeldWeights:
-        """What the network and what lies beside it hold, to be told its digests by `know`."""
-        with self._beside.in_use():
+        """State of the trained weights and of those that sample, for `know`."""
+        with self._sets.sampling():
             sampling = self._loaded.in_use.state
         return HeldWeights(self._loaded.in_use.state, sampling)
 
@@ -153,18 +161,18 @@ class TrainerEngine:
 
     def check_same(self, other: "TrainerEngine") -> None:
         """Raise IntegrityError unless the weights are those of another device, bit for bit."""
-        theirs = other._trained.parameters | _beside(other._beside.tensors)
-        for name, mine in (self._parameters | _beside(self._beside.tensors)).items():
+        theirs = {**other._parameters, **_named_old(other._sets.old)}
+        for name, mine in {**self._parameters, **_named_old(self._sets.old)}.items():
             if not same_bits(mine, theirs[name]):
                 raise IntegrityError(f"two devices hold other weights: {name}")
 
     def restoration(self) -> Restoration:
         """Begin to put a committed version in use."""
-        return Restoration(self._optimizer, self._trained, self._averages, self._beside)
+        return Restoration(self._optimizer, self._trained, self._averages, self._sets)
 
     def replacement(self) -> Replacement:
         """Begin to put the weights of a committed version in use, and leave the rest as it is."""
-        return Replacement(self._trained, self._beside)
+        return Replacement(self._trained, self._sets)
 
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
         """Go back to a committed version. Reads of what is sharded only this rank's part.
@@ -198,9 +206,10 @@ class TrainerEngine:
 
     def copy_weights(self, other: "TrainerEngine") -> None:
         """Put the weights of another device in use, in place."""
-        self._transaction.copy_start(other._transaction)
+        if other._sets.start:
+            self._sets.start = self._sets.copies(other._sets.start)
         self._trained.copy(other._trained)
-        self._beside.copy(other._beside)
+        self._sets.copy_old(other._sets)
 
     @property
     def num_steps(self) -> int:
@@ -363,16 +372,19 @@ class TrainerEngine:
             average.lerp_(self._parameters[name], weight)
 
     def _move_old_policy(self, batch: int) -> None:
-        """Have the policy that generates stay where it is until the batch's last optimizer step,
-        and then follow the trained one."""
-        if not self._recipe.keeps_old_policy:
-            return
-        updates, done = self._recipe.trainer.updates, self._transaction.num_steps
-        if done < updates:
-            self._beside.differ = True
+        """Have the policy that samples stay where it is until the batch's last optimizer step, and
+        then follow the trained one."""
+        if (decay := self._old_decay(batch)) is not None:
+            self._sets.follow(decay)
         else:
-            kind = self._recipe.algorithm.nft_decay
-            self._beside.follow(old_policy_decay(kind, batch * updates + done))
+            self._sets.old_differs = self._recipe.keeps_old_policy
+
+    def _old_decay(self, batch: int) -> float | None:
+        """Return by what the old policy follows after this step, if it does."""
+        updates, done = self._recipe.trainer.updates, self._transaction.num_steps
+        if done < updates or not self._recipe.keeps_old_policy:
+            return None
+        return old_policy_decay(self._recipe.algorithm.nft_decay, batch * updates + done)
 
     def _fill_gradient(self) -> None:
         """Give the optimizer zeros where every group was skipped."""
@@ -381,5 +393,5 @@ class TrainerEngine:
                 parameter.grad = torch.zeros_like(parameter)
 
 
-def _beside(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"beside/{name}": each for name, each in tensors.items()}
+def _named_old(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{OLD}{name}": each for name, each in tensors.items()}

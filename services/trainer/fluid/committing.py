@@ -8,7 +8,7 @@ import structlog
 
 from services.trainer.batch.measures import batch_metrics
 from services.trainer.batch.training import trained_group
-from services.trainer.versions import store_states, store_weights
+from services.trainer.versions import store_sets, store_states
 from shared.devices.protocols import Snapshot
 from shared.errors import ContractError
 from shared.messages import subjects
@@ -75,7 +75,8 @@ class Committing:
 
     async def _committed(self, made: MadeVersion, snapshot: Snapshot) -> CommitRecord:
         run, version = self._bus.run, made.policy.version
-        weights = await store_weights(self._store, run, snapshot)
+        trained, sampling = await store_sets(self._store, run, snapshot)
+        weights = sampling or trained
         if made.shares:
             await self._offer(made, weights)
         groups = await self._groups(made)
@@ -83,19 +84,21 @@ class Committing:
         if groups:  # so that the version can be made again, if it is damaged in the store
             commands = await store_commands(self._store, run, made.batch, groups)
         checkpoint = await store_states(self._store, run, snapshot)
-        trained = tuple(trained_group(each) for each in groups)
+        trained_groups = tuple(trained_group(each) for each in groups)
         metrics = dict(made.metrics or {})
         if groups:
             advantages = [each for group in groups for each in group.advantages]
-            metrics = {**batch_metrics(made.batch, trained, advantages), **metrics}
+            metrics = {**batch_metrics(made.batch, trained_groups, advantages), **metrics}
         record = CommitRecord(
             run=run,
             policy=made.policy,
             parent=await stored_digest(self._store, run, version - 1) if version else None,
             weights=weights,
+            trained_digest=snapshot.digest if sampling else None,
+            trained_weights=trained if sampling else None,
             checkpoint=checkpoint,
             commands=commands,
-            trained=trained,
+            trained=trained_groups,
             metrics=metrics,
             worker=self._worker.address,
             checksum=made.checksum,

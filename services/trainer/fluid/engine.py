@@ -4,22 +4,22 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from services.trainer.engine.checkpoint import STEP, checkpoint_tensors
+from services.trainer.engine.checkpoint import AVERAGE, MASTER, OLD, STEP
 from services.trainer.engine.snapshot import EngineCopy
 from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.fluid.sums import SumLayout, Term
-from services.trainer.fluid.weight_sets import WeightSets
 from shared.devices.protocols import Snapshot
 from shared.diffusion.checksum import Checksum, checksum
+from shared.diffusion.masters import TrainedWeights
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.training.tally import Tally
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.weight_sets import Tensors
 from shared.recipe.recipe import Recipe
 from shared.run.manifest import StoredTensors
 
@@ -40,25 +40,31 @@ class FluidEngine(TrainerEngine):
         first = next(iter(self._parameters.values()))
         size = sum(each.numel() for each in self._parameters.values())
         self.layout = SumLayout(size, first.dtype, first.device)
-        self._network = loaded.model.transformer
         self._given = StepScale(0.0, 1.0)
         self._num_taken = 0
         """Updates of the batch that were taken."""
         self._counted: list[Mapping[str, float]] = []
         """Tallies of their totals: metrics are of all rows of the batch."""
+        self._decay: float | None = None
+        """How the old policy follows the update that is being taken, if it does."""
         self.steps_beside = recipe.schedule.staleness_limit > 0
-        self._sets = WeightSets(loaded.in_use, trained_parameters(self._network))
+        self._sets.settle()
 
     def newest_digest(self) -> str:
-        """Return the digest of the newest weights, in use or not yet."""
-        return self._sets.newest_digest() if self.steps_beside else self.weights_digest()
+        """Return the digest of what samples the newest version, in use or not yet."""
+        if not self.steps_beside:
+            return self.sampling_digest()
+        return self._digest(self._sets.newest.sampling)
+
+    def _digest(self, tensors: Tensors) -> str:
+        return self._loaded.in_use.digest_of(tensors, None)
 
     def take_ahead(self) -> None:
         """Use what `take_beside` has made."""
         self._sets.take()
 
     def before(self) -> AbstractContextManager[None]:
-        """Have the network use the weights before those meanwhile, without gradients."""
+        """Have the version before be what samples meanwhile."""
         return self._sets.before()
 
     def begin(self) -> None:
@@ -68,31 +74,27 @@ class FluidEngine(TrainerEngine):
 
     def in_training(self) -> AbstractContextManager[None]:
         """Have the network use the weights that the next update goes from, with gradients."""
-        is_beside = self.steps_beside and self._num_taken
-        return self._sets.ahead() if is_beside else contextlib.nullcontext()
+        return self._sets.training() if self._num_taken else contextlib.nullcontext()
 
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
         self._num_taken, self._counted = 0, []
-        self._sets.forget()
-        await super().restore(weights, checkpoint)
         self._sets.settle()
+        await super().restore(weights, checkpoint)
 
     def weights(self) -> Snapshot:
         """Copy the newest weights and the optimizer as they stand to kept buffers; the checksum
         names them."""
-        if not self.steps_beside:
-            return replace(self.copy(), digest=self.weights_digest()).snapshot()
-        types, states = self._trained.types, self._states()
-        copied = EngineCopy(
-            weights=self._kept.weights.copy(self._sets.newest, types, is_first=True),
-            checkpoint=self._kept.states.copy(states, {}, is_first=True),
-            sampling=None,
-            digest=self.newest_digest(),
-        )
-        return copied.snapshot()
-
-    def _states(self) -> dict[str, Tensor]:
-        return checkpoint_tensors(self._optimizer, self._trained, self._averages, {})
+        types, newest, kept = self._trained.types, self._sets.newest, self._kept
+        digest, sampling = self.newest_digest(), None
+        if newest.are_distinct:
+            sampling = kept.sampling.copy(newest.sampling, types, is_first=True)
+        return EngineCopy(
+            weights=kept.weights.copy(newest.trained, types, is_first=True),
+            checkpoint=kept.states.copy(self._states(), {}, is_first=True),
+            sampling=sampling,
+            digest=self._digest(newest.trained) if newest.are_distinct else digest,
+            sampling_digest=digest,
+        ).snapshot()
 
     def term(self) -> Term:
         """Copy what was summed since `begin`, flat."""
@@ -139,28 +141,32 @@ class FluidEngine(TrainerEngine):
         return metrics
 
     def take_beside(self, batch: int, total: Term, given: StepScale) -> dict[str, float]:
-        """Take the step of a total in a set of weights beside those in use, which stay as they
+        """Take the step of a total in a set of weights ahead of those in use, which stay as they
         are; return its metrics."""
-        ahead = self._sets.copy_of_newest()
-        own, self._parameters = self._parameters, ahead
-        self._move_states(own, ahead)
+        own, ahead = self._trained, self._trained.ahead_of(self._sets.newest.trained)
+        self._step_at(ahead)
         try:
             metrics = self.take(batch, total, given)
         finally:
-            self._parameters = own
-            self._move_states(ahead, own)
-        self._sets.make(ahead)
+            self._step_at(own)
+        self._sets.make(ahead.held, self._decay)
         return metrics
 
-    def _move_states(
-        self, source: Mapping[str, nn.Parameter], target: Mapping[str, nn.Parameter]
-    ) -> None:
+    def _move_old_policy(self, batch: int) -> None:
+        if self.steps_beside:
+            self._decay = self._old_decay(batch)
+        else:
+            super()._move_old_policy(batch)
+
+    def _step_at(self, trained: TrainedWeights) -> None:
         """Have the optimizer step another set of the same weights, with the states that it has."""
+        source, self._trained = self._trained, trained
         [group] = self._optimizer.param_groups
-        group["params"] = list(target.values())
-        for name, parameter in source.items():
-            if parameter in self._optimizer.state:
-                self._optimizer.state[target[name]] = self._optimizer.state.pop(parameter)
+        group["params"] = list(self._parameters.values())
+        states = self._optimizer.state
+        for name, parameter in source.parameters.items():
+            if parameter in states:
+                states[self._parameters[name]] = states.pop(parameter)
 
     def check(self, total: Term) -> None:
         """Raises BatchFailed if these weights cannot be trained on the rows of a total."""
@@ -171,8 +177,9 @@ class FluidEngine(TrainerEngine):
             self._transaction.tally = kept
 
     def checksum(self) -> Checksum:
-        """Return the checksum of the weights, the moments and the average."""
-        weights = checksum(self._sets.newest)
+        """Return the checksum of the trained weights, the moments, the average and the old
+        policy."""
+        weights = checksum(self._sets.newest.trained)
         states, steps = {}, []
         for name, parameter in self._parameters.items():
             for state, value in self._optimizer.state[parameter].items():
@@ -180,8 +187,9 @@ class FluidEngine(TrainerEngine):
                     steps.append(float(value))
                 else:
                     states[f"{state}/{name}"] = value
-        states |= {f"average/{name}": each for name, each in self._averages.items()}
-        states |= {f"master/{name}": each for name, each in self._trained.masters.items()}
+        states |= {f"{AVERAGE}{name}": each for name, each in self._averages.items()}
+        states |= {f"{MASTER}{name}": each for name, each in self._trained.masters.items()}
+        states |= {f"{OLD}{name}": each for name, each in self._sets.newest_old.items()}
         return weights.beside(checksum(states), about=str(steps))
 
     def _clipped(self) -> float:

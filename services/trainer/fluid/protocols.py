@@ -36,10 +36,10 @@ class FluidDevice(Protocol):
         """Whether it has a second set of weights."""
 
     def weights_digest(self) -> str:
-        """Return the digest of the newest weights, as versions are named by."""
+        """Return the digest of what samples the newest version, by which that is named."""
 
     async def checksum(self) -> str:
-        """Return the checksum of the newest weights, their moments and average."""
+        """Return the checksum of the newest weights, their moments, average and old policy."""
 
     def take(self) -> None:
         """Use what the last step has made beside."""

@@ -79,10 +79,10 @@ class Replay:
         async with contextlib.aclosing(older):
             async for at in older:
                 record = await self._record(at.version)
-                digest = record.policy.weights_digest
+                trained = record.learned
                 try:
-                    weights = await open_tensors(self._store, record.weights, digest)
-                    checkpoint = await open_tensors(self._store, at.checkpoint, digest)
+                    weights = await open_tensors(self._store, trained.ref, trained.digest)
+                    checkpoint = await open_tensors(self._store, at.checkpoint, trained.digest)
                     await self._device.restore(weights, checkpoint)
                     return at.version
                 except (IntegrityError, ContractError) as error:

@@ -209,7 +209,7 @@ class MemberVersions:
         return await newest_commit(self._store, self._bus.run)
 
     async def _adopt(self, record: CommitRecord) -> None:
-        """Fetch weights, moments and average of a version, and use them.
+        """Fetch the weights and states of a version, and use them.
 
         Raises:
             IntegrityError: if they are not what the record says.
@@ -217,8 +217,9 @@ class MemberVersions:
         version, digest = record.policy.version, record.policy.weights_digest
         if await self._began_with(record):
             return
-        weights = await open_tensors(self._store, record.weights, digest)
-        checkpoint = await open_tensors(self._store, record.checkpoint, digest)
+        trained = record.learned
+        weights = await open_tensors(self._store, trained.ref, trained.digest)
+        checkpoint = await open_tensors(self._store, record.checkpoint, trained.digest)
         async with self._state.lock, self._state.sums:
             if self._has(record):
                 return

@@ -89,9 +89,7 @@ class AutoChunkedGradient:
         self, recipe: Recipe, loaded: LoadedPolicy, num_samples: int | None = None
     ) -> None:
         """``num_samples`` is how much of a group is accumulated at a time; by default all of it."""
-        self.transaction = GradientTransaction.of(
-            recipe, loaded.model, loaded.beside, loaded.reference
-        )
+        self.transaction = GradientTransaction.of(recipe, loaded.model, loaded.sets)
         self._loaded = loaded
         self._num_samples = num_samples or recipe.trained_samples
         window = recipe.sampling.window

@@ -32,8 +32,8 @@ from shared.diffusion.training.row_sums import RowSums
 from shared.diffusion.training.rows import MergesRows, Rows, TrainingGroup
 from shared.diffusion.training.sums import Rest
 from shared.diffusion.training.tally import Tally
+from shared.diffusion.weight_sets import WeightSets
 from shared.diffusion.weights import trained_parameters
-from shared.diffusion.weights_beside import WeightsBeside
 from shared.errors import Untrainable
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Algorithm
@@ -50,14 +50,9 @@ class GradientTransaction:
     guidance: float
     largest_weight: float | None = None
     """`Tables.largest_weight`"""
-    beside: WeightsBeside | None = None
-    """Weights of the policy that generated, if they may be others."""
-    reference: WeightsBeside | None = None
-    """The adapter that the run began from, if the network is compared with it."""
+    sets: WeightSets = field(kw_only=True)
     keeps_start: bool = False
     """`Tables.keeps_batch_start`"""
-    _start: WeightsBeside | None = None
-    """Weights at the start of the newest batch that has taken a step, if they are kept."""
     num_skipped: int = 0
     """Number of rows that were not trained, because their gradient is zero."""
     num_steps: int = 0
@@ -85,9 +80,9 @@ class GradientTransaction:
         cls,
         recipe: Recipe,
         model: ModelAdapter,
-        beside: WeightsBeside | None = None,
-        reference: WeightsBeside | None = None,
+        sets: WeightSets | None = None,
     ) -> "GradientTransaction":
+        """``sets``: by default only what the network holds."""
         rows = recipe.batch.groups * recipe.trained_samples * recipe.sampling.window
         return cls(
             model=model,
@@ -95,8 +90,7 @@ class GradientTransaction:
             num_rows=rows // recipe.trainer.updates,
             guidance=recipe.model.guidance,
             largest_weight=recipe.largest_weight,
-            beside=beside,
-            reference=reference,
+            sets=sets or WeightSets(model.transformer),
             keeps_start=recipe.keeps_batch_start,
             kind="centred" if recipe.batch_std == "late" else "final",
             one_forward=not (recipe.trainer.gradient_checkpointing or recipe.trainer.sharded),
@@ -279,41 +273,34 @@ class GradientTransaction:
 
     @torch.no_grad()
     def old_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor | None:
-        """Returns velocities (B, ...) by the weights that lie beside the network's; None if they
-        are the same."""
-        if self.beside is None or not self.beside.differ:
+        """Returns velocities (B, ...) by the old policy; None if it is the same."""
+        if not self.sets.training_differs:
             return None
-        with self.beside.in_use():
+        with self.sets.using(self.sets.old):
             return self.velocity(latents, sigma, conditions)
 
     def keep_start(self, weights: Mapping[str, Tensor]) -> None:
         """Copies the weights that the batch's first optimizer step is about to move."""
         if self.keeps_start and not self.num_steps:
-            self._start = WeightsBeside.of(self.model.transformer, weights)
-
-    def copy_start(self, other: "GradientTransaction") -> None:
-        """Copies the weights of the batch's start that another device's transaction keeps."""
-        if other._start is not None:
-            self._start = WeightsBeside.of(self.model.transformer, other._start.tensors)
+            self.sets.start = self.sets.copies(weights)
 
     @property
     def has_start(self) -> bool:
         """Whether the weights at the start of the batch are kept, and are not the network's."""
-        return self._start is not None and self.num_steps > 0
+        return bool(self.sets.start) and self.num_steps > 0
 
     @torch.no_grad()
     def start_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
         """Returns velocities (B, ...) by the weights at the start of the batch."""
-        assert self._start is not None
-        with self._start.in_use():
+        with self.sets.using(self.sets.start):
             return self.velocity(latents, sigma, conditions)
 
     @torch.no_grad()
     def reference_velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
-        """Returns the velocities (B, ...) of what the network is compared with: of itself without
-        its adapter, or with the adapter that the run began from."""
-        if self.reference is not None:
-            with self.reference.in_use():
+        """Returns the velocities (B, ...) of the reference: a set of its own, or the network
+        without its adapter."""
+        if self.sets.reference:
+            with self.sets.using(self.sets.reference):
                 return self.velocity(latents, sigma, conditions)
         self._make_ready()
         self._pass_by_adapter(True)

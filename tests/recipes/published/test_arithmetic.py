@@ -20,7 +20,7 @@ from shared.diffusion.training.forward_process import FinishedGroup
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.group import PathGroup
 from shared.diffusion.transition import transition
-from shared.diffusion.weights_beside import WeightsBeside
+from shared.diffusion.weight_sets import WeightSets
 from shared.learning.advantages import best_and_worst
 from shared.learning.algorithms import old_policy_decay
 from shared.recipe.recipe import Recipe, load_recipe
@@ -415,12 +415,14 @@ def test_a_loss_is_that_of_the_source(name: str, moves: bool) -> None:
         moved *= 10
     advantages = advantages_of(recipe, rewards_of(recipe))
     groups = paths(recipe, source, network, advantages, moved)
+    sets = WeightSets(network)
+    sets.reference = {"weight": base.weight.detach()}
     transaction = GradientTransaction(
         model=Model(network),  # type: ignore[arg-type]
         algorithm=recipe.algorithm,
         num_rows=GROUPS * recipe.trained_samples * recipe.sampling.window,
         guidance=1.0,
-        reference=WeightsBeside.of(network, {"weight": base.weight}),
+        sets=sets,
     )
     transaction.begin()
     for group in groups:
@@ -460,12 +462,12 @@ def test_the_loss_of_finished_samples_is_that_of_the_source(name: str, moves: bo
         )
         for group in range(GROUPS)
     ]  # fmt: skip
-    beside = WeightsBeside.of(network, {"weight": old.weight})
-    beside.differ = moves
+    sets = WeightSets(network)
+    sets.reference, sets.old = {"weight": base.weight.detach()}, {"weight": old.weight.detach()}
+    sets.old_differs = moves
     transaction = GradientTransaction(
         model=Model(network),  # type: ignore[arg-type]
-        algorithm=table, num_rows=GROUPS * size * count, guidance=1.0, beside=beside,
-        reference=WeightsBeside.of(network, {"weight": base.weight}),
+        algorithm=table, num_rows=GROUPS * size * count, guidance=1.0, sets=sets,
     )  # fmt: skip
     transaction.begin()
     losses = []

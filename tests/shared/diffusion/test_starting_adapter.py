@@ -343,7 +343,7 @@ def test_the_reference_is_the_adapter_that_the_run_began_from(flux: Flux) -> Non
         policy = load_policy(recipe, {"transformer", "decoder"}, trains=True)
         copied = copy_policy(policy, 0)
         for each in (policy, copied):
-            transaction = GradientTransaction.of(recipe, each.model, each.beside, each.reference)
+            transaction = GradientTransaction.of(recipe, each.model, each.sets)
             began, at = asked(transaction, policy)
             with torch.no_grad():
                 each.model.transformer.disable_adapters()  # type: ignore[operator]

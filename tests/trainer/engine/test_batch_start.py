@@ -130,7 +130,11 @@ def test_a_fluid_member_has_the_weights_of_one_trainer(
 
 
 def close(found: TrainerEngine, engine: TrainerEngine) -> bool:
-    parameters = trained_parameters(found._network) if isinstance(found, FluidEngine) else None
+    parameters = (
+        trained_parameters(found._loaded.model.transformer)
+        if isinstance(found, FluidEngine)
+        else None
+    )
     mine = {n: each.detach() for n, each in (parameters or found._parameters).items()}
     theirs = {n: each.detach() for n, each in engine._parameters.items()}
     return relative_error(mine, theirs) <= TOLERANCE

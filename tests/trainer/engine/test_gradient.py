@@ -19,6 +19,7 @@ from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import unpack
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.rows import read_group
+from shared.diffusion.weight_sets import WeightSets
 from shared.diffusion.weights import trained_parameters
 from shared.errors import BatchFailed
 from shared.recipe.recipe import Recipe, override
@@ -155,6 +156,7 @@ def accumulate(
         num_rows=batch.groups * batch.group_size * sampling.window,
         guidance=recipe.model.guidance,
         largest_weight=recipe.largest_weight,
+        sets=WeightSets(model.transformer),
     )
     transaction.begin()
     for group, cut, chunk, staleness in groups:

@@ -17,8 +17,8 @@ from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy, copy_policy, load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.forward_process import NoisedSamples, branches
+from shared.diffusion.weight_sets import WeightSets
 from shared.diffusion.weights import load_weights, trained_tensors, weights_digest
-from shared.diffusion.weights_beside import WeightsBeside
 from shared.learning.algorithms import old_policy_decay
 from shared.recipe.recipe import Recipe
 from tests.stored import as_bytes, packed, read_back
@@ -56,7 +56,7 @@ def loaded() -> tuple[LoadedPolicy, dict[str, Tensor]]:
 def policy(loaded: tuple[LoadedPolicy, dict[str, Tensor]]) -> LoadedPolicy:
     """Return the policy as it was loaded."""
     made, first = loaded
-    made.beside.forget()
+    made.sets.forget_old()
     load_weights(made.model.transformer, first)
     return made
 
@@ -134,9 +134,9 @@ def test_the_gradient_depends_on_beta_once_the_policies_differ(policy: LoadedPol
     whole = Chunk(SIZE, WINDOW)
     found = [gradient(nft(algorithm__nft_beta=b), policy, data, whole)[0] for b in (0.1, 1.0)]
     assert error(*found) < 1e-5, "v_old is v: b cancels out"
-    policy.beside.keep()
+    policy.sets.keep_old()
     load_weights(policy.model.transformer, moved(trained_tensors(policy.model.transformer), 0.1, 6))
-    policy.beside.compare()
+    policy.sets.compare_old()
     held = [gradient(nft(algorithm__nft_beta=b), policy, data, whole)[0] for b in (0.1, 1.0)]
     assert error(*held) > 0.1
     for cut, chunk in (((1, 3), Chunk(1, 1)), ((SIZE,), Chunk(2, 3))):
@@ -233,20 +233,20 @@ def test_a_lent_device_generates_by_the_old_policy_and_goes_back(policy: LoadedP
 
 
 def test_weights_that_change_places_are_digested_once_each(policy: LoadedPolicy) -> None:
-    beside, in_use = policy.beside, policy.in_use
+    sets, in_use = policy.sets, policy.in_use
     first = trained_tensors(policy.model.transformer)
-    beside.keep()
+    sets.keep_old()
     load_weights(policy.model.transformer, moved(first, 0.1, 5))
-    beside.compare()
+    sets.compare_old()
     second = in_use.digest()
     seen = []
     for _ in range(2):
-        with beside.in_use():
+        with sets.sampling():
             seen.append(in_use.digest())
         seen.append(in_use.digest())
     assert seen == [weights_digest(first), second] * 2 and len(in_use._seen) == 2
-    other = WeightsBeside(policy.model.transformer)
-    with other.in_use():
+    other = WeightSets(policy.model.transformer)
+    with other.sampling():
         assert in_use.digest() == second
 
 

@@ -11,8 +11,8 @@ from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.masters import TrainedWeights
 from shared.diffusion.policy import LoadedPolicy, copy_policy, load_policy
 from shared.diffusion.shards import host_parts
+from shared.diffusion.weight_sets import WeightSets
 from shared.diffusion.weights import weights_digest
-from shared.diffusion.weights_beside import WeightsBeside
 from shared.errors import IntegrityError
 from shared.recipe.recipe import Recipe, override
 from tests.stored import as_bytes, packed, read_back
@@ -87,7 +87,7 @@ async def test_a_version_is_digested_once_whatever_uses_it(digests: list[int], n
     generating = (snapshot.sampling or snapshot).digest
     assert training.weights_digest() == snapshot.digest
     for each in loaded:
-        with each.beside.in_use():
+        with each.sets.sampling():
             assert each.in_use.digest() == generating
         assert each.in_use.digest() == snapshot.digest
     assert len(digests) == 1 + lags, "nobody has digested them again"
@@ -134,7 +134,7 @@ def test_masters_that_round_to_the_committed_weights_stay() -> None:
     trained = TrainedWeights(network, {"weight": master})
     trained.put_in_use()
     committed = {"weight": torch.tensor([[1.0, 1.0, 2.0, 3.5]], dtype=torch.bfloat16)}
-    version = Replacement(trained, WeightsBeside(network))
+    version = Replacement(trained, WeightSets(network))
     [part] = host_parts(committed, {}, shard_bytes=1 << 20, is_first=True)
 
     async def add() -> None:

@@ -129,7 +129,7 @@ def test_a_fragment_that_outlasts_the_batch_before_is_not_followed_by_weights_of
             policy = await director.policy(1)
             in_use = slow.loaded.in_use
             assert slow.worker.policy_version == 1
-            assert in_use.digest_of(dict(slow.device.engine._sets._newest), None) == (
+            assert in_use.digest_of(dict(slow.device.engine._sets._in_use), None) == (
                 policy.weights_digest
             )
             await director.update(1, 1, {"a": [whole(recipe, 1)], "b": []}, committer="a")

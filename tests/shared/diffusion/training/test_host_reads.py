@@ -17,6 +17,7 @@ from shared.diffusion.tensors import pack
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.group import PathGroup
 from shared.diffusion.training.rows import TrainingGroup, read_group, row_kind
+from shared.diffusion.weight_sets import WeightSets
 from shared.recipe.recipe import Recipe, override
 from tests import tiny_models
 from tests.shared.diffusion.digits import PROMPT, RECIPE, load_digits, task
@@ -80,7 +81,7 @@ def group_of(
 def transaction_of(recipe: Recipe, model: ModelAdapter) -> GradientTransaction:
     made = GradientTransaction(
         model=model, algorithm=recipe.algorithm, num_rows=SAMPLES * 3,
-        guidance=recipe.model.guidance,
+        guidance=recipe.model.guidance, sets=WeightSets(model.transformer),
     )  # fmt: skip
     made.begin()
     return made
