@@ -290,7 +290,7 @@ async def _nats(settings: ServiceSettings) -> str:
     if "nats_url" not in settings.model_fields_set:
         return ""
     async with settings.connect_bus() as bus:
-        await bus.stream_states()
+        await bus.check()
     return "answers, stores, and knows this user"
 
 

@@ -41,6 +41,7 @@ from shared.bus.streams import (
     quarantine,
     read_message,
     stream_state,
+    stream_states,
 )
 from shared.bus.traces import sent
 from shared.cancellation import cancellable
@@ -145,19 +146,25 @@ class Bus:
             Unavailable: if the server does not answer.
         """
         with as_unavailable():
-            states = (stream_state(self.jetstream, stream) for stream in subjects.STREAMS)
-            found = await asyncio.gather(*states)
-        return {stream.name: state for stream, state in zip(subjects.STREAMS, found, strict=True)}
+            return await stream_states(self._client)
+
+    async def check(self) -> None:
+        """Ask what every role may ask.
+
+        Raises:
+            Unavailable: if the server does not answer.
+        """
+        with as_unavailable():
+            await stream_state(self._client, subjects.STREAMS[0])
 
     async def wait_for_streams(self) -> None:
-        """Return when the scheduler has created all streams."""
-        for stream in subjects.STREAMS:
-            while True:
-                try:
-                    await cancellable(self.jetstream.stream_info(stream.name))
-                    break
-                except (NotFoundError, nats.errors.Error):
-                    await asyncio.sleep(RETRY_S)
+        """Return when the scheduler has created all streams, of which it creates one after the
+        other."""
+        while True:
+            with contextlib.suppress(nats.errors.Error):
+                if await stream_state(self._client, subjects.STREAMS[-1]) is not None:
+                    return
+            await asyncio.sleep(RETRY_S)
 
     async def begin_epoch(self, epoch: int) -> None:
         """Mark a new epoch in every stream of commands: those of older ones are refused from here
@@ -316,7 +323,7 @@ class Bus:
         last, before, fence = after, None, Fence()
         while True:
             try:
-                state = await stream_state(self.jetstream, stream)
+                state = await stream_state(self._client, stream)
                 if state is not None:
                     if before is not None and before.is_lost_in(state):
                         last, fence = 0, Fence()
@@ -422,14 +429,15 @@ class Bus:
     async def _push_consumer(
         self, stream: Stream, filters: list[str], *, start: int
     ) -> AsyncIterator["Incoming"]:
-        inbox = self._client.new_inbox()
-        subscription = await cancellable(self._client.subscribe(inbox))
+        # A subscription without a callback would make a task for each message.
+        inbox, arrived = self._client.new_inbox(), asyncio.Queue[Msg](1)
+        subscription = await cancellable(self._client.subscribe(inbox, cb=arrived.put))
         try:
             consumer = await cancellable(
                 self.jetstream.add_consumer(stream.name, follower_config(inbox, filters, start))
             )
             try:
-                yield Incoming(contiguous(subscription), consumer.num_pending or 0)
+                yield Incoming(contiguous(arrived), consumer.num_pending or 0)
             finally:
                 # An error here would take the place of a cancellation, and the reader never stop.
                 with contextlib.suppress(nats.errors.Error, APIError, OSError):

@@ -1,16 +1,17 @@
 """Streams: how the bus makes and reads them, and how it sees that one was lost or is full."""
 
+import asyncio
 import contextlib
 import json
 import math
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 import nats.errors
 import structlog
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NotFoundError
@@ -20,10 +21,20 @@ from shared.cancellation import cancellable
 from shared.errors import ContractError, Unavailable, UserError
 from shared.messages.codec import decode
 from shared.messages.contracts import FragmentGenerated, Message
-from shared.messages.subjects import FLUID, SAME_NAME_S, Stream, subject_of, unscored_subject
+from shared.messages.subjects import (
+    ALL,
+    FLUID,
+    SAME_NAME_S,
+    STREAMS,
+    Stream,
+    subject_of,
+    unscored_subject,
+)
 from shared.telemetry import QUARANTINED
 
 HEARTBEAT_S = 1.0
+ASK_S = 5.0
+"""Seconds for which the server may be silent about its streams."""
 HEADER_BYTES = 4096
 """Most bytes of a message's headers."""
 MAX_CONSUMERS = 64 * 1024
@@ -49,7 +60,8 @@ log = structlog.get_logger()
 class StreamState:
     """The state of a stream at one time."""
 
-    created: datetime | None
+    created: str
+    """When it was made, as the server writes it."""
     last: int
     """Number of its newest message."""
     filled: float
@@ -73,18 +85,45 @@ def as_unavailable() -> Iterator[None]:
         raise Unavailable(f"NATS does not answer: {error!r}") from error
 
 
-async def stream_state(jetstream: JetStreamContext, stream: Stream) -> StreamState | None:
+async def stream_state(client: Client, stream: Stream) -> StreamState | None:
     """Return the state of a stream, None if there is no such stream.
 
     Raises:
         nats.errors.Error: if the server does not answer.
     """
     try:
-        found = await cancellable(jetstream.stream_info(stream.name))
+        return _state(await _ask(client, f"STREAM.INFO.{stream.name}"))
     except NotFoundError:
         return None
-    limit = found.config.max_bytes or stream.max_bytes
-    return StreamState(found.created, found.state.last_seq, found.state.bytes / limit)
+
+
+async def stream_states(client: Client) -> dict[str, StreamState | None]:
+    """Return the states of all streams by name, None for one that does not exist.
+
+    Raises:
+        nats.errors.Error: if the server does not answer.
+        Unavailable: if it does not know the state of a stream.
+    """
+    answer = await _ask(client, "STREAM.LIST", subject=ALL)
+    if unknown := answer.get("missing"):  # replicas that the server could not ask
+        raise Unavailable(f"NATS cannot tell the state of {', '.join(unknown)}")
+    found = {each["config"]["name"]: _state(each) for each in answer["streams"] or ()}
+    return {stream.name: found.get(stream.name) for stream in STREAMS}
+
+
+def _state(info: dict[str, Any]) -> StreamState:
+    state, limit = info["state"], info["config"]["max_bytes"]
+    return StreamState(info["created"], state["last_seq"], state["bytes"] / limit)
+
+
+async def _ask(client: Client, call: str, **request: str) -> dict[str, Any]:
+    """Return what JetStream answers. nats-py would make objects of hundreds of fields of it, which
+    takes longer than everything else."""
+    asked = client.request(f"$JS.API.{call}", json.dumps(request).encode(), timeout=ASK_S)
+    answer: dict[str, Any] = json.loads((await cancellable(asked)).data)
+    if "error" in answer:
+        raise APIError.from_error(answer["error"])
+    return answer
 
 
 async def make_stream(jetstream: JetStreamContext, stream: Stream, need: int = 0) -> None:
@@ -186,16 +225,17 @@ class Incoming:
     """Number of messages that were stored before."""
 
 
-async def contiguous(subscription: Any) -> AsyncIterator[Msg]:
-    """Yield messages until one is missing or the server is silent.
+async def contiguous(arrived: asyncio.Queue[Msg]) -> AsyncIterator[Msg]:
+    """Yield messages as they arrive, until one is missing or the server is silent.
 
     A message that went down with a connection is not sent again: behind it come others, or
     heartbeats that count it."""
     expected = 1
     while True:
         try:
-            raw = await cancellable(subscription.next_msg(timeout=3 * HEARTBEAT_S))
-        except nats.errors.TimeoutError:
+            async with asyncio.timeout(3 * HEARTBEAT_S):
+                raw = await arrived.get()
+        except TimeoutError:
             return
         if raw.headers and raw.headers.get("Status") == "100":
             if int(raw.headers.get(LAST_SENT, 0)) >= expected:

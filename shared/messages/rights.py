@@ -88,7 +88,8 @@ SHARED_WORK: dict[Role, Stream] = {"reward": TRAJ}
 
 SCHEDULER_PUBLISHES = (
     "$JS.API.INFO", "$JS.API.STREAM.CREATE.*", "$JS.API.STREAM.UPDATE.*", "$JS.API.STREAM.PURGE.*",
-    "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.MSG.GET.*", "$JS.API.STREAM.MSG.DELETE.*",
+    "$JS.API.STREAM.INFO.*", "$JS.API.STREAM.LIST", "$JS.API.STREAM.MSG.GET.*",
+    "$JS.API.STREAM.MSG.DELETE.*",
     "$JS.API.DIRECT.GET.>", "$JS.API.CONSUMER.CREATE.>", "$JS.API.CONSUMER.DELETE.*.*", "$KV.>",
     "dg.*.quarantine.*.*", "dg.*.*.epoch.*",
 )  # fmt: skip

@@ -97,6 +97,8 @@ DLQ = Stream(
     "DG_DLQ", (ADVISORIES, "dg.*.quarantine.>"), 64 * MIB, slots=False,
     max_message_bytes=MAX_SUMS_BYTES,
 )  # fmt: skip
+ALL = "dg.>"
+"""What all streams have subjects below."""
 STREAMS = (TASK, TRAJ, REW, TRAIN, FLUID, DEVICE, EVT, DLQ)
 ADDRESSED = (TASK, TRAJ, REW)
 """Streams whose subjects name the device before the batch."""

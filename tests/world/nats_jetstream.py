@@ -16,6 +16,7 @@ from tests.world.nats_streams import (
     Server,
     Stream,
     iso,
+    matcher,
     parse,
 )
 
@@ -151,6 +152,14 @@ class JetStream(Server):
     def stream_info(self, words: list[str], request: Json) -> Json:
         return {**self._info(self._stream(words[0])), "total": 0, "offset": 0, "limit": 0}
 
+    def stream_list(self, words: list[str], request: Json) -> Json:
+        wanted = matcher([request.get("subject", ">")])
+        found = [
+            s for _, s in sorted(self.streams.items()) if any(map(wanted, s.config["subjects"]))
+        ]
+        infos = [self._info(each) for each in found]
+        return {"streams": infos, "total": len(infos), "offset": 0, "limit": 256}
+
     def stream_purge(self, words: list[str], request: Json) -> Json:
         stream = self._stream(words[0])
         if self.is_full or stream.is_read_only:
@@ -222,7 +231,7 @@ class JetStream(Server):
 CALLS: dict[str, Callable[[JetStream, list[str], Json], Json]] = {
     name: getattr(JetStream, name)
     for name in (
-        "stream_create", "stream_update", "stream_info", "stream_purge",
+        "stream_create", "stream_update", "stream_info", "stream_list", "stream_purge",
         "stream_msg_get", "stream_msg_delete", "consumer_create", "consumer_info",
         "consumer_delete",
     )

@@ -217,7 +217,7 @@ MANAGEMENT = {
     # The rest of JetStream's own operations.
     "$JS.API.INFO": {"scheduler"},
     "$JS.API.STREAM.NAMES": set(),
-    "$JS.API.STREAM.LIST": set(),
+    "$JS.API.STREAM.LIST": {"scheduler"},
     "$JS.API.STREAM.PEER.REMOVE.DG_TRAJ": set(),
     "$JS.API.STREAM.LEADER.STEPDOWN.DG_TRAJ": set(),
     "$JS.API.CONSUMER.LIST.DG_TRAJ": set(),
