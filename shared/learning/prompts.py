@@ -109,7 +109,8 @@ def split_rows(
     Raises:
         UserError: if none is left to train.
     """
-    ranked = sorted({_identity(prompt) for prompt, _ in rows})
+    identities = [_identity(prompt) for prompt, _ in rows]
+    ranked = sorted(set(identities))
     tenth = min(len(ranked) // 10, MAX_HELD_OUT) if len(ranked) >= MIN_PROMPTS else 0
     chosen = set(ranked[: tenth if held_out is None else held_out])
     if len(chosen) == len(ranked):
@@ -117,8 +118,9 @@ def split_rows(
             f"evaluation.held_out: {held_out} of {len(ranked)} different prompts leave none to "
             f"train; at most {len(ranked) - 1}"
         )
-    trained = tuple(row for row in rows if _identity(row[0]) not in chosen)
-    return trained, tuple(row for row in rows if _identity(row[0]) in chosen)
+    identified = list(zip(rows, identities, strict=True))
+    trained = tuple(row for row, identity in identified if identity not in chosen)
+    return trained, tuple(row for row, identity in identified if identity in chosen)
 
 
 def num_different(rows: Sequence[Row]) -> int:

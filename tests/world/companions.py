@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -21,10 +21,13 @@ from digenrl.evaluation.run import JudgedSamples, RunEvaluator
 from digenrl.view.live import LiveRun, client_of
 from services.scheduler.shell import api
 from services.scheduler.shell.load import Outlooks
+from services.scheduler.shell.standby import standby_app
+from shared.learning.prompts import read_rows
 from shared.process.http_api import add_problems
 from shared.process.service import worker_app
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
+from shared.run import run_recipe
 from shared.run.commits import CommitRecord
 from shared.store import ObjectStore
 from shared.store.settings import StoreSettings
@@ -32,6 +35,8 @@ from tests.world.web import Web
 
 OpenStore = Callable[[StoreSettings], ObjectStore]
 
+_parsed_recipe = lru_cache(64)(run_recipe.parsed_recipe)
+_read_rows = lru_cache(64)(read_rows)
 _served: ContextVar[dict[str, Any]] = ContextVar("served")
 """What the process that answers has, by name."""
 
@@ -65,6 +70,21 @@ def _worker_app(service: str) -> FastAPI:
     return worker_app(service, health)
 
 
+@cache
+def _standby_app() -> FastAPI:
+    health: Any = StandIn("health")
+    return standby_app(health, lambda: _served.get()["commander"]())
+
+
+@cache
+def _events_app() -> FastAPI:
+    feed: Any = StandIn("feed")
+    app = FastAPI(openapi_url=None)
+    add_problems(app)
+    app.include_router(event_routes(feed, lambda: _served.get()["live"].get("/v1/run")))
+    return app
+
+
 def _serving(app: ASGIApp, **served: Any) -> Any:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         _served.set(served)
@@ -83,6 +103,11 @@ def create_worker_app(service: str, health: Any) -> Any:
     return _serving(_worker_app(service), health=health)
 
 
+def create_standby_app(health: Any, commander: Callable[[], str], _: Any = True) -> Any:
+    """Have the signature of `services.scheduler.shell.standby.standby_app`."""
+    return _serving(_standby_app(), health=health, commander=commander)
+
+
 async def serve_events(
     web: Web, settings: ServiceSettings, store: ObjectStore, scheduler: str
 ) -> None:
@@ -93,10 +118,9 @@ async def serve_events(
     """
     listener = settings.listen(settings.host, settings.port)
     async with client_of(scheduler, None) as client:
-        live = LiveRun(scheduler, client)
-        app = FastAPI(openapi_url=None)
-        add_problems(app)
-        app.include_router(event_routes(Feed(store, settings.run), lambda: live.get("/v1/run")))
+        app = _serving(
+            _events_app(), feed=Feed(store, settings.run), live=LiveRun(scheduler, client)
+        )
         access = settings.access(settings.run)
         await web.serve(app, _for_ever(), listener=listener, access=access)
 
@@ -143,7 +167,13 @@ def companions_installed(open_store: OpenStore, *, poll_s: float = 2.0) -> Itera
         "digenrl.local.up.POLL_S": poll_s,
         "digenrl.commands.status.EVERY_S": poll_s,
         "services.scheduler.shell.service.create_app": create_scheduler_app,
+        "services.scheduler.shell.service.standby_app": create_standby_app,
+        "services.scheduler.shell.service.worker_app": create_worker_app,
         "shared.process.worker_process.worker_app": create_worker_app,
+        # Every start reads the same recipe and the same prompts.
+        "shared.run.run_recipe.parsed_recipe": _parsed_recipe,
+        "shared.run.run_recipe.read_rows": _read_rows,
+        "shared.learning.prompts.read_rows": _read_rows,
     }
     with ExitStack() as stack:
         for name, replacement in patches.items():

@@ -54,7 +54,7 @@ class Process:
     flaw: Flaw = ""
     failing: tuple[int, Callable[["Process"], None]] | None = None
     """What happens to it before a callback, and how many callbacks are run before that one."""
-    _later: list[asyncio.Handle] = field(default_factory=list)
+    _later: list["_Handle"] = field(default_factory=list)
 
     def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Begin its work; everything that the work starts belongs to the process."""
@@ -87,7 +87,7 @@ class Process:
             later, self._later = self._later, []
             loop_of_world().take(later)
 
-    def admits(self, handle: asyncio.Handle) -> bool:
+    def admits(self, handle: "_Handle") -> bool:
         """Whether a callback is run now."""
         if self.failing is not None:
             left, fail = self.failing
@@ -122,6 +122,28 @@ class _Task(asyncio.Task[Any]):
         return self.number
 
 
+class _Handle:
+    """Is asyncio's, with nothing for debugging."""
+
+    __slots__ = "_args", "_callback", "_cancelled", "_context", "_when"
+    _source_traceback = None
+
+    def __init__(self, callback: Any, args: Any, context: Any, when: float = 0.0) -> None:
+        self._callback, self._args, self._when = callback, args, when
+        self._context = contextvars.copy_context() if context is None else context
+        self._cancelled = False
+
+    def when(self) -> float:
+        return self._when
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None
+
+
 class WorldLoop(asyncio.BaseEventLoop):
     """Runs one world, once."""
 
@@ -149,19 +171,24 @@ class WorldLoop(asyncio.BaseEventLoop):
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Any = None
-    ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+    ) -> Any:
+        handle = _Handle(callback, args, context)
         self._ready.append(handle)
         return handle
 
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> Any:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
-    ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+    ) -> Any:
+        timer = _Handle(callback, args, context, when)
         heapq.heappush(self._scheduled, (when, next(self._numbers), timer))
         return timer
 
-    def take(self, handles: Iterable[asyncio.Handle]) -> None:
+    def take(self, handles: Iterable["_Handle"]) -> None:
         """Run these callbacks soon, in their order."""
         self._ready.extend(handles)
 
@@ -231,14 +258,18 @@ class WorldLoop(asyncio.BaseEventLoop):
         ready = self._ready
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if handle._cancelled:
-                continue
-            process = handle._context.get(_process)
-            if process is None or process.admits(handle):
-                handle._run()
+            if not handle._cancelled:
+                self._do(handle)
+
+    def _do(self, handle: _Handle) -> None:
+        process = handle._context.get(_process)
+        if process is None or process.admits(handle):
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": "callback", "exception": error})
 
     def _write_to_self(self) -> None:
         """Nothing sleeps here that would have to be woken."""
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Nothing is swept: a cancelled timer leaves when it is due."""

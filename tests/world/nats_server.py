@@ -19,7 +19,7 @@ import heapq
 import json
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from tests.world.nats_jetstream import JetStream
@@ -57,6 +57,7 @@ class User:
         self.may_subscribe = matcher(allowed["subscribe"]["allow"])
 
 
+@cache
 def users_in(config: str) -> list[User]:
     """Return the users of a nats.conf as `digenrl.local.nats_config` writes it."""
     text = config.partition("\nauthorization ")[2]

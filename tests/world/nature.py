@@ -21,6 +21,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
+import redis.utils
 import structlog
 
 from services.scheduler.shell import lease
@@ -111,6 +112,7 @@ def _machine() -> list[tuple[Any, str, Any]]:
         (socket, "gethostname", lambda: "machine"),
         (lease, "_boot", lambda: "boot"),
         (canary, "processor", lambda: None),
+        (redis.utils, "get_lib_version", lambda: "8"),  # looks through all packages
         *((module, "versions", lambda: {"python": "3"}) for module in (canary, libraries, worker)),
         (asyncio, "wait_for", _wait_for),
         (asyncio, "gather", partial(_gather, asyncio.gather)),

@@ -34,7 +34,7 @@ from tests.world.seen import Answer, EventRead, Followed, Observation, Stored
 NOWHERE = Path("/dev/null")
 """Folder of a run in which nothing can be written."""
 EVENTS = "/v1/events"
-EAGER_S = 0.05
+EAGER_S = 0.1
 Log = Callable[[Observation], None]
 
 

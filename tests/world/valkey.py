@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from functools import cache
 from math import inf
 from typing import Any
 
@@ -52,6 +53,7 @@ def _glob(pattern: str) -> bytes:
     return re.escape(pattern.encode()).replace(rb"\*", b"(?s:.*)")
 
 
+@cache
 def _users() -> dict[str, User]:
     return {user.name: user for user in map(User, redis_users(KEYS).splitlines()[1:])}
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from pydantic import SecretStr
+
 from bench.cluster.build import Emulation
 from bench.cluster.payloads import Scaled
 from digenrl.local.nats_config import server_config
@@ -32,6 +34,7 @@ AGAIN_S = 0.3
 """Seconds after which a process that has ended is started again, at most."""
 SCHEDULERS = ("scheduler", "scheduler-1")
 NATS = ("nats", 4222)
+NATS_CONFIG = server_config("/", listen="nats:4222", keys=KEYS)
 PORTS = {"scheduler": 8000, "scheduler-1": 8001}
 
 
@@ -68,7 +71,7 @@ class World:
         self.log: list[str] = []
         """What has happened, line by line."""
         self.network = Network()
-        self.nats = NatsServer(server_config("/", listen="nats:4222", keys=KEYS))
+        self.nats = NatsServer(NATS_CONFIG)
         self.network.servers[NATS] = self.nats
         self.network.on_connect.append(self._connected)
         self.bucket = Bucket([RUN], self.random_of("bucket"), EPOCH, self._note_request)
@@ -98,7 +101,9 @@ class World:
 
     def settings_of(self, name: str, role: Role, port: int = 0) -> ServiceSettings:
         """Return where a process of that name and role finds everything."""
-        return _settings(name, role, self.valkey.url(name, role), port)
+        key, redis_url = SecretStr(name), SecretStr(self.valkey.url(name, role))
+        own = {"worker": name, "port": port, "s3_access_key": key, "redis_url": redis_url}
+        return _settings(role).model_copy(update=own)
 
     def open_store(self, settings: StoreSettings) -> ObjectStore:
         """Have the signature of `shared.store.open_store`."""
@@ -193,17 +198,17 @@ class World:
 
 
 @cache
-def _settings(name: str, role: Role, redis_url: str, port: int) -> ServiceSettings:
-    """Return settings, which take 4 ms to make."""
+def _settings(role: Role) -> ServiceSettings:
+    """Return what all processes of a role are told; to make it takes 4 ms."""
     given: dict[str, Any] = {
         "nats_url": f"nats://{role}:{KEYS.secret(role)}@{NATS[0]}:{NATS[1]}",
-        "redis_url": redis_url,
+        "redis_url": "redis://nobody",
         "store_url": "s3://digenrl",
-        "s3_access_key": name,
+        "s3_access_key": "nobody",
         "s3_secret_key": role,
     }
     return ServiceSettings(
-        run=RUN, worker=name, host="127.0.0.1", port=port, open_api=True, host_cache="off", **given
+        run=RUN, worker="nobody", host="127.0.0.1", port=0, open_api=True, host_cache="off", **given
     )
 
 
