@@ -38,6 +38,7 @@ from shared.bus.streams import (
     contiguous,
     follower_config,
     make_stream,
+    newest_of,
     quarantine,
     read_message,
     stream_state,
@@ -347,8 +348,7 @@ class Bus:
         """
         subject = subjects.task_subject(self.run, event.worker, event.fragment)
         with as_unavailable(), contextlib.suppress(NotFoundError, ContractError):
-            stored = await cancellable(self.jetstream.get_last_msg(subjects.TASK.name, subject))
-            task = decode(stored.data or b"")
+            task = decode(await newest_of(self._client, subjects.TASK, subject))
             if isinstance(task, GenerateFragment) and task.fragment == event.fragment:
                 return task
         return None

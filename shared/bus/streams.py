@@ -1,6 +1,7 @@
 """Streams: how the bus makes and reads them, and how it sees that one was lost or is full."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import math
@@ -109,6 +110,17 @@ async def stream_states(client: Client) -> dict[str, StreamState | None]:
         raise Unavailable(f"NATS cannot tell the state of {', '.join(unknown)}")
     found = {each["config"]["name"]: _state(each) for each in answer["streams"] or ()}
     return {stream.name: found.get(stream.name) for stream in STREAMS}
+
+
+async def newest_of(client: Client, stream: Stream, subject: str) -> bytes:
+    """Return the newest message of a subject.
+
+    Raises:
+        nats.errors.Error: if the server does not answer.
+        NotFoundError: if there is none.
+    """
+    answer = await _ask(client, f"STREAM.MSG.GET.{stream.name}", last_by_subj=subject)
+    return base64.b64decode(answer["message"].get("data", ""))
 
 
 def _state(info: dict[str, Any]) -> StreamState:

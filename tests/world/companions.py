@@ -27,7 +27,7 @@ from shared.process.http_api import add_problems
 from shared.process.service import worker_app
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
-from shared.run import run_recipe
+from shared.run import files, run_recipe
 from shared.run.commits import CommitRecord
 from shared.store import ObjectStore
 from shared.store.settings import StoreSettings
@@ -36,6 +36,7 @@ from tests.world.web import Web
 OpenStore = Callable[[StoreSettings], ObjectStore]
 
 _parsed_recipe = lru_cache(64)(run_recipe.parsed_recipe)
+_digest_of = lru_cache(64)(files.digest_of)
 _read_rows = lru_cache(64)(read_rows)
 _served: ContextVar[dict[str, Any]] = ContextVar("served")
 """What the process that answers has, by name."""
@@ -170,7 +171,8 @@ def companions_installed(open_store: OpenStore, *, poll_s: float = 2.0) -> Itera
         "services.scheduler.shell.service.standby_app": create_standby_app,
         "services.scheduler.shell.service.worker_app": create_worker_app,
         "shared.process.worker_process.worker_app": create_worker_app,
-        # Every start reads the same recipe and the same prompts.
+        # Every start reads the same recipe, prompts and files.
+        "shared.run.files.digest_of": _digest_of,
         "shared.run.run_recipe.parsed_recipe": _parsed_recipe,
         "shared.run.run_recipe.read_rows": _read_rows,
         "shared.learning.prompts.read_rows": _read_rows,

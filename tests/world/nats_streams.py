@@ -44,6 +44,11 @@ DISK_FULL = "write msgs/1.blk: no space left on device"
 def matcher(patterns: Sequence[str]) -> Callable[[str], Any]:
     """Return what tells whether a subject matches one of some patterns; a subject with wildcards
     does if all that it matches does."""
+    return _matcher(tuple(patterns))
+
+
+@lru_cache(4096)
+def _matcher(patterns: tuple[str, ...]) -> Callable[[str], Any]:
     if not any(wild in pattern for pattern in patterns for wild in "*>"):
         return frozenset(patterns).__contains__
     words = {"*": r"[^.>]+", ">": r".+"}
@@ -60,6 +65,7 @@ def parse(data: bytes) -> dict[str, Any]:
     return {}
 
 
+@lru_cache(4096)
 def iso(nanoseconds: int) -> str:
     """Return a time of the Unix clock as JetStream writes it."""
     if not nanoseconds:

@@ -111,6 +111,8 @@ def _machine() -> list[tuple[Any, str, Any]]:
         (ssl, "create_default_context", _create_context),
         (socket, "gethostname", lambda: "machine"),
         (lease, "_boot", lambda: "boot"),
+        (lease, "_namespace", lambda: "namespace"),
+        (lease, "_started", lambda pid: "started"),
         (canary, "processor", lambda: None),
         (redis.utils, "get_lib_version", lambda: "8"),  # looks through all packages
         *((module, "versions", lambda: {"python": "3"}) for module in (canary, libraries, worker)),

@@ -12,7 +12,7 @@ from services.reward.app import RewardApp
 from services.scheduler.core import machine
 from services.scheduler.core.fluid import rounds
 from services.scheduler.core.fluid.state import Exchange, FluidState
-from services.scheduler.shell import api, app, housekeeping, lease, service, standby
+from services.scheduler.shell import api, app, housekeeping, lease
 from services.trainer.fluid import pieces, store_exchange
 from services.trainer.fluid.exchange import ALL, Meeting, Sum
 from services.trainer.fluid.sums import Term
@@ -132,12 +132,12 @@ def r9_a_scheduler_that_has_read_nothing_tells_a_step() -> AbstractContextManage
 
 @plant(has_standby)
 def r11_a_standby_passes_nothing_on() -> AbstractContextManager[None]:
-    original = standby.standby_app
+    original = companions.create_standby_app
 
     def silent(health: Any, _: Callable[[], str], trusted: Any = True) -> Any:
         return original(health, lambda: "", trusted)
 
-    return patched((service, "standby_app", silent))
+    return patched((companions, "create_standby_app", silent))
 
 
 @plant(is_fluid, "cut store")
