@@ -21,8 +21,9 @@ COLUMNS = ("worker", "host", "device", "gpu", "does", "version", "done", "busy",
 
 
 def console_of(*, stderr: bool = False) -> Console:
-    """Return a console that breaks lines on a terminal alone: a pipe has no width."""
-    console = Console(stderr=stderr)
+    """Return a console that prints a path's brackets as they are, and breaks lines on a terminal
+    alone: a pipe has no width."""
+    console = Console(stderr=stderr, markup=False)
     if not console.is_terminal:
         console.width = PIPE_WIDTH
     return console

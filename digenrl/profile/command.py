@@ -48,7 +48,7 @@ def command(
     from digenrl.profile.show import show
     from services.scheduler.costs.profile import PROFILES
 
-    console = Console()
+    console = Console(markup=False)
     base = base_profile(model)
     with console.status(f"building {model}"):
         network = build(model, folder, tiny=tiny, rank=rank, checkpointing=checkpointing)

@@ -63,7 +63,7 @@ async def make_report(
     console.print(table_of(summary, rows_of(recipe)))
     alarms = [f"reward hacking? {alarm}" for alarm in summary.alarms]
     for line in [*alarms, *summary.warnings, *(f"failed: {each}" for each in summary.failures)]:
-        console.print(line, style="bold red", highlight=False, markup=False, soft_wrap=True)
+        console.print(line, style="bold red", highlight=False, soft_wrap=True)
     for path in [out / name for name in FILES if (out / name).exists()]:
         console.print(f"{path}", highlight=False, soft_wrap=True)
     return summary, recipe

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from digenrl.local.display import Display, doing
+from digenrl.local.display import Display, console_of, doing
 from digenrl.local.supervisor import Supervisor
 from digenrl.local.up import EXIT_INTERRUPTED, run_to_end
 from tests.view.sight import LOAD
@@ -103,3 +104,8 @@ async def test_ctrl_c_ends_the_evaluation_at_the_end_at_once(tmp_path: Path) -> 
     assert await asyncio.wait_for(running, 10) == EXIT_INTERRUPTED
     ends = [sys.executable, "-c", "import sys; sys.exit(7)"]
     assert await run_to_end(supervisor, ends, {}, asyncio.Event()) == 7
+
+
+def test_brackets_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    console_of().print("/runs [x]/a [/b]")
+    assert capsys.readouterr().out == "/runs [x]/a [/b]\n"
