@@ -361,35 +361,32 @@ def source_gradient(
             # train_grpo_hunyuan.py: by argsort, half of them the last and half the first
             ascending, half = group.advantages.argsort().tolist(), recipe.algorithm.best_of // 2
             assert sorted(ascending[:half] + ascending[-half:]) == group.samples.tolist()
-        for sample in group.samples.tolist():
-            if source.drops_zeros and not group.advantages[sample]:
-                continue
-            for place in group.trained[sample].tolist():
-                losses.append(row_loss(recipe, source, group, (sample, place), network, base))
+        for place in range(len(group.step_indices)):
+            chosen = torch.zeros(len(group.latents), dtype=torch.bool)
+            chosen[group.samples] = (group.trained[group.samples] == place).any(1)
+            if source.drops_zeros:
+                chosen &= group.advantages != 0
+            losses.append(step_losses(recipe, source, group, place, network, base)[chosen])
     [found] = torch.autograd.grad(torch.cat(losses).mean(), [network.weight])
     return found
 
 
-def row_loss(
-    recipe: Recipe,
-    source: Source,
-    group: PathGroup,
-    row: tuple[int, int],
-    network: Linear,
-    base: Linear,
+def step_losses(
+    recipe: Recipe, source: Source, group: PathGroup, place: int, network: Linear, base: Linear
 ) -> Tensor:
+    """The source's loss of each sample at one step."""
     assert source.step is not None
-    (sample, place), table = row, recipe.algorithm
+    table, level = recipe.algorithm, recipe.sampling.noise_level
     sigmas, index = torch.tensor(group.plan.sigmas).double(), int(group.step_indices[place])
-    x, arrived = (group.latents[sample, at][None] for at in (place, place + 1))
-    at, level = sigmas[index].expand(1), recipe.sampling.noise_level
-    advantage = group.advantages[sample].clamp(-table.advantage_clip, table.advantage_clip)
+    x, arrived = group.latents[:, place], group.latents[:, place + 1]
+    at = sigmas[index].expand(len(x))
+    advantage = group.advantages.clamp(-table.advantage_clip, table.advantage_clip)
     now = source.step(network(x, at), x, sigmas, index, level)
-    log_ratio = now.log_prob(arrived) - group.log_probs[sample, place]
+    log_ratio = now.log_prob(arrived) - group.log_probs[:, place]
     weight = torch.ones(())
     if table.name == "grpo-guard":
         assert group.means is not None
-        drift = each((now.mean - group.means[sample, place][None]) ** 2)
+        drift = each((now.mean - group.means[:, place]) ** 2)
         log_ratio = (log_ratio + drift / (2 * now.std**2)) * now.std
         weight = sigmas[index] - sigmas[index + 1]
     ratio = log_ratio.exp()
