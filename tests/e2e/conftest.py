@@ -10,6 +10,7 @@ import pytest
 from digenrl.local.ports import free_ports
 from shared.recipe.recipe import load_recipe, override
 from tests.e2e.local_run import SMALL, LocalRun, StartRun
+from tests.e2e.surroundings import Surroundings, make_writable
 from tests.paths import DIGITS
 
 
@@ -22,19 +23,33 @@ def small_recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start_run(tmp_path: Path, small_recipe: Path) -> Iterator[StartRun]:
-    """``start_run("--steps", "3", name="one")`` types `digenrl up` for the small recipe."""
+    """``start_run("--steps", "3", name="one")`` types `digenrl up` for the small recipe, in this
+    place if one is given."""
     started: list[LocalRun] = []
 
-    def start(*arguments: str, name: str = "small", recipe: Path = small_recipe) -> LocalRun:
+    def start(
+        *arguments: str,
+        name: str = "small",
+        recipe: Path = small_recipe,
+        place: Surroundings | None = None,
+    ) -> LocalRun:
         port = free_ports(1)[0]
+        words = ("up", str(recipe), "--run", name, "--port", str(port), *arguments)
+        command = [sys.executable, "-m", "digenrl", *words, "--runs", str(tmp_path / "runs")]
+        folder, environment = tmp_path, None
+        if place is not None:  # which has the recipe
+            folder = recipe.parent
+            command, environment = place.command(*words), place.variables(folder)
         process = subprocess.Popen(
-            [
-                sys.executable, "-m", "digenrl", "up", str(recipe), "--run", name,
-                "--runs", str(tmp_path / "runs"), "--port", str(port), *arguments,
-            ],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        run = LocalRun(process, tmp_path / "runs" / name, f"http://127.0.0.1:{port}")
+            command,
+            cwd=folder,
+            env=environment,
+            text=True,
+            encoding="utf-8",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        run = LocalRun(process, folder / "runs" / name, f"http://127.0.0.1:{port}")
         started.append(run)
         return run
 
@@ -44,3 +59,4 @@ def start_run(tmp_path: Path, small_recipe: Path) -> Iterator[StartRun]:
             run.kill_everything()
         if run.process.stdout is not None:
             run.process.stdout.close()
+    make_writable(tmp_path)

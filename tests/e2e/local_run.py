@@ -37,6 +37,8 @@ class LocalRun:
     process: "subprocess.Popen[str]"
     folder: Path
     url: str
+    output: str = ""
+    """What it printed, once it is finished."""
 
     def get(self, path: str) -> Any:
         return self.ask(path).raise_for_status().json()
@@ -73,6 +75,7 @@ class LocalRun:
     def finish(self) -> dict[str, Any]:
         """Wait for the end; returns summary.json."""
         output, _ = self.process.communicate(timeout=PATIENCE_S)
+        self.output = output
         assert self.process.returncode == 0, output
         assert "loading_model" not in output, "what services log is in files"
         assert "starter_lost" not in output, "the libraries can be imported ahead"

@@ -1,8 +1,9 @@
 """A run that is evaluated and followed while it is trained, and what it leaves; the same run killed
 and resumed: all services and brokers are real.
 
-Starting the services takes most of the time, so one test does several things with its runs. What
-needs no real model is shown on the emulated cluster as well, in seconds (test_emulated.py).
+Starting the services takes most of the time, so one test does several things with its run, in the
+worst of all surroundings. What needs no real model is shown on the emulated cluster as well, in
+seconds (test_emulated.py).
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from shared.recipe.recipe import load_recipe, override
 from shared.store import open_store
 from tests.brokers import StartProgram, program
 from tests.e2e.local_run import LocalRun, StartRun, wait_until
+from tests.e2e.surroundings import WORST, check_left
 from tests.e2e.test_families import GROUPS, SIZE, check_trained, recipe_of
 from tests.e2e.test_schedule import child, logged
 
@@ -41,12 +43,14 @@ PICTURES = 4
 def test_a_run_is_evaluated_followed_and_reported(
     start_run: StartRun, start: StartProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "evaluated.json"
-    plain = recipe_of("wan", tmp_path)
-    path.write_text(override(load_recipe(plain), CHANGES).model_dump_json())
+    folder = WORST.make(tmp_path)
+    prompts, path = folder / WORST.prompts_file, folder / "rezept ü.json"
+    recipe = load_recipe(recipe_of("wan", folder))
+    WORST.protect(recipe.model.folder)
+    path.write_text(override(recipe, {**CHANGES, "data.prompts": prompts}).model_dump_json())
     run = start_run(
         "--steps", str(STEPS), "--deterministic", "--rollout-workers", "1",
-        "--tensorboard", str(tmp_path / "tb"), recipe=path,
+        "--tensorboard", str(tmp_path / "tb"), recipe=path, place=WORST,
     )  # fmt: skip
     check_page(run)
     wait_until(lambda: bool(run_log(run.folder)), 120)
@@ -57,6 +61,8 @@ def test_a_run_is_evaluated_followed_and_reported(
     check_evaluations(run, summary)
     check_curves(tmp_path / "tb", summary)
     check_card(run)
+    check_left(folder, run.folder, run.output)
+    assert str(run.folder / "summary.json") in run.output
     follow_by_name_alone(run, tmp_path / "again")
     check_curves(tmp_path / "again", summary)
 

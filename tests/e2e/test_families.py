@@ -50,7 +50,7 @@ BATCHES, GROUPS, SIZE = 2, 2, 4
 
 def recipe_of(family: str, folder: Path) -> Path:
     is_video = family in VIDEO
-    model = tiny_models.save(family, folder / "model")
+    tiny_models.save(family, folder / "model")
     prompts = [{"prompt": f"a handwritten {digit}", "metadata": {}} for digit in ("one", "two")]
     if family in tiny_models.EDITS:
         tiny_models.picture(40, 40).save(folder / "source.png")
@@ -63,7 +63,7 @@ name = "{family}"
 steps = {BATCHES}
 
 [model]
-folder = "{model}"
+folder = "model"
 device = "cpu"
 height = 32
 width = 48
