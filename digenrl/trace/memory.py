@@ -5,11 +5,11 @@ scale with the number of latents, those of another type with its size.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from services.scheduler.costs.profile import Profile, Streaming
 from services.scheduler.costs.sizes import Memory
-from shared.models.memory import Form
+from shared.models.memory import Form, TrainedSets
 
 FIGURES_BYTES = 2
 """Bytes of a weight in a profile's figures of network and text encoders."""
@@ -43,12 +43,8 @@ class Use:
     """Number of ranks that share the weights."""
     helps: bool = True
     """Whether the trainer's devices also generate."""
-    averages: bool = False
-    """Whether the trainer keeps a moving average of the trained weights."""
-    compares: bool = False
-    """Whether devices that train keep the adapter that the run began from."""
-    sums_apart: bool = False
-    """Whether a device that trains keeps two sums of gradients, of an adapter."""
+    sets: TrainedSets = field(default_factory=TrainedSets)
+    """What a device that trains holds of the trained weights beside those of its network."""
     encodes: bool = True
     """Whether devices that generate hold the text encoders; if not, a process of its own does."""
     tiles: bool = False
@@ -109,9 +105,9 @@ def rollout_needs(memory: Memory, use: Use) -> Needed:
     )
 
 
-def trainer_needs(memory: Memory, use: Use) -> Needed:
-    """Return what a training device needs: a peak has the gradient, Adam keeps two moments. A
-    device that is lent keeps its gradient meanwhile.
+def trainer_needs(memory: Memory, use: Use, *, is_member: bool = False) -> Needed:
+    """Return what a training device needs: a peak has the gradient. A device that is lent keeps its
+    gradient meanwhile.
 
     Ranks that share the weights hold a part each, and gather one block after the other. Weights
     that are all trained are kept in float32: the parts of ranks are these, and gathered as
@@ -120,27 +116,27 @@ def trainer_needs(memory: Memory, use: Use) -> Needed:
     peak = _train(memory, use)
     if use.helps:
         peak = max(peak, _gradients(memory, use) + max(_denoise(memory, use), _decode(memory, use)))
-    network, averages = _network(memory, use) / use.ranks, float(use.averages)
+    network, adapter = _network(memory, use) / use.ranks, _adapter(memory, use)
     if use.rank:
-        trained = (3.0 + averages + use.compares) * _adapter(memory, use)
+        trained = adapter + use.sets.size(adapter, adapter, is_member=is_member)
     else:
-        masters, beside = _trained_weights(memory, use), use.item_bytes < TRAINED_BYTES
+        masters = _trained_weights(memory, use)
         network = masters if use.ranks > 1 else network
-        trained = (2.0 + averages + (beside and use.ranks == 1)) * masters
+        trained = use.sets.size(network, masters, is_member=is_member)
     return Needed(
         network=network,
         text=_text(memory, use) if use.helps and use.encodes else 0.0,
         decoder=memory.decoder_gib if use.helps else 0.0,
         trained=trained,
         peak=peak,
+        host=use.sets.on_host * _network(memory, use),
     )
 
 
 def member_needs(memory: Memory, use: Use) -> Needed:
-    """Return what a fluid device needs: a training device's that is lent, and beside its own sum of
-    gradients that of all (`shared.diffusion.device.held_bytes`)."""
-    needed = trainer_needs(memory, replace(use, helps=True, ranks=1))
-    return replace(needed, trained=needed.trained + 2 * _gradients(memory, use))
+    """Return what a fluid device needs: what a training device needs that is lent, and more sets
+    and sums."""
+    return trainer_needs(memory, replace(use, helps=True, ranks=1), is_member=True)
 
 
 def encoder_needs(memory: Memory, use: Use) -> Needed:
@@ -271,8 +267,7 @@ def _decode(memory: Memory, use: Use) -> float:
 
 
 def _gradients(memory: Memory, use: Use) -> float:
-    sums = 1 + use.sums_apart
-    return sums * _adapter(memory, use) if use.rank else _trained_weights(memory, use)
+    return use.sets.sums * (_adapter(memory, use) if use.rank else _trained_weights(memory, use))
 
 
 def _train(memory: Memory, use: Use) -> float:

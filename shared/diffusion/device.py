@@ -121,8 +121,8 @@ def held_bytes(
     recipe: Recipe, parts: Collection[Part], *, trains: bool, holding: Holding = AS_TRAINED
 ) -> int:
     """Returns the bytes that a device holds once it is loaded: weights, the network's as
-    ``holding`` says, and besides them the gradient and two moments of what is trained, or the next
-    version if it only generates. An encoder has weights alone.
+    ``holding`` says, and besides them what is trained with gradient, optimizer and sets of weights,
+    or the next version if it only generates. An encoder has weights alone.
 
     Raises:
         UserError: if the model's folder is none.
@@ -131,29 +131,34 @@ def held_bytes(
     held = weight_bytes(model.folder, model.dtype, parts, holding)
     if set(parts) == {"text"}:
         return held
+    network = weight_bytes(model.folder, model.dtype, {"transformer"})
     if model.trained == "full":
-        network = weight_bytes(model.folder, model.dtype, {"transformer"})
         return held + (_beside_all_weights(recipe, network) if trains else network)
-    if trains and trainer.sharded:  # a rank reads its share alone, of a network that is not trained
-        network = weight_bytes(model.folder, model.dtype, {"transformer"})
-        held -= network - network // trainer.devices
     targets = model.lora.targets or checked_family_of(model.folder).lora_targets
     adapter = adapter_bytes(model.folder, model.lora.rank, targets, frozen_layers(recipe))
-    if recipe.keeps_reference and trains:
-        held += adapter
-    if trains and recipe.schedule.is_fluid:  # the sum of all members beside its own gradient
-        return held + adapter * 6
-    return held + adapter * (4 if trains else 2)
+    if not trains:
+        return held + 2 * adapter
+    if trainer.sharded:  # a rank reads its share alone, of a network that is not trained
+        held -= network - network // trainer.devices
+    return held + adapter + _training_bytes(recipe, adapter, adapter)
 
 
 def _beside_all_weights(recipe: Recipe, network: int) -> int:
-    """Returns the bytes that a trainer of all weights holds beside a network of so many: masters of
-    half precision, the gradient and two moments. Of ranks that share them, each holds its part of
-    all, with masters in place of the network, so that it is less than nothing if they are many."""
-    in_float32 = network * max(1, 4 // ITEM_BYTES[recipe.model.dtype])
-    if recipe.trainer.sharded:
-        return 4 * in_float32 // recipe.trainer.devices - network
-    return (3 if in_float32 == network else 4) * in_float32
+    """Returns the bytes that a device that trains all weights holds beside a network of so many. Of
+    ranks that share them, each holds its part of all, with masters in place of the network, so that
+    it is less than nothing if they are many."""
+    in_float32 = network * max(1, ITEM_BYTES["float32"] // ITEM_BYTES[recipe.model.dtype])
+    if not recipe.trainer.sharded:
+        return _training_bytes(recipe, network, in_float32)
+    whole = in_float32 + _training_bytes(recipe, in_float32, in_float32)
+    return whole // recipe.trainer.devices - network
+
+
+def _training_bytes(recipe: Recipe, of_passes: int, in_float32: int) -> int:
+    """Returns the bytes of everything that training adds to one set of weights."""
+    sets, is_member = recipe.trained_sets, recipe.schedule.is_fluid
+    size = sets.size(of_passes, in_float32, is_member=is_member)
+    return int(size) + sets.sums * in_float32
 
 
 def visible(count: int, used: int) -> str:

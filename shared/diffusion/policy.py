@@ -139,7 +139,7 @@ def copy_policy(policy: LoadedPolicy, index: int) -> LoadedPolicy:
         network = model.transformer
         sets = WeightSets(network)
         if policy.sets.reference:
-            sets.reference = sets.copies(policy.sets.reference)
+            sets.copy_reference(policy.sets)
         return LoadedPolicy(
             model,
             device,
@@ -210,7 +210,7 @@ def _loaded(
     start = _start(recipe)
     policy = policy_of(recipe, model, device, place, start)
     if recipe.keeps_reference and trains:
-        policy.sets.reference = policy.sets.copies(trained_parameters(model.transformer))
+        policy.sets.keep_reference(on_host=table.trained == "full")
     if table.compile is None:
         return policy
     return replace(policy, compiled=compile_blocks(model.transformer))

@@ -5,10 +5,11 @@ computed. It takes every parameter of a block along, and puts back what the para
 was set up. An adapter is adopted by exchanging pointers (`shared.diffusion.weights`), so it has to
 stay out of that: it remains on the device, as does all that is outside of the blocks.
 
-It is for sampling alone: a backward pass would find the weights gone.
+It is for passes without gradients alone: a backward pass would find the weights gone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from torch import nn
 
 from shared.diffusion.experts import networks_of
 from shared.diffusion.weights import trained_parameters
+from shared.models.memory import BLOCK
+
+Tensors = Mapping[str, torch.Tensor]
 
 
 def stream(network: nn.Module, device: torch.device) -> None:
@@ -64,3 +68,42 @@ def _tensors(group: Any) -> list[torch.Tensor]:
     """Returns the parameters and buffers of a group and of its modules."""
     own = [*group.parameters, *group.buffers]
     return own + [t for m in group.modules for t in (*m.parameters(), *m.buffers())]
+
+
+@contextmanager
+def using_from_host(network: nn.Module, tensors: Tensors) -> Iterator[None]:
+    """Has a network compute with other trained weights, which lie on the host: those of a block
+    come to the device for each of its calls, all others at once."""
+    parameters, blocks = trained_parameters(network), dict[str, list[str]]()
+    for name in tensors:
+        found = BLOCK.match(name)
+        blocks.setdefault("" if found is None else found[0], []).append(name)
+    with ExitStack() as undo:
+        for block, names in blocks.items():
+            lent = _Lent({n: parameters[n] for n in names}, {n: tensors[n] for n in names})
+            if block:
+                module = network.get_submodule(block)
+                undo.enter_context(module.register_forward_pre_hook(lent.bring))
+                undo.enter_context(module.register_forward_hook(lent.put_back, always_call=True))
+            else:
+                undo.callback(lent.put_back)
+                lent.bring()
+        yield
+
+
+class _Lent:
+    """Parameters that hold other weights for a while."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], tensors: Tensors) -> None:
+        self._parameters, self._tensors = parameters, tensors
+        self._held: dict[str, torch.Tensor] = {}
+
+    def bring(self, *_: object) -> None:
+        self._held = {name: each.data for name, each in self._parameters.items()}
+        for name, each in self._parameters.items():
+            each.data = self._tensors[name].to(each.device, non_blocking=True)
+
+    def put_back(self, *_: object) -> None:
+        for name, held in self._held.items():
+            self._parameters[name].data = held
+        self._held = {}

@@ -2,14 +2,15 @@
 
     in use      the version that is trained; the network holds it
     old         the policy that samples, where that is not the one that is trained
-    reference   what KL and DPO compare with; it never changes
+    reference   what KL and DPO compare with; it never changes, and of all weights lies on the host
     start       what the batch's first update began from, around which later updates are clipped
     ahead       what updates have made of the version in use, which stays as it is until `take`
     before      what sampled the version before; fragments that it began go on with it
 
 The network computes with another set by exchanging pointers: nothing is copied, and gradients stay
 with the parameters. Only the holder of the device may do that. A step or a copy reads a set by its
-name, whichever set the network uses at that time. `shared.recipe.held_sets` counts the sets.
+name, whichever set the network uses at that time. `TrainedSets` (`shared.models.memory`) counts
+the sets.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from shared.diffusion.streaming import using_from_host
 from shared.diffusion.weights import trained_parameters
 
 Tensors = Mapping[str, Tensor]
@@ -40,12 +42,12 @@ class VersionSets:
 
 class WeightSets:
     def __init__(self, network: nn.Module) -> None:
-        self._parameters = trained_parameters(network)
+        self._network, self._parameters = network, trained_parameters(network)
         self.old: dict[str, Tensor] = {}
         """Empty unless the run keeps an old policy."""
         self.old_differs = False
         """Whether the old policy holds other weights than the version in use."""
-        self.reference: dict[str, Tensor] = {}
+        self.reference: Tensors = {}
         self.start: dict[str, Tensor] = {}
         self._in_use: Tensors = {}
         """Noted by `settle`."""
@@ -74,6 +76,19 @@ class WeightSets:
             name: tensors[name].detach().to(each.device, copy=True)
             for name, each in self._parameters.items()
         }
+
+    def keep_reference(self, *, on_host: bool) -> None:
+        """Keep what the network holds as what it is compared with."""
+        if not on_host:
+            self.reference = self.copies(self._parameters)
+            return
+        copied = {n: each.detach().to("cpu", copy=True) for n, each in self._parameters.items()}
+        pins = torch.cuda.is_available()
+        self.reference = {n: each.pin_memory() if pins else each for n, each in copied.items()}
+
+    def copy_reference(self, other: "WeightSets") -> None:
+        """Compare with what another device of this process compares with."""
+        self.reference = other.reference if other._comes_from_host else self.copies(other.reference)
 
     # The old policy.
 
@@ -147,6 +162,18 @@ class WeightSets:
     def training(self) -> AbstractContextManager[None]:
         """Have the network use what the next update begins from, with gradients."""
         return self.using(self._ahead) if self._ahead else nullcontext()
+
+    def comparing(self) -> AbstractContextManager[None]:
+        """Have the network use the reference, without gradients."""
+        if self._comes_from_host:
+            return using_from_host(self._network, self.reference)
+        return self.using(self.reference)
+
+    @property
+    def _comes_from_host(self) -> bool:
+        """Whether the reference lies elsewhere than the network."""
+        here = {each.device for each in self._parameters.values()}
+        return not here >= {each.device for each in self.reference.values()}
 
     @contextmanager
     def using(self, tensors: Tensors) -> Iterator[None]:

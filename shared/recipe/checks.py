@@ -237,15 +237,11 @@ def _check_full(tables: Tables) -> None:
             "model.dtype: gradients of all weights underflow in float16; use "
             '"bfloat16" or "float32", or model.trained "lora"'
         )
-    if ALGORITHMS[tables.algorithm.name].needs_base:
+    if tables.keeps_reference and tables.trainer.sharded:
         raise ValueError(
-            f"model.trained: {tables.algorithm.name} compares the model with what it was, which "
-            'is the model without its adapter; use "lora"'
-        )
-    if tables.algorithm.kl_beta:
-        raise ValueError(
-            "algorithm.kl_beta: the reference is the model with another adapter, or without one; "
-            'set it to 0, or model.trained to "lora"'
+            "trainer.sharded: devices do not share the weights that all weights are compared with "
+            "(algorithm.kl_beta, or dpo); set it to false, algorithm.kl_beta to 0, or "
+            'model.trained to "lora"'
         )
 
 
@@ -271,6 +267,7 @@ def _check_compiled(tables: Tables) -> None:
     for field, is_set, otherwise in (
         ("rollout.memory", tables.rollout.memory == "streamed", 'set it to "resident"'),
         ("trainer.sharded", tables.trainer.sharded, "set it to false"),
+        ("algorithm.kl_beta", tables.trained_sets.on_host > 0, "compare with no reference"),
     ):
         if is_set:
             raise ValueError(f"{field}: {moves}, {otherwise}, or leave model.compile out")

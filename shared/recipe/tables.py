@@ -14,7 +14,7 @@ from shared.messages.contracts import MAX_GROUP_SIZE
 from shared.messages.records import MAX_TEXT, Token
 from shared.models.attention import check_backend
 from shared.models.hub import ID_PATTERN, REVISION_PATTERN, commit_of, place
-from shared.models.memory import Form, Holding, Part, Residence
+from shared.models.memory import Form, Holding, Part, Residence, TrainedSets
 from shared.recipe.dataset import Dataset
 from shared.recipe.fields import NonNegative, Positive, Rate, Table
 from shared.recipe.rewards import Evaluation, Reward
@@ -266,15 +266,28 @@ class Tables(Table):
 
     @property
     def reference(self) -> Literal["base", "adapter"]:
-        """What the KL and DPO compare the trained network with: the model without an adapter, or
-        with the one that the run began from."""
+        """What the KL and DPO compare the trained network with: the model as it was, or with the
+        adapter that the run began from."""
         return self.algorithm.reference or ("base" if self.model.adapter is None else "adapter")
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether devices that train hold a copy of the adapter that the run began from."""
+        """Whether devices that train hold a copy of the weights that the run began from: the model
+        without its adapter needs none."""
         compares = self.algorithm.kl_beta > 0 or ALGORITHMS[self.algorithm.name].needs_base
-        return compares and self.reference == "adapter"
+        return compares and (self.reference == "adapter" or self.model.trained == "full")
+
+    @property
+    def trained_sets(self) -> TrainedSets:
+        """What a device that trains holds of the trained weights beside those of its network."""
+        old, full = self.keeps_old_policy, self.model.trained == "full"
+        return TrainedSets(
+            kept=old + (self.keeps_reference and not full) + self.keeps_batch_start,
+            on_host=int(self.keeps_reference and full),
+            ahead=2 + old if self.schedule.staleness_limit else 0,
+            averages=int(self.trainer.ema is not None),
+            sums=1 + self.sums_apart,
+        )
 
     @property
     def checkpoint_every(self) -> int:

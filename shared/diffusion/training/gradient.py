@@ -300,7 +300,7 @@ class GradientTransaction:
         """Returns the velocities (B, ...) of the reference: a set of its own, or the network
         without its adapter."""
         if self.sets.reference:
-            with self.sets.using(self.sets.reference):
+            with self.sets.comparing():
                 return self.velocity(latents, sigma, conditions)
         self._make_ready()
         self._pass_by_adapter(True)

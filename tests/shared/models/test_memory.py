@@ -3,6 +3,7 @@
 import json
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
@@ -17,6 +18,7 @@ from tests.paths import DIGITS, ROOT
 FOLDER = ROOT / "models" / "digits"
 ALL: tuple[Part, ...] = ("transformer", "text", "decoder")
 RECIPE = load_recipe(DIGITS)
+ADAPTER = held_bytes(RECIPE, [], trains=False) // 2
 
 
 def elements(*folders: str) -> int:
@@ -92,10 +94,9 @@ def test_an_adapter_counts_the_matrices_that_it_changes(tmp_path: Path) -> None:
 
 
 def test_a_trainer_that_is_not_lent_needs_no_encoders_and_holds_the_optimizers_state() -> None:
-    adapter = held_bytes(RECIPE, [], trains=False) // 2
-    assert adapter > 0
+    assert ADAPTER > 0
     assert held_bytes(RECIPE, ["transformer"], trains=True) == (
-        4 * elements("transformer") + 4 * adapter
+        4 * elements("transformer") + 4 * ADAPTER
     )
     full = override(RECIPE, {"model.trained": "full", "algorithm.kl_beta": 0.0})
     network = 4 * elements("transformer")
@@ -110,7 +111,40 @@ def test_a_trainer_that_is_not_lent_needs_no_encoders_and_holds_the_optimizers_s
     shared = override(half, {"trainer.devices": 8, "trainer.sharded": True})
     assert held_bytes(shared, ["transformer"], trains=True) == (4 + 4 + 8) * number // 8
     adapted = override(RECIPE, {"trainer.devices": 8, "trainer.sharded": True})
-    assert held_bytes(adapted, ["transformer"], trains=True) == network // 8 + 4 * adapter
+    assert held_bytes(adapted, ["transformer"], trains=True) == network // 8 + 4 * ADAPTER
+
+
+NFT = {
+    "algorithm.name": "diffusion-nft", "algorithm.nft_decay": 1, "algorithm.advantage_std": "group",
+}  # fmt: skip
+ALL_WEIGHTS = {"model.trained": "full", "algorithm.kl_beta": 0.0, "model.dtype": "bfloat16"}
+AHEAD = {"schedule.max_staleness": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_passes", "in_float32"),
+    [
+        # gradient, its copy, the total of all members and two moments
+        ({}, 0, 5),
+        ({"trainer.ema": 0.9}, 0, 6),
+        (AHEAD, 2, 5),
+        (NFT, 1, 5),
+        (NFT | AHEAD, 4, 5),
+        (ALL_WEIGHTS, 0, 6),
+        (ALL_WEIGHTS | AHEAD, 2, 6),
+    ],
+)
+def test_a_fluid_device_counts_each_set_of_what_it_trains(
+    changes: dict[str, Any], of_passes: int, in_float32: int
+) -> None:
+    fluid = {"schedule.mode": "fluid", "rollout.workers": 0, "trainer.updates": 1}
+    recipe = override(RECIPE, fluid | changes)
+    network = 4 * elements("transformer") // (2 if recipe.model.dtype == "bfloat16" else 1)
+    one, wide = (network, 2 * network) if recipe.model.trained == "full" else (ADAPTER, ADAPTER)
+    own = 0 if recipe.model.trained == "full" else ADAPTER
+    assert held_bytes(recipe, ["transformer"], trains=True) == (
+        network + own + of_passes * one + in_float32 * wide
+    )
 
 
 @pytest.mark.parametrize("index", [None, "[]", "{"])

@@ -87,7 +87,15 @@ def test_keys_of_windows_that_a_name_implies_are_left_out_where_steps_are_drawn(
             "trainer.hosts: devices that share their weights or are on several hosts do not",
         ),
         ({"model.trained": "full", "model.dtype": "float16"}, "model.dtype: gradients of all"),
-        ({"model.trained": "full", "algorithm.kl_beta": 0.1}, "algorithm.kl_beta: the reference"),
+        (
+            {
+                "model.trained": "full",
+                "algorithm.kl_beta": 0.1,
+                "trainer.sharded": True,
+                "trainer.devices": 2,
+            },
+            "trainer.sharded: devices do not share the weights that all weights are compared with",
+        ),
         (
             {"rollout.memory": "streamed", "rollout.weights": "nf4"},
             'rollout.memory: the scales of "nf4" would not move',

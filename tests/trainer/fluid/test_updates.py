@@ -51,11 +51,18 @@ def versions(director: Director) -> set[int | None]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        pytest.param({"schedule__max_staleness": 1}, marks=pytest.mark.slow),
-        pytest.param(ALL_WEIGHTS, marks=pytest.mark.slow),
+        pytest.param({}, id="on-policy"),
+        pytest.param({"schedule__max_staleness": 1}, id="one step ahead", marks=pytest.mark.slow),
+        pytest.param(ALL_WEIGHTS, id="all weights", marks=pytest.mark.slow),
+        pytest.param(
+            {**ALL_WEIGHTS, "schedule__max_staleness": 1}, id="all weights, one step ahead"
+        ),
+        pytest.param(
+            {"model__trained": "full", "schedule__max_staleness": 1},
+            id="all weights with KL, one step ahead",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["on-policy", "one step ahead", "all weights"],
 )
 def test_the_updates_of_a_batch_are_those_of_one_trainer(
     nats_url: str, tmp_path: Path, recipe: Recipe, changes: dict[str, Any]
