@@ -1,6 +1,6 @@
 """A plain loop of diffusers and peft: what a run's update has to be, without its training code.
 
-Of the project it takes seeds, the order of prompts, where windows begin, and the scorer. Which
+Of the project it takes seeds, sigmas, the order of prompts, where windows begin, and the scorer. Which
 version generates a group is what the commit record says. A batch begins with the stored weights of
 its version; the optimizer's moments are the loop's own from the first batch on.
 """
@@ -17,6 +17,7 @@ from services.reward.scorers.digits import DigitProbability
 from shared.learning.prompts import PromptOrder, read_prompts
 from shared.learning.seeds import group_seed, sample_seed
 from shared.learning.windows import Windows
+from shared.recipe.grid import sigmas_of
 from shared.recipe.recipe import Recipe
 from shared.run.commits import TrainedGroup
 
@@ -46,7 +47,7 @@ class PlainLoop:
 
         torch.set_num_threads(1)
         self.recipe, self.seed = recipe, recipe.run.seed
-        self.sigmas = torch.tensor(recipe.sampling.sigmas, dtype=torch.float32)
+        self.sigmas = torch.tensor(sigmas_of(recipe.sampling), dtype=torch.float32)
         self.pipeline: Any = StableDiffusion3Pipeline.from_pretrained(recipe.model.folder)
         self.network = self.pipeline.transformer.requires_grad_(False).eval()
         lora = recipe.model.lora
@@ -77,10 +78,7 @@ class PlainLoop:
         groups = [self.generate(batch, each) for each in trained]
         self.use(self.versions[batch])
         table, size = self.recipe.trainer, len(groups) // self.recipe.trainer.updates
-        assert table.decay_steps is not None
-        progress = batch / table.decay_steps
-        for each in self.optimizer.param_groups:
-            each["lr"] = table.learning_rate * (1 + math.cos(math.pi * progress)) / 2
+        self.set_learning_rate(batch)
         for update in range(table.updates):
             part = groups[update * size : (update + 1) * size]
             proximal = [self.log_prob_by(group, self.versions[batch]) for group in part]
@@ -91,6 +89,13 @@ class PlainLoop:
             torch.nn.utils.clip_grad_norm_(self.weights.values(), table.max_grad_norm)
             self.optimizer.step()
         return {name: each.detach().clone() for name, each in self.weights.items()}
+
+    def set_learning_rate(self, batch: int) -> None:
+        table = self.recipe.trainer
+        assert table.decay_steps is not None
+        progress = batch / table.decay_steps
+        for each in self.optimizer.param_groups:
+            each["lr"] = table.learning_rate * (1 + math.cos(math.pi * progress)) / 2
 
     @torch.no_grad()
     def generate(self, batch: int, committed: TrainedGroup) -> Group:
@@ -121,19 +126,20 @@ class PlainLoop:
                 log_probs = self.log_prob(arrived, mean, std)
             else:
                 x = x + (self.sigmas[step + 1] - self.sigmas[step]) * v
+        advantages = self.advantages(x, prompt.metadata, committed)
+        return Group(text, pooled, start, index, arrived, log_probs, advantages, version == batch)
+
+    def advantages(self, x: Tensor, metadata: Any, committed: TrainedGroup) -> Tensor:
+        """(G,) of finished samples"""
         vae = self.pipeline.vae
         pixels = vae.decode(x / vae.config.scaling_factor + vae.config.shift_factor).sample
         images = ((pixels / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).numpy()
-        rewards = torch.tensor(
-            self.scorer.score(images, [prompt.metadata] * size), dtype=torch.float64
-        )
+        rewards = torch.tensor(self.scorer.score(images, [metadata] * len(x)), dtype=torch.float64)
         # A pixel on the border of two bytes may be rounded the other way: then it is the recorded
         # reward that was trained on.
         recorded = torch.tensor(committed.rewards, dtype=torch.float64)
         assert torch.allclose(rewards, recorded, rtol=0, atol=0.01)
-        rewards = recorded
-        advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-4)
-        return Group(text, pooled, start, index, arrived, log_probs, advantages, version == batch)
+        return (recorded - recorded.mean()) / (recorded.std(correction=0) + 1e-4)
 
     def loss(self, group: Group, proximal: Tensor, *, is_first: bool) -> Tensor:
         """(G,)"""

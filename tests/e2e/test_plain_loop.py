@@ -18,10 +18,12 @@ from shared.run.shards import open_tensors
 from shared.store import open_store
 from tests.e2e.local_run import LocalRun, StartRun
 from tests.e2e.plain_loop import PlainLoop
-from tests.paths import DEMO
+from tests.e2e.plain_nft import PlainNft
+from tests.paths import DEMO, RECIPES
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(600)]
 
+NFT = RECIPES / "digits-nft.toml"
 STEPS = 4
 TOLERANCE = 1e-4
 """Of an update's length."""
@@ -40,14 +42,18 @@ ALL = [
 ]
 
 
-async def read(folder: Path) -> tuple[list[CommitRecord], list[dict[str, Tensor]]]:
-    """Return the commit records, and the weights of each version."""
+Weights = list[dict[str, Tensor]]
+
+
+async def read(folder: Path) -> tuple[list[CommitRecord], Weights, Weights]:
+    """Return the commit records, and of each version the weights that are trained and those that
+    sample."""
     store = open_store(ServiceSettings(run=folder.name).store)
     chain = await commit_chain(store, folder.name)
-    return chain, [
-        await whole_tensors(await open_tensors(store, each.weights, each.policy.weights_digest))
-        for each in chain
-    ]
+    trained = [await open_tensors(store, *each.learned) for each in chain]
+    sampling = [await open_tensors(store, r.weights, r.policy.weights_digest) for r in chain]
+    whole = [[await whole_tensors(each) for each in sets] for sets in (trained, sampling)]
+    return chain, whole[0], whole[1]
 
 
 def recipe_of(mode: str, updates: int, staleness: int, loss: str) -> Recipe:
@@ -65,11 +71,7 @@ def test_each_update_is_that_of_a_plain_loop(
 ) -> None:
     recipe = recipe_of(mode, updates, staleness, loss)
     path = tmp_path / "plain.json"
-    path.write_text(recipe.model_dump_json())
-    run: LocalRun = start_run("--steps", str(STEPS), recipe=path)
-    assert run.finish()["commits"] == STEPS
-    with store_of(find_run(run.folder.name, run.folder.parent)):
-        chain, weights = asyncio.run(read(run.folder))
+    chain, weights, _ = finished(start_run, recipe, path)
     loop, staleness_found = PlainLoop(recipe, weights), set()
     for batch, record in enumerate(chain[1:]):
         staleness_found |= {batch - group.policy_version for group in record.trained}
@@ -79,6 +81,42 @@ def test_each_update_is_that_of_a_plain_loop(
         assert wanted.norm() > 0.01
         assert float((found - wanted).norm() / wanted.norm()) <= TOLERANCE, batch
     assert staleness_found == set(range(staleness + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("mode", ["roles", "fluid"])
+def test_each_update_and_what_samples_it_is_that_of_a_plain_loop_with_an_old_policy(
+    start_run: StartRun, tmp_path: Path, mode: str, staleness: int
+) -> None:
+    changes = {
+        **(FLUID if mode == "fluid" else {}), "batch.group_size": 8, "schedule.fragment_size": 8,
+        "trainer.micro_batch": 8, "evaluation.samples_per_prompt": 1, "trainer.updates": 2,
+        "run.keep_last": STEPS + 1, "schedule.max_staleness": staleness,
+    }  # fmt: skip
+    recipe = override(load_recipe(NFT), changes)
+    chain, trained, sampling = finished(start_run, recipe, tmp_path / "nft.json")
+    loop = PlainNft(recipe, trained, sampling)
+    for batch, record in enumerate(chain[1:]):
+        wanted, follows = loop.update(batch, record.trained)
+        update = flat(wanted) - flat(trained[batch])
+        found = flat(trained[batch + 1]) - flat(trained[batch])
+        assert update.norm() > 0.01
+        assert float((found - update).norm() / update.norm()) <= TOLERANCE, batch
+        lag = flat(sampling[batch + 1]) - flat(follows)
+        assert float(lag.norm() / update.norm()) <= TOLERANCE, batch
+        assert record.learned.digest != record.policy.weights_digest
+
+
+def finished(
+    start_run: StartRun, recipe: Recipe, path: Path
+) -> tuple[list[CommitRecord], Weights, Weights]:
+    """Run a recipe to its end."""
+    path.write_text(recipe.model_dump_json())
+    run: LocalRun = start_run("--steps", str(STEPS), recipe=path)
+    assert run.finish()["commits"] == STEPS
+    with store_of(find_run(run.folder.name, run.folder.parent)):
+        return asyncio.run(read(run.folder))
 
 
 def flat(tensors: Any) -> Tensor:
