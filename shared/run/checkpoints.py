@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgpack
+import structlog
 from pydantic import ValidationError
 
 from shared.errors import ContractError, IntegrityError
@@ -20,6 +21,9 @@ from shared.messages.records import Count, Digest, Record, Token
 from shared.run.commits import CommitRecord, Named, read_commit
 from shared.run.layout import KEPT_BATCHES, batch_folder, numbers_in, state_key
 from shared.store import ObjectStore
+from shared.telemetry import CORRUPT
+
+log = structlog.get_logger()
 
 COMMANDS = ".groups"
 """Suffix of an object with the commands of a batch."""
@@ -55,13 +59,16 @@ async def add_checkpoint(store: ObjectStore, record: CommitRecord, checkpoint: O
 
 
 async def read_checkpoint(store: ObjectStore, run: str, version: int) -> CheckpointRecord | None:
-    """Raises ContractError if the object is no record."""
+    """Return the record of a version's optimizer state; None if there is none. A damaged record is
+    none either: an older state leads to the version as well."""
     key = state_key(run, version)
     data = await store.read(key)
     try:
         return None if data is None else CheckpointRecord.model_validate_json(data)
-    except ValidationError as error:
-        raise ContractError(f"{key} is not a checkpoint record") from error
+    except ValidationError:
+        CORRUPT.labels(what="checkpoint").inc()
+        log.error("checkpoint_record_damaged", key=key, then="an older optimizer state is used")
+        return None
 
 
 async def checkpoint_of(store: ObjectStore, record: CommitRecord) -> ObjectRef | None:

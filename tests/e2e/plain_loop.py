@@ -1,8 +1,8 @@
 """A plain loop of diffusers and peft: what a run's update has to be, without its training code.
 
-Of the project it takes seeds, sigmas, the order of prompts, where windows begin, and the scorer. Which
-version generates a group is what the commit record says. A batch begins with the stored weights of
-its version; the optimizer's moments are the loop's own from the first batch on.
+Of the project it takes seeds, sigmas, the order of prompts, where windows begin, and the scorer.
+Which version generates a group is what the commit record says. A batch begins with the stored
+weights of its version; the optimizer's moments are the loop's own from the first batch on.
 """
 
 import math

@@ -14,13 +14,16 @@ from services.trainer.batch.training import BatchInTraining, BatchTraining
 from services.trainer.devices import loan_agent
 from services.trainer.devices.loan_agent import LoanAgent
 from services.trainer.devices.pool import DevicePool, QueuedSlices
+from services.trainer.fluid import committing
 from services.trainer.fluid.ledger import Ledger
 from services.trainer.fluid.pieces import DeviceWork
 from services.trainer.fluid.rounds import Rounds
 from services.trainer.fluid.versions import MemberVersions
+from services.trainer.versions import store_sets
 from shared.bus.queue import Delivery
 from shared.devices.loan import Loan, apply
-from shared.messages.contracts import Policy, SetDevice
+from shared.messages.contracts import ObjectRef, Policy, SetDevice
+from tests.world.draws import Draw
 from tests.world.plants import (
     all_of,
     anywhere,
@@ -33,6 +36,20 @@ from tests.world.plants import (
     patched,
     plant,
 )
+
+
+def keeps_old_policy(drawn: Draw) -> bool:
+    return drawn.setting.lags
+
+
+@plant(all_of(is_fluid, keeps_old_policy))
+def a_commit_names_only_what_samples() -> AbstractContextManager[None]:
+    async def stored(*given: Any) -> tuple[ObjectRef, None]:
+        trained, sampling = await store_sets(*given)
+        return sampling or trained, None
+
+    return patched((committing, "store_sets", stored))
+
 
 _NOTHING = lambda *_, **__: None  # noqa: E731
 

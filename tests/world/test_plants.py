@@ -34,6 +34,7 @@ FOUND = {
     "a_share_is_counted_twice": (313, "failed 3 times"),
     "a_sum_is_exchanged_whatever_is_in_it": (6, "are not trained once"),
     "a_member_that_differs_goes_on": (285, "trained to others"),
+    "a_commit_names_only_what_samples": (121, "trained to others"),
     "a_member_takes_a_second_sum": (313, "not finished"),
     "gradients_are_taken_at_whatever_weights_there_are": (285, "are not trained once"),
     "an_update_is_trained_at_the_weights_before": (285, "are not trained once"),

@@ -16,7 +16,7 @@ from shared.run.checkpoints import (
     stored_versions,
 )
 from shared.run.commits import CommitRecord, TrainedGroup, commit, record_digest
-from shared.run.layout import checkpoints_folder, weights_folder
+from shared.run.layout import checkpoints_folder, state_key, weights_folder
 from shared.run.retention import Retention
 from shared.store import ObjectStore
 from tests import examples
@@ -50,6 +50,17 @@ async def run_of(store: ObjectStore, every: int, number: int) -> list[CommitReco
             if version:
                 await add_checkpoint(store, record, state)
     return chain
+
+
+async def test_a_damaged_record_of_a_checkpoint_counts_as_none(folder_store: ObjectStore) -> None:
+    chain = await run_of(folder_store, 3, 9)
+    key = state_key(RUN, 6)
+    await folder_store.delete([key])
+    await folder_store.create(key, b"{")
+    assert (await newest_checkpoint(folder_store, chain[6])).version == 3
+    checkpoints = Checkpoints(folder_store, RUN)
+    await checkpoints.look()
+    assert sorted(checkpoints.known) == [3]
 
 
 async def test_the_newest_complete_checkpoint_is_found(folder_store: ObjectStore) -> None:
