@@ -5,10 +5,13 @@ import gc
 import os
 import subprocess
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import structlog
+import typer
+import typer.testing
 from hypothesis import HealthCheck, settings
 
 from digenrl.local.brokers import Brokers, Program, plan_brokers, wait_ready
@@ -28,6 +31,8 @@ settings.register_profile(
 settings.register_profile("random", settings.get_profile("same"), derandomize=False)
 settings.load_profile(os.environ.get("DIGENRL_EXAMPLES", "same"))
 
+typer.testing._get_command = cache(typer.main.get_command)  # type: ignore[attr-defined]
+"""It builds all of the command line for each command that a test types."""
 BROKERS = {"brokers", "start_run"}
 """Fixtures that start brokers; the others of brokers ask for these."""
 

@@ -20,6 +20,7 @@ PAGES = [
 ]  # fmt: skip
 ACTIVATION = ". .venv/bin/activate"
 COMMAND = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*((?:\.venv/bin/)?digenrl(?: .*)?)$")
+COMMAND_LINE: click.Command = typer.main.get_command(app)  # type: ignore[assignment]
 STANDS_FOR_SOMETHING = ("...", "|", "RECIPE")
 
 
@@ -48,7 +49,7 @@ WRITTEN = [
 
 def parse(arguments: list[str]) -> None:
     """Parses as the command line does and runs nothing; raises UsageError for what is refused."""
-    at: click.Command = typer.main.get_command(app)  # type: ignore[assignment]
+    at = COMMAND_LINE
     try:
         context = at.make_context("digenrl", list(arguments), resilient_parsing=not arguments[1:])
         while hasattr(at, "resolve_command"):

@@ -1,8 +1,11 @@
 """Small random models of every family, as diffusers folders: what the real ones are loaded by."""
 
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -57,8 +60,16 @@ def build(family: str, seed: int = 0) -> Any:
     return pipeline
 
 
+@cache
+def _saved(family: str, seed: int) -> "TemporaryDirectory[str]":
+    kept = TemporaryDirectory(ignore_cleanup_errors=True)
+    build(family, seed).save_pretrained(kept.name)
+    return kept
+
+
 def save(family: str, folder: Path, seed: int = 0) -> Path:
-    build(family, seed).save_pretrained(folder)
+    """Copy the model, which a process builds once."""
+    shutil.copytree(_saved(family, seed).name, folder, dirs_exist_ok=True)
     return folder
 
 

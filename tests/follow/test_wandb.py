@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from wandb.proto.wandb_internal_pb2 import Record
 
 from digenrl.evaluation.records import Evaluations
 from digenrl.evaluation.told import Teller
@@ -32,6 +31,8 @@ def follow(run: Run, folder: Path, mode: str = "offline") -> "subprocess.Complet
 
 
 def records(folder: Path) -> list[Any]:
+    from wandb.proto.wandb_internal_pb2 import Record  # which no other test needs
+
     files = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
     return [Record.FromString(data) for path in files for data in chunks(path.read_bytes())]
 

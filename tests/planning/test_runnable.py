@@ -105,7 +105,7 @@ def test_devices_that_no_recipe_can_use_so_are_refused_with_the_reason() -> None
         plan_split(FLUX, {"H100": 16}, colocated, effort=QUICK, host_gpus=8)
 
 
-def test_a_plan_prints_the_keys_of_its_rows() -> None:
+def test_a_plan_prints_the_keys_of_its_rows(planned_once: None) -> None:
     words = ["plan", "--profile", "qwen-image", "--devices", "h100=3", "--host-gpus", "3"]
     shown = CliRunner().invoke(app, words, catch_exceptions=False).output
     assert "to write into a recipe, in the same order:" in shown

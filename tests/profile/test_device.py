@@ -26,6 +26,8 @@ from shared.errors import UserError
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
+IN_MINIATURE = (ModelName.qwen_image, ModelName.hunyuanvideo)
+"""An image and a video. A network of each kind is run by another test."""
 MEASURED = (
     "rollout.call_seconds", "rollout.sample_seconds", "rollout.memory_gib",
     "variants.lora.rho", "variants.lora.memory_gib", "variants.lora.optimizer_seconds",
@@ -66,7 +68,13 @@ def at_full_size(architecture: Architecture) -> Network:
     return Network(architecture=architecture, transformer=transformer.to(DTYPE), device=META)
 
 
-@pytest.mark.parametrize("model", ModelName)
+@pytest.mark.parametrize(
+    "model",
+    [
+        each if each in IN_MINIATURE else pytest.param(each, marks=pytest.mark.slow)
+        for each in ModelName
+    ],
+)
 def test_each_architecture_is_measured_in_miniature(model: ModelName, tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     before = sorted(PROFILES.iterdir())

@@ -42,22 +42,18 @@ def read(paths: list[Path]) -> npt.NDArray[np.uint8]:
     return np.stack([np.asarray(Image.open(path)) for path in paths if path.suffix == ".png"])
 
 
-FULL = ("sd3", "wan", "wan22")
-"""Pipelines whose whole network is trained and exported as well."""
 EXPERTS = {"lora": "both", "lora, high": "high", "lora, low": "low"}
+QUICK = [("sd3", "lora"), ("wan", "lora"), ("wan22", "lora"), ("sd3", "full"), ("wan22", "full")]
+"""An image, a video and two networks; adapters of all families are drawn by the card's code
+(test_card.py)."""
+SLOW = [
+    *((family, "lora") for family in tiny_models.FAMILIES if family not in ("sd3", "wan")),
+    ("wan22", "lora, high"), ("wan22", "lora, low"), ("wan", "full"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("family", "what"),
-    [
-        *((family, "lora") for family in tiny_models.FAMILIES),
-        ("wan22", "lora"),
-        *(
-            pytest.param("wan22", f"lora, {which}", marks=pytest.mark.slow)
-            for which in ("high", "low")
-        ),
-        *((family, "full") for family in FULL),
-    ],
+    ("family", "what"), [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)]
 )
 def test_diffusers_makes_the_same_of_what_is_exported(
     family: str, what: str, tmp_path: Path

@@ -46,7 +46,7 @@ async def test_the_page_follows_the_run_and_pauses_it(tmp_path: Path) -> None:
         tab.check()
 
 
-@pytest.mark.parametrize("view", ["laptop", "phone"])
+@pytest.mark.parametrize("view", ["laptop", pytest.param("phone", marks=pytest.mark.slow)])
 async def test_a_browser_signs_in_by_a_link_and_is_led_to_one_when_its_session_ends(
     tmp_path: Path, view: str
 ) -> None:

@@ -56,10 +56,10 @@ def recipe_of(name: str, **changes: object) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def policy() -> LoadedPolicy:
-    """Load a policy with an adapter that changes what is sampled."""
-    torch.set_num_threads(1)
-    loaded = load_policy(recipe_of("flow-grpo"), {"transformer", "text", "decoder"})
+def policy(recipe: Recipe) -> LoadedPolicy:
+    """Load two blocks of the network with an adapter that changes what is sampled."""
+    small = override(recipe_of("flow-grpo"), {"model.folder": recipe.model.folder})
+    loaded = load_policy(small, {"transformer", "text", "decoder"})
     generator = torch.Generator().manual_seed(3)
     tensors = trained_tensors(loaded.model.transformer)
     moved = {n: 0.1 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
