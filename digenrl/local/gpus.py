@@ -19,7 +19,7 @@ from shared.errors import UserError
 from shared.recipe.recipe import Recipe
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-TRAINER, EVALUATOR, REPORT = "trainer-0", "evaluator", "report"
+EVALUATOR, REPORT = "evaluator", "report"
 DRIVER = Path("/proc/driver/nvidia/gpus")
 """Holds a folder per GPU if the driver is installed, even without its programs."""
 ANSWER_S = 30
@@ -81,9 +81,9 @@ def assign_gpus(recipe: Recipe, gpus: Sequence[str]) -> Assignment:
 
 def trainers_of(recipe: Recipe) -> list[str]:
     """Return the names of the trainer's processes on this host."""
-    if not recipe.schedule.is_fluid:
-        return [TRAINER]
-    return [f"trainer-{number}" for number in range(recipe.trainer.devices)]
+    trainer = recipe.trainer
+    number = trainer.devices // trainer.ranks if recipe.schedule.is_fluid else 1
+    return [f"trainer-{each}" for each in range(number)]
 
 
 def _takers(

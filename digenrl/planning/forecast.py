@@ -302,7 +302,9 @@ def _needs(profile: Profile, use: Use, own: Own) -> Iterator[Need]:
         words = "generate with a streamed network"
         yield Need("generate_streamed", words, streaming, needed)
     if own.schedule.is_fluid:
-        words = "generate and train as a fluid device"
+        words = (
+            "train as a shard group" if use.ranks > 1 else "generate and train as a fluid device"
+        )
         yield Need("fluid", words, split.trainer, member_needs(memory, use))
     else:
         yield Need("train", "train", split.trainer, trainer_needs(memory, use))

@@ -30,7 +30,7 @@ def own_split(
         UserError: if there are too few, or they do not hold what they are to hold, with the remedy.
     """
     _check_number(recipe, devices)
-    if recipe.schedule.is_fluid:
+    if recipe.schedule.is_fluid and not recipe.trainer.sharded:
         return _fluid(recipe, profile, devices, remedy)
     trainer = _trainer(recipe, profile, devices, host_gpus, remedy)
     left = {kind: count - trainer.get(kind, 0) for kind, count in devices.items()}

@@ -60,11 +60,9 @@ def why_not(
 
 
 def _why_not_fluid(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:
-    reason = refusal(
-        devices=sum(split.trainer.values()),
-        sharded=profile.variant.sharded,
-        max_staleness=schedule.max_staleness,
-    )
+    if profile.variant.sharded:
+        return "has fluid devices that share their weights, which are not simulated"
+    reason = refusal(devices=sum(split.trainer.values()))
     return reason or too_small(profile, split, schedule)
 
 

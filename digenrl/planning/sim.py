@@ -66,7 +66,9 @@ def simulated(
 
 def _check_fluid(profile: Profile, comparing: bool) -> None:
     if profile.variant.sharded:
-        raise UserError("--mode: every fluid device holds all weights; use --variant lora")
+        raise UserError(
+            "--mode: fluid devices that share their weights are not simulated; use --variant lora"
+        )
     if comparing:
         raise UserError("--compare: adds one technique after the other; leave out --mode fluid")
 

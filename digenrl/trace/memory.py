@@ -134,9 +134,9 @@ def trainer_needs(memory: Memory, use: Use, *, is_member: bool = False) -> Neede
 
 
 def member_needs(memory: Memory, use: Use) -> Needed:
-    """Return what a fluid device needs: what a training device needs that is lent, and more sets
-    and sums."""
-    return trainer_needs(memory, replace(use, helps=True, ranks=1), is_member=True)
+    """Return what a fluid device needs: what a training device needs that is lent, or that shares
+    its weights with other ranks and is not, and more sets and sums."""
+    return trainer_needs(memory, replace(use, helps=use.ranks == 1), is_member=True)
 
 
 def encoder_needs(memory: Memory, use: Use) -> Needed:

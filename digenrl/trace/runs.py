@@ -104,7 +104,7 @@ def trace(recipe: Recipe, setting: Setting, *, is_published: bool, say: Say) -> 
     steps, decoded, media = _generation(recipe, setting, traced)
     train, sharded = None, None
     if recipe.trainer.sharded:
-        say(f"training on one of {recipe.trainer.devices} ranks that share the weights")
+        say(f"training on one of {recipe.trainer.ranks} ranks that share the weights")
         sharded = _sharded(recipe, setting)
     else:
         rows = " and ".join(str(chunk.rows) for chunk in setting.chunks)
@@ -289,7 +289,7 @@ def _conditions(recipe: Recipe, run: FakeRun) -> bytes:
 def _sharded(recipe: Recipe, setting: Setting) -> Sharded:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    ranks = recipe.trainer.devices
+    ranks = recipe.trainer.ranks
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
         mesh = init_device_mesh(CPU.type, (ranks,))

@@ -10,8 +10,10 @@ from shared.models.memory import Part
 from shared.process.settings import ServiceSettings
 from shared.process.worker_process import WorkerProcess, run_worker
 from shared.recipe.recipe import Recipe
+from shared.store import ObjectStore
 
 if TYPE_CHECKING:
+    from services.trainer.engine.follower import Follower
     from shared.devices.protocols import Training
     from shared.diffusion.generation import LocalGenerator
 
@@ -23,7 +25,16 @@ async def run(settings: ServiceSettings) -> None:
     else:
         from services.trainer.engine.follower import follow  # torch
 
-        await asyncio.to_thread(follow, settings.store)
+        await asyncio.to_thread(follow, settings.store, _make_follower)
+
+
+def _make_follower(recipe: Recipe, store: ObjectStore) -> "Follower":
+    from services.trainer.engine import follower
+    from services.trainer.fluid import shard_follower
+
+    if recipe.schedule.is_fluid:
+        return shard_follower.make_follower(recipe, store)
+    return follower.make_follower(recipe, store)
 
 
 async def _work(process: WorkerProcess) -> None:

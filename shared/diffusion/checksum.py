@@ -17,12 +17,16 @@ It finds faults of devices, not forgeries: what is stored has its own sha256.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from shared.diffusion.ranks import flat_range, local_shard
 
 ROW = 1 << 14
 MOST = 1 << 22
@@ -60,30 +64,90 @@ class Checksum:
 
 @torch.no_grad()
 def checksum(tensors: Mapping[str, Tensor]) -> Checksum:
-    """Return the checksum of tensors of one device, whole ones of any shapes and types. Reads them
-    once; 16 bytes come to the host."""
+    """Return the checksum of tensors of one device, of any shapes and types; of sharded ones that
+    of the whole, which all ranks take together. Reads them once; 16 bytes come to the host."""
     ordered = sorted(tensors.items(), key=lambda item: (-_word(item[1]).itemsize, item[0]))
-    sums, first = None, 0
-    for words in _segments([tensor for _, tensor in ordered]):
-        rows = -(-len(words) // ROW)
-        found = _sums(words, first, rows)
-        sums = found if sums is None else sums + found
-        first += rows
-    low, high = (0, 0) if sums is None else (int(each) & MASK for each in sums.cpu())
     layout = "".join(f"{name}|{t.dtype}|{tuple(t.shape)}|" for name, t in ordered)
+    if not any(isinstance(each, DTensor) for each in tensors.values()):
+        return _named(_summed(_segments([tensor for _, tensor in ordered])), layout)
+    found = _summed(_own_runs([tensor for _, tensor in ordered]))
+    device = local_shard(ordered[0][1]).device
+    sums = torch.zeros(2, dtype=torch.int64, device=device) if found is None else found
+    dist.all_reduce(sums)  # whole numbers: in any order
+    return _named(sums, layout)
+
+
+@torch.no_grad()
+def flat_checksum(part: Tensor, ranges: Sequence[tuple[int, int]], size: int) -> Checksum:
+    """Return the checksum of one flat tensor (size,), as `checksum` does under the name "".
+
+    Args:
+        part: what is here of it; the rest is on other ranks, which all call this together.
+        ranges: where it belongs: (first, number) of each run of numbers, in their order.
+    """
+    if tuple(ranges) == ((0, size),):
+        return checksum({"": part})
+    runs = zip(part.split([number for _, number in ranges]), ranges, strict=True)
+    words = part.element_size() // _word(part).itemsize  # of a number
+    found = _summed(_placed((run.view(_word(run)), first * words) for run, (first, _) in runs))
+    sums = torch.zeros(2, dtype=torch.int64, device=part.device) if found is None else found
+    dist.all_reduce(sums)
+    return _named(sums, f"|{part.dtype}|{(size,)}|")
+
+
+def _named(sums: Tensor | None, layout: str) -> Checksum:
+    """Return the checksum of what has these sums, with its names, types and shapes."""
+    low, high = (0, 0) if sums is None else (int(each) & MASK for each in sums.cpu())
     about = hashlib.sha256(layout.encode()).digest()
     low = (low + int.from_bytes(about[:8], "big")) & MASK
     high = (high + int.from_bytes(about[8:16], "big")) & MASK
     return Checksum(high << BITS | low)
 
 
+def _summed(segments: Iterator[tuple[Tensor, int]]) -> Tensor | None:
+    """Return the two sums (2,) of words, each with the number of its first row."""
+    sums = None
+    for words, first in segments:
+        found = _sums(words, first, -(-len(words) // ROW))
+        sums = found if sums is None else sums + found
+    return sums
+
+
+def _own_runs(tensors: list[Tensor]) -> Iterator[tuple[Tensor, int]]:
+    """Yield what this rank holds of tensors, as `_segments` would have it in the whole; what lies
+    whole on every rank is the first rank's."""
+    first_row = 0
+    for width in (torch.int32, torch.int16, torch.int8):
+        begins, runs = 0, list[tuple[Tensor, int]]()
+        for tensor in (each for each in tensors if _word(each) is width):
+            words = tensor.element_size() // width.itemsize  # of a number
+            first, number = flat_range(tensor)
+            if number and (isinstance(tensor, DTensor) or not dist.get_rank()):
+                own = local_shard(tensor.detach()).contiguous().reshape(-1).view(width)
+                runs.append((own, begins + first * words))
+            begins += tensor.numel() * words
+        yield from _placed(iter(runs), first_row)
+        first_row += -(-begins // ROW)
+
+
+def _placed(runs: Iterator[tuple[Tensor, int]], first_row: int = 0) -> Iterator[tuple[Tensor, int]]:
+    """Yield words that begin anywhere in the whole as segments that begin with a row: zeros before
+    them add nothing."""
+    for words, begins in runs:
+        row, place = divmod(begins, ROW)
+        padded = torch.nn.functional.pad(words, (place, 0)) if place else words
+        for start in range(0, len(padded), MOST):
+            yield padded[start : start + MOST], first_row + row + start // ROW
+
+
 def _word(tensor: Tensor) -> torch.dtype:
     return WORDS[tensor.element_size()]
 
 
-def _segments(tensors: list[Tensor]) -> Iterator[Tensor]:
-    """Yield the words of all tensors, at most `MOST` at a time, whole rows but for the last of each
-    width."""
+def _segments(tensors: list[Tensor]) -> Iterator[tuple[Tensor, int]]:
+    """Yield the words of all tensors with the number of their first row, at most `MOST` at a time,
+    whole rows but for the last of each width."""
+    first = 0
     for width in (torch.int32, torch.int16, torch.int8):
         waiting: list[Tensor] = []
         size = 0
@@ -93,12 +157,14 @@ def _segments(tensors: list[Tensor]) -> Iterator[Tensor]:
             words = tensor.detach().contiguous().reshape(-1).view(width)
             while size + len(words) >= MOST:
                 taken = MOST - size
-                yield torch.cat([*waiting, words[:taken]])
+                yield torch.cat([*waiting, words[:taken]]), first
+                first += MOST // ROW
                 words, waiting, size = words[taken:], [], 0
             waiting.append(words)
             size += len(words)
         if size:
-            yield torch.cat(waiting)
+            yield torch.cat(waiting), first
+            first += -(-size // ROW)
 
 
 def _sums(words: Tensor, first: int, rows: int) -> Tensor:

@@ -139,7 +139,7 @@ def held_bytes(
     if not trains:
         return held + 2 * adapter
     if trainer.sharded:  # a rank reads its share alone, of a network that is not trained
-        held -= network - network // trainer.devices
+        held -= network - network // trainer.ranks
     return held + adapter + _training_bytes(recipe, adapter, adapter)
 
 
@@ -151,7 +151,7 @@ def _beside_all_weights(recipe: Recipe, network: int) -> int:
     if not recipe.trainer.sharded:
         return _training_bytes(recipe, network, in_float32)
     whole = in_float32 + _training_bytes(recipe, in_float32, in_float32)
-    return whole // recipe.trainer.devices - network
+    return whole // recipe.trainer.ranks - network
 
 
 def _training_bytes(recipe: Recipe, of_passes: int, in_float32: int) -> int:

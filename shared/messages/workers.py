@@ -45,6 +45,8 @@ class Device(Record):
     independent_devices: Annotated[bool, wire_name("fluid")] = False
     """Whether each of a trainer's devices has all weights: it finishes its fragment and trains,
     whatever the others do. Otherwise all of them switch together."""
+    ranks: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Processes that share its weights, a device of this kind each (a shard group)."""
     gpu: Text = ""
     """The host's accelerators that it uses, as CUDA_VISIBLE_DEVICES counts them ("2", "4,5")."""
 

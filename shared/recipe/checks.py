@@ -191,6 +191,13 @@ def _check_ranks(tables: Tables) -> None:
         raise ValueError(
             "trainer.sharded: shares weights among devices; set trainer.devices to 2 or more"
         )
+    if trainer.shard_devices is not None:
+        _check_shard_devices(tables)
+    if trainer.sharded and tables.schedule.is_fluid and not tables.rollout.workers:
+        raise ValueError(
+            "rollout.workers: devices that share weights do not generate; set it to 1 or more, or "
+            "trainer.sharded to false"
+        )
     if trainer.ranks > 1 and tables.schedule.mode == "colocated":
         key = "sharded" if trainer.sharded else "hosts"
         raise ValueError(
@@ -198,8 +205,20 @@ def _check_ranks(tables: Tables) -> None:
             'generate, as schedule.mode "colocated" asks; set trainer.sharded to false and '
             "trainer.hosts to 1"
         )
-    if trainer.sharded:
+    if trainer.sharded and not tables.schedule.is_fluid:
         _check_trained(tables, trainer.devices, "trainer.devices")
+
+
+def _check_shard_devices(tables: Tables) -> None:
+    trainer, field = tables.trainer, "trainer.shard_devices"
+    if not (trainer.sharded and tables.schedule.is_fluid):
+        raise ValueError(
+            f"{field}: is the size of groups of fluid devices that share weights; leave it out, or "
+            'set trainer.sharded to true and schedule.mode to "fluid"'
+        )
+    if trainer.shard_devices == 1:
+        raise ValueError(f"{field}: one device shares with no other; set it to 2 or more")
+    check_divides(trainer.ranks, trainer.devices, field, "trainer.devices")
 
 
 def _check_updates(tables: Tables) -> None:

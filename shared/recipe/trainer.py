@@ -45,7 +45,7 @@ class Trainer(Table):
     devices: Positive = 1
     """Number of devices that train, on all hosts together. On one host they belong to one process;
     on a CPU they are replicas. With `schedule.mode = "fluid"`: number of processes that `digenrl
-    up` starts, each with one GPU; more may join from other hosts."""
+    up` starts, a device each; more may join from other hosts."""
     hosts: Positive = 1
     """Number of hosts of these devices. On several hosts each device has a process of its own and
     does not generate."""
@@ -54,8 +54,13 @@ class Trainer(Table):
     (object store). `auto`: a process group on GPUs."""
     sharded: bool = False
     """Whether each device holds a share of the weights (FSDP2), in a process of its own."""
+    shard_devices: Positive | None = None
+    """Number of devices that share the weights, with `schedule.mode = "fluid"`; it has to divide
+    `trainer.devices`. Such groups and devices with all weights train side by side. Default: all of
+    `trainer.devices`."""
 
     @property
     def ranks(self) -> int:
-        """Processes that the trainer is, a device each; 1 if one process has all devices."""
-        return self.devices if self.sharded or self.hosts > 1 else 1
+        """Processes that a trainer is, a device each; 1 if one process has all devices."""
+        shared = self.devices if self.shard_devices is None else self.shard_devices
+        return shared if self.sharded else self.devices if self.hosts > 1 else 1

@@ -121,6 +121,56 @@ def test_members_that_are_killed_at_each_point_cost_no_sample_and_no_batch(
     run.kill_everything()
 
 
+GROUPS: dict[str, Any] = {
+    "trainer__devices": 4, "trainer__sharded": True, "trainer__shard_devices": 2,
+    "rollout__workers": 1, "model__trained": "full", "algorithm__kl_beta": 0.0,
+    "trainer__learning_rate": 1e-5,
+}  # fmt: skip
+
+
+def test_a_lost_rank_costs_its_group_and_nothing_else(
+    start_run: StartRun, recipe_with: Write
+) -> None:
+    """All weights on two groups of two ranks: the group without a rank ends, the other one goes on,
+    and the first takes part again once it is started anew."""
+    steps = 6
+    run = start_run("--steps", str(steps), recipe=recipe_with(**GROUPS))
+    for step in (1, 3):
+        run.wait_for(partial(_is_past, step))
+        ranks = member(run, f"trainer-{step // 2}").children()
+        max(ranks, key=lambda each: each.pid).kill()  # the follower
+    summary = run.finish()
+    assert summary["commits"] == steps
+    assert summary["samples_trained"] == steps * 3 * 4
+    assert summary["onpolicy_ratio_error_max"] <= 1e-5
+    assert "version_fetched" in _log(run, "trainer-0")
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("updates", [1, 3])
+def test_groups_that_lose_a_rank_at_each_point_cost_no_sample_and_no_batch(
+    start_run: StartRun, recipe_with: Write, updates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SWITCH, "off")
+    changes = {**GROUPS, "trainer__devices": 2, "trainer__updates": updates}
+    run = start_run("--steps", "2000", recipe=recipe_with(**changes))
+    run.wait_for(partial(_is_past, 1))
+    points = [each for each in POINTS if each != "generates"]
+    for point in (*points, *(["updated"] if updates > 1 else [])):
+        assert _joins(run, point).wait(PATIENCE_S) == 1, point
+    for point in ("offered", "commits"):
+        committing = _joins(run, point)
+        run.wait_for(partial(_is_at_work, run, f"trainer-z-{point}"))
+        member(run, "trainer-0").kill()
+        assert committing.wait(PATIENCE_S) == 1, point
+    step = run.get("/v1/run")["step"]
+    run.wait_for(partial(_is_past, step + 2))
+    batches = run.get("/v1/batches")
+    committed = {b["batch"]: sum(b["staleness"].values()) for b in batches if _is_committed(b)}
+    assert committed == dict.fromkeys(range(min(committed), max(committed) + 1), 3 * 4)
+    run.kill_everything()
+
+
 def _is_at_work(run: LocalRun, name: str, _view: dict[str, Any]) -> bool:
     workers = run.get("/v1/workers")
     return any(each["worker"] == name for each in workers)

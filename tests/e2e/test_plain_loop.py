@@ -33,9 +33,14 @@ CHANGES: dict[str, Any] = {
     "algorithm.clip_range": 2e-4, "run.keep_last": STEPS + 1,
 }  # fmt: skip
 FLUID = {"schedule.mode": "fluid", "rollout.workers": 0, "trainer.devices": 2}
+GROUPS = {
+    "schedule.mode": "fluid", "rollout.workers": 1, "trainer.devices": 4, "trainer.sharded": True,
+    "trainer.shard_devices": 2,
+}  # fmt: skip
+KEYS: dict[str, dict[str, Any]] = {"roles": {}, "fluid": FLUID, "groups": GROUPS}
 ALL = [
     (mode, updates, staleness, loss)
-    for mode in ("roles", "fluid")
+    for mode in KEYS
     for updates in (1, 2)
     for staleness in (0, 1)
     for loss in (("bypass", "decoupled") if (updates, staleness) == (2, 1) else ("bypass",))
@@ -58,7 +63,7 @@ async def read(folder: Path) -> tuple[list[CommitRecord], Weights, Weights]:
 
 def recipe_of(mode: str, updates: int, staleness: int, loss: str) -> Recipe:
     changes = {
-        **CHANGES, **(FLUID if mode == "fluid" else {}), "trainer.updates": updates,
+        **CHANGES, **KEYS[mode], "trainer.updates": updates,
         "schedule.max_staleness": staleness, "algorithm.stale_loss": loss,
     }  # fmt: skip
     return override(load_recipe(DEMO), changes)

@@ -1,5 +1,6 @@
 import json
 import shutil
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.conditions import Encoding
 from tests.paths import DIGITS
 from tests.trainer.cluster import Cluster, Start, cluster
+from tests.trainer.engine.ranks import Ranks
 
 CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 BLOCKS = "transformer_blocks."
@@ -58,6 +60,13 @@ def ends_of(model: Path, folder: Path) -> Path:
     }
     save_file(tensors, weights)
     return folder
+
+
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    started = Ranks(tmp_path_factory.mktemp("pipes"))
+    yield started
+    started.end()
 
 
 @pytest.fixture

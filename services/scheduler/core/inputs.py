@@ -31,6 +31,7 @@ class WorkerJoined:
     service: str
     concurrency: int = 1
     kind: str = "cpu"
+    ranks: int = 1
     independent_devices: bool = False
 
 

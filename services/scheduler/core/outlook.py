@@ -46,7 +46,7 @@ def per_second(samples: int, seconds: float | None) -> float | None:
 
 
 def _is_known(state: State) -> bool:
-    costs, members = state.costs, [each for each in state.rollout if each.service == MEMBER]
+    costs, members = state.costs, state.members
     trains = bool(costs.gradient) if members else costs.train.value is not None
     generates = bool(costs.rollout) or costs.help.value is not None
     return generates and trains and bool(members or state.trainer)
@@ -59,7 +59,8 @@ def _generating(plan: Plan, state: State) -> list[WorkerState]:
 
 def _rates(plan: Plan, state: State) -> Iterator[Rates]:
     """Yield samples and groups per second of each device that can do either, lent or not."""
-    for worker in state.rollout:
+    only_train = [worker for worker in state.members if not worker.concurrency]
+    for worker in [*state.rollout, *only_train]:
         trains = state.costs.gradient_seconds(worker.address) if worker.service == MEMBER else None
         yield worker.concurrency * _rate(sample_seconds(state, worker)), _rate(trains or 0.0)
     trainer = state.trainer

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from services.scheduler.core.device_queues import sample_seconds
-from services.scheduler.core.fluid.members import MEMBER
 from services.scheduler.core.lending import tag_inputs
 from services.scheduler.core.state import Plan, Sizing, State, WorkerState
 from services.scheduler.core.supply import fragment_sizes
@@ -40,7 +39,7 @@ def size_fragments(plan: Plan, state: State) -> State:
         return state
     if plan.schedule.fixed_fragment is not None or plan.schedule.mode == "colocated":
         return state
-    trains = _members(state) or state.trainer is not None
+    trains = state.members or state.trainer is not None
     if not trains or not _is_known(state):
         return state
     size = best_size(plan, state)
@@ -70,7 +69,7 @@ def chosen_size(seconds: Mapping[int, float], group_size: int) -> int | None:
 
 def situation(plan: Plan, state: State, size: int) -> Situation:
     """Return the current batch in fragments of such a size, as far as devices are known."""
-    members, trainer = _members(state), state.trainer
+    members, trainer = state.members, state.trainer
     if members:
         return _of_members(plan, state, members, size)
     assert trainer is not None
@@ -84,15 +83,18 @@ def situation(plan: Plan, state: State, size: int) -> Situation:
 
 
 def _of_members(plan: Plan, state: State, members: list[WorkerState], size: int) -> Situation:
-    """Return the same for fluid devices, which all generate and then train."""
+    """Return the same for fluid devices, which generate and then train, or only train."""
     costs, samples = state.costs, state.costs.whole_samples(size)
     rollout = [w for w in state.rollout if w.service == "rollout"]
+    members = sorted(members, key=lambda each: not each.concurrency)  # those last that only train
     gradient = [costs.gradient_seconds(w.address) or 1.0 for w in members]
+    members = [each for each in members if each.concurrency]
     seconds = [sample_seconds(state, w) * samples for w in (*members, *rollout)]
     levels = _levels(seconds), _levels(gradient)
-    lanes = tuple((levels[0][a], levels[1][b]) for a, b in zip(seconds, gradient, strict=False))
-    train = 1 / sum(1 / each for _, each in lanes)
-    alike = len(lanes) / sum(1 / each for each, _ in lanes)
+    both = zip(seconds[: len(members)], gradient, strict=False)
+    lanes = tuple((levels[0][a], levels[1][b]) for a, b in both)
+    train = 1 / sum(1 / levels[1][each] for each in gradient)
+    alike = len(lanes) / sum(1 / each for each, _ in lanes) if lanes else 1.0
     last = last_piece(plan.group_size, plan.trained_steps, plan.merged_steps, 0.0)
     others = tuple(levels[0][each] for each in seconds[len(members) :])
     seen = TagInputs(
@@ -106,16 +108,14 @@ def _of_members(plan: Plan, state: State, members: list[WorkerState], size: int)
         ready=costs.ready.seconds,
         commit=costs.commit.seconds,
     )
+    if not lanes:
+        return Situation(seen)
     return Situation(seen, IndependentPool(
         tag_inputs=seen,
         num_trainer=len(members),
         last=train * len(members) * last,
         lanes=lanes,
     ))  # fmt: skip
-
-
-def _members(state: State) -> list[WorkerState]:
-    return [worker for worker in state.rollout if worker.service == MEMBER]
 
 
 def _is_known(state: State) -> bool:

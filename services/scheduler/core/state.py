@@ -296,6 +296,13 @@ class State:
         workers = self.workers
         return [workers[address] for address in workers.roles.places]
 
+    @property
+    def members(self) -> list[WorkerState]:
+        """Members of a fluid run that are not excluded from work."""
+        roles = self.workers.roles
+        addresses = (*roles.places, *roles.only_train)
+        return [self.workers[a] for a in addresses if a not in roles.rollout]
+
     def find_batch(self, index: int) -> BatchState | None:
         return next((batch for batch in self.batches if batch.index == index), None)
 

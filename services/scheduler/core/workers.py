@@ -64,12 +64,15 @@ class WorkerState:
     name: str
     service: str
     concurrency: int
-    """Fragments that the worker generates at the same time: what it has shown, of what it says."""
+    """Fragments that the worker generates at the same time: what it has shown, of what it says; 0
+    for a member that only trains."""
     declared: int = 0
     """Fragments that it says it generates at the same time, if that is more."""
     shown: Shown | None = None
     """What it has done since it was idle, if it says that it generates several at a time."""
     kind: str = "cpu"
+    ranks: int = 1
+    """Processes that share its weights, and the samples of each piece."""
     independent_devices: bool = False
     """Whether each device of this trainer generates what it has and then trains, on its own."""
     assigned: tuple[AssignedFragment, ...] = ()
@@ -92,9 +95,13 @@ class WorkerState:
         return replace(self, shown=shown, concurrency=concurrency)
 
     @property
-    def generates(self) -> bool:
+    def takes_work(self) -> bool:
         """Whether this is a rollout device or a member, and is given work."""
         return self.service in GENERATES and self.excluded is None and not self.drained
+
+    @property
+    def generates(self) -> bool:
+        return self.takes_work and self.concurrency > 0
 
     def has_room(self, queue_depth: int) -> bool:
         """Whether it may be given another fragment; ``queue_depth``: most per queue."""
@@ -113,10 +120,12 @@ class Roles:
     """Fragments that these generate at the same time."""
     rollout: frozenset[str]
     """Addresses of those that are no members: they fetch what they generate with."""
+    only_train: tuple[str, ...]
+    """Addresses of members that do not generate."""
 
 
 class Question(Protocol):
-    """Is something that events ask of all devices that generate, and holds for a number of them."""
+    """Is something that events ask of devices that take work, and holds for a number of them."""
 
     @property
     def batch(self) -> int | None:
@@ -179,6 +188,9 @@ class Workers(dict[str, WorkerState]):
                 places={worker.address: place for place, worker in enumerate(rollout)},
                 num_queues=sum(worker.concurrency for worker in rollout),
                 rollout=frozenset(w.address for w in rollout if w.service == "rollout"),
+                only_train=tuple(
+                    w.address for w in self.values() if w.takes_work and not w.generates
+                ),
             )
         return self._roles
 
@@ -187,10 +199,11 @@ class Workers(dict[str, WorkerState]):
         return self.asked(HasRoom(queue_depth))
 
     def asked(self, question: Question) -> frozenset[str]:
-        """Addresses of the devices that generate and for which it holds."""
+        """Addresses of the devices that take work and for which it holds."""
         found = self._answers.get(question)
         if found is None:
-            found = frozenset(a for a in self.roles.places if question.holds_for(self[a]))
+            asked = (*self.roles.places, *self.roles.only_train)
+            found = frozenset(a for a in asked if question.holds_for(self[a]))
             if question.batch is not None:  # nobody asks about the batches before it any more
                 kept = (None, question.batch)
                 self._answers = {q: a for q, a in self._answers.items() if q.batch in kept}
@@ -218,7 +231,7 @@ def _followed(
     known: frozenset[str], question: Question, changed: Iterable[WorkerState]
 ) -> frozenset[str]:
     """For whom it holds once these have changed."""
-    now = {w.address: question.holds_for(w) for w in changed if w.generates}
+    now = {w.address: question.holds_for(w) for w in changed if w.takes_work}
     gain = [address for address, holds in now.items() if holds and address not in known]
     loss = [address for address, holds in now.items() if not holds and address in known]
     return known.union(gain).difference(loss) if gain or loss else known

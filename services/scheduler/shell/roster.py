@@ -127,6 +127,7 @@ class Roster:
                 status.service,
                 concurrency=status.device.concurrency,
                 kind=status.device.kind,
+                ranks=status.device.ranks,
                 independent_devices=status.device.independent_devices,
             )
         )

@@ -4,7 +4,7 @@ broker. Of sharded weights it stores and reads its own part."""
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -121,12 +121,20 @@ one at the same time."""
 log = structlog.get_logger()
 
 
-def follow(settings: StoreSettings) -> None:
+Make = Callable[[Recipe, ObjectStore], "Follower"]
+"""Loads what a rank holds."""
+
+
+def make_follower(recipe: Recipe, store: ObjectStore) -> "Follower":
+    return Follower(load_engine(recipe), recipe.run.name, store)
+
+
+def follow(settings: StoreSettings, make: Make = make_follower) -> None:
     """Answer the first rank until it says that it is over, or is gone."""
     [links] = join()
     link = links.training
     recipe = Recipe.model_validate_json(link.receive().blobs[0])
-    follower = Follower(load_engine(recipe), recipe.run.name, open_store(settings))
+    follower = make(recipe, open_store(settings))
     storing = threading.Thread(target=follower.store, args=(links.storing,), daemon=True)
     storing.start()
     try:

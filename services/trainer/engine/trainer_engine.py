@@ -336,8 +336,7 @@ class TrainerEngine:
             group["lr"] = rate
         self._fill_gradient()
         self._transaction.join(self._parameters, scale, kept)
-        if self._recipe.trainer.ranks > 1:
-            sum_gradients(self._parameters.values())
+        self._sum_over_ranks()
         norm = self._clipped()
         finite = math.isfinite(norm)
         self._transaction.keep_start(self._parameters)
@@ -359,6 +358,10 @@ class TrainerEngine:
             "micro_batch": float(self.chunk.samples),
             "tsp_steps": float(self.chunk.steps),
         }
+
+    def _sum_over_ranks(self) -> None:
+        if self._recipe.trainer.ranks > 1:
+            sum_gradients(self._parameters.values())
 
     def _clipped(self) -> float:
         """Clip the gradient, and return the norm that it had."""

@@ -12,7 +12,6 @@ from services.trainer.fluid.protocols import TotalMeasure
 from services.trainer.fluid.sums import Term
 from shared.devices.protocols import GroupData, Snapshot
 from shared.devices.slices import GroupSlice
-from shared.diffusion.checksum import checksum
 from shared.diffusion.policy import LoadedPolicy
 from shared.messages.fluid import Piece
 from shared.messages.workers import MemoryShortage
@@ -103,7 +102,7 @@ class EngineMember:
         self.engine.check(total)
         found = self.engine.measured(total)
         norm = found.norm if math.isfinite(found.norm) else None
-        return TotalMeasure(checksum({"": total.gradient}).digest, norm, found.scale)
+        return TotalMeasure(self.engine.sum_id(total), norm, found.scale)
 
     async def step(self, batch: int, total: Term, measure: TotalMeasure) -> Mapping[str, float]:
         norm = math.nan if measure.norm is None else measure.norm

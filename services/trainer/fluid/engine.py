@@ -7,15 +7,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from services.trainer.engine.checkpoint import AVERAGE, MASTER, OLD, STEP
 from services.trainer.engine.snapshot import EngineCopy
 from services.trainer.engine.trainer_engine import TrainerEngine
-from services.trainer.fluid.sums import SumLayout, Term
+from services.trainer.engine.world import num_ranks, this_rank
+from services.trainer.fluid.flat_gradient import FlatGradient
+from services.trainer.fluid.sums import Term
 from shared.devices.protocols import Snapshot
-from shared.diffusion.checksum import Checksum, checksum
+from shared.diffusion.checksum import Checksum, checksum, flat_checksum
 from shared.diffusion.masters import TrainedWeights
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.training.tally import Tally
@@ -35,11 +35,12 @@ class StepScale:
 
 
 class FluidEngine(TrainerEngine):
-    def __init__(self, recipe: Recipe, loaded: LoadedPolicy) -> None:
-        super().__init__(recipe, loaded)
-        first = next(iter(self._parameters.values()))
-        size = sum(each.numel() for each in self._parameters.values())
-        self.layout = SumLayout(size, first.dtype, first.device)
+    def __init__(
+        self, recipe: Recipe, loaded: LoadedPolicy, *, num_samples: int | None = None
+    ) -> None:
+        super().__init__(recipe, loaded, num_samples=num_samples)
+        self._flat = FlatGradient(self._parameters)
+        self.layout = self._flat.layout
         self._given = StepScale(0.0, 1.0)
         self._num_taken = 0
         """Updates of the batch that were taken."""
@@ -47,7 +48,7 @@ class FluidEngine(TrainerEngine):
         """Tallies of their totals: metrics are of all rows of the batch."""
         self._decay: float | None = None
         """How the old policy follows the update that is being taken, if it does."""
-        self.steps_beside = recipe.schedule.staleness_limit > 0
+        self.steps_beside = recipe.schedule.staleness_limit > 0 and num_ranks() == 1
         self._sets.settle()
 
     def newest_digest(self) -> str:
@@ -85,12 +86,12 @@ class FluidEngine(TrainerEngine):
         """Copy the newest weights and the optimizer as they stand to kept buffers; the checksum
         names them."""
         types, newest, kept = self._trained.types, self._sets.newest, self._kept
-        digest, sampling = self.newest_digest(), None
+        digest, sampling, is_first = self.newest_digest(), None, this_rank() == 0
         if newest.are_distinct:
-            sampling = kept.sampling.copy(newest.sampling, types, is_first=True)
+            sampling = kept.sampling.copy(newest.sampling, types, is_first=is_first)
         return EngineCopy(
-            weights=kept.weights.copy(newest.trained, types, is_first=True),
-            checkpoint=kept.states.copy(self._states(), {}, is_first=True),
+            weights=kept.weights.copy(newest.trained, types, is_first=is_first),
+            checkpoint=kept.states.copy(self._states(), {}, is_first=is_first),
             sampling=sampling,
             digest=self._digest(newest.trained) if newest.are_distinct else digest,
             sampling_digest=digest,
@@ -98,27 +99,33 @@ class FluidEngine(TrainerEngine):
 
     def term(self) -> Term:
         """Copy what was summed since `begin`, flat."""
-        grads = [each.grad for each in self._parameters.values()]
         tally = self._transaction.whole_tally
-        if all(each is None for each in grads):
-            return Term(None, tally.as_dict())
-        with torch.no_grad():
-            parts = [
-                torch.zeros_like(parameter) if each is None else each
-                for parameter, each in zip(self._parameters.values(), grads, strict=True)
-            ]
-            flat = torch.cat([each.reshape(-1) for each in parts])
-        return Term(flat, tally.as_dict())
+        return Term(self._flat.taken(), tally.as_dict())
+
+    @contextlib.contextmanager
+    def counting(self, counts: bool) -> Iterator[None]:
+        """Surrounds passes that other ranks take: without ``counts`` their gradient is zero."""
+        self._transaction.counts = counts
+        try:
+            yield
+        finally:
+            self._transaction.counts = True
 
     def skip_rows(self, num_rows: int) -> None:
         """Count rows whose gradient is zero."""
         self._transaction.skip(num_rows)
 
+    def sum_id(self, total: Term) -> str:
+        """Return the digest that names a total; all ranks that hold parts of one take it
+        together."""
+        assert total.gradient is not None
+        return flat_checksum(total.gradient, self.layout.held, self.layout.size).digest
+
     def measured(self, total: Term) -> StepScale:
         """Return norm and scale of a total of the rows that are kept: it is clipped by its norm."""
         assert total.gradient is not None
         kept = self._transaction.kept_factor(total.tally["num_zero_advantage"])
-        norm = kept * get_total_norm(list(self._parts(total.gradient).values()))
+        norm = kept * self._flat.norm(total.gradient)
         limit = self._recipe.trainer.max_grad_norm
         scale = kept * torch.clamp(limit / (norm + 1e-6), max=1.0)
         if not math.isfinite(norm):
@@ -130,8 +137,10 @@ class FluidEngine(TrainerEngine):
         assert total.gradient is not None
         self.begin()
         self._counted.append(total.tally)
-        self._transaction.tally = _tally(*self._counted)
-        for name, gradient in self._parts(total.gradient).items():
+        self._transaction.tally = merged(*self._counted)
+        gradients = self._flat.parts(total.gradient)
+        self._flat.spread(gradients)
+        for name, gradient in gradients.items():
             self._parameters[name].grad = gradient
         self._given = given
         metrics = self.step(batch, kept=1.0)  # the scale has it
@@ -170,16 +179,18 @@ class FluidEngine(TrainerEngine):
 
     def check(self, total: Term) -> None:
         """Raises BatchFailed if these weights cannot be trained on the rows of a total."""
-        kept, self._transaction.tally = self._transaction.tally, _tally(total.tally)
+        kept, self._transaction.tally = self._transaction.tally, merged(total.tally)
         try:
             self.check_rows()
         finally:
             self._transaction.tally = kept
 
     def checksum(self) -> Checksum:
-        """Return the checksum of the trained weights, the moments, the average and the old
-        policy."""
-        weights = checksum(self._sets.newest.trained)
+        """Return the checksum of the trained weights, as they are published, the moments, the
+        average and the old policy; all ranks of a group take it together."""
+        types = self._trained.types
+        trained = self._sets.newest.trained.items()
+        weights = checksum({name: each.to(types[name]) for name, each in trained})
         states, steps = {}, []
         for name, parameter in self._parameters.items():
             for state, value in self._optimizer.state[parameter].items():
@@ -200,17 +211,11 @@ class FluidEngine(TrainerEngine):
                 parameter.grad.mul_(self._given.scale)
         return self._given.norm
 
-    def _parts(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return the gradient of each parameter, in place."""
-        sizes = [each.numel() for each in self._parameters.values()]
-        return dict(self._shaped(flat.split(sizes)))
-
-    def _shaped(self, parts: tuple[Tensor, ...]) -> Iterator[tuple[str, Tensor]]:
-        for (name, parameter), part in zip(self._parameters.items(), parts, strict=True):
-            yield name, part.view_as(parameter)
+    def _sum_over_ranks(self) -> None:
+        """Nothing: a total is that of all ranks."""
 
 
-def _tally(*each: Mapping[str, float]) -> Tally:
+def merged(*each: Mapping[str, float]) -> Tally:
     """Return one tally of several."""
     tally = Tally()
     for fields in each:

@@ -36,6 +36,7 @@ from services.trainer.fluid.sums import (
     Term,
     added,
     in_order,
+    order_of,
     tally_of,
     tally_row,
 )
@@ -251,11 +252,7 @@ class GroupExchange:
 
     def _tallies(self, group: Any, meeting: Meeting, own: Sum) -> dict[str, float]:
         """Return the tallies of all terms, merged in the order in which gradients are added."""
-        wanted = (
-            [(worker, number) for number, worker in meeting.owner_of.items()]
-            if meeting.by_group
-            else [(share.worker, ALL) for share in meeting.contributors]
-        )
+        wanted = order_of(meeting)
         rows = torch.zeros(len(wanted), len(TALLY_NAMES), dtype=torch.float64)
         for place, (worker, key) in enumerate(wanted):
             if worker == meeting.me and key in own:

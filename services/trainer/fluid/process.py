@@ -7,11 +7,16 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from services.trainer.engine.follower import Message, join
+from services.trainer.engine.world import num_ranks
 from services.trainer.fluid.device import EngineMember
 from services.trainer.fluid.exchange import Exchange
 from services.trainer.fluid.group_exchange import GroupExchange
 from services.trainer.fluid.host_exchange import SUMS_AT_A_TIME, HostExchange, HostMemory
 from services.trainer.fluid.member import MemberApp
+from services.trainer.fluid.shard import Shard
+from services.trainer.fluid.shard_exchange import ShardExchange
+from services.trainer.fluid.shard_group import OnlyTrains, ShardGroup
 from services.trainer.fluid.store_exchange import StoreExchange
 from services.trainer.fluid.sums import SumLayout
 from shared.devices.conditions import encoded_conditions
@@ -20,15 +25,19 @@ from shared.diffusion.generation import Generator, LocalGenerator
 from shared.diffusion.policy import load_policy
 from shared.diffusion.training.rows import check_stored
 from shared.process.worker_process import WorkerProcess
-from shared.recipe.recipe import Recipe
+from shared.recipe.recipe import Recipe, override
 from shared.store import ObjectStore
 
 log = structlog.get_logger()
 
 
 async def be_a_member(process: WorkerProcess) -> None:
-    """Generate, train and step until the run is finished."""
-    settings, recipe = process.settings, process.recipe
+    """Generate, train and step until the run is finished; as the first of several ranks, train and
+    step together with them."""
+    if num_ranks() > 1:
+        await _lead_a_group(process)
+        return
+    settings, recipe = process.settings, as_whole(process.recipe)
     parts = set(recipe.generating_parts)
     device = this_device(recipe, parts, trains=True, concurrency=1, memory_gib=settings.memory_gib)
     async with (
@@ -50,6 +59,57 @@ async def be_a_member(process: WorkerProcess) -> None:
             encoded=encoded, check=partial(check_stored, recipe),
         )  # fmt: skip
         await process.run(app.run(), context)
+
+
+def as_whole(recipe: Recipe) -> Recipe:
+    """Return the recipe as a process follows it that holds all weights, whatever others do."""
+    return override(recipe, {"trainer.sharded": False, "trainer.shard_devices": None})
+
+
+async def _lead_a_group(process: WorkerProcess) -> None:
+    settings, recipe = process.settings, as_shared(process.recipe, num_ranks())
+    device = this_device(
+        recipe, {"transformer"}, trains=True, concurrency=0, memory_gib=settings.memory_gib
+    ).model_copy(update={"ranks": num_ranks()})
+    async with (
+        process.sharing() as sharing,
+        sharing.connect("waiting_for_rollout", device) as context,
+    ):
+        await process.refuse_or_go_on(context)
+        group, shard = await asyncio.to_thread(load_group, recipe, sharing.store)
+        exchange = (
+            ShardExchange(sharing.store, shard.engine.layout, group)
+            if shard.is_sharded
+            else exchange_of(
+                recipe, sharing.store, shard.engine.layout,
+                settings.nats_url.get_secret_value(), context.worker.address,
+            )
+        )  # fmt: skip
+        app = MemberApp(
+            group, OnlyTrains(), exchange, recipe, context, check=partial(check_stored, recipe)
+        )
+        if await process.run(app.run(), context):
+            await asyncio.to_thread(group.end)
+
+
+def as_shared(recipe: Recipe, ranks: int) -> Recipe:
+    """Return the recipe as the ranks of one group follow it.
+
+    Raises:
+        UserError: if these cannot share the weights.
+    """
+    generating = max(1, recipe.rollout.workers)  # of a group; others may generate as well
+    changes = {"trainer.sharded": True, "trainer.shard_devices": ranks, "trainer.devices": ranks}
+    return override(recipe, {**changes, "rollout.workers": generating})
+
+
+def load_group(recipe: Recipe, store: ObjectStore) -> tuple[ShardGroup, Shard]:
+    """Meet the other ranks, tell them the recipe, and load this one's weights."""
+    links = join()
+    for each in links:
+        each.training.send(Message("begin", blobs=(recipe.model_dump_json().encode(),)))
+    shard = Shard(recipe, store)
+    return ShardGroup(shard, links), shard
 
 
 def exchange_of(

@@ -1,7 +1,9 @@
 """Sums over the object store: for several processes without a fast line between them.
 
 Each member stores its sum; the committer adds them in the order of the shares, and stores the
-total, which the others fetch. What is where is said by small objects with fixed keys:
+total, which the others fetch. A shard group stores each in parts, one of each rank, of which a
+reader fetches what has numbers that it holds. What is where is said by small objects with fixed
+keys:
 
     <run>/batches/<batch>/exchange/<attempt>.<round>/<member>.json     its sum
     <run>/batches/<batch>/exchange/<attempt>.<round>/total.json        the total
@@ -10,14 +12,26 @@ total, which the others fetch. What is where is said by small objects with fixed
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from pydantic import ValidationError
 
 from services.trainer.fluid.exchange import ALL, Meeting, Missed, Sum
-from services.trainer.fluid.sums import SumLayout, Term, added, in_order, pack_sum, unpack_sum
+from services.trainer.fluid.sums import (
+    Ranges,
+    StoredSum,
+    SumLayout,
+    SumPart,
+    Term,
+    added,
+    assembled,
+    in_order,
+    overlaps,
+    pack_sum,
+    unpack_sum,
+)
 from shared.errors import ContractError, IntegrityError, Unavailable
-from shared.messages.contracts import ObjectRef
 from shared.run.layout import batch_folder
 from shared.store import ObjectStore
 
@@ -28,10 +42,39 @@ TOTAL = "total"
 T = TypeVar("T")
 
 
+class SumObjects:
+    """Stores what this process holds of sums, and reads as much of those of others."""
+
+    def __init__(self, store: ObjectStore, layout: SumLayout, *, is_first: bool = True) -> None:
+        """``is_first``: whether the tallies are wanted, which the first part has."""
+        self._store = store
+        self._layout = layout
+        self._is_first = is_first
+
+    async def put(self, folder: str, what: Sum) -> SumPart:
+        data = await asyncio.to_thread(pack_sum, what)
+        ref = await again(lambda: self._store.put(folder, data, suffix=".sum.safetensors"))
+        return SumPart(ref=ref, ranges=self._layout.held)
+
+    async def get(self, stored: StoredSum) -> Sum:
+        """Raises ContractError if it is no sum of this run."""
+        held, tallies = self._layout.held, stored.parts[: self._is_first]
+        overlapping = (each for each in stored.parts if any(overlaps(held, each.ranges)))
+        wanted = dict.fromkeys((*tallies, *overlapping))
+        parts = await asyncio.gather(*map(self._part, wanted))
+        return await asyncio.to_thread(assembled, parts, self._layout)
+
+    async def _part(self, part: SumPart) -> tuple[Ranges, Sum]:
+        layout = replace(self._layout, ranges=part.ranges)
+        data = await again(lambda: self._store.get(part.ref))
+        return part.ranges, await asyncio.to_thread(unpack_sum, data, layout)
+
+
 class StoreExchange:
     def __init__(self, store: ObjectStore, layout: SumLayout) -> None:
         self._store = store
         self._layout = layout
+        self._objects = SumObjects(store, layout)
 
     @property
     def host(self) -> str:
@@ -53,31 +96,34 @@ class StoreExchange:
 
     async def gathered(self, meeting: Meeting, own: Sum) -> dict[str, Sum]:
         """Return the sums of all members; raises Missed if they are not there in time."""
-        async with _until(meeting) as waits_for:
-            return {meeting.me: own, **await self._others(meeting, waits_for)}
+        async with until(meeting) as waits_for:
+            return {meeting.me: own, **await self.others(meeting, waits_for, self._objects.get)}
 
     async def give(self, meeting: Meeting, total: Term) -> None:
         """Store the total for the others; raises Missed if that does not end in time."""
         if len(meeting.members) > 1:
-            async with _until(meeting):
+            async with until(meeting):
                 await self._offer(meeting, TOTAL, {ALL: total})
 
     async def taken(self, meeting: Meeting, own: Sum) -> Term:
         """Store this member's sum and wait for the total; raises Missed if it does not come in
         time."""
-        async with _until(meeting) as waits_for:
+        async with until(meeting) as waits_for:
             if own:
                 await self._offer(meeting, meeting.me, own)
             waits_for.add(meeting.committer)
-            found = (await self._taken(meeting, TOTAL))[ALL]
-            return await asyncio.to_thread(added, [found], self._layout)
+            found = await self._objects.get(await self.stored(meeting, TOTAL))
+            return await asyncio.to_thread(added, [found[ALL]], self._layout)
 
-    async def _others(self, meeting: Meeting, waits_for: set[str]) -> dict[str, Sum]:
+    async def others(
+        self, meeting: Meeting, waits_for: set[str], get: Callable[[StoredSum], Awaitable[T]]
+    ) -> dict[str, T]:
+        """Return what ``get`` makes of the sum of each other member, as soon as it is stored."""
         names = [share.worker for share in meeting.contributors if share.worker != meeting.me]
         waits_for.update(names)
 
-        async def taken(name: str) -> dict[int, Term]:
-            found = await self._taken(meeting, name)
+        async def taken(name: str) -> T:
+            found = await get(await self.stored(meeting, name))
             waits_for.discard(name)
             return found
 
@@ -85,28 +131,30 @@ class StoreExchange:
 
     async def _offer(self, meeting: Meeting, name: str, what: Sum) -> None:
         folder = batch_folder(meeting.run, meeting.message.batch)
-        data = await asyncio.to_thread(pack_sum, what)
-        ref = await _again(lambda: self._store.put(folder, data, suffix=".sum.safetensors"))
-        said = ref.model_dump_json().encode()
-        await _again(lambda: self._store.write(f"{meeting.folder}/{name}.json", said))
+        part = await self._objects.put(folder, what)
+        await self.say(meeting, name, StoredSum(parts=(part,)))
 
-    async def _taken(self, meeting: Meeting, name: str) -> dict[int, Term]:
+    async def say(self, meeting: Meeting, name: str, stored: StoredSum) -> None:
+        """Tell the others where a sum is, or the total."""
+        said = stored.model_dump_json().encode()
+        await again(lambda: self._store.write(f"{meeting.folder}/{name}.json", said))
+
+    async def stored(self, meeting: Meeting, name: str) -> StoredSum:
+        """Return where a member's sum is, or the total, as soon as that is told."""
         key = f"{meeting.folder}/{name}.json"
         said = None
         while said is None:
-            said = await _again(lambda: self._store.read(key))
+            said = await again(lambda: self._store.read(key))
             if said is None:
                 await asyncio.sleep(LOOK_S)
         try:
-            ref = ObjectRef.model_validate_json(said)
+            return StoredSum.model_validate_json(said)
         except ValidationError as error:
-            raise ContractError(f"{key} names no object") from error
-        data = await _again(lambda: self._store.get(ref))
-        return await asyncio.to_thread(unpack_sum, data, self._layout)
+            raise ContractError(f"{key} names no sum") from error
 
 
 @contextlib.asynccontextmanager
-async def _until(meeting: Meeting) -> AsyncIterator[set[str]]:
+async def until(meeting: Meeting) -> AsyncIterator[set[str]]:
     """Limit what is within to the round's deadline; gives a set for the names of those that are
     waited for, which `Missed` names."""
     waits_for = set[str]()
@@ -120,7 +168,7 @@ async def _until(meeting: Meeting) -> AsyncIterator[set[str]]:
         raise Missed(str(error), tuple(sorted(waits_for))) from error
 
 
-async def _again(work: Callable[[], Awaitable[T]]) -> T:
+async def again(work: Callable[[], Awaitable[T]]) -> T:
     """Repeat what the store does not answer; the deadline of the round ends it."""
     while True:
         try:

@@ -1,15 +1,17 @@
 """Sums of gradients as one flat tensor each, with what happened to their rows."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor
 
 from services.trainer.fluid.exchange import ALL, Meeting, Missed, Sum
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.tally import Tally
 from shared.errors import ContractError
+from shared.messages.contracts import ObjectRef
 
 GRADIENT, TALLY = "gradient/", "tally/"
 """Begin the names of a stored sum's tensors, which go on with its key."""
@@ -23,23 +25,70 @@ class Term:
     tally: Mapping[str, float]
 
 
+Ranges = tuple[tuple[int, int], ...]
+"""Runs of numbers of a flat gradient, in their order: where each begins, and how many it has."""
+
+
 @dataclass(frozen=True, slots=True)
 class SumLayout:
-    """What the flat gradients of a run look like."""
+    """What the flat gradients of a run look like, and which numbers of them are here."""
 
     size: int
+    """Numbers of a whole gradient."""
     dtype: torch.dtype
     device: torch.device
+    ranges: Ranges | None = None
+    """What this process holds, if other ranks of its group hold the rest."""
+
+    @property
+    def held(self) -> Ranges:
+        return ((0, self.size),) if self.ranges is None else self.ranges
 
     def zeros(self) -> Tensor:
-        return torch.zeros(self.size, dtype=self.dtype, device=self.device)
+        number = sum(number for _, number in self.held)
+        return torch.zeros(number, dtype=self.dtype, device=self.device)
 
     def check(self, gradient: Tensor) -> None:
         """Raises ContractError if it is a sum of other weights."""
-        if (gradient.shape, gradient.dtype) != ((self.size,), self.dtype):
+        number = sum(number for _, number in self.held)
+        if (gradient.shape, gradient.dtype) != ((number,), self.dtype):
             raise ContractError(
-                f"a sum of {list(gradient.shape)} {gradient.dtype}, not of {self.size} {self.dtype}"
+                f"a sum of {list(gradient.shape)} {gradient.dtype}, not of {number} {self.dtype}"
             )
+
+
+def overlaps(mine: Ranges, theirs: Ranges) -> Iterator[tuple[slice, slice]]:
+    """Yields which numbers of what is here are which of what is there: slices of the one flat
+    tensor of each.
+
+    >>> list(overlaps(((4, 4), (10, 2)), ((0, 6), (11, 5))))
+    [(slice(0, 2, None), slice(4, 6, None)), (slice(5, 6, None), slice(6, 7, None))]
+    """
+    place = other = mine_before = theirs_before = 0
+    while place < len(mine) and other < len(theirs):
+        (a, n), (b, m) = mine[place], theirs[other]
+        first, last = max(a, b), min(a + n, b + m)
+        if first < last:
+            here, there = mine_before - a, theirs_before - b
+            yield slice(here + first, here + last), slice(there + first, there + last)
+        if a + n <= b + m:
+            place, mine_before = place + 1, mine_before + n
+        else:
+            other, theirs_before = other + 1, theirs_before + m
+
+
+class SumPart(BaseModel, frozen=True):
+    """Says where a process has stored what it holds of a sum, and which numbers those are."""
+
+    ref: ObjectRef
+    ranges: Ranges
+
+
+class StoredSum(BaseModel):
+    """Says where a member has stored a sum: the part of each of its processes, its first one's
+    with the tallies."""
+
+    parts: tuple[SumPart, ...]
 
 
 def tally_row(tally: Mapping[str, float]) -> Tensor:
@@ -65,7 +114,7 @@ def pack_sum(own: Sum) -> bytes:
 
 
 def unpack_sum(data: bytes, layout: SumLayout) -> dict[int, Term]:
-    """Reads a sum, on the CPU; raises ContractError if it is none of this run."""
+    """Reads a sum, on the CPU; raises ContractError if it is none of this layout."""
     tensors = unpack(data)
     found: dict[int, Term] = {}
     try:
@@ -77,6 +126,33 @@ def unpack_sum(data: bytes, layout: SumLayout) -> dict[int, Term]:
             found[key] = Term(gradient, tally_of(tensors[f"{TALLY}{key}"]))
     except ValueError as error:
         raise ContractError(f"not a sum: {error}") from error
+    return found
+
+
+def assembled(parts: Sequence[tuple[Ranges, Mapping[int, Term]]], layout: SumLayout) -> Sum:
+    """Returns what the layout holds of a sum, of which these are parts, the first with the tallies.
+
+    Raises:
+        ContractError: if numbers are missing.
+    """
+    [(ranges, first), *others] = parts
+    if not others and ranges == layout.held:
+        return first
+    found = {}
+    for key, term in first.items():
+        gradients = [(held, part[key].gradient) for held, part in parts if key in part]
+        if all(each is None for _, each in gradients):
+            found[key] = Term(None, term.tally)
+            continue
+        whole, missing = torch.zeros_like(layout.zeros(), device="cpu"), 0
+        for held, gradient in gradients:
+            for here, there in overlaps(layout.held, held):
+                missing += here.stop - here.start
+                if gradient is not None:
+                    whole[here] = gradient[there]
+        if missing != len(whole):
+            raise ContractError(f"{missing} of a sum's {len(whole)} numbers are stored")
+        found[key] = Term(whole, term.tally)
     return found
 
 
@@ -93,18 +169,21 @@ def added(terms: Iterable[Term], layout: SumLayout) -> Term:
     return Term(layout.zeros() if total is None else total, tally.as_dict())
 
 
+def order_of(meeting: Meeting) -> list[tuple[str, int]]:
+    """Returns the members and keys of all terms in the order in which they are added: that of the
+    shares, or that of the groups."""
+    if meeting.by_group:
+        return [(worker, group) for group, worker in meeting.owner_of.items()]
+    return [(share.worker, ALL) for share in meeting.contributors]
+
+
 def in_order(sums: Mapping[str, Sum], meeting: Meeting) -> list[Term]:
-    """Returns the terms of all members in the order in which they are added: that of the shares, or
-    that of the groups.
+    """Returns the terms of all members in the order in which they are added.
 
     Raises:
         Missed: if a sum lacks what its share says.
     """
-    wanted = (
-        [(worker, group) for group, worker in meeting.owner_of.items()]
-        if meeting.by_group
-        else [(share.worker, ALL) for share in meeting.contributors]
-    )
+    wanted = order_of(meeting)
     missing = {worker for worker, key in wanted if key not in sums.get(worker, {})}
     if missing:
         raise Missed("sums are not made of what their shares say", tuple(sorted(missing)))

@@ -67,6 +67,8 @@ class GradientTransaction:
     """Whether this batch has set the network as it trains: that takes as long as a small pass."""
     kind: AdvantageKind = "final"
     """What advantages are, where a group does not say it."""
+    counts: bool = True
+    """Whether rows count. Otherwise their gradient is zero: other ranks take these passes."""
     one_forward: bool = True
     """Whether two backward passes may follow one forward pass."""
     rest: Rest = field(default_factory=Rest)
@@ -192,7 +194,7 @@ class GradientTransaction:
         network = self.model.transformer
         self._make_ready()
         for group in groups:
-            if isinstance(group, MergesRows) and kind != "excess":
+            if isinstance(group, MergesRows) and kind != "excess" and self.counts:
                 self._tally.note_states(group.num_states)
         return next(each.device for each in network.parameters() if each.requires_grad)
 
@@ -215,7 +217,7 @@ class GradientTransaction:
             again = None if self.one_forward else lambda: evaluated(self._alone).surrogate.per_row
             self._backward_apart(per_row, rest, again)
         num_rows = len(rows.advantage)
-        if not num_rows:
+        if not num_rows or not self.counts:
             return
         if found.divergence is not None:
             self._sums.add("kl", found.divergence.detach().sum())
@@ -230,7 +232,7 @@ class GradientTransaction:
     def _backward(self, per_row: Tensor, *, part: str = "loss", is_first: bool = False) -> None:
         """Adds the gradient of a loss per row (B,), and the loss to its ``part`` of the tally.
         ``is_first``: another one of the same graph follows."""
-        loss = per_row.sum() / self.num_rows
+        loss = per_row.sum() / self.num_rows * self.counts
         if loss.requires_grad:  # not where all rows are of a network that is not trained
             loss.backward(retain_graph=is_first)
         self._sums.add(part, loss)

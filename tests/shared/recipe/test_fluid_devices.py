@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
+from digenrl.local.gpus import trainers_of
 from shared.errors import UserError
 from shared.messages.fluid import MAX_MEMBERS
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import ROOT
 
+SHARDED = {"trainer.sharded": True, "trainer.devices": 4, "rollout.workers": 1}
 FLUID = load_recipe(ROOT / "recipes" / "digits-fluid.toml")
 
 
@@ -17,8 +19,6 @@ FLUID = load_recipe(ROOT / "recipes" / "digits-fluid.toml")
     [
         {"trainer.devices": MAX_MEMBERS + 1},
         {"trainer.hosts": 2},
-        {"trainer.sharded": True},
-        {"schedule.max_staleness": "auto"},
     ],
     ids=lambda changes: list(changes)[-1],
 )
@@ -32,3 +32,24 @@ def test_what_they_do_not_do_is_refused_in_one_line(changes: dict[str, Any]) -> 
 
 def test_there_may_be_as_many_as_one_message_names() -> None:
     assert override(FLUID, {"trainer.devices": MAX_MEMBERS}).trainer.devices == MAX_MEMBERS
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"trainer.sharded": True, "trainer.devices": 4}, "rollout.workers"),
+        ({**SHARDED, "trainer.shard_devices": 3}, "trainer.shard_devices"),
+        ({**SHARDED, "trainer.shard_devices": 1}, "trainer.shard_devices"),
+        ({"trainer.shard_devices": 2, "trainer.devices": 4}, "trainer.shard_devices"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused_in_one_line(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(UserError, match=f"^{key}: ") as refused:
+        override(FLUID, changes)
+    assert "\n" not in str(refused.value)
+
+
+def test_devices_that_share_weights_are_as_many_members_as_groups() -> None:
+    recipe = override(FLUID, {**SHARDED, "trainer.shard_devices": 2})
+    assert (recipe.trainer.ranks, trainers_of(recipe)) == (2, ["trainer-0", "trainer-1"])
+    assert trainers_of(override(FLUID, SHARDED)) == ["trainer-0"]

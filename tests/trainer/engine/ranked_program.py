@@ -53,6 +53,7 @@ from shared.store import ObjectStore, StoreSettings, open_store
 from shared.store.folder import FolderBackend
 from tests.paths import DIGITS
 from tests.trainer.batches import fresh_groups, make_batch, noise_group
+from tests.trainer.fluid.group_program import be_a_group
 
 OnThreads = RankedTraining | ReplicatedTraining
 VERSIONS = TypeAdapter(list[CommitRecord])
@@ -371,6 +372,7 @@ def do(job: Job) -> None:
         "lack": lack,
         "load_in": load_in,
         "train_in": train_in,
+        "group": be_a_group,
     }
     jobs[job.what](Path(job.folder))
 

@@ -100,8 +100,8 @@ def _assign_early(plan: Plan, state: State, now: float) -> Issued:
 def _training_left(plan: Plan, state: State, fluid: FluidState) -> float:
     """Return about how many seconds members train before the batch is done, if all take part."""
     left, costs = plan.num_groups - len(fluid.trained), state.costs
-    able = (w.address for w in state.rollout if w.service == MEMBER) if left else ()
-    rate = sum(1 / seconds for each in able if (seconds := costs.gradient_seconds(each)))
+    able = state.members if left else ()
+    rate = sum(1 / seconds for each in able if (seconds := costs.gradient_seconds(each.address)))
     return left / rate if rate else 0.0
 
 

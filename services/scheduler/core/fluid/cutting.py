@@ -61,21 +61,24 @@ def groups_left(plan: Plan, fluid: FluidState) -> float:
 
 
 def next_piece(
-    plan: Plan, fluid: FluidState, index: int, share: float, num_members: int
+    plan: Plan, fluid: FluidState, index: int, share: float, num_members: int, ranks: int = 1
 ) -> tuple[FluidState, tuple[int, int]]:
-    """The place of the next piece of a group, which is cut if none waits."""
+    """The place of the next piece of a group, which is cut if none waits: for so many ``ranks``,
+    which share its samples, evenly where that is possible."""
     group = fluid.groups[index]
     for place, each in enumerate(group.pieces):
         if each.worker is None:
             return fluid, (index, place)
-    cut_off = _cut(plan, fluid, index, share, num_members)
+    cut_off = _cut(plan, fluid, index, share, num_members, ranks)
     pieces = [PieceState(piece=piece) for piece in cut_off]
     first, end = len(group.pieces), max(cut_to(plan, each.piece) for each in pieces)
     cut = replace(group, pieces=(*group.pieces, *pieces), num_cut=max(group.num_cut, end))
     return fluid.with_group(index, cut), (index, first)
 
 
-def _cut(plan: Plan, fluid: FluidState, index: int, share: float, num_members: int) -> list[Piece]:
+def _cut(
+    plan: Plan, fluid: FluidState, index: int, share: float, num_members: int, ranks: int
+) -> list[Piece]:
     """The next piece, or all parts of the next sample; at first what a group computes once."""
     group = fluid.groups[index]
 
@@ -92,9 +95,10 @@ def _cut(plan: Plan, fluid: FluidState, index: int, share: float, num_members: i
     if merged and not group.pieces:
         return [piece(0, group.num_samples, range(merged))]
     samples = share * group.num_samples
-    least = _min_samples(plan, fluid, num_members)
+    least = max(ranks, _min_samples(plan, fluid, num_members))
     if samples >= 1 or least > 1:
-        return [piece(group.num_cut, min(left, max(least, math.floor(samples))), own)]
+        count = -(-max(least, math.floor(samples)) // ranks) * ranks
+        return [piece(group.num_cut, min(left, count), own)]
     parts = min(_max_parts(plan, fluid, num_members), math.ceil(1 / max(samples, 1e-9)))
     ends = [merged + len(own) * n // parts for n in range(parts + 1)]
     return [piece(group.num_cut, 1, range(begin, end)) for begin, end in itertools.pairwise(ends)]

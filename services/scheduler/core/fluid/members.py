@@ -35,7 +35,8 @@ def member_addresses(state: State) -> frozenset[str]:
         return frozenset()
     known = _known_members(state, fluid)
     if known is None:
-        known = frozenset(a for a in roles.places if may_step(state, state.workers[a]))
+        asked = (*roles.places, *roles.only_train)
+        known = frozenset(a for a in asked if may_step(state, state.workers[a]))
         _know_members(state, fluid, known)
     return known
 
@@ -47,8 +48,9 @@ def with_held(state: State, fluid: FluidState, address: str, held: Holds | None)
     else:
         holds = {a: each for a, each in fluid.holds.items() if a != address}
     made, known = replace(fluid, holds=holds), _known_members(state, fluid)
-    if known is not None and address in state.workers.roles.places:
-        may = may_step(replace(state, fluid=made), state.workers[address])
+    worker = state.workers.get(address)
+    if known is not None and worker is not None and worker.takes_work:
+        may = may_step(replace(state, fluid=made), worker)
         _know_members(state, made, with_or_without(known, address, may))
     return made
 

@@ -66,7 +66,9 @@ def train_pieces(plan: Plan, state: State, now: float) -> Issued:
         share = left / (2 * members.pace.rate * member.group_seconds)
         if members.another_is_sooner(member, share, left):
             continue
-        fluid, key = next_piece(plan, fluid, min(ready), share, len(members.addresses))
+        fluid, key = next_piece(
+            plan, fluid, min(ready), share, len(members.addresses), member.worker.ranks
+        )
         fluid, command = _given(state, fluid, member, key, now)
         commands.append(command)
         part = part_of_group(plan, command.piece)
@@ -179,8 +181,9 @@ def _with_room(plan: Plan, state: State) -> tuple[frozenset[str], frozenset[str]
     assert fluid is not None
     if plan.early_groups:  # pieces go before fragments of the next batch
         return frozenset(), _at_hand(fluid, workers, able)
-    room = _without_two(fluid, able, workers.with_room(AHEAD))
-    without = room & workers.with_room(1)  # a fragment
+    only_train = frozenset(workers.roles.only_train)
+    room = _without_two(fluid, able, workers.with_room(AHEAD) | only_train)
+    without = room & (workers.with_room(1) | only_train)  # a fragment
     with_one = room - without - fluid.queued
     return without - fluid.queued, with_one | (without & fluid.queued)
 

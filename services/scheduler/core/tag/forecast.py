@@ -53,8 +53,12 @@ def forecast(situation: Situation, schedule: RunSchedule) -> Forecast:
     tag_inputs, pool = situation.tag_inputs, situation.pool
     if schedule.mode == "colocated":
         return Forecast(makespan(tag_inputs, tag_inputs.groups), tag_inputs.groups)
+    if schedule.mode == "fluid" and pool is None:  # those that train do not generate
+        least = fluid.least_period(tag_inputs, publish=0.0, last=0.0)
+        ahead = max(_pace(tag_inputs, 0), least)
+        return Forecast(ahead if schedule.staleness_limit else makespan(tag_inputs, 0), 0)
     if schedule.mode == "fluid":
-        assert pool is not None, "fluid devices are independent"
+        assert pool is not None
         if schedule.staleness_limit:
             return Forecast(fluid.members_ahead(pool), tag_inputs.groups)
         everything = None if tag_inputs.rollout else tag_inputs.groups

@@ -1,0 +1,121 @@
+"""The gradient of all trained weights as one flat tensor, of which ranks of a group hold rows."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
+
+from services.trainer.engine.world import num_ranks, this_rank
+from services.trainer.fluid.sums import Ranges, SumLayout
+from shared.diffusion.ranks import flat_range, local_shard
+
+
+class FlatGradient:
+    """Reads and writes the gradients of parameters, those of sharded ones as far as this rank holds
+    them. What lies whole on every rank is summed over ranks, and the first rank holds the sum."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """``parameters``: in the order of the flat tensor."""
+        self._parameters = parameters
+        self._is_group = num_ranks() > 1
+        first = next(iter(parameters.values()))
+        size = sum(each.numel() for each in parameters.values())
+        ranges = tuple(self._ranges()) if self._is_group else None
+        is_whole = ranges == ((0, size),)
+        device = local_shard(first).device
+        self.layout = SumLayout(size, first.dtype, device, None if is_whole else ranges)
+
+    def _ranges(self) -> Ranges:
+        """Return what this rank holds; runs that follow one another are one."""
+        found: list[tuple[int, int]] = []
+        begins = 0
+        for parameter in self._parameters.values():
+            first, number = flat_range(parameter)
+            first += begins
+            begins += parameter.numel()
+            if not number or not self._is_held(parameter):
+                continue
+            if found and sum(found[-1]) == first:
+                first, number = found[-1][0], found.pop()[1] + number
+            found.append((first, number))
+        return tuple(found)
+
+    def _is_held(self, parameter: Tensor) -> bool:
+        return isinstance(parameter, DTensor) or not self._is_group or this_rank() == 0
+
+    @torch.no_grad()
+    def taken(self) -> Tensor | None:
+        """Copy what the gradients have added up to, over all ranks; None if there are none."""
+        if all(each.grad is None for each in self._parameters.values()):
+            return None
+        whole = iter(self._summed_over_ranks())
+        parts = (
+            _own_part(each) if isinstance(each, DTensor) else next(whole)
+            for each in self._parameters.values()
+        )
+        held = zip(parts, self._parameters.values(), strict=True)
+        own = [each.reshape(-1) for each, of in held if self._is_held(of)]
+        return torch.cat(own) if own else self.layout.zeros()
+
+    def _summed_over_ranks(self) -> list[Tensor]:
+        """Return the gradients of what lies whole on every rank, summed in one exchange."""
+        found = [
+            torch.zeros_like(each) if each.grad is None else each.grad
+            for each in self._parameters.values()
+            if not isinstance(each, DTensor)
+        ]
+        if self._is_group and found:
+            flat = torch.cat([each.reshape(-1) for each in found])
+            dist.all_reduce(flat)
+            found = list(flat.split([each.numel() for each in found]))
+        return found
+
+    def norm(self, flat: Tensor) -> Tensor:
+        """Return the norm () of a flat gradient, over all ranks."""
+        if self.layout.ranges is None:
+            return get_total_norm(list(self.parts(flat).values()))
+        squares = flat.double().square().sum()
+        dist.all_reduce(squares)
+        return squares.sqrt().to(flat.dtype)
+
+    def parts(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the gradient of each parameter, in place where this rank holds it."""
+        places = self._parameters.items()
+        sizes = [flat_range(each)[1] if self._is_held(each) else 0 for _, each in places]
+        found: dict[str, Tensor] = {}
+        for (name, parameter), part in zip(places, flat.split(sizes), strict=True):
+            if isinstance(parameter, DTensor):
+                found[name] = _sharded_like(parameter, part)
+            elif self._is_held(parameter):
+                found[name] = part.view_as(parameter)
+            else:
+                found[name] = torch.empty_like(parameter)
+        return found
+
+    def spread(self, parts: Mapping[str, Tensor]) -> None:
+        """Have all ranks hold what lies whole on each, as the first has it: in one exchange."""
+        whole = [each for each in parts.values() if not isinstance(each, DTensor)]
+        if self._is_group and whole:
+            flat = torch.cat([each.reshape(-1) for each in whole])
+            dist.broadcast(flat, 0)
+            for each, found in zip(whole, flat.split([w.numel() for w in whole]), strict=True):
+                each.copy_(found.view_as(each))
+
+
+def _own_part(parameter: DTensor) -> Tensor:
+    """Return what this rank has of a sharded gradient; FSDP2 averages over ranks in each backward
+    pass."""
+    own = torch.zeros_like(local_shard(parameter))
+    grad = parameter.grad
+    return own if grad is None else own.add_(local_shard(grad), alpha=num_ranks())
+
+
+def _sharded_like(parameter: DTensor, part: Tensor) -> DTensor:
+    own = part.view(local_shard(parameter).shape)
+    return DTensor.from_local(
+        own, parameter.device_mesh, parameter.placements, run_check=False,
+        shape=parameter.shape, stride=parameter.stride(),
+    )  # fmt: skip

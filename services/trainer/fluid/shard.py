@@ -1,0 +1,179 @@
+"""One rank of a shard group: what it holds of the member, and its part of what all ranks do at
+once.
+
+A group is one member of several processes, which share weights, gradients and optimizer (FSDP2).
+The first one is the member for all others of the run (`shard_group`); the rest follow it
+(`shard_follower`) and know no broker.
+"""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from services.trainer.engine.world import local_rank, num_ranks, this_rank
+from services.trainer.fluid.engine import FluidEngine, StepScale, merged
+from services.trainer.fluid.exchange import ALL, Sum
+from services.trainer.fluid.store_exchange import SumObjects
+from services.trainer.fluid.sums import StoredSum, SumPart, Term, added
+from shared.devices.chunks import Chunk
+from shared.devices.protocols import AdvantageKind
+from shared.devices.slices import GroupSlice
+from shared.diffusion.policy import load_policy
+from shared.diffusion.training.rows import TrainingGroup
+from shared.messages.fluid import Piece
+from shared.recipe.recipe import Recipe
+from shared.run.layout import batch_folder
+from shared.run.manifest import StoredTensors
+from shared.store import ObjectStore
+
+Order = Sequence[tuple[str, int]]
+"""Members and keys of the terms of a total, in the order in which they are added."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """A rank's part of a piece."""
+
+    own: GroupSlice | None
+    """Samples that it trains, as many as every other rank; None if there are less than ranks."""
+    last: GroupSlice | None
+    """One sample more, as every other rank, if the samples cannot be divided evenly."""
+    counts: bool
+    """Whether that one counts here: otherwise it is another rank's, and has the gradient zero."""
+
+
+def part_of(piece: Piece, rank: int, ranks: int) -> RankPart:
+    """Divide the samples of a piece: every pass is taken by all ranks at once."""
+    end = piece.first_step + piece.num_steps
+    each, rest = divmod(piece.num_samples, ranks)
+    first = piece.first_sample + rank * each
+
+    def taken(samples: range) -> GroupSlice | None:
+        return GroupSlice(samples, first=piece.first_step, end=end) if samples else None
+
+    after = piece.first_sample + ranks * each + (rank if rank < rest else 0)
+    last = taken(range(after, after + 1)) if rest else None
+    return RankPart(taken(range(first, first + each)), last, counts=rank < rest)
+
+
+class Shard:
+    def __init__(self, recipe: Recipe, store: ObjectStore) -> None:
+        loaded = load_policy(recipe, {"transformer"}, local_rank(), trains=True)
+        num_samples = max(1, recipe.trained_samples // num_ranks())
+        self.engine = FluidEngine(recipe, loaded, num_samples=num_samples)
+        self.is_sharded = self.engine.is_sharded
+        """Whether each rank holds a part of the sum; otherwise the first holds all of it."""
+        self._by_group = recipe.trainer.deterministic
+        self._run = recipe.run.name
+        self._objects = SumObjects(store, self.engine.layout, is_first=this_rank() == 0)
+        self._terms: dict[int, Term] = {}
+        self._sums: dict[int, Sum] = {}
+        """Sums that were copied, by their numbers."""
+        self.total: Term | None = None
+
+    def train(
+        self, group: TrainingGroup, piece: Piece, kind: AdvantageKind | None, chunk: Chunk
+    ) -> None:
+        """Add the gradient of this rank's part of a piece, in chunks that the first rank has
+        chosen; only that one measures how long they take."""
+        part, measures = part_of(piece, this_rank(), num_ranks()), this_rank() == 0
+        if self._by_group:
+            self.engine.begin()
+        if part.own is not None:
+            self.engine.train(group.sliced(part.own), None if measures else chunk, kind)
+        if part.last is not None:
+            with self.engine.counting(part.counts):
+                self.engine.train(group.sliced(part.last), Chunk(1, chunk.steps), kind)
+        self._keep_apart(piece)
+
+    def skip(self, piece: Piece) -> None:
+        """Count the rows of a piece without a gradient."""
+        if self._by_group:
+            self.engine.begin()
+        if this_rank() == 0:
+            self.engine.skip_rows(piece.num_samples * piece.num_steps)
+        self._keep_apart(piece)
+
+    def _keep_apart(self, piece: Piece) -> None:
+        """Keep the gradient of a group apart from all others, in deterministic mode."""
+        if self._by_group:
+            term = self.engine.term()
+            gradient = None if term.gradient is None else term.gradient.cpu()
+            self._terms[piece.group] = Term(gradient, term.tally)
+            self.engine.begin()
+
+    def begin(self) -> None:
+        self.engine.begin()
+        self._terms = {}
+
+    def copy_sum(self, number: int, kept: Sequence[int]) -> Sum:
+        """Copy the sum under a number, and forget the copies but those that are ``kept``."""
+        self._sums = {each: held for each, held in self._sums.items() if each in kept}
+        found = dict(self._terms) if self._by_group else {ALL: self.engine.term()}
+        self._sums[number] = found
+        return found
+
+    def merge(self, number: int, tallies: Sequence[Mapping[int, Mapping[str, float]]]) -> Sum:
+        """Add to a sum what happened to the rows of other ranks, by the keys of its terms."""
+        found = {}
+        for key, term in self._sums[number].items():
+            tally = merged(term.tally, *(of_rank[key] for of_rank in tallies))
+            found[key] = Term(term.gradient, tally.as_dict())
+        self._sums[number] = found
+        return found
+
+    async def put_sum(self, number: int, batch: int) -> SumPart:
+        """Store this rank's part of a sum."""
+        return await self._objects.put(batch_folder(self._run, batch), self._sums[number])
+
+    async def put_total(self, batch: int) -> SumPart:
+        assert self.total is not None
+        return await self._objects.put(batch_folder(self._run, batch), {ALL: self.total})
+
+    async def take_total(self, stored: StoredSum) -> Term:
+        """Read what this rank holds of a total; raises ContractError if it is none of this run."""
+        found = await self._objects.get(stored)
+        self.total = await asyncio.to_thread(added, [found[ALL]], self.engine.layout)
+        return self.total
+
+    async def add(
+        self, order: Order, own: Mapping[str, int], stored: Mapping[str, StoredSum]
+    ) -> Term:
+        """Form the total of the sums of all members, as far as this rank holds it.
+
+        Args:
+            own: members whose sums were made here, and the numbers of those.
+            stored: where the others' are.
+        """
+        sums = {name: self._sums[number] for name, number in own.items()}
+        names = list(stored)
+        found = await asyncio.gather(*(self._objects.get(stored[name]) for name in names))
+        sums |= dict(zip(names, found, strict=True))
+        terms = [sums[worker][key] for worker, key in order]
+        self.total = await asyncio.to_thread(added, terms, self.engine.layout)
+        self._sums = {}
+        return self.total
+
+    def measured(self, total: Term) -> StepScale:
+        return self.engine.measured(total)
+
+    def sum_id(self, total: Term) -> str:
+        return self.engine.sum_id(total)
+
+    def step(self, batch: int, tally: Mapping[str, float], given: StepScale) -> dict[str, float]:
+        """Take the step of the total; where the first rank holds all of it, it spreads it."""
+        total = self.total if self.total is not None else Term(self.engine.layout.zeros(), tally)
+        self._terms, self.total = {}, None
+        metrics = self.engine.take(batch, replace(total, tally=tally), given)
+        self.begin()
+        return metrics
+
+    async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
+        await self.engine.restore(weights, checkpoint)
+        self.begin()
+        self.total = None
+
+
+def scale_of(norm: float | None, scale: float) -> StepScale:
+    return StepScale(math.nan if norm is None else norm, scale)

@@ -1,0 +1,54 @@
+"""Sums of shard groups over the object store: each rank stores and reads the numbers that it
+holds, and no process holds a whole sum."""
+
+from collections.abc import Mapping
+
+from services.trainer.fluid.exchange import Meeting, Missed, Sum
+from services.trainer.fluid.shard_group import ShardGroup
+from services.trainer.fluid.store_exchange import TOTAL, StoreExchange, until
+from services.trainer.fluid.sums import StoredSum, SumLayout, Term, order_of
+from shared.store import ObjectStore
+
+
+class ShardExchange(StoreExchange):
+    """The same meeting as that of whole cards, which `StoreExchange` serves: both mix."""
+
+    def __init__(self, store: ObjectStore, layout: SumLayout, group: ShardGroup) -> None:
+        super().__init__(store, layout)
+        self._group = group
+
+    async def total(self, meeting: Meeting, own: Sum) -> Term:
+        if not meeting.is_committer:
+            return await self.taken(meeting, own)
+        async with until(meeting) as waits_for:
+            others = await self.others(meeting, waits_for, _as_told)
+            total = await self._added(meeting, {meeting.me: own} if own else {}, others)
+            if len(meeting.members) > 1:
+                stored = await self._group.put_total(meeting.message.batch)
+                await self.say(meeting, TOTAL, stored)
+        return total
+
+    async def taken(self, meeting: Meeting, own: Sum) -> Term:
+        async with until(meeting) as waits_for:
+            if own:
+                stored = await self._group.put_sum(own, meeting.message.batch)
+                await self.say(meeting, meeting.me, stored)
+            waits_for.add(meeting.committer)
+            return await self._group.take_total(await self.stored(meeting, TOTAL))
+
+    async def of_all(self, meeting: Meeting, sums: Mapping[str, Sum]) -> Term:
+        return await self._added(meeting, sums, {})
+
+    async def _added(
+        self, meeting: Meeting, own: Mapping[str, Sum], others: Mapping[str, StoredSum]
+    ) -> Term:
+        order = order_of(meeting)
+        missing = {name for name, key in order if name in own and key not in own[name]}
+        if missing:
+            reason = "sums are not made of what their shares say"
+            raise Missed(reason, tuple(sorted(missing)))
+        return await self._group.add(order, own, others)
+
+
+async def _as_told(stored: StoredSum) -> StoredSum:
+    return stored

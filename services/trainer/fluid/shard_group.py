@@ -1,0 +1,237 @@
+"""A shard group as one member: its first rank does what the member is told, and has the others do
+the same at the same time. It trains, sums and steps; it does not generate."""
+
+import asyncio
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from services.trainer.engine.engine_device import ParsedGroups
+from services.trainer.engine.follower import KEPT_GROUPS, Links, Message
+from services.trainer.engine.other_ranks import StoringRank, answer_of
+from services.trainer.engine.ranked import together
+from services.trainer.fluid.exchange import Sum
+from services.trainer.fluid.protocols import TotalMeasure
+from services.trainer.fluid.shard import Order, Shard, scale_of
+from services.trainer.fluid.sums import StoredSum, SumPart, Term
+from shared.devices.protocols import Generation, GroupData, Snapshot
+from shared.errors import ContractError
+from shared.messages.contracts import GenerateFragment
+from shared.messages.fluid import Piece
+from shared.messages.workers import MemoryShortage
+from shared.run.manifest import StoredTensors
+
+T = TypeVar("T")
+
+
+class OwnSum(dict[int, Term]):
+    """A sum that every rank holds its part of, under a number, until nobody asks for it."""
+
+    def __init__(self, terms: Mapping[int, Term], number: int) -> None:
+        super().__init__(terms)
+        self.number = number
+
+
+class ShardGroup:
+    """Implements `FluidDevice`, and holds sums for `ShardExchange`."""
+
+    def __init__(self, shard: Shard, links: Sequence[Links]) -> None:
+        self._shard = shard
+        self._links = [each.training for each in links]
+        self._storing = [StoringRank(each.storing) for each in links]
+        self._one_at_a_time = threading.Lock()
+        self._groups = ParsedGroups(shard.engine.read, KEPT_GROUPS)
+        self._sent: list[tuple[int, GroupData]] = []
+        """Groups that the other ranks have."""
+        self._numbers = itertools.count()
+        self._sums: weakref.WeakValueDictionary[int, OwnSum] = weakref.WeakValueDictionary()
+        self._is_new = False
+        """Whether the next piece begins a sum."""
+
+    steps_beside = False
+
+    def weights_digest(self) -> str:
+        return self._all("digest", self._shard.engine.newest_digest)
+
+    def take(self) -> None:
+        raise AssertionError("a group steps in place")
+
+    def before(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    async def checksum(self) -> str:
+        return (await self._do("checksum", self._shard.engine.checksum)).hex
+
+    async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
+        refs = {"weights": weights.ref.model_dump(), "checkpoint": checkpoint.ref.model_dump()}
+        read = self._shard.restore(weights, checkpoint)
+        await self._do("restore", lambda: asyncio.run(read), refs)
+
+    def begin(self) -> None:
+        """Empty the sum: the other ranks do when they are told of what comes next."""
+        self._is_new = True
+
+    async def train(self, group: GroupData, piece: Piece) -> MemoryShortage | None:
+        read = await self._groups.read(group)  # what is faulty is found before anybody begins
+        number, blobs = self._number_of(group)
+        chunk = self._shard.engine.chunk
+        values = {
+            "group": number, "piece": piece.model_dump(), "chunk": [chunk.samples, chunk.steps],
+            "advantages": list(group.advantages), "staleness": group.staleness,
+            "kind": group.kind, "limit": group.limit,
+        }  # fmt: skip
+        train = partial(self._shard.train, read, piece, group.kind, chunk)
+        await self._added("train", train, values, blobs)
+        return None
+
+    async def skip(self, piece: Piece) -> None:
+        skip = partial(self._shard.skip, piece)
+        await self._added("skip", skip, {"piece": piece.model_dump()})
+
+    async def _added(
+        self, name: str, work: Callable[[], T], values: Mapping[str, Any],
+        blobs: Sequence[bytes] = (), answers: list[Message] | None = None,
+    ) -> T:  # fmt: skip
+        """Have all ranks work on the sum, which is emptied before if that was asked."""
+        is_new, self._is_new = self._is_new, False
+
+        def add() -> T:
+            if is_new:
+                self._shard.begin()
+            return work()
+
+        return await self._do(name, add, {**values, "is_new": is_new}, blobs, answers)
+
+    async def own_sum(self) -> Sum:
+        number, kept = next(self._numbers), sorted(self._sums)
+        values = {"number": number, "kept": kept}
+        copy, told = partial(self._shard.copy_sum, number, kept), list[Message]()
+        await self._added("copy_sum", copy, values, answers=told)
+        tallies = [dict(each.values["tallies"]) for each in told]
+        found = OwnSum(self._shard.merge(number, tallies), number)
+        self._sums[number] = found
+        return found
+
+    async def measure(self, total: Term) -> TotalMeasure:
+        shard = self._shard
+        shard.engine.check(total)
+
+        def measure() -> TotalMeasure:
+            found = shard.measured(total)
+            norm = found.norm if found.norm == found.norm else None
+            return TotalMeasure(shard.sum_id(total), norm, found.scale)
+
+        if not shard.is_sharded:  # the first rank holds all of it
+            return await asyncio.to_thread(measure)
+        return await self._do("measure", measure, {"tally": dict(total.tally)})
+
+    async def step(self, batch: int, total: Term, measure: TotalMeasure) -> Mapping[str, float]:
+        shard, given = self._shard, scale_of(measure.norm, measure.scale)
+        shard.total = total
+        tally = dict(total.tally)
+        values = {
+            "batch": batch, "tally": tally, "norm": measure.norm, "scale": measure.scale,
+        }  # fmt: skip
+        self._is_new = True
+        return await self._do("step", partial(shard.step, batch, tally, given), values)
+
+    async def weights(self) -> Snapshot:
+        number = next(self._numbers)
+        snapshot = await self._do("weights", self._shard.engine.weights, {"number": number})
+        if not self._shard.is_sharded:
+            return snapshot
+        return replace(snapshot, elsewhere=[partial(each.store, number) for each in self._storing])
+
+    async def put_sum(self, own: Sum, batch: int) -> StoredSum:
+        """Store a sum of this group, each rank its part."""
+        assert isinstance(own, OwnSum)
+        put = partial(self._shard.put_sum, own.number, batch)
+        return await self._put("put_sum", put, {"number": own.number, "batch": batch})
+
+    async def put_total(self, batch: int) -> StoredSum:
+        """Store the newest total, each rank its part."""
+        return await self._put("put_total", partial(self._shard.put_total, batch), {"batch": batch})
+
+    async def _put(
+        self, name: str, put: Callable[[], Coroutine[Any, Any, SumPart]], values: Mapping[str, Any]
+    ) -> StoredSum:
+        answers: list[Message] = []
+        mine = await self._do(name, lambda: asyncio.run(put()), values, answers=answers)
+        others = (SumPart.model_validate_json(each.blobs[0]) for each in answers)
+        return StoredSum(parts=(mine, *(each for each in others if each.ranges)))
+
+    async def take_total(self, stored: StoredSum) -> Term:
+        """Have each rank read its part of a total that another member has formed."""
+        take = self._shard.take_total(stored)
+        values = {"stored": stored.model_dump_json()}
+        return await self._do("take_total", lambda: asyncio.run(take), values)
+
+    async def add(
+        self, order: Order, own: Mapping[str, Sum], stored: Mapping[str, StoredSum]
+    ) -> Term:
+        """Form a total; ``own``: sums that were made here, by the member that they count for."""
+        numbers = {name: each.number for name, each in own.items() if isinstance(each, OwnSum)}
+        assert len(numbers) == len(own)
+        said = {name: each.model_dump_json() for name, each in stored.items()}
+        adding = self._shard.add(order, numbers, stored)
+        values = {"order": [list(each) for each in order], "own": numbers, "stored": said}
+        return await self._do("add", lambda: asyncio.run(adding), values)
+
+    def end(self) -> None:
+        """Let the other ranks go."""
+        for link in (*(each.link for each in self._storing), *self._links):
+            link.send(Message("end"))
+
+    def _number_of(self, group: GroupData) -> tuple[int, tuple[bytes, ...]]:
+        """Return the group's number on the other ranks, and its content if they do not have it."""
+        for number, known in self._sent:
+            if known is group:
+                return number, ()
+        number = next(self._numbers)
+        self._sent = [*self._sent, (number, group)][-KEPT_GROUPS:]
+        return number, (*group.trajectories, group.conditions)
+
+    async def _do(
+        self, name: str, mine: Callable[[], T], values: Mapping[str, Any] | None = None,
+        blobs: Sequence[bytes] = (), answers: list[Message] | None = None,
+    ) -> T:  # fmt: skip
+        return await asyncio.to_thread(self._all, name, mine, values, blobs, answers)
+
+    def _all(
+        self, name: str, mine: Callable[[], T], values: Mapping[str, Any] | None = None,
+        blobs: Sequence[bytes] = (), answers: list[Message] | None = None,
+    ) -> T:  # fmt: skip
+        """Do something here while the other ranks do it, and return what came out here.
+
+        Raises:
+            RanksLost: if a rank has no memory for it.
+            RuntimeError: if a rank is gone.
+        """
+        with self._one_at_a_time:
+            for link in self._links:
+                link.send(Message(name, values or {}, blobs))
+            told = [] if answers is None else answers
+            receive = [partial(lambda link: told.append(answer_of(link)), x) for x in self._links]
+            return together(mine, others=receive)
+
+
+class OnlyTrains:
+    """Stands where a member's generator does: a group is given no fragments."""
+
+    def weights_digest(self) -> str:
+        return ""
+
+    async def begin(
+        self, task: GenerateFragment, conditions: bytes | None = None, source: bytes | None = None
+    ) -> Generation:
+        raise ContractError("a shard group does not generate")
+
+    async def conditions(
+        self, prompt: str, source: bytes | None = None, negative: str | None = None
+    ) -> bytes:
+        raise ContractError("a shard group does not generate")
