@@ -24,6 +24,8 @@ PATIENT = 0.25
 """Share of seeds in which no deadline of seconds makes good what nobody else would."""
 FOLLOWED = 0.2
 """Share of the seeds of fluid devices in which an old policy samples."""
+SHARED = 0.3
+"""Share of the seeds of fluid devices in which some are shard groups, which only train."""
 FAULTLESS = 0.05
 """Share of seeds without faults: what stands still in calm weather is found there at once."""
 
@@ -44,6 +46,8 @@ class Draw:
     """Mean seconds."""
     fault_seconds: float
     """Seconds after which nothing fails any more."""
+    num_groups: int
+    """Fluid devices that only train: the first ones."""
     intruder: Role | None
     """Role whose key somebody has stolen."""
 
@@ -84,8 +88,15 @@ def draw(seed: int, folder: Path) -> Draw:
         slowest_request=random.choice((0.002, 0.01, 0.1)),
         between_faults=random.uniform(0.5, 4.0),
         fault_seconds=0.0 if calm else random.uniform(2.0, random.choice((8.0, 15.0, 30.0))),
+        num_groups=_num_groups(seed, setting) if is_fluid else 0,
         intruder=random.choice(INTRUDERS) if random.random() < 0.25 else None,
     )
+
+
+def _num_groups(seed: int, setting: Setting) -> int:
+    random = Random(f"{seed}/groups")
+    most = setting.num_trainer - (not setting.rollout)  # one device at least generates
+    return random.randint(1, most) if most and random.random() < SHARED else 0
 
 
 def _setting(

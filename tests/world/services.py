@@ -29,6 +29,8 @@ from shared.run.previews import PreviewRule
 from tests.world.members import CountingMember, layout_of
 
 GIB = 1 << 30
+RANKS = 2
+"""Processes of a shard group."""
 CANARY = (0.25, 0.5)
 """What every emulated device makes of the canary's input."""
 
@@ -42,6 +44,8 @@ class Site:
     folder: Path
     emulation: Emulation
     recipe: Recipe
+    num_groups: int
+    """Fluid devices that are shard groups, which only train: the first ones."""
     flawed: set[tuple[str, int]] = field(default_factory=set)
     """Names of devices and the versions that they have made with other bits."""
 
@@ -75,13 +79,10 @@ class Site:
             return "reward", self._score
         if name == "trainer":
             return "trainer", self._train
-        [named] = [
-            each
-            for host in member_hosts(self.emulation.setting)
-            for each in host
-            if each.name == name
-        ]
-        return "trainer", partial(self._be_member, named)
+        hosts = member_hosts(self.emulation.setting)
+        members = {each.name: each for host in hosts for each in host}
+        is_group = name in list(members)[: self.num_groups]
+        return "trainer", partial(self._be_member, members[name], is_group)
 
     def _encoded(self, process: WorkerProcess) -> EncodedConditions | None:
         setting = self.emulation.setting
@@ -124,9 +125,12 @@ class Site:
             )  # fmt: skip
             await process.run(app.run(), context)
 
-    async def _be_member(self, named: Named, process: WorkerProcess) -> None:
-        member = self._member(named, process.recipe)
-        registered = self.emulation.registered(named.kind, "trainer", concurrency=1)
+    async def _be_member(self, named: Named, is_group: bool, process: WorkerProcess) -> None:
+        member = self._member(named, process.recipe, is_group)
+        concurrency, ranks = (0, RANKS) if is_group else (1, 1)
+        registered = self.emulation.registered(
+            named.kind, "trainer", concurrency=concurrency
+        ).model_copy(update={"ranks": ranks})
         async with process.connect("waiting_for_rollout", registered) as context:
             await process.compare_kinds(context, _canary)
             exchange = StoreExchange(process.store, member.layout)
@@ -136,7 +140,7 @@ class Site:
             )  # fmt: skip
             await process.run(app.run(), context)
 
-    def _member(self, named: Named, recipe: Recipe) -> CountingMember:
+    def _member(self, named: Named, recipe: Recipe, is_group: bool) -> CountingMember:
         emulation = self.emulation
         held = emulation.held(named)
         assert isinstance(held, QueuedHeld)
@@ -144,7 +148,7 @@ class Site:
         return CountingMember(
             EmulatedDevice(emulation.profile, named.kind, held, emulation.sizes, first),
             held, _ready, emulation.setting.shard_bytes,
-            steps_beside=recipe.schedule.staleness_limit > 0,
+            steps_beside=recipe.schedule.staleness_limit > 0 and not is_group,
             trained=first, lags=emulation.setting.lags,
             layout=layout_of(emulation.profile.shape),
             by_group=recipe.trainer.deterministic, updates=recipe.trainer.updates,

@@ -67,7 +67,7 @@ class World:
         self.drawn = drawn
         self.loop = loop
         self.random = Random(f"{drawn.seed}/world")
-        self.site = Site(folder, _emulation(drawn), drawn.recipe(folder))
+        self.site = Site(folder, _emulation(drawn), drawn.recipe(folder), drawn.num_groups)
         self.log: list[str] = []
         """What has happened, line by line."""
         self.network = Network()
