@@ -194,7 +194,7 @@ class GroupFetcher:
         """Fetch what is stored of the group; None, having refused them, if fragments are faulty."""
         stored = [fragment.stored for fragment in command.fragments]
         # The conditions of one prompt are one object, or few: each is read once.
-        refs = {ref for each in stored for ref in (each.trajectory, each.conditions)}
+        refs = dict.fromkeys(ref for each in stored for ref in (each.trajectory, each.conditions))
         read = {ref: asyncio.ensure_future(self._get(ref)) for ref in refs}
         await asyncio.gather(*read.values(), return_exceptions=True)
         fragments = [await self._fragment(each, read) for each in command.fragments]
