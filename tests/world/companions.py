@@ -169,7 +169,6 @@ def companions_installed(open_store: OpenStore, *, poll_s: float = 2.0) -> Itera
         "digenrl.commands.status.EVERY_S": poll_s,
         "services.scheduler.shell.service.create_app": create_scheduler_app,
         "services.scheduler.shell.service.standby_app": create_standby_app,
-        "services.scheduler.shell.service.worker_app": create_worker_app,
         "shared.process.worker_process.worker_app": create_worker_app,
         # Every start reads the same recipe, prompts and files.
         "shared.run.files.digest_of": _digest_of,

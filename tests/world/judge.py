@@ -28,6 +28,7 @@ async def violations(
         found += [] if may_be_false else reference.compare(records, site.flawed)
         kept = max(recipe.run.keep_last, 1 + recipe.schedule.staleness_limit)
         found += await judge_objects(records, store, kept=kept)
-    if site.emulation.setting.encoders and not may_be_false:
+    is_trained = len(records) > 1  # the first version is made before all samples
+    if is_trained and site.emulation.setting.encoders and not may_be_false:
         found += await judge_conditions(store, recipe.run.name)
     return found

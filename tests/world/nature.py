@@ -117,6 +117,8 @@ def _machine() -> list[tuple[Any, str, Any]]:
         (redis.utils, "get_lib_version", lambda: "8"),  # looks through all packages
         *((module, "versions", lambda: {"python": "3"}) for module in (canary, libraries, worker)),
         (asyncio, "wait_for", _wait_for),
+        (asyncio.Timeout, "__aenter__", _enter_timeout),
+        (asyncio.Timeout, "__aexit__", _leave_timeout),
         (asyncio, "gather", partial(_gather, asyncio.gather)),
         (builtins, "sum", _sum),
     ]
@@ -154,6 +156,25 @@ async def _wait_for(awaitable: Any, timeout: float | None) -> Any:  # noqa: ASYN
         return future.result()
     except asyncio.CancelledError as error:
         raise TimeoutError from error
+
+
+async def _enter_timeout(self: Any) -> Any:
+    """Do what Python does from 3.11.4 on: the clean-up of a cancelled task has timeouts, too."""
+    self._task = asyncio.current_task()
+    self._num_cancelled = self._task.cancelling()
+    self._state = asyncio.timeouts._State.ENTERED
+    self.reschedule(self._when)
+    return self
+
+
+async def _leave_timeout(self: Any, kind: Any, error: Any, _: Any) -> None:
+    if self._timeout_handler is not None:
+        self._timeout_handler.cancel()
+    has_expired = self._state is asyncio.timeouts._State.EXPIRING
+    self._state = asyncio.timeouts._State.EXPIRED if has_expired else asyncio.timeouts._State.EXITED
+    if has_expired and self._task.uncancel() <= self._num_cancelled:
+        if kind is not None and issubclass(kind, asyncio.CancelledError):
+            raise TimeoutError from error
 
 
 def _end() -> None:

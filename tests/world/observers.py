@@ -20,11 +20,13 @@ from rich.console import Console
 
 from digenrl.client import Client, NoAnswer, Refused
 from digenrl.commands import status
+from digenrl.evaluation.records import Evaluations
 from digenrl.evaluation.told import read_told
 from digenrl.local import up
 from digenrl.local.display import Display
 from digenrl.local.runs import Run
 from digenrl.view.state import live_state
+from shared.errors import ContractError
 from shared.run.commits import read_commit
 from shared.run.layout import evaluations_folder, numbers_in
 from shared.store import ObjectStore
@@ -211,5 +213,9 @@ async def stored_events(store: ObjectStore, run: str) -> Stored:
         found["j"][number - 1] = {}
     for index in range(len(await store.keys(f"{evaluations_folder(run)}/told"))):
         evaluation = await read_told(store, run, index + 1)
-        found["e"][index] = {} if evaluation is None else {"version": evaluation.version}
+        with contextlib.suppress(ContractError):  # whoever may evaluate can tell what is none
+            if evaluation and await Evaluations(store, run, evaluation.settings).read(
+                evaluation.version
+            ):
+                found["e"][index] = {"version": evaluation.version}
     return found

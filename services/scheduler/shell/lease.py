@@ -41,6 +41,9 @@ FRESH_S = 2.5
 """Time after the last renewal in which commands are sent: shorter than the lease."""
 ASK_S = 0.2
 """Seconds between two attempts to take the lease, or to renew one when the broker is silent."""
+UNRENEWED_S = 5.0
+"""An entry that nobody has renewed for so long is nobody's, though it has not left the register:
+that takes as long as the broker's clock was set back."""
 HOLDER_FIRST_S = 1.5
 """After the broker was away, others wait so long: the holder may go on where it was."""
 
@@ -127,6 +130,8 @@ class Lease:
     _renewed_at: float = 0.0
     _has_missed: bool = False
     """Whether the newest attempt to renew it was not answered."""
+    _last_seen: tuple[int, float] = (0, 0.0)
+    """Number of another's entry, and since when it is the newest one."""
     _unwritten_since: float | None = None
     """When the broker first did not store an entry though it could be read; None if it does."""
     _renewed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -187,6 +192,7 @@ class Lease:
             except Unavailable as error:
                 self._stand_by(STORES_NOTHING if self._stores_nothing else f"standby: {error}")
                 ask_from, revision = self.clock() + HOLDER_FIRST_S, None
+                self._last_seen = (0, 0.0)
             if revision is not None and await self._begin(revision, began):
                 return
             await asyncio.sleep(ASK_S)
@@ -196,7 +202,7 @@ class Lease:
         unwritten, self._unwritten_since = self._unwritten_since, None
         entry = await self._register.read()
         known = None if entry is None else _decoded(entry)
-        if entry is not None and known is not None and not _is_free(known):
+        if entry is not None and known is not None and not self._is_free(entry, known):
             is_loopback = urlsplit(known.url).hostname in LOOPBACK
             self.holder = known.url if known.process.is_here or not is_loopback else ""
             self._stand_by(f"standby: the scheduler at {known.url or known.scheduler} commands")
@@ -205,6 +211,14 @@ class Lease:
         revision = await self._write(on=0 if entry is None else entry.revision)
         self._unwritten_since = None
         return revision
+
+    def _is_free(self, entry: Entry, known: LeaseRecord) -> bool:
+        revision, since = self._last_seen
+        if entry.revision != revision:
+            since = self.clock()
+        self._last_seen = entry.revision, since
+        is_unrenewed = self.clock() - since > UNRENEWED_S
+        return known.released or known.process.is_gone or is_unrenewed
 
     @property
     def _stores_nothing(self) -> bool:
@@ -307,10 +321,6 @@ class Lease:
         if self.health.reason != reason:
             log.info("standby", reason=reason)
         self.health.is_not_ready(reason)
-
-
-def _is_free(record: LeaseRecord) -> bool:
-    return record.released or record.process.is_gone
 
 
 def _decoded(entry: Entry) -> LeaseRecord | None:

@@ -5,7 +5,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
 from shared.messages.volume import BatchVolume, prompt_bytes
 from shared.process.http_access import Access, Audited
 from shared.process.otlp import tracing
-from shared.process.service import Health, Listener, serve, worker_app
+from shared.process.service import Health, Listener, serve
 from shared.process.settings import ServiceSettings
 from shared.process.store_check import PROBE, check_store
 from shared.process.worker_process import one_user_error
@@ -83,9 +83,10 @@ class Current:
     """Is the ASGI application that answers at present: another one while this scheduler commands
     than while it stands by."""
 
-    app: ASGIApp
     lease: Lease | None = None
     """The lease that this scheduler holds, or waits for."""
+    standby: ASGIApp = field(init=False)
+    app: ASGIApp = field(init=False)
 
     def commander(self) -> str:
         return "" if self.lease is None else self.lease.holder
@@ -103,11 +104,11 @@ async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> Non
     file."""
     listener, health = settings.listen(settings.host, settings.port), Health()
     access = settings.access(settings.run)
-    current = Current(worker_app("scheduler", health))
+    current = Current()
+    current.app = current.standby = standby_app(health, current.commander, settings.trusted)
 
     async def take_turns() -> None:
         while True:
-            current.app = standby_app(health, current.commander, settings.trusted)
             try:
                 await _command(settings, recipe, beside, health, listener, current, access)
             except* LeaseLost as lost:
@@ -176,4 +177,5 @@ async def _command(
         try:
             await scheduler.run()
         finally:
+            current.app = current.standby  # closing takes time, and another one may command
             RUN.look = None

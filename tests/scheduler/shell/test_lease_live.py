@@ -110,6 +110,19 @@ async def test_a_holder_that_is_dead_on_this_host_is_not_waited_for(
             await dead._renew()
 
 
+async def test_an_entry_that_nobody_renews_is_nobodys_though_the_broker_keeps_it(
+    bus: Bus, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "TTL_S", 600.0)  # as after the broker's clock was set back
+    monkeypatch.setattr(leases, "UNRENEWED_S", 0.5)
+    dead, heir = (another(bus, folder_store, name) for name in ("dead", "heir"))
+    await dead._take()
+    async with taking(heir):
+        assert await until_held(heir) > dead.epoch
+        with pytest.raises(LeaseLost):
+            await dead._renew()
+
+
 async def test_a_holder_goes_on_after_an_outage_if_nobody_took_the_lease(
     bus: Bus, folder_store: ObjectStore
 ) -> None:
