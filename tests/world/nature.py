@@ -35,6 +35,7 @@ EPOCH = 1_800_000_000.0
 _create_context = cache(ssl.create_default_context)
 """It takes 20 ms, and nothing here is encrypted."""
 
+_TIMEOUTS: Any = vars(asyncio.timeouts)["_State"]
 Say = Callable[[str, MutableMapping[str, Any]], None]
 
 
@@ -162,7 +163,7 @@ async def _enter_timeout(self: Any) -> Any:
     """Do what Python does from 3.11.4 on: the clean-up of a cancelled task has timeouts, too."""
     self._task = asyncio.current_task()
     self._num_cancelled = self._task.cancelling()
-    self._state = asyncio.timeouts._State.ENTERED
+    self._state = _TIMEOUTS.ENTERED
     self.reschedule(self._when)
     return self
 
@@ -170,11 +171,13 @@ async def _enter_timeout(self: Any) -> Any:
 async def _leave_timeout(self: Any, kind: Any, error: Any, _: Any) -> None:
     if self._timeout_handler is not None:
         self._timeout_handler.cancel()
-    has_expired = self._state is asyncio.timeouts._State.EXPIRING
-    self._state = asyncio.timeouts._State.EXPIRED if has_expired else asyncio.timeouts._State.EXITED
-    if has_expired and self._task.uncancel() <= self._num_cancelled:
-        if kind is not None and issubclass(kind, asyncio.CancelledError):
-            raise TimeoutError from error
+    if self._state is not _TIMEOUTS.EXPIRING:
+        self._state = _TIMEOUTS.EXITED
+        return
+    self._state = _TIMEOUTS.EXPIRED
+    is_ours = self._task.uncancel() <= self._num_cancelled
+    if is_ours and kind is not None and issubclass(kind, asyncio.CancelledError):
+        raise TimeoutError from error
 
 
 def _end() -> None:

@@ -218,7 +218,7 @@ class Lease:
             since = self.clock()
         self._last_seen = entry.revision, since
         is_unrenewed = self.clock() - since > UNRENEWED_S
-        return known.released or known.process.is_gone or is_unrenewed
+        return is_unrenewed or _is_free(known)
 
     @property
     def _stores_nothing(self) -> bool:
@@ -321,6 +321,10 @@ class Lease:
         if self.health.reason != reason:
             log.info("standby", reason=reason)
         self.health.is_not_ready(reason)
+
+
+def _is_free(record: LeaseRecord) -> bool:
+    return record.released or record.process.is_gone
 
 
 def _decoded(entry: Entry) -> LeaseRecord | None:
