@@ -8,6 +8,7 @@ from digenrl.trace.memory import (
     MEMORY_SHARE,
     Use,
     encoder_needs,
+    member_needs,
     rollout_needs,
     trainer_needs,
     usual,
@@ -22,6 +23,7 @@ from services.scheduler.costs.profile import (
     speed,
 )
 from services.scheduler.costs.sizes import Memory
+from shared.models.memory import TrainedSets
 
 FLUX = load_profile("flux1-dev")
 
@@ -96,6 +98,20 @@ def test_all_weights_are_trained_in_float32(item_bytes: int, ranks: int, each: i
     row = TABLE.row_gib * item_bytes / 2
     gathered = TABLE.streamed_gib * item_bytes / 2 * (1 - 1 / ranks)
     assert needed.total == pytest.approx(each * weights / ranks + row + gathered)
+
+
+def test_more_sets_of_all_weights_than_memory_are_refused_in_one_line() -> None:
+    """SD3.5-M fits an H100 as a fluid device, and does not with the versions before and ahead."""
+    profile = load_profile("sd35-medium")
+    table = memory_of(profile)
+    use = replace(usual(table), rank=0)
+    ahead = replace(use, sets=TrainedSets(ahead=2, on_host=1))
+    one, three = member_needs(table, use), member_needs(table, ahead)
+    assert three.trained - one.trained == pytest.approx(2 * table.network_gib)
+    assert three.host == table.network_gib
+    assert fits(with_memory(profile, use), "H100", "member") is None
+    reason = fits(with_memory(profile, ahead), "H100", "member")
+    assert reason is not None and "GiB on a fluid device" in reason
 
 
 def test_tiles_lower_the_peak_of_decoding_and_nothing_else() -> None:
