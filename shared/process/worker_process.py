@@ -16,7 +16,7 @@ import structlog
 
 from shared.bus.bus import Bus
 from shared.cancellation import stop
-from shared.errors import UserError
+from shared.errors import RanksLost, UserError
 from shared.messages import subjects
 from shared.messages.contracts import PolicyPublished
 from shared.messages.workers import Activity, Device
@@ -142,11 +142,12 @@ async def until_finished(bus: Bus, store: ObjectStore, recipe: Recipe) -> None:
 
 @contextmanager
 def one_user_error() -> Iterator[None]:
-    """Raise the UserError that has ended one of several tasks, alone; anything else as it is."""
+    """Raise the UserError, or RanksLost, that has ended one of several tasks, alone; anything else
+    as it is."""
     try:
         yield
     except BaseExceptionGroup as group:
-        found: BaseException | None = group.subgroup(UserError)
+        found: BaseException | None = group.subgroup((UserError, RanksLost))
         while isinstance(found, BaseExceptionGroup):
             found = found.exceptions[0]
         if found is None:

@@ -20,7 +20,7 @@ def plan_of(profile: str, groups: int) -> Plan:
     return steady_plan(shape, batches=1, schedule=RunSchedule(mode="fluid"))
 
 
-def cut(plan: Plan, members: int) -> tuple[FluidState, list[float]]:
+def cut(plan: Plan, members: int, ranks: int = 1) -> tuple[FluidState, list[float]]:
     """Give all of a batch out, to one equal member after the other; return each piece's part of a
     group, in order."""
     fluid, parts = FluidState(batch=0), list[float]()
@@ -28,7 +28,8 @@ def cut(plan: Plan, members: int) -> tuple[FluidState, list[float]]:
         fluid = fluid.with_group(index, whole_group(plan, 0))
     left = float(plan.num_groups)
     while ready := _ready(plan, fluid):
-        fluid, (index, place) = next_piece(plan, fluid, min(ready), left / (2 * members), members)
+        share = left / (2 * members)
+        fluid, (index, place) = next_piece(plan, fluid, min(ready), share, members, ranks)
         group = fluid.groups[index]
         given = PieceState(piece=group.pieces[place].piece, worker="trainer-0")
         pieces = (*group.pieces[:place], given, *group.pieces[place + 1 :])
@@ -78,3 +79,18 @@ def test_a_group_that_begins_again_gives_its_pieces_back() -> None:
     without = fluid.without_group(2)
     assert without.num_pieces == fluid.num_pieces - number
     assert without.num_cut == fluid.num_cut - plan.group_size
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_pieces_of_a_shard_group_have_as_many_samples_on_each_rank(ranks: int) -> None:
+    plan = plan_of("flux1-dev", 32)
+    assert plan.group_size % ranks == 0
+    fluid, parts = cut(plan, 4, ranks)
+    assert sum(parts) == pytest.approx(32)
+    own = [
+        each.piece.num_samples
+        for group in fluid.groups.values()
+        for each in group.pieces
+        if each.piece.steps.stop > plan.merged_steps
+    ]
+    assert own and all(samples % ranks == 0 for samples in own)
