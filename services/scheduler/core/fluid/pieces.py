@@ -104,6 +104,8 @@ class AvailableMembers:
         """Members that would be the first to finish a small piece."""
         self._even_end = 0.0
         """When all would be done if what is left were divided evenly."""
+        self._least: float | None = None
+        """Share of a group that the smallest piece has."""
 
     @property
     def has_room(self) -> bool:
@@ -150,7 +152,9 @@ class AvailableMembers:
             share: part of a group that the piece is meant to have.
             left: groups that no member has yet.
         """
-        least = min_part(self._plan, self._fluid, len(self.addresses))
+        if self._least is None:
+            self._least = min_part(self._plan, self._fluid, len(self.addresses))
+        least = self._least
         is_small = share < max(least, 1 / trained_samples(self._plan))
         if not is_small or member.group_seconds < UNLIKE * self.pace.fastest:
             return False
