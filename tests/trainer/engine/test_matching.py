@@ -166,8 +166,6 @@ def test_dpo_does_not_depend_on_the_scale_of_rewards(policy: LoadedPolicy) -> No
 def test_what_neither_can_do_is_refused() -> None:
     with pytest.raises(UserError, match=r"algorithm\.best_of: dpo trains one pair"):
         recipe_of("dpo", algorithm__best_of=2)
-    with pytest.raises(UserError, match=r'model\.trained: dpo compares .*use "lora"'):
-        recipe_of("dpo", model__trained="full")
     with pytest.raises(UserError, match=r"trainer\.micro_batch: 4 .*the one pair of a group"):
         recipe_of("dpo", trainer__micro_batch=4)
     with pytest.raises(UserError, match=r"awm_weight"):

@@ -41,12 +41,8 @@ KINDS = {
 }
 
 
-QUICK = "sharded"
-
-
 @pytest.fixture(
-    scope="module",
-    params=[pytest.param(k, marks=() if k == QUICK else pytest.mark.slow) for k in KINDS],
+    scope="module", params=[pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 )
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
