@@ -162,7 +162,7 @@ class Opened(NamedTuple):
 def _after_all_else() -> None:
     """Ends with the process that has begun this one, and lets all else on its host go first."""
     die_with_parent()
-    os.nice(19)
+    os.nice(10)  # more would starve it beside processes that never wait
 
 
 def _zipped(folder: Path) -> Path:

@@ -20,7 +20,7 @@ FOUND = {
     "a_lost_worker_keeps_its_fragments": (28, "not finished"),
     "a_failed_fragment_is_issued_under_the_same_attempt": (39, "not finished"),
     "nobody_checks_the_staleness_of_tasks": (42, "not finished"),
-    "a_group_is_finished_with_the_next_version": (6, "scheduler ended: AssertionError"),
+    "a_group_is_finished_with_the_next_version": (59, "scheduler ended: AssertionError"),
     "recovery_skips_the_scores": (28, "not finished"),
     "a_step_is_ordered_before_all_have_confirmed": (16, "not finished"),
     "what_a_lost_member_had_is_nobodys": (272, "not finished"),
