@@ -24,6 +24,7 @@ def test_cost_is_the_median_of_pairs_and_the_hundredth_slowest_answer() -> None:
     assert "+3.00% (median of 3 pairs, +1.00% to +10.00%)" in cost.line()
 
 
+@pytest.mark.slow
 async def test_reader_asks_at_its_rate_and_counts_what_is_no_success(tmp_path: Path) -> None:
     [port] = free_ports(1)
     server = await asyncio.create_subprocess_exec(

@@ -91,6 +91,7 @@ def test_pretraining_is_a_function_of_its_seed(halves: tuple[Half, Half]) -> Non
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+@pytest.mark.slow
 def test_each_classifier_knows_the_half_it_was_not_taught(halves: tuple[Half, Half]) -> None:
     half_a, half_b = halves
     assert accuracy(DigitProbability(REWARDS), half_b) > 0.97

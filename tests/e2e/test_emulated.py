@@ -55,6 +55,7 @@ async def test_a_trainer_of_two_devices_generates_its_share_and_changes_no_byte(
     assert all(samples_by_trainer(records)), "of every batch"
 
 
+@pytest.mark.slow
 async def test_one_device_generates_and_trains_by_turns(tmp_path: Path) -> None:
     setting = small(tmp_path, mode="colocated", rollout={}, steps=3)
     records = await whole_run(tmp_path, setting)

@@ -73,6 +73,7 @@ async def until_ready(run: Cluster) -> None:
     await until_true(ready)
 
 
+@pytest.mark.slow
 async def test_a_run_that_was_stopped_stays_so_over_a_restart_until_it_is_resumed(
     tmp_path: Path,
 ) -> None:

@@ -143,6 +143,7 @@ async def test_the_alarm_is_in_the_record_of_the_version_that_raised_it(
     assert all("gold reward smooth fell" in record.alarms[0] for record in later if record.alarms)
 
 
+@pytest.mark.slow
 async def test_a_scorer_that_fails_leaves_no_record(
     folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

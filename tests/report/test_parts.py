@@ -115,6 +115,7 @@ def test_a_part_that_cannot_be_written_costs_no_other_part(
         assert read(tmp_path)["before"]["num_samples"] == 40
 
 
+@pytest.mark.slow
 def test_a_run_is_sampled_at_any_version_without_its_options(
     report: Report, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def other(name: str) -> str:
     return BOTH[1 - BOTH.index(name)]
 
 
+@pytest.mark.slow
 async def test_a_second_scheduler_takes_over_and_what_was_decided_holds(tmp_path: Path) -> None:
     setting = small(tmp_path, steps=STEPS, tag=1, trainer={"H100": 2})
     services = [*every_service(setting), "scheduler-1"]

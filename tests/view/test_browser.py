@@ -71,6 +71,7 @@ async def test_a_browser_signs_in_by_a_link_and_is_led_to_one_when_its_session_e
         assert tab.elsewhere == []
 
 
+@pytest.mark.slow
 async def test_pages_that_are_left_hold_no_connection(tmp_path: Path) -> None:
     """A browser opens six to a server, and keeps pages that are left for the way back."""
     run = await asyncio.to_thread(stored_run, tmp_path)

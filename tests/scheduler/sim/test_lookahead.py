@@ -73,9 +73,8 @@ FEW: list[Configuration] = [
 """Every model, variant, size and split at least once."""
 
 
-@pytest.mark.parametrize(
-    "configurations", [FEW, pytest.param(ALL, marks=pytest.mark.slow)], ids=["few", "all"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("configurations", [FEW, ALL], ids=["few", "all"])
 def test_the_look_ahead_is_as_good_as_trying_every_number_of_groups(
     configurations: list[Configuration],
 ) -> None:
@@ -104,6 +103,7 @@ def test_help_that_was_found_is_worth_it() -> None:
     assert batch_seconds(plan, state, groups) < 0.5 * batch_seconds(plan, state, 0)
 
 
+@pytest.mark.slow
 def test_with_one_step_asynchrony_a_batch_is_one_of_many() -> None:
     plan, state = _starved(max_staleness=1)
     assert (

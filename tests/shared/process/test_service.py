@@ -185,6 +185,7 @@ def published(version: int) -> PolicyPublished:
     )
 
 
+@pytest.mark.slow
 async def test_a_worker_ends_with_its_finished_run_and_says_where_it_got_before(
     serve: Serve, stored_run: None, folder_store: ObjectStore, nats_url: str, bus: Bus
 ) -> None:

@@ -52,7 +52,7 @@ def close(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({}, id="two updates"),
+        pytest.param({}, id="two updates", marks=pytest.mark.slow),
         pytest.param({"schedule.max_staleness": 1}, id="two updates, one step ahead"),
         pytest.param({"algorithm.nft_decay": 0}, id="no memory", marks=pytest.mark.slow),
         pytest.param(
