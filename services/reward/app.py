@@ -79,7 +79,7 @@ class RewardApp:
 
     async def run(self) -> None:
         await self._bus.wait_for_streams()
-        self._worker.activity = self._worker.idle
+        self._worker.rest()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._worker.report(self._bus))
             for _ in range(FRAGMENTS_AT_ONCE):

@@ -71,7 +71,7 @@ class RolloutApp:
 
     async def run(self) -> None:
         await self._bus.wait_for_streams()
-        self._worker.activity = self._worker.idle
+        self._worker.rest()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._receive(tasks))

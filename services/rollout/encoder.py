@@ -71,7 +71,7 @@ class EncoderApp:
 
     async def run(self) -> None:
         await self._bus.wait_for_streams()
-        self._worker.activity = self._worker.idle
+        self._worker.rest()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._worker.report(self._bus))
             tasks.create_task(self._follow())

@@ -188,7 +188,7 @@ class TrainerApp:
                     await self._fail_run(batch, error)
 
     def _failure(self, batch: int, error: DigenRLError) -> RunFailed:
-        self._worker.activity = self._worker.idle
+        self._worker.rest()
         failed = RunFailed(batch=batch, worker=self._worker.address, reason=str(error)[:4000])
         log.error("run_failed", batch=batch, reason=failed.reason)
         return failed
@@ -228,7 +228,7 @@ class TrainerApp:
                 failed = None
         if failed is not None and failed.batch == version:
             log.warning("waits_for_resume", batch=failed.batch, reason=failed.reason)
-            self._worker.activity = self._worker.idle
+            self._worker.rest()
             await self._wait_for_resume(failed)
 
     async def _recover(self) -> ParentVersion:
@@ -270,7 +270,7 @@ class TrainerApp:
         Raises:
             CommitConflict: if another trainer has made version k, or k + 1.
         """
-        self._worker.activity = self._worker.idle
+        self._worker.rest()
         self._batch = parent.version
         batch = self._batches.open(parent.version)
         groups = self._fetcher.groups(

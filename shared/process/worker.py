@@ -122,12 +122,12 @@ class Worker:
         several things that it lacks, the first is shown."""
         lack = (activity, note)
         self._lacks.append(lack)
-        self._show_lack()
+        self.rest()
         try:
             yield
         finally:
             self._lacks.remove(lack)
-            self._show_lack()
+            self.rest()
 
     @contextmanager
     def saying(self, note: str) -> Iterator[None]:
@@ -139,7 +139,8 @@ class Worker:
         finally:
             self._says = ""
 
-    def _show_lack(self) -> None:
+    def rest(self) -> None:
+        """Show what this worker lacks or waits for, unless it is busy."""
         if not self._doing:
             self.activity = self._waits_for
 
