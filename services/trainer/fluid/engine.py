@@ -212,7 +212,7 @@ class FluidEngine(TrainerEngine):
         return self._given.norm
 
     def _sum_over_ranks(self) -> None:
-        """Nothing: a total is that of all ranks."""
+        """Do nothing: a total already has the gradients of all ranks."""
 
 
 def merged(*each: Mapping[str, float]) -> Tally:

@@ -14,8 +14,9 @@ from shared.diffusion.ranks import flat_range, local_shard
 
 
 class FlatGradient:
-    """Reads and writes the gradients of parameters, those of sharded ones as far as this rank holds
-    them. What lies whole on every rank is summed over ranks, and the first rank holds the sum."""
+    """Reads and writes the gradients of all parameters. Of a sharded parameter it has this rank's
+    rows. Gradients of parameters that every rank holds whole are summed over ranks, and the first
+    rank holds the sum."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """``parameters``: in the order of the flat tensor."""

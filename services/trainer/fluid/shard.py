@@ -40,7 +40,7 @@ class RankPart:
     last: GroupSlice | None
     """One sample more, as every other rank, if the samples cannot be divided evenly."""
     counts: bool
-    """Whether that one counts here: otherwise it is another rank's, and has the gradient zero."""
+    """Whether the gradient of ``last`` counts here; where it does not, it is multiplied by 0."""
 
 
 def part_of(piece: Piece, rank: int, ranks: int) -> RankPart:
@@ -63,7 +63,7 @@ class Shard:
         num_samples = max(1, recipe.trained_samples // num_ranks())
         self.engine = FluidEngine(recipe, loaded, num_samples=num_samples)
         self.is_sharded = self.engine.is_sharded
-        """Whether each rank holds a part of the sum; otherwise the first holds all of it."""
+        """Whether each rank holds a part of the sum; otherwise the first rank holds the whole."""
         self._by_group = recipe.trainer.deterministic
         self._run = recipe.run.name
         self._objects = SumObjects(store, self.engine.layout, is_first=this_rank() == 0)
@@ -132,7 +132,11 @@ class Shard:
         return await self._objects.put(batch_folder(self._run, batch), {ALL: self.total})
 
     async def take_total(self, stored: StoredSum) -> Term:
-        """Read what this rank holds of a total; raises ContractError if it is none of this run."""
+        """Read this rank's part of a total.
+
+        Raises:
+            ContractError: if the object is no total of this run.
+        """
         found = await self._objects.get(stored)
         self.total = await asyncio.to_thread(added, [found[ALL]], self.engine.layout)
         return self.total

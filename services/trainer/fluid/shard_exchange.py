@@ -11,7 +11,8 @@ from shared.store import ObjectStore
 
 
 class ShardExchange(StoreExchange):
-    """The same meeting as that of whole cards, which `StoreExchange` serves: both mix."""
+    """Exchanges sums in the format of `StoreExchange`, so that shard groups and devices with all
+    weights take part in one round."""
 
     def __init__(self, store: ObjectStore, layout: SumLayout, group: ShardGroup) -> None:
         super().__init__(store, layout)

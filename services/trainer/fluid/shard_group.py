@@ -1,5 +1,5 @@
-"""A shard group as one member: its first rank does what the member is told, and has the others do
-the same at the same time. It trains, sums and steps; it does not generate."""
+"""A shard group as one member. Its first rank follows the scheduler's messages, and makes the other
+ranks do the same work at the same time. A group trains, sums and steps; it does not generate."""
 
 import asyncio
 import itertools

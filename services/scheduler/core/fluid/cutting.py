@@ -63,8 +63,8 @@ def groups_left(plan: Plan, fluid: FluidState) -> float:
 def next_piece(
     plan: Plan, fluid: FluidState, index: int, share: float, num_members: int, ranks: int = 1
 ) -> tuple[FluidState, tuple[int, int]]:
-    """The place of the next piece of a group, which is cut if none waits: for so many ``ranks``,
-    which share its samples, evenly where that is possible."""
+    """Return the place of the next piece of a group. If no piece waits, one is cut, and its samples
+    are a multiple of ``ranks`` where that is possible: the ranks of a shard group divide them."""
     group = fluid.groups[index]
     for place, each in enumerate(group.pieces):
         if each.worker is None:
