@@ -12,7 +12,7 @@ DigenRLError
     LeaseLost             another scheduler commands now
     BatchFailed           a batch cannot be trained: trying again would end in the same way
     OutOfMemory           work does not fit the memory of a device
-    RanksLost             it does not fit one of several ranks, and the others wait for that one
+    RanksLost             a rank of a shard group failed, and the others wait for it
     ScoringError          a scorer could not score, or returned something that is no score
         ScorerUnavailable a scorer that runs elsewhere does not answer
         SamplesFailed     a scorer could not score some samples, and has scored the others
@@ -87,7 +87,7 @@ class OutOfMemory(DigenRLError):
 
 
 class RanksLost(DigenRLError):
-    """One of several ranks has no memory for what all of them do at once: the others wait for it,
+    """One rank of a shard group cannot do its part of what all do at once: the others wait for it,
     so that all have to be started again."""
 
 

@@ -3,15 +3,14 @@
 from dataclasses import dataclass
 
 from bench.cluster.shipped import shipped
-from digenrl.planning.planner import Choice, Planned, plan_split, with_help
-from digenrl.planning.runnable import HOST_GPUS, needs_ranks
+from digenrl.planning.planner import plan_split, with_help
+from digenrl.planning.runnable import HOST_GPUS
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Devices, Split
 from services.scheduler.sim.forecast import forecast, fragment_sizes
 from services.scheduler.sim.lookahead import look_ahead
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import simulate
-from shared.errors import UserError
 from shared.recipe.schedule import RunSchedule
 
 MODES = {
@@ -56,7 +55,7 @@ def chosen(
     ``by_controller``: the run's own controller decides how much to help.
     """
     if split is None or schedule.mode == "colocated":
-        best = _without_ranks(profile, plan_split(profile, devices, schedule, host_gpus=HOST_GPUS))
+        best = plan_split(profile, devices, schedule, host_gpus=HOST_GPUS).best
         split, found = best.split, best.schedule
     else:
         sizes = fragment_sizes(profile, schedule)
@@ -65,14 +64,6 @@ def chosen(
     if schedule.fixed_fragment is None:
         found = _in_smaller_fragments(profile, split, schedule, found)
     return Chosen(name, split, found.changed(tag=schedule.tag) if by_controller else found)
-
-
-def _without_ranks(profile: Profile, planned: Planned) -> Choice:
-    """Returns the best choice whose trainer is one process, as that of the emulated cluster is."""
-    for choice in planned.choices:
-        if not needs_ranks(profile, choice.split.trainer, host_gpus=HOST_GPUS):
-            return choice
-    raise UserError("--split: the best ones have ranks, which are not emulated; give one, as 24:8")
 
 
 def _seconds(profile: Profile, split: Split, schedule: RunSchedule) -> float:

@@ -8,7 +8,7 @@ from bench.cluster.modes import MODES, chosen
 from bench.cluster.setting import default_scale
 from bench.stored import RENAMED_MODES
 from digenrl.planning.plan import parse_devices
-from digenrl.planning.runnable import HOST_GPUS, needs_ranks, why_not
+from digenrl.planning.runnable import HOST_GPUS, why_not
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.split import Devices, Split
 from shared.errors import UserError
@@ -89,12 +89,10 @@ class Request:
 
 
 def _check(name: str, profile: Profile, split: Split, schedule: RunSchedule) -> None:
-    """Raises UserError if no recipe says such a row, or with ranks only, which are not emulated."""
+    """Raises UserError if no recipe says such a row."""
     if schedule.mode == "colocated":
         return  # on all devices, whatever the split
     reason = why_not(profile, split, schedule, host_gpus=HOST_GPUS)
-    if reason is None and needs_ranks(profile, split.trainer, host_gpus=HOST_GPUS):
-        reason = "a trainer of several hosts has ranks, which are not emulated"
     if reason is not None:
         raise UserError(f"--split: {split} with --mode {name}: {reason}; see bench rows")
 

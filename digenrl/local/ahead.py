@@ -31,7 +31,7 @@ SERVICES = (
     "services.rollout.rollout_engine",
     "services.rollout.service",
     "services.trainer.app",
-    "services.trainer.engine.ranked",
+    "services.trainer.engine.threads",
     "services.trainer.service",
 )
 

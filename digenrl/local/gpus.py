@@ -82,7 +82,7 @@ def assign_gpus(recipe: Recipe, gpus: Sequence[str]) -> Assignment:
 def trainers_of(recipe: Recipe) -> list[str]:
     """Return the names of the trainer's processes on this host."""
     trainer = recipe.trainer
-    number = trainer.devices // trainer.ranks if recipe.schedule.is_fluid else 1
+    number = trainer.devices // trainer.shard_devices if recipe.schedule.is_fluid else 1
     return [f"trainer-{each}" for each in range(number)]
 
 

@@ -32,7 +32,7 @@ def workers_of(local: LocalRun, ready: Ready) -> list[Program]:
         Program(
             name=worker,
             argv=_launched(
-                recipe.trainer.ranks if service == "trainer" else 1,
+                recipe.trainer.shard_devices if service == "trainer" else 1,
                 "serve", service, "--worker", worker, "--port", str(port),
                 "--stay",  # the supervisor stops them in order
             ),

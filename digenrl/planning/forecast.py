@@ -236,10 +236,7 @@ def as_dict(found: Forecast) -> dict[str, Any]:
 def better_keys(found: Forecast) -> dict[str, Any]:
     """Return the recipe keys of the faster split."""
     assert found.better is not None
-    return recipe_keys(
-        found.profile, found.better.split, found.better.schedule, host_gpus=found.hosts.gpus,
-        recipe=found.recipe,
-    )  # fmt: skip
+    return recipe_keys(found.better.split, found.better.schedule, recipe=found.recipe)
 
 
 def has_profile(recipe: Recipe) -> bool:
@@ -286,7 +283,7 @@ def _simulated(profile: Profile, own: Own) -> Simulated:
 
 def _is_timed(recipe: Recipe) -> bool:
     """Whether profiles have the costs: of an adapter beside weights that each device has whole."""
-    return recipe.model.trained == "lora" and not recipe.trainer.sharded
+    return recipe.model.trained == "lora" and not recipe.trainer.is_sharded
 
 
 def _needs(profile: Profile, use: Use, own: Own) -> Iterator[Need]:

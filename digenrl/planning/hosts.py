@@ -20,7 +20,6 @@ from shared.errors import UserError
 
 MAX_DEVICES = 4096
 HOST = re.compile(r"(?P<kind>.+)x(?P<gpus>\d+)(?:\*(?P<hosts>\d+))?")
-RENDEZVOUS_PORT = 29400
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,10 +247,9 @@ def commands(
     keys are those of the environment (docs/operations.md).
 
     Args:
-        keys: of the recipe: whether the weights are shared, mode and encoders.
+        keys: of the recipe: mode and encoders.
         environment: kind -> variables that its rollout workers need.
     """
-    training = [each for each in placed if each.trains]
     found = []
     for index, each in enumerate(placed):
         parts = []
@@ -265,7 +263,8 @@ def commands(
         if keys.get("schedule.mode") == "fluid":
             parts += _one_per_gpu("trainer", range(each.trains), run)
         elif each.trains:
-            parts.append(_trainer(each, training, bool(keys.get("trainer.sharded")), run))
+            visible = ",".join(map(str, range(each.trains)))
+            parts.append(f"CUDA_VISIBLE_DEVICES={visible} digenrl serve trainer --run {run}")
         generating = range(each.trains, each.trains + each.generates)
         parts += _one_per_gpu("rollout", generating, run, (environment or {}).get(each.kind, {}))
         if parts:
@@ -285,20 +284,6 @@ def _one_per_gpu(
     if len(gpus) == 1:
         return [one]
     return [f"for gpu in {' '.join(map(str, gpus))}; do {one} & done"]
-
-
-def _trainer(host: Placed, training: list[Placed], shares: bool, run: str) -> str:
-    visible = f"CUDA_VISIBLE_DEVICES={','.join(map(str, range(host.trains)))}"
-    if len(training) == 1 and not shares:
-        return f"{visible} digenrl serve trainer --run {run}"
-    meet = "--standalone"
-    if len(training) > 1:
-        meet = (
-            f"--nnodes {len(training)} --rdzv-backend c10d --rdzv-id {run} "
-            f"--rdzv-endpoint {training[0].name}:{RENDEZVOUS_PORT}"
-        )
-    started = f"torchrun {meet} --nproc-per-node {host.trains} -m digenrl serve trainer"
-    return f"{visible} DIGENRL_RUN={run} {started}"
 
 
 def trains_where(placed: Sequence[Placed]) -> str:

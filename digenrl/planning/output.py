@@ -15,7 +15,7 @@ from digenrl.planning.hosts import Placed, commands, place, trains_where
 from digenrl.planning.placements import Advice
 from digenrl.planning.plan import advised_keys
 from digenrl.planning.planner import Choice
-from digenrl.planning.runnable import HOST_GPUS, HostGpus, as_toml
+from digenrl.planning.runnable import HostGpus, as_toml
 from digenrl.planning.techniques import Technique
 from digenrl.planning.work import sample_seconds
 from services.scheduler.costs.devices import notes
@@ -247,13 +247,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 
 def _keys(advice: Advice, choice: Choice) -> dict[str, Any]:
-    planned = advice.planned
-    host_gpus = planned.host_gpus if planned.host_gpus is not None else HOST_GPUS
-    keys = advised_keys(advice.placement, choice.split, choice.schedule, host_gpus, advice.recipe)
-    hosts = sum(each.trains > 0 for each in _placed(advice, choice))
-    if hosts > 1 and choice.schedule.mode != "fluid":  # of unlike hosts more than of the largest
-        keys["trainer.hosts"] = hosts
-    return keys
+    return advised_keys(advice.placement, choice.split, choice.schedule, advice.recipe)
 
 
 def _commands(advice: Advice, choice: Choice) -> list[tuple[str, str]]:
@@ -264,7 +258,6 @@ def _commands(advice: Advice, choice: Choice) -> list[tuple[str, str]]:
     if recipe is not None:
         keys.setdefault("encoder.workers", recipe.encoder.workers)
         keys.setdefault("schedule.mode", recipe.schedule.mode)
-        keys.setdefault("trainer.sharded", recipe.trainer.sharded)
     return commands(
         place(advice.hosts, choice.split), keys, recipe="RECIPE",
         environment=advice.placement.environment(choice.split),

@@ -30,7 +30,7 @@ def own_split(
         UserError: if there are too few, or they do not hold what they are to hold, with the remedy.
     """
     _check_number(recipe, devices)
-    if recipe.schedule.is_fluid and not recipe.trainer.sharded:
+    if recipe.schedule.is_fluid and not recipe.trainer.is_sharded:
         return _fluid(recipe, profile, devices, remedy)
     trainer = _trainer(recipe, profile, devices, host_gpus, remedy)
     left = {kind: count - trainer.get(kind, 0) for kind, count in devices.items()}
@@ -38,7 +38,7 @@ def own_split(
     schedule = recipe.run_schedule
     if recipe.schedule.mode == "colocated":
         return Own(Split({}, Split(rollout, trainer).devices), schedule)
-    if not recipe.trainer_may_help:
+    if not recipe.run_schedule.lends_trainer:
         schedule = schedule.changed(tag=0)
     return Own(Split(rollout, trainer), schedule)
 
@@ -72,16 +72,16 @@ def _check_number(recipe: Recipe, devices: Devices) -> None:
 def _trainer(
     recipe: Recipe, profile: Profile, devices: Devices, host_gpus: HostGpus, remedy: Remedy
 ) -> Devices:
-    number, hosts = recipe.trainer.devices, recipe.trainer.hosts
+    number = recipe.trainer.devices
     enough = [kind for kind, count in devices.items() if count >= number]
     if not enough:
         raise UserError(f"trainer.devices: {number} of one kind, which {words(devices)} are not")
     largest = max(gpus_of(host_gpus, {kind: 1}) for kind in enough)
-    enough = [kind for kind in enough if number <= hosts * gpus_of(host_gpus, {kind: 1})]
+    enough = [kind for kind in enough if number <= gpus_of(host_gpus, {kind: 1})]
     if not enough:
         raise UserError(
-            f"trainer.devices: {number} GPUs of {hosts} host{'s' * (hosts > 1)}, and a host has "
-            f"{largest} (--hosts or --host-gpus); set trainer.hosts to {-(-number // largest)}"
+            f"trainer.devices: {number} GPUs of one process, and a host has {largest} (--hosts or "
+            '--host-gpus); set it lower, or schedule.mode to "fluid"'
         )
     able = [kind for kind in enough if fits(profile, kind, "trainer") is None]
     if not able:

@@ -15,7 +15,7 @@ from digenrl.planning.hosts import (
 )
 from digenrl.planning.placements import Advice, ModelPlacement, advise
 from digenrl.planning.recipes import use_of, with_staleness
-from digenrl.planning.runnable import HOST_GPUS, HostGpus, recipe_keys
+from digenrl.planning.runnable import HOST_GPUS, recipe_keys
 from digenrl.planning.work import work_line
 from digenrl.trace.memory import FIGURES_BYTES, Use, usual
 from services.scheduler.costs.devices import kind_named
@@ -132,11 +132,10 @@ def advised_keys(
     placement: ModelPlacement,
     split: Split,
     schedule: RunSchedule,
-    host_gpus: HostGpus,
     recipe: Recipe | None,
 ) -> dict[str, Any]:
     """Return what to write into a recipe for a row of a plan."""
-    keys = recipe_keys(placement.profile, split, schedule, host_gpus=host_gpus, recipe=recipe)
+    keys = recipe_keys(split, schedule, recipe=recipe)
     return {**keys, **placement.recipe_keys(split, schedule)}
 
 
@@ -151,7 +150,7 @@ def accepts(
     try:
         check_host_memory(placement.profile, hosts, split)
         if recipe is not None:
-            override(recipe, advised_keys(placement, split, schedule, hosts.gpus, recipe))
+            override(recipe, advised_keys(placement, split, schedule, recipe))
     except UserError:
         return False
     return True
@@ -185,10 +184,10 @@ def costs_and_use(recipe: Recipe, profile: str, *, fragment: int = 1) -> tuple[P
             'model.trained: only "lora" can be planned; what all weights take of a device depends '
             "on the ranks that share them, which no plan chooses"
         )
-    if recipe.trainer.sharded:
+    if recipe.trainer.is_sharded:
         raise UserError(
-            "trainer.sharded: what gathering shared weights takes is in no profile, so such steps "
-            "are not planned; `digenrl check` says what the recipe's own split needs"
+            "trainer.shard_devices: what gathering shared weights takes is in no profile, so such "
+            "steps are not planned; `digenrl check` says what the recipe's own split needs"
         )
     costs = with_weights(with_shape_of(load_profile(profile), recipe), recipe.model.folder)
     use = use_of(recipe, costs, fragment=fragment)

@@ -21,6 +21,7 @@ from shared.recipe.schedule import RunSchedule
 def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
     """Returns what decides memory. A training pass has as few rows as the recipe allows."""
     model, trainer, method = recipe.model, recipe.trainer, ALGORITHMS[recipe.algorithm.name]
+    is_fluid = recipe.schedule.is_fluid and not trainer.is_sharded
     return Use(
         height=model.height,
         width=model.width,
@@ -30,8 +31,8 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         rank=model.lora.rank if model.trained == "lora" else 0,
         rows=make_tuner(recipe, math.inf).candidates[0].rows,
         fragment=fragment,
-        ranks=trainer.ranks if trainer.sharded else 1,
-        helps=recipe.trainer_may_help or (recipe.schedule.is_fluid and not trainer.sharded),
+        ranks=trainer.shard_devices,
+        helps=recipe.run_schedule.lends_trainer or is_fluid,
         sets=recipe.trained_sets,
         encodes="text" in recipe.generating_parts,
         tiles=model.vae_tiling,

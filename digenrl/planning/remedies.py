@@ -10,7 +10,7 @@ streamed     the network's blocks come from the host's memory, one after the oth
              weights, and no faster than PCIe
 int8         the network is quantised on rollout devices, and what that changes is weighted
 
-and for a device that trains, not to be lent, and to share the weights with other ranks.
+and for a device that trains, not to be lent, and to share the weights in a shard group.
 """
 
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ from digenrl.trace.memory import (
 )
 from services.scheduler.costs.profile import Profile, Role, device
 
-RANKS = (2, 4, 8)
-"""Numbers of ranks that are tried to share the weights."""
+SHARD_DEVICES = (2, 4, 8)
+"""Sizes of shard groups that are tried."""
 
 
 def would_fit(profile: Profile, use: Use, kind: str, role: Role) -> str:
@@ -40,9 +40,9 @@ def would_fit(profile: Profile, use: Use, kind: str, role: Role) -> str:
     needs = {"rollout": rollout_needs, "trainer": trainer_needs, "member": member_needs}[role]
     has = device(profile, kind).memory_gib
     least: Needed | None = None
-    tried = {"rollout": generating(use), "trainer": _training(profile, use), "member": _fluid(use)}
+    tried = {"rollout": generating(use), "trainer": _training(use), "member": _fluid(use)}
     for each in tried[role]:
-        needed = needs(profile.memory, each)
+        needed = (member_needs if each.ranks > 1 else needs)(profile.memory, each)
         if needed.total <= has * MEMORY_SHARE:
             return f"it would take {needed.total:.3g} GiB with {as_toml(keys(use, each))}"
         if least is None or needed.total < least.total:
@@ -67,21 +67,28 @@ def generating(use: Use) -> Iterator[Use]:
         yield replace(held, tiles=True)
 
 
-def _training(profile: Profile, use: Use) -> Iterator[Use]:
+def _training(use: Use) -> Iterator[Use]:
     """Yield the uses that take less of a device that trains than ``use`` does."""
-    alone = replace(use, helps=False)
     if use.helps:
-        apart = replace(use, encodes=False)
-        yield from (replace(use, fragment=1), apart, replace(apart, tiles=True), alone)
-    for ranks in RANKS:
-        if ranks > use.ranks and profile.shape.group_size % ranks == 0:
-            yield replace(alone, ranks=ranks)
+        yield from _generating_and_training(use)
+        yield replace(use, helps=False)
+    yield from _sharing(use)
 
 
 def _fluid(use: Use) -> Iterator[Use]:
     """Yield the uses that take less of a fluid device than ``use`` does."""
+    yield from _generating_and_training(use)
+    yield from _sharing(use)
+
+
+def _generating_and_training(use: Use) -> Iterator[Use]:
     apart = replace(use, encodes=False)
     yield from (replace(use, fragment=1), apart, replace(apart, tiles=True))
+
+
+def _sharing(use: Use) -> Iterator[Use]:
+    """Yield the uses of larger shard groups, which do not generate."""
+    yield from (replace(use, ranks=size) for size in SHARD_DEVICES if size > use.ranks)
 
 
 def keys(before: Use, after: Use) -> dict[str, Any]:
@@ -98,6 +105,7 @@ def _keys(use: Use) -> dict[str, Any]:
         "rollout.memory": "streamed" if use.streams else "resident",
         "rollout.weights": use.weights,
         "schedule.tag": "auto" if use.helps else "off",
+        "schedule.mode": "fluid" if use.ranks > 1 else None,
         "trainer.devices": use.ranks,
-        "trainer.sharded": use.ranks > 1,
+        "trainer.shard_devices": use.ranks,
     }

@@ -1,9 +1,7 @@
 """Whether a recipe can say what a plan does, and the keys that say it.
 
-A trainer is `trainer.devices` on `trainer.hosts`: one process that has all GPUs of one host, or
-where they are on several hosts or share the weights, processes with a GPU each that torchrun starts
-(ranks). Ranks wait for one another in every group, so they are not lent to generate
-(docs/adr/0015-ranks.md). Fluid devices are processes with a GPU each, on any hosts.
+A trainer is one process with `trainer.devices` GPUs of one host. Fluid devices are processes with a
+GPU each, on any hosts.
 """
 
 from collections.abc import Mapping
@@ -39,18 +37,14 @@ def why_not(
     profile: Profile, split: Split, schedule: RunSchedule, *, host_gpus: HostGpus
 ) -> str | None:
     """Why no recipe says this, in a few words; None if one does."""
-    if schedule.mode == "fluid":
-        return _why_not_fluid(profile, split, schedule)
+    if profile.variant.sharded:
+        return "shares weights, which is not simulated"
     number, host = sum(split.trainer.values()), gpus_of(host_gpus, split.trainer)
-    several_hosts = number > host
-    lent = schedule.lends_trainer
-    together = profile.variant.sharded
+    if schedule.mode == "fluid":
+        return refusal(number) or too_small(profile, split, schedule)
     reasons = {
         f"trains on unlike devices, {words(split.trainer)}": len(present(split.trainer)) > 1,
-        f"lends a trainer of {number} devices, and a host has {host}": lent and several_hosts,
-        "lends ranks that share their weights": lent and together,
-        f"{number} ranks cannot share a group of {profile.shape.group_size}": together
-        and profile.shape.group_size % number != 0,
+        f"has a trainer of {number} devices, and a host has {host}": number > host,
         f"trains in index order on {number} devices": schedule.deterministic and number > 1,
     }
     for reason, applies in reasons.items():
@@ -59,30 +53,8 @@ def why_not(
     return too_small(profile, split, schedule)
 
 
-def _why_not_fluid(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:
-    if profile.variant.sharded:
-        return "has fluid devices that share their weights, which are not simulated"
-    reason = refusal(devices=sum(split.trainer.values()))
-    return reason or too_small(profile, split, schedule)
-
-
-def needs_ranks(profile: Profile, trainer: Devices, *, host_gpus: HostGpus) -> bool:
-    """Whether the trainer is several processes, a device each."""
-    return profile.variant.sharded or _num_hosts(trainer, host_gpus) > 1
-
-
-def _num_hosts(trainer: Devices, host_gpus: HostGpus) -> int:
-    """Return on how many hosts such a trainer is at least."""
-    return -(-sum(trainer.values()) // max(1, gpus_of(host_gpus, trainer)))
-
-
 def recipe_keys(
-    profile: Profile,
-    split: Split,
-    schedule: RunSchedule,
-    *,
-    host_gpus: HostGpus,
-    recipe: Tables | None = None,
+    split: Split, schedule: RunSchedule, *, recipe: Tables | None = None
 ) -> dict[str, Any]:
     """What to write into a recipe, as ``table.key`` and value: into this one, or any that leaves
     out what is not named here."""
@@ -91,8 +63,6 @@ def recipe_keys(
     keys: dict[str, Any] = {
         "rollout.workers": sum(split.rollout.values()),
         "trainer.devices": trains,
-        "trainer.hosts": 1 if fluid else _num_hosts(split.trainer, host_gpus),
-        "trainer.sharded": profile.variant.sharded,
         "trainer.exchange": "auto" if not fluid or recipe is None else recipe.trainer.exchange,
         "schedule.mode": schedule.mode,
         "schedule.fragment_size": schedule.fixed_fragment or "auto",

@@ -123,7 +123,7 @@ def _published(network: Network, store: ObjectStore, buffers: HostBuffers) -> Pu
     """Does what a trainer does that commits, and then what a rollout worker does that follows."""
     in_use, weights = WeightsInUse(network.transformer), trained_tensors(network.transformer)
     watch = Stopwatch(network.device)
-    parts = buffers.copy(weights, {}, is_first=True)
+    parts = buffers.copy(weights, {})
     copied = watch.lap()
     snapshot = Snapshot(digest=digest_of_parts(parts), weights=parts, checkpoint=())
     digested = watch.lap()

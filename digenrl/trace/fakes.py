@@ -163,7 +163,7 @@ def fake_model(
 def _masters(recipe: Recipe, network: nn.Module) -> dict[str, nn.Parameter]:
     """Makes float32 masters of what is trained in half precision, where they stand beside the
     network."""
-    if recipe.model.trained == "lora" or recipe.trainer.sharded:
+    if recipe.model.trained == "lora" or recipe.trainer.is_sharded:
         return {}
     return {
         name: nn.Parameter(torch.empty_like(each, dtype=torch.float32))

@@ -76,7 +76,7 @@ def traced_profile(recipe: Recipe, trace: Trace, *, name: str | None = None) -> 
                 "forwards_per_step": trace.shape.forwards,
                 "rho": trace.rho,
                 "memory_gib": trainer_needs(memory, alone).total - memory.text_gib,
-                "sharded": recipe.trainer.sharded,
+                "sharded": recipe.trainer.is_sharded,
                 "published_gb": published,
                 "publish_seconds": published,
             }

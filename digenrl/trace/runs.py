@@ -103,8 +103,8 @@ def trace(recipe: Recipe, setting: Setting, *, is_published: bool, say: Say) -> 
     say(f"a denoising step of {setting.fragment} samples, and decoding")
     steps, decoded, media = _generation(recipe, setting, traced)
     train, sharded = None, None
-    if recipe.trainer.sharded:
-        say(f"training on one of {recipe.trainer.ranks} ranks that share the weights")
+    if recipe.trainer.is_sharded:
+        say(f"training on one of {recipe.trainer.shard_devices} ranks that share the weights")
         sharded = _sharded(recipe, setting)
     else:
         rows = " and ".join(str(chunk.rows) for chunk in setting.chunks)
@@ -203,7 +203,7 @@ def _task(samples: int) -> GenerateFragment:
 def _training(recipe: Recipe, setting: Setting, run: FakeRun) -> Training:
     groups = [_group(_narrowed(recipe, chunk), run, chunk) for chunk in setting.chunks]
     policy = run.model.policy
-    masters = 0 if recipe.trainer.sharded else num_bytes(policy.trained.masters.values())
+    masters = 0 if recipe.trainer.is_sharded else num_bytes(policy.trained.masters.values())
     with run.running() as meter:
         before = meter.live
         engine = TrainerEngine(recipe, policy)
@@ -289,7 +289,7 @@ def _conditions(recipe: Recipe, run: FakeRun) -> bytes:
 def _sharded(recipe: Recipe, setting: Setting) -> Sharded:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    ranks = recipe.trainer.ranks
+    ranks = recipe.trainer.shard_devices
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
     try:
         mesh = init_device_mesh(CPU.type, (ranks,))

@@ -42,7 +42,6 @@ from shared.errors import (
     DigenRLError,
     IntegrityError,
     OutOfMemory,
-    RanksLost,
     Untrainable,
 )
 from shared.learning.metrics import ALARMING_RATIO_ERROR
@@ -50,7 +49,6 @@ from shared.messages import subjects
 from shared.messages.contracts import OperatorRequest, Policy, RunFailed
 from shared.messages.workers import MemoryShortage
 from shared.process.failpoints import reach
-from shared.process.service import end_soon
 from shared.process.worker import WorkerContext
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, admissible_versions, newest_commit
@@ -152,18 +150,12 @@ class TrainerApp:
 
     async def run(self) -> None:
         await self._bus.wait_for_streams()
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._worker.report(self._bus))
-                tasks.create_task(self._train())
-                tasks.create_task(self._pool.run())
-                if self._agent is not None:
-                    tasks.create_task(self._agent.run())
-        except* RanksLost as lost:
-            error = first_of(lost)
-            await self._bus.publish(self._failure(self._batch, error))
-            end_soon()  # a thread of this process waits for the other ranks
-            raise error from None
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._worker.report(self._bus))
+            tasks.create_task(self._train())
+            tasks.create_task(self._pool.run())
+            if self._agent is not None:
+                tasks.create_task(self._agent.run())
 
     async def _train(self) -> None:
         parent: ParentVersion | None = None
@@ -355,14 +347,6 @@ class TrainerApp:
         """Say which version the devices generate by; None while its digest is not known."""
         if self._agent is not None:
             self._agent.use(policy)
-
-
-def first_of(group: BaseExceptionGroup[RanksLost]) -> RanksLost:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, RanksLost)
-    return error
 
 
 def _watch_ratio(metrics: Mapping[str, float]) -> None:

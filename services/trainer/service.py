@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from services.trainer.engine.world import num_ranks, this_rank
 from shared.devices.conditions import encoded_conditions
+from shared.errors import UserError
 from shared.models.memory import Part
 from shared.process.settings import ServiceSettings
 from shared.process.worker_process import WorkerProcess, run_worker
 from shared.recipe.recipe import Recipe
-from shared.store import ObjectStore
 
 if TYPE_CHECKING:
-    from services.trainer.engine.follower import Follower
     from shared.devices.protocols import Training
     from shared.diffusion.generation import LocalGenerator
 
@@ -23,18 +22,9 @@ async def run(settings: ServiceSettings) -> None:
     if this_rank() == 0:
         await run_worker("trainer", settings, _work)
     else:
-        from services.trainer.engine.follower import follow  # torch
+        from services.trainer.fluid.shard_follower import follow  # torch
 
-        await asyncio.to_thread(follow, settings.store, _make_follower)
-
-
-def _make_follower(recipe: Recipe, store: ObjectStore) -> "Follower":
-    from services.trainer.engine import follower
-    from services.trainer.fluid import shard_follower
-
-    if recipe.schedule.is_fluid:
-        return shard_follower.make_follower(recipe, store)
-    return follower.make_follower(recipe, store)
+        await asyncio.to_thread(follow, settings.store)
 
 
 async def _work(process: WorkerProcess) -> None:
@@ -42,18 +32,22 @@ async def _work(process: WorkerProcess) -> None:
         from services.trainer.fluid.process import be_a_member  # torch
 
         await be_a_member(process)
-    else:
-        await _train(process)
+        return
+    if num_ranks() > 1:
+        raise UserError(
+            f"schedule.mode: this trainer was started as {num_ranks()} processes, and only fluid "
+            'devices form shard groups; set it to "fluid", or start one process'
+        )
+    await _train(process)
 
 
 async def _train(process: WorkerProcess) -> None:
     from services.trainer.app import TrainerApp  # torch, once the probes answer
-    from services.trainer.engine.ranked import RankedTraining
     from shared.diffusion.device import this_device
     from shared.diffusion.training.rows import check_stored
 
     settings, recipe = process.settings, process.recipe
-    num_devices, helps = recipe.trainer.devices, recipe.trainer_may_help
+    num_devices, helps = recipe.trainer.devices, recipe.run_schedule.lends_trainer
     device = this_device(
         recipe,
         _parts(recipe),
@@ -72,19 +66,15 @@ async def _train(process: WorkerProcess) -> None:
         app = TrainerApp(
             training, recipe, context, generators=generators, encoded=encoded, check=check
         )
-        if await process.run(app.run(), context) and isinstance(training, RankedTraining):
-            await asyncio.to_thread(training.end)
+        await process.run(app.run(), context)
 
 
 def _load(recipe: Recipe) -> "tuple[Training, list[LocalGenerator]]":
     """Load the trainer's devices, and generators on them if they may be lent."""
-    from services.trainer.engine.ranked import start_ranks
     from services.trainer.engine.threads import ReplicatedTraining, load_replicas
     from shared.diffusion.generation import Generator, LocalGenerator
 
-    if num_ranks() > 1 or recipe.trainer.ranks > 1:
-        return start_ranks(recipe), []
-    helps = recipe.trainer_may_help
+    helps = recipe.run_schedule.lends_trainer
     loaded = load_replicas(recipe, _parts(recipe))
     generators = [LocalGenerator(Generator(recipe, each)) for each in loaded] if helps else []
     return ReplicatedTraining(recipe, loaded), generators
@@ -92,4 +82,4 @@ def _load(recipe: Recipe) -> "tuple[Training, list[LocalGenerator]]":
 
 def _parts(recipe: Recipe) -> set[Part]:
     """Return what the trainer's devices hold of the model: if they are lent, what generates."""
-    return set(recipe.generating_parts) if recipe.trainer_may_help else {"transformer"}
+    return set(recipe.generating_parts) if recipe.run_schedule.lends_trainer else {"transformer"}

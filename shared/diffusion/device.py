@@ -138,8 +138,8 @@ def held_bytes(
     adapter = adapter_bytes(model.folder, model.lora.rank, targets, frozen_layers(recipe))
     if not trains:
         return held + 2 * adapter
-    if trainer.sharded:  # a rank reads its share alone, of a network that is not trained
-        held -= network - network // trainer.ranks
+    if trainer.is_sharded:  # a rank reads its share alone, of a network that is not trained
+        held -= network - network // trainer.shard_devices
     return held + adapter + _training_bytes(recipe, adapter, adapter)
 
 
@@ -148,10 +148,10 @@ def _beside_all_weights(recipe: Recipe, network: int) -> int:
     ranks that share them, each holds its part of all, with masters in place of the network, so that
     it is less than nothing if they are many."""
     in_float32 = network * max(1, ITEM_BYTES["float32"] // ITEM_BYTES[recipe.model.dtype])
-    if not recipe.trainer.sharded:
+    if not recipe.trainer.is_sharded:
         return _training_bytes(recipe, network, in_float32)
     whole = in_float32 + _training_bytes(recipe, in_float32, in_float32)
-    return whole // recipe.trainer.ranks - network
+    return whole // recipe.trainer.shard_devices - network
 
 
 def _training_bytes(recipe: Recipe, of_passes: int, in_float32: int) -> int:

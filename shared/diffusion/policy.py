@@ -260,7 +260,7 @@ def _place(recipe: Recipe, device: torch.device) -> Place:
     """Returns where the trainer's network is put."""
     dtype = getattr(torch, recipe.model.dtype)
     has_masters = recipe.model.trained == "full" and dtype.itemsize < torch.float32.itemsize
-    if recipe.trainer.sharded:
+    if recipe.trainer.is_sharded:
         return ShardsPlace(device, masters_of=dtype if has_masters else None)
     return MastersPlace(device) if has_masters else Place(device)
 

@@ -84,7 +84,7 @@ class HostBuffers:
         tensors: Mapping[str, Tensor],
         dtypes: Mapping[str, torch.dtype],
         *,
-        is_first: bool,
+        is_first: bool = True,
     ) -> list[HostPart]:
         """Copies what this rank has to store of ``tensors``: its part of sharded ones; what lies
         whole on every rank only if it ``is_first``. The next call overwrites it.

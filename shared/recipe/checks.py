@@ -9,7 +9,7 @@ from shared.learning.curriculum import BEHIND
 from shared.messages.codec import group_bytes
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP, MAX_MESSAGE_BYTES, MAX_SCORERS
 from shared.recipe.fields import check_at_most, check_divides
-from shared.recipe.fluid_devices import refusal_of
+from shared.recipe.fluid_devices import refusal
 from shared.recipe.rewards import check_evaluation
 from shared.recipe.tables import Tables
 
@@ -136,10 +136,10 @@ def _check_noise(tables: Tables) -> None:
                 f"sampling.{key}: {name} samples without stochastic steps; leave it out, or choose "
                 "another algorithm.name"
             )
-    if tables.trainer.sharded and tables.sampling.trained == "random" and sampling.shared_noise:
+    if tables.trainer.is_sharded and tables.sampling.trained == "random" and sampling.shared_noise:
         raise ValueError(
-            "trainer.sharded: devices that share weights take the same passes, and samples that "
-            "are trained at steps of their own share their first one or not; set it to false, or "
+            "trainer.shard_devices: devices that share weights take the same passes, and samples "
+            "that are trained at steps of their own share their first one or not; set it to 1, or "
             "sampling.shared_noise to false"
         )
 
@@ -175,50 +175,26 @@ def _check_fluid(tables: Tables) -> None:
                 'schedule.mode to "fluid"'
             )
         return
-    reason = refusal_of(tables)
+    reason = refusal(tables.trainer.devices)
     if reason is not None:
         raise ValueError(reason)
 
 
-def _check_ranks(tables: Tables) -> None:
-    trainer = tables.trainer
-    if trainer.hosts > trainer.devices:
+def _check_shard_groups(tables: Tables) -> None:
+    trainer, field = tables.trainer, "trainer.shard_devices"
+    if not trainer.is_sharded:
+        return
+    if not tables.schedule.is_fluid:
         raise ValueError(
-            f"trainer.hosts: {trainer.hosts} hosts for trainer.devices = {trainer.devices}, which "
-            f"counts those of all hosts; set trainer.devices to at least {trainer.hosts}"
+            f"{field}: only fluid devices share weights; set schedule.mode to "
+            '"fluid", or leave it out'
         )
-    if trainer.sharded and trainer.devices == 1:
-        raise ValueError(
-            "trainer.sharded: shares weights among devices; set trainer.devices to 2 or more"
-        )
-    if trainer.shard_devices is not None:
-        _check_shard_devices(tables)
-    if trainer.sharded and tables.schedule.is_fluid and not tables.rollout.workers:
+    if not tables.rollout.workers:
         raise ValueError(
             "rollout.workers: devices that share weights do not generate; set it to 1 or more, or "
-            "trainer.sharded to false"
+            f"{field} to 1"
         )
-    if trainer.ranks > 1 and tables.schedule.mode == "colocated":
-        key = "sharded" if trainer.sharded else "hosts"
-        raise ValueError(
-            f"trainer.{key}: devices that share their weights or are on several hosts do not "
-            'generate, as schedule.mode "colocated" asks; set trainer.sharded to false and '
-            "trainer.hosts to 1"
-        )
-    if trainer.sharded and not tables.schedule.is_fluid:
-        _check_trained(tables, trainer.devices, "trainer.devices")
-
-
-def _check_shard_devices(tables: Tables) -> None:
-    trainer, field = tables.trainer, "trainer.shard_devices"
-    if not (trainer.sharded and tables.schedule.is_fluid):
-        raise ValueError(
-            f"{field}: is the size of groups of fluid devices that share weights; leave it out, or "
-            'set trainer.sharded to true and schedule.mode to "fluid"'
-        )
-    if trainer.shard_devices == 1:
-        raise ValueError(f"{field}: one device shares with no other; set it to 2 or more")
-    check_divides(trainer.ranks, trainer.devices, field, "trainer.devices")
+    check_divides(trainer.shard_devices, trainer.devices, field, "trainer.devices")
 
 
 def _check_updates(tables: Tables) -> None:
@@ -242,9 +218,9 @@ def _check_old_policy(tables: Tables) -> None:
         raise ValueError(
             f'{key}: the old policy is an adapter of its own; set model.trained to "lora", {remedy}'
         )
-    if tables.trainer.sharded:
+    if tables.trainer.is_sharded:
         raise ValueError(
-            f"{key}: devices do not share the old policy; set trainer.sharded to false, {remedy}"
+            f"{key}: devices do not share the old policy; set trainer.shard_devices to 1, {remedy}"
         )
 
 
@@ -256,10 +232,10 @@ def _check_full(tables: Tables) -> None:
             "model.dtype: gradients of all weights underflow in float16; use "
             '"bfloat16" or "float32", or model.trained "lora"'
         )
-    if tables.keeps_reference and tables.trainer.sharded:
+    if tables.keeps_reference and tables.trainer.is_sharded:
         raise ValueError(
-            "trainer.sharded: devices do not share the weights that all weights are compared with "
-            "(algorithm.kl_beta, or dpo); set it to false, algorithm.kl_beta to 0, or "
+            "trainer.shard_devices: devices do not share the weights that all weights are compared "
+            "with (algorithm.kl_beta, or dpo); set it to 1, algorithm.kl_beta to 0, or "
             'model.trained to "lora"'
         )
 
@@ -285,7 +261,7 @@ def _check_compiled(tables: Tables) -> None:
     moves = "the blocks' weights come and go between their calls"
     for field, is_set, otherwise in (
         ("rollout.memory", tables.rollout.memory == "streamed", 'set it to "resident"'),
-        ("trainer.sharded", tables.trainer.sharded, "set it to false"),
+        ("trainer.shard_devices", tables.trainer.is_sharded, "set it to 1"),
         ("algorithm.kl_beta", tables.trained_sets.on_host > 0, "compare with no reference"),
     ):
         if is_set:
@@ -367,8 +343,8 @@ def _check_trained(tables: Tables, part: int, field: str) -> None:
 
 CHECKS = (
     _check_batch, _check_fragments, _check_messages, _check_scorers, _check_pieces,
-    _check_colocated, _check_fluid, _check_ranks, _check_full, _check_updates, _check_old_policy,
-    _check_streamed, _check_compiled, _check_weights, _check_deterministic,
+    _check_colocated, _check_fluid, _check_shard_groups, _check_full, _check_updates,
+    _check_old_policy, _check_streamed, _check_compiled, _check_weights, _check_deterministic,
     _check_variant, _check_tail, _check_noise, _check_guidance, _check_best, _check_curriculum,
     _check_adapter, lambda tables: check_evaluation(tables.evaluation, tables.sampling),
 )  # fmt: skip

@@ -61,15 +61,15 @@ def frozen_layers(recipe: Tables) -> tuple[str, ...]:
 def _check_shards(recipe: Tables) -> None:
     """Ranks that share weights gather them together, so they have to ask the same network."""
     has_window = ALGORITHMS[recipe.algorithm.name].has_window
-    if recipe.trainer.sharded and has_window and recipe.sampling.trained == "random":
+    if recipe.trainer.is_sharded and has_window and recipe.sampling.trained == "random":
         raise UserError(
-            "trainer.sharded: the two networks of this model cannot be gathered for samples that "
-            "are trained at steps of their own; set it to false, or sampling.trained to "
+            "trainer.shard_devices: the two networks of this model cannot be gathered for samples "
+            "that are trained at steps of their own; set it to 1, or sampling.trained to "
             '"window"'
         )
-    if recipe.trainer.sharded and not has_window:
+    if recipe.trainer.is_sharded and not has_window:
         raise UserError(
-            f"trainer.sharded: {recipe.algorithm.name} trains every sample at noise of its own, "
-            "and the two networks of this model cannot be gathered for unlike samples; set it to "
-            "false, or use an algorithm with a window"
+            f"trainer.shard_devices: {recipe.algorithm.name} trains every sample at noise of its "
+            "own, and the two networks of this model cannot be gathered for unlike samples; set it "
+            "to 1, or use an algorithm with a window"
         )

@@ -103,7 +103,8 @@ class Model(Table):
     compile: Literal["regional"] | None = None
     """`regional`: torch.compile compiles the repeated blocks of the network at the first call with
     each shape, in sampling and training. If that fails, the blocks run uncompiled and the log gives
-    the reason (`not_compiled`). Not with `rollout.memory = "streamed"` or `trainer.sharded`."""
+    the reason (`not_compiled`). Not with `rollout.memory = "streamed"` or with
+    `trainer.shard_devices`."""
     vae_tiling: bool = False
     """Whether samples are decoded in overlapping tiles. Tiles need less memory for videos and
     change pixels slightly."""
@@ -241,11 +242,6 @@ class Tables(Table):
     reward: Reward
     schedule: Schedule = Schedule()
     evaluation: Evaluation = Evaluation()
-
-    @property
-    def trainer_may_help(self) -> bool:
-        """Whether the trainer's devices also generate. Ranks wait for one another instead."""
-        return self.run_schedule.lends_trainer and self.trainer.ranks == 1
 
     @property
     def keeps_old_policy(self) -> bool:

@@ -43,24 +43,17 @@ class Trainer(Table):
     threads: Positive = 1
     """CPU threads of each trainer process."""
     devices: Positive = 1
-    """Number of devices that train, on all hosts together. On one host they belong to one process;
-    on a CPU they are replicas. With `schedule.mode = "fluid"`: number of processes that `digenrl
-    up` starts, a device each; more may join from other hosts."""
-    hosts: Positive = 1
-    """Number of hosts of these devices. On several hosts each device has a process of its own and
-    does not generate."""
+    """Number of devices that train. They belong to one process, on one host; on a CPU they are
+    replicas. With `schedule.mode = "fluid"`: number of devices that `digenrl up` starts, a process
+    each; more may join from other hosts."""
     exchange: Literal["auto", "store", "group"] = "auto"
     """Transport of the sums of fluid devices: `group` (process group, NCCL or gloo) or `store`
     (object store). `auto`: a process group on GPUs."""
-    sharded: bool = False
-    """Whether each device holds a share of the weights (FSDP2), in a process of its own."""
-    shard_devices: Positive | None = None
-    """Number of devices that share the weights, with `schedule.mode = "fluid"`; it has to divide
-    `trainer.devices`. Such groups and devices with all weights train side by side. Default: all of
-    `trainer.devices`."""
+    shard_devices: Positive = 1
+    """Number of fluid devices that form a shard group: each holds a share of the weights (FSDP2).
+    It has to divide `trainer.devices`. Shard groups and devices with all weights train in one
+    run."""
 
     @property
-    def ranks(self) -> int:
-        """Processes that a trainer is, a device each; 1 if one process has all devices."""
-        shared = self.devices if self.shard_devices is None else self.shard_devices
-        return shared if self.sharded else self.devices if self.hosts > 1 else 1
+    def is_sharded(self) -> bool:
+        return self.shard_devices > 1

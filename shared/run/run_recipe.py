@@ -31,7 +31,7 @@ MAY_CHANGE = {
     "rollout.workers", "rollout.threads", "rollout.memory", "rollout.media",
     "trainer.devices", "trainer.checkpoint_every",
     "encoder.workers", "encoder.threads", "encoder.ahead", "encoder.device",
-    "trainer.hosts", "trainer.sharded", "trainer.shard_devices", "trainer.exchange",
+    "trainer.shard_devices", "trainer.exchange",
     "reward.workers", "reward.threads",
     "schedule.mode", "schedule.tag", "schedule.early_fraction", "schedule.slot_deadline_s",
     "evaluation.every", "evaluation.seed", "evaluation.samples_per_prompt", "evaluation.digits",

@@ -122,7 +122,7 @@ def test_members_that_are_killed_at_each_point_cost_no_sample_and_no_batch(
 
 
 GROUPS: dict[str, Any] = {
-    "trainer__devices": 4, "trainer__sharded": True, "trainer__shard_devices": 2,
+    "trainer__devices": 4, "trainer__shard_devices": 2,
     "rollout__workers": 1, "model__trained": "full", "algorithm__kl_beta": 0.0,
     "trainer__learning_rate": 1e-5,
 }  # fmt: skip

@@ -34,7 +34,7 @@ CHANGES: dict[str, Any] = {
 }  # fmt: skip
 FLUID = {"schedule.mode": "fluid", "rollout.workers": 0, "trainer.devices": 2}
 GROUPS = {
-    "schedule.mode": "fluid", "rollout.workers": 1, "trainer.devices": 4, "trainer.sharded": True,
+    "schedule.mode": "fluid", "rollout.workers": 1, "trainer.devices": 4,
     "trainer.shard_devices": 2,
 }  # fmt: skip
 KEYS: dict[str, dict[str, Any]] = {"roles": {}, "fluid": FLUID, "groups": GROUPS}

@@ -12,7 +12,6 @@ from digenrl.cli import app
 from digenrl.local.check import check
 from digenrl.planning.forecast import better_keys
 from shared.errors import UserError
-from shared.recipe.fluid_devices import refusal_of
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import RECIPES
 
@@ -91,14 +90,8 @@ def test_a_recipe_s_devices_are_those_that_it_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_recipe_is_for_fluid_devices_or_names_the_key_that_they_refuse(name: str) -> None:
-    path = RECIPES / f"{name}.toml"
-    recipe = load_recipe(path)
-    reason = refusal_of(recipe)
-    assert recipe.schedule.is_fluid == (reason is None)
-    if reason is not None:
-        key = reason.partition(":")[0]
-        assert f'mode = "pipelined"  # fluid devices refuse {key}\n' in path.read_text()
+def test_a_recipe_is_for_fluid_devices(name: str) -> None:
+    assert load_recipe(RECIPES / f"{name}.toml").schedule.is_fluid
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -216,7 +209,7 @@ def test_the_recipe_s_own_split_is_forecast_and_a_faster_one_named(tmp_path: Pat
         ("4090=8", 8, "GiB on a trainer device; 4090 has 23 GiB"),
         ("h100", 8, "--devices: "),
         ("b300=8", 8, "knows no b300"),
-        ("h100=1,a100=1,h20=6", 1, "(--hosts or --host-gpus); set trainer.hosts to"),
+        ("h100=1,a100=1,h20=6", 1, "(--hosts or --host-gpus); set it lower, or"),
     ],
 )
 def test_devices_that_will_not_do_are_refused(

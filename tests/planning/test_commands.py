@@ -70,7 +70,12 @@ def test_other_bad_input_is_refused_in_one_line() -> None:
             "--devices",
             "h100=2",
         ): "--profile: no cost profile has a network",
-        ("plan", str(SHARED), "--devices", "4090=8"): "trainer.sharded: what gathering shared",
+        (
+            "plan",
+            str(SHARED),
+            "--devices",
+            "4090=8",
+        ): "trainer.shard_devices: what gathering shared",
         (*sim, "--tag", "some"): "--tag: 'some' is neither a number nor auto nor off",
         (*sim, "--tag", "99"): "--tag: 99 groups of 32; at most all of them",
         (*sim, "--fragment-size", "5"): "--fragment-size: 5 does not divide the group; these do: 1",

@@ -15,14 +15,13 @@ from digenrl.planning.hosts import Hosts, parse_hosts
 from digenrl.planning.placements import ModelPlacement, placements
 from digenrl.planning.plan import accepts, advised_keys, costs_and_use
 from digenrl.planning.planner import CanSay, candidates_of, modes_of
-from digenrl.planning.runnable import as_toml, needs_ranks
+from digenrl.planning.runnable import as_toml
 from digenrl.planning.search import Candidate
 from digenrl.planning.symmetry import part_of
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
 from shared.errors import UserError
 from shared.models.published import PUBLISHED
-from shared.recipe.fluid_devices import refusal_of
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.paths import RECIPES
 
@@ -88,8 +87,8 @@ def refused(model: str, pool: str, staleness: int, number: int, folder: Path) ->
     rows, found = rows_of(recipe, model, pool, staleness), []
     assert bool(rows) == holds(model, pool)
     for place in spread(rows, number):
-        hosts, placement, each = rows[place]
-        keys = advised_keys(placement, each.split, each.chosen, hosts.gpus, recipe)
+        _, placement, each = rows[place]
+        keys = advised_keys(placement, each.split, each.chosen, recipe)
         said = as_toml(keys).replace(", ", "\n")
         typed = folder / "row.toml"
         typed.write_text(f'base = "{path}"\n{said}\n')
@@ -115,11 +114,7 @@ def test_what_a_recipe_cannot_say_is_no_row(tmp_path: Path) -> None:
     path = recipe_of("flux1-dev", "[trainer]\nupdates = 2\n", tmp_path)
     recipe = load_recipe(path)
     rows = rows_of(recipe, "flux1-dev", "h100x8*2", 0)
-    is_fluid = refusal_of(recipe) is None
-    assert {each.chosen.mode for _, _, each in rows} == {
-        "pipelined",
-        *(["fluid"] if is_fluid else []),
-    }
+    assert {each.chosen.mode for _, _, each in rows} == {"pipelined", "fluid"}
     assert refused("flux1-dev", "h100x8*2", 0, 4, tmp_path) == []
 
 
@@ -146,13 +141,10 @@ def test_all_weights_have_no_row_and_it_is_said_why(model: str, tmp_path: Path) 
 async def test_the_best_rows_run_with_services(
     model: str, pool: str, mode: str, tmp_path: Path
 ) -> None:
-    """One batch of the best row that has no ranks, which nothing emulates."""
+    """One batch of the best row."""
     rows = rows_of(load_recipe(recipe_of(model, "", tmp_path)), model, pool, 0)
     hosts, placement, best = next(
-        (hosts, placement, each)
-        for hosts, placement, each in rows
-        if each.chosen.mode == mode
-        and (mode == "fluid" or not needs_ranks(placement.profile, each.split.trainer, host_gpus=8))
+        (hosts, placement, each) for hosts, placement, each in rows if each.chosen.mode == mode
     )
     profile = load_profile(model)
     setting = Setting(

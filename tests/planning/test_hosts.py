@@ -87,7 +87,6 @@ def test_a_process_uses_no_more_than_the_largest_host_of_its_kind() -> None:
     assert why_not(QWEN, small, lent, host_gpus=hosts.gpus) is None
     large = Split({"A100": 8}, {"H100": 8})
     assert "a host has 4" in (why_not(QWEN, large, lent, host_gpus=hosts.gpus) or "")
-    assert why_not(QWEN, large, lent.changed(tag=0), host_gpus=hosts.gpus) is None
     assert why_not(QWEN, Split({"H100": 8}, {"A100": 8}), lent, host_gpus=hosts.gpus) is None
 
 
@@ -134,16 +133,12 @@ def test_the_memory_of_hosts_is_stated_and_never_assumed(stated: str, said: str)
 
 
 def test_each_host_has_one_command() -> None:
-    placed = place(FOUR, Split({"H100": 18}, {"H100": 14}))
+    placed = place(FOUR, Split({"H100": 24}, {"H100": 8}))
     found = dict(commands(placed, {}, recipe="r.toml", run="x"))
     assert list(found) == ["h100-1", "h100-2", "h100-3", "h100-4"]
     assert found["h100-1"].startswith("digenrl serve scheduler --recipe r.toml")
-    for host in ("h100-1", "h100-2"):
-        assert "--nnodes 2 " in found[host] and "--rdzv-endpoint h100-1:" in found[host]
-        assert "--nproc-per-node 7 " in found[host]
-    assert [processes(line, "rollout") for line in found.values()] == [1, 1, 8, 8]
-    alone = dict(commands(place(FOUR, Split({"H100": 24}, {"H100": 8})), {}, recipe="r.toml"))
-    assert "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 digenrl serve trainer" in alone["h100-1"]
+    assert [processes(line, "rollout") for line in found.values()] == [0, 8, 8, 8]
+    assert "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 digenrl serve trainer" in found["h100-1"]
 
 
 @pytest.mark.slow
@@ -158,7 +153,6 @@ def test_a_plan_for_hosts_has_keys_and_commands() -> None:
             assert said.count("digenrl serve trainer") == len(choice["commands"])
         else:
             assert keys["trainer.devices"] == trains
-            assert keys.get("trainer.hosts", 1) == -(-trains // 2)
         assert processes(said, "rollout") == keys["rollout.workers"]
         assert sum(each["trains"] for each in choice["placed"]) == trains
         assert set(choice["commands"]) <= {"h100-1", "h100-2"}
@@ -167,24 +161,22 @@ def test_a_plan_for_hosts_has_keys_and_commands() -> None:
 @pytest.mark.parametrize(
     ("hosts", "roles", "said"),
     [
-        ("h100x8*4", (24, 8, 1), None),
-        ("h100x8*4", (16, 16, 1), "16 GPUs of 1 host, and"),
-        ("h100x4*2", (2, 6, 1), "a host has 4 (--hosts or"),
-        ("h100x8*4", (16, 16, 2), None),
-        ("h100x8", (6, 4, 1), "the recipe wants 10"),
-        ("h100x4*2+a100x8", (8, 8, 1), None),
+        ("h100x8*4", (24, 8), None),
+        ("h100x8*4", (16, 16), "16 GPUs of one process, and"),
+        ("h100x4*2", (2, 6), "a host has 4 (--hosts or"),
+        ("h100x8", (6, 4), "the recipe wants 10"),
+        ("h100x4*2+a100x8", (8, 8), None),
     ],
 )
 def test_check_accepts_what_can_run_on_hosts(
-    hosts: str, roles: tuple[int, int, int], said: str | None, tmp_path: Path
+    hosts: str, roles: tuple[int, int], said: str | None, tmp_path: Path
 ) -> None:
-    """Roles are rollout workers, devices that train, and hosts of these."""
-    workers, devices, train_hosts = roles
+    """Roles are rollout workers and devices that train."""
+    workers, devices = roles
     path = tmp_path / "hosts.toml"
     path.write_text(
         f'base = "{RECIPES / "flux1-dev.toml"}"\nschedule.mode = "pipelined"\n'
         f"rollout.workers = {workers}\ntrainer.devices = {devices}\n"
-        f"trainer.hosts = {train_hosts}\n" + 'schedule.tag = "off"' * (train_hosts > 1)
     )
     if said is None:
         found = check(path, hosts=hosts, elsewhere=True, timing=False).forecast

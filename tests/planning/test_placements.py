@@ -119,7 +119,7 @@ def test_devices_that_no_remedy_lets_train_are_refused_in_one_line() -> None:
     assert "no split of 8 4090 can both generate and train" in line and "\n" not in line
     assert "to generate on 4090, it would take 6.64 GiB with encoder.workers = 1, " in line
     assert "to train on 4090, it would take " in line
-    assert line.endswith('schedule.tag = "off", trainer.devices = 4, trainer.sharded = true')
+    assert line.endswith('schedule.mode = "fluid", trainer.devices = 8, trainer.shard_devices = 8')
 
 
 def test_a_profile_without_a_table_of_memory_is_planned_by_its_figures() -> None:

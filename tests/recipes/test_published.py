@@ -17,7 +17,6 @@ import pytest
 from digenrl.local.check import check
 from shared.learning.algorithms import ALGORITHMS
 from shared.recipe.files import merged, read_layers
-from shared.recipe.fluid_devices import refusal_of
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.paths import RECIPES, ROOT
 
@@ -25,8 +24,8 @@ FOLDER = RECIPES / "published"
 SOURCES = Path(__file__).parent / "published"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 OURS = {
-    "run.name", "run.steps", "model.folder", "algorithm.name", "trainer.devices", "trainer.hosts",
-    "trainer.sharded", "trainer.gradient_checkpointing", "rollout.workers", "reward.workers",
+    "run.name", "run.steps", "model.folder", "algorithm.name", "trainer.devices",
+    "trainer.shard_devices", "trainer.gradient_checkpointing", "rollout.workers", "reward.workers",
     "schedule.mode",
     "evaluation.steps", "evaluation.prompts", "evaluation.samples_per_prompt",
 }  # fmt: skip
@@ -123,6 +122,5 @@ def test_every_published_algorithm_has_a_recipe_and_every_recipe_a_source() -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_published_recipe_is_for_fluid_devices_unless_they_refuse_it(name: str) -> None:
-    recipe = load_recipe(FOLDER / f"{name}.toml")
-    assert recipe.schedule.is_fluid == (refusal_of(recipe) is None)
+def test_a_published_recipe_is_for_fluid_devices(name: str) -> None:
+    assert load_recipe(FOLDER / f"{name}.toml").schedule.is_fluid

@@ -136,7 +136,10 @@ def test_check_traces_a_recipe_and_says_so() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("trained", ["lora", "full"])
 def test_a_rank_holds_its_share_of_the_network(digits: Trace, trained: str, dtype: str) -> None:
-    ranks = {"trainer.devices": 2, "trainer.sharded": True, "algorithm.kl_beta": 0.0}
+    ranks = {
+        "schedule.mode": "fluid", "rollout.workers": 1, "algorithm.kl_beta": 0.0,
+        "trainer.devices": 2, "trainer.shard_devices": 2,
+    }  # fmt: skip
     changes = {**ranks, "model.trained": trained, "model.dtype": dtype}
     found = traced(override(load_recipe(DIGITS), changes))
     assert found.train is None and found.sharded is not None

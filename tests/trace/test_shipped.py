@@ -30,14 +30,13 @@ def folder_of(name: str) -> str:
 
 def key_of(recipe: Recipe) -> Key:
     """Recipes with the same key share a trace."""
-    ranks = recipe.trainer.devices if recipe.trainer.sharded else 1
     return (
         recipe.model.model_dump_json(),
         recipe.trainer.gradient_checkpointing,
         recipe.trainer.ema,
         recipe.algorithm.name,
         recipe.algorithm.kl_beta > 0,
-        ranks,
+        recipe.trainer.shard_devices,
     )
 
 

@@ -13,7 +13,7 @@ from shared.diffusion.generation import Generator
 from shared.diffusion.models import Conditions, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
 from shared.diffusion.sampler import Denoising, Trajectory, denoise
-from shared.diffusion.tensors import pack, pack_trajectory
+from shared.diffusion.tensors import pack, pack_trajectory, unpack
 from shared.learning.algorithms import ALGORITHMS
 from shared.messages.contracts import GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe
@@ -75,6 +75,26 @@ def make_batch(
         trajectory = replace(made, log_probs=made.log_probs + moved)
         advantages = torch.randn(size, generator=generator).tolist()
         groups.append(Group(trajectory, pack(conditions), advantages))
+    return groups
+
+
+def groups_of(recipe: Recipe) -> list[GroupData]:
+    """Return three groups of two fragments, each with a sample without advantage; if they share
+    noise, one group is of unlike devices."""
+    groups = [
+        GroupData(
+            trajectories=tuple(group.cut((2, 2))),
+            conditions=group.conditions,
+            advantages=(0.0, *group.advantages[1:]),
+            staleness=int(number == 2),
+        )
+        for number, group in enumerate(make_batch(recipe, off_policy=3e-3))
+    ]
+    if recipe.sampling.shared_noise:
+        first, second = groups[1].trajectories
+        tensors = unpack(second)
+        tensors["start"] += 1e-3
+        groups[1] = replace(groups[1], trajectories=(first, pack(tensors)))
     return groups
 
 

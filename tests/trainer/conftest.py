@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.conditions import Encoding
+from tests import tiny_models
 from tests.paths import DIGITS
 from tests.trainer.cluster import Cluster, Start, cluster
-from tests.trainer.engine.ranks import Ranks
+from tests.trainer.fluid.ranks import Ranks
 
 CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
 BLOCKS = "transformer_blocks."
@@ -43,6 +44,12 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
         "rollout.media": "raw",  # devices without torch make none
     }
     return override(plain, changes)
+
+
+@pytest.fixture(scope="session")
+def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Wan, which keeps some of its weights in float32."""
+    return tiny_models.save("wan", tmp_path_factory.mktemp("models") / "wan")
 
 
 def ends_of(model: Path, folder: Path) -> Path:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from shared.errors import BatchFailed, OutOfMemory, RanksLost
+from shared.errors import BatchFailed, OutOfMemory
 from shared.learning.advantages import batch_scale, population_std
 from shared.learning.metrics import STEP_METRICS, scorer_of
 from shared.messages.contracts import (
@@ -307,29 +307,6 @@ async def test_memory_that_another_process_gives_back_in_time_fails_nothing(trai
         await run.send(0, 0, 1)
         await run.commit(1)
         assert await run.all_told(RunFailed) == 0
-
-
-async def test_a_rank_that_is_lost_fails_the_run_and_a_new_trainer_waits_until_it_is_resumed(
-    trainer: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ends: list[bool] = []
-    monkeypatch.setattr("services.trainer.app.end_soon", lambda: ends.append(True))
-    with pytest.raises(RanksLost):
-        async with trainer() as run:
-            run.run_freely()
-            run.training.faults = [RanksLost("out of memory: 70 GiB of 79 (on rank 1)")]
-            await run.send(0, 0, 1)
-            [failed] = await run.told(RunFailed)
-            assert (failed.batch, failed.reason) == (0, "out of memory: 70 GiB of 79 (on rank 1)")
-            await run.until(lambda: bool(ends))
-    async with trainer() as run:
-        run.run_freely()
-        await asyncio.sleep(0.2)
-        assert run.training.log == [], "the batch would fail once more"
-        await run.bus.publish(OperatorRequest(action="resume", id="one"))
-        record = await run.commit(1)
-        assert len(record.trained) == 2
-        assert await run.all_told(RunFailed) == 1
 
 
 async def test_a_batch_that_does_not_fit_fails_the_run_at_the_second_attempt(

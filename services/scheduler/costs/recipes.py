@@ -108,7 +108,7 @@ def _rho_of(recipe: Recipe, work: Work, size: Size) -> float:
         full=recipe.model.trained == "full",
         recomputes=recomputes,
         kl=recipe.algorithm.kl_beta > 0,
-        forwards=1 + (apart and bool(recomputes or recipe.trainer.sharded)),
+        forwards=1 + (apart and bool(recomputes or recipe.trainer.is_sharded)),
         backwards=1 + apart,
         differentiated=differentiated(recipe),
     )

@@ -103,7 +103,7 @@ def _step_seconds(
 def _profile(recipe: Recipe) -> Profile | None:
     """Returns the costs of the profile of the model's network, if it has them for what the
     recipe trains."""
-    if recipe.model.trained == "full" or recipe.trainer.sharded:
+    if recipe.model.trained == "full" or recipe.trainer.is_sharded:
         return None
     try:
         name = profile_of(recipe)
@@ -118,7 +118,7 @@ def _counted(recipe: Recipe) -> tuple[Profile, Split]:
         shape_of(recipe),
         beside=passes_beside(recipe) + bool(trainer.gradient_checkpointing) * share,
         differentiated=share,
-        sharded=trainer.sharded,
+        sharded=trainer.is_sharded,
     )
     trains = trainer.devices
     return profile, Split({DEVICE: recipe.rollout.workers}, {DEVICE: trains})

@@ -54,5 +54,9 @@ def learned_overhead(profile: Profile, devices: Mapping[str, int]) -> Overhead:
 def fragment_of(recipe: Recipe) -> int:
     """Samples per fragment while there is plenty, on as many devices as the recipe starts."""
     plan = steady_plan(shape_of(recipe), batches=1, schedule=recipe.run_schedule)
-    lent = recipe.trainer.devices if recipe.trainer_may_help or recipe.schedule.is_fluid else 0
+    lent = (
+        recipe.trainer.devices
+        if recipe.run_schedule.lends_trainer or recipe.schedule.is_fluid
+        else 0
+    )
     return full_size(plan, recipe.rollout.workers + lent)

@@ -39,7 +39,7 @@ class EngineCopy:
     weights: Sequence[HostPart]
     checkpoint: Sequence[HostPart]
     sampling: Sequence[HostPart] | None
-    digest: str | None
+    digest: str | None = None
     """Digest of the weights, if it was taken on the device; None if it is to be taken of the
     copy."""
     sampling_digest: str | None = None

@@ -1,13 +1,12 @@
-"""Keeps real devices busy in threads: what every `Training` on them does alike, and replicas.
+"""Keeps several devices of this process busy in threads: one network each, and the optimizer on the
+first.
 
-Replicas are several devices of this process: one network each, and the optimizer on the first.
 Between the beginning of a batch and its optimizer step they have nothing to do with one another:
 each adds up the gradient of the samples that it trains. The step sums the devices' gradients, and
 copies the adapter to all of them.
 """
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -25,75 +24,30 @@ from shared.recipe.recipe import Recipe
 from shared.run.manifest import StoredTensors
 
 
-class TrainingOnThreads(ABC):
-    def __init__(self, recipe: Recipe, first: TrainerEngine) -> None:
-        """``first``: the engine of the device whose optimizer state is committed."""
-        self._first = first
-        self._held: Sequence[tuple[TrainerEngine, HeldWeights]] = ()
-        """Weights of the engines of this process since they were changed last."""
-
-    def begin(self) -> None:
-        self._first.begin()
-
-    def skip(self, num_samples: int) -> None:
-        self._first.skip(num_samples)
-
-    def sampling_digest(self) -> str:
-        return self._first.sampling_digest()
-
-    async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
-        return await asyncio.to_thread(self._step, batch, scale)
-
-    async def copy(self, *, states: bool, kept: bool = True) -> Callable[[], Awaitable[Snapshot]]:
-        """``kept``: whether it overwrites what the call before has copied."""
-        return await asyncio.to_thread(self._copy, states, kept)
-
-    async def weights(self) -> Snapshot:
-        """Copy everything as it stands to memory of its own."""
-        return await (await self.copy(states=True, kept=False))()
-
-    @abstractmethod
-    async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None: ...
-
-    @abstractmethod
-    async def replace(self, weights: StoredTensors, sampling: StoredTensors | None) -> None: ...
-
-    @abstractmethod
-    def _step(self, batch: int, scale: float) -> dict[str, float]: ...
-
-    async def _taken(self, copied: EngineCopy) -> Snapshot:
-        """Take the digest of a copy, and tell it to the engines that have held the same since."""
-        snapshot = await asyncio.to_thread(copied.snapshot)
-        for engine, held in self._held:
-            engine.know(held, snapshot)
-        return snapshot
-
-    def _note_held(self, *engines: TrainerEngine) -> None:
-        """Note which weights are held, while nobody else uses the devices."""
-        self._held = [(engine, engine.held) for engine in engines]
-
-    @abstractmethod
-    def _copy(self, states: bool, kept: bool) -> Callable[[], Awaitable[Snapshot]]: ...
-
-
-class ReplicatedTraining(TrainingOnThreads):
+class ReplicatedTraining:
     def __init__(self, recipe: Recipe, loaded: Sequence[LoadedPolicy]) -> None:
         """``loaded``: the same policy on each device."""
         num_samples = slice_size(recipe.trained_samples, len(loaded))
         engines = [TrainerEngine(recipe, each, num_samples=num_samples) for each in loaded]
-        super().__init__(recipe, engines[0])
-        self._others = engines[1:]
+        self._first, self._others = engines[0], engines[1:]
         self._groups = ParsedGroups(self._first.read, CACHED_GROUPS if self._others else 0)
         self.devices = tuple(EngineDevice(engine, self._groups) for engine in engines)
+        self._held: Sequence[tuple[TrainerEngine, HeldWeights]] = ()
+        """Weights of the engines since they were changed last."""
 
     def weights_digest(self) -> str:
         return self._first.weights_digest()
 
+    def sampling_digest(self) -> str:
+        return self._first.sampling_digest()
+
     def begin(self) -> None:
-        super().begin()
-        for engine in self._others:
+        for engine in (self._first, *self._others):
             engine.begin()
         self._groups.forget()
+
+    def skip(self, num_samples: int) -> None:
+        self._first.skip(num_samples)
 
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
         await self._first.restore(weights, checkpoint)
@@ -103,8 +57,24 @@ class ReplicatedTraining(TrainingOnThreads):
         await self._first.replace(weights, sampling)
         await asyncio.to_thread(self._copy_weights)
 
-    def _copy(self, states: bool, kept: bool) -> Callable[[], Awaitable[Snapshot]]:
-        return partial(self._taken, self._first.copy(states=states, kept=kept))
+    async def step(self, batch: int, scale: float = 1.0) -> dict[str, float]:
+        return await asyncio.to_thread(self._step, batch, scale)
+
+    async def copy(self, *, states: bool, kept: bool = True) -> Callable[[], Awaitable[Snapshot]]:
+        """``kept``: whether it overwrites what the call before has copied."""
+        copied = await asyncio.to_thread(self._first.copy, states=states, kept=kept)
+        return partial(self._taken, copied)
+
+    async def weights(self) -> Snapshot:
+        """Copy everything as it stands to memory of its own."""
+        return await (await self.copy(states=True, kept=False))()
+
+    async def _taken(self, copied: EngineCopy) -> Snapshot:
+        """Take the digest of a copy, and tell it to the engines that have held the same since."""
+        snapshot = await asyncio.to_thread(copied.snapshot)
+        for engine, held in self._held:
+            engine.know(held, snapshot)
+        return snapshot
 
     def _step(self, batch: int, scale: float) -> dict[str, float]:
         for engine in self._others:
@@ -122,7 +92,7 @@ class ReplicatedTraining(TrainingOnThreads):
         for engine in self._others:
             engine.copy_weights(self._first)
             engine.check_same(self._first)
-        self._note_held(self._first, *self._others)
+        self._held = [(engine, engine.held) for engine in (self._first, *self._others)]
 
 
 def load_replicas(recipe: Recipe, parts: set[Part]) -> list[LoadedPolicy]:

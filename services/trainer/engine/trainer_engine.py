@@ -9,18 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 import structlog
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 from torch.optim import AdamW
 
 from services.trainer.engine.checkpoint import OLD, Replacement, Restoration, checkpoint_tensors
 from services.trainer.engine.snapshot import EngineCopy, HeldWeights, SnapshotBuffers, same_bits
-from services.trainer.engine.world import this_rank
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import AdvantageKind, GroupData, Snapshot
 from shared.devices.together import make_together
 from shared.diffusion.device import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.sharding import clip_gradients, sum_gradients
+from shared.diffusion.ranks import local_shard
 from shared.diffusion.training.auto_chunks import REMEDY, AutoChunkedGradient, words_of
 from shared.diffusion.training.group import PathGroup
 from shared.diffusion.training.rows import TrainingGroup, read_group
@@ -33,7 +32,7 @@ from shared.recipe.trainer import Trainer
 from shared.run.manifest import StoredTensors
 
 log = structlog.get_logger()
-STEP_REMEDY = "train fewer weights (model.lora.rank), or share them (trainer.sharded)"
+STEP_REMEDY = "train fewer weights (model.lora.rank), or share them (trainer.shard_devices)"
 
 
 def learning_rate(table: Trainer, batch: int) -> float:
@@ -99,12 +98,6 @@ class TrainerEngine:
         """Size of the chunks that the next group is trained in."""
         return self._tuned.chunk
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether the trained weights lie on several ranks: `weights`, `weights_digest` and `step`
-        are then called on all of them at once."""
-        return any(isinstance(each, DTensor) for each in self._parameters.values())
-
     def weights_digest(self) -> str:
         """Return the digest of the trained weights."""
         return self._loaded.in_use.digest()
@@ -121,23 +114,21 @@ class TrainerEngine:
         return snapshot
 
     def copy(self, *, states: bool = True, kept: bool = True) -> EngineCopy:
-        """Copy the trained weights as they stand, and with ``states`` the optimizer: of what is
-        sharded, this rank's part; what is whole on every rank is the first rank's.
+        """Copy the trained weights as they stand, and with ``states`` the optimizer.
 
         ``kept``: to the buffers of the copy before, which it overwrites.
         """
         buffers = self._kept if kept else SnapshotBuffers(self._recipe.run.shard_bytes)
-        types, is_first = self._trained.types, this_rank() == 0
+        types = self._trained.types
         checkpoint, sampling = [], None
         if states:
-            checkpoint = buffers.states.copy(self._states(), {}, is_first=is_first)
+            checkpoint = buffers.states.copy(self._states(), {})
         if self._sets.old_differs:
-            sampling = buffers.sampling.copy(self._sets.old, types, is_first=is_first)
+            sampling = buffers.sampling.copy(self._sets.old, types)
         return EngineCopy(
-            weights=buffers.weights.copy(self._parameters, types, is_first=is_first),
+            weights=buffers.weights.copy(self._parameters, types),
             checkpoint=checkpoint,
             sampling=sampling,
-            digest=self.weights_digest() if self.is_sharded else None,
         )
 
     def _states(self) -> dict[str, Tensor]:
@@ -166,21 +157,13 @@ class TrainerEngine:
             if not same_bits(mine, theirs[name]):
                 raise IntegrityError(f"two devices hold other weights: {name}")
 
-    def restoration(self) -> Restoration:
-        """Begin to put a committed version in use."""
-        return Restoration(self._optimizer, self._trained, self._averages, self._sets)
-
-    def replacement(self) -> Replacement:
-        """Begin to put the weights of a committed version in use, and leave the rest as it is."""
-        return Replacement(self._trained, self._sets)
-
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
         """Go back to a committed version. Reads of what is sharded only this rank's part.
 
         Raises:
             IntegrityError: if it is one of other weights, or an object is missing.
         """
-        version = self.restoration()
+        version = Restoration(self._optimizer, self._trained, self._averages, self._sets)
         async for part in weights.parts(version.wants_weights):
             await asyncio.to_thread(version.add_weights, part)
         async for part in checkpoint.parts(version.wants_states):
@@ -193,7 +176,7 @@ class TrainerEngine:
         Raises:
             IntegrityError: if they are those of another adapter, or an object is missing.
         """
-        version = self.replacement()
+        version = Replacement(self._trained, self._sets)
         async for part in weights.parts(version.wants_weights):
             await asyncio.to_thread(version.add_weights, part)
         if sampling is not None:
@@ -318,25 +301,20 @@ class TrainerEngine:
         """Raise BatchFailed if these weights cannot be trained on the rows of this batch."""
         self._transaction.check()
 
-    def take_kept_factor(self) -> float:
-        """Return the factor that drops the rows without advantage since the last step."""
-        return self._transaction.take_kept_factor()
-
     def step(self, batch: int, scale: float = 1.0, kept: float | None = None) -> dict[str, float]:
         """Take the optimizer step of the batch and return its metrics.
 
         ``scale`` multiplies what is in proportion to advantages that were only centred, ``kept``
-        (default: `take_kept_factor`) everything. A gradient that is not finite takes no step; the
-        weights stay as they were.
+        everything: by default, it drops the rows without advantage since the last step. A gradient
+        that is not finite takes no step; the weights stay as they were.
         """
-        kept = self.take_kept_factor() if kept is None else kept
+        kept = self._transaction.take_kept_factor() if kept is None else kept
         table = self._recipe.trainer
         rate = learning_rate(table, batch)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._fill_gradient()
         self._transaction.join(self._parameters, scale, kept)
-        self._sum_over_ranks()
         norm = self._clipped()
         finite = math.isfinite(norm)
         self._transaction.keep_start(self._parameters)
@@ -359,14 +337,15 @@ class TrainerEngine:
             "tsp_steps": float(self.chunk.steps),
         }
 
-    def _sum_over_ranks(self) -> None:
-        if self._recipe.trainer.ranks > 1:
-            sum_gradients(self._parameters.values())
-
     def _clipped(self) -> float:
         """Clip the gradient, and return the norm that it had."""
-        gradients = (each.grad for each in self._parameters.values() if each.grad is not None)
-        return clip_gradients(gradients, self._recipe.trainer.max_grad_norm)
+        gradients = [each.grad for each in self._parameters.values() if each.grad is not None]
+        parts = [local_shard(each) for each in gradients]  # of a traced rank, its share
+        norm = get_total_norm(parts)
+        factor = torch.clamp(self._recipe.trainer.max_grad_norm / (norm + 1e-6), max=1.0)
+        for part in parts:
+            part.mul_(factor)
+        return float(norm)
 
     @torch.no_grad()
     def _average(self, step: int) -> None:

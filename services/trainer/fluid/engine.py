@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from services.trainer.engine.checkpoint import AVERAGE, MASTER, OLD, STEP
 from services.trainer.engine.snapshot import EngineCopy
@@ -50,6 +51,11 @@ class FluidEngine(TrainerEngine):
         """How the old policy follows the update that is being taken, if it does."""
         self.steps_beside = recipe.schedule.staleness_limit > 0 and num_ranks() == 1
         self._sets.settle()
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the trained weights lie on several ranks."""
+        return any(isinstance(each, DTensor) for each in self._parameters.values())
 
     def newest_digest(self) -> str:
         """Return the digest of what samples the newest version, in use or not yet."""
@@ -210,9 +216,6 @@ class FluidEngine(TrainerEngine):
                 assert parameter.grad is not None
                 parameter.grad.mul_(self._given.scale)
         return self._given.norm
-
-    def _sum_over_ranks(self) -> None:
-        """Do nothing: a total already has the gradients of all ranks."""
 
 
 def merged(*each: Mapping[str, float]) -> Tally:

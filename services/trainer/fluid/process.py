@@ -7,12 +7,12 @@ from urllib.parse import urlsplit
 
 import structlog
 
-from services.trainer.engine.follower import Message, join
 from services.trainer.engine.world import num_ranks
 from services.trainer.fluid.device import EngineMember
 from services.trainer.fluid.exchange import Exchange
 from services.trainer.fluid.group_exchange import GroupExchange
 from services.trainer.fluid.host_exchange import SUMS_AT_A_TIME, HostExchange, HostMemory
+from services.trainer.fluid.links import Message, join
 from services.trainer.fluid.member import MemberApp
 from services.trainer.fluid.shard import Shard
 from services.trainer.fluid.shard_exchange import ShardExchange
@@ -24,6 +24,8 @@ from shared.diffusion.device import this_device
 from shared.diffusion.generation import Generator, LocalGenerator
 from shared.diffusion.policy import load_policy
 from shared.diffusion.training.rows import check_stored
+from shared.errors import RanksLost
+from shared.process.service import end_soon
 from shared.process.worker_process import WorkerProcess
 from shared.recipe.recipe import Recipe, override
 from shared.store import ObjectStore
@@ -63,7 +65,7 @@ async def be_a_member(process: WorkerProcess) -> None:
 
 def as_whole(recipe: Recipe) -> Recipe:
     """Return the recipe as a process follows it that holds all weights, whatever others do."""
-    return override(recipe, {"trainer.sharded": False, "trainer.shard_devices": None})
+    return override(recipe, {"trainer.shard_devices": 1})
 
 
 async def _lead_a_group(process: WorkerProcess) -> None:
@@ -88,7 +90,12 @@ async def _lead_a_group(process: WorkerProcess) -> None:
         app = MemberApp(
             group, OnlyTrains(), exchange, recipe, context, check=partial(check_stored, recipe)
         )
-        if await process.run(app.run(), context):
+        try:
+            finished = await process.run(app.run(), context)
+        except* RanksLost:
+            end_soon()  # a thread of this process waits for the other ranks
+            raise
+        if finished:
             await asyncio.to_thread(group.end)
 
 
@@ -99,7 +106,7 @@ def as_shared(recipe: Recipe, ranks: int) -> Recipe:
         UserError: if these cannot share the weights.
     """
     generating = max(1, recipe.rollout.workers)  # of a group; others may generate as well
-    changes = {"trainer.sharded": True, "trainer.shard_devices": ranks, "trainer.devices": ranks}
+    changes = {"trainer.shard_devices": ranks, "trainer.devices": ranks}
     return override(recipe, {**changes, "rollout.workers": generating})
 
 

@@ -1,34 +1,90 @@
-"""Runs a rank of a shard group other than the first: it does what that one says, over gloo."""
+"""Runs a rank of a shard group other than the first: it does what the first rank requests, over
+gloo, and knows no broker. Of sharded weights it stores and reads its own part."""
 
 import asyncio
-from dataclasses import dataclass
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-from services.trainer.engine.follower import Follower, Message
+import structlog
+
+from services.trainer.engine.world import this_rank
+from services.trainer.fluid.links import KEPT_GROUPS, Link, Message, join
 from services.trainer.fluid.shard import Shard, scale_of
 from services.trainer.fluid.sums import StoredSum, SumPart, Term
 from shared.devices.chunks import Chunk
+from shared.devices.protocols import GroupData, Snapshot
+from shared.diffusion.training.rows import TrainingGroup
+from shared.errors import ContractError, DigenRLError, OutOfMemory, Untrainable
 from shared.messages.contracts import ObjectRef
 from shared.messages.fluid import Piece
 from shared.recipe.recipe import Recipe
-from shared.run.shards import open_tensors
-from shared.store import ObjectStore
+from shared.run.shards import open_tensors, store_version_parts
+from shared.store import ObjectStore, StoreSettings, open_store
+
+log = structlog.get_logger()
 
 
-def make_follower(recipe: Recipe, store: ObjectStore) -> "ShardFollower":
-    shard = Shard(recipe, store)
-    return ShardFollower(shard.engine, recipe.run.name, store, shard=shard)
+def follow(settings: StoreSettings) -> None:
+    """Answer the first rank until it ends, or is gone."""
+    [links] = join()
+    link = links.training
+    recipe = Recipe.model_validate_json(link.receive().blobs[0])
+    store = open_store(settings)
+    follower = Follower(Shard(recipe, store), recipe.run.name, store)
+    storing = threading.Thread(target=follower.store, args=(links.storing,), daemon=True)
+    storing.start()
+    try:
+        while (message := link.receive()).name != "end":
+            answer = follower.answer(message)
+            link.send(answer)
+            if answer.name == "lost":
+                log.error("rank_lost", rank=this_rank(), of=message.name)
+                link.receive()  # the first rank logs the reason, and ends
+    except RuntimeError as error:
+        log.warning("first_rank_gone", rank=this_rank(), error=str(error).splitlines()[0])
+        raise SystemExit(1) from None
+    storing.join()
 
 
-@dataclass(slots=True, kw_only=True)
-class ShardFollower(Follower):
+@dataclass(slots=True)
+class Follower:
     shard: Shard
+    run: str
+    objects: ObjectStore
+    _snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    """This rank's part of the version that is to be stored, by the first rank's number."""
+    _groups: "deque[tuple[int, TrainingGroup]]" = field(
+        default_factory=lambda: deque(maxlen=KEPT_GROUPS)
+    )
 
     def answer(self, message: Message) -> Message:
-        answer = Follower.answer(self, message)
-        # The other ranks wait for this one, in an exchange that nothing interrupts.
-        self.is_lost = self.is_lost or answer.name == "out_of_memory"
-        return answer
+        """Do what the first rank requests. After "lost", other ranks wait for this one in an
+        exchange that nothing interrupts."""
+        try:
+            return getattr(self, f"_{message.name}")(message)  # type: ignore[no-any-return]
+        except (OutOfMemory, Untrainable) as error:
+            return Message("lost", {"reason": f"{error} (on rank {this_rank()})"})
+        except ContractError as error:
+            return Message("refused", {"reason": str(error)})
+
+    def store(self, link: Link) -> None:
+        """Store this rank's part of each version, concurrently with its training."""
+        with suppress(RuntimeError):  # the first rank is gone: the other thread logs it
+            while (message := link.receive()).name != "end":
+                link.send(self._stored(message))
+
+    def _stored(self, message: Message) -> Message:
+        snapshot, half = self._snapshots[message.values["number"]], message.values["half"]
+        weights = snapshot.weights if half == "weights" else ()
+        checkpoint = snapshot.checkpoint if half == "checkpoint" else ()
+        try:
+            stored = asyncio.run(store_version_parts(self.objects, self.run, weights, checkpoint))
+        except (DigenRLError, OSError) as error:  # the first rank waits for an answer
+            return Message("unstored", {"reason": f"rank {this_rank()}: {error}"})
+        return Message("stored", blobs=(stored.model_dump_json().encode(),))
 
     def _restore(self, message: Message) -> Message:
         refs = {name: ObjectRef.model_validate(ref) for name, ref in message.values.items()}
@@ -43,7 +99,6 @@ class ShardFollower(Follower):
     def _train(self, message: Message) -> Message:
         values = message.values
         group = self._group(values["group"], message)
-        assert group is not None, "the first rank sends each group once"
         self._begin(values)
         self.shard.train(group, _piece(values), values["kind"], Chunk(*values["chunk"]))
         return DONE
@@ -106,8 +161,27 @@ class ShardFollower(Follower):
         self.shard.engine.checksum()
         return DONE
 
-    def _digest(self, message: Message | None = None) -> Message:
-        return Message("digest", {"digest": self.shard.engine.newest_digest()})
+    def _digest(self, message: Message) -> Message:
+        self.shard.engine.newest_digest()
+        return DONE
+
+    def _group(self, number: int, message: Message) -> TrainingGroup:
+        """Return the group of this number, which is sent once."""
+        for known, group in self._groups:
+            if known == number:
+                return group
+        *trajectories, conditions = message.blobs
+        data = GroupData(
+            trajectories=tuple(trajectories),
+            conditions=conditions,
+            advantages=tuple(message.values["advantages"]),
+            staleness=message.values["staleness"],
+            kind=message.values["kind"],
+            limit=message.values["limit"],
+        )
+        read = self.shard.engine.read(data)
+        self._groups.append((number, read))
+        return read
 
 
 DONE = Message("done")

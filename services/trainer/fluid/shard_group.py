@@ -12,10 +12,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from services.trainer.engine.engine_device import ParsedGroups
-from services.trainer.engine.follower import KEPT_GROUPS, Links, Message
-from services.trainer.engine.other_ranks import StoringRank, answer_of
-from services.trainer.engine.ranked import together
 from services.trainer.fluid.exchange import Sum
+from services.trainer.fluid.links import KEPT_GROUPS, Links, Message
+from services.trainer.fluid.other_ranks import StoringRank, answer_of, together
 from services.trainer.fluid.protocols import TotalMeasure
 from services.trainer.fluid.shard import Order, Shard, scale_of
 from services.trainer.fluid.sums import StoredSum, SumPart, Term
@@ -211,7 +210,7 @@ class ShardGroup:
         """Do something here while the other ranks do it, and return what came out here.
 
         Raises:
-            RanksLost: if a rank has no memory for it.
+            RanksLost: if a rank cannot do it.
             RuntimeError: if a rank is gone.
         """
         with self._one_at_a_time:

@@ -98,7 +98,7 @@ class AutoChunkedGradient:
         self._whole = recipe.trained_samples
         self._trains_zeros = recipe.trains_zeros
         self._tuner = make_tuner(recipe, device_bytes(loaded.device), self._num_samples)
-        self._is_shared = recipe.trainer.sharded
+        self._is_shared = recipe.trainer.is_sharded
         """Whether several ranks take every pass together, in chunks that the first one says."""
 
     @property

@@ -95,7 +95,7 @@ class GradientTransaction:
             sets=sets or WeightSets(model.transformer),
             keeps_start=recipe.keeps_batch_start,
             kind="centred" if recipe.batch_std == "late" else "final",
-            one_forward=not (recipe.trainer.gradient_checkpointing or recipe.trainer.sharded),
+            one_forward=not (recipe.trainer.gradient_checkpointing or recipe.trainer.is_sharded),
         )
 
     @property

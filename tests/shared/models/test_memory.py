@@ -93,6 +93,9 @@ def test_an_adapter_counts_the_matrices_that_it_changes(tmp_path: Path) -> None:
     assert adapter_bytes(tmp_path, 4, ["to_q"], ["b."]) == 4 * 4 * (30 + 20)
 
 
+SHARED = {"schedule.mode": "fluid", "trainer.devices": 8, "trainer.shard_devices": 8}
+
+
 def test_a_trainer_that_is_not_lent_needs_no_encoders_and_holds_the_optimizers_state() -> None:
     assert ADAPTER > 0
     assert held_bytes(RECIPE, ["transformer"], trains=True) == (
@@ -102,16 +105,16 @@ def test_a_trainer_that_is_not_lent_needs_no_encoders_and_holds_the_optimizers_s
     network = 4 * elements("transformer")
     assert held_bytes(full, ["transformer"], trains=True) == 4 * network
     assert held_bytes(full, ["transformer"], trains=False) == 2 * network
-    sharded = override(full, {"trainer.devices": 8, "trainer.sharded": True})
-    assert held_bytes(sharded, ["transformer"], trains=True) == 4 * network // 8
+    sharded = override(full, SHARED)
+    assert held_bytes(sharded, ["transformer"], trains=True) == 6 * network // 8
     half = override(full, {"model.dtype": "bfloat16"})
     number = network // 4
     assert held_bytes(half, ["transformer"], trains=True) == (2 + 4 + 4 + 8) * number
     assert held_bytes(half, ["transformer"], trains=False) == (2 + 2) * number
-    shared = override(half, {"trainer.devices": 8, "trainer.sharded": True})
-    assert held_bytes(shared, ["transformer"], trains=True) == (4 + 4 + 8) * number // 8
-    adapted = override(RECIPE, {"trainer.devices": 8, "trainer.sharded": True})
-    assert held_bytes(adapted, ["transformer"], trains=True) == network // 8 + 4 * ADAPTER
+    shared = override(half, SHARED)
+    assert held_bytes(shared, ["transformer"], trains=True) == 6 * 4 * number // 8
+    adapted = override(RECIPE, SHARED)
+    assert held_bytes(adapted, ["transformer"], trains=True) == network // 8 + 6 * ADAPTER
 
 
 NFT = {

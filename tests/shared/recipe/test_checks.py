@@ -67,34 +67,25 @@ def test_keys_of_windows_that_a_name_implies_are_left_out_where_steps_are_drawn(
     assert found.shared_noise
 
 
+SHARED = {"schedule.mode": "fluid", "trainer.devices": 2, "trainer.shard_devices": 2}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"trainer.sharded": True}, "trainer.sharded: shares weights among devices"),
         (
-            {"trainer.devices": 5, "trainer.sharded": True},
-            "trainer.devices: 5 does not divide batch.group_size (24); nearest that do: 4 and 6",
+            {"trainer.devices": 2, "trainer.shard_devices": 2},
+            'trainer.shard_devices: only fluid devices share weights; set schedule.mode to "fluid"',
         ),
-        ({"trainer.hosts": 2}, "trainer.hosts: 2 hosts for trainer.devices = 1, which"),
         ({"trainer.devices": 2, "trainer.deterministic": True}, "trainer.devices: sums gradients"),
-        (
-            {
-                "trainer.devices": 2,
-                "trainer.hosts": 2,
-                "schedule.mode": "colocated",
-                "rollout.workers": 0,
-            },
-            "trainer.hosts: devices that share their weights or are on several hosts do not",
-        ),
         ({"model.trained": "full", "model.dtype": "float16"}, "model.dtype: gradients of all"),
         (
             {
                 "model.trained": "full",
                 "algorithm.kl_beta": 0.1,
-                "trainer.sharded": True,
-                "trainer.devices": 2,
+                **SHARED,
             },
-            "trainer.sharded: devices do not share the weights that all weights are compared with",
+            "trainer.shard_devices: devices do not share the weights that all weights are compared",
         ),
         (
             {"rollout.memory": "streamed", "rollout.weights": "nf4"},
@@ -130,8 +121,8 @@ def test_keys_of_windows_that_a_name_implies_are_left_out_where_steps_are_drawn(
             "rollout.memory: the blocks' weights come and go between their calls, set it to \"resi",
         ),
         (
-            {"model.compile": "regional", "trainer.devices": 2, "trainer.sharded": True},
-            "trainer.sharded: the blocks' weights come and go",
+            {"model.compile": "regional", **SHARED},
+            "trainer.shard_devices: the blocks' weights come and go",
         ),
         ({"trainer.gradient_checkpointing": "some"}, "trainer.gradient_checkpointing"),
     ],

@@ -1,4 +1,4 @@
-"""What fluid devices do not do is refused with field and remedy; their number has a limit."""
+"""The number of fluid devices has a limit, and shard groups that cannot be are refused."""
 
 from typing import Any
 
@@ -10,37 +10,25 @@ from shared.messages.fluid import MAX_MEMBERS
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import ROOT
 
-SHARDED = {"trainer.sharded": True, "trainer.devices": 4, "rollout.workers": 1}
+SHARDED = {"trainer.shard_devices": 4, "trainer.devices": 4, "rollout.workers": 1}
 FLUID = load_recipe(ROOT / "recipes" / "digits-fluid.toml")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"trainer.devices": MAX_MEMBERS + 1},
-        {"trainer.hosts": 2},
-    ],
-    ids=lambda changes: list(changes)[-1],
-)
-def test_what_they_do_not_do_is_refused_in_one_line(changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError) as refused:
-        override(FLUID, changes)
-    said = str(refused.value)
-    assert list(changes)[-1] in said and "set it to" in said and "\n" not in said
-    assert 'or schedule.mode to "pipelined"' in said
-
-
 def test_there_may_be_as_many_as_one_message_names() -> None:
+    with pytest.raises(UserError) as refused:
+        override(FLUID, {"trainer.devices": MAX_MEMBERS + 1})
+    said = str(refused.value)
+    assert said.startswith("trainer.devices: ") and "set it to" in said and "\n" not in said
+    assert 'or schedule.mode to "pipelined"' in said
     assert override(FLUID, {"trainer.devices": MAX_MEMBERS}).trainer.devices == MAX_MEMBERS
 
 
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"trainer.sharded": True, "trainer.devices": 4}, "rollout.workers"),
+        ({"trainer.shard_devices": 4, "trainer.devices": 4}, "rollout.workers"),
         ({**SHARDED, "trainer.shard_devices": 3}, "trainer.shard_devices"),
-        ({**SHARDED, "trainer.shard_devices": 1}, "trainer.shard_devices"),
-        ({"trainer.shard_devices": 2, "trainer.devices": 4}, "trainer.shard_devices"),
+        ({**SHARDED, "trainer.shard_devices": 8}, "trainer.shard_devices"),
     ],
 )
 def test_groups_that_cannot_be_are_refused_in_one_line(changes: dict[str, Any], key: str) -> None:
@@ -51,5 +39,5 @@ def test_groups_that_cannot_be_are_refused_in_one_line(changes: dict[str, Any], 
 
 def test_devices_that_share_weights_are_as_many_members_as_groups() -> None:
     recipe = override(FLUID, {**SHARDED, "trainer.shard_devices": 2})
-    assert (recipe.trainer.ranks, trainers_of(recipe)) == (2, ["trainer-0", "trainer-1"])
+    assert trainers_of(recipe) == ["trainer-0", "trainer-1"]
     assert trainers_of(override(FLUID, SHARDED)) == ["trainer-0"]

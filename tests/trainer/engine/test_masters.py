@@ -4,7 +4,6 @@ Wan keeps some of its weights in float32, on both sides.
 """
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +13,21 @@ from torch import Tensor
 
 from services.trainer.engine.checkpoint import MASTER
 from services.trainer.engine.threads import ReplicatedTraining, load_replicas
+from services.trainer.versions import store_version
 from shared.devices.slices import GroupSlice
 from shared.diffusion.models import ModelAdapter, load_model
-from shared.diffusion.policy import load_policy
-from shared.diffusion.shards import whole_tensors
+from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.weights import Staging
 from shared.errors import IntegrityError
 from shared.recipe.recipe import Recipe, override
-from shared.run.manifest import MANIFEST
 from shared.run.shards import open_tensors
-from tests import tiny_models
+from shared.store import ObjectStore
 from tests.stored import as_bytes, one_object, packed, read_back
 from tests.trainer.batches import fresh_groups
-from tests.trainer.engine.ranked_program import STORED, generate_and_train, store_in
-from tests.trainer.engine.ranks import RANKS, Ranks
+from tests.trainer.fluid.group_program import store_in
 
 BF16, F32 = torch.bfloat16, torch.float32
-SHARD_BYTES = 1 << 14
-
-
-@pytest.fixture(scope="session")
-def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_models.save("wan", tmp_path_factory.mktemp("models") / "wan")
 
 
 @pytest.fixture(scope="session")
@@ -58,6 +50,25 @@ def types_of(tensors: dict[str, Tensor]) -> dict[str, torch.dtype]:
 
 def masters_of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n.removeprefix(MASTER): each for n, each in tensors.items() if n.startswith(MASTER)}
+
+
+async def generate_and_train(
+    recipe: Recipe, training: ReplicatedTraining, generating: LoadedPolicy, batch: int,
+    store: ObjectStore,
+) -> dict[str, Any]:  # fmt: skip
+    """Train a batch that the published weights have generated; return what is known of it."""
+    snapshot = await training.weights()
+    weights, _ = await store_version(store, recipe.run.name, snapshot)
+    staging = Staging(generating.model.transformer)
+    async for part in (await open_tensors(store, weights, snapshot.digest)).parts():
+        staging.add(part)
+    adopted = generating.in_use.adopt(staging.finish())
+    digests = [snapshot.digest, adopted, training.weights_digest()]
+    training.begin()
+    [device] = training.devices
+    for group in fresh_groups(recipe, generating):
+        await device.accumulate(group, GroupSlice(range(recipe.batch.group_size)))
+    return {"digests": digests, **await training.step(batch)}
 
 
 def on_one(recipe: Recipe, folder: Path) -> tuple[list[dict[str, Any]], ReplicatedTraining]:
@@ -89,33 +100,6 @@ def test_one_device_trains_what_its_published_weights_have_generated(
     alone: tuple[list[dict[str, Any]], ReplicatedTraining],
 ) -> None:
     check_followed(alone[0])
-
-
-@pytest.mark.slow
-def test_two_ranks_train_what_their_published_weights_have_generated(
-    ranks: Ranks,
-    full: Recipe,
-    alone: tuple[list[dict[str, Any]], ReplicatedTraining],
-    tmp_path: Path,
-) -> None:
-    sharded = {"trainer.devices": RANKS, "trainer.sharded": True, "run.shard_bytes": SHARD_BYTES}
-    two = override(full, sharded)
-    (tmp_path / "recipe.json").write_text(two.model_dump_json())
-    ranks.do("follow_policy", tmp_path)
-    seen = json.loads((tmp_path / "seen.json").read_text())
-    check_followed(seen)
-    assert seen[0]["digests"] == alone[0][0]["digests"], "the first version is another"
-    assert seen[0]["grad_norm"] == pytest.approx(alone[0][0]["grad_norm"], rel=1e-2)
-    before, after = STORED.validate_json((tmp_path / "stored.json").read_bytes())
-    assert before == after, "a rank that goes on from its checkpoint has another one"
-    assert all(ref.key.endswith(MANIFEST) for ref in before)
-
-    async def read() -> list[dict[str, Tensor]]:
-        store = store_in(tmp_path)
-        return [await whole_tensors(await open_tensors(store, ref)) for ref in before]
-
-    published, states = asyncio.run(read())
-    check_masters(published, masters_of(states))
 
 
 def check_masters(published: dict[str, Tensor], masters: dict[str, Tensor]) -> None:

@@ -16,7 +16,6 @@ from shared.diffusion.weights import trained_parameters
 from shared.recipe.recipe import Recipe, override
 from tests.stored import read_back
 from tests.trainer.batches import fresh_groups
-from tests.trainer.engine.test_masters import wan as wan
 
 KL = {
     "algorithm.kl_beta": 0.1, "algorithm.zero_advantages": "kept", "trainer.micro_batch": 2,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from services.trainer.engine.threads import ReplicatedTraining, TrainingOnThreads
+from services.trainer.engine.threads import ReplicatedTraining
 from shared.devices.protocols import GroupData, Training
 from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import LoadedPolicy, load_policy
@@ -45,7 +45,7 @@ class Stepped:
     metrics: dict[str, float]
 
 
-async def stepped(training: TrainingOnThreads, batch: int = 0) -> Stepped:
+async def stepped(training: ReplicatedTraining, batch: int = 0) -> Stepped:
     metrics = await training.step(batch)
     weights = await training.weights()
     checkpoint = unpack(packed(weights.checkpoint))

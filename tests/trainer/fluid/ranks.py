@@ -1,4 +1,4 @@
-"""Two ranks of a trainer, for all tests that need some."""
+"""Two ranks of a shard group, for all tests that need some."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from digenrl.local.ports import free_ports
-from tests.trainer.engine.ranked_program import Job
+from tests.trainer.fluid.ranks_program import Job
 
 RANKS = 2
 PATIENCE_S = 240
@@ -23,7 +23,7 @@ class Ranks:
         for name in names:
             os.mkfifo(folder / name)
         command = [sys.executable, "-m", "digenrl.local.ranks", str(RANKS)]
-        program = ["tests.trainer.engine.ranked_program"]
+        program = ["tests.trainer.fluid.ranks_program"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, *program, str(folder)],

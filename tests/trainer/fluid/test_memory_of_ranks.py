@@ -9,15 +9,20 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from services.trainer.fluid.process import as_whole
 from shared.diffusion.loading import build_network
 from shared.diffusion.policy import load_policy
 from shared.recipe.recipe import Recipe, override
 from tests import tiny_models
-from tests.trainer.engine.ranks import RANKS, Ranks
+from tests.trainer.fluid.ranks import RANKS, Ranks
 
 SHARD = "diffusion_pytorch_model-{:05}.safetensors"
 INDEX = "diffusion_pytorch_model.safetensors.index.json"
 HEAD = 64
+SHARED = {
+    "schedule.mode": "fluid", "rollout.workers": 1,
+    "trainer.devices": RANKS, "trainer.shard_devices": RANKS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,11 +81,11 @@ def test_ranks_load_in_less_memory_than_a_whole_copy(
             "model.height": 16, "model.width": 16, "algorithm.kl_beta": 0.0,
         },
     )  # fmt: skip
-    two = override(one, {"trainer.devices": RANKS, "trainer.sharded": True})
+    two = override(one, SHARED)
     (tmp_path / "recipe.json").write_text(two.model_dump_json())
     (tmp_path / "limit").write_text(str(int(0.9 * whole)))
     ranks.do("load_in", tmp_path)
-    wanted = load_policy(one, {"transformer"}).in_use.digest()
+    wanted = load_policy(as_whole(two), {"transformer"}).in_use.digest()
     for rank in range(RANKS):
         found = json.loads((tmp_path / f"loaded-{rank}.json").read_text())
         assert found["digest"] == wanted
@@ -92,11 +97,11 @@ def test_ranks_load_in_less_memory_than_a_whole_copy(
 def test_ranks_train_2_gb_of_weights_in_their_shares_of_them(
     ranks: Ranks, recipe: Recipe, tmp_path: Path, dtype: str
 ) -> None:
-    """Each holds its share of weights, gradient and optimizer, and a fifth more at most; loading
-    alone takes less than a whole copy of the weights."""
+    """Each holds its share of weights, gradient, sum and optimizer, and a fifth more at most;
+    loading alone takes less than a whole copy of the weights."""
     whole = write_wan(tmp_path / "wan", LARGE)
     assert whole >= 2 * 10**9
-    allowed = int(1.2 * (whole + whole + 2 * whole) / RANKS)
+    allowed = int(1.2 * 5 * whole / RANKS)
     two = override(
         recipe,
         {
@@ -105,7 +110,7 @@ def test_ranks_train_2_gb_of_weights_in_their_shares_of_them(
             "batch.groups": 1, "batch.group_size": RANKS, "schedule.fragment_size": 1,
             "sampling.steps": 2, "sampling.window": 1, "sampling.first_window_starts": [0, 0],
             "trainer.micro_batch": 1, "schedule.tsp_steps": 1, "trainer.learning_rate": 1e-3,
-            "trainer.devices": RANKS, "trainer.sharded": True,
+            **SHARED,
         },
     )  # fmt: skip
     (tmp_path / "recipe.json").write_text(two.model_dump_json())
