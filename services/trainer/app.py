@@ -227,13 +227,10 @@ class TrainerApp:
         """Go back to the newest commit, or make the first one; announce it either way."""
         self._worker.activity = "loading_weights"
         await self._states_are_stored()
-        record = await newest_commit(self._store, self._bus.run)
-        if record is None:
+        while (record := await newest_commit(self._store, self._bus.run)) is None:
             with contextlib.suppress(CommitConflict):  # another trainer was first: believe it
                 taken = await self._training.copy(states=True)
                 await self._versions.commit(NewVersion(await taken()))
-            record = await newest_commit(self._store, self._bus.run)
-            assert record is not None
         try:
             self._use(None)
             self._batch = record.policy.version
@@ -266,13 +263,13 @@ class TrainerApp:
         self._batch = parent.version
         batch = self._batches.open(parent.version)
         groups = self._fetcher.groups(
-            parent.version, parent.before, batch.counted, parent.committed
-        )
+            parent.version, parent.before, batch.counted, parent.committed,
+            partial(self._batches.sent_again, batch),
+        )  # fmt: skip
         await self._batches.run(batch, groups, parent_commit=parent.committed)
         parent_record, version = await parent.committed, parent.version + 1
         with_states = self._recipe.commits_with_states(version)
-        states = with_states or version % self._recipe.checkpoint_every == 0
-        if states:
+        if states := with_states or version % self._recipe.checkpoint_every == 0:
             await self._states_are_stored()
         began = time.monotonic()
         with self._worker.doing("committing"):

@@ -324,12 +324,14 @@ class Bus:
         last, before, fence = after, None, Fence()
         while True:
             try:
-                state = await stream_state(self._client, stream)
-                if state is not None:
-                    if before is not None and before.is_lost_in(state):
-                        last, fence = 0, Fence()
-                    before = state
                 async with self._push_consumer(stream, wanted, start=last + 1) as incoming:
+                    # Now, since until there is a reader another stream may take this one's place.
+                    state = await stream_state(self._client, stream)
+                    is_lost = before is not None and before.is_lost_in(state)
+                    before = state
+                    if is_lost:
+                        last, fence = 0, Fence()
+                        continue
                     async for raw in incoming.messages:
                         last = raw.metadata.sequence.stream
                         fence, received = await self._read(stream, raw, fence)

@@ -33,7 +33,8 @@ class Schedule(Table):
     """Share of the next batch's groups that may start early. `auto`: all."""
     slot_deadline_s: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     """Seconds after which unfinished work is also given to another device. `auto`: ten times the
-    usual duration, at least 120; 1,800 for a device without a finished piece of work."""
+    usual duration, at least 120; 1,800 for a device without a finished piece of work. Loading of
+    weights does not count, for ten times as long, or for 1,800 seconds with `auto`."""
 
     @property
     def is_fluid(self) -> bool:

@@ -69,9 +69,10 @@ async def copies_of(store: ObjectStore, run: str, name: str) -> dict[str, bytes]
 
 
 async def create_kept(store: ObjectStore, run: str, name: str, data: bytes) -> None:
-    """Store a record, unless there is one, with a copy."""
-    if await store.create(_key(run, name), data):
-        await _copy(store, run, name, data)
+    """Store a record, unless there is one, with a copy: that goes first, since whoever is killed
+    between the two would leave a record without a copy for ever."""
+    await _copy(store, run, name, data)
+    await store.create(_key(run, name), data)
 
 
 async def write_kept(store: ObjectStore, run: str, name: str, data: bytes) -> None:
@@ -83,10 +84,14 @@ async def write_kept(store: ObjectStore, run: str, name: str, data: bytes) -> No
 
 
 async def read_kept(store: ObjectStore, run: str, name: str) -> bytes | None:
-    """Return a record's bytes, or those of its copy if it is damaged; None if there is none."""
+    """Return a record's bytes, or those of its copy if it is damaged; None if there is none.
+
+    Of two processes that stored different records at once, each has left a copy, and a damaged
+    record could be either: its bytes are returned as they are.
+    """
     data = await store.read(_key(run, name))
     copies = {} if data is None else await copies_of(store, run, name)
-    if data is None or not copies or record_digest(data) in copies:
+    if data is None or len(copies) != 1 or record_digest(data) in copies:
         return data
     note_damage(run, _key(run, name), name.partition("/")[0])
     return next(iter(copies.values()))

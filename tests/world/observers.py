@@ -28,6 +28,8 @@ from digenrl.local.runs import Run
 from digenrl.view.state import live_state
 from shared.errors import ContractError
 from shared.run.commits import read_commit
+from shared.run.dead_letters import read_letter
+from shared.run.journal import read_entry
 from shared.run.layout import evaluations_folder, numbers_in
 from shared.store import ObjectStore
 from tests.world.blocking import run_blocking
@@ -199,7 +201,7 @@ async def read_events_as_browser(observer: Observer, *, after: str = "start") ->
 
 async def stored_events(store: ObjectStore, run: str) -> Stored:
     """Return what readers of events have to be told of a run that stands still."""
-    found: dict[str, dict[int, dict[str, Any]]] = {kind: {} for kind in "ctdje"}
+    found: dict[str, dict[int, dict[str, Any] | None]] = {kind: {} for kind in "ctdje"}
     for version in await numbers_in(store, run, "commits"):
         record = await read_commit(store, run, version)
         if record is not None:
@@ -208,9 +210,10 @@ async def stored_events(store: ObjectStore, run: str) -> Stored:
     for batch in await numbers_in(store, run, "timeline"):
         found["t"][batch] = {"batch": batch}
     for number in await numbers_in(store, run, "dead"):
-        found["d"][number - 1] = {"number": number}
+        letter = await read_letter(store, run, number)
+        found["d"][number - 1] = None if letter is None else {"number": number}
     for number in await numbers_in(store, run, "journal"):
-        found["j"][number - 1] = {}
+        found["j"][number - 1] = None if await read_entry(store, run, number) is None else {}
     for index in range(len(await store.keys(f"{evaluations_folder(run)}/told"))):
         evaluation = await read_told(store, run, index + 1)
         with contextlib.suppress(ContractError):  # whoever may evaluate can tell what is none

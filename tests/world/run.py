@@ -45,6 +45,10 @@ REFUSED = "another worker is named"
 """What ends a worker in whose place another one lives on."""
 REPAIR = "digenrl repair"
 """Names what puts right that somebody has damaged an object and its copy."""
+OF_OTHERS = "are not trained once"
+"""What a device says that was given samples of another fragment, by whoever may answer for it."""
+OF_OTHER_BYTES = "is not what its reference says"
+"""What ends a service that starts, if the store gives it another object's bytes."""
 OF_FAILED = (" ended at ", " after the commit of ")
 """Are in what is said of a follower that ended, and of a step that nobody told the scheduler."""
 TRIED = 5
@@ -158,10 +162,15 @@ async def _live(world: World, nemeses: Sequence[Nemesis], liveness: Liveness) ->
     for service in world.services.values():
         if service.process is not None:
             service.process.kill()
-    found = _errors(world, may_fail=may_fail) + await watch.violations()
+    found = [
+        each
+        for each in _errors(world, may_fail=may_fail)
+        if not ("misdirect" in kinds and OF_OTHER_BYTES in each)
+    ] + await watch.violations()
     has_failed = may_fail and not world.is_finished
-    # It was stopped, or has failed, and followers were told so.
-    excused = OF_FAILED if has_failed else OF_FAILED[:1] if "operate" in kinds else ()
+    # It was stopped, or has failed for a while, and followers were told so.
+    stood = "operate" in kinds or (may_fail and await _has_stood(world))
+    excused = OF_FAILED if has_failed else OF_FAILED[:1] if stood else ()
     found = [each for each in found if not any(words in each for words in excused)]
     await _repair(world)
     found += [] if intruder is None else intruder.violations
@@ -199,6 +208,12 @@ async def _reason(world: World) -> str | None:
     return None
 
 
+async def _has_stood(world: World) -> bool:
+    """Return whether the run has ever failed."""
+    entries = [entry async for _, entry in read_newest(world.judging, RUN)]
+    return any(isinstance(each, PhaseChange) and each.phase == "failed" for each in entries)
+
+
 async def _repair(world: World) -> None:
     """Mend what can be mended, as whoever runs `digenrl repair`."""
     for damage in await find_damage(world.judging, RUN):
@@ -212,7 +227,7 @@ def _errors(world: World, *, may_fail: bool) -> list[str]:
         for name, each in world.services.items()
         for error in each.errors
         if REFUSED not in error and not error.startswith(GONE)
-        if not (may_fail and REPAIR in error)
+        if not (may_fail and (REPAIR in error or OF_OTHERS in error))
     ]
 
 

@@ -16,8 +16,9 @@ KINDS = {
     "evaluation": "e",
 }  # fmt: skip
 """Letter before the number of an event of each name, in the ids of events."""
-Stored = Mapping[str, Mapping[int, Mapping[str, Any]]]
-"""What the store holds: by the letter of its kind and its number from 0, fields that are told."""
+Stored = Mapping[str, Mapping[int, Mapping[str, Any] | None]]
+"""What the store holds: by the letter of its kind and its number from 0, fields that are told; None
+for what is damaged, which may have been told before, or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +192,16 @@ def _read_through(
         number = position.get(kind, 0) - 1
         skipped = {**position, kind: number} if kind else position
         found += _missing(at, skipped, stored, f"before {event.id}")
-        fact = stored[kind].get(number) if kind else {}
+        fact = None if kind and number not in stored[kind] else _known(stored, kind, number)
         if fact is None or any(event.fields.get(name) != fact[name] for name in fact):
             found.append(f"was told {event.name} {event.id} as {dict(event.fields)}: it is {fact}")
         at = position
     return found, at
+
+
+def _known(stored: Stored, kind: str, number: int) -> Mapping[str, Any]:
+    """Return what readers have to be told: nothing of what is damaged, or is no event."""
+    return stored[kind][number] or {} if kind else {}
 
 
 def _missing(
@@ -205,7 +211,7 @@ def _missing(
         f"was not told {kind}{number + 1} {when}"
         for kind, facts in stored.items()
         for number in range(after[kind], until[kind])
-        if number in facts
+        if facts.get(number) is not None
     ]
 
 

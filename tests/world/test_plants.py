@@ -11,7 +11,7 @@ FOUND = {
     "r1_an_answer_lacks_its_update": (21, "not finished"),
     "r2_rules_and_listings_take_any_folder": (2, "a key of trainer has written"),
     "r6_small_records_have_no_copies": (47, "has no copy"),
-    "r9_a_scheduler_that_has_read_nothing_tells_a_step": (146, "dead letter 0"),
+    "r9_a_scheduler_that_has_read_nothing_tells_a_step": (131, "step 0, after"),
     "r11_a_standby_passes_nothing_on": (3, "still follows"),
     "m05_the_version_before_is_deleted_while_it_may_be_used": (62, "is not in the store"),
     "m11_a_scheduler_commands_after_its_lease_has_ended": (70, "commands"),

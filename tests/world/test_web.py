@@ -237,4 +237,4 @@ async def test_the_evaluator_follows_a_run_without_a_network(
     with companions_installed(lambda _: folder_store):
         await (await start("evaluator", follow_run(settings, every=None)))  # ends with its run
     told = (await observers.stored_events(folder_store, "digits"))["e"]
-    assert [each["version"] for each in told.values()] == [0, 1, 2]
+    assert list(told.values()) == [{"version": version} for version in range(3)]

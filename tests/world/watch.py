@@ -76,7 +76,8 @@ class Watch:
         world, log = self.world, self.seen
         times: dict[int, float] = {}
         for found in filter(None, map(COMMIT.match, world.log)):
-            times.setdefault(int(found[2]), float(found[1]))
+            if int(found[2]) <= world.drawn.setting.steps:  # whoever may, stores others beside
+                times.setdefault(int(found[2]), float(found[1]))
         commits = [times[version] for version in sorted(times)]
         finished = commits[-1] if world.is_finished else float("inf")
         stored = await observers.stored_events(world.judging, RUN)

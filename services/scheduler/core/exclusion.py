@@ -138,12 +138,21 @@ def readmit_idle(state: State, address: str) -> State:
     return state.with_worker(replace(state.workers[address], excluded=None, assigned=()))
 
 
-def extend_deadlines(state: State, address: str, now: float) -> State:
-    """Restart the deadlines of a device that is loading or compiling."""
+def extend_deadlines(plan: Plan, state: State, address: str, now: float) -> State:
+    """Restart the deadlines of a device that is loading or compiling, until that has taken too
+    long: it may hang there as well."""
     worker = state.workers.get(address)
     if worker is None or not worker.assigned:
         return state
-    return state.with_worker(replace(worker, clock_from=now))
+    since, last = worker.loading
+    since = now if now - last > GAP_S else since
+    clock_from = worker.clock_from if now - since > _loading_limit(plan) else now
+    return state.with_worker(replace(worker, clock_from=clock_from, loading=(since, now)))
+
+
+def _loading_limit(plan: Plan) -> float:
+    deadline = plan.schedule.slot_deadline_s
+    return FIRST_DEADLINE_S if deadline == "auto" else TIMES_LEARNED * deadline
 
 
 def count_return(plan: Plan, state: State, event: FragmentReleased, now: float) -> State:

@@ -165,9 +165,9 @@ def _worker_left(plan: Plan, state: State, event: WorkerLeft, _now: float) -> St
     return fragments.worker_lost(plan, state, event.address)
 
 
-def _worker_inactive(_plan: Plan, state: State, event: WorkerInactive, now: float) -> State:
+def _worker_inactive(plan: Plan, state: State, event: WorkerInactive, now: float) -> State:
     if event.doing == "loading":
-        return exclusion.extend_deadlines(state, event.address, now)
+        return exclusion.extend_deadlines(plan, state, event.address, now)
     return exclusion.readmit_idle(state, event.address)
 
 

@@ -84,6 +84,8 @@ class WorkerState:
     """Fragments returned since the last one that it finished."""
     clock_from: float = 0.0
     """Earliest time from which deadlines count: when it joined, or last was loading."""
+    loading: tuple[float, float] = (-math.inf, -math.inf)
+    """When it began to load what it has loaded last, and when it last reported that it does."""
 
     def having_finished(self, held: AssignedFragment, now: float) -> "WorkerState":
         """Return the worker after a fragment that it was given at ``held.since``. One that says

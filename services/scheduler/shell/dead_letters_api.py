@@ -139,7 +139,7 @@ def _is_given(scheduler: Scheduler, work: Work | None) -> bool:
 
 
 def _check_read(scheduler: Scheduler) -> None:
-    if not scheduler.dead_letters.are_read:
+    if scheduler.state.recovering or not scheduler.dead_letters.are_read:
         raise HTTPException(503, "starting: the letters are being read", {"retry-after": "1"})
 
 

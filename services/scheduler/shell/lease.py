@@ -283,14 +283,19 @@ class Lease:
             claiming.cancel()
 
     async def _write_again(self) -> int | None:
-        """Write an entry on top of what the register has, unless that is another's: a register that
-        was lost may have another's entry at the number of this one's."""
+        """Write an entry on top of what the register has, unless that is another's."""
         entry = await self._register.read()
-        known = None if entry is None else _decoded(entry)
-        if entry is not None and (known is None or known.scheduler != self._mine.scheduler):
+        if entry is not None and not self._is_mine(entry):
+            known = _decoded(entry)
             self.holder = "" if known is None else known.url
             return None
         return await self._write(on=0 if entry is None else entry.revision)
+
+    def _is_mine(self, entry: Entry) -> bool:
+        """Whether this scheduler wrote an entry. Its number alone does not tell: a register that
+        was lost may have another's at the number of this one's."""
+        known = _decoded(entry)
+        return known is not None and known.scheduler == self._mine.scheduler
 
     async def _next(self, revision: int | None) -> Held | None:
         """Return the lease behind this entry, None if it is another's, or was meanwhile: whoever
@@ -314,7 +319,9 @@ class Lease:
             return
         data = self._mine.model_copy(update={"released": True}).model_dump_json().encode()
         with suppress(Unavailable):
-            await self._register.write(data, on=held.revision)
+            entry = await self._register.read()
+            if entry is not None and self._is_mine(entry):
+                await self._register.write(data, on=entry.revision)
         log.info("lease_released", epoch=held.epoch)
 
     def _stand_by(self, reason: str) -> None:

@@ -89,6 +89,7 @@ class GroupFetcher:
         before: Policy | None,
         counted: Container[int],
         committed: asyncio.Future[CommitRecord],
+        come_again: Callable[[TrainGroup], Awaitable[None]] | None = None,
     ) -> AsyncGenerator[tuple[int, AdmittedGroup]]:
         """Yield (index, group) of a batch, as they come, for ever; but for those whose index is
         ``counted`` already.
@@ -96,13 +97,16 @@ class GroupFetcher:
         Args:
             before: the version before the one that is trained, if it may have generated groups.
             committed: the version that is trained.
+            come_again: gets those that are counted and are sent once more: NATS has lost what was
+                said of them.
 
         Raises:
             Exception: the one that ``committed`` ends with. While that version is being stored, a
                 group that names it may be by another trainer's, which was first: it waits.
         """
         fetched: asyncio.Queue[AdmittedGroup] = asyncio.Queue(PREFETCHED_GROUPS)
-        fetching = asyncio.create_task(self._fetch(batch, before, counted, committed, fetched.put))
+        following = self._commands_of(batch, counted, come_again)
+        fetching = asyncio.create_task(self._fetch(following, before, committed, fetched.put))
         upcoming = asyncio.create_task(fetched.get())
         try:
             while True:
@@ -119,21 +123,36 @@ class GroupFetcher:
 
     async def _fetch(
         self,
-        batch: int,
+        commands: AsyncGenerator[TrainGroup],
         before: Policy | None,
-        counted: Container[int],
         committed: asyncio.Future[CommitRecord],
         put: Callable[[AdmittedGroup], Awaitable[None]],
     ) -> None:
+        async with contextlib.aclosing(commands):
+            async for command in commands:
+                allowed = await _admissible(command, before, committed)
+                group = await self.admitted(command, allowed)
+                if group is not None:
+                    await put(group)
+
+    async def _commands_of(
+        self,
+        batch: int,
+        counted: Container[int],
+        come_again: Callable[[TrainGroup], Awaitable[None]] | None,
+    ) -> AsyncGenerator[TrainGroup]:
+        """Yield what is sent of a batch's groups, but for those that are counted or have failed."""
         subject = subjects.batch_subject(self._bus.run, subjects.TRAIN, batch)
         async with contextlib.aclosing(self._bus.follow(subjects.TRAIN, [subject])) as stream:
             async for received in stream:
                 command = received.message
-                if isinstance(command, TrainGroup) and self._is_wanted(command, counted):
-                    allowed = await _admissible(command, before, committed)
-                    group = await self.admitted(command, allowed)
-                    if group is not None:
-                        await put(group)
+                if not isinstance(command, TrainGroup):
+                    continue
+                if command.group not in counted:
+                    if (command.batch, command.group, command.attempt) not in self._failed:
+                        yield command
+                elif come_again is not None:
+                    await come_again(command)
 
     async def again(
         self, commands: Sequence[TrainGroup]
@@ -156,10 +175,6 @@ class GroupFetcher:
             advantages=command.advantages,
             staleness=command.batch - command.policy.version,
         )
-
-    def _is_wanted(self, command: TrainGroup, counted: Container[int]) -> bool:
-        attempt = (command.batch, command.group, command.attempt)
-        return command.group not in counted and attempt not in self._failed
 
     async def fail(self, command: TrainGroup, error: DigenRLError) -> None:
         """Report that a group has to be sent again."""

@@ -293,6 +293,12 @@ class BatchTraining:
             await self._tell(command, seconds)
         batch.trained[command.group] = trained_group(command)
 
+    async def sent_again(self, batch: BatchInTraining, command: TrainGroup) -> None:
+        """Report once more that a group is in the gradient: the scheduler waits for it, since NATS
+        has lost the first report."""
+        if command.group in batch.trained:
+            await self._tell(command, seconds=0.0)
+
     async def _tell(self, command: TrainGroup, seconds: float) -> None:
         await self._bus.publish(
             GroupTrained(**command.answer_fields, worker=self._worker.address, seconds=seconds)

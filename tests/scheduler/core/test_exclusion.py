@@ -91,6 +91,19 @@ def test_loading_and_compiling_do_not_count_towards_a_deadline() -> None:
     assert machine.state.workers["b-0"].excluded == "late"
 
 
+def test_a_device_that_loads_for_ten_deadlines_is_late() -> None:
+    """It hangs there: what it was given would wait for ever."""
+    machine, _ = machine_at_work("a", "b", num_groups=3)
+    excluded = []
+    for _ in range(70):  # of two seconds each
+        machine.handle(WorkerInactive("a-0", "loading"))
+        machine.handle(Tick())
+        excluded.append(machine.state.workers["a-0"].excluded)
+    first = excluded.index("late")
+    assert 50 <= first <= 56
+    assert set(excluded[first:]) == {"late"}
+
+
 def test_the_time_in_which_the_scheduler_stood_still_does_not_count() -> None:
     machine, _ = machine_at_work("a", "b")
     ticks(machine, 5)

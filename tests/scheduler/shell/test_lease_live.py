@@ -211,6 +211,7 @@ async def test_a_holder_does_not_go_on_over_another_s_entry_in_a_register_that_w
     assert (holder._held and holder._held.revision, other._held and other._held.revision) == (1, 1)
     with pytest.raises(LeaseLost):
         await holder._renew()
+    await holder._release()  # what is another's, it does not give back
     assert await other._renew()
 
 

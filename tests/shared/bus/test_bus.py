@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,36 @@ async def test_a_follower_misses_nothing_when_the_server_is_killed(
         seen = [received.message for received in await following]
         ids = [message.id for message in seen if isinstance(message, OperatorRequest)]
         assert list(dict.fromkeys(ids)) == [str(number) for number in range(20)]
+
+
+async def test_a_follower_sees_all_of_a_stream_that_takes_the_place_of_another(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NATS is wiped, and the scheduler makes the stream again just before the reader is there."""
+    sent: list[Message] = [OperatorRequest(action="pause", id=str(number)) for number in range(5)]
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        add = bus.jetstream.add_consumer
+
+        async def add_late(*given: Any) -> Any:
+            monkeypatch.setattr(bus.jetstream, "add_consumer", add)
+            await bus.ensure_streams()
+            for message in sent[3:]:
+                await bus.publish(message)
+            return await add(*given)
+
+        for message in sent[:3]:
+            await bus.publish(message)
+        found: list[Message | None] = []
+        async with asyncio.timeout(30), contextlib.aclosing(bus.follow(subjects.EVT)) as following:
+            async for received in following:
+                found.append(received.message)
+                if len(found) == 3:
+                    monkeypatch.setattr(bus.jetstream, "add_consumer", add_late)
+                    await bus.jetstream.delete_stream(subjects.EVT.name)
+                if len(found) == 5:
+                    break
+        assert found == sent
 
 
 async def test_bytes_that_are_no_message_are_quarantined_and_stop_nobody(nats_url: str) -> None:
