@@ -12,6 +12,9 @@ from services.trainer.engine.world import num_ranks, this_rank
 from services.trainer.fluid.sums import Ranges, SumLayout
 from shared.diffusion.ranks import flat_range, local_shard
 
+NORM_NUMBERS = 1 << 24
+"""Numbers that are squared at a time, in float64: all of them would take four times their bytes."""
+
 
 class FlatGradient:
     """Reads and writes the gradients of all parameters. Of a sharded parameter it has this rank's
@@ -78,7 +81,8 @@ class FlatGradient:
         """Return the norm () of a flat gradient, over all ranks."""
         if self.layout.ranges is None:
             return get_total_norm(list(self.parts(flat).values()))
-        squares = flat.double().square().sum()
+        parts = [part.double().square().sum() for part in flat.split(NORM_NUMBERS)]
+        squares = torch.stack(parts).sum()
         dist.all_reduce(squares)
         return squares.sqrt().to(flat.dtype)
 
