@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from shared.devices.protocols import Generation
 from shared.errors import ContractError, FaultyConditions, IntegrityError
 from shared.messages.contracts import GenerateFragment, Prompt, SourceImage
 from shared.process.worker import Worker, patiently
@@ -99,6 +100,8 @@ class QueuedFragment:
     """Whether the device need not wait for its conditions."""
     fault: ContractError | None = None
     """Why it cannot be generated, if it cannot."""
+    begun: Generation | None = None
+    """Its denoising steps so far, if it was interrupted between two of them."""
 
 
 class FragmentQueue:

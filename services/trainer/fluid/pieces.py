@@ -1,4 +1,4 @@
-"""A member's work on the device: fragments first, pieces of the batch when there are none.
+"""A member's work on the device: fragments and pieces of a batch, in the order of `loans`.
 
 What a piece needs is fetched while the device does something else. A fragment or piece of a version
 that is not in use yet waits for it; a fragment of an older version goes back. With one-step
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -18,10 +17,11 @@ from typing import Literal
 import structlog
 
 from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
+from services.trainer.fluid.loans import Loans, Work, next_work
 from services.trainer.fluid.protocols import FluidDevice
 from services.trainer.fluid.state import MemberState
 from shared.devices.conditions import EncodedConditions, FragmentQueue, QueuedFragment
-from shared.devices.protocols import Generated, GeneratingDevice, GroupData
+from shared.devices.protocols import Generated, GeneratingDevice, Generation, GroupData
 from shared.devices.publisher import FragmentPublisher
 from shared.errors import ContractError, DigenRLError, OutOfMemory, Untrainable
 from shared.messages import subjects
@@ -70,7 +70,9 @@ class DeviceWork:
         *,
         by_group: bool,
         max_staleness: int,
+        has_loans: bool = False,
     ) -> None:
+        """``has_loans``: whether it generates only while the scheduler lends it."""
         self._device = device
         self._generator = generator
         self._state = state
@@ -83,23 +85,27 @@ class DeviceWork:
         self._max_staleness = max_staleness
         self._fragments = FragmentQueue(
             self._worker, encoded, SourceImages(context.store, context.bus),
-            wake=self.wake, is_stale=self._is_stale,
+            wake=self.wake, is_stale=lambda task: self._kind(task) == "stale",
         )  # fmt: skip
-        self._early: list[QueuedFragment] = []
-        """Fragments of a version that is not in use yet."""
+        self._loans = Loans(context, wake=self.wake, give_back=self._give_back, are_used=has_loans)
+        self._ready: list[QueuedFragment] = []
+        """Fragments that need nothing but the device, and the weights of their version."""
         self._current: GenerateFragment | None = None
+        """The fragment in progress, unless it was given back."""
         self._pieces: deque[QueuedPiece] = deque()
         self._groups: dict[Attempt, asyncio.Task[AdmittedGroup | None]] = {}
         self._storing = asyncio.Semaphore(IN_STORE)
+        self._tasks = asyncio.TaskGroup()
 
     def wake(self) -> None:
         self._state.available.set()
 
     async def run(self) -> None:
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with self._tasks as tasks:
                 tasks.create_task(self._follow_fragments(tasks))
                 tasks.create_task(self._follow_pieces(tasks))
+                tasks.create_task(self._loans.run())
                 await self._work(tasks)
         finally:
             await self._drain()
@@ -163,14 +169,34 @@ class DeviceWork:
     async def _work(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             self._state.available.clear()
-            if (fragment := self._next_fragment(self._is_due)) is not None:
-                await self._generate(fragment, tasks)
-            elif self._has_piece:
-                await self._train(self._pieces.popleft())
-            elif (fragment := self._next_fragment(self._is_here)) is not None:
-                await self._generate(fragment, tasks)
-            else:
+            work = self._next_work()
+            if work is None:
                 await self._state.available.wait()
+            elif work == "piece":
+                await self._train(self._pieces.popleft())
+            else:
+                await self._generate(self._next_fragment(work), tasks)
+
+    def _next_work(self) -> Work | None:
+        self._loans.note_free()
+        while self._fragments.has_ready:
+            self._ready.append(self._fragments.take())
+        waiting = {self._kind(queued.task) for queued in self._ready}
+        if self._has_piece:
+            waiting.add("piece")
+        return next_work(waiting, lent=self._loans.lent)
+
+    def _next_fragment(self, kind: Work) -> QueuedFragment:
+        """Take the oldest fragment of a kind; one that has failed comes in its turn."""
+        found = next(queued for queued in self._ready if self._kind(queued.task) == kind)
+        self._ready.remove(found)
+        return found
+
+    def _kind(self, task: GenerateFragment) -> Work:
+        if not self._state.can_generate(task.policy):
+            return "stale" if self._state.version > task.policy.version else "later"
+        is_due = task.fragment.batch <= self._state.version_in_use
+        return "due" if is_due else "early"
 
     @property
     def _has_piece(self) -> bool:
@@ -178,59 +204,69 @@ class DeviceWork:
             return False
         return self._pieces[0].message.policy.version <= self._state.version_in_use
 
-    def _is_here(self, task: GenerateFragment) -> bool:
-        return self._state.can_generate(task.policy)
-
-    def _is_due(self, task: GenerateFragment) -> bool:
-        """Whether it is of the batch that is trained from the version in use, or goes back."""
-        is_due = task.fragment.batch <= self._state.version_in_use
-        return (is_due and self._is_here(task)) or self._is_stale(task)
-
-    def _is_stale(self, task: GenerateFragment) -> bool:
-        return not self._is_here(task) and self._state.version > task.policy.version
-
-    def _next_fragment(self, is_next: Callable[[GenerateFragment], bool]) -> QueuedFragment | None:
-        """Return the oldest of these fragments; one that has failed comes in its turn."""
-        while self._fragments.has_ready:
-            self._early.append(self._fragments.take())
-        for queued in self._early:
-            if is_next(queued.task):
-                self._early.remove(queued)
-                return queued
-        return None
-
     async def _generate(self, queued: QueuedFragment, tasks: asyncio.TaskGroup) -> None:
         task = queued.task
         self._current = task
         async with self._state.lock:
-            generated = await self._generated(queued)
-        if generated is not None:
+            generated = await self._generated(queued) if self._current is task else None
+        if generated is not None and self._current is task:
             await self._storing.acquire()
             tasks.create_task(self._store(queued, generated))
         self._current = None
 
     async def _generated(self, queued: QueuedFragment) -> Generated | None:
-        """Generate a fragment; None if it was given back instead."""
+        """Generate a fragment; None if it goes back or is kept for another loan."""
         task = queued.task
         try:
             if queued.fault is not None:
                 raise queued.fault
             check_task(task, max_staleness=self._max_staleness)
-            if not self._is_here(task):
+            if not self._state.can_generate(task.policy):
                 await self._publisher.release(task, "stale")
                 return None
             with self._worker.doing("generating"), self._weights_for(task):
-                given = queued.conditions
-                packed = None if given is None else given.packed
-                work = await self._generator.begin(task, packed, queued.source)
-                self._publisher.prepare(task)
-                reach("fluid.generates")
-                while not work.done:
-                    await work.advance()
-                return await work.finish()
+                while self._goes_on(queued):
+                    if queued.begun is None:
+                        queued.begun = await self._begun(queued)
+                    elif queued.begun.done:
+                        done, queued.begun = queued.begun, None
+                        return await done.finish()
+                    else:
+                        await queued.begun.advance()
+                return None
         except DigenRLError as error:
-            await self._publisher.fail(task, error)
+            if self._current is task:
+                await self._publisher.fail(task, error)
             return None
+
+    async def _begun(self, queued: QueuedFragment) -> Generation:
+        packed = None if queued.conditions is None else queued.conditions.packed
+        work = await self._generator.begin(queued.task, packed, queued.source)
+        self._publisher.prepare(queued.task)
+        reach("fluid.generates")
+        return work
+
+    def _goes_on(self, queued: QueuedFragment) -> bool:
+        """Whether the device takes the next step of a fragment now; otherwise the fragment is kept,
+        unless it was given back meanwhile."""
+        if self._current is None:
+            return False
+        if (lent := self._loans.lent) is None or (lent and not self._has_piece):
+            return True
+        self._ready.insert(0, queued)
+        return False
+
+    def _give_back(self) -> None:
+        """Let go of all fragments, which others will generate."""
+        for task in self._left():
+            self._tasks.create_task(self._publisher.release(task, "returned"))
+        self._current = None
+
+    def _left(self) -> list[GenerateFragment]:
+        """Remove the fragments that are not generated, and return them with the one in progress."""
+        ready, self._ready = self._ready, []
+        left = [] if self._current is None else [self._current]
+        return left + self._fragments.remove(lambda _: True) + [each.task for each in ready]
 
     def _weights_for(self, task: GenerateFragment) -> AbstractContextManager[None]:
         is_before = task.policy != self._state.policy
@@ -296,11 +332,9 @@ class DeviceWork:
 
     async def _drain(self) -> None:
         """Give back what is not done, so that others need not wait until this one is missed."""
-        left = [] if self._current is None else [self._current]
-        left += self._fragments.remove(lambda _: True) + [each.task for each in self._early]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S):
-                for task in left:
+                for task in self._left():
                     await self._publisher.release(task, "draining")
                 for queued in self._pieces:
                     await self._release(queued.message, "draining")

@@ -13,7 +13,7 @@ from services.trainer.fluid.member import MemberApp
 from services.trainer.fluid.store_exchange import StoreExchange
 from services.trainer.fluid.sums import SumLayout
 from shared.bus.bus import Bus
-from shared.devices.protocols import GroupData
+from shared.devices.protocols import GeneratingDevice, GroupData
 from shared.diffusion.generation import Generator, LocalGenerator
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.messages import subjects
@@ -91,6 +91,7 @@ class Director:
     url: str
     make_exchange: MakeExchange = StoreExchange
     members: dict[str, Member] = field(default_factory=dict)
+    wrap: Callable[[GeneratingDevice], GeneratingDevice] = lambda generator: generator
 
     async def start(self, *names: str) -> None:
         """Start members, which have the newest version when this returns."""
@@ -107,7 +108,7 @@ class Director:
         async def run() -> None:
             async with Bus.connect(self.url, run=RUN, name=name) as bus:
                 app = MemberApp(
-                    device, LocalGenerator(Generator(self.recipe, loaded)),
+                    device, self.wrap(LocalGenerator(Generator(self.recipe, loaded))),
                     self.make_exchange(self.store, device.engine.layout), self.recipe,
                     WorkerContext(bus, self.store, worker),
                 )  # fmt: skip
