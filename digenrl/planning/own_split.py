@@ -30,7 +30,7 @@ def own_split(
         UserError: if there are too few, or they do not hold what they are to hold, with the remedy.
     """
     _check_number(recipe, devices)
-    if recipe.schedule.is_fluid and not recipe.trainer.is_sharded:
+    if recipe.schedule.is_fluid:
         return _fluid(recipe, profile, devices, remedy)
     trainer = _trainer(recipe, profile, devices, host_gpus, remedy)
     left = {kind: count - trainer.get(kind, 0) for kind, count in devices.items()}
@@ -44,17 +44,22 @@ def own_split(
 
 
 def _fluid(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy) -> Own:
-    """Choose fluid devices, of any kinds that can be: those first that train fastest."""
-    wanted = recipe.trainer.devices
-    chosen = _fastest(profile, devices, wanted, "member")
+    """Choose fluid devices, of any kinds that can be: those first that train fastest. A shard group
+    is of one kind."""
+    wanted, size = recipe.trainer.devices, recipe.trainer.shard_devices
+    role: Role = "trainer" if size > 1 else "member"  # a group does not generate
+    chosen = _fastest(profile, devices, wanted, role, size)
     if sum(chosen.values()) < wanted:
-        kind = max(
-            (kind for kind, count in devices.items() if count and fits(profile, kind, "member")),
-            key=lambda kind: profile.devices[kind].memory_gib,
-        )
-        reason = fits(profile, kind, "member")
+        small = [k for k, count in devices.items() if count and fits(profile, k, role)]
+        if not small:
+            raise UserError(
+                f"trainer.shard_devices: {size} of one kind form a group, and {words(devices)} are "
+                f"no {wanted // size} groups"
+            )
+        kind = max(small, key=lambda kind: profile.devices[kind].memory_gib)
+        reason = fits(profile, kind, role)
         raise UserError(
-            f"trainer.devices: {wanted} are to be fluid; {reason}{_and(remedy(kind, 'member'))}"
+            f"trainer.devices: {wanted} are to be fluid; {reason}{_and(remedy(kind, role))}"
         )
     left = {kind: count - chosen.get(kind, 0) for kind, count in devices.items()}
     return Own(Split(_rollout(recipe, profile, left, remedy), chosen), recipe.run_schedule)
@@ -104,16 +109,16 @@ def _rollout(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy)
     return chosen
 
 
-def _fastest(profile: Profile, devices: Devices, wanted: int, role: Role) -> Devices:
+def _fastest(profile: Profile, devices: Devices, wanted: int, role: Role, size: int = 1) -> Devices:
     """Return so many devices that can take a role, those of the fastest kinds; fewer if there are
-    no more."""
+    no more. They are groups of this size."""
     speed = "generation_speed" if role == "rollout" else "training_speed"
     chosen = dict[str, int]()
     able = [kind for kind in devices if fits(profile, kind, role) is None]
     for kind in sorted(able, key=lambda kind: getattr(profile.devices[kind], speed), reverse=True):
         taken = min(devices[kind], wanted - sum(chosen.values()))
-        if taken:
-            chosen[kind] = taken
+        if taken >= size:
+            chosen[kind] = taken - taken % size
     return chosen
 
 

@@ -353,3 +353,13 @@ def test_activations_that_are_kept_are_said_to_be_in_no_figure(tmp_path: Path) -
         path.write_text(base + str(not keeps).lower())
         said = check(path, "h100=8", elsewhere=True, timing=False).lines
         assert any("gradient_checkpointing = true" in line for line in said) == keeps
+
+
+def test_a_shard_group_may_be_on_several_hosts_and_is_of_one_kind() -> None:
+    path = RECIPES / "published" / "mix-grpo.flux1-dev.toml"
+    found = check(path, "h100=32", elsewhere=True, timing=False).forecast
+    assert found is not None and found.own.split.trainer == {"H100": 12}
+    found = check(path, "h100=8,a100=28", elsewhere=True, timing=False).forecast
+    assert found is not None and found.own.split.trainer == {"A100": 12}
+    with pytest.raises(UserError, match=r"^trainer\.shard_devices: 12 of one kind form a group"):
+        check(path, "h100=11,a100=11,h200=11", elsewhere=True, timing=False)
