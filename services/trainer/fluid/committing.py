@@ -44,6 +44,10 @@ class MadeVersion:
         return self.policy.version - 1
 
 
+class GroupsLost(ContractError):
+    """The bus has lost what was sent of groups that are in a step."""
+
+
 class Committing:
     def __init__(self, context: WorkerContext) -> None:
         self._bus = context.bus
@@ -127,7 +131,7 @@ class Committing:
         """Return the groups that the shares name, by their index.
 
         Raises:
-            ContractError: if one is not on the bus.
+            GroupsLost: if one is not on the bus.
         """
         if not made.shares:
             return []
@@ -142,5 +146,5 @@ class Committing:
         }
         if found.keys() != wanted:
             lacking = sorted(wanted - found.keys())[0]
-            raise ContractError(f"group {lacking} of batch {made.batch} is not on the bus")
+            raise GroupsLost(f"group {lacking} of batch {made.batch} is not on the bus")
         return [found[which] for which in sorted(wanted)]

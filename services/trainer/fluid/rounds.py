@@ -339,10 +339,7 @@ class Rounds:
 
     async def _go_back(self, message: FluidMessage) -> None:
         log.warning("step_undone", batch=message.batch, attempt=message.attempt)
-        self._versions.made = None
-        self._state.references.clear()  # what the attempt before has made is no reference
-        self._state.lose()
-        await self._versions.fetch()
+        await self._versions.go_back()
 
 
 def _measure_of(message: TakeStep) -> TotalMeasure:

@@ -12,7 +12,7 @@ from functools import partial
 
 import structlog
 
-from services.trainer.fluid.committing import Committing, MadeVersion
+from services.trainer.fluid.committing import Committing, GroupsLost, MadeVersion
 from services.trainer.fluid.protocols import FluidDevice
 from services.trainer.fluid.replay import Replay
 from services.trainer.fluid.state import MemberState, Reference
@@ -168,6 +168,15 @@ class MemberVersions:
                 await self._committing.announce(record, again=True)
         except DigenRLError as error:
             log.error("commit_failed", version=made.policy.version, error=str(error))
+            if isinstance(error, GroupsLost):  # nobody ever can: others train the batch again
+                await self.go_back()
+
+    async def go_back(self) -> None:
+        """Use the newest commit instead of what this member has made."""
+        self.made = None
+        self._state.references.clear()  # what the attempt before has made is no reference
+        self._state.lose()
+        await self.fetch()
 
     async def _make_first(self) -> None:
         """Commit version 0, which is the same in every process. One member makes it, since its

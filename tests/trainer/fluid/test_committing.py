@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from services.trainer.versions import store_states
 from shared.messages import subjects
 from shared.messages.contracts import ObjectRef, PolicyPublished
 from shared.messages.fluid import CommitVersion, WeightsStored
+from shared.process.worker import Worker
 from shared.recipe.recipe import Recipe, override
 from shared.run.commits import CommitRecord, commit, newest_commit
 from shared.run.layout import first_version_key
@@ -98,6 +99,36 @@ def test_two_that_commit_at_once_make_one_version(direct: Start) -> None:
             record = await director.batch(1, thirds(director.recipe, "abb"), committer="b")
             assert record.policy.version == 2
             await director.chain_has(3)
+
+    asyncio.run(scenario())
+
+
+def _has_failed(logs: list[MutableMapping[str, Any]]) -> bool:
+    return "commit_failed" in {each["event"] for each in logs}
+
+
+def _version_of(worker: Worker) -> int | None:
+    return None if worker.holds is None else worker.holds.version
+
+
+def test_a_member_whose_groups_the_bus_has_lost_goes_back_to_the_version_before(
+    direct: Start,
+) -> None:
+    """It could never commit its step, and would train nothing else."""
+
+    async def scenario() -> None:
+        async with direct() as director:
+            await director.start("a")
+            await director.open(0, by="a")
+            parts = thirds(director.recipe, "aaa")
+            await director.train(0, parts)
+            message = await director.exchange(0, director.shares(parts), committer="a")
+            await director.bus.jetstream.purge_stream(subjects.TRAIN.name)
+            worker = director.members["a"].worker
+            with structlog.testing.capture_logs() as logs:
+                await director.step(message, 1)
+                await director.until(lambda: _has_failed(logs) and _version_of(worker) == 0)
+            await director.chain_has(1)
 
     asyncio.run(scenario())
 

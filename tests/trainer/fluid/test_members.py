@@ -124,6 +124,7 @@ def test_a_member_lost_in_training_is_replaced_by_the_others(direct: Start) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_member_lost_in_the_exchange_ends_the_round_and_the_next_is_held_without_it(
     direct: Start,
 ) -> None:

@@ -108,6 +108,7 @@ def test_the_updates_of_a_batch_are_those_of_one_trainer(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_fragment_that_outlasts_the_batch_before_is_not_followed_by_weights_of_no_version(
     nats_url: str, tmp_path: Path, recipe: Recipe
 ) -> None:
