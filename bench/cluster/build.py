@@ -52,7 +52,7 @@ class Emulation:
         if self.setting.all_bytes:
             return {}
         found = {weights_folder(run): self.line()}
-        if self.setting.is_fluid:
+        if self.setting.has_members:
             seconds = fluid.checkpoint_seconds(self.profile) / scale
             found[checkpoints_folder(run)] = Line(seconds / self.sizes.checkpoint)
         return found
@@ -104,7 +104,7 @@ def training(emulation: Emulation) -> EmulatedTraining:
             ledger,
             start=emulation.sizes.start,
         ),
-        generating=generating if setting.schedule.lends_trainer else (),
+        generating=generating if setting.schedule.trainer_generates else (),
         sizes=emulation.sizes,
         weights_in_use=weights,
         sampling=weights,

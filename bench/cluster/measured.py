@@ -93,7 +93,7 @@ def _generation_seconds(run: EmulatedRun) -> float:
     size = setting.schedule.fixed_fragment or profile.shape.group_size
     pools: list[Mapping[str, int]] = [
         setting.rollout,
-        *([setting.trainer] if setting.schedule.lends_trainer or setting.is_fluid else []),
+        *([setting.trainer] if setting.schedule.trainer_generates else []),
     ]
     rate = sum(
         n / fragment_seconds(profile, kind, size) for pool in pools for kind, n in pool.items()

@@ -64,7 +64,10 @@ class MemberHost:
         connected = HostBus.connect(url, run=settings.run, name=settings.worker)
         async with connected as bus, asyncio.TaskGroup() as tasks:
             for device in self._devices:
-                registered = self._emulation.registered(device.kind, "trainer", concurrency=1)
+                generates = self._emulation.setting.schedule.members_generate
+                registered = self._emulation.registered(
+                    device.kind, "trainer", concurrency=int(generates)
+                )
                 worker = Worker("trainer", device.name, "waiting_for_rollout", registered)
                 exchange.here.add(worker.address)
                 context = WorkerContext(bus, store, worker)

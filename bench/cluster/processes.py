@@ -223,7 +223,7 @@ def services_of(setting: Setting) -> list[str]:
     """Returns the processes that emulate the devices of a run, by their names."""
     found = ["rollout"] if setting.num_rollout else []
     found += ["encoder"] if setting.encoders else []
-    if setting.is_fluid:
+    if setting.has_members:
         hosts = range(setting.num_member_hosts)
         return [*found, "reward", *(f"{MEMBERS}{host}" for host in hosts)]
     return [*found, "reward", "trainer"]

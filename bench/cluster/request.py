@@ -76,7 +76,7 @@ class Request:
         if name not in MODES:
             raise UserError(f"--mode: no {name}; known are {', '.join(MODES)}")
         schedule = MODES[name].changed(fragment_size=self.fragment_size or "auto")
-        if schedule.lends_trainer and schedule.mode == "pipelined":
+        if schedule.trainer_generates and schedule.mode == "pipelined":
             schedule = schedule.changed(tag=self._tag())
         return schedule
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
@@ -86,14 +85,14 @@ class Setting(Record):
         return math.ceil(self.num_rollout / DEVICES_PER_NODE)
 
     @property
-    def is_fluid(self) -> bool:
+    def has_members(self) -> bool:
         """Whether the devices of ``trainer`` are members, each on its own."""
-        return self.schedule.is_fluid
+        return self.schedule.has_members
 
     @property
     def num_member_hosts(self) -> int:
-        """Hosts with fluid devices, each of which is a process here."""
-        return math.ceil(self.num_trainer / self.host_devices) if self.is_fluid else 0
+        """Hosts with members, each of which is a process here."""
+        return math.ceil(self.num_trainer / self.host_devices) if self.has_members else 0
 
     @property
     def num_reward(self) -> int:
@@ -103,7 +102,7 @@ class Setting(Record):
     @property
     def independent_devices(self) -> bool:
         """Whether the trainer's devices work one by one."""
-        return self.num_trainer > 1 and not self.is_fluid
+        return self.num_trainer > 1 and not self.has_members
 
     def load_profile(self) -> Profile:
         """Returns the costs that devices are held by."""
@@ -122,8 +121,7 @@ def row_profile(profile: Profile, recipe: Recipe, streamed: Collection[str]) -> 
     devices = recipe.rollout.workers + recipe.trainer.devices
     plan = steady_plan(shape_of(recipe), batches=1, schedule=recipe.run_schedule)
     use = use_of(recipe, profile, fragment=full_size(plan, devices))
-    generates = use.helps or recipe.schedule.is_fluid
-    return with_memory(profile, replace(use, helps=generates), streamed)
+    return with_memory(profile, use, streamed)
 
 
 def default_scale(profile: Profile, devices: Mapping[str, int]) -> float:

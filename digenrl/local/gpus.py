@@ -82,7 +82,7 @@ def assign_gpus(recipe: Recipe, gpus: Sequence[str]) -> Assignment:
 def trainers_of(recipe: Recipe) -> list[str]:
     """Return the names of the trainer's processes on this host."""
     trainer = recipe.trainer
-    number = trainer.devices // trainer.shard_devices if recipe.schedule.is_fluid else 1
+    number = trainer.devices // trainer.shard_devices if recipe.schedule.has_members else 1
     return [f"trainer-{each}" for each in range(number)]
 
 
@@ -103,7 +103,7 @@ def _check_enough(recipe: Recipe, num_trained: int, gpus: Sequence[str]) -> None
     num_generating = recipe.rollout.workers
     if num_trained + num_generating <= len(gpus):
         return
-    trains = "train and generate" if recipe.schedule.is_fluid else "train"
+    trains = "train and generate" if recipe.schedule.members_generate else "train"
     generates = f", {num_generating} to generate" * bool(num_generating)
     raise UserError(
         f"trainer.devices, rollout.workers: {num_trained + num_generating} GPUs needed "

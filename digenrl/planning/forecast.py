@@ -298,7 +298,7 @@ def _needs(profile: Profile, use: Use, own: Own) -> Iterator[Need]:
         needed = rollout_needs(memory, replace(use, streams=True))
         words = "generate with a streamed network"
         yield Need("generate_streamed", words, streaming, needed)
-    if own.schedule.is_fluid:
+    if own.schedule.members_generate:
         words = (
             "train as a shard group" if use.ranks > 1 else "generate and train as a fluid device"
         )

@@ -315,8 +315,8 @@ def _schedule(schedule: RunSchedule) -> dict[str, Any]:
 
 def _help_words(choice: Choice) -> str:
     """Format the groups that the trainer generates on average and at most."""
-    lends, most = choice.schedule.lends_trainer, choice.schedule.tag
-    return f"{choice.helped_groups:.0f}/{most}" if lends else "off"
+    most = choice.schedule.fixed_tag
+    return "off" if most == 0 else f"{choice.helped_groups:.0f}/{choice.schedule.tag}"
 
 
 def _shares(shares: Mapping[Any, float]) -> str:

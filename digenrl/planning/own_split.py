@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from digenrl.planning.runnable import HostGpus, gpus_of
+from digenrl.planning.runnable import HostGpus, gpus_of, training_role
 from services.scheduler.costs.profile import Profile, Role, fits
 from services.scheduler.costs.split import Devices, Split, words
 from shared.errors import UserError
@@ -30,24 +30,19 @@ def own_split(
         UserError: if there are too few, or they do not hold what they are to hold, with the remedy.
     """
     _check_number(recipe, devices)
-    if recipe.schedule.is_fluid:
-        return _fluid(recipe, profile, devices, remedy)
+    if recipe.schedule.has_members:
+        return _of_members(recipe, profile, devices, remedy)
     trainer = _trainer(recipe, profile, devices, host_gpus, remedy)
     left = {kind: count - trainer.get(kind, 0) for kind, count in devices.items()}
     rollout = _rollout(recipe, profile, left, remedy)
-    schedule = recipe.run_schedule
-    if recipe.schedule.mode == "colocated":
-        return Own(Split({}, Split(rollout, trainer).devices), schedule)
-    if not recipe.run_schedule.lends_trainer:
-        schedule = schedule.changed(tag=0)
-    return Own(Split(rollout, trainer), schedule)
+    return Own(Split(rollout, trainer), recipe.run_schedule)
 
 
-def _fluid(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy) -> Own:
-    """Choose fluid devices, of any kinds that can be: those first that train fastest. A shard group
+def _of_members(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy) -> Own:
+    """Choose members, of any kinds that can be: those first that train fastest. A shard group
     is of one kind."""
     wanted, size = recipe.trainer.devices, recipe.trainer.shard_devices
-    role: Role = "trainer" if size > 1 else "member"  # a group does not generate
+    role = "trainer" if size > 1 else training_role(recipe.schedule)  # a group does not generate
     chosen = _fastest(profile, devices, wanted, role, size)
     if sum(chosen.values()) < wanted:
         small = [k for k, count in devices.items() if count and fits(profile, k, role)]
@@ -59,7 +54,7 @@ def _fluid(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy) -
         kind = max(small, key=lambda kind: profile.devices[kind].memory_gib)
         reason = fits(profile, kind, role)
         raise UserError(
-            f"trainer.devices: {wanted} are to be fluid; {reason}{_and(remedy(kind, role))}"
+            f"trainer.devices: {wanted} are to train; {reason}{_and(remedy(kind, role))}"
         )
     left = {kind: count - chosen.get(kind, 0) for kind, count in devices.items()}
     return Own(Split(_rollout(recipe, profile, left, remedy), chosen), recipe.run_schedule)

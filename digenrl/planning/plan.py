@@ -191,7 +191,7 @@ def costs_and_use(recipe: Recipe, profile: str, *, fragment: int = 1) -> tuple[P
         )
     costs = with_weights(with_shape_of(load_profile(profile), recipe), recipe.model.folder)
     use = use_of(recipe, costs, fragment=fragment)
-    lends = recipe.schedule.is_fluid or recipe.run_schedule.lends_trainer
+    lends = recipe.run_schedule.trainer_generates
     return costs, replace(use, helps=lends)
 
 

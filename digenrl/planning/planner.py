@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import Any
 
 from digenrl.planning.colocated import BASELINES, Baseline, colocated_seconds
-from digenrl.planning.runnable import HostGpus, too_small, why_not
+from digenrl.planning.runnable import HostGpus, too_small, training_role, why_not
 from digenrl.planning.scheduler_load import scheduler_seconds
 from digenrl.planning.search import EFFORT, Candidate, Found, run, search
 from digenrl.planning.splits import excluded, fluid_splits, splits
@@ -183,12 +183,12 @@ def _choice(part: Part, found: Found, colocated: Mapping[Baseline, float]) -> Ch
 
 
 def _splits(profile: Profile, devices: Devices, schedule: RunSchedule) -> list[Split]:
-    """All that are worth a look; colocated, every device that can is the trainer's."""
+    """All that are worth a look; colocated, every device that can is a member."""
     if schedule.mode == "fluid":
         return fluid_splits(profile, devices)
     if schedule.mode != "colocated":
         return splits(profile, devices)
-    able = {kind: n for kind, n in devices.items() if n and fits(profile, kind, "trainer") is None}
+    able = {kind: n for kind, n in devices.items() if n and fits(profile, kind, "member") is None}
     return [Split({}, able)] if able else []
 
 
@@ -260,10 +260,8 @@ class CanSay:
 def _holds(profile: Profile, split: Split, schedule: RunSchedule, size: int) -> bool:
     """Whether all devices that generate have memory for so many samples at a time."""
     roles: dict[Role, Devices] = {"rollout": split.rollout}
-    if schedule.mode == "fluid":
-        roles["member"] = split.trainer
-    elif schedule.lends_trainer:
-        roles["trainer"] = split.trainer
+    if schedule.trainer_generates:
+        roles[training_role(schedule)] = split.trainer
     return all(
         holds_fragments(profile, kind, role, size)
         for role, pool in roles.items()
@@ -299,7 +297,7 @@ def with_help(profile: Profile, split: Split, schedule: RunSchedule, groups: int
 
 def _without_needless_help(profile: Profile, best: Found, schedule: RunSchedule) -> Found:
     """The same split without help, if the trainer found little to do and that is as good."""
-    if schedule.fixed_tag is not None or not best.schedule.lends_trainer or best.helped >= 1:
+    if schedule.fixed_tag is not None or not best.schedule.trainer_generates or best.helped >= 1:
         return best
     chosen = best.schedule.changed(tag=0)
     off = replace(best, schedule=chosen, simulated=run(profile, best.candidate.split, chosen))

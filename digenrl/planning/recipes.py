@@ -21,7 +21,6 @@ from shared.recipe.schedule import RunSchedule
 def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
     """Returns what decides memory. A training pass has as few rows as the recipe allows."""
     model, trainer, method = recipe.model, recipe.trainer, ALGORITHMS[recipe.algorithm.name]
-    is_fluid = recipe.schedule.is_fluid and not trainer.is_sharded
     return Use(
         height=model.height,
         width=model.width,
@@ -32,7 +31,8 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         rows=make_tuner(recipe, math.inf).candidates[0].rows,
         fragment=fragment,
         ranks=trainer.shard_devices,
-        helps=recipe.run_schedule.lends_trainer or is_fluid,
+        helps=recipe.run_schedule.trainer_generates and not trainer.is_sharded,
+        is_member=recipe.schedule.has_members,
         sets=recipe.trained_sets,
         encodes="text" in recipe.generating_parts,
         tiles=model.vae_tiling,
@@ -69,7 +69,6 @@ def largest_fragment(profile: Profile, split: Split, schedule: RunSchedule) -> i
     seconds = {size: forecast(profile, split, size, schedule).seconds for size in sizes}
     plan = steady_plan(shape, batches=1, schedule=schedule)
     both = sum(split.devices.values())
-    lent = schedule.mode in ("fluid", "colocated") or schedule.lends_trainer
-    first = full_size(plan, both if lent else sum(split.rollout.values()))
+    first = full_size(plan, both if schedule.trainer_generates else sum(split.rollout.values()))
     probed = min(first + 1, shape.group_size) if first == 1 else first
     return max(chosen_size(seconds, shape.group_size) or 1, probed)

@@ -40,7 +40,7 @@ def why_not(
     if profile.variant.sharded:
         return "shares weights, which is not simulated"
     number, host = sum(split.trainer.values()), gpus_of(host_gpus, split.trainer)
-    if schedule.mode == "fluid":
+    if schedule.has_members:
         return refusal(number) or too_small(profile, split, schedule)
     reasons = {
         f"trains on unlike devices, {words(split.trainer)}": len(present(split.trainer)) > 1,
@@ -58,23 +58,22 @@ def recipe_keys(
 ) -> dict[str, Any]:
     """What to write into a recipe, as ``table.key`` and value: into this one, or any that leaves
     out what is not named here."""
-    trains, fluid = sum(split.trainer.values()), schedule.mode == "fluid"
-    pipelined = schedule.mode == "pipelined"
+    trains, members = sum(split.trainer.values()), schedule.has_members
     keys: dict[str, Any] = {
         "rollout.workers": sum(split.rollout.values()),
         "trainer.devices": trains,
-        "trainer.exchange": "auto" if not fluid or recipe is None else recipe.trainer.exchange,
+        "trainer.exchange": "auto" if not members or recipe is None else recipe.trainer.exchange,
         "schedule.mode": schedule.mode,
         "schedule.fragment_size": schedule.fixed_fragment or "auto",
     }
     told = {"rollout.workers", "trainer.devices"}
-    if pipelined:
-        keys |= {"schedule.tag": schedule.tag or "off"}
-        keys |= {"schedule.max_staleness": schedule.staleness_limit}
-        told |= {"schedule.tag", "schedule.max_staleness"}
-    if fluid:
-        keys |= {"schedule.max_staleness": schedule.staleness_limit}
+    if members:
         told |= {"trainer.exchange"}
+    else:
+        keys |= {"schedule.tag": schedule.tag or "off"}
+        told |= {"schedule.tag", "schedule.max_staleness"}
+    if schedule.mode in ("pipelined", "fluid"):
+        keys |= {"schedule.max_staleness": schedule.staleness_limit}
     return {key: value for key, value in keys.items() if key in told or value != _said(recipe, key)}
 
 
@@ -97,9 +96,13 @@ def as_toml(keys: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {value(given)}" for key, given in keys.items())
 
 
+def training_role(schedule: Schedule) -> Role:
+    """Return the role of the devices that train: a member that generates holds all of the model."""
+    return "member" if schedule.members_generate else "trainer"
+
+
 def too_small(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:
     """Why a device does not hold what it is to hold; None if all do."""
-    trains: Role = "member" if schedule.mode == "fluid" else "trainer"
-    roles: dict[Role, Devices] = {"rollout": split.rollout, trains: split.trainer}
+    roles: dict[Role, Devices] = {"rollout": split.rollout, training_role(schedule): split.trainer}
     reasons = (fits(profile, kind, role) for role in roles for kind in present(roles[role]))
     return next(filter(None, reasons), None)

@@ -10,7 +10,7 @@ RESULT_SECONDS, RESULT_SECONDS_EACH = 0.23e-3, 5.3e-8
 device that there is: .25 ms were measured with 512 devices, .33 with 2,048, .44 with 4,096 (`python
 -m bench growth --live`, on a core of a virtual machine)."""
 PIECE_SECONDS, PIECE_SECONDS_EACH = 0.24e-3, 4.5e-7
-"""The same for a piece that a fluid device has trained, with its part of exchange and step: .5 ms,
+"""The same for a piece that a member has trained, with its part of exchange and step: .5 ms,
 .9 and 2.1."""
 
 
@@ -24,7 +24,7 @@ def scheduler_seconds(
     """
     shape, devices = profile.shape, factor * sum(split.devices.values())
     fragments = shape.samples / (schedule.fixed_fragment or shape.group_size)
-    members = sum(split.trainer.values()) if schedule.mode == "fluid" else 0
+    members = sum(split.trainer.values()) if schedule.has_members else 0
     pieces = factor * min(shape.most_pieces, fluid.PIECES_EACH * members)
     results = factor * (2 * fragments + (0 if members else shape.groups))  # generated, and scored
     result = RESULT_SECONDS + RESULT_SECONDS_EACH * devices

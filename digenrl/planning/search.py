@@ -163,8 +163,7 @@ def _near(
         place = sizes.index(size)
         for other in (*sizes[place + 1 : place + 2], *reversed(sizes[max(0, place - 1) : place])):
             yield split, other, None
-    has_roles = candidate.schedule.mode not in ("colocated", "fluid")
-    for moved in _moved(split) if has_roles else ():
+    for moved in () if candidate.schedule.members_generate else _moved(split):
         yield moved, size, None
     if tags and candidate.schedule.mode == "pipelined":
         for groups in (0, profile.shape.groups):
@@ -194,5 +193,5 @@ def _effort(profile: Profile, candidate: Candidate) -> float:
 
 def _batches(schedule: RunSchedule) -> int:
     """Number of measured batches; on fluid devices, one is like the next."""
-    in_pairs = schedule.staleness_limit and schedule.mode != "fluid"
+    in_pairs = schedule.staleness_limit and not schedule.has_members
     return BATCHES_ONE_STEP if in_pairs else BATCHES_STRICT

@@ -43,6 +43,8 @@ class Use:
     """Number of ranks that share the weights."""
     helps: bool = True
     """Whether the trainer's devices also generate."""
+    is_member: bool = False
+    """Whether devices that train are members, which hold sums and the version that they step to."""
     sets: TrainedSets = field(default_factory=TrainedSets)
     """What a device that trains holds of the trained weights beside those of its network."""
     encodes: bool = True
@@ -105,7 +107,7 @@ def rollout_needs(memory: Memory, use: Use) -> Needed:
     )
 
 
-def trainer_needs(memory: Memory, use: Use, *, is_member: bool = False) -> Needed:
+def trainer_needs(memory: Memory, use: Use) -> Needed:
     """Return what a training device needs: a peak has the gradient. A device that is lent keeps its
     gradient meanwhile.
 
@@ -118,11 +120,11 @@ def trainer_needs(memory: Memory, use: Use, *, is_member: bool = False) -> Neede
         peak = max(peak, _gradients(memory, use) + max(_denoise(memory, use), _decode(memory, use)))
     network, adapter = _network(memory, use) / use.ranks, _adapter(memory, use)
     if use.rank:
-        trained = adapter + use.sets.size(adapter, adapter, is_member=is_member)
+        trained = adapter + use.sets.size(adapter, adapter, is_member=use.is_member)
     else:
         masters = _trained_weights(memory, use)
         network = masters if use.ranks > 1 else network
-        trained = use.sets.size(network, masters, is_member=is_member)
+        trained = use.sets.size(network, masters, is_member=use.is_member)
     return Needed(
         network=network,
         text=_text(memory, use) if use.helps and use.encodes else 0.0,
@@ -136,7 +138,7 @@ def trainer_needs(memory: Memory, use: Use, *, is_member: bool = False) -> Neede
 def member_needs(memory: Memory, use: Use) -> Needed:
     """Return what a fluid device needs: what a training device needs that is lent, or that shares
     its weights with other ranks and is not, and more sets and sums."""
-    return trainer_needs(memory, replace(use, helps=use.ranks == 1), is_member=True)
+    return trainer_needs(memory, replace(use, helps=use.ranks == 1, is_member=True))
 
 
 def encoder_needs(memory: Memory, use: Use) -> Needed:

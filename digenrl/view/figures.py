@@ -208,10 +208,10 @@ def schedule_of(history: RunHistory) -> dict[str, Any]:
         device: _shares(sums) for device, sums in sorted(devices.items()) if sum(sums.values()) > 0
     }
     recipe = history.recipe
-    is_fluid = recipe is not None and recipe.schedule.mode == "fluid"
+    has_members = recipe is not None and recipe.schedule.has_members
     exchanged = {
         device: sums["committing"] / len(batches)
-        for device, sums in sorted(devices.items()) if is_fluid and sums.get("committing")
+        for device, sums in sorted(devices.items()) if has_members and sums.get("committing")
     }  # fmt: skip
     return {
         "batches": batches, "shares": shares, "exchanged": exchanged,

@@ -131,9 +131,9 @@ FIGURES = {
 
 
 def words_of(mode: str) -> dict[str, str]:
-    """Return what devices do, in words, in a mode of the schedule: fluid devices commit by adding
-    up each other's gradients."""
-    return USES | {"committing": "exchanges gradients"} if mode == "fluid" else USES
+    """Return what devices do, in words, in a mode of the schedule: members commit by adding up each
+    other's gradients."""
+    return USES if mode in ("", "pipelined") else USES | {"committing": "exchanges gradients"}
 
 
 def words_for(use: str | None, activity: str, drain: str = "no") -> str:

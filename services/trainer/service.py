@@ -28,7 +28,7 @@ async def run(settings: ServiceSettings) -> None:
 
 
 async def _work(process: WorkerProcess) -> None:
-    if process.recipe.schedule.is_fluid:
+    if process.recipe.schedule.has_members:
         from services.trainer.fluid.process import be_a_member  # torch
 
         await be_a_member(process)
@@ -47,7 +47,7 @@ async def _train(process: WorkerProcess) -> None:
     from shared.diffusion.training.rows import check_stored
 
     settings, recipe = process.settings, process.recipe
-    num_devices, helps = recipe.trainer.devices, recipe.run_schedule.lends_trainer
+    num_devices, helps = recipe.trainer.devices, recipe.run_schedule.trainer_generates
     device = this_device(
         recipe,
         _parts(recipe),
@@ -74,7 +74,7 @@ def _load(recipe: Recipe) -> "tuple[Training, list[LocalGenerator]]":
     from services.trainer.engine.threads import ReplicatedTraining, load_replicas
     from shared.diffusion.generation import Generator, LocalGenerator
 
-    helps = recipe.run_schedule.lends_trainer
+    helps = recipe.run_schedule.trainer_generates
     loaded = load_replicas(recipe, _parts(recipe))
     generators = [LocalGenerator(Generator(recipe, each)) for each in loaded] if helps else []
     return ReplicatedTraining(recipe, loaded), generators
@@ -82,4 +82,5 @@ def _load(recipe: Recipe) -> "tuple[Training, list[LocalGenerator]]":
 
 def _parts(recipe: Recipe) -> set[Part]:
     """Return what the trainer's devices hold of the model: if they are lent, what generates."""
-    return set(recipe.generating_parts) if recipe.run_schedule.lends_trainer else {"transformer"}
+    helps = recipe.run_schedule.trainer_generates
+    return set(recipe.generating_parts) if helps else {"transformer"}

@@ -66,7 +66,7 @@ def make_together(recipe: Recipe) -> Together | None:
     has other steps, or passes have to be the same each time or those of other devices."""
     table, sampling = recipe.trainer, recipe.sampling
     merged_only = sampling.merged_steps == sampling.window
-    alone = table.devices == 1 and not recipe.schedule.is_fluid
+    alone = table.devices == 1 and not recipe.schedule.has_members
     if table.deterministic or not (merged_only and alone):
         return None
     return Together(most=recipe.batch.groups // table.updates)

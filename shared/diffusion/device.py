@@ -98,7 +98,7 @@ def this_device(
     others use the same device.
     """
     if own_device().type == "cuda":
-        used = recipe.trainer.devices if trains and not recipe.schedule.is_fluid else 1
+        used = recipe.trainer.devices if trains and not recipe.schedule.has_members else 1
         gpu = visible(torch.cuda.device_count(), used)
         properties = torch.cuda.get_device_properties(0)
         kind, memory = properties.name, properties.total_memory
@@ -156,7 +156,7 @@ def _beside_all_weights(recipe: Recipe, network: int) -> int:
 
 def _training_bytes(recipe: Recipe, of_passes: int, in_float32: int) -> int:
     """Returns the bytes of everything that training adds to one set of weights."""
-    sets, is_member = recipe.trained_sets, recipe.schedule.is_fluid
+    sets, is_member = recipe.trained_sets, recipe.schedule.has_members
     size = sets.size(of_passes, in_float32, is_member=is_member)
     return int(size) + sets.sums * in_float32
 

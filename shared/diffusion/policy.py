@@ -306,7 +306,7 @@ def policy_of(
 def _digest_of(recipe: Recipe) -> DigestOf:
     """Returns what names the weights of a version: where every device takes the optimizer step, 16
     bytes that it finds for itself."""
-    return checksum_digest if recipe.schedule.is_fluid else weights_digest
+    return checksum_digest if recipe.schedule.has_members else weights_digest
 
 
 def sampling_plan(recipe: Recipe, *, window_start: int | None) -> SamplingPlan:

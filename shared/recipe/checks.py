@@ -145,7 +145,7 @@ def _check_noise(tables: Tables) -> None:
 
 
 def _check_deterministic(tables: Tables) -> None:
-    several = tables.trainer.devices > 1 and not tables.schedule.is_fluid
+    several = tables.trainer.devices > 1 and not tables.schedule.has_members
     if tables.trainer.deterministic and several:
         raise ValueError(
             "trainer.devices: sums gradients in the order in which devices are done; "
@@ -153,9 +153,10 @@ def _check_deterministic(tables: Tables) -> None:
         )
 
 
-def _check_colocated(tables: Tables) -> None:
+def _check_generating(tables: Tables) -> None:
+    """Someone has to generate, and colocated nobody but the devices that train."""
     colocated = tables.schedule.mode == "colocated"
-    if not tables.rollout.workers and not colocated and not tables.schedule.is_fluid:
+    if not tables.rollout.workers and not tables.schedule.members_generate:
         raise ValueError(
             'rollout.workers: 0 needs schedule.mode "fluid" or "colocated"; otherwise start at '
             "least 1"
@@ -168,7 +169,7 @@ def _check_colocated(tables: Tables) -> None:
 
 
 def _check_fluid(tables: Tables) -> None:
-    if not tables.schedule.is_fluid:
+    if not tables.schedule.has_members:
         if tables.trainer.exchange != "auto":
             raise ValueError(
                 "trainer.exchange: is how fluid devices sum gradients; leave it out, or set "
@@ -184,7 +185,7 @@ def _check_shard_groups(tables: Tables) -> None:
     trainer, field = tables.trainer, "trainer.shard_devices"
     if not trainer.is_sharded:
         return
-    if not tables.schedule.is_fluid:
+    if not tables.schedule.has_members:
         raise ValueError(
             f"{field}: only fluid devices share weights; set schedule.mode to "
             '"fluid", or leave it out'
@@ -343,7 +344,7 @@ def _check_trained(tables: Tables, part: int, field: str) -> None:
 
 CHECKS = (
     _check_batch, _check_fragments, _check_messages, _check_scorers, _check_pieces,
-    _check_colocated, _check_fluid, _check_shard_groups, _check_full, _check_updates,
+    _check_generating, _check_fluid, _check_shard_groups, _check_full, _check_updates,
     _check_old_policy, _check_streamed, _check_compiled, _check_weights, _check_deterministic,
     _check_variant, _check_tail, _check_noise, _check_guidance, _check_best, _check_curriculum,
     _check_adapter, lambda tables: check_evaluation(tables.evaluation, tables.sampling),

@@ -17,7 +17,7 @@ class Schedule(Table):
     mode: Literal["pipelined", "sequential", "colocated", "fluid"] = "pipelined"
     """`pipelined`: generation, scoring and training overlap. `fluid`: devices have no roles; each
     generates, trains and takes the optimizer step. `sequential`: a batch is generated, then scored,
-    then trained. `colocated`: as `sequential`, and the trainer's devices also generate."""
+    then trained. `colocated`: as `sequential`, and the devices that train generate."""
     fragment_size: Positive | Literal["auto"] = "auto"
     """Samples that a device generates at a time; a number has to divide `batch.group_size`. `auto`:
     chosen for the devices, and smaller near the end of a batch."""
@@ -37,9 +37,15 @@ class Schedule(Table):
     weights does not count, for ten times as long, or for 1,800 seconds with `auto`."""
 
     @property
-    def is_fluid(self) -> bool:
-        """Whether devices have no roles: each generates, trains and takes the optimizer step."""
-        return self.mode == "fluid"
+    def has_members(self) -> bool:
+        """Whether each device that trains is a member: a worker of its own, which takes the
+        optimizer step together with the others (ADR 31)."""
+        return self.mode != "pipelined"
+
+    @property
+    def members_generate(self) -> bool:
+        """Whether members are given fragments as well, unless their weights are sharded."""
+        return self.mode in ("fluid", "colocated")
 
     @property
     def staleness_limit(self) -> Literal[0, 1]:
@@ -60,9 +66,9 @@ class Schedule(Table):
         return self.fragment_size if isinstance(self.fragment_size, int) else None
 
     @property
-    def lends_trainer(self) -> bool:
-        """Whether the trainer's devices may generate."""
-        return self.mode == "colocated" or self.fixed_tag != 0
+    def trainer_generates(self) -> bool:
+        """Whether devices that train may also generate: as members, or while they are lent."""
+        return self.members_generate or self.fixed_tag != 0
 
     @property
     def fixed_tag(self) -> int | None:

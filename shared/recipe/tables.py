@@ -289,7 +289,7 @@ class Tables(Table):
     def checkpoint_every(self) -> int:
         """Number of versions from one whose optimizer state is stored to the next. One that joins
         fluid devices, or differs from the others, takes the newest version's from the store."""
-        if self.schedule.is_fluid:
+        if self.schedule.has_members:
             return 1
         return self.trainer.checkpoint_every or (10 if self.model.trained == "full" else 1)
 

@@ -290,7 +290,9 @@ def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ())
     )
     before, after = _flat(old), _flat(new)
     may_change = MAY_CHANGE
-    if stored.schedule.is_fluid != given.schedule.is_fluid:  # weights have digests of another kind
+    if (
+        stored.schedule.has_members != given.schedule.has_members
+    ):  # weights have digests of another kind
         may_change = MAY_CHANGE - {"schedule.mode"}
     changed = [key for key in before if before[key] != after.get(key) and key not in may_change]
     if changed:

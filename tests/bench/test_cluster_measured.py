@@ -162,7 +162,7 @@ def test_a_recipe_says_what_the_mode_says(name: str, tmp_path: Path) -> None:
     assert recipe.schedule.mode == mode.schedule.mode
     assert recipe.schedule.staleness_limit == mode.schedule.max_staleness
     assert recipe.schedule.fragment_size == mode.schedule.fragment_size
-    assert recipe.run_schedule.lends_trainer == mode.schedule.lends_trainer
+    assert recipe.run_schedule.trainer_generates == mode.schedule.trainer_generates
     assert recipe.trainer.devices + recipe.rollout.workers == devices["H100"]
     assert recipe.sampling.window == QWEN.shape.trained_steps
     assert len({prompt.text for prompt in read_prompts(recipe.data.prompts)}) == 96

@@ -58,7 +58,7 @@ def checked(row: Row) -> None:
     found = check(row.path, hosts=row.hosts, elsewhere=True, timing=False, streamed=streamed)
     assert found.forecast is not None
     assert found.forecast.own.split == row.split
-    assert not row.recipe.trainer.is_sharded and row.recipe.schedule.is_fluid
+    assert not row.recipe.trainer.is_sharded and row.recipe.schedule.mode == "fluid"
 
 
 def test_a_row_on_unlike_hosts_passes_the_check_on_them() -> None:

@@ -91,7 +91,7 @@ def test_a_recipe_s_devices_are_those_that_it_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_recipe_is_for_fluid_devices(name: str) -> None:
-    assert load_recipe(RECIPES / f"{name}.toml").schedule.is_fluid
+    assert load_recipe(RECIPES / f"{name}.toml").schedule.mode == "fluid"
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -123,7 +123,7 @@ def test_what_a_recipe_holds_and_its_peak_fit_the_cards_that_it_is_for(name: str
     assert sum(split.devices.values()) == recipe.rollout.workers + trained
     generate = f"generate{'_streamed' * (recipe.rollout.memory == 'streamed')}"
     encode = {"encode"} if recipe.encoder.workers else set()
-    train = "fluid" if recipe.schedule.is_fluid else "train"
+    train = "fluid" if recipe.schedule.mode == "fluid" else "train"
     assert set(found.needed) == ({generate, train} if split.rollout else {train}) | encode
     for need in found.needs:
         assert need.pool or need.role == "encode"

@@ -46,7 +46,7 @@ def planned(recipe: str, profile: str, devices: dict[str, int], host_gpus: int) 
         (Split({"H100": 8}, {"H100": 24}), TAG, 24, None),
         (Split({"A100": 9}, {"A100": 7, "H100": 8}), OFF, 16, "unlike devices, 7 A100 + 8 H100"),
         (Split({}, {"H100": 8}), RunSchedule(mode="colocated"), 8, None),
-        (Split({}, {"H100": 9}), RunSchedule(mode="colocated"), 8, "has a trainer of 9"),
+        (Split({}, {"H100": 9}), RunSchedule(mode="colocated"), 8, None),
         (
             Split({"H100": 1}, {"H100": 2}),
             RunSchedule(tag=0, deterministic=True),
@@ -85,7 +85,7 @@ def test_every_row_of_a_plan_is_a_recipe(
     for choice in found.choices:
         keys = recipe_keys(choice.split, choice.schedule)
         typed = override(load_recipe(RECIPES / f"{recipe}.toml"), {**ROLES, **keys})
-        assert typed.run_schedule.lends_trainer == choice.schedule.lends_trainer
+        assert typed.run_schedule.trainer_generates == choice.schedule.trainer_generates
         trains = typed.trainer.devices
         assert trains + typed.rollout.workers == sum(choice.split.devices.values())
         assert typed.trainer.devices <= host_gpus
@@ -93,9 +93,8 @@ def test_every_row_of_a_plan_is_a_recipe(
 
 
 def test_devices_that_no_recipe_can_use_so_are_refused_with_the_reason() -> None:
-    colocated = RunSchedule(mode="colocated")
-    with pytest.raises(UserError, match="no recipe says a split of 16 H100: has a trainer of 16"):
-        plan_split(FLUX, {"H100": 16}, colocated, effort=QUICK, host_gpus=8)
+    with pytest.raises(UserError, match="no recipe says a split of 16 H100: shares weights"):
+        plan_split(FULL, {"H100": 16}, OFF, effort=QUICK, host_gpus=8)
 
 
 def test_a_plan_prints_the_keys_of_its_rows(planned_once: None) -> None:

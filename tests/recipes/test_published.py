@@ -123,4 +123,4 @@ def test_every_published_algorithm_has_a_recipe_and_every_recipe_a_source() -> N
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_published_recipe_is_for_fluid_devices(name: str) -> None:
-    assert load_recipe(FOLDER / f"{name}.toml").schedule.is_fluid
+    assert load_recipe(FOLDER / f"{name}.toml").schedule.mode == "fluid"

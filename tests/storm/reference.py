@@ -50,7 +50,7 @@ class Reference:
         """Return the version that these groups lead to after the last of the records."""
         before = records[-1]
         groups = [self._group(records, group) for group in trained]
-        update = self._counted if self._setting.is_fluid else self._closed
+        update = self._counted if self._setting.has_members else self._closed
         digest = update(before, [data for data, _ in groups])
         rewards = tuple(scores for _, scores in groups)
         return Expected(self._sampling(before, digest), digest, rewards)

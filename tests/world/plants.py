@@ -86,17 +86,17 @@ class Except:
         return getattr(self._whole, name) if other is None else other(self._whole)
 
 
-def is_fluid(drawn: Draw) -> bool:
-    return drawn.setting.is_fluid
+def has_members(drawn: Draw) -> bool:
+    return drawn.setting.has_members
 
 
 def has_roles(drawn: Draw) -> bool:
-    return not drawn.setting.is_fluid
+    return not drawn.setting.has_members
 
 
 def has_updates(drawn: Draw) -> bool:
     """Whether fluid devices take several updates per batch."""
-    return drawn.setting.is_fluid and drawn.setting.updates > 1
+    return drawn.setting.has_members and drawn.setting.updates > 1
 
 
 def is_stale(drawn: Draw) -> bool:
@@ -107,7 +107,7 @@ def is_stale(drawn: Draw) -> bool:
 def lends(drawn: Draw) -> bool:
     """Whether a trainer's devices may generate."""
     schedule = drawn.setting.schedule
-    return has_roles(drawn) and (schedule.mode == "colocated" or schedule.tag != "off")
+    return has_roles(drawn) and schedule.tag != "off"
 
 
 def is_patient(drawn: Draw) -> bool:

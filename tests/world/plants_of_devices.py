@@ -27,9 +27,9 @@ from tests.world.draws import Draw
 from tests.world.plants import (
     all_of,
     anywhere,
+    has_members,
     has_roles,
     has_updates,
-    is_fluid,
     is_patient,
     is_stale,
     lends,
@@ -42,7 +42,7 @@ def keeps_old_policy(drawn: Draw) -> bool:
     return drawn.setting.lags
 
 
-@plant(all_of(is_fluid, keeps_old_policy))
+@plant(all_of(has_members, keeps_old_policy))
 def a_commit_names_only_what_samples() -> AbstractContextManager[None]:
     async def stored(*given: Any) -> tuple[ObjectRef, None]:
         trained, sampling = await store_sets(*given)
@@ -158,7 +158,7 @@ def _whoever_lives(state: State, worker: WorkerState) -> bool:
     return state.fluid is not None and worker.service == members.MEMBER
 
 
-@plant(is_fluid)
+@plant(has_members)
 def a_share_is_counted_twice() -> AbstractContextManager[None]:
     """A sum that is not counted on any more goes into the exchange all the same."""
     original = FluidState.void
@@ -172,7 +172,7 @@ def a_share_is_counted_twice() -> AbstractContextManager[None]:
     )  # fmt: skip
 
 
-@plant(is_fluid)
+@plant(has_members)
 def a_sum_is_exchanged_whatever_is_in_it() -> AbstractContextManager[None]:
     """Members drop no sum, and none looks whether it has its share."""
 
@@ -182,7 +182,7 @@ def a_sum_is_exchanged_whatever_is_in_it() -> AbstractContextManager[None]:
     return patched((Ledger, "_advance", advance), (Ledger, "is_exactly", lambda *_: True))
 
 
-@plant(is_fluid)
+@plant(has_members)
 def a_member_that_differs_goes_on() -> AbstractContextManager[None]:
     """It neither compares nor loads, and the scheduler does not look at checksums."""
     return patched(
@@ -190,7 +190,7 @@ def a_member_that_differs_goes_on() -> AbstractContextManager[None]:
     )
 
 
-@plant(is_fluid)
+@plant(has_members)
 def a_member_takes_a_second_sum() -> AbstractContextManager[None]:
     """It steps again with another total, from where it is."""
 
@@ -203,7 +203,7 @@ def a_member_takes_a_second_sum() -> AbstractContextManager[None]:
     return patched((Rounds, "_go_back", stays), (members, "may_step", _whoever_lives))
 
 
-@plant(is_fluid)
+@plant(has_members)
 def totals_of_older_rounds_are_taken() -> AbstractContextManager[None]:
     """A total is stepped with whatever it is made of."""
 
@@ -216,7 +216,7 @@ def totals_of_older_rounds_are_taken() -> AbstractContextManager[None]:
     return patched((Ledger, "hear_step", step), (Rounds, "_end_round", nothing))
 
 
-@plant(is_fluid)
+@plant(has_members)
 def gradients_are_taken_at_whatever_weights_there_are() -> AbstractContextManager[None]:
     original = DeviceWork._train
 
@@ -233,7 +233,7 @@ def gradients_are_taken_at_whatever_weights_there_are() -> AbstractContextManage
     )  # fmt: skip
 
 
-@plant(all_of(is_fluid, is_stale))
+@plant(all_of(has_members, is_stale))
 def a_new_set_is_taken_in_the_middle_of_work() -> AbstractContextManager[None]:
     """A step's weights are used as soon as they are there, whatever the device is at."""
 
@@ -244,7 +244,7 @@ def a_new_set_is_taken_in_the_middle_of_work() -> AbstractContextManager[None]:
     return patched((Rounds, "_take", take))
 
 
-@plant(all_of(is_fluid, is_stale))
+@plant(all_of(has_members, is_stale))
 def an_early_fragment_is_generated_by_the_new_version() -> AbstractContextManager[None]:
     """It says what it was told, and uses what is in use."""
     return patched((DeviceWork, "_weights_for", lambda *_: contextlib.nullcontext()))

@@ -41,9 +41,9 @@ from tests.examples import with_schedule
 from tests.world.plants import (
     all_of,
     anywhere,
+    has_members,
     has_roles,
     has_updates,
-    is_fluid,
     is_patient,
     is_stale,
     lends,
@@ -226,17 +226,17 @@ def a_device_that_hangs_is_given_work_again() -> AbstractContextManager[None]:
 # --- fluid devices ---
 
 
-@plant(is_fluid)
+@plant(has_members)
 def a_step_is_ordered_before_all_have_confirmed() -> AbstractContextManager[None]:
     return patched((rounds, "_silent", lambda fluid, exchange: frozenset()))
 
 
-@plant(all_of(is_fluid, is_patient), "kill")
+@plant(all_of(has_members, is_patient), "kill")
 def what_a_lost_member_had_is_nobodys() -> AbstractContextManager[None]:
     return patched((events, "member_lost", lambda state, address: state))
 
 
-@plant(is_fluid)
+@plant(has_members)
 def a_piece_keeps_its_number() -> AbstractContextManager[None]:
     original = pieces._given
 
@@ -249,7 +249,7 @@ def a_piece_keeps_its_number() -> AbstractContextManager[None]:
     return patched((pieces, "_given", given))
 
 
-@plant(is_fluid)
+@plant(has_members)
 def the_next_batch_is_trained_before_the_record() -> AbstractContextManager[None]:
     """Groups by a version that may be lost are trained."""
     original = control._send_groups
@@ -269,7 +269,7 @@ def the_next_batch_is_trained_before_the_record() -> AbstractContextManager[None
     return patched((control, "_send_groups", send))
 
 
-@plant(is_fluid)
+@plant(has_members)
 def what_a_lost_version_made_is_kept() -> AbstractContextManager[None]:
     """Groups of the next batch keep the version that was never committed."""
     keep = lambda state: state  # noqa: E731
@@ -279,12 +279,12 @@ def what_a_lost_version_made_is_kept() -> AbstractContextManager[None]:
     )  # fmt: skip
 
 
-@plant(all_of(is_fluid, is_patient), "kill")
+@plant(all_of(has_members, is_patient), "kill")
 def nobody_else_commits() -> AbstractContextManager[None]:
     return patched((rounds, "_commit", lambda plan, state, now, commands: state))
 
 
-@plant(is_fluid, "cut store")
+@plant(has_members, "cut store")
 def an_exchange_has_no_deadline() -> AbstractContextManager[None]:
     original = rounds._end_round
 
@@ -294,7 +294,7 @@ def an_exchange_has_no_deadline() -> AbstractContextManager[None]:
     return patched((rounds, "_end_round", ends), (rounds, "max_seconds", lambda _: 1e6))
 
 
-@plant(all_of(is_fluid, is_stale))
+@plant(all_of(has_members, is_stale))
 def a_group_that_was_begun_early_goes_on_with_the_new_version() -> AbstractContextManager[None]:
     """Its next fragments are by whatever version is newest."""
     original = issuing.issue
@@ -314,7 +314,7 @@ def nothing_begins_again() -> AbstractContextManager[None]:
     return patched((rounds, "_tell_attempt", lambda state, commands: state))
 
 
-@plant(lambda drawn: is_fluid(drawn) and drawn.setting.num_rollout > 0)
+@plant(lambda drawn: has_members(drawn) and drawn.setting.num_rollout > 0)
 def who_only_generates_goes_on_before_there_is_anything_to_fetch() -> AbstractContextManager[None]:
     def able(state: State, fluid: Any) -> frozenset[str]:
         return members.have_made(fluid) | state.workers.roles.rollout

@@ -54,7 +54,7 @@ class Site:
         setting = self.emulation.setting
         trainers = (
             [each.name for host in member_hosts(setting) for each in host]
-            if setting.is_fluid
+            if setting.has_members
             else ["trainer"]
         )
         rollout = [f"rollout-{number}" for number in range(setting.num_rollout)]

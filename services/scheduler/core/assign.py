@@ -26,7 +26,6 @@ from services.scheduler.core.state import (
 from services.scheduler.core.supply import (
     NextFragment,
     fragment_size,
-    full_size,
     next_fragment,
     open_supply,
     size_of_next,
@@ -60,7 +59,7 @@ def assign(
         return state, []
     room = state.workers.with_room(plan.queue_depth)
     room = room if able is None else room & able
-    lent = lent_trainer(plan, state)
+    lent = lent_trainer(state)
     if not room and (lent is None or not lent.has_room(plan.queue_depth)):
         return state, []
     supply = open_supply(plan, state)
@@ -69,11 +68,7 @@ def assign(
     if state.pause and state.batch.count("issued") > state.pause:  # as many events will come
         return replace(state, pause=state.pause - 1), []
     draft = Draft(plan, state, now)
-    assigner = (
-        ColocatedAssigner(draft, state.batch)
-        if plan.schedule.mode == "colocated"
-        else PooledAssigner(draft, *supply, room, DeviceQueues(now, delay))
-    )
+    assigner = PooledAssigner(draft, *supply, room, DeviceQueues(now, delay))
     tasks: list[GenerateFragment] = []
     while (choice := assigner.choose()) is not None:
         tasks.append(issue(draft, *choice))
@@ -81,36 +76,6 @@ def assign(
     if not tasks and pause == state.pause:
         return state, tasks
     return replace(draft.done(assigner.first), pause=pause), tasks
-
-
-class ColocatedAssigner:
-    """Colocated: gives all of a batch to the trainer, in the order of its groups."""
-
-    def __init__(self, draft: Draft, batch: BatchState) -> None:
-        self.first: dict[int, int] = {}
-        self.looked_at = 0
-        self._draft = draft
-        self._batch = batch
-        self._trainer = lent_trainer(draft.plan, draft.state)
-        self._begun = 0
-        """Index of the first group that may have something to issue."""
-
-    def choose(self) -> Choice | None:
-        if self._trainer is None:
-            return None
-        draft, plan = self._draft, self._draft.plan
-        worker = draft.worker(self._trainer.address)
-        if not worker.has_room(plan.queue_depth):
-            return None
-        several = worker.concurrency > 1
-        size = full_size(plan, worker.concurrency) if several else plan.group_size
-        groups = range(self._begun, len(self._batch.groups))
-        size = plan.schedule.fixed_fragment or size
-        found = next_fragment(plan, self._batch, groups, size, draft.group)
-        if found is None:
-            return None
-        self._begun = found.group
-        return worker, found
 
 
 @dataclass(slots=True)

@@ -4,22 +4,19 @@ from dataclasses import replace
 
 from services.scheduler.core.draft import Draft
 from services.scheduler.core.fluid.members import weights_to_fetch
-from services.scheduler.core.state import AssignedFragment, Plan, State, WorkerState
+from services.scheduler.core.state import AssignedFragment, State, WorkerState
 from services.scheduler.core.supply import NextFragment
 from shared.messages.contracts import Fragment, GenerateFragment
 
 Choice = tuple[WorkerState, NextFragment]
 
 
-def lent_trainer(plan: Plan, state: State) -> WorkerState | None:
+def lent_trainer(state: State) -> WorkerState | None:
     """The trainer, if it may be given fragments."""
     trainer = state.trainer
     if trainer is None or not trainer.concurrency or state.tag.mode != "generate":
         return None
-    if trainer.drained:
-        return None
-    has_share = plan.schedule.mode == "colocated" or state.tag.samples_left > 0
-    return trainer if has_share else None
+    return trainer if state.tag.samples_left and not trainer.drained else None
 
 
 def issue(draft: Draft, worker: WorkerState, found: NextFragment) -> GenerateFragment:

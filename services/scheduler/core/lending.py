@@ -163,7 +163,7 @@ def lend_or_return(plan: Plan, state: State, now: float) -> tuple[State, list[Se
         return state, []
     wanted: DeviceMode = "generate" if _should_lend(plan, state, trainer, now) else "train"
     if wanted == tag.mode == "train":
-        if trainer.independent_devices or plan.schedule.mode == "colocated":
+        if trainer.independent_devices:
             return state, []  # it has no unfinished work
         return _hand_over_to_rollout(plan, state, trainer, now)
     if wanted == tag.mode and now < tag.lent_until - RENEW_PART * plan.loan_seconds:
@@ -173,14 +173,13 @@ def lend_or_return(plan: Plan, state: State, now: float) -> tuple[State, list[Se
 
 def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> bool:
     batch = state.batch
-    if batch is None or state.phase != "running" or plan.schedule.mode == "sequential":
+    if batch is None or state.phase != "running":
         return False
     if trainer.drained and not trainer.independent_devices:
         return False
-    if trainer.independent_devices or plan.schedule.mode == "colocated":
-        has_share = plan.schedule.mode == "colocated" or state.tag.samples_left > 0
-        more = has_share and not trainer.drained and _has_unissued(plan, batch)
-        return more or bool(trainer.assigned)
+    if trainer.independent_devices:
+        has_share = state.tag.samples_left > 0 and not trainer.drained
+        return (has_share and _has_unissued(plan, batch)) or bool(trainer.assigned)
     if has_ready(plan, batch, trainer):
         return False
     if batch.tally.sent == len(batch.groups):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from services.scheduler.core.again import is_given, lacks_scores
+from services.scheduler.core.fluid import modes
 from services.scheduler.core.fragments import is_dropped
 from services.scheduler.core.state import BatchState, GroupState, Plan, State
 from shared.messages.contracts import TrainGroup
@@ -37,8 +38,7 @@ def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
     when it goes on. While the run is paused, all groups with samples that could not be scored wait.
     """
     for batch in state.batches:
-        samples = len(batch.groups) * plan.group_size
-        if plan.schedule.mode not in ("pipelined", "fluid") and batch.tally.scored < samples:
+        if not modes.may_train(plan, batch):
             continue
         found = [
             ReadyGroup(batch, index, group)

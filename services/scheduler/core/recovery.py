@@ -64,7 +64,7 @@ def restart_batches(plan: Plan, state: State, before: State) -> State:
         replace(known[index], groups=tuple(map(_restart_group, known[index].groups)))
         for index in sorted(known)
     )
-    follows = plan.schedule.staleness_limit > 0 or plan.schedule.mode == "fluid"
+    follows = plan.schedule.staleness_limit > 0 or plan.schedule.has_members
     state = replace(state, batches=batches[: 1 + follows], draining=before.draining)
     return again(state, before)
 
@@ -86,7 +86,7 @@ def _with_early_batch(plan: Plan, state: State, index: int) -> State:
     current = state.batch
     if current is None or index != current.index + 1 or len(state.batches) > 1:
         return state
-    begins_early = plan.schedule.staleness_limit or plan.schedule.mode == "fluid"
+    begins_early = plan.schedule.staleness_limit or plan.schedule.has_members
     if not begins_early or index >= plan.num_batches:
         return state
     return replace(state, batches=(current, new_batch(plan, index, 0.0)))

@@ -37,7 +37,7 @@ def size_fragments(plan: Plan, state: State) -> State:
     batch, sizing = state.batch, state.sizing
     if batch is None or (sizing is not None and sizing.batch == batch.index):
         return state
-    if plan.schedule.fixed_fragment is not None or plan.schedule.mode == "colocated":
+    if plan.schedule.fixed_fragment is not None:
         return state
     trains = state.members or state.trainer is not None
     if not trains or not _is_known(state):

@@ -266,7 +266,7 @@ class State:
     goal_reached_by: int | None = None
     """Version by which evaluations have reached the run's goal: it ends with the next version."""
     fluid: FluidState | None = None
-    """What fluid devices train, with `schedule.mode` "fluid"; otherwise None."""
+    """What members train; None where there are none."""
     draining: frozenset[str] = frozenset()
     """Names of workers that an operator has asked to drain; they may be started again."""
     draws: Draws | None = None
@@ -351,14 +351,11 @@ class State:
 
 def first_state(plan: Plan) -> State:
     """Returns the state before anything is read: how much the trainer is to help."""
-    schedule = plan.schedule
-    groups = plan.num_groups if schedule.mode == "colocated" else schedule.fixed_tag
-    if not schedule.lends_trainer:
-        controller = Controller(mode="off")
-    elif groups is None:
+    groups = plan.schedule.fixed_tag
+    if groups is None:
         controller = Controller(mode="auto")
     else:
-        controller = Controller(mode="fixed", groups=groups)
+        controller = Controller(mode="fixed" if groups else "off", groups=groups)
     costs = Costs(shared_share=plan.shared_share, group_size=plan.group_size)
     return State(
         recovering=True,

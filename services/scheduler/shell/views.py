@@ -130,10 +130,8 @@ def missing_workers(plan: Plan, state: State, reporting: Collection[Service]) ->
     if state.phase not in ("waiting", "running"):
         return []
     there = {worker.service for worker in state.workers.values()}
-    if plan.schedule.mode == "colocated":
-        there.add("rollout")  # the trainer's devices generate
     if "member" in there:
-        there |= {"trainer", "rollout"}  # fluid devices do both
+        there |= {"trainer", "rollout"} if plan.schedule.members_generate else {"trainer"}
     if "encoder" in reporting:
         there.add("encoder")
     return [service for service in needed_services(plan) if service not in there]
@@ -153,7 +151,7 @@ def _worker_view(
 ) -> WorkerView:
     status = seen.status
     known, costs = scheduler.state.workers.get(status.address), scheduler.state.costs
-    is_trainer = status.service == "trainer" and scheduler.plan.schedule.mode != "fluid"
+    is_trainer = status.service == "trainer" and not scheduler.plan.schedule.has_members
     generation = costs.help if is_trainer else costs.rollout.get(status.address, UNKNOWN)
     return WorkerView(
         **status.model_dump(include=AS_REPORTED),
@@ -227,16 +225,15 @@ def cannot_lend(scheduler: Scheduler) -> str:
 
 def cannot_drain(scheduler: Scheduler, worker: str) -> str:
     """Return why a worker cannot be drained and what to do instead; empty if it can."""
-    mode = scheduler.plan.schedule.mode
+    schedule = scheduler.plan.schedule
     service = next(
         (s.status.service for s in scheduler.roster.seen.values() if s.status.worker == worker), ""
     )
     if service in ("reward", "encoder"):
         return f"a {service} worker is given nothing by name: SIGTERM ends it when it is done"
-    if mode == "fluid":
-        return "schedule.mode fluid: SIGTERM ends a member, and others train its pieces"
-    if service == "trainer" and mode == "colocated":
-        return "schedule.mode colocated: the trainer does everything; pause the run instead"
+    if schedule.has_members and service != "rollout":
+        mode = schedule.mode
+        return f"schedule.mode {mode}: SIGTERM ends a member, and others train its pieces"
     return ""
 
 

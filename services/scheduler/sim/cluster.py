@@ -70,7 +70,10 @@ class Cluster:
             one_step=self.plan.schedule.staleness_limit > 0,
         )  # fmt: skip
         self.members[name] = member
-        joined = WorkerJoined(member.address, name, "trainer", concurrency=1, kind=kind)
+        joined = WorkerJoined(
+            member.address, name, "trainer", kind=kind,
+            concurrency=int(self.plan.schedule.members_generate),
+        )  # fmt: skip
         scheduler = self.scheduler
         if scheduler.leases:
             member.report = lambda: self._tell(member, joined)

@@ -1,4 +1,4 @@
-"""Simulates fluid devices by a cost profile: all that train are members, and some only generate."""
+"""Simulates members by a cost profile: all devices that train, beside others that only generate."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +12,7 @@ from services.scheduler.costs.profile import (
     fragment_seconds,
     gradient_seconds,
     merged_part,
+    train_group_seconds,
 )
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.measured import Pools, Simulated, Watch, measure
@@ -23,7 +24,7 @@ WARM_UP = 2
 """Batches until one is like the next: the first one begins on idle devices."""
 
 
-def simulate_fluid(
+def simulate_members(
     profile: Profile,
     *,
     rollout: Mapping[str, int],
@@ -44,24 +45,28 @@ def simulate_fluid(
         kind: rollout.get(kind, 0) + members.get(kind, 0) for kind in sorted({*rollout, *members})
     }
     size = schedule.fixed_fragment or profile.shape.group_size
-    seconds = timing_of(profile, members, noise=False).fragment
-    rate = sum(n / seconds(kind, size) for kind, n in together.items())
+    seconds = cluster.timing.fragment
+    generating = together if schedule.members_generate else rollout
+    rate = sum(n / seconds(kind, size) for kind, n in generating.items())
     pools = Pools(
         num_rollout=sum(rollout.values()),
-        num_trainer=sum(members.values()),
+        num_trainer=len(cluster.members),
         trainer_part=1.0,
         generation_seconds=profile.shape.samples / size / rate,
     )
     return measure(watch, skipped, pools, floor_seconds(profile, together))
 
 
-def timing_of(profile: Profile, members: Mapping[str, int], *, noise: bool) -> Timing:
-    """The profile's seconds. Scoring is part of a fragment's, as in the profile. A kind is of
-    members or not; members hold the whole network, whatever others stream."""
+def timing_of(
+    profile: Profile, members: Mapping[str, int], schedule: RunSchedule, *, noise: bool
+) -> Timing:
+    """The profile's seconds. Scoring is part of a fragment's, as in the profile. Where members
+    generate, a kind is of members or not; they hold the whole network, whatever others stream."""
     shape = profile.shape
 
     def fragment(kind: str, samples: int) -> float:
-        return fragment_seconds(profile, kind, samples, "trainer" if kind in members else "rollout")
+        is_member = schedule.members_generate and kind in members
+        return fragment_seconds(profile, kind, samples, "trainer" if is_member else "rollout")
 
     slowest = max(members, key=lambda kind: fluid.snapshot_seconds(profile, kind))
     publish = profile.variant.publish_seconds
@@ -88,6 +93,21 @@ def timing_of(profile: Profile, members: Mapping[str, int], *, noise: bool) -> T
     )
 
 
+def _of_shard_group(profile: Profile, devices: Mapping[str, int], timing: Timing) -> Timing:
+    """The seconds of devices that share the weights and are one member: they divide the samples of
+    a group, and each steps, copies and loads its part."""
+    number, group = sum(devices.values()), train_group_seconds(profile, devices, tsp=False)
+    return replace(
+        timing,
+        gradient=lambda _, samples: group * samples / profile.shape.group_size,
+        piece=None,
+        exchange=0.0,
+        step=timing.step / number,
+        snapshot=timing.snapshot / number,
+        adopt_state=timing.adopt_state / number,
+    )
+
+
 def _cluster(
     profile: Profile,
     rollout: Mapping[str, int],
@@ -97,20 +117,26 @@ def _cluster(
     seed: int | None,
 ) -> Cluster:
     shape, hop = profile.shape, profile.rollout.handoff_seconds
-    timing = timing_of(profile, members, noise=seed is not None)
+    timing = timing_of(profile, members, schedule, noise=seed is not None)
+    if profile.variant.sharded:
+        timing = _of_shard_group(profile, members, timing)
+        members = {next(iter(members)): 1}
     plan = steady_plan(shape, batches=batches + 1, schedule=schedule)
     cluster = build(
         plan, timing, rollout=rollout, trainer_slots=0, members=members, seed=seed or 0,
         delay=lambda: hop, first_state=first_state(plan),
     )  # fmt: skip
     size = schedule.fixed_fragment or shape.group_size
-    costs = cluster.scheduler.state.costs.with_overhead(learned_overhead(profile, members))
+    costs = cluster.scheduler.state.costs.with_overhead(
+        learned_overhead(profile, members if schedule.members_generate else rollout)
+    )
 
     def sample(kind: str) -> Estimate:
         return Estimate(value=timing.fragment(kind, size) / costs.whole_samples(size))
 
     generating = {w.address: sample(w.kind) for w in cluster.rollout.values()}
-    generating |= {w.address: sample(w.kind) for w in cluster.members.values()}
+    if schedule.members_generate:
+        generating |= {w.address: sample(w.kind) for w in cluster.members.values()}
     training = {
         w.address: Estimate(value=timing.gradient(w.kind, shape.group_size))
         for w in cluster.members.values()

@@ -46,8 +46,8 @@ def fragment_sizes(profile: Profile, schedule: RunSchedule) -> list[int]:
 
 def situation_of(profile: Profile, split: Split, size: int, *, schedule: RunSchedule) -> Situation:
     """Describe a batch in fragments of `size` samples as the scheduler would see it."""
-    if schedule.mode == "fluid":
-        return _of_fluid(profile, split, size, ahead=schedule.staleness_limit > 0)
+    if schedule.has_members:
+        return _of_members(profile, split, size, schedule)
     shape, hop = profile.shape, profile.rollout.handoff_seconds
     timing = timing_of(profile, split.trainer)
     alone = has_independent_devices(profile, split.trainer)
@@ -76,10 +76,14 @@ def situation_of(profile: Profile, split: Split, size: int, *, schedule: RunSche
     return Situation(tag_inputs, _pool(profile, split, schedule, tag_inputs, publish))
 
 
-def _of_fluid(profile: Profile, split: Split, size: int, *, ahead: bool) -> Situation:
-    """Describe it on fluid devices, the split's trainer, and others that only generate. Where
-    generation is a step ahead, sums are exchanged beside it."""
-    shape, hop = profile.shape, profile.rollout.handoff_seconds
+def _of_members(profile: Profile, split: Split, size: int, schedule: RunSchedule) -> Situation:
+    """Describe it on members, the split's trainer, and others that only generate. Where generation
+    is a step ahead, sums are exchanged beside it; where members do not generate, all wait for the
+    weights."""
+    shape, hop, ahead = profile.shape, profile.rollout.handoff_seconds, schedule.staleness_limit > 0
+    publish = 0.0
+    if not schedule.members_generate:
+        publish = profile.variant.publish_seconds + profile.variant.adopt_seconds
     lanes = tuple(
         each
         for kind, count in split.trainer.items()
@@ -111,7 +115,8 @@ def _of_fluid(profile: Profile, split: Split, size: int, *, ahead: bool) -> Situ
         * (
             fluid.step_seconds(profile)
             + (0.0 if ahead else fluid.exchange_seconds(profile, len(lanes)) + HOPS_OF_FLUID * hop)
-        ),
+        )
+        + publish,
     )
     pool = IndependentPool(
         tag_inputs=inputs,

@@ -215,8 +215,8 @@ class SimMember(GeneratingMember):
         if self.hangs or (command.batch, command.attempt, command.round) != self._round:
             return
         self.total = total
-        self.history.works(f"{self.address}/0", "exchange", -self.fabric.seconds,
-                           self.fabric.seconds)  # fmt: skip
+        since = self.process.world.now - self.fabric.seconds
+        self.history.worked(f"{self.address}/0", "exchange", since)
         self.broker.send(self.process, SumHeld(
             **command.answer_fields, worker=self.address, sum_id=total.sum_id, norm=1.0,
             finite=True, scale=1.0, seconds=0.0,

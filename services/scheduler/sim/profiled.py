@@ -27,7 +27,7 @@ from services.scheduler.costs.profile import (
     train_group_seconds,
 )
 from services.scheduler.sim.cluster import Cluster, build
-from services.scheduler.sim.fluid import simulate_fluid
+from services.scheduler.sim.fluid import simulate_members
 from services.scheduler.sim.measured import Pools, Simulated, Watch, measure
 from services.scheduler.sim.scheduler import LookAhead
 from services.scheduler.sim.steady import NEVER as NEVER
@@ -68,15 +68,13 @@ def simulate(
         UserError: a pool without devices, or one that cannot hold the model.
     """
     _check_pool(profile, "trainer", trainer)
-    if schedule.mode == "fluid":
-        if rollout:
-            _check_pool(profile, "rollout", rollout)
-        return simulate_fluid(
+    if rollout or not schedule.members_generate:
+        _check_pool(profile, "rollout", rollout)
+    if schedule.has_members:
+        return simulate_members(
             profile, rollout=rollout, members=trainer, schedule=schedule, batches=batches,
             warm_up=warm_up, seed=seed, causes=causes,
         )  # fmt: skip
-    if schedule.mode != "colocated":
-        _check_pool(profile, "rollout", rollout)
     skipped = warm_up_of(schedule) if warm_up is None else warm_up
     cluster = _cluster(profile, rollout, trainer, schedule, skipped + batches, seed, look_ahead)
     if knows_costs:
@@ -189,7 +187,7 @@ def _cluster(
     timing = timing_of(profile, trainer, tsp=schedule.tsp, noise=seed is not None)
     independent = has_independent_devices(profile, trainer)
     lanes = [kind for kind, n in trainer.items() for _ in range(n)] if independent else []
-    slots = helpers(profile, trainer) if schedule.lends_trainer or independent else 0
+    slots = helpers(profile, trainer) if schedule.trainer_generates or independent else 0
     # The last batch that is measured is followed by another.
     plan = steady_plan(shape, batches=batches + 1, schedule=schedule)
     cluster = build(
@@ -234,7 +232,7 @@ def _generation_seconds(
 ) -> float:
     """Returns seconds in which all devices that may generate generate a batch."""
     size = schedule.fixed_fragment or profile.shape.group_size
-    devices = _together(rollout, trainer) if schedule.lends_trainer else rollout
+    devices = _together(rollout, trainer) if schedule.trainer_generates else rollout
     rate = sum(n / fragment_seconds(profile, kind, size) for kind, n in devices.items())
     return profile.shape.samples / size / rate
 

@@ -138,7 +138,7 @@ class SimScheduler:
         known = self.state.workers.get(worker.address)
         if status.idles and known is not None and known.excluded == "late":
             self._handle(WorkerInactive(worker.address, "nothing"))
-        if self.plan.schedule.mode == "fluid" and worker.service == "trainer":
+        if self.plan.schedule.has_members and worker.service == "trainer":
             self._handle(MemberReported(worker.address, status.holds))
         if status.loan is not None:
             loan = status.loan

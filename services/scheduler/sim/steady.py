@@ -29,7 +29,7 @@ def steady_plan(shape: Shape, *, batches: int, schedule: RunSchedule) -> Plan:
         shared_share=shape.shared_share,
         trained_steps=shape.trained_steps,
         merged_steps=shape.merged_steps,
-        updates=shape.updates if schedule.mode == "fluid" else 1,
+        updates=shape.updates if schedule.has_members else 1,
         trained_samples=shape.trained_samples,
         most_pieces=shape.most_pieces,
         windows=Windows(first=0, last=0),
@@ -54,9 +54,5 @@ def learned_overhead(profile: Profile, devices: Mapping[str, int]) -> Overhead:
 def fragment_of(recipe: Recipe) -> int:
     """Samples per fragment while there is plenty, on as many devices as the recipe starts."""
     plan = steady_plan(shape_of(recipe), batches=1, schedule=recipe.run_schedule)
-    lent = (
-        recipe.trainer.devices
-        if recipe.run_schedule.lends_trainer or recipe.schedule.is_fluid
-        else 0
-    )
+    lent = recipe.trainer.devices if recipe.run_schedule.trainer_generates else 0
     return full_size(plan, recipe.rollout.workers + lent)

@@ -25,6 +25,7 @@ from shared.diffusion.generation import Generator, LocalGenerator
 from shared.diffusion.policy import load_policy
 from shared.diffusion.training.rows import check_stored
 from shared.errors import RanksLost
+from shared.models.memory import Part
 from shared.process.service import end_soon
 from shared.process.worker_process import WorkerProcess
 from shared.recipe.recipe import Recipe, override
@@ -40,8 +41,11 @@ async def be_a_member(process: WorkerProcess) -> None:
         await _lead_a_group(process)
         return
     settings, recipe = process.settings, as_whole(process.recipe)
-    parts = set(recipe.generating_parts)
-    device = this_device(recipe, parts, trains=True, concurrency=1, memory_gib=settings.memory_gib)
+    generates = recipe.schedule.members_generate
+    parts: set[Part] = set(recipe.generating_parts) if generates else {"transformer"}
+    device = this_device(
+        recipe, parts, trains=True, concurrency=int(generates), memory_gib=settings.memory_gib
+    )
     async with (
         process.sharing() as sharing,
         sharing.connect("waiting_for_rollout", device) as context,

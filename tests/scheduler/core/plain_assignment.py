@@ -37,7 +37,7 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, NextFrag
     batch, limit = supply
     samples = unissued_samples(plan, batch, limit)
     help_work = _help(plan, state, batch, samples)
-    lent = lent_trainer(plan, state)
+    lent = lent_trainer(state)
     devices = state.rollout
     if lent is not None and help_work is not None:
         devices = [*devices, lent]
@@ -56,7 +56,7 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, NextFrag
 
 
 def _help(plan: Plan, state: State, batch: BatchState, samples: int) -> NextFragment | None:
-    lent = lent_trainer(plan, state)
+    lent = lent_trainer(state)
     if lent is None or batch is not state.batch:
         return None
     num_queues = sum(worker.concurrency for worker in (*state.rollout, lent))

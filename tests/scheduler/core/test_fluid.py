@@ -45,7 +45,7 @@ class Run:
     """A run whose commands are collected."""
 
     def __init__(self, members: int = 2, **changes: Any) -> None:
-        plan = examples.plan(mode="fluid", tag=0, **changes)
+        plan = examples.plan(**{"mode": "fluid", "tag": 0, **changes})
         self.plan: Plan = replace(plan, trained_steps=6)
         self.state = State(recovering=True)
         self.now = 0.0

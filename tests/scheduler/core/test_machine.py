@@ -8,7 +8,6 @@ from shared.messages.contracts import (
     Command,
     FragmentFailed,
     FragmentReleased,
-    GenerateFragment,
     OperatorRequest,
     RunFailed,
     TrainGroup,
@@ -47,19 +46,6 @@ def test_a_group_trains_when_its_last_sample_is_scored() -> None:
     assert isinstance(train, TrainGroup)
     assert [f.fragment.first_sample for f in train.fragments] == [0, 2]
     assert train.advantages[0] < 0 < train.advantages[3]
-
-
-def test_sequential_mode_trains_nothing_before_the_whole_batch_is_scored() -> None:
-    machine = Machine(num_groups=2, mode="sequential")
-    tasks = machine.tasks(examples.published(0))
-    sent: list[Command] = []
-    while tasks:
-        task = tasks.pop(0)
-        assert not sent
-        more = [*machine.handle(examples.generated(task)), *machine.handle(examples.scored(task))]
-        tasks += [c for c in more if isinstance(c, GenerateFragment)]
-        sent += [c for c in more if isinstance(c, TrainGroup)]
-    assert len(sent) == 2
 
 
 def test_every_sample_of_a_batch_is_trained_once() -> None:

@@ -1,6 +1,6 @@
 """Which whole groups are sent to the trainer, and what a trainer generates beside them."""
 
-from services.scheduler.core.inputs import DeviceReported, WorkerJoined, WorkerLeft
+from services.scheduler.core.inputs import WorkerJoined
 from shared.messages.contracts import (
     Command,
     GenerateFragment,
@@ -34,23 +34,6 @@ def test_every_whole_group_goes_to_the_trainer_at_once() -> None:
     machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", concurrency=0))
     commands = run(machine, machine.handle(examples.published(0)))
     assert sorted(c.group for c in groups(commands)) == list(range(8))
-
-
-def test_a_colocated_trainer_generates_all_groups_in_order_and_then_trains_them() -> None:
-    machine = Machine(num_groups=4, mode="colocated")
-    machine.handle(WorkerLeft("a-0"))
-    machine.handle(WorkerJoined("t-0", "t", "trainer", concurrency=1))
-    commands = machine.handle(TagRequest(mode="fixed", groups=4, id="x"))
-    commands += machine.handle(examples.published(0))
-    lent = [c for c in commands if isinstance(c, SetDevice)]
-    assert [c.mode for c in lent] == ["generate"]
-    machine.handle(DeviceReported("t-0", lent[0].loan_number, "generate"))
-    seen = run(machine, commands)
-    generated = [c for c in seen if isinstance(c, GenerateFragment)]
-    in_order = [(c.fragment.group, c.worker) for c in generated]
-    assert list(dict.fromkeys(in_order)) == [(n, "t-0") for n in range(4)]
-    assert [c.group for c in groups(seen)] == [0, 1, 2, 3]
-    assert seen.index(generated[-1]) < seen.index(groups(seen)[0])
 
 
 def test_a_trainer_of_independent_devices_is_lent_until_its_share_is_generated() -> None:

@@ -25,8 +25,12 @@ def test_a_run_without_workers_says_what_it_waits_for_and_who_is_missing(
     joined = WorkerJoined("trainer-0-a", "trainer-0", "trainer")
     scheduler.state, _ = step(scheduler.plan, scheduler.state, joined, 0.0)
     assert client.get("/v1/run").json()["missing_workers"] == ["rollout", "reward"]
-    scheduler.plan = examples.with_schedule(scheduler.plan, mode="colocated")
+    colocated = examples.with_schedule(scheduler.plan, mode="colocated")
+    scheduler.plan = colocated
+    scheduler.state, _ = step(colocated, State(), joined, 0.0)
     assert client.get("/v1/run").json()["missing_workers"] == ["reward"]
+    scheduler.plan = examples.with_schedule(colocated, mode="sequential")
+    assert client.get("/v1/run").json()["missing_workers"] == ["rollout", "reward"]
 
 
 def test_encoders_are_shown_and_missed_only_where_the_run_needs_them(

@@ -63,8 +63,7 @@ def uses(cluster: Cluster, device: str) -> list[tuple[str, float, float]]:
 
 def test_a_device_of_a_fluid_trainer_finishes_its_fragment_and_then_trains() -> None:
     """One group of each device: both are done after 8 s, and train 8 samples together."""
-    plan = with_schedule(PLAN, mode="colocated")
-    cluster = run(plan, rollout={}, lanes=["fast", "fast"], groups=2)
+    cluster = run(PLAN, rollout={}, lanes=["fast", "fast"], groups=2)
     trainer = cluster.trainer
     assert trainer is not None
     for lane in (0, 1):

@@ -52,7 +52,7 @@ def test_one_device_is_never_faster_than_its_bound_by_the_luck_of_a_few_draws(se
     shape = wan.shape.model_copy(update={"groups": 4, "group_size": 8})
     found = simulate(
         wan.model_copy(update={"shape": shape}), rollout={}, trainer={"H100": 1},
-        schedule=RunSchedule(mode="colocated", fragment_size=8), batches=3, seed=seed,
+        schedule=RunSchedule(mode="colocated", fragment_size=8), batches=8, seed=seed,
         causes=False,
     )  # fmt: skip
     assert 0.99 < found.utilisation < 1
@@ -79,7 +79,7 @@ def test_a_schedule_never_beats_its_bound_and_shares_add_up(
         FLUX, rollout=split.rollout, trainer=split.trainer, schedule=schedule, batches=1, seed=None
     )
     bound = floor_seconds(FLUX, split.devices)
-    if not schedule.lends_trainer:
+    if not schedule.trainer_generates:
         bound = split_bound(FLUX, split.rollout, split.trainer)
     assert found.step_seconds > bound
     assert found.floor_seconds == pytest.approx(floor_seconds(FLUX, split.devices))
@@ -155,7 +155,8 @@ def test_colocated_devices_generate_and_then_train() -> None:
     assert busy["generate"] * found.step_seconds * 16 == pytest.approx(
         QWEN.generation_work, rel=0.02
     )
-    assert busy["train"] * found.step_seconds * 16 == pytest.approx(QWEN.training_work, rel=0.02)
+    training = busy["train"] * found.step_seconds * 16 / QWEN.training_work
+    assert 1 < training < 1.15  # small pieces take more calls
     assert found.bubbles["rollout"] == {} and found.staleness == {0: 1.0}
 
 

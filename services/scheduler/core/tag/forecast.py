@@ -10,7 +10,7 @@ one-step   generation and training overlap wholly, so the slower of the two sets
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.scheduler.core.tag import fluid
 from services.scheduler.core.tag.makespan import (
@@ -51,8 +51,8 @@ class Situation:
 def forecast(situation: Situation, schedule: RunSchedule) -> Forecast:
     """Forecast a batch with as much help by the trainer as is best or fixed."""
     tag_inputs, pool = situation.tag_inputs, situation.pool
-    if schedule.mode == "colocated":
-        return Forecast(makespan(tag_inputs, tag_inputs.groups), tag_inputs.groups)
+    if schedule.mode in ("colocated", "sequential"):
+        return Forecast(_in_turn(tag_inputs, pool, schedule), 0)
     if schedule.mode == "fluid" and pool is None:  # those that train do not generate
         least = fluid.least_period(tag_inputs, publish=0.0, last=0.0)
         ahead = max(_pace(tag_inputs, 0), least)
@@ -63,8 +63,6 @@ def forecast(situation: Situation, schedule: RunSchedule) -> Forecast:
             return Forecast(fluid.members_ahead(pool), tag_inputs.groups)
         everything = None if tag_inputs.rollout else tag_inputs.groups
         return Forecast(*fluid.strict(pool, everything))
-    if schedule.mode == "sequential":
-        return Forecast(_sequential(tag_inputs, pool), 0)
     if pool is not None:
         return _of_independent(pool, schedule)
     alone = _strict(tag_inputs, schedule)
@@ -104,11 +102,15 @@ def _of_independent(pool: fluid.IndependentPool, schedule: RunSchedule) -> Forec
     return _partly(schedule, strict, Forecast(*fluid.one_step(pool, fixed)))
 
 
-def _sequential(tag_inputs: TagInputs, pool: fluid.IndependentPool | None) -> float:
-    """All is generated, then all is trained, on all of the trainer's devices."""
+def _in_turn(
+    tag_inputs: TagInputs, pool: fluid.IndependentPool | None, schedule: RunSchedule
+) -> float:
+    """All is generated, by members as well if they do that, then all is trained."""
+    members = pool.lanes if pool is not None and schedule.members_generate else ()
+    generating = (*tag_inputs.rollout, *(fragment for fragment, _ in members))
+    generated = generation_seconds(replace(tag_inputs, rollout=generating))
     last = 0.0 if pool is None else pool.last / 2
-    training = tag_inputs.groups * tag_inputs.train + tag_inputs.commit
-    return generation_seconds(tag_inputs) + training + last
+    return generated + tag_inputs.groups * tag_inputs.train + tag_inputs.commit + last
 
 
 def _strict(tag_inputs: TagInputs, schedule: RunSchedule) -> Forecast:
