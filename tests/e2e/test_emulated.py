@@ -13,7 +13,7 @@ from bench.cluster.setting import Setting
 from shared.run.commits import CommitRecord
 from tests.storm.cluster import cluster
 from tests.storm.judge import violations_of
-from tests.storm.small import SAMPLES, small
+from tests.storm.small import small
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(120)]
 
@@ -53,20 +53,6 @@ async def test_a_trainer_of_two_devices_generates_its_share_and_changes_no_byte(
     setting = small(tmp_path, trainer={"H100": 2}, rollout={"H100": 1}, tag=2)
     records = await whole_run(tmp_path, setting)
     assert all(samples_by_trainer(records)), "of every batch"
-
-
-@pytest.mark.slow
-async def test_one_device_generates_and_trains_by_turns(tmp_path: Path) -> None:
-    setting = small(tmp_path, mode="colocated", rollout={}, steps=3)
-    records = await whole_run(tmp_path, setting)
-    assert samples_by_trainer(records) == [SAMPLES] * 3
-
-
-@pytest.mark.slow
-async def test_a_batch_after_the_other_with_all_devices_waiting_trains_the_same(
-    tmp_path: Path,
-) -> None:
-    await whole_run(tmp_path, small(tmp_path, mode="sequential", tsp_steps=1, steps=3))
 
 
 @pytest.mark.slow

@@ -37,13 +37,20 @@ GROUPS = {
     "schedule.mode": "fluid", "rollout.workers": 1, "trainer.devices": 4,
     "trainer.shard_devices": 2,
 }  # fmt: skip
-KEYS: dict[str, dict[str, Any]] = {"roles": {}, "fluid": FLUID, "groups": GROUPS}
+COLOCATED = {**FLUID, "schedule.mode": "colocated"}
+SEQUENTIAL = {"schedule.mode": "sequential", "rollout.workers": 2, "trainer.devices": 2}
+AHEAD: dict[str, dict[str, Any]] = {"roles": {}, "fluid": FLUID, "groups": GROUPS}
+KEYS = {**AHEAD, "colocated": COLOCATED, "sequential": SEQUENTIAL}
 ALL = [
-    (mode, updates, staleness, loss)
-    for mode in KEYS
-    for updates in (1, 2)
-    for staleness in (0, 1)
-    for loss in (("bypass", "decoupled") if (updates, staleness) == (2, 1) else ("bypass",))
+    ("colocated", 2, 0, "bypass"),
+    ("sequential", 2, 0, "bypass"),
+    *(
+        (mode, updates, staleness, loss)
+        for mode in AHEAD
+        for updates in (1, 2)
+        for staleness in (0, 1)
+        for loss in (("bypass", "decoupled") if (updates, staleness) == (2, 1) else ("bypass",))
+    ),
 ]
 
 

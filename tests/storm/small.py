@@ -11,8 +11,6 @@ from shared.learning.algorithms import ALGORITHMS, Method
 from shared.recipe.schedule import RunSchedule
 from tests.profile.tiny import GROUPS, tiny_profile
 
-SAMPLES = 16
-"""Samples of a batch."""
 NAME = "emulated"
 METHOD = Method(
     "shared.diffusion.training.objective:nft", ("flow",), has_ratio=False, has_old_policy=True

@@ -20,6 +20,7 @@ from services.trainer.fluid.shard_group import OnlyTrains, ShardGroup
 from services.trainer.fluid.store_exchange import StoreExchange
 from services.trainer.fluid.sums import SumLayout
 from shared.devices.conditions import encoded_conditions
+from shared.devices.protocols import GeneratingDevice
 from shared.diffusion.device import this_device
 from shared.diffusion.generation import Generator, LocalGenerator
 from shared.diffusion.policy import load_policy
@@ -58,8 +59,10 @@ async def be_a_member(process: WorkerProcess) -> None:
             recipe, sharing.store, member.engine.layout, broker, context.worker.address
         )
         encoded = await encoded_conditions(process.store, recipe)
-        generator = LocalGenerator(Generator(recipe, loaded))
-        await process.compare_kinds(context, generator.canary)
+        generator: GeneratingDevice = OnlyTrains()
+        if generates:
+            local = generator = LocalGenerator(Generator(recipe, loaded))
+            await process.compare_kinds(context, local.canary)
         app = MemberApp(
             member, generator, exchange, recipe, context,
             encoded=encoded, check=partial(check_stored, recipe),

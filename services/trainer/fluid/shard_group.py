@@ -222,7 +222,7 @@ class ShardGroup:
 
 
 class OnlyTrains:
-    """Stands where a member's generator does: a group is given no fragments."""
+    """Stands in the place of the generator of a member that is given no fragments."""
 
     def weights_digest(self) -> str:
         return ""
@@ -230,9 +230,9 @@ class OnlyTrains:
     async def begin(
         self, task: GenerateFragment, conditions: bytes | None = None, source: bytes | None = None
     ) -> Generation:
-        raise ContractError("a shard group does not generate")
+        raise ContractError("this member does not generate")
 
     async def conditions(
         self, prompt: str, source: bytes | None = None, negative: str | None = None
     ) -> bytes:
-        raise ContractError("a shard group does not generate")
+        raise ContractError("this member does not generate")
