@@ -2,7 +2,7 @@
 
 A group is trained in slices, a few samples each, which any device may take: groups first in, first
 out, and no slice before all of the group before it are taken. So no device waits for another, and
-what is ready is divided over all of them, be it a group or, in sequential mode, the whole batch.
+what is ready is divided over all of them.
 
 One device trains whatever is ready before it generates, so that rollout never waits for it. Of
 several devices each first finishes the fragments that it has, unbroken, and otherwise trains the
