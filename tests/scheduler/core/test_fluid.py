@@ -384,3 +384,16 @@ def test_one_that_comes_late_counts_as_soon_as_it_holds_the_version() -> None:
     run.train()
     [command] = run.take(ExchangeSums)
     assert {share.worker for share in command.shares} == {"trainer-0-a", "trainer-1-a"}
+
+
+def test_a_member_that_reports_an_earlier_version_is_believed_after_a_while() -> None:
+    """The report that it holds none may be lost; one that was sent before the step comes after."""
+    run = Run(members=1)
+    [worker], _ = run.stepped()
+
+    def report() -> int:
+        run.give(MemberReported(worker, Holds(version=0, checksum=CHECKSUM, update=0)), seconds=1.0)
+        assert run.state.fluid is not None
+        return run.state.fluid.holds[worker].version
+
+    assert [report() for _ in range(4)] == [1, 1, 1, 0]

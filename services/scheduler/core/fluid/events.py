@@ -25,6 +25,9 @@ from shared.messages.fluid import (
 )
 from shared.messages.workers import Holds
 
+BELIEVED_S = 3.0
+"""Reports that were sent before a step and come after it are not older than that."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemberReported:
@@ -69,11 +72,12 @@ def record(plan: Plan, state: State, event: FluidEvent, now: float) -> State:
     return state
 
 
-def member_reported(_plan: Plan, state: State, event: MemberReported, _now: float) -> State:
+def member_reported(_plan: Plan, state: State, event: MemberReported, now: float) -> State:
     """Record what a member holds; the same state if it is known, or was known before.
 
-    A member that goes back to an earlier version reports first that it holds none. One that goes
-    back to before an update does so for an attempt in which that is not taken yet.
+    A member that goes back to an earlier version reports first that it holds none. If that report
+    is lost, the member is believed once it has reported the earlier version for a while. One that
+    goes back to before an update does so for an attempt in which that is not taken yet.
     """
     fluid, held = state.fluid, event.holds
     if fluid is None:
@@ -86,7 +90,12 @@ def member_reported(_plan: Plan, state: State, event: MemberReported, _now: floa
         if is_older or (
             held.version == known.version and held.update < min(known.update, fluid.update)
         ):
-            return state
+            before, since = fluid.older.get(event.address, (None, now))
+            if before != held:
+                older = {**fluid.older, event.address: (held, now)}
+                return replace(state, fluid=replace(fluid, older=older))
+            if now - since < BELIEVED_S:
+                return state
     return replace(state, fluid=with_held(state, fluid, event.address, held))
 
 

@@ -238,6 +238,8 @@ class FluidState:
     """When one that stepped in an earlier attempt was last named to commit."""
     holds: Mapping[str, Holds] = field(default_factory=dict)
     """Address -> what the member reports that it could step from."""
+    older: Mapping[str, tuple[Holds, float]] = field(default_factory=dict)
+    """Address -> the newest report of something earlier than what is known, and since when."""
     known_members: tuple[tuple[object, ...], frozenset[str]] | None = field(
         default=None, compare=False, repr=False
     )
