@@ -11,6 +11,7 @@ import structlog
 
 from services.reward.scorer import WeightedScorer, scorer_inputs
 from services.reward.scoring import MediaSize, Outcome, outcome_of, read_media, source_of
+from shared.bus.queue import Delivery
 from shared.bus.traces import about, span
 from shared.errors import ContractError, DigenRLError, Unavailable
 from shared.learning.pictures import WHITE
@@ -28,6 +29,8 @@ from shared.process.worker import WorkerContext, patiently
 from shared.run.sources import SourceImages
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 
+LOOKS, LOOK_S = 3, 0.5
+"""How often, and after how long each time, the task of a result is looked for."""
 FRAGMENTS_AT_ONCE = 2
 """Fragments at a time: one is scored while the media of the next are fetched."""
 TIMES_LEARNED, SHORTEST_S, UNLEARNED_S = 10, 120.0, 1800.0
@@ -101,6 +104,7 @@ class RewardApp:
                 assert isinstance(reported, FragmentGenerated)
                 event = await self._with_prompt_of_task(reported)
                 if event is None:
+                    await self._put_off(delivery, reported)
                     continue
                 try:
                     with span("score", event, worker=self._worker.name):
@@ -117,11 +121,17 @@ class RewardApp:
         if the worker was given no such task."""
         slot = str(event.fragment.slot)
         task = await patiently(partial(self._bus.task_of, event), "task_unavailable", slot=slot)
-        if task is not None:
-            return event.model_copy(update={"prompt": task.prompt})
+        return None if task is None else event.model_copy(update={"prompt": task.prompt})
+
+    async def _put_off(self, delivery: Delivery, event: FragmentGenerated) -> None:
+        """Look again a little later for the task of a result: where NATS has lost both, the result
+        may come again before the scheduler has given the same task once more. Then pass it over."""
+        if delivery.number < LOOKS:
+            await delivery.give_back(LOOK_S)
+            return
         FRAGMENTS.labels(stage="reward", outcome="refused").inc()
+        slot = str(event.fragment.slot)
         log.error("result_without_task", slot=slot, worker=event.worker)
-        return None
 
     def _patience(self, message: Message) -> float:
         """Returns the seconds until others may score a fragment, too: this worker may hang, and

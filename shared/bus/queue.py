@@ -42,6 +42,12 @@ class Delivery:
         self.patience_s = math.inf
         self._raw = raw
         self._alive: asyncio.Task[None] | None = None
+        self._is_given_back = False
+
+    @property
+    def number(self) -> int:
+        """How often the work was handed to somebody, with this time."""
+        return int(self._raw.metadata.num_delivered)
 
     async def __aenter__(self) -> Message:
         self._alive = asyncio.create_task(self._keep_alive())
@@ -50,14 +56,17 @@ class Delivery:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         assert self._alive is not None
         self._alive.cancel()
+        if self._is_given_back:
+            return
         # The broker may be gone: the message is then delivered again, and its slot is taken.
         with contextlib.suppress(nats.errors.Error, TimeoutError):
             await (self._raw.ack() if kind is None else self._raw.nak(delay=0.1))
 
-    async def give_back(self) -> None:
-        """Leave the work, which was not begun, to others."""
+    async def give_back(self, delay_s: float = 0.1) -> None:
+        """Leave the work, which was not begun, to others, or to this one later."""
+        self._is_given_back = True
         with contextlib.suppress(nats.errors.Error):
-            await self._raw.nak(delay=0.1)
+            await self._raw.nak(delay=delay_s)
 
     async def _keep_alive(self) -> None:
         deadline = time.monotonic() + self.patience_s

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from services.reward.app import SHORTEST_S, UNLEARNED_S, RewardApp
+from services.reward.app import LOOK_S, SHORTEST_S, UNLEARNED_S, RewardApp
 from services.reward.scorer import WeightedScorer
 from shared.bus import queue as bus_queue
 from shared.bus.bus import Bus
@@ -82,3 +82,31 @@ def test_a_scorer_may_take_ten_times_what_it_took_before() -> None:
     assert app._patience(event) == SHORTEST_S
     app._seconds = 60.0
     assert app._patience(event) == 10 * 2 * 2 * 60.0
+
+
+@pytest.mark.broker
+async def test_a_result_that_comes_before_its_task_is_scored_and_one_without_is_passed_over(
+    nats_url: str, folder_store: ObjectStore
+) -> None:
+    """NATS has lost both, and the device has sent its result once more."""
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        images = safetensors.numpy.save({"images": np.zeros((2, 1, 8, 8), np.uint8)})
+        media = await folder_store.put("test", images, suffix=".safetensors")
+        for group in (1, 0):
+            event = examples.generated(examples.task(group=group))
+            stored = event.stored.model_copy(update={"media": media})
+            await bus.publish(event.model_copy(update={"stored": stored}))
+        worker = Worker("reward", "reward-0", "waiting_for_rollout")
+        scorers = [WeightedScorer("proxy", 1.0, Works())]
+        scoring = asyncio.create_task(
+            RewardApp(scorers, WorkerContext(bus, folder_store, worker)).run()
+        )
+        await asyncio.sleep(LOOK_S / 2)
+        await bus.publish(examples.task(group=0))
+        async with asyncio.timeout(30), contextlib.aclosing(bus.follow(subjects.REW)) as scores:
+            received = await anext(scores)
+        assert isinstance(received.message, FragmentScored)
+        assert received.message.fragment.group == 0
+        scoring.cancel()
+        await asyncio.wait([scoring])

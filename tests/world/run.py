@@ -45,6 +45,8 @@ REFUSED = "another worker is named"
 """What ends a worker in whose place another one lives on."""
 REPAIR = "digenrl repair"
 """Names what puts right that somebody has damaged an object and its copy."""
+LOSS, LOSSES_FAIL = "lose objects", 3
+"""A fault, and how often it may fail a run: by then a fragment may have failed so often."""
 OF_OTHERS = "are not trained once"
 """What a device says that was given samples of another fragment, by whoever may answer for it."""
 OF_OTHER_BYTES = "is not what its reference says"
@@ -154,7 +156,9 @@ async def _live(world: World, nemeses: Sequence[Nemesis], liveness: Liveness) ->
             await each
     kinds = {fault.kind for each in nemeses for fault in each.struck}
     is_beyond = not kinds.isdisjoint(BEYOND)
-    may_fail = is_beyond or (intruder is not None and intruder.as_others)
+    lost = [fault for each in nemeses for fault in each.struck if fault.kind == LOSS]
+    loses_often = len(lost) >= LOSSES_FAIL
+    may_fail = is_beyond or loses_often or (intruder is not None and intruder.as_others)
     has_ended = await _end_of_run(world, liveness, may_fail=may_fail)
     has_ended = has_ended or (is_beyond and await liveness.is_said())
     await watch.settle()
