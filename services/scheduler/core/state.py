@@ -292,13 +292,13 @@ class State:
 
     @property
     def rollout(self) -> list[WorkerState]:
-        """Rollout devices, and members of a fluid run, that are not excluded from work."""
+        """Workers that generate, members among them, and are not excluded from work."""
         workers = self.workers
         return [workers[address] for address in workers.roles.places]
 
     @property
     def members(self) -> list[WorkerState]:
-        """Members of a fluid run that are not excluded from work."""
+        """Members that are not excluded from work."""
         roles = self.workers.roles
         addresses = (*roles.places, *roles.only_train)
         return [self.workers[a] for a in addresses if a not in roles.rollout]

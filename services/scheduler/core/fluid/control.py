@@ -1,4 +1,4 @@
-"""Issues the commands of a fluid run that follow from the state: (plan, state, now) -> commands.
+"""Issues the commands to members that follow from the state: (plan, state, now) -> commands.
 
 Whole groups go to DG_TRAIN, pieces of them to members, the rounds decide about sums, and fragments
 go to whoever has room. As soon as the committer has taken the step, members that made the same

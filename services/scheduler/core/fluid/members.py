@@ -8,7 +8,7 @@ from shared.messages.records import ObjectRef, Policy
 from shared.messages.workers import Holds
 
 MEMBER = "member"
-"""What a trainer of a fluid run is called in the state: it generates as rollout does."""
+"""Name of a member's service in the state; to the others it is a trainer."""
 
 TOGETHER_S = 0.5
 """Seconds that those who have stepped wait for the others."""
