@@ -42,6 +42,7 @@ from services.scheduler.shell.tag_refiner import TagRefiner
 from services.scheduler.shell.waves import in_waves
 from services.scheduler.sim.staleness import StalenessDecision
 from shared.bus.bus import Bus, Received
+from shared.cancellation import cancellable
 from shared.errors import IntegrityError, SlotPoisoned
 from shared.messages import subjects
 from shared.messages.contracts import (
@@ -144,15 +145,14 @@ class Scheduler:
         )  # fmt: skip
 
     async def run(self) -> None:
-        """Recover from the commit records, then handle events for ever.
-
-        If streams are lost, make them again and start over.
-        """
+        """Recover from the commit records, then handle events for ever; start over, with new
+        streams, if streams are lost."""
         self._statuses_waiting = await self.bus.on_status(lambda status: self.roster.record(status))
         before: State | None = None
         while True:
             try:
-                await self._run_on(before)
+                # Whoever ends this task may do so while a group of tasks is ending by itself.
+                await cancellable(self._run_on(before))
             except* StreamsLost as lost:
                 log.error("streams_lost", lost=[str(error) for error in lost.exceptions])
             self.health.is_not_ready("recovering: messages of NATS were lost")
