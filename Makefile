@@ -51,7 +51,7 @@ FAST = tests/scheduler tests/shared tests/rollout tests/follow tests/test_archit
 OF_MODELS = families $(patsubst %,test_%.py,attention blocks decoding experts generation loading \
     local_generator lora out_of_memory quantisation return shared_noise shared_noise_cuts starting_adapter streaming)
 LONG = $(patsubst %,--ignore tests/shared/diffusion/%,$(OF_MODELS)) $(patsubst %,--ignore tests/rollout/test_%.py,encoder_engine memory rollout_engine) \
-    $(patsubst %,--ignore tests/scheduler/sim/test_%.py,fluid_sizes forecast lookahead profiled) --ignore tests/scheduler/core/tag/test_regret.py --ignore tests/scheduler/core/test_sizing.py \
+    $(patsubst %,--ignore tests/scheduler/sim/test_%.py,fluid_sizes forecast profiled) --ignore tests/scheduler/core/tag/test_regret.py --ignore tests/scheduler/core/test_sizing.py \
     --ignore tests/shared/process/test_service.py --ignore tests/scheduler/shell/test_any_request.py \
     --ignore tests/shared/recipe/test_adding_a_key.py --ignore tests/shared/diffusion/training/test_host_reads.py \
     --ignore tests/shared/learning/test_adding_an_algorithm.py --ignore tests/shared/store/test_bucket.py \

@@ -19,7 +19,7 @@ from rich import print
 from services.reward.scorer import build_scorers, scorer_inputs
 from services.reward.scoring import source_of
 from services.trainer.engine.trainer_engine import TrainerEngine
-from shared.devices.protocols import AdvantageKind, GroupData
+from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
 from shared.learning.advantages import Scored
@@ -65,17 +65,15 @@ class Loop:
         self, batch: int, groups: Sequence[GroupData], scored: Sequence[Scored]
     ) -> dict[str, float]:
         """Take the optimizer steps of a batch, each with its part of the groups."""
-        kind: AdvantageKind | None = None
-        if self.recipe.batch_std is not None:
+        if self.recipe.over_batch:
             final = self.recipe.advantages.of_batch(scored)
             groups = [replace(one, advantages=of) for one, of in zip(groups, final, strict=True)]
-            kind = "final"
         self.trainer.begin()
         metrics: dict[str, float] = {}
         size = len(groups) // self.recipe.trainer.updates
         for first in range(0, len(groups), size):
             for data in groups[first : first + size]:
-                self.trainer.train(self.trainer.read(data), kind=kind)
+                self.trainer.train(self.trainer.read(data))
             metrics = self.trainer.step(batch)
         return metrics
 

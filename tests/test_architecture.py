@@ -21,7 +21,7 @@ TORCH_FREE = [
     "digenrl.local.preflight",
     "digenrl.local.check",
     "services.scheduler.shell.service",
-    "services.trainer.app",
+    "services.trainer.fluid.member",
     "services.rollout.service",
     "services.trainer.service",
     "services.reward.service",
@@ -45,7 +45,7 @@ def test_the_command_and_the_scheduler_never_import_torch() -> None:
 def test_a_worker_loads_the_libraries_of_its_device_and_of_the_index_only_where_it_needs_them() -> (
     None
 ):
-    imports = "services.reward.app, services.reward.service, services.trainer.app"
+    imports = "services.reward.app, services.reward.service, services.trainer.fluid.member"
     unwanted = "{'diffusers', 'onnxruntime', 'redis', 'scipy', 'torch', 'torchao', 'transformers'}"
     check = f"import sys, {imports}; sys.exit(', '.join({unwanted} & set(sys.modules)) or 0)"
     ended = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)

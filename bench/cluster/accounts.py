@@ -13,7 +13,6 @@ from typing import Any
 from bench.cluster.blobs import Origin
 from bench.cluster.ledger import Entry, Ledger
 from services.scheduler.costs.shape import Shape
-from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
 
 
@@ -83,10 +82,7 @@ def total_of(accounts: Mapping[str, Account], shape: Shape, batch: int, before: 
     ledger.num_skipped = skipped // shape.trained_steps
     for account in accounts.values():
         for piece in account.pieces:
-            part = GroupSlice(
-                range(len(piece.entries)), first=piece.steps.start, end=piece.steps.stop
-            )
-            ledger.take(piece.entries, part)
+            ledger.take(piece.entries, piece.steps)
     return Total(before, ledger.close(batch, shape.samples, before))
 
 

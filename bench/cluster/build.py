@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from bench.cluster.blobs import EmulatedWeights
 from bench.cluster.generation import EmulatedDevice, EmulatedRollout
 from bench.cluster.hold import Held, QueuedHeld
-from bench.cluster.ledger import Ledger
 from bench.cluster.members import EmulatedMember, first_weights
 from bench.cluster.payloads import Scaled, scaled, whole
 from bench.cluster.setting import DEVICES_PER_NODE, Setting
 from bench.cluster.stores import Line
-from bench.cluster.training import EmulatedTraining, lanes
 from services.scheduler.costs import fluid
-from services.scheduler.costs.noise import Noise, rollout_device, trainer_device
+from services.scheduler.costs.noise import Noise, rollout_device
 from services.scheduler.costs.profile import Profile, Role, device
 from services.scheduler.sim.cluster import member_name
 from shared.messages.workers import Device
@@ -51,11 +49,9 @@ class Emulation:
         run, scale = self.setting.run, self.setting.scale
         if self.setting.all_bytes:
             return {}
-        found = {weights_folder(run): self.line()}
-        if self.setting.has_members:
-            seconds = fluid.checkpoint_seconds(self.profile) / scale
-            found[checkpoints_folder(run)] = Line(seconds / self.sizes.checkpoint)
-        return found
+        seconds = fluid.checkpoint_seconds(self.profile) / scale
+        states = Line(seconds / self.sizes.checkpoint)
+        return {weights_folder(run): self.line(), checkpoints_folder(run): states}
 
     def held(self, device: "Named") -> Held:
         noise = Noise(self.profile.rollout.noise_cv, self.setting.seed)
@@ -72,7 +68,6 @@ class Emulation:
             memory_bytes=int(device(self.profile, kind).memory_gib * GIB),
             needs_bytes=int(needs * GIB),
             concurrency=concurrency,
-            independent_devices=role == "trainer" and self.setting.independent_devices,
         )
 
 
@@ -80,39 +75,8 @@ def rollout_devices(emulation: Emulation) -> list[EmulatedRollout]:
     first = EmulatedWeights.first(emulation.setting.seed).digest
     return [
         EmulatedRollout(emulation.profile, each.kind, emulation.held(each), emulation.sizes, first)
-        for each in named("rollout", emulation.setting.rollout)
+        for each in named_rollout(emulation.setting.rollout)
     ]
-
-
-def training(emulation: Emulation) -> EmulatedTraining:
-    setting, profile = emulation.setting, emulation.profile
-    weights = EmulatedWeights.first(setting.seed)
-    ledger = Ledger(profile.shape.group_size, profile.shape.trained_steps)
-    pool = [(each.kind, emulation.held(each)) for each in named("trainer", setting.trainer)]
-    generating = [
-        # Step by step: between two steps a commit, or a lone device's training, may interrupt.
-        EmulatedDevice(
-            profile, kind, held, emulation.sizes, weights.digest, num_steps=profile.shape.steps
-        )
-        for kind, held in pool
-    ]
-    return EmulatedTraining(
-        profile=profile,
-        devices=lanes(
-            profile,
-            pool,
-            ledger,
-            start=emulation.sizes.start,
-        ),
-        generating=generating if setting.schedule.trainer_generates else (),
-        sizes=emulation.sizes,
-        weights_in_use=weights,
-        sampling=weights,
-        ledger=ledger,
-        shard_bytes=setting.shard_bytes,
-        updates=setting.updates,
-        lags=setting.lags,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +91,24 @@ class Named:
 def member(
     emulation: Emulation, device: Named, ready: Callable[[], Awaitable[object]]
 ) -> EmulatedMember:
-    """Makes a fluid device; ``ready`` returns once the run may begin."""
+    """Makes a member; ``ready`` returns once the run may begin."""
     held = emulation.held(device)
     assert isinstance(held, QueuedHeld)
+    schedule = emulation.setting.schedule
+    lends = schedule.trainer_generates and not schedule.members_generate
     generating = EmulatedDevice(
         emulation.profile, device.kind, held, emulation.sizes,
         first_weights(emulation.setting.seed),
+        num_steps=emulation.profile.shape.steps if lends else 1,
     )  # fmt: skip
-    beside = emulation.setting.schedule.staleness_limit > 0
+    beside = schedule.staleness_limit > 0
     return EmulatedMember(
         generating, held, ready, emulation.setting.shard_bytes, steps_beside=beside
     )
 
 
 def member_hosts(setting: Setting) -> list[list[Named]]:
-    """Names fluid devices, host by host."""
+    """Names members, host by host."""
     each = [
         Named(f"trainer-{kind}-{number}".lower(), kind, member_name(kind, number), is_member=True)
         for kind, count in setting.trainer.items()
@@ -151,15 +118,11 @@ def member_hosts(setting: Setting) -> list[list[Named]]:
     return [each[first : first + size] for first in range(0, len(each), size)]
 
 
-def named(role: Role, devices: Mapping[str, int]) -> list[Named]:
-    """Names each device of a pool."""
+def named_rollout(devices: Mapping[str, int]) -> list[Named]:
+    """Names each device that only generates."""
     each = [(kind, number) for kind, count in devices.items() for number in range(count)]
     return [
-        Named(
-            f"{role}-{place:02d}-{kind.lower()}",
-            kind,
-            trainer_device(place) if role == "trainer" else rollout_device(kind, number),
-        )
+        Named(f"rollout-{place:02d}-{kind.lower()}", kind, rollout_device(kind, number))
         for place, (kind, number) in enumerate(each)
     ]
 

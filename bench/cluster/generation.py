@@ -1,4 +1,4 @@
-"""Emulated devices that generate: on their own, or as part of a trainer."""
+"""Emulated devices that generate: on their own, or as a part of a member."""
 
 from collections.abc import Awaitable
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """Each technique on top of those before, on 32 H100 as four hosts of 8: forecasts of the simulator.
 
 Every rung is the best without the techniques of later ones: the planner chooses split and fragment
-size. More devices than a host has may train, but are not lent. No recipe states such a split, so
-that no rung but the last is measured with services.
+size. No rung but the last is measured with services.
 """
 
 from typing import Any
@@ -16,7 +15,7 @@ from services.scheduler.costs.floor import floor_seconds
 
 RUNGS = ("sequential", "gap", "tsp", "tag", "one-step")
 """Roles: all generated and then trained; groups as they come (GAP); steps of a sample on several
-devices (TSP); the trainer's devices lent (TAG), where they are of one host; one step ahead."""
+devices (TSP); members lent (TAG); one step ahead."""
 FLUID = "fluid"
 MODES_OF_LADDER = (*RUNGS, FLUID)
 POOL = "32"
@@ -30,10 +29,7 @@ def rung(workload: str, name: str) -> dict[str, Any]:
         keys = {"schedule.mode": FLUID, "trainer.devices": row.recipe.trainer.devices}
         return _figures(row, fluid, as_toml(keys))
     costs = shipped(row.profile, row.devices)
-    schedule = MODES[name]
-    lent = plan_split(costs, row.devices, schedule, host_gpus=HOST_GPUS).best
-    apart = plan_split(costs, row.devices, schedule.changed(tag=0)).best
-    best = min(lent, apart, key=lambda choice: choice.step_seconds)
+    best = plan_split(costs, row.devices, MODES[name], host_gpus=HOST_GPUS).best
     keys = recipe_keys(best.split, best.schedule)
     return _figures(row, Chosen(name, best.split, best.schedule), as_toml(keys))
 

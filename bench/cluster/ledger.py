@@ -1,4 +1,4 @@
-"""What a batch's gradient is made of: the emulated trainer's account of which samples it has taken.
+"""What a batch's gradient is made of: the emulated members' account of which samples it has taken.
 
 The digest of the weights after a batch follows from the digest before it and from this account:
 from each sample's seed, its advantage, and the digest of its bytes as they were read, in index
@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from bench.cluster.blobs import Origin, read_origin
 from shared.devices.protocols import GroupData
-from shared.devices.slices import GroupSlice
 from shared.errors import ContractError
 
 SKIPPED = bytes(32)
@@ -88,15 +87,9 @@ class Ledger:
     )
     """(batch, group, sample) -> (trained step, entry), of each that was taken."""
 
-    def clear(self) -> None:
-        """Begins a batch."""
-        self.num_skipped = 0
-        self._taken.clear()
-
-    def take(self, entries: Sequence[Entry], group_slice: GroupSlice) -> None:
+    def take(self, entries: Sequence[Entry], steps: range) -> None:
         """Notes some steps of some samples as trained."""
         for entry in entries:
-            steps = group_slice.steps(self.trained_steps)
             self._taken[entry.origin[:3]].extend((step, entry) for step in steps)
 
     def close(self, batch: int, num_samples: int, before: str) -> str:

@@ -1,4 +1,4 @@
-"""One host of fluid devices: a process with its members, which share a connection to the bus."""
+"""One host of members: a process with its members, which share a connection to the bus."""
 
 import asyncio
 import contextlib
@@ -64,7 +64,7 @@ class MemberHost:
         connected = HostBus.connect(url, run=settings.run, name=settings.worker)
         async with connected as bus, asyncio.TaskGroup() as tasks:
             for device in self._devices:
-                generates = self._emulation.setting.schedule.members_generate
+                generates = self._emulation.setting.schedule.trainer_generates
                 registered = self._emulation.registered(
                     device.kind, "trainer", concurrency=int(generates)
                 )

@@ -1,4 +1,4 @@
-"""Emulated fluid devices: each generates, trains pieces and steps with one set of weights.
+"""Emulated members: each generates, trains pieces and steps with one set of weights.
 
 What a member has summed is an account of the pieces in it (`bench.cluster.ledger`), and so is the
 total, from which the digest of the next weights follows: a step refuses a total in which not every
@@ -26,6 +26,7 @@ from bench.cluster.generation import EmulatedDevice, check_group
 from bench.cluster.hold import QueuedHeld
 from bench.cluster.ledger import entries_of
 from bench.runner.figures import Use
+from services.scheduler.core.fluid.state import num_rows
 from services.scheduler.costs import fluid
 from services.trainer.fluid.exchange import ALL, Sum
 from services.trainer.fluid.protocols import TotalMeasure
@@ -99,9 +100,8 @@ class EmulatedMember:
     async def train(self, group: GroupData, piece: Piece) -> None:
         profile = self.generating.profile
         check_group(profile, group)
-        seconds = fluid.piece_seconds(
-            profile, self.generating.kind, piece.num_samples, piece.num_steps
-        )
+        rows = num_rows(piece, profile.shape.merged_steps)
+        seconds = fluid.piece_seconds(profile, self.generating.kind, rows)
         # Beside the hold, so that it takes none of the device's time.
         reading = asyncio.create_task(
             asyncio.to_thread(entries_of, group, piece.samples, self.generating.sizes.start)

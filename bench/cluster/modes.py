@@ -8,7 +8,6 @@ from digenrl.planning.runnable import HOST_GPUS
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Devices, Split
 from services.scheduler.sim.forecast import forecast, fragment_sizes
-from services.scheduler.sim.lookahead import look_ahead
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import simulate
 from shared.recipe.schedule import RunSchedule
@@ -113,7 +112,6 @@ def predicted(
         batches=batches,
         warm_up=warm_up,
         seed=seed,
-        look_ahead=look_ahead,
         causes=False,
     )
 

@@ -1,5 +1,5 @@
-"""One process of the emulated cluster: all rollout devices, all reward workers, the trainer, or the
-fluid devices of one host.
+"""One process of the emulated cluster: all rollout devices, all reward workers, or the members of
+one host.
 
     python -m bench.cluster.processes rollout FOLDER
     python -m bench.cluster.processes members-2 FOLDER
@@ -21,19 +21,17 @@ from pathlib import Path
 
 import uvloop
 
-from bench.cluster.build import Emulation, member_hosts, nodes, rollout_devices, training
+from bench.cluster.build import Emulation, member_hosts, nodes, rollout_devices
 from bench.cluster.generation import EmulatedEncoder, EmulatedRollout
 from bench.cluster.hold import Held, overshoot
 from bench.cluster.member_host import MemberHost
 from bench.cluster.scoring import EmulatedScorer
 from bench.cluster.setting import Setting
-from bench.cluster.stores import NodeStore, PublishingStore
-from bench.cluster.training import EmulatedTraining
+from bench.cluster.stores import NodeStore
 from services.reward.app import RewardApp
 from services.reward.scorer import WeightedScorer
 from services.rollout.app import RolloutApp
 from services.rollout.encoder import EncoderApp
-from services.trainer.app import TrainerApp
 from shared.devices.conditions import EncodedConditions
 from shared.messages.workers import Device
 from shared.process.service import freeze_gc, give_threads
@@ -145,38 +143,15 @@ async def run_reward(emulation: Emulation, numbers: Iterable[int]) -> None:
             tasks.create_task(RewardApp(scorers, WorkerContext(bus, store, worker)).run())
 
 
-def trainer(emulation: Emulation) -> Work:
-    engine = training(emulation)
-    return Work([lane.held for lane in engine.devices], _train(emulation, engine))
-
-
-async def _train(emulation: Emulation, engine: EmulatedTraining) -> None:
-    setting, settings = emulation.setting, _settings(emulation, "trainer")
-    backend = open_store(settings.store).backend
-    store = PublishingStore(backend, lines=emulation.lines())
-    commonest = max(setting.trainer, key=lambda kind: setting.trainer[kind])
-    registered = emulation.registered(commonest, "trainer", concurrency=len(engine.generating))
-    worker = Worker("trainer", "trainer", "waiting_for_rollout", registered)
-    async with settings.connect_bus() as bus:
-        recipe = await wait_for_recipe(store, setting.run)
-        await _until_joined(store, setting.run)
-        context = WorkerContext(bus, store, worker)
-        app = TrainerApp(
-            engine, recipe, context, generators=engine.generating,
-            encoded=_encoded(emulation, store),
-        )  # fmt: skip
-        await app.run()
-
-
 def members(emulation: Emulation, host: int) -> Work:
-    """Runs the fluid devices of one host."""
+    """Runs the members of one host."""
     here = MemberHost(emulation, member_hosts(emulation.setting)[host])
 
     async def run() -> None:
         run, settings = emulation.setting.run, _settings(emulation, f"members-{host}")
         await here.run(
             settings,
-            lambda store: _until_joined(store, run),
+            lambda store: until_joined(store, run),
             lambda store: _encoded(emulation, store),
             _cache(emulation, settings) if emulation.setting.all_bytes else None,
         )
@@ -188,7 +163,7 @@ def encoder(emulation: Emulation) -> Work:
     return Work([], run_encoder(emulation, "encoder"))
 
 
-async def _until_joined(store: ObjectStore, run: str) -> None:
+async def until_joined(store: ObjectStore, run: str) -> None:
     while True:
         if await store.read(joined_key(run)) is not None:
             return
@@ -196,7 +171,7 @@ async def _until_joined(store: ObjectStore, run: str) -> None:
 
 
 def joined_key(run: str) -> str:
-    """Returns the key of the object that lets the trainer publish the first version.
+    """Returns the key of the object that lets members publish the first version.
 
     A run begins with all devices, as in the simulator. Which ones the first batch lacks would show
     in every later one: where a batch is hardly more than one fragment per device, who has what goes
@@ -212,21 +187,18 @@ def _settings(emulation: Emulation, name: str) -> ServiceSettings:
 SERVICES: dict[str, Callable[[Emulation], Work]] = {
     "rollout": rollout,
     "reward": reward,
-    "trainer": trainer,
     "encoder": encoder,
 }
 MEMBERS = "members-"
-"""Begins the names of the processes with fluid devices, which go on with the number of the host."""
+"""Begins the names of the processes with members, which go on with the number of the host."""
 
 
 def services_of(setting: Setting) -> list[str]:
     """Returns the processes that emulate the devices of a run, by their names."""
     found = ["rollout"] if setting.num_rollout else []
     found += ["encoder"] if setting.encoders else []
-    if setting.has_members:
-        hosts = range(setting.num_member_hosts)
-        return [*found, "reward", *(f"{MEMBERS}{host}" for host in hosts)]
-    return [*found, "reward", "trainer"]
+    hosts = range(setting.num_member_hosts)
+    return [*found, "reward", *(f"{MEMBERS}{host}" for host in hosts)]
 
 
 def work_of(service: str, emulation: Emulation) -> Work:

@@ -8,7 +8,7 @@ from bench.cluster.modes import MODES, chosen
 from bench.cluster.setting import default_scale
 from bench.stored import RENAMED_MODES
 from digenrl.planning.plan import parse_devices
-from digenrl.planning.runnable import HOST_GPUS, why_not
+from digenrl.planning.runnable import why_not
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.split import Devices, Split
 from shared.errors import UserError
@@ -76,7 +76,7 @@ class Request:
         if name not in MODES:
             raise UserError(f"--mode: no {name}; known are {', '.join(MODES)}")
         schedule = MODES[name].changed(fragment_size=self.fragment_size or "auto")
-        if schedule.trainer_generates and schedule.mode == "pipelined":
+        if schedule.trainer_generates and schedule.mode == "disaggregated":
             schedule = schedule.changed(tag=self._tag())
         return schedule
 
@@ -92,7 +92,7 @@ def _check(name: str, profile: Profile, split: Split, schedule: RunSchedule) -> 
     """Raises UserError if no recipe says such a row."""
     if schedule.mode == "colocated":
         return  # on all devices, whatever the split
-    reason = why_not(profile, split, schedule, host_gpus=HOST_GPUS)
+    reason = why_not(profile, split, schedule)
     if reason is not None:
         raise UserError(f"--split: {split} with --mode {name}: {reason}; see bench rows")
 

@@ -157,11 +157,12 @@ def _prepare(folder: Path, setting: Setting) -> None:
 
 
 async def _all_joined(tokens: Tokens, port: int, setting: Setting) -> None:
-    """Waits until the scheduler, at ``port``, knows all workers but a trainer with roles, which
-    joins as soon as it may publish."""
-    wanted = {"rollout": setting.num_rollout, "reward": setting.num_reward}
-    if setting.has_members:
-        wanted["trainer"] = setting.num_trainer
+    """Waits until the scheduler, at ``port``, knows all workers."""
+    wanted = {
+        "rollout": setting.num_rollout,
+        "reward": setting.num_reward,
+        "trainer": setting.num_trainer,
+    }
     async with httpx.AsyncClient(verify=False, headers=tokens.headers("viewer")) as client:
         while True:
             with contextlib.suppress(httpx.TransportError):

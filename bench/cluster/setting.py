@@ -15,12 +15,11 @@ from services.scheduler.costs.profile import Profile, VariantName, load_profile
 from services.scheduler.costs.recipes import shape_of
 from services.scheduler.costs.shape import Shape
 from services.scheduler.sim.steady import steady_plan
-from shared.learning.algorithms import DEFAULT, DecayKind
 from shared.messages.records import Record, Token
 from shared.recipe import tables
 from shared.recipe.recipe import Recipe, load_recipe
 from shared.recipe.rewards import Evaluation, Reward, ScorerTable
-from shared.recipe.sampling import Algorithm, Sampling
+from shared.recipe.sampling import Sampling
 from shared.recipe.schedule import RunSchedule, Schedule
 from shared.recipe.trainer import Trainer
 
@@ -49,12 +48,6 @@ class Setting(Record):
     """Number of batches."""
     seed: int = 0
     schedule: RunSchedule = RunSchedule(tag="off")
-    updates: int = Field(default=1, gt=0)
-    """Optimizer steps per batch."""
-    algorithm: str = DEFAULT
-    """Whose recipe the services run; no loss is computed."""
-    nft_decay: DecayKind = 0
-    """How the policy that generates follows the trained one, if that is another one."""
     host_devices: int = Field(default=DEVICES_PER_NODE, gt=0)
     """Fluid devices of a host."""
     recipe: Path | None = None
@@ -65,11 +58,6 @@ class Setting(Record):
     """Whether every byte is moved that a run moves, whatever the scale."""
     shard_bytes: int = Field(default=tables.Run.model_fields["shard_bytes"].default, gt=0)
     """Most bytes of a stored object of weights, or of a checkpoint."""
-
-    @property
-    def lags(self) -> bool:
-        """Whether another policy generates than the one that is trained."""
-        return self.nft_decay > 0
 
     @property
     def num_rollout(self) -> int:
@@ -85,24 +73,14 @@ class Setting(Record):
         return math.ceil(self.num_rollout / DEVICES_PER_NODE)
 
     @property
-    def has_members(self) -> bool:
-        """Whether the devices of ``trainer`` are members, each on its own."""
-        return self.schedule.has_members
-
-    @property
     def num_member_hosts(self) -> int:
         """Hosts with members, each of which is a process here."""
-        return math.ceil(self.num_trainer / self.host_devices) if self.has_members else 0
+        return math.ceil(self.num_trainer / self.host_devices)
 
     @property
     def num_reward(self) -> int:
         """Reward workers, one per host: in the profiles samples are scored where they are."""
         return max(MIN_REWARD_WORKERS, self.num_nodes + self.num_member_hosts)
-
-    @property
-    def independent_devices(self) -> bool:
-        """Whether the trainer's devices work one by one."""
-        return self.num_trainer > 1 and not self.has_members
 
     def load_profile(self) -> Profile:
         """Returns the costs that devices are held by."""
@@ -145,8 +123,7 @@ def recipe_of(setting: Setting, folder: Path) -> Recipe:
         data=tables.Data(prompts=folder / "prompts.jsonl"),
         sampling=_sampling(shape),
         batch=tables.Batch(groups=shape.groups, group_size=shape.group_size),
-        algorithm=Algorithm(name=setting.algorithm, nft_decay=setting.nft_decay),
-        trainer=Trainer(learning_rate=1e-4, devices=setting.num_trainer, updates=setting.updates),
+        trainer=Trainer(learning_rate=1e-4, devices=setting.num_trainer),
         rollout=tables.Rollout(
             workers=setting.num_rollout,
             media="raw",  # there are no pixels

@@ -67,9 +67,9 @@ def _committed(engine: FluidEngine, folder: Path) -> dict[str, float]:
     """Returns how long copies hold the device, and what committing takes."""
     device = engine.layout.device
     began = time.monotonic()
-    engine.copy()
+    engine.weights()
     first = time.monotonic() - began
-    held = _median(device, engine.copy, before=lambda: move(engine))
+    held = _median(device, engine.weights, before=lambda: move(engine))
     with tempfile.TemporaryDirectory(dir=folder) as stored:
         times = asyncio.run(_times(engine, ObjectStore(FolderBackend(Path(stored)))))
     return {"held_with_new_buffers": first, **times, "held": held}
@@ -79,7 +79,7 @@ async def _times(engine: FluidEngine, store: ObjectStore) -> dict[str, float]:
     found = []
     for _ in range(COMMITS):
         move(engine)
-        found.append(await commit(engine, store, states=True))
+        found.append(await commit(engine, store))
         for of in ("weights", "checkpoints"):
             await store.delete_folder(f"bench/{of}")
     return {key: statistics.median(each[key] for each in found) for key in found[0]}

@@ -8,24 +8,36 @@ import asyncio
 import contextlib
 import multiprocessing
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
 
-from bench.growth.core import REF, policy_of, results_of
+from bench.growth.core import REF, plan_of, policy_of, published, results_of
+from bench.growth.fluid_core import GROUP_SECONDS, checksum_of
 from bench.growth.history import METRICS, resident_bytes
 from bench.growth.turns import Turns
 from bench.runner.session import open_session
+from services.scheduler.core.fluid.cutting import part_of_group
 from services.scheduler.core.state import Plan, first_state
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.heap import settle_heap
 from shared.bus.bus import Bus
 from shared.messages import subjects
-from shared.messages.contracts import GenerateFragment, Message, PolicyPublished, TrainGroup
-from shared.messages.workers import Device, Service, WorkerStatus
+from shared.messages.contracts import GenerateFragment, Message
+from shared.messages.fluid import (
+    ExchangeSums,
+    PieceTrained,
+    Share,
+    Stepped,
+    SumHeld,
+    TakeStep,
+    TrainPiece,
+)
+from shared.messages.workers import Device, Holds, WorkerStatus
 from shared.process.service import Health
 from shared.process.settings import ServiceSettings
+from shared.recipe.schedule import RunSchedule
 from shared.run.commits import CommitRecord, commit, record_digest
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore, open_store
@@ -52,6 +64,14 @@ class LiveCosts:
     """After the second batch, and in the end."""
 
 
+def members_plan(members: int) -> Plan:
+    """A batch with a group for each member, in two fragments."""
+    return replace(
+        plan_of(members, 2), num_groups=members, trained_steps=8,
+        schedule=RunSchedule(mode="fluid", fragment_size=8, max_staleness=0),
+    )  # fmt: skip
+
+
 @dataclass(slots=True)
 class Fleet:
     """All workers of the run, in one process."""
@@ -59,19 +79,80 @@ class Fleet:
     bus: Bus
     store: ObjectStore
     num_workers: int
-    num_groups: int
     head: CommitRecord | None = None
-    trained: set[int] = field(default_factory=set)
+    version: int = 0
+    shares: tuple[Share, ...] = ()
+    plan: Plan = field(default_factory=lambda: members_plan(1))
     _free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(IN_FLIGHT))
     _sending: set["asyncio.Task[None]"] = field(default_factory=set)
 
+    @property
+    def names(self) -> list[str]:
+        return [f"m{number}" for number in range(self.num_workers)]
+
     async def run(self) -> None:
+        self.plan = members_plan(self.num_workers)
+        await self.commit()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.report())
             tasks.create_task(self.answer(subjects.TASK))
-            tasks.create_task(self.answer(subjects.TRAIN))
-            await asyncio.sleep(5.0)
-            await self.commit()
+            tasks.create_task(self.answer(subjects.FLUID))
+
+    def statuses(self) -> list[WorkerStatus]:
+        holds = Holds(version=self.version, checksum=checksum_of(self.version), update=0)
+        return [
+            WorkerStatus(
+                service="trainer", worker=name, address=f"{name}-0", activity="generating",
+                device=Device(concurrency=1), policy_version=self.version, holds=holds,
+            )
+            for name in self.names
+        ]  # fmt: skip
+
+    async def answer(self, stream: subjects.Stream) -> None:
+        async for received in self.bus.follow(stream):
+            match received.message:
+                case GenerateFragment() as command:
+                    for result in results_of(command):
+                        await self.send(result)
+                case TrainPiece() as command:
+                    seconds = GROUP_SECONDS * part_of_group(self.plan, command.piece)
+                    await self.send(PieceTrained(
+                        **command.answer_fields, seconds=seconds,
+                    ))  # fmt: skip
+                case ExchangeSums() as command:
+                    self.shares = command.shares
+                    for share in command.shares:
+                        await self.send(SumHeld(
+                            **command.answer_fields, worker=share.worker,
+                            sum_id=f"{command.batch:064x}", norm=1.0, finite=True, scale=1.0,
+                            seconds=0.0,
+                        ))  # fmt: skip
+                case TakeStep() as command:
+                    await self.step(command)
+                case _:
+                    pass
+
+    async def step(self, command: TakeStep) -> None:
+        """Have all members step, and the committer commit."""
+        self.version = command.batch + 1
+        for share in self.shares:
+            await self.send(Stepped(
+                **command.answer_fields, worker=share.worker, policy=policy_of(self.version),
+                checksum=checksum_of(self.version),
+                is_reference=share.worker == command.committer, seconds=0.0,
+            ))  # fmt: skip
+        await self.commit()
+
+    async def commit(self) -> None:
+        parent = None if self.head is None else record_digest(self.head.encode())
+        self.head = CommitRecord(
+            run=RUN, policy=policy_of(self.version), parent=parent, weights=REF, checkpoint=REF,
+            metrics=METRICS if self.version else {}, worker="m0-0",
+            checksum=checksum_of(self.version), shares=self.shares,
+        )  # fmt: skip
+        await commit(self.store, self.head)
+        event = published(self.version).model_copy(update={"checksum": checksum_of(self.version)})
+        await self.bus.publish(event)
 
     async def report(self) -> None:
         """Each once a second, spread over it."""
@@ -83,22 +164,6 @@ class Fleet:
                 if number % 32 == 31:
                     at = began + turn + number / len(each)
                     await asyncio.sleep(max(0.0, at - time.monotonic()))
-
-    def statuses(self) -> list[WorkerStatus]:
-        trainer = status("trainer", "trainer-0", 0)
-        return [trainer, *(status("rollout", f"r{n}", 1) for n in range(self.num_workers))]
-
-    async def answer(self, stream: subjects.Stream) -> None:
-        async for received in self.bus.follow(stream):
-            command = received.message
-            if isinstance(command, GenerateFragment | TrainGroup):
-                for result in results_of(command):
-                    await self.send(result)
-            if isinstance(command, TrainGroup):
-                self.trained.add(command.group)
-                if len(self.trained) == self.num_groups:
-                    self.trained.clear()
-                    await self.commit()
 
     async def send(self, message: Message) -> None:
         """Send a message beside others."""
@@ -113,41 +178,19 @@ class Fleet:
         finally:
             self._free.release()
 
-    async def commit(self) -> None:
-        version = 0 if self.head is None else self.head.policy.version + 1
-        parent = None if self.head is None else record_digest(self.head.encode())
-        self.head = CommitRecord(
-            run=RUN, policy=policy_of(version), parent=parent, weights=REF, checkpoint=REF,
-            metrics=METRICS if version else {}, worker="trainer-0",
-        )  # fmt: skip
-        await commit(self.store, self.head)
-        await self.bus.publish(
-            PolicyPublished(
-                policy=self.head.policy, weights=REF, worker="trainer-0", seconds=0.0, checksum=None
-            )
-        )
 
-
-def status(service: Service, name: str, concurrency: int) -> WorkerStatus:
-    return WorkerStatus(
-        service=service, worker=name, address=f"{name}-0", activity="generating",
-        device=Device(concurrency=concurrency),
-    )  # fmt: skip
-
-
-def fleet(settings: ServiceSettings, num_workers: int, num_groups: int, made: type[Fleet]) -> None:
+def fleet(settings: ServiceSettings, num_workers: int) -> None:
     async def run() -> None:
         async with settings.connect_bus() as bus:
             await bus.wait_for_streams()
-            await made(bus, open_store(settings.store), num_workers, num_groups).run()
+            await Fleet(bus, open_store(settings.store), num_workers).run()
 
     asyncio.run(run())
 
 
-async def measure(
-    folder: Path, plan: Plan, num_workers: int, batches: int, made: type[Fleet] = Fleet
-) -> LiveCosts:
-    """Have so many workers, which ``made`` says, answer until so many batches are committed."""
+async def measure(folder: Path, num_workers: int, batches: int) -> LiveCosts:
+    """Have so many members answer until so many batches are committed."""
+    plan = members_plan(num_workers)
     objects = folder / "objects"
     objects.mkdir(parents=True)
     async with open_session(folder, folder / "data", objects=objects) as session:
@@ -158,7 +201,7 @@ async def measure(
             )
             process = multiprocessing.get_context("spawn").Process(
                 target=fleet,
-                args=(settings, num_workers, plan.num_groups, made),
+                args=(settings, num_workers),
                 daemon=True,
             )
             process.start()

@@ -9,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.growth import core, fluid_core, history, live
-from bench.growth.live_fluid import FluidFleet, fluid_plan_of
+from bench.growth import fluid_core, history, live
 from services.scheduler.shell.heap import settle_heap
 
 Row = dict[str, Any]
@@ -33,14 +32,10 @@ def measure_all(
         num_live: workers of the real scheduler, which opens so many ``batches``; 0: none.
     """
     settle_heap()  # as the scheduler does: otherwise collections of garbage grow with all there is
-    for number in devices:
-        yield {"opening": asdict(core.measure(number))}
-        yield {"opening, five fragments each": asdict(core.measure(number, fragments_per_device=5))}
-        yield {"opening, lent trainer": asdict(core.measure(number, helping=8))}
     for number in (FEW_MEMBERS, *devices):
-        yield {"fluid devices": asdict(fluid_core.measure(number))}
+        yield {"members": asdict(fluid_core.measure(number))}
         ahead = fluid_core.measure(number, max_staleness=1)
-        yield {"fluid devices, one step ahead": asdict(ahead)}
+        yield {"members, one step ahead": asdict(ahead)}
     folder.mkdir(parents=True, exist_ok=True)
     for number in steps:
         yield {"history": asdict(_apart(_history, folder, number, groups))}
@@ -48,13 +43,8 @@ def measure_all(
         yield {"resident bytes while running": _apart(_grown, folder, max(steps), groups, steps)}
     if num_live:
         with tempfile.TemporaryDirectory(dir=folder) as work:
-            plan = core.plan_of(num_live, 2)
-            costs = asyncio.run(live.measure(Path(work), plan, num_live, batches))
+            costs = asyncio.run(live.measure(Path(work), num_live, batches))
             yield {"live": asdict(costs)}
-        with tempfile.TemporaryDirectory(dir=folder) as work:
-            plan, made = fluid_plan_of(num_live), FluidFleet
-            costs = asyncio.run(live.measure(Path(work), plan, num_live, batches, made))
-            yield {"live, fluid devices": asdict(costs)}
 
 
 def _apart(call: Callable[..., Any], *given: Any) -> Any:

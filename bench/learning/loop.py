@@ -17,7 +17,7 @@ from services.reward.scorer import build_scorers, scorer_inputs
 from services.reward.scoring import scores_of, source_of
 from services.trainer.engine.checkpoint import AVERAGE
 from services.trainer.engine.trainer_engine import TrainerEngine
-from shared.devices.protocols import AdvantageKind, GroupData
+from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import pack, unpack
@@ -121,7 +121,7 @@ class Learning:
         size = len(groups) // updates
         metrics: dict[str, float] = {}
         data = [group.data for group in groups]
-        if self.recipe.batch_std is not None:  # all rewards are here, so nothing is left for later
+        if self.recipe.over_batch:
             found = self.recipe.advantages.of_batch([(g.rewards, g.parts) for g in groups])
             data = [
                 replace(each, advantages=advantages)
@@ -141,8 +141,7 @@ class Learning:
         if not (recipe.trains_zeros or any(data.advantages)):
             self.trainer.skip(recipe.trained_samples)
         else:
-            kind: AdvantageKind | None = None if recipe.batch_std is None else "final"
-            self.trainer.train(self.trainer.read(data), kind=kind)
+            self.trainer.train(self.trainer.read(data))
 
     def weights(self) -> bytes:
         """Packs the weights as they are trained by now."""

@@ -2,7 +2,7 @@
 
 Every run is `digenrl up`, as a user types it, of a recipe that keeps every second version. Device
 time is what the devices themselves report: the seconds of each fragment, from its first denoising
-step to its decoded images (`FragmentGenerated`), of each group that is trained (`GroupTrained`),
+step to its decoded images (`FragmentGenerated`), of each piece that is trained (`PieceTrained`),
 and of each optimizer step until its version is published (`PolicyPublished`). They are heard on the
 run's bus while it goes on. The versions are judged when the run is over, at fixed noise, so that
 this takes nothing from it.
@@ -33,7 +33,8 @@ from digenrl.local.tokens import KEYS
 from shared.diffusion.tensors import pack
 from shared.errors import ContractError, DigenRLError
 from shared.messages.codec import decode
-from shared.messages.contracts import FragmentGenerated, GroupTrained, PolicyPublished
+from shared.messages.contracts import FragmentGenerated, PolicyPublished
+from shared.messages.fluid import PieceTrained
 from shared.messages.rights import inbox_of
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, load_recipe
@@ -99,7 +100,7 @@ class Heard:
         match message:
             case FragmentGenerated(fragment=fragment, seconds=seconds):
                 self._add(fragment.batch, "generating", seconds)
-            case GroupTrained(batch=batch, seconds=seconds):
+            case PieceTrained(batch=batch, seconds=seconds):
                 self._add(batch, "training", seconds)
             case PolicyPublished(policy=policy, seconds=seconds):
                 self._add(policy.version - 1, "committing", seconds)

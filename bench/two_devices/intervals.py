@@ -5,13 +5,8 @@ from dataclasses import dataclass
 
 from bench.runner.figures import Interval, Use
 from bench.runner.watch import Heard
-from shared.messages.contracts import (
-    FragmentGenerated,
-    FragmentScored,
-    GroupTrained,
-    Message,
-    PolicyPublished,
-)
+from shared.messages.contracts import FragmentGenerated, FragmentScored, Message, PolicyPublished
+from shared.messages.fluid import PieceTrained
 
 IN_ORDER: tuple[Use, ...] = ("train", "score", "generate", "commit")
 """Training is unbroken; a lent device generates before and after; publication overlaps both."""
@@ -36,20 +31,20 @@ def device_of(address: str) -> str:
     return address.rpartition("-")[0]
 
 
-def jobs_of(heard: Iterable[Heard], *, group_size: int) -> list[Job]:
+def jobs_of(heard: Iterable[Heard]) -> list[Job]:
     """Returns what took time on a device, in the order in which it was heard of."""
-    found = (_job(each.message, each.at, group_size) for each in heard)
+    found = (_job(each.message, each.at) for each in heard)
     return [job for job in found if job is not None and job.seconds > 0]
 
 
-def _job(message: Message, at: float, group_size: int) -> Job | None:
+def _job(message: Message, at: float) -> Job | None:
     match message:
         case FragmentGenerated(fragment=fragment, worker=worker):
             return _of(worker, "generate", at, message.seconds, fragment.num_samples)
         case FragmentScored(fragment=fragment, worker=worker):
             return _of(worker, "score", at, message.seconds, fragment.num_samples)
-        case GroupTrained(worker=worker):
-            return _of(worker, "train", at, message.seconds, group_size)
+        case PieceTrained(worker=worker, piece=piece):
+            return _of(worker, "train", at, message.seconds, piece.num_samples)
         case PolicyPublished(worker=worker):
             return _of(worker, "commit", at, message.seconds, 0)
         case _:

@@ -70,7 +70,9 @@ def modes_of(part: Part, *, window: int, group_size: int) -> tuple[Mode, ...]:
         overlaps=False,
         most_batches=LONG,
     )
-    gap = replace(_more(sequential, "+GAP", {"schedule.mode": "pipelined"}), most_batches=STRICT)
+    gap = replace(
+        _more(sequential, "+GAP", {"schedule.mode": "disaggregated"}), most_batches=STRICT
+    )
     tsp = _more(gap, "+TSP", {"schedule.tsp_steps": window})
     tag = replace(
         _more(tsp, "+TAG", {"schedule.tag": "auto"}), warm_up=TAG_WARM_UP, most_batches=None

@@ -48,7 +48,7 @@ async def measured_run(
         begin=begin,
         end=end,
         usage=usage,
-        intervals=intervals_of(jobs_of(watch.heard, group_size=recipe.batch.group_size)),
+        intervals=intervals_of(jobs_of(watch.heard)),
     )
 
 

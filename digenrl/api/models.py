@@ -23,7 +23,7 @@ A_REQUEST = {
     "operation": "POST /v1/run/pause", "client": "10.0.0.9", "status": 202,
 }  # fmt: skip
 A_CHOICE: dict[str, Any] = {
-    "mode": "pipelined", "rollout": {"A100": 16, "H100": 8}, "trainer": {"H100": 8},
+    "mode": "disaggregated", "rollout": {"A100": 16, "H100": 8}, "trainer": {"H100": 8},
     "fragment_size": 4, "tag_groups": 2, "max_staleness": 0, "step_seconds": 61.2,
     "utilisation": 0.91, "gain": {"tuned": 1.31}, "recipe": {"rollout.workers": 24},
     "commands": {"h100-1": "digenrl serve trainer --run RUN"},
@@ -202,7 +202,7 @@ class PlanChoice(View):
     model_config = example(**A_CHOICE)
 
     mode: str
-    """Mode of the schedule: pipelined or fluid."""
+    """Mode of the schedule: disaggregated or fluid."""
     rollout: dict[str, int]
     """Devices that generate, by kind."""
     trainer: dict[str, int]

@@ -28,7 +28,7 @@ from shared.errors import ContractError, DigenRLError, IntegrityError, UserError
 from shared.learning.prompts import PromptOrder
 from shared.messages.contracts import TrainGroup
 from shared.recipe.recipe import Recipe
-from shared.run.checkpoints import read_commands
+from shared.run.commands import read_commands
 from shared.run.commits import CommitRecord, TrainedGroup, read_commit
 from shared.run.dead_letters import DeadLetter, read_letters
 from shared.run.layout import KEPT_BATCHES, previews_folder
@@ -390,7 +390,7 @@ def _rules(recipe: Recipe | None) -> dict[str, str]:
         versions = ", ".join([f"of the {run.keep_last} newest versions", *more, "and those in use"])
     trajectories = GONE.removeprefix("deleted: media are kept ")
     return {
-        "weights": versions, "checkpoints": versions, "states": versions,
+        "weights": versions, "checkpoints": versions,
         "batches": trajectories,
         "previews": "of the newest steps, and of some for ever, within run.preview_mb",
     }  # fmt: skip

@@ -123,7 +123,7 @@ def tag_view(history: RunHistory) -> TagView:
     fixed = None if history.recipe is None else history.recipe.schedule.fixed_tag
     return TagView(
         mode="auto" if fixed is None else "fixed" if fixed else "off",
-        groups=fixed or 0, lent=False, generation=0, samples_left=0, costs={},
+        groups=fixed or 0, lent=0, members=0, samples_left=0, costs={},
         decisions=[
             each
             for batch in sorted(history.usage, reverse=True)

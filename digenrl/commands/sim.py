@@ -17,9 +17,9 @@ def sim(
     mode: Annotated[
         str,
         typer.Option(
-            help="pipelined; sequential: generate all, then train all; or fluid: --trainer do both"
+            help="disaggregated; sequential: generate all, then train all; fluid: --trainer do both"
         ),
-    ] = "pipelined",
+    ] = "disaggregated",
     staleness: Annotated[int, typer.Option(min=0, max=1, help="0 or 1")] = 0,
     tag: Annotated[
         str, typer.Option(help="auto, off, or how many groups the trainer generates at most")

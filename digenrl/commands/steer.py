@@ -135,7 +135,7 @@ def _row(worker: "WorkerView") -> tuple[str, ...]:
 def tag(
     run: RunArgument = "",
     mode: Annotated[
-        str, typer.Argument(help="auto, off, or how many groups the trainer generates; or nothing")
+        str, typer.Argument(help="auto, off, or how many groups members generate; or nothing")
     ] = "",
     scheduler: SchedulerAddress = "",
     token_file: TokenFile = None,
@@ -165,7 +165,7 @@ def _tag_lines(tag: "TagView", asked: str) -> list[str]:
     if asked:
         return [f"asked for: {asked}; from the next batch on, off at once"]
     chosen = f"{tag.mode}, {tag.groups} groups" if tag.mode == "fixed" else tag.mode
-    lines = [f"mode {chosen}; the trainer's device is {'lent' if tag.lent else 'at home'}"]
+    lines = [f"mode {chosen}; {tag.lent} of {tag.members} members lent"]
     for each in tag.decisions:
         gains = (
             f"{name} {gain:+.1%}" for name, gain in

@@ -33,7 +33,7 @@ def up(
     ] = None,
     rollout_workers: Annotated[int | None, typer.Option(help="number of rollout workers")] = None,
     mode: Annotated[
-        str | None, typer.Option(help="pipelined, fluid, colocated, or sequential")
+        str | None, typer.Option(help="disaggregated, fluid, colocated, or sequential")
     ] = None,
     tag: Annotated[
         str | None, typer.Option(help="auto, off, or how many groups the trainer generates at most")

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,7 @@ from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample
 from digenrl.evaluation.settings import settings_digest
 from digenrl.evaluation.told import Teller
 from services.reward.scorer import SOURCES
-from shared.errors import IntegrityError
 from shared.recipe.recipe import Recipe
-from shared.run.checkpoints import checkpoint_of
 from shared.run.commits import CommitRecord
 from shared.run.run_recipe import evaluation_rows
 from shared.run.shards import open_tensors
@@ -181,27 +179,9 @@ async def weights_to_use(
 
     if recipe.trainer.ema is None:
         return await trained_weights(store, record)
-    checkpoint = await checkpoint_of(store, record)
-    if checkpoint is None:
-        raise IntegrityError(
-            f"version {record.policy.version} has no moving average in the store: it is part of "
-            "the optimizer's state (trainer.checkpoint_every), which may follow its commit"
-        )
-    stored = await open_tensors(store, checkpoint, record.learned.digest)
+    stored = await open_tensors(store, record.checkpoint, record.learned.digest)
     averages = await whole_tensors(stored, AVERAGE)
     return {name.removeprefix(AVERAGE): each for name, each in averages.items()}
-
-
-async def with_weights_to_use(
-    store: ObjectStore, recipe: Recipe, chain: Sequence[CommitRecord]
-) -> list[CommitRecord]:
-    """Return the commits up to the newest one whose weights to use are stored: with `trainer.ema`
-    the average of the last one may be missing, if the run has ended early."""
-    found = list(chain)
-    if recipe.trainer.ema is not None:
-        while len(found) > 1 and await checkpoint_of(store, found[-1]) is None:
-            found.pop()
-    return found
 
 
 async def trained_weights(store: ObjectStore, record: CommitRecord) -> "dict[str, Tensor]":

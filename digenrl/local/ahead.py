@@ -58,8 +58,7 @@ def _of_recipe(recipe: Recipe) -> Iterator[str]:
     """Yield what the model's folder and the scorers name."""
     if recipe.encoder.workers:
         yield "services.rollout.encoder_engine"
-    if recipe.schedule.has_members:
-        yield "services.trainer.fluid.process"
+    yield "services.trainer.fluid.process"
     yield checked_family_of(recipe.model.folder).adapter
     index = PartConfig(recipe.model.folder / "model_index.json")
     yield f"diffusers:{index['_class_name']}"

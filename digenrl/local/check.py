@@ -94,13 +94,6 @@ class Checked:
                 f"trainer.decay_steps: the learning rate is 0 after {decay} of {recipe.run.steps} "
                 "steps, and nothing is learned from there on; raise it with run.steps"
             )
-        every = recipe.trainer.checkpoint_every
-        if every is not None and every != recipe.checkpoint_every:
-            yield (
-                f"trainer.checkpoint_every: fluid devices do not obey {every}: they store the "
-                "optimizer's state of every version; leave the key out, or set schedule.mode to "
-                '"pipelined"'
-            )
         if recipe.schedule.max_staleness == "auto" and self.forecast is None:
             yield staleness_line(decide_at_start(recipe))
 

@@ -80,10 +80,9 @@ def assign_gpus(recipe: Recipe, gpus: Sequence[str]) -> Assignment:
 
 
 def trainers_of(recipe: Recipe) -> list[str]:
-    """Return the names of the trainer's processes on this host."""
+    """Return the names of the members on this host: a process, or a shard group, each."""
     trainer = recipe.trainer
-    number = trainer.devices // trainer.shard_devices if recipe.schedule.has_members else 1
-    return [f"trainer-{each}" for each in range(number)]
+    return [f"trainer-{each}" for each in range(trainer.devices // trainer.shard_devices)]
 
 
 def _takers(

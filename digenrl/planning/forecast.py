@@ -35,7 +35,6 @@ from services.scheduler.costs.devices import notes
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.recipes import profile_of, with_shape_of
 from services.scheduler.costs.split import Devices, words
-from services.scheduler.sim.lookahead import look_ahead
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import simulate
 from services.scheduler.sim.staleness import StalenessDecision, decide, decide_at_start
@@ -45,7 +44,7 @@ from shared.errors import UserError
 from shared.recipe.recipe import Recipe
 
 BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
-EFFORT = 50_000
+EFFORT = 0.3
 """Effort of the search for a better split, which takes a second or less."""
 BETTER = 0.97
 """A split is reported as faster if its step takes less than this share of the recipe's own."""
@@ -142,7 +141,7 @@ def forecast(
     simulated = better = None
     if timing and _is_timed(recipe):
         simulated = _simulated(held, own)
-        if own.schedule.mode in ("pipelined", "fluid"):
+        if own.schedule.mode in ("disaggregated", "fluid"):
             smallest = with_memory(costs, replace(use, fragment=1), streams)
             placement = ModelPlacement(smallest, use, {})
             best = plan_split(
@@ -276,7 +275,6 @@ def _simulated(profile: Profile, own: Own) -> Simulated:
         trainer=own.split.trainer,
         schedule=own.schedule,
         batches=BATCHES_ONE_STEP if own.schedule.max_staleness else BATCHES_STRICT,
-        look_ahead=look_ahead,
         causes=False,
     )
 

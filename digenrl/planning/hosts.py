@@ -260,7 +260,7 @@ def commands(
                 free = range(each.trains + each.generates, each.gpus)
                 gpu = free[0] if free else ""
                 parts.append(f"CUDA_VISIBLE_DEVICES={gpu} digenrl serve encoder --run {run}")
-        if keys.get("schedule.mode", "pipelined") != "pipelined":
+        if keys.get("schedule.mode", "disaggregated") != "disaggregated":
             parts += _one_per_gpu("trainer", range(each.trains), run)
         elif each.trains:
             visible = ",".join(map(str, range(each.trains)))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from digenrl.planning.runnable import HostGpus, gpus_of, training_role
+from digenrl.planning.runnable import HostGpus, training_role
 from services.scheduler.costs.profile import Profile, Role, fits
 from services.scheduler.costs.split import Devices, Split, words
 from shared.errors import UserError
@@ -24,23 +24,13 @@ class Own:
 def own_split(
     recipe: Recipe, profile: Profile, devices: Devices, *, host_gpus: HostGpus, remedy: Remedy
 ) -> Own:
-    """Chooses which devices train, the fastest first, and which generate.
+    """Chooses which devices train, those first that train fastest, of any kinds that can; and which
+    generate. A shard group is of one kind.
 
     Raises:
         UserError: if there are too few, or they do not hold what they are to hold, with the remedy.
     """
     _check_number(recipe, devices)
-    if recipe.schedule.has_members:
-        return _of_members(recipe, profile, devices, remedy)
-    trainer = _trainer(recipe, profile, devices, host_gpus, remedy)
-    left = {kind: count - trainer.get(kind, 0) for kind, count in devices.items()}
-    rollout = _rollout(recipe, profile, left, remedy)
-    return Own(Split(rollout, trainer), recipe.run_schedule)
-
-
-def _of_members(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy) -> Own:
-    """Choose members, of any kinds that can be: those first that train fastest. A shard group
-    is of one kind."""
     wanted, size = recipe.trainer.devices, recipe.trainer.shard_devices
     role = "trainer" if size > 1 else training_role(recipe.schedule)  # a group does not generate
     chosen = _fastest(profile, devices, wanted, role, size)
@@ -67,27 +57,6 @@ def _check_number(recipe: Recipe, devices: Devices) -> None:
             f"--devices: {words(devices)} are {sum(devices.values())}; the recipe wants "
             f"{workers + trains}: trainer.devices = {trains} and rollout.workers = {workers}"
         )
-
-
-def _trainer(
-    recipe: Recipe, profile: Profile, devices: Devices, host_gpus: HostGpus, remedy: Remedy
-) -> Devices:
-    number = recipe.trainer.devices
-    enough = [kind for kind, count in devices.items() if count >= number]
-    if not enough:
-        raise UserError(f"trainer.devices: {number} of one kind, which {words(devices)} are not")
-    largest = max(gpus_of(host_gpus, {kind: 1}) for kind in enough)
-    enough = [kind for kind in enough if number <= gpus_of(host_gpus, {kind: 1})]
-    if not enough:
-        raise UserError(
-            f"trainer.devices: {number} GPUs of one process, and a host has {largest} (--hosts or "
-            '--host-gpus); set it lower, or schedule.mode to "fluid"'
-        )
-    able = [kind for kind in enough if fits(profile, kind, "trainer") is None]
-    if not able:
-        reason = fits(profile, enough[0], "trainer")
-        raise UserError(f"trainer.devices: {reason}{_and(remedy(enough[0], 'trainer'))}")
-    return {max(able, key=lambda kind: profile.devices[kind].training_speed): number}
 
 
 def _rollout(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy) -> Devices:

@@ -158,7 +158,7 @@ def accepts(
 
 def _with_decision(advised: Callable[[RunSchedule], Advice], schedule: RunSchedule) -> Advice:
     """Return the better of the two advices for "auto", and say why."""
-    if schedule.mode != "pipelined":
+    if schedule.mode != "disaggregated":
         return advised(schedule)
     strict, ahead = (advised(schedule.changed(max_staleness=each)) for each in (0, 1))
     found = decide_by_seconds(

@@ -10,8 +10,6 @@ import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import zip_longest
-from typing import Any
 
 from digenrl.planning.colocated import BASELINES, Baseline, colocated_seconds
 from digenrl.planning.runnable import HostGpus, too_small, training_role, why_not
@@ -25,7 +23,6 @@ from services.scheduler.costs.profile import Profile, Role, fits, holds_fragment
 from services.scheduler.costs.split import Devices, Split, present, words
 from services.scheduler.sim.forecast import forecast, fragment_sizes
 from services.scheduler.sim.measured import Simulated
-from services.scheduler.sim.profiled import has_independent_devices
 from shared.errors import UserError
 from shared.recipe.schedule import RunSchedule
 
@@ -117,7 +114,7 @@ def plan_split(
     part = part_of(profile, devices)
     can_say = CanSay(part, host_gpus, accepts)
     modes = modes_of(schedule, fluid=fluid)
-    schedule = modes.get("pipelined", schedule)
+    schedule = modes.get("disaggregated", schedule)
     candidates = candidates_of(part, modes, can_say)
     if not candidates:
         raise UserError(_why_none(profile, devices, schedule, host_gpus))
@@ -153,7 +150,7 @@ def plan_split(
 
 def modes_of(schedule: RunSchedule, *, fluid: bool) -> dict[str, RunSchedule]:
     """Return the schedules that are compared, by their mode."""
-    compared = ("pipelined", "fluid")
+    compared = ("disaggregated", "fluid")
     if fluid and schedule.mode in compared:
         return {mode: schedule.changed(mode=mode) for mode in compared}
     return {schedule.mode: schedule}
@@ -193,11 +190,7 @@ def _splits(profile: Profile, devices: Devices, schedule: RunSchedule) -> list[S
 
 
 def _candidates(part: Part, schedule: RunSchedule, can_say: "CanSay") -> list[Candidate]:
-    """Every split in every fragment size, the best forecast first.
-
-    Where a switch takes time, help is lent more rarely than forecasts think, which take it for one
-    block; so each candidate with help is followed by one without.
-    """
+    """Every split in every fragment size, the best forecast first."""
     profile = part.profile
     ways = [
         (split, size, part.part_of(way))
@@ -207,16 +200,8 @@ def _candidates(part: Part, schedule: RunSchedule, can_say: "CanSay") -> list[Ca
         if _holds(profile, split, way, size)
     ]
 
-    def ranked(**changes: Any) -> list[Candidate]:
-        found = [_candidate(part, split, size, way.changed(**changes)) for split, size, way in ways]
-        return sorted(found, key=lambda each: (each.seconds, -each.size))
-
-    found = ranked()
-    if schedule.fixed_tag is not None or not profile.variant.switch_seconds:
-        return found
-    helped = [candidate for candidate in found if candidate.forecast.groups]
-    pairs = zip_longest(helped, ranked(tag=0))
-    return [candidate for pair in pairs for candidate in pair if candidate is not None]
+    found = [_candidate(part, split, size, way) for split, size, way in ways]
+    return sorted(found, key=lambda each: (each.seconds, -each.size))
 
 
 def _candidate(part: Part, split: Split, size: int, schedule: RunSchedule) -> Candidate:
@@ -251,8 +236,7 @@ class CanSay:
         return self._known[key]
 
     def _is_said(self, split: Split, way: RunSchedule) -> bool:
-        assert self.host_gpus is not None
-        if why_not(self.part.profile, split, way, host_gpus=self.host_gpus) is not None:
+        if why_not(self.part.profile, split, way) is not None:
             return False
         return self.accepts is None or self.accepts(split, way)
 
@@ -277,7 +261,7 @@ def _why_none(
     known = list(dict.fromkeys(reason for reason in reasons if reason is not None))
     looked_at = _splits(profile, devices, schedule)
     if looked_at and host_gpus is not None:
-        reason = why_not(profile, looked_at[0], schedule, host_gpus=host_gpus)
+        reason = why_not(profile, looked_at[0], schedule)
         return f"no recipe says a split of {words(devices)}: {reason or 'fragments do not fit'}"
     if not known:
         return "one device cannot be split into rollout and trainer; give at least two"
@@ -288,8 +272,7 @@ def with_help(profile: Profile, split: Split, schedule: RunSchedule, groups: int
     """Give the trainer as many groups as are forecast best, if the schedule leaves it open."""
     if schedule.fixed_tag is not None:
         return schedule
-    together = not has_independent_devices(profile, split.trainer)
-    if schedule.staleness_limit and together and not profile.variant.switch_seconds:
+    if schedule.staleness_limit and sum(split.trainer.values()) == 1:
         # A switch costs nothing and work is never short: it helps whenever it waits.
         groups = profile.shape.groups
     return schedule.changed(tag=groups)
@@ -300,5 +283,5 @@ def _without_needless_help(profile: Profile, best: Found, schedule: RunSchedule)
     if schedule.fixed_tag is not None or not best.schedule.trainer_generates or best.helped >= 1:
         return best
     chosen = best.schedule.changed(tag=0)
-    off = replace(best, schedule=chosen, simulated=run(profile, best.candidate.split, chosen))
+    off = replace(best, schedule=chosen, simulated=run(profile, best.candidate, chosen))
     return off if off.seconds <= best.seconds * (1 + NEGLIGIBLE_GAIN) else best

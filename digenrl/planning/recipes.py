@@ -32,7 +32,6 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         fragment=fragment,
         ranks=trainer.shard_devices,
         helps=recipe.run_schedule.trainer_generates and not trainer.is_sharded,
-        is_member=recipe.schedule.has_members,
         sets=recipe.trained_sets,
         encodes="text" in recipe.generating_parts,
         tiles=model.vae_tiling,
@@ -50,9 +49,9 @@ def with_staleness(schedule: RunSchedule, staleness: Literal[0, 1] | None) -> Ru
     """
     if staleness is None:
         return schedule
-    if staleness and schedule.mode not in ("pipelined", "fluid"):
+    if staleness and schedule.mode not in ("disaggregated", "fluid"):
         raise UserError(
-            "--staleness: 1 needs schedule.mode pipelined or fluid; the mode here is "
+            "--staleness: 1 needs schedule.mode disaggregated or fluid; the mode here is "
             f"{schedule.mode}"
         )
     return schedule.changed(max_staleness=staleness)

@@ -1,14 +1,13 @@
 """Whether a recipe can say what a plan does, and the keys that say it.
 
-A trainer is one process with `trainer.devices` GPUs of one host. Fluid devices are processes with a
-GPU each, on any hosts.
+Devices that train are processes with a GPU each, on any hosts.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from services.scheduler.costs.profile import Profile, Role, fits
-from services.scheduler.costs.split import Devices, Split, present, words
+from services.scheduler.costs.split import Devices, Split, present
 from shared.recipe.fields import Table
 from shared.recipe.fluid_devices import refusal
 from shared.recipe.schedule import RunSchedule, Schedule
@@ -26,31 +25,11 @@ HostGpus = int | Mapping[str, int]
 """GPUs of a host, or of the largest one of each kind."""
 
 
-def gpus_of(host_gpus: HostGpus, devices: Devices) -> int:
-    """Return how many GPUs the process has at most that uses such devices."""
-    if isinstance(host_gpus, int):
-        return host_gpus
-    return min((host_gpus.get(kind, 0) for kind in present(devices)), default=HOST_GPUS)
-
-
-def why_not(
-    profile: Profile, split: Split, schedule: RunSchedule, *, host_gpus: HostGpus
-) -> str | None:
+def why_not(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:
     """Why no recipe says this, in a few words; None if one does."""
     if profile.variant.sharded:
         return "shares weights, which is not simulated"
-    number, host = sum(split.trainer.values()), gpus_of(host_gpus, split.trainer)
-    if schedule.has_members:
-        return refusal(number) or too_small(profile, split, schedule)
-    reasons = {
-        f"trains on unlike devices, {words(split.trainer)}": len(present(split.trainer)) > 1,
-        f"has a trainer of {number} devices, and a host has {host}": number > host,
-        f"trains in index order on {number} devices": schedule.deterministic and number > 1,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            return reason
-    return too_small(profile, split, schedule)
+    return refusal(sum(split.trainer.values())) or too_small(profile, split, schedule)
 
 
 def recipe_keys(
@@ -58,21 +37,19 @@ def recipe_keys(
 ) -> dict[str, Any]:
     """What to write into a recipe, as ``table.key`` and value: into this one, or any that leaves
     out what is not named here."""
-    trains, members = sum(split.trainer.values()), schedule.has_members
+    trains, lends = sum(split.trainer.values()), schedule.mode == "disaggregated"
     keys: dict[str, Any] = {
         "rollout.workers": sum(split.rollout.values()),
         "trainer.devices": trains,
-        "trainer.exchange": "auto" if not members or recipe is None else recipe.trainer.exchange,
+        "trainer.exchange": "auto" if recipe is None else recipe.trainer.exchange,
         "schedule.mode": schedule.mode,
         "schedule.fragment_size": schedule.fixed_fragment or "auto",
     }
-    told = {"rollout.workers", "trainer.devices"}
-    if members:
-        told |= {"trainer.exchange"}
-    else:
+    told = {"rollout.workers", "trainer.devices", "trainer.exchange"}
+    if lends:
         keys |= {"schedule.tag": schedule.tag or "off"}
         told |= {"schedule.tag", "schedule.max_staleness"}
-    if schedule.mode in ("pipelined", "fluid"):
+    if schedule.mode in ("disaggregated", "fluid"):
         keys |= {"schedule.max_staleness": schedule.staleness_limit}
     return {key: value for key, value in keys.items() if key in told or value != _said(recipe, key)}
 

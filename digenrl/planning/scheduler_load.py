@@ -24,8 +24,8 @@ def scheduler_seconds(
     """
     shape, devices = profile.shape, factor * sum(split.devices.values())
     fragments = shape.samples / (schedule.fixed_fragment or shape.group_size)
-    members = sum(split.trainer.values()) if schedule.has_members else 0
+    members = sum(split.trainer.values())
     pieces = factor * min(shape.most_pieces, fluid.PIECES_EACH * members)
-    results = factor * (2 * fragments + (0 if members else shape.groups))  # generated, and scored
+    results = factor * 2 * fragments  # generated, and scored
     result = RESULT_SECONDS + RESULT_SECONDS_EACH * devices
     return results * result + pieces * (PIECE_SECONDS + PIECE_SECONDS_EACH * devices)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from digenrl.planning.scheduler_load import scheduler_seconds
 from services.scheduler.core.supply import fragment_sizes
 from services.scheduler.core.tag.forecast import Forecast
 from services.scheduler.costs.profile import Profile
@@ -13,16 +14,17 @@ from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import simulate, warm_up_of
 from shared.recipe.schedule import RunSchedule
 
-EFFORT = 400_000
-"""Simulated fragments, each weighted with what it costs: about 3 s on a core of 2024."""
+EFFORT = 1.6
+"""Seconds that a core of the scheduler would be busy with all that is simulated; its devices take
+as much again, or twice as much."""
 SHARE_FOR_NEIGHBOURS = 0.5
 MAX_SIMULATED = 16
 PRUNE_FACTOR = 1.1
 """Forecast over the best simulated: more than forecasts err."""
 SIZES_PER_SPLIT = 2
-BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
-"""Measured batches of a simulation. One-step asynchrony with help goes in pairs: in one batch the
-trainer helps, in the next there is nothing left to help with."""
+BATCHES_STRICT, BATCHES_AHEAD, BATCHES_IN_PAIRS = 2, 3, 4
+"""Measured batches of a simulation. One-step asynchrony with help goes in pairs: in one batch lent
+devices help, in the next there is nothing left to help with."""
 BETTER = 0.998
 """A neighbour is taken if its step takes less than this share of the best one's."""
 SEED = 0
@@ -85,7 +87,7 @@ def search(
 
     def simulated(candidate: Candidate) -> Found:
         names.add(candidate.name)
-        each = Found(candidate, candidate.chosen, run(profile, candidate.split, candidate.chosen))
+        each = Found(candidate, candidate.chosen, run(profile, candidate, candidate.chosen))
         found.append(each)
         return each
 
@@ -99,6 +101,8 @@ def search(
             near = like(best.candidate, *variation)
             if near is None or near.name in names or _effort(profile, near) > left:
                 continue
+            if near.scheduler_seconds >= BETTER * best.seconds:  # no step takes less
+                continue
             left -= _effort(profile, near)
             each = simulated(near)
             if each.seconds < BETTER * best.seconds:
@@ -109,13 +113,16 @@ def search(
         best = better
 
 
-def run(profile: Profile, split: Split, schedule: RunSchedule) -> Simulated:
+def run(profile: Profile, candidate: Candidate, schedule: RunSchedule) -> Simulated:
+    """Simulate a candidate by a schedule."""
+    warm_up, batches = _batches(candidate)
     return simulate(
         profile,
-        rollout=split.rollout,
-        trainer=split.trainer,
+        rollout=candidate.split.rollout,
+        trainer=candidate.split.trainer,
         schedule=schedule,
-        batches=_batches(schedule),
+        warm_up=warm_up,
+        batches=batches,
         seed=SEED,
         causes=False,
     )
@@ -131,21 +138,19 @@ def _best_forecasts(
     simulated: Callable[[Candidate], Found],
     effort: float,
 ) -> float:
-    """Simulate the best candidates, until the effort is spent or forecasts are hopeless, and the
-    best of each mode; return the effort that it took."""
+    """Simulate the best candidates, until the effort is spent or others cannot be as good; return
+    the effort that it took."""
     seen: Counter[str] = Counter()
-    least, spent, modes = math.inf, 0.0, set[str]()
+    least, spent = math.inf, 0.0
     for candidate in candidates:
-        if sum(seen.values()) >= MAX_SIMULATED:
+        if sum(seen.values()) >= MAX_SIMULATED or candidate.seconds > least * PRUNE_FACTOR:
             break
         cost = _effort(profile, candidate)
-        mode = candidate.schedule.mode
-        name = f"{mode} {candidate.split} {bool(candidate.forecast.groups)}"
-        hopeless = candidate.seconds > least * PRUNE_FACTOR
+        name = f"{candidate.schedule.mode} {candidate.split} {bool(candidate.forecast.groups)}"
         too_much = spent + cost > effort and math.isfinite(least)
-        if seen[name] >= SIZES_PER_SPLIT or (mode in modes and (hopeless or too_much)):
+        is_no_better = candidate.scheduler_seconds >= least
+        if seen[name] >= SIZES_PER_SPLIT or too_much or is_no_better:
             continue
-        modes.add(mode)
         seen[name] += 1
         spent += cost
         least = min(least, simulated(candidate).seconds)
@@ -165,7 +170,7 @@ def _near(
             yield split, other, None
     for moved in () if candidate.schedule.members_generate else _moved(split):
         yield moved, size, None
-    if tags and candidate.schedule.mode == "pipelined":
+    if tags and candidate.schedule.mode == "disaggregated":
         for groups in (0, profile.shape.groups):
             yield split, size, groups
 
@@ -184,14 +189,18 @@ def _moved(split: Split) -> Iterator[Split]:
 
 
 def _effort(profile: Profile, candidate: Candidate) -> float:
-    """A fragment costs more the more devices could take it."""
-    split, schedule = candidate.split, candidate.chosen
-    fragments = profile.shape.samples / candidate.size
-    devices = sum(split.rollout.values()) + sum(split.trainer.values())
-    return (warm_up_of(schedule) + _batches(schedule)) * fragments * (20 + devices)
+    """Return seconds that a core of the scheduler would be busy with what is simulated."""
+    each = scheduler_seconds(profile, candidate.split, candidate.chosen)
+    return sum(_batches(candidate)) * each
 
 
-def _batches(schedule: RunSchedule) -> int:
-    """Number of measured batches; on fluid devices, one is like the next."""
-    in_pairs = schedule.staleness_limit and not schedule.has_members
-    return BATCHES_ONE_STEP if in_pairs else BATCHES_STRICT
+def _batches(candidate: Candidate) -> tuple[int, int]:
+    """Return the number of batches until one is like the next, and of those that are measured; one
+    is enough where the scheduler's own work decides."""
+    schedule = candidate.chosen
+    if candidate.scheduler_seconds >= candidate.forecast.seconds:
+        return 0, 1
+    if not schedule.staleness_limit:
+        return 1, BATCHES_STRICT
+    in_pairs = schedule.mode == "disaggregated"
+    return warm_up_of(schedule), BATCHES_IN_PAIRS if in_pairs else BATCHES_AHEAD

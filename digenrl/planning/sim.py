@@ -12,7 +12,6 @@ from digenrl.planning.recipes import with_staleness
 from digenrl.planning.techniques import Technique, compare
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
 from services.scheduler.costs.split import Split
-from services.scheduler.sim.lookahead import look_ahead
 from services.scheduler.sim.profiled import simulate
 from shared.errors import UserError
 from shared.recipe.errors import describe
@@ -57,7 +56,6 @@ def simulated(
             schedule=fitted,
             batches=batches,
             seed=seed,
-            look_ahead=look_ahead,
         )
         rows = [Technique(fitted.mode, fitted, found)]
     colocated = {each: colocated_seconds(costs, split.devices, each) for each in BASELINES}

@@ -13,10 +13,13 @@ from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Devices, Split, present
 from shared.recipe.schedule import RunSchedule
 
-MAX_PART_DEVICES = 64
+MAX_PART_DEVICES = 32
 """Devices of a part at most, if the batch has enough groups."""
-MIN_PART_GROUPS = 16
-"""Groups of a part at least: with fewer, a single group weighs too much."""
+MIN_PART_GROUPS, MIN_SPREAD_GROUPS = 16, 4
+"""Groups of a part at least: with fewer, a single group weighs too much; unless there are several
+devices for each group, which is spread over them."""
+SPREAD = 4
+"""So many devices for each group."""
 MIN_PART_OF_KIND = 4
 """Devices of one kind in a part."""
 
@@ -69,7 +72,7 @@ def part_of(profile: Profile, devices: Devices) -> Part:
 
 def _scaled(schedule: RunSchedule, factor: float) -> RunSchedule:
     tag = schedule.fixed_tag
-    if factor == 1 or not tag or schedule.mode != "pipelined":
+    if factor == 1 or not tag or schedule.mode != "disaggregated":
         return schedule
     return schedule.changed(tag=max(1, round(tag * factor)))
 
@@ -77,7 +80,9 @@ def _scaled(schedule: RunSchedule, factor: float) -> RunSchedule:
 def _factor(groups: int, devices: Mapping[str, int]) -> int:
     """The smallest that makes the part small enough, or a little larger one that divides evenly."""
     wanted = -(-sum(devices.values()) // MAX_PART_DEVICES)
-    most = min([groups // MIN_PART_GROUPS, *(n // MIN_PART_OF_KIND for n in devices.values())])
+    is_spread = sum(devices.values()) >= SPREAD * groups
+    least = MIN_SPREAD_GROUPS if is_spread else MIN_PART_GROUPS
+    most = min([groups // least, *(n // MIN_PART_OF_KIND for n in devices.values())])
     if most < 2 or wanted < 2:
         return 1
     if wanted >= most:

@@ -11,7 +11,7 @@ from services.scheduler.sim.profiled import simulate
 from shared.recipe.schedule import RunSchedule
 
 SEQUENTIAL = RunSchedule(mode="sequential", tag=0, tsp_steps=1)
-GAP = SEQUENTIAL.changed(mode="pipelined")
+GAP = SEQUENTIAL.changed(mode="disaggregated")
 TSP = GAP.changed(tsp_steps="auto")
 TAG = TSP.changed(tag="auto")
 ONE_STEP = TAG.changed(max_staleness=1)

@@ -31,13 +31,18 @@ from digenrl.profile.ladder import (
     timed,
 )
 from digenrl.profile.network import Network
-from services.trainer.engine.snapshot import digest_of_parts
-from services.trainer.versions import store_weights
+from services.trainer.engine.storing import store_weights
 from shared.devices.protocols import Snapshot
 from shared.diffusion.sampler import Denoising, SamplingPlan
 from shared.diffusion.shards import HostBuffers
 from shared.diffusion.transition import transition
-from shared.diffusion.weights import StagedTensors, Staging, WeightsInUse, trained_tensors
+from shared.diffusion.weights import (
+    StagedTensors,
+    Staging,
+    WeightsInUse,
+    trained_tensors,
+    weights_digest,
+)
 from shared.messages.contracts import ObjectRef
 from shared.models.sigmas import linear_sigmas
 from shared.recipe.tables import Run
@@ -125,7 +130,7 @@ def _published(network: Network, store: ObjectStore, buffers: HostBuffers) -> Pu
     watch = Stopwatch(network.device)
     parts = buffers.copy(weights, {})
     copied = watch.lap()
-    snapshot = Snapshot(digest=digest_of_parts(parts), weights=parts, checkpoint=())
+    snapshot = Snapshot(digest=weights_digest(weights), weights=parts, checkpoint=())
     digested = watch.lap()
     ref = asyncio.run(store_weights(store, RUN, snapshot))
     stored = watch.lap()

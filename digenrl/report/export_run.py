@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from digenrl.evaluation.best import Best, best_version, ranked_versions
-from digenrl.evaluation.run import weights_to_use, with_weights_to_use
+from digenrl.evaluation.run import weights_to_use
 from digenrl.report.export import export_adapter
 from digenrl.report.layouts import Layout
 from shared.errors import IntegrityError, UserError
@@ -104,7 +104,7 @@ async def _version(store: ObjectStore, recipe: Recipe, version: Wanted) -> Commi
     if version == "best":
         version = await _best(store, recipe)
     if version == "newest":
-        return (await with_weights_to_use(store, recipe, chain))[-1]
+        return chain[-1]
     found = next((each for each in chain if each.policy.version == version), None)
     if found is None:
         newest = chain[-1].policy.version

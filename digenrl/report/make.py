@@ -134,17 +134,14 @@ class Report:
     async def _newest(self) -> "dict[str, Tensor]":
         """Return the weights of the newest version, which ends the chain. If the run goes on and
         deletes these weights meanwhile, use the next newest version."""
-        from digenrl.evaluation.run import weights_to_use, with_weights_to_use
+        from digenrl.evaluation.run import weights_to_use
 
         while True:
             try:
-                self.chain = await with_weights_to_use(self.store, self.recipe, self.chain)
                 return await weights_to_use(self.store, self.recipe, self.chain[-1])
             except IntegrityError:
                 newer = await commit_chain(self.store, self.chain[-1].run)
-                if len(await with_weights_to_use(self.store, self.recipe, newer)) == len(
-                    self.chain
-                ):
+                if len(newer) == len(self.chain):
                     raise
                 self.chain = newer
 

@@ -42,9 +42,7 @@ class Use:
     ranks: int = 1
     """Number of ranks that share the weights."""
     helps: bool = True
-    """Whether the trainer's devices also generate."""
-    is_member: bool = False
-    """Whether devices that train are members, which hold sums and the version that they step to."""
+    """Whether devices that train also generate."""
     sets: TrainedSets = field(default_factory=TrainedSets)
     """What a device that trains holds of the trained weights beside those of its network."""
     encodes: bool = True
@@ -120,11 +118,11 @@ def trainer_needs(memory: Memory, use: Use) -> Needed:
         peak = max(peak, _gradients(memory, use) + max(_denoise(memory, use), _decode(memory, use)))
     network, adapter = _network(memory, use) / use.ranks, _adapter(memory, use)
     if use.rank:
-        trained = adapter + use.sets.size(adapter, adapter, is_member=use.is_member)
+        trained = adapter + use.sets.size(adapter, adapter)
     else:
         masters = _trained_weights(memory, use)
         network = masters if use.ranks > 1 else network
-        trained = use.sets.size(network, masters, is_member=use.is_member)
+        trained = use.sets.size(network, masters)
     return Needed(
         network=network,
         text=_text(memory, use) if use.helps and use.encodes else 0.0,
@@ -136,9 +134,8 @@ def trainer_needs(memory: Memory, use: Use) -> Needed:
 
 
 def member_needs(memory: Memory, use: Use) -> Needed:
-    """Return what a fluid device needs: what a training device needs that is lent, or that shares
-    its weights with other ranks and is not, and more sets and sums."""
-    return trainer_needs(memory, replace(use, helps=use.ranks == 1, is_member=True))
+    """Return what a member needs: it generates as well, unless it shares its weights."""
+    return trainer_needs(memory, replace(use, helps=use.ranks == 1))
 
 
 def encoder_needs(memory: Memory, use: Use) -> Needed:
@@ -269,7 +266,7 @@ def _decode(memory: Memory, use: Use) -> float:
 
 
 def _gradients(memory: Memory, use: Use) -> float:
-    return use.sets.sums * (_adapter(memory, use) if use.rank else _trained_weights(memory, use))
+    return _adapter(memory, use) if use.rank else _trained_weights(memory, use)
 
 
 def _train(memory: Memory, use: Use) -> float:

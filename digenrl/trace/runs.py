@@ -43,14 +43,12 @@ from digenrl.trace.record import (
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk, make_tuner
 from shared.devices.protocols import GroupData
-from shared.devices.slices import slice_size
 from shared.diffusion.decoding import to_uint8
 from shared.diffusion.generation import GenerationInProgress, Generator
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising, denoise
 from shared.diffusion.tensors import pack
 from shared.diffusion.training.rows import TrainingGroup, read_group, row_kind
-from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import is_adapter, trained_parameters
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.models.memory import Holding, network_bytes
@@ -79,8 +77,7 @@ class Setting:
 
 def smallest_chunk(recipe: Recipe) -> Chunk:
     """Returns the smallest chunk that the recipe's trainer would choose."""
-    trainer = recipe.trainer
-    samples = slice_size(recipe.batch.group_size, trainer.devices)
+    samples = max(1, recipe.batch.group_size // recipe.trainer.devices)
     return make_tuner(recipe, math.inf, samples).candidates[0]
 
 
@@ -244,8 +241,8 @@ def _training_pass(rows: int, section: Section) -> TrainingPass:
 def _seed(engine: TrainerEngine, policy: LoadedPolicy) -> None:
     """Gives every trained weight a gradient, as an earlier pass does."""
     parameters = policy.trained.parameters
-    zeros = {name: torch.zeros_like(each.detach()) for name, each in parameters.items()}
-    engine.add(zeros, Tally().as_dict())
+    for each in parameters.values():
+        each.grad = torch.zeros_like(each.detach())
 
 
 def _narrowed(recipe: Recipe, chunk: Chunk) -> Recipe:

@@ -11,7 +11,7 @@ from digenrl.api.models import SampleHistory
 from digenrl.api.past import rank
 from digenrl.api.shown import other_figures
 from digenrl.view.history import RunHistory
-from digenrl.view.words import cause, words_of
+from digenrl.view.words import USES, cause
 from shared.run.dead_letters import (
     DeadLetter,
     Fates,
@@ -207,15 +207,13 @@ def schedule_of(history: RunHistory) -> dict[str, Any]:
     shares = {
         device: _shares(sums) for device, sums in sorted(devices.items()) if sum(sums.values()) > 0
     }
-    recipe = history.recipe
-    has_members = recipe is not None and recipe.schedule.has_members
     exchanged = {
         device: sums["committing"] / len(batches)
-        for device, sums in sorted(devices.items()) if has_members and sums.get("committing")
+        for device, sums in sorted(devices.items()) if sums.get("committing")
     }  # fmt: skip
     return {
         "batches": batches, "shares": shares, "exchanged": exchanged,
-        "uses": words_of(mode="" if recipe is None else recipe.schedule.mode),
+        "uses": USES,
     }  # fmt: skip
 
 

@@ -61,13 +61,13 @@ REMEDIES: Mapping[str, tuple[str, Sequence[str]]] = {
         "for generation",
         (
             "more rollout devices",
-            "schedule.tag = auto (`digenrl tag {run} auto`), so that the trainer's devices help",
+            "schedule.tag = auto (`digenrl tag {run} auto`), so that members help",
         ),
     ),
     "waiting_for_trainer": (
-        "for the trainer",
+        "for training",
         (
-            "more trainer devices",
+            "more devices that train",
             "in another run schedule.mode = fluid",
             "in another run schedule.max_staleness = 1",
         ),
@@ -100,10 +100,10 @@ def settings_of(
     """
     if run is None or run["phase"] not in ("running", "waiting", "paused"):
         return None
-    tables: dict[str, Any] = {"schedule": {"mode": "pipelined"}}
+    tables: dict[str, Any] = {"schedule": {"mode": "disaggregated"}}
     tables |= {} if recipe is None else recipe.model_dump(mode="json")
     tables["schedule"]["max_staleness"] = run.get("max_staleness")  # of "auto", what was decided
-    if tables["schedule"]["mode"] == "pipelined":  # others have none
+    if tables["schedule"]["mode"] == "disaggregated":  # others have none
         tables["schedule"]["tag"] = tag
     return {
         f"{table}.{key} = {tables[table][key]}".lower() for table in tables for key in tables[table]

@@ -46,7 +46,7 @@ from digenrl.view.figures import (
 from digenrl.view.history import RECENT, RunHistory
 from digenrl.view.live import LiveRun
 from digenrl.view.markup import templates
-from digenrl.view.words import FIGURES, KINDS, QUEUES, drained_of, words_for, words_of
+from digenrl.view.words import FIGURES, KINDS, QUEUES, USES, drained_of, words_for
 from services.scheduler.costs.profile import profile_names
 from shared.process.http_access import CALLER, Access, Caller, check_routes, sign_in
 from shared.process.service import Health, probes
@@ -158,9 +158,7 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
     @app.get("/timeline")
     async def timeline(request: Request, batches: Batches = 4) -> HTMLResponse:
         await view.history.look()
-        recipe = view.history.recipe
-        words = words_of(mode="" if recipe is None else recipe.schedule.mode)
-        return await pages.page(request, "timeline", batches=batches, uses=words)
+        return await pages.page(request, "timeline", batches=batches, uses=USES)
 
     @app.get("/workers")
     async def workers(request: Request) -> HTMLResponse:
@@ -175,7 +173,9 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
     async def schedule(request: Request) -> HTMLResponse:
         await view.history.look()
         tag, recipe = await view.live.get("/v1/tag"), view.history.recipe
-        can_lend = tag is not None and recipe is not None and recipe.schedule.mode == "pipelined"
+        can_lend = (
+            tag is not None and recipe is not None and recipe.schedule.mode == "disaggregated"
+        )
         return await pages.page(
             request, "schedule", tag=tag, can_lend=can_lend,
             groups=0 if recipe is None else recipe.batch.groups, **schedule_of(view.history),

@@ -7,8 +7,9 @@ from decimal import Decimal
 from typing import Any
 
 USES = {
-    "generating": "generates", "training": "trains", "scoring": "scores", "committing": "commits",
-    "waiting_for_rollout": "waits for generation", "waiting_for_trainer": "waits for the trainer",
+    "generating": "generates", "training": "trains", "scoring": "scores",
+    "committing": "exchanges gradients",
+    "waiting_for_rollout": "waits for generation", "waiting_for_trainer": "waits for training",
     "waiting_for_reward": "waits for rewards", "waiting_for_weights": "loads weights",
     "waiting_for_conditions": "waits for encoded prompts", "tail": "nothing left in this batch",
     "paused": "paused",
@@ -26,7 +27,7 @@ QUEUES = {
     "generation": ("given to no device yet", "devices are missing, or hang: see the workers"),
     "in_hand": ("at devices that generate", "the worker hangs or has become slow: drain it"),
     "scoring": ("waiting for rewards", "reward workers are too few, or hang: more reward.workers"),
-    "training": ("waiting to be trained", "the trainer hangs, or has become slow"),
+    "training": ("waiting to be trained", "a device that trains hangs, or has become slow"),
 }  # fmt: skip
 """Queues in the order in which samples go through them, and what it means if one is late."""
 
@@ -128,12 +129,6 @@ FIGURES = {
     "gold_nn": "distance to real images", "gold_div": "distance within a digit",
 }  # fmt: skip
 """Figures of evaluations in words; others have the names of their scorers."""
-
-
-def words_of(mode: str) -> dict[str, str]:
-    """Return what devices do, in words, in a mode of the schedule: members commit by adding up each
-    other's gradients."""
-    return USES if mode in ("", "pipelined") else USES | {"committing": "exchanges gradients"}
 
 
 def words_for(use: str | None, activity: str, drain: str = "no") -> str:

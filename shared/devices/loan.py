@@ -1,4 +1,4 @@
-"""Lends a trainer's device to generation (TAG): what it was last told, and for how long.
+"""Lends a member's device to generation (TAG): what it was last told, and for how long.
 
 The scheduler does not ask and wait; it states what a device is to do, under a loan number that
 only grows. The device's agent follows the highest number it has seen, so that a command may be
@@ -12,16 +12,10 @@ scheduler that has died cannot keep a device from training.
 Between two denoising steps the agent asks `may_generate`, so that it is back within one step.
 """
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from shared.messages.contracts import SetDevice
 from shared.messages.workers import DeviceMode
-
-Use = Literal["training", "generation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,27 +55,3 @@ def tick(loan: Loan, now: float) -> Loan:
 def may_generate(loan: Loan, now: float) -> bool:
     """Whether one more denoising step may begin."""
     return loan.mode == "generate" and loan.deadline is not None and now < loan.deadline
-
-
-class DeviceUse:
-    """Asserts that a device is used for one thing at a time.
-
-    A guard against our own mistakes, not a lock: nobody waits here.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._current: Use | None = None
-
-    @contextmanager
-    def use(self, use: Use) -> Iterator[None]:
-        """Use the device; raises RuntimeError if it is in use already, whatever for."""
-        with self._lock:
-            if self._current is not None:
-                raise RuntimeError(f"{use} on a device that is in use for {self._current}")
-            self._current = use
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._current = None

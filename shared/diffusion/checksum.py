@@ -222,15 +222,3 @@ def _shifted(numbers: Tensor, by: int) -> Tensor:
 def _signed(number: int) -> int:
     """Return a number of 64 bits as torch takes it."""
     return number - (1 << BITS) if number >> (BITS - 1) else number
-
-
-def checksum_digest(
-    tensors: Mapping[str, Tensor], types: Mapping[str, torch.dtype] | None = None
-) -> str:
-    """Returns the digest of weights where devices compare checksums (`schedule.mode` "fluid"); of
-    the values in other ``types``, if they are given."""
-    held = {
-        name: tensor.detach() if types is None else tensor.detach().to(types[name])
-        for name, tensor in tensors.items()
-    }
-    return checksum(held).digest

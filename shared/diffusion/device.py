@@ -67,7 +67,7 @@ def unusable_gpu(index: int, error: Exception) -> UserError:
     reason = str(error).partition("\n")[0].split(". Please")[0]
     remedy = next(text for signs, text in GPU_REMEDIES.items() if re.search(signs, reason))
     return UserError(
-        f"{VISIBLE}={visible(index + 1, index + 1).split(',')[-1]}: torch {torch.__version__} "
+        f"{VISIBLE}={visible(index)}: torch {torch.__version__} "
         f"cannot use this GPU: {reason[:MAX_REASON]}; {remedy}, or compute on the CPU: set "
         f'model.device = "cpu", or {VISIBLE}="" for one process'
     )
@@ -88,7 +88,6 @@ def this_device(
     trains: bool,
     concurrency: int,
     memory_gib: float | None,
-    independent_devices: bool = False,
     holding: Holding = AS_TRAINED,
 ) -> Device:
     """Describes this process's device: what it has, and what it will need once it is loaded.
@@ -98,8 +97,7 @@ def this_device(
     others use the same device.
     """
     if own_device().type == "cuda":
-        used = recipe.trainer.devices if trains and not recipe.schedule.has_members else 1
-        gpu = visible(torch.cuda.device_count(), used)
+        gpu = visible(0)
         properties = torch.cuda.get_device_properties(0)
         kind, memory = properties.name, properties.total_memory
     else:
@@ -113,7 +111,6 @@ def this_device(
         memory_bytes=memory,
         needs_bytes=held_bytes(recipe, parts, trains=trains, holding=holding),
         concurrency=concurrency,
-        independent_devices=independent_devices,
     )
 
 
@@ -156,16 +153,14 @@ def _beside_all_weights(recipe: Recipe, network: int) -> int:
 
 def _training_bytes(recipe: Recipe, of_passes: int, in_float32: int) -> int:
     """Returns the bytes of everything that training adds to one set of weights."""
-    sets, is_member = recipe.trained_sets, recipe.schedule.has_members
-    size = sets.size(of_passes, in_float32, is_member=is_member)
-    return int(size) + sets.sums * in_float32
+    sets = recipe.trained_sets
+    return int(sets.size(of_passes, in_float32)) + in_float32
 
 
-def visible(count: int, used: int) -> str:
-    """Names the first ``used`` of ``count`` GPUs, as CUDA_VISIBLE_DEVICES does."""
+def visible(index: int) -> str:
+    """Names a GPU of this process as CUDA_VISIBLE_DEVICES does."""
     given = os.environ.get(VISIBLE)
-    names = [str(number) for number in range(count)] if given is None else given.split(",")
-    return ",".join(name.strip() for name in names[:used])
+    return str(index) if given is None else given.split(",")[index].strip()
 
 
 @contextmanager

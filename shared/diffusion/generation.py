@@ -108,7 +108,7 @@ class Generator:
             OutOfMemory: if there is no room for both.
         """
         with self._fits_beside():
-            staging = Staging(self._model.transformer, self._weights.digest_of)
+            staging = Staging(self._model.transformer)
             staging.add(Fetched(weights, None))
             return staging.finish()
 
@@ -116,9 +116,7 @@ class Generator:
         """Fetches weights and prepares them for `adopt`, one object after the other, in other
         threads; raises as `stage`, and IntegrityError if an object is not in the store."""
         with self._fits_beside():
-            staging = await asyncio.to_thread(
-                Staging, self._model.transformer, self._weights.digest_of
-            )
+            staging = await asyncio.to_thread(Staging, self._model.transformer)
             async for part in weights.parts():
                 await asyncio.to_thread(staging.add, part)
             return await asyncio.to_thread(staging.finish, weights.weights_digest)

@@ -65,13 +65,6 @@ class TrainedWeights:
         }
         return made
 
-    def copy(self, other: "TrainedWeights") -> None:
-        """Puts the weights of another device's network in use, in place."""
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(other.parameters[name])
-        self.put_in_use()
-
     @torch.no_grad()
     def put_in_use(self) -> None:
         """Rounds masters that stand beside the network into it: the optimizer has moved them."""

@@ -10,11 +10,9 @@ import structlog
 import torch
 from torch import nn
 
-from shared.diffusion.checksum import checksum_digest
 from shared.diffusion.compilation import CompiledBlocks, compile_blocks
 from shared.diffusion.device import choose_kernels, fits, own_device
 from shared.diffusion.encoding import check_encoders
-from shared.diffusion.families.base import Family
 from shared.diffusion.loading import Place, Progress
 from shared.diffusion.masters import MastersPlace, ShardsPlace, TrainedWeights
 from shared.diffusion.models import ModelAdapter, Part, load_model
@@ -25,10 +23,8 @@ from shared.diffusion.streaming import stream
 from shared.diffusion.weight_sets import WeightSets
 from shared.diffusion.weights import (
     ADAPTER,
-    DigestOf,
     WeightsInUse,
     trained_parameters,
-    weights_digest,
 )
 from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
@@ -119,35 +115,6 @@ class LoadedPolicy:
     """The sets of trained weights that the network can use."""
     compiled: CompiledBlocks | None = None
     """Blocks that are compiled, if the recipe says so."""
-
-
-def copy_policy(policy: LoadedPolicy, index: int) -> LoadedPolicy:
-    """Copies a policy to the host's GPU of this index, or without any GPU once more to the CPU: as
-    if it were loaded there, without reading a file.
-
-    Raises:
-        OutOfMemory: if it does not fit.
-    """
-    device = own_device(index)
-    with fits(device, "a copy of the model", REMEDY):
-        assert isinstance(policy.model, Family), "only what was loaded is copied"
-        model = policy.model.copy_to(device)
-        masters = {
-            name: nn.Parameter(each.detach().to(device, copy=True))
-            for name, each in policy.trained.masters.items()
-        }
-        network = model.transformer
-        sets = WeightSets(network)
-        if policy.sets.reference:
-            sets.copy_reference(policy.sets)
-        return LoadedPolicy(
-            model,
-            device,
-            WeightsInUse(network, digest_of=policy.in_use.digest_of),
-            TrainedWeights(network, masters),
-            sets,
-            None if policy.compiled is None else compile_blocks(network),
-        )
 
 
 def load_policy(
@@ -297,16 +264,10 @@ def policy_of(
     return LoadedPolicy(
         model,
         device,
-        WeightsInUse(network, place.types, _digest_of(recipe)),
+        WeightsInUse(network, place.types),
         TrainedWeights(network, place.masters, place.types),
         WeightSets(network),
     )
-
-
-def _digest_of(recipe: Recipe) -> DigestOf:
-    """Returns what names the weights of a version: where every device takes the optimizer step, 16
-    bytes that it finds for itself."""
-    return checksum_digest if recipe.schedule.has_members else weights_digest
 
 
 def sampling_plan(recipe: Recipe, *, window_start: int | None) -> SamplingPlan:

@@ -86,10 +86,6 @@ class WeightSets:
         pins = torch.cuda.is_available()
         self.reference = {n: each.pin_memory() if pins else each for n, each in copied.items()}
 
-    def copy_reference(self, other: "WeightSets") -> None:
-        """Compare with what another device of this process compares with."""
-        self.reference = other.reference if other._comes_from_host else self.copies(other.reference)
-
     # The old policy.
 
     def keep_old(self) -> None:
@@ -114,13 +110,6 @@ class WeightSets:
                 tensor.mul_(decay).add_(trained[name], alpha=1 - decay)
             else:
                 tensor.copy_(trained[name])
-
-    @torch.no_grad()
-    def copy_old(self, other: "WeightSets") -> None:
-        """Take over the old policy of another device."""
-        for name, tensor in self.old.items():
-            tensor.copy_(other.old[name])
-        self._changed(old_differs=other.old_differs)
 
     @torch.no_grad()
     def compare_old(self) -> None:

@@ -1,7 +1,6 @@
 """The trained weights, an adapter's or all of the network's, and the digest of their content."""
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -9,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from shared.diffusion.checksum import checksum
 from shared.diffusion.ranks import full_tensor, local_shard
 from shared.diffusion.shards import Assembly, read_part
 from shared.errors import IntegrityError
 from shared.run.manifest import Fetched
-from shared.telemetry import DIGESTED_BYTES
 
 ADAPTER = "default"
 MARKER = f".{ADAPTER}."
@@ -89,10 +88,8 @@ class Staging:
     while the network generates.
     """
 
-    def __init__(self, network: nn.Module, digest_of: "DigestOf | None" = None) -> None:
-        """``digest_of``: that of the network's `WeightsInUse`, if it is not `weights_digest`."""
+    def __init__(self, network: nn.Module) -> None:
         parameters = trained_parameters(network)
-        self._digest_of = digest_of or weights_digest
         self._device = next(iter(parameters.values())).device
         self._assembly = Assembly()
         with _stream_of_its_own(self._device):
@@ -121,7 +118,7 @@ class Staging:
         ``digest``: of the weights, if it is known by that of the objects that were added."""
         self._assembly.finish()
         with _stream_of_its_own(self._device):
-            digest = digest or self._digest_of(self._copies, None)
+            digest = digest or weights_digest(self._copies)
             return StagedTensors(digest=digest, tensors=self._copies)
 
 
@@ -162,40 +159,27 @@ def is_half(tensor: Tensor) -> bool:
 def weights_digest(
     tensors: Mapping[str, Tensor], types: Mapping[str, torch.dtype] | None = None
 ) -> str:
-    """Returns a sha256 over names, shapes, types and values, however the weights are stored; over
-    the values in other ``types``, if they are given."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        held = tensors[name].detach()
-        tensor = full_tensor(held if types is None else held.to(types[name])).cpu().contiguous()
-        DIGESTED_BYTES.labels(of="weights").inc(tensor.nbytes)
-        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    """Returns the digest of weights, by their checksum; of the values in other ``types``, if they
+    are given. Of sharded weights all ranks take it together."""
+    held = {
+        name: tensor.detach() if types is None else tensor.detach().to(types[name])
+        for name, tensor in tensors.items()
+    }
+    return checksum(held).digest
 
 
 State = tuple[tuple[int, int], ...]
 """Where the weights of a network lie, and how often they were changed in place: the same weights as
 long as it is the same."""
 
-DigestOf = Callable[[Mapping[str, Tensor], Mapping[str, torch.dtype] | None], str]
-"""Digest of weights, in other types if they are given."""
-
 
 class WeightsInUse:
     """Knows the digest of the weights that a network really holds: computed again when one of them
-    has changed, but for the set of weights that it held before. Sharded weights are gathered for
-    it, which all ranks have to do together.
+    has changed, but for the set of weights that it held before.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        types: Mapping[str, torch.dtype] | None = None,
-        digest_of: DigestOf = weights_digest,
-    ) -> None:
+    def __init__(self, network: nn.Module, types: Mapping[str, torch.dtype] | None = None) -> None:
         """``types``: those in which the weights are used, if the network holds them in others."""
-        self.digest_of = digest_of
         self._parameters = trained_parameters(network)
         self._types = types
         self._seen: dict[State, str] = {}
@@ -205,7 +189,7 @@ class WeightsInUse:
         state = self.state
         found = self._seen.get(state)
         if found is None:
-            found = self.digest_of(self._parameters, self._types)
+            found = weights_digest(self._parameters, self._types)
             self.know(state, found)
         return found
 

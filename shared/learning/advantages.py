@@ -56,19 +56,9 @@ def population_std(values: Sequence[float]) -> float:
 
 
 def batch_scale(rewards: Sequence[float]) -> float:
-    """Returns the factor that turns a batch's gradient by centred advantages into the gradient by
-    advantages over the standard deviation of the whole batch, which is known last; 1 if no sample
-    has a reward, and so every advantage is 0."""
+    """Returns the factor from centred advantages to those over the standard deviation of the whole
+    batch, which is known last; 1 if no sample has a reward, and so every advantage is 0."""
     return 1 / (population_std(rewards) + EPSILON) if rewards else 1.0
-
-
-def excess(advantages: Sequence[float], limit: float) -> tuple[float, ...]:
-    """Returns what advantages have beyond a limit on either side; 0 for those within it.
-
-    >>> excess([-1.0, 3.0], 2.5)
-    (0.0, 0.5)
-    """
-    return tuple(each - max(-limit, min(limit, each)) for each in advantages)
 
 
 def with_reward(rewards: Sequence[float | None]) -> list[int]:
@@ -86,8 +76,7 @@ class Advantages:
     """Compares the samples of a group."""
 
     std: Over = "group"
-    """batch: they are only centred here; the trainer scales their gradient when it has all of them
-    (`batch_scale`)."""
+    """batch: they are only centred here; `of_batch` scales them once all rewards are known."""
     weights: tuple[tuple[str, float], ...] = ()
     """(scorer, weight): each score is made an advantage of its own, and the advantages are summed
     by weight. Without any, the rewards are compared, which are weighted sums of scores."""

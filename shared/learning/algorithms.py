@@ -55,11 +55,6 @@ class Method:
     has_old_policy: bool = False
     """Whether a moving average of the trained policy generates the samples, and is part of the loss
     (`old_policy_decay`). Only of an algorithm without a ratio."""
-    linear_in_advantage: bool = True
-    """Whether its gradient, but for what does not depend on an advantage, is in proportion to the
-    advantages as long as each keeps its sign."""
-    has_constant: bool = False
-    """Whether a part of its loss, besides the KL, does not depend on the advantage."""
 
 
 _POLICY_GRADIENT: tuple[Variant, ...] = ("flow", "dance", "cps")
@@ -98,7 +93,7 @@ ALGORITHMS: Mapping[str, Method] = {
     "diffusion-nft": Method(
         f"{_OBJECTIVE}:nft", _POLICY_GRADIENT,
         rows=_FINISHED, has_window=False,
-        has_ratio=False, has_old_policy=True, has_constant=True,
+        has_ratio=False, has_old_policy=True,
         implies={
             "algorithm.kl_beta": 1e-4, "algorithm.nft_beta": 1.0, "algorithm.nft_decay": 1,
             "algorithm.advantage_std": "batch",
@@ -113,7 +108,7 @@ ALGORITHMS: Mapping[str, Method] = {
     ),
     "dpo": Method(
         f"{_MATCHING}:dpo", _POLICY_GRADIENT, rows=f"{_MATCHING}:PAIRS", has_window=False,
-        has_ratio=False, pairs=True, needs_base=True, has_constant=True,
+        has_ratio=False, pairs=True, needs_base=True,
     ),
 }  # fmt: skip
 

@@ -38,10 +38,6 @@ STEP_METRICS: Mapping[str, Metric] = {
         "states", "unlike states that the samples of a group begin at, mean over groups, with "
         "`sampling.shared_noise`: 1, or more where its devices compute unlike; 0 without",
     ),
-    "rows_trained_again": Metric(
-        "rows", "with `advantage_std` batch: those that `algorithm.advantage_clip` reaches, which "
-        "is known last",
-    ),
     "loss": Metric("1", "sum over rows, divided by the number of rows in the batch"),
     "kl": Metric("1", "mean divergence from the base model; 0 if `algorithm.kl_beta` is 0"),
     "approx_kl": Metric(
@@ -75,9 +71,8 @@ STEP_METRICS: Mapping[str, Metric] = {
     "skipped_not_finite": Metric("steps", "steps not taken because the gradient was not finite"),
     "micro_batch": Metric("samples", "per training pass, at the end of the batch"),
     "tsp_steps": Metric("denoising steps", "per training pass, at the end of the batch"),
-    "train_seconds": Metric("s", "time of training on the trainer's devices, as if side by side"),
     "step_seconds": Metric(
-        "s", "time since the previous optimizer step or the trainer's start, including pauses"
+        "s", "time since the previous optimizer step or the member's start, including pauses"
     ),
     "samples_per_second": Metric("1/s", "images or videos in the batch, divided by `step_seconds`"),
 }  # fmt: skip

@@ -8,17 +8,16 @@ worker does at the moment (workers.py). A message holds no tensors: it names obj
     FragmentReleased      device -> scheduler      returned, not begun or not finished
     FragmentScored        reward -> scheduler
     FragmentFailed        any -> scheduler         the fragment needs another attempt
-    TrainGroup            scheduler -> trainer     a whole, scored group with its advantages
-    GroupTrained          trainer -> scheduler     the group is in the trainer's gradient
-    GroupFailed           any -> scheduler         the group must be sent to the trainer again
-    PolicyPublished       trainer -> everybody     an optimizer step is committed
-    RunFailed             trainer -> scheduler     the batch cannot be trained, and why
-    SetDevice             scheduler -> trainer     TAG: what a trainer's device is to be used for
+    TrainGroup            scheduler -> members     a whole, scored group with its advantages
+    GroupFailed           any -> scheduler         the group must be sent again
+    PolicyPublished       member -> everybody      an optimizer step is committed
+    RunFailed             member -> scheduler      the batch cannot be trained, and why
+    SetDevice             scheduler -> one member  TAG: what its device is to be used for
     OperatorRequest       API -> scheduler         pause, resume, stop
     TagRequest            API -> scheduler         TAG: auto, off or fixed
     WorkerRequest         API -> scheduler         give a worker nothing new, or work again
     GroupRequest          API -> scheduler         generate again what failed in a group
-    TrainPiece, ...       scheduler -> members     fluid devices: see fluid.py
+    TrainPiece, ...       scheduler -> members     pieces, sums and steps: see fluid.py
     WorkerStatus          every worker -> scheduler, once a second and at changes, not stored
     WorkerRefused         scheduler -> one worker  it takes no part, and ends; not stored
 """
@@ -242,27 +241,18 @@ class TrainGroup(GroupMessage):
     """Reason not to train on the group: too many of its samples could not be scored."""
 
 
-class GroupTrained(GroupMessage):
-    """Says that a group is in the trainer's gradient; it counts once the batch is committed."""
-
-    kind: Literal["group_trained"] = "group_trained"
-    worker: Token
-    seconds: Seconds
-    """Device time; 0 if the gradient is zero."""
-
-
 class GroupFailed(GroupMessage):
     kind: Literal["group_failed"] = "group_failed"
     reason: Text
 
 
 class RunFailed(Record):
-    """Says that a batch cannot be trained at any attempt; the trainer waits for a resume."""
+    """Says that a batch cannot be trained at any attempt, until the run is resumed."""
 
     kind: Literal["run_failed"] = "run_failed"
     batch: Count
     worker: Token
-    """Address of the trainer."""
+    """Address of the member that reports it."""
     reason: Text
 
 
@@ -274,7 +264,7 @@ class PolicyPublished(Record):
     seconds: Seconds
     """Time from the beginning of the optimizer step to this message; 0 without a step."""
     checksum: Annotated[Checksum | None, Field(default=None, exclude_if=is_none)]
-    """Checksum of weights, moments and average, where fluid devices compare it."""
+    """Checksum of weights, moments and average, which members compare."""
 
 
 class SetDevice(Record):
@@ -282,7 +272,7 @@ class SetDevice(Record):
 
     kind: Literal["set_device"] = "set_device"
     worker: Token
-    """Address of the trainer."""
+    """Address of the member."""
     loan_number: Annotated[Count, wire_name("generation")]
     mode: DeviceMode
     max_seconds: Seconds = 0.0
@@ -314,7 +304,7 @@ class TagRequest(Record):
     kind: Literal["tag_request"] = "tag_request"
     mode: TagMode
     groups: Count = 0
-    """Number of groups of every batch that the trainer generates, with mode "fixed"."""
+    """Number of groups of every batch that members generate, with mode "fixed"."""
     id: Token
 
 
@@ -339,7 +329,6 @@ Event = (
     | FragmentReleased
     | FragmentScored
     | FragmentFailed
-    | GroupTrained
     | GroupFailed
     | PolicyPublished
     | RunFailed

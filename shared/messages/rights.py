@@ -70,13 +70,10 @@ RIGHTS = (
     Right(contracts.FragmentFailed, "dg.*.evt.fragment_failed.rollout", _BOTH, ("client",)),
     Right(contracts.FragmentFailed, "dg.*.evt.fragment_failed.reward", ("reward",), ("client",)),
     Right(contracts.FragmentFailed, "dg.*.evt.fragment_failed.admission", _TRAINER, ("client",)),
-    Right(contracts.GroupTrained, "dg.*.evt.group_trained", _TRAINER, ("client",)),
     Right(contracts.GroupFailed, "dg.*.evt.group_failed", _TRAINER, ("client",)),
     Right(contracts.PolicyPublished, "dg.*.evt.policy_published", _TRAINER, (*WORKERS, "client")),
-    Right(contracts.RunFailed, "dg.*.evt.run_failed", _TRAINER, ("trainer", "client")),
-    Right(
-        contracts.OperatorRequest, "dg.*.evt.operator_request", _SCHEDULER, ("trainer", "client")
-    ),
+    Right(contracts.RunFailed, "dg.*.evt.run_failed", _TRAINER, ("client",)),
+    Right(contracts.OperatorRequest, "dg.*.evt.operator_request", _SCHEDULER, ("client",)),
     Right(contracts.TagRequest, "dg.*.evt.tag_request", _SCHEDULER, ("client",)),
     Right(contracts.WorkerRequest, "dg.*.evt.worker_request", _SCHEDULER, ("client",)),
     Right(contracts.GroupRequest, "dg.*.evt.group_request", _SCHEDULER, ("client",)),

@@ -42,9 +42,6 @@ class Device(Record):
     """Bytes that the worker will hold of the model."""
     concurrency: Annotated[int, Field(ge=0, le=4096), wire_name("slots")] = 0
     """Fragments that it generates at the same time; 0 if it cannot generate."""
-    independent_devices: Annotated[bool, wire_name("fluid")] = False
-    """Whether each of a trainer's devices has all weights: it finishes its fragment and trains,
-    whatever the others do. Otherwise all of them switch together."""
     ranks: Annotated[int, Field(ge=1, le=4096)] = 1
     """Processes that share its weights, a device of this kind each (a shard group)."""
     gpu: Text = ""
@@ -60,7 +57,7 @@ class Device(Record):
 
 
 class DeviceLoan(Record):
-    """Reports what a trainer's device is used for."""
+    """Reports what a member's device is used for (TAG)."""
 
     loan_number: Annotated[Count, wire_name("generation")]
     mode: DeviceMode

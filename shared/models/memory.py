@@ -71,18 +71,16 @@ class TrainedSets:
     """Number of sets on the host, whose blocks come to a GPU one after the other: a reference of
     all weights."""
     ahead: int = 0
-    """Number of further sets on a fluid device that steps ahead of the version in use."""
+    """Number of further sets where a member steps ahead of the version in use."""
     averages: int = 0
-    sums: int = 1
-    """Number of sums that a pass adds gradients to."""
 
-    def size(self, of_passes: float, in_float32: float, *, is_member: bool) -> float:
+    def size(self, of_passes: float, in_float32: float) -> float:
         """Returns the size of all but the gradient sums of passes, from the sizes of one set in the
-        type that passes compute with and in float32. A member also copies its sums, and holds the
+        type that passes compute with and in float32. A member copies its sums, and holds the
         totals of all members."""
         has_masters = of_passes < in_float32
-        numbers = MOMENTS + has_masters + self.averages + 2 * self.sums * is_member
-        return (self.kept + self.ahead * is_member) * of_passes + numbers * in_float32
+        numbers = MOMENTS + has_masters + self.averages + 2
+        return (self.kept + self.ahead) * of_passes + numbers * in_float32
 
 
 def weight_bytes(

@@ -144,15 +144,6 @@ def _check_noise(tables: Tables) -> None:
         )
 
 
-def _check_deterministic(tables: Tables) -> None:
-    several = tables.trainer.devices > 1 and not tables.schedule.has_members
-    if tables.trainer.deterministic and several:
-        raise ValueError(
-            "trainer.devices: sums gradients in the order in which devices are done; "
-            "trainer.deterministic needs one device that trains"
-        )
-
-
 def _check_generating(tables: Tables) -> None:
     """Someone has to generate, and colocated nobody but the devices that train."""
     colocated = tables.schedule.mode == "colocated"
@@ -168,14 +159,7 @@ def _check_generating(tables: Tables) -> None:
         )
 
 
-def _check_fluid(tables: Tables) -> None:
-    if not tables.schedule.has_members:
-        if tables.trainer.exchange != "auto":
-            raise ValueError(
-                "trainer.exchange: is how fluid devices sum gradients; leave it out, or set "
-                'schedule.mode to "fluid"'
-            )
-        return
+def _check_members(tables: Tables) -> None:
     reason = refusal(tables.trainer.devices)
     if reason is not None:
         raise ValueError(reason)
@@ -185,17 +169,20 @@ def _check_shard_groups(tables: Tables) -> None:
     trainer, field = tables.trainer, "trainer.shard_devices"
     if not trainer.is_sharded:
         return
-    if not tables.schedule.has_members:
-        raise ValueError(
-            f"{field}: only fluid devices share weights; set schedule.mode to "
-            '"fluid", or leave it out'
-        )
     if not tables.rollout.workers:
         raise ValueError(
             "rollout.workers: devices that share weights do not generate; set it to 1 or more, or "
             f"{field} to 1"
         )
     check_divides(trainer.shard_devices, trainer.devices, field, "trainer.devices")
+
+
+def _check_lending(tables: Tables) -> None:
+    if tables.trainer.is_sharded and tables.schedule.fixed_tag:
+        raise ValueError(
+            'schedule.tag: devices that share weights are not lent; set it to "off", or '
+            "trainer.shard_devices to 1"
+        )
 
 
 def _check_updates(tables: Tables) -> None:
@@ -344,8 +331,8 @@ def _check_trained(tables: Tables, part: int, field: str) -> None:
 
 CHECKS = (
     _check_batch, _check_fragments, _check_messages, _check_scorers, _check_pieces,
-    _check_generating, _check_fluid, _check_shard_groups, _check_full, _check_updates,
-    _check_old_policy, _check_streamed, _check_compiled, _check_weights, _check_deterministic,
+    _check_generating, _check_members, _check_shard_groups, _check_lending, _check_full,
+    _check_updates, _check_old_policy, _check_streamed, _check_compiled, _check_weights,
     _check_variant, _check_tail, _check_noise, _check_guidance, _check_best, _check_curriculum,
     _check_adapter, lambda tables: check_evaluation(tables.evaluation, tables.sampling),
 )  # fmt: skip

@@ -1,6 +1,5 @@
 """The tables of a recipe that say how samples are made, and what is learned from them."""
 
-import math
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
@@ -243,16 +242,6 @@ class Algorithm(Table):
     rewards: Literal["sum", "normalised"] = "sum"
     """Combination of several scorers. `sum`: weighted sum of scores; `normalised`: each score is
     normalised to advantages, which are then averaged by weight."""
-
-    @property
-    def advantage_limit(self) -> float:
-        """Limit at which advantages are clipped; those that are still to be scaled are not."""
-        return math.inf if self.advantage_std == "batch" else self.advantage_clip
-
-    @property
-    def has_rest(self) -> bool:
-        """Whether a part of the loss does not depend on the advantage: the KL, or a constant."""
-        return self.kl_beta > 0 or ALGORITHMS[self.name].has_constant
 
     @model_validator(mode="after")
     def _parts_agree(self) -> Self:

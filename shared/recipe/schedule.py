@@ -14,18 +14,19 @@ from shared.recipe.fields import NonNegative, Positive, Table
 class Schedule(Table):
     """The table `schedule` of a recipe. None of it changes the update (docs/scheduling.md)."""
 
-    mode: Literal["pipelined", "sequential", "colocated", "fluid"] = "pipelined"
-    """`pipelined`: generation, scoring and training overlap. `fluid`: devices have no roles; each
-    generates, trains and takes the optimizer step. `sequential`: a batch is generated, then scored,
-    then trained. `colocated`: as `sequential`, and the devices that train generate."""
+    mode: Literal["disaggregated", "sequential", "colocated", "fluid"] = "disaggregated"
+    """`disaggregated`: some devices generate, and others train and may be lent (`tag`). `fluid`:
+    each device generates, trains and takes the optimizer step. `sequential`: a batch is generated,
+    then scored, then trained. `colocated`: as `sequential`, and the devices that train
+    generate."""
     fragment_size: Positive | Literal["auto"] = "auto"
     """Samples that a device generates at a time; a number has to divide `batch.group_size`. `auto`:
     chosen for the devices, and smaller near the end of a batch."""
     tsp_steps: Positive | Literal["auto"] = "auto"
     """Denoising steps per training pass, at most `sampling.window`."""
     tag: NonNegative | Literal["auto", "off"] = "auto"
-    """Number of groups per batch that the trainer may generate while it would wait; `off`: none;
-    `auto`: decided for each batch."""
+    """Number of groups per batch that devices that train may generate, with
+    `mode = "disaggregated"`; `off`: none; `auto`: decided for each batch."""
     max_staleness: Literal[0, 1, "auto"] = 0
     """Maximum age of samples in versions. 1: rollout starts the next batch before the optimizer
     step; `auto`: 0 or 1, decided by costs at the start of the run."""
@@ -37,12 +38,6 @@ class Schedule(Table):
     weights does not count, for ten times as long, or for 1,800 seconds with `auto`."""
 
     @property
-    def has_members(self) -> bool:
-        """Whether each device that trains is a member: a worker of its own, which takes the
-        optimizer step together with the others (ADR 31)."""
-        return self.mode != "pipelined"
-
-    @property
     def members_generate(self) -> bool:
         """Whether members are given fragments as well, unless their weights are sharded."""
         return self.mode in ("fluid", "colocated")
@@ -50,7 +45,7 @@ class Schedule(Table):
     @property
     def staleness_limit(self) -> Literal[0, 1]:
         """The most steps that a sample may be stale by; 1 while "auto" is undecided."""
-        return 1 if self.mode in ("pipelined", "fluid") and self.max_staleness != 0 else 0
+        return 1 if self.mode in ("disaggregated", "fluid") and self.max_staleness != 0 else 0
 
     @property
     def early_share(self) -> float:
@@ -67,14 +62,14 @@ class Schedule(Table):
 
     @property
     def trainer_generates(self) -> bool:
-        """Whether devices that train may also generate: as members, or while they are lent."""
+        """Whether members also generate: at any time, or while they are lent."""
         return self.members_generate or self.fixed_tag != 0
 
     @property
     def fixed_tag(self) -> int | None:
-        """Groups of a batch that TAG may have the trainer generate; None if they are decided batch
-        by batch."""
-        if self.tag == "off" or self.mode != "pipelined":
+        """Groups of a batch that TAG may have members generate; None if they are decided batch by
+        batch."""
+        if self.tag == "off" or self.mode != "disaggregated":
             return 0
         return None if self.tag == "auto" else self.tag
 
@@ -87,9 +82,9 @@ class RunSchedule(Schedule):
     """The schedule of a run: its table, and what other tables of the recipe say of it."""
 
     deterministic: bool = False
-    """`trainer.deterministic`: the trainer takes groups by their index, and waits for each."""
+    """`trainer.deterministic`: gradients are summed by the index of their groups."""
     holds_groups: bool = False
-    """Whether the trainer holds groups until it has all of the batch (`Tables.batch_std`)."""
+    """Whether groups are held until all of the batch are scored (`Tables.over_batch`)."""
 
     @property
     def tsp(self) -> bool:

@@ -282,23 +282,7 @@ class Tables(Table):
             on_host=int(self.keeps_reference and full),
             ahead=2 + old if self.schedule.staleness_limit else 0,
             averages=int(self.trainer.ema is not None),
-            sums=1 + self.sums_apart,
         )
-
-    @property
-    def checkpoint_every(self) -> int:
-        """Number of versions from one whose optimizer state is stored to the next. One that joins
-        fluid devices, or differs from the others, takes the newest version's from the store."""
-        if self.schedule.has_members:
-            return 1
-        return self.trainer.checkpoint_every or (10 if self.model.trained == "full" else 1)
-
-    def commits_with_states(self, version: int) -> bool:
-        """Whether the commit of a version waits for its optimizer state: nobody may come after to
-        store it, or others ask for the average that is part of it."""
-        table = self.evaluation.every if self.trainer.ema is not None else None
-        asked = [each for each in (table, self.run.keep_every) if each is not None]
-        return version in (0, self.run.steps) or any(version % each == 0 for each in asked)
 
     @property
     def trained_samples(self) -> int:
@@ -327,38 +311,25 @@ class Tables(Table):
 
     @property
     def run_schedule(self) -> RunSchedule:
-        """The schedule with what other tables imply: the same bytes need the same fragments, and
-        between two optimizer steps of a batch a trainer has weights that are no version, unless it
-        keeps those that generate."""
+        """The schedule with what other tables imply: the same bytes need the same fragments."""
         table = self.schedule
-        has_version = self.trainer.updates == 1 or self.keeps_old_policy
-        lends = table.mode in ("pipelined", "fluid") and has_version and table.tag != "off"
         whole = self.trainer.deterministic and table.fragment_size == "auto"
+        is_off = table.tag == "off" or table.mode not in ("disaggregated", "fluid")
         return RunSchedule.model_validate({
             **table.model_dump(),
             "fragment_size": self.batch.group_size if whole else table.fragment_size,
             "tsp_steps": "auto" if self.sampling.window == 1 else table.tsp_steps,
-            "tag": table.tag if lends else 0,
+            "tag": 0 if is_off else table.tag,
             "max_staleness": table.staleness_limit,
             "deterministic": self.trainer.deterministic,
-            "holds_groups": self.batch_std == "held",
+            "holds_groups": self.over_batch,
         })  # fmt: skip
 
     @property
-    def batch_std(self) -> Literal["late", "held"] | None:
-        """How groups are trained if advantages are over the standard deviation of the batch, which
-        is known last.
-
-        late: by centred advantages as they come, and their gradient is scaled at the step; what
-        does not depend on advantages is summed apart. held: not before the last reward is known.
-        So where one factor will not do, and where a second sum would be of all weights.
-        """
-        table = self.algorithm
-        if table.advantage_std == "group":
-            return None
-        method, full = ALGORITHMS[table.name], self.model.trained == "full"
-        one_factor = table.rewards == "sum" and method.linear_in_advantage
-        return "late" if one_factor and not (full and table.has_rest) else "held"
+    def over_batch(self) -> bool:
+        """Whether advantages are over the standard deviation of the batch: no group is trained
+        before its last reward is known."""
+        return self.algorithm.advantage_std == "batch"
 
     @property
     def trains_zeros(self) -> bool:
@@ -366,11 +337,6 @@ class Tables(Table):
         policy."""
         has_kl = self.algorithm.kl_beta > 0 and self.algorithm.zero_advantages == "kept"
         return has_kl or self.keeps_old_policy
-
-    @property
-    def sums_apart(self) -> bool:
-        """Whether the gradient of what does not depend on advantages is a sum of its own."""
-        return self.batch_std == "late" and self.algorithm.has_rest
 
     @property
     def advantages(self) -> Advantages:

@@ -26,10 +26,6 @@ class Trainer(Table):
     ema_warmup: bool = True
     """Whether the decay rises with the optimizer steps: at most (1 + k) / (10 + k) after k
     steps."""
-    checkpoint_every: Positive | None = None
-    """Interval in versions at which the optimizer state is stored; a resumed run trains the batches
-    since then again. Default: 1 for adapters, 10 for all weights. Fluid devices store the state of
-    every version."""
     gradient_checkpointing: bool | Literal["selective"] = False
     """Whether the backward pass recomputes activations instead of keeping them: a third more time,
     a fraction of the memory. `selective` keeps the output of the attention."""
@@ -43,14 +39,13 @@ class Trainer(Table):
     threads: Positive = 1
     """CPU threads of each trainer process."""
     devices: Positive = 1
-    """Number of devices that train. They belong to one process, on one host; on a CPU they are
-    replicas. With `schedule.mode = "fluid"`: number of devices that `digenrl up` starts, a process
-    each; more may join from other hosts."""
+    """Number of devices that train and that `digenrl up` starts, a process each; more may join from
+    other hosts."""
     exchange: Literal["auto", "store", "group"] = "auto"
-    """Transport of the sums of fluid devices: `group` (process group, NCCL or gloo) or `store`
+    """Transport of the sums of devices that train: `group` (process group, NCCL or gloo) or `store`
     (object store). `auto`: a process group on GPUs."""
     shard_devices: Positive = 1
-    """Number of fluid devices that form a shard group: each holds a share of the weights (FSDP2).
+    """Number of devices that form a shard group: each holds a share of the weights (FSDP2).
     It has to divide `trainer.devices`. Shard groups and devices with all weights train in one
     run."""
 

@@ -71,9 +71,6 @@ class CommitRecord(Record):
     trained_weights: ObjectRef | None = Field(default=None, exclude_if=_is_none)
     checkpoint: ObjectRef
     """Optimizer state and random number generators."""
-    checkpoint_version: Count | None = Field(default=None, exclude_if=_is_none)
-    """Version before this one that the checkpoint is of: this one's is stored after its commit
-    (checkpoints.py), or not at all. None if it is of this version."""
     commands: ObjectRef | None = Field(default=None, exclude_if=_is_none)
     """What was sent of the groups, with which the batch can be trained again from there."""
     trained: tuple[TrainedGroup, ...] = ()
@@ -99,17 +96,10 @@ class CommitRecord(Record):
         return StoredWeights(self.trained_weights, self.trained_digest)
 
     @property
-    def resumes_from(self) -> int:
-        """Version whose optimizer state was the newest that was stored when this one was made."""
-        found = self.checkpoint_version
-        return self.policy.version if found is None else found
-
-    @property
     def objects(self) -> tuple[ObjectRef, ...]:
-        """All that the version is stored as, by its record: each of them names objects, or is one.
-        A checkpoint that is stored later is named elsewhere (checkpoints.py)."""
-        checkpoint = self.checkpoint if self.checkpoint_version is None else None
-        found = (self.weights, self.trained_weights, checkpoint)
+        """All that the version is stored as, by its record: each of them names objects, or is
+        one."""
+        found = (self.weights, self.trained_weights, self.checkpoint)
         return tuple(each for each in found if each is not None)
 
     def announcement(self, *, worker: str | None = None, seconds: float = 0.0) -> PolicyPublished:
@@ -126,8 +116,6 @@ class CommitRecord(Record):
     def _names_both(self) -> Self:
         if (self.trained_digest is None) != (self.trained_weights is None):
             raise ValueError("trained weights have a digest")
-        if self.resumes_from > self.policy.version:
-            raise ValueError("a checkpoint is of no later version")
         return self
 
     def encode(self) -> bytes:

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.errors import ContractError, UserError
-from shared.run.checkpoints import Checkpoints, oldest_needed_batch
-from shared.run.commits import CommitRecord, Named, commit_chain
+from shared.run.commands import oldest_needed_batch
+from shared.run.commits import CommitRecord, commit_chain
 from shared.run.evaluations import GoldFigures
 from shared.run.layout import (
     batch_folder,
     evaluations_folder,
     name_of,
-    states_folder,
     stored_batches,
 )
 from shared.run.retention import (
@@ -102,22 +101,12 @@ async def _versions(
 ) -> list[Garbage]:
     there = {each.key for each in entries}
     kept: set[int] = set()
-    old_states: list[StoredObject] = []
-    named: list[Named] = []
     if chain:
         gold = GoldFigures(store, chain[0].run, retention.gold_weights)
-        checkpoints = Checkpoints(store, chain[0].run)
-        await checkpoints.look()
-        newest = chain[-1].policy.version
-        needed = checkpoints.needed(newest, chain[-1].resumes_from)
-        named = checkpoints.named(chain)
-        kept = await kept_now(retention, gold, newest, needed)
-        keys = checkpoints.old_keys(kept)
-        states = await store.entries(states_folder(chain[0].run))
-        old_states = [each for each in states if each.key in keys]
-    shards = await Manifests(store).shards(named, there, kept)
-    old_shards, old = deletable(named, kept, shards)
-    orphans = there - named_by(named, shards)
+        kept = await kept_now(retention, gold, chain[-1].policy.version)
+    shards = await Manifests(store).shards(chain, there, kept)
+    old_shards, old = deletable(chain, kept, shards)
+    orphans = there - named_by(chain, shards)
 
     def of(keys: Collection[str]) -> list[StoredObject]:
         return [each for each in entries if each.key in keys]
@@ -126,7 +115,6 @@ async def _versions(
         Garbage("shards of versions that are not kept", of(old_shards)),
         Garbage("weights and checkpoints of versions that are not kept", of(old)),
         Garbage("weights and checkpoints that no commit names", of(orphans)),
-        Garbage("records of checkpoints that are not kept", old_states),
     ]
 
 

@@ -52,7 +52,6 @@ NAMES = {
     "journal": rf"{_NUMBER}\.json",
     "weights": rf"{_DIGEST}[^/]*",
     "checkpoints": rf"{_DIGEST}[^/]*",
-    "states": rf"{_NUMBER}\.json",
     "conditions": rf"{_DIGEST}[^/]*|by/{_DIGEST}\.json",
     "sources": _DIGEST,
     "usage": rf"{_NUMBER}\.json",
@@ -170,15 +169,6 @@ def weights_folder(run: str) -> str:
 
 def checkpoints_folder(run: str) -> str:
     return f"{run}/checkpoints"
-
-
-def states_folder(run: str) -> str:
-    return f"{run}/states"
-
-
-def state_key(run: str, version: int) -> str:
-    """Return where it is said that the optimizer state of a version is stored."""
-    return f"{states_folder(run)}/{version:08d}.json"
 
 
 def sources_folder(run: str) -> str:

@@ -17,7 +17,6 @@ from typing import Literal
 
 from shared.errors import DigenRLError, UserError
 from shared.run.chain import Segment
-from shared.run.checkpoints import CheckpointRecord
 from shared.run.commits import StoredRecord, decoded, whole_bytes
 from shared.run.conditions import ConditionsRecord
 from shared.run.copies import copies_of, record_digest
@@ -34,12 +33,11 @@ NAMED = re.compile(r"/([0-9a-f]{64})[^/]*\Z")
 LEFT_ALONE = ("commits", "copies", "quarantine", "epochs")
 """Folders of a run that are looked at otherwise, or not at all."""
 THEN = {
-    "weights": "a trainer goes back to an older version and makes it again, if it can",
-    "checkpoints": "a trainer goes back to an older optimizer state",
-    "states": "a trainer goes back to an older optimizer state",
+    "weights": "members go back to an older version and make it again, if they can",
+    "checkpoints": "members go back to an older version and make it again, if they can",
     "chain": "it is made again from the commit records",
     "conditions": "they are encoded again",
-    "batches": "what needs it is generated again, or an older optimizer state is used",
+    "batches": "what needs it is generated again, or an older version is used",
     "recipe.json": "start the scheduler with the run's recipe, which is stored again",
     "files": "the next process that has the file stores it again",
     "dead": "nobody is told of it any more",
@@ -57,7 +55,6 @@ PARSERS: Parsers = {
     r"files/libraries\..*": LibrariesRecord.model_validate_json,
     r"files/(?!first-version\.|created-once\.).*": FileRecord.model_validate_json,
     r"chain/.*": Segment.model_validate_json,
-    r"states/.*": CheckpointRecord.model_validate_json,
     r"conditions/by/.*": ConditionsRecord.model_validate_json,
     r"dead/[0-9]+\.json": DeadLetter.model_validate_json,
     r"dead/.*": Settled.model_validate_json,

@@ -201,11 +201,8 @@ def version_bytes(recipe: Recipe, trained_bytes: int) -> int:
 
 
 def trajectory_bytes(recipe: Recipe, latent_shape: Sequence[int]) -> int:
-    """Return the bytes of the trajectories that are kept at a time: of the newest batches and,
-    where optimizer states are stored more rarely, of all since the newest one, as a trainer that
-    goes on from there trains them again."""
-    older = max(KEPT_BATCHES, recipe.checkpoint_every)
-    batches = min(recipe.run.steps, older + NEWEST_BATCHES)
+    """Return the bytes of the trajectories that are kept at a time: of the newest batches."""
+    batches = min(recipe.run.steps, KEPT_BATCHES + NEWEST_BATCHES)
     return batches * batch_bytes(recipe, latent_shape)
 
 

@@ -10,11 +10,11 @@ from shared.messages.rights import Role
 WRITES: dict[Role, tuple[str, ...]] = {
     "scheduler": (
         "recipe.json", "staleness.json", "files/", "chain/", "copies/", "epochs/", "dead/",
-        "journal/", "usage/", "timeline/", "weights/", "checkpoints/", "states/", "batches/",
+        "journal/", "usage/", "timeline/", "weights/", "checkpoints/", "batches/",
         "conditions/", "sources/", "previews/",
     ),
     "trainer": (
-        "commits/", "copies/", "chain/", "weights/", "checkpoints/", "states/", "batches/",
+        "commits/", "copies/", "chain/", "weights/", "checkpoints/", "batches/",
         "conditions/", "files/", "previews/",
     ),
     "rollout": ("batches/", "conditions/", "files/", "copies/files/", "previews/"),
@@ -38,8 +38,7 @@ REDIS: dict[Role, str] = {
     **dict.fromkeys(("encoder", "reward", "client"), _ANYBODY),
 }
 """Keys and commands of a role, as the ACL of Redis says it: the scheduler alone writes the index of
-versions, and hosts of rollout workers and fluid members tell each other what
-they have."""
+versions, and hosts of rollout workers and members tell each other what they have."""
 
 NOBODY = "user default off resetpass ~* &* +@all"
 """The user whom nobody can be. It has all rights because Redis 7.0 reads its own log as this user:

@@ -29,7 +29,7 @@ MAY_CHANGE = {
     "run.shard_bytes", "run.preview_mb",
     "model.device", "model.vae_tiling", "sampling.tail_correlation",
     "rollout.workers", "rollout.threads", "rollout.memory", "rollout.media",
-    "trainer.devices", "trainer.checkpoint_every",
+    "trainer.devices",
     "encoder.workers", "encoder.threads", "encoder.ahead", "encoder.device",
     "trainer.shard_devices", "trainer.exchange",
     "reward.workers", "reward.threads",
@@ -289,12 +289,7 @@ def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ())
         },
     )
     before, after = _flat(old), _flat(new)
-    may_change = MAY_CHANGE
-    if (
-        stored.schedule.has_members != given.schedule.has_members
-    ):  # weights have digests of another kind
-        may_change = MAY_CHANGE - {"schedule.mode"}
-    changed = [key for key in before if before[key] != after.get(key) and key not in may_change]
+    changed = [key for key in before if before[key] != after.get(key) and key not in MAY_CHANGE]
     if changed:
         key = changed[0]
         raise UserError(

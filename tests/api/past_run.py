@@ -13,7 +13,7 @@ from shared.messages.contracts import (
     TrainGroup,
     Trajectories,
 )
-from shared.run.checkpoints import store_commands
+from shared.run.commands import store_commands
 from shared.run.commits import CommitRecord, TrainedGroup, commit, record_digest
 from shared.run.dead_letters import DeadLetter, Work, add_letter
 from shared.run.layout import batch_folder

@@ -110,7 +110,7 @@ class Gone:
 
 
 def test_tag_is_shown_and_chosen_and_a_run_is_paused(live: Scheduler) -> None:
-    assert run("tag", "demo").output.startswith("mode auto; the trainer's device is at home")
+    assert run("tag", "demo").output.startswith("mode auto; 0 of 0 members lent")
     assert "asked for: off" in run("tag", "demo", "off").output
     run("tag", "demo", "1")
     assert "pause is asked for" in run("pause", "demo").output

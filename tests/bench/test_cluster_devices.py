@@ -11,30 +11,38 @@ import pytest
 import safetensors.numpy
 
 from bench.cluster.blobs import digest_of, samples_of, trajectory_blob
-from bench.cluster.build import Emulation, named, nodes, rollout_devices, training
+from bench.cluster.build import (
+    Emulation,
+    member,
+    member_hosts,
+    named_rollout,
+    nodes,
+    rollout_devices,
+)
 from bench.cluster.generation import EmulatedRollout
 from bench.cluster.hold import Held, overshoot
 from bench.cluster.ledger import entries_of
+from bench.cluster.members import EmulatedMember
 from bench.cluster.payloads import Payload, payload_of, scaled
 from bench.cluster.scoring import EmulatedScorer
 from bench.cluster.setting import Setting, recipe_of
 from bench.cluster.stores import Line, NodeStore, PublishingStore
-from bench.cluster.training import EmulatedTraining, rows_of
 from bench.runner.figures import Interval
+from services.scheduler.costs import fluid
 from services.scheduler.costs.noise import Noise
 from services.scheduler.costs.profile import (
     PROFILES,
+    Profile,
     fragment_seconds,
     load_profile,
     train_group_seconds,
 )
 from services.scheduler.sim.cluster import build
-from services.scheduler.sim.independent_devices import IndependentTrainer
 from services.scheduler.sim.profiled import steady_plan, timing_of
 from shared.devices.protocols import GroupData
-from shared.devices.slices import GroupSlice
 from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.messages.fluid import Piece
 from shared.recipe.schedule import RunSchedule
 from shared.store.folder import FolderBackend
 from tests.shared.store.hosts import Counting, process_on
@@ -74,8 +82,22 @@ def rollout(setting: Setting = SETTING) -> EmulatedRollout:
     return rollout_devices(Emulation.of(setting))[0]
 
 
-def engine(setting: Setting = SETTING) -> EmulatedTraining:
-    return training(Emulation.of(setting))
+def members(setting: Setting = SETTING, profile: Profile | None = None) -> list[EmulatedMember]:
+    async def ready() -> None:
+        pass
+
+    emulation = Emulation.of(setting)
+    if profile is not None:
+        emulation = replace(emulation, profile=profile)
+    hosts = member_hosts(setting)
+    return [member(emulation, device, ready) for host in hosts for device in host]
+
+
+def piece(samples: range, steps: range, group: int = 1) -> Piece:
+    return Piece(
+        group=group, attempt=0, number=0, first_sample=samples.start, num_samples=len(samples),
+        first_step=steps.start, num_steps=len(steps),
+    )  # fmt: skip
 
 
 async def test_a_device_is_held_for_the_seconds_over_the_scale() -> None:
@@ -153,14 +175,11 @@ def test_devices_draw_as_the_simulator_s_do() -> None:
     cluster = build(
         steady_plan(emulation.profile.shape, batches=1, schedule=RunSchedule(tag=0)),
         timing_of(emulation.profile, setting.trainer),
-        rollout=setting.rollout, trainer_slots=4, lanes=["H100"] * 4,
+        rollout=setting.rollout, members={"H100": 4},
     )  # fmt: skip
-    trainer = cluster.trainer
-    assert isinstance(trainer, IndependentTrainer)
     rollouts = {device.held.drawn_as: device.kind for device in rollout_devices(emulation)}
     assert rollouts == {name: each.kind for name, each in cluster.rollout.items()}
-    lanes = [lane.held.drawn_as for lane in training(emulation).devices]
-    assert lanes == [lane.drawn_as for lane in trainer.lanes]
+    assert [each.held.drawn_as for each in members(setting)] == list(cluster.members)
 
 
 async def test_a_device_does_one_thing_at_a_time() -> None:
@@ -184,8 +203,8 @@ async def test_a_rollout_device_generates_what_the_reward_service_reads() -> Non
     assert len(device.held.intervals) == 1, "one hold for the whole fragment"
 
 
-async def test_a_trainer_s_device_generates_step_by_step() -> None:
-    device = engine().generating[0]
+async def test_a_member_that_can_be_lent_generates_step_by_step() -> None:
+    device = members()[0].generating
     work = await device.begin(task())
     while not work.done:
         await work.advance()
@@ -194,27 +213,22 @@ async def test_a_trainer_s_device_generates_step_by_step() -> None:
 
 
 async def test_a_fragment_is_not_finished_with_other_weights() -> None:
-    trained = engine()
-    device = trained.generating[0]
+    device = members()[0].generating
     work = await device.begin(task())
     await work.advance()
-    trained.begin()
-    trained.skip(512)
-    await trained.step(0)
+    device.weights = "1" * 64
     with pytest.raises(IntegrityError):
         await work.advance()
 
 
-async def test_adopted_weights_are_those_that_the_trainer_published() -> None:
-    trained, device = engine(), rollout()
-    trained.begin()
-    trained.skip(512)
-    await trained.step(0)
-    published = await (await trained.copy(states=True))()
+async def test_adopted_weights_are_those_that_a_member_stored() -> None:
+    found, device = members()[0], rollout()
+    found.generating.weights = "1" * 64
+    published = await found.weights()
     staged = await device.stage(read_back(published.weights))
     before = device.weights_digest()
     await staged.adopt()
-    assert device.weights_digest() == staged.digest == published.digest == trained.weights_digest()
+    assert device.weights_digest() == staged.digest == published.digest == found.weights_digest()
     assert before != published.digest
     assert digest_of(packed(published.weights)) == published.digest
     with pytest.raises(ContractError):
@@ -247,31 +261,12 @@ async def test_devices_of_a_host_share_an_adapter_that_takes_its_time(tmp_path: 
         await store.get_shared(lying)
 
 
-async def test_a_step_needs_the_gradient_of_every_sample_once() -> None:
-    trained = engine()
-    trained.begin()
-    await trained.devices[0].accumulate(whole_group(group=0), GroupSlice(range(16)))
-    trained.skip(512 - 16 - 16)
-    await trained.devices[2].accumulate(whole_group(), GroupSlice(range(15)))
-    await trained.devices[1].accumulate(whole_group(), GroupSlice(range(15, 16), 0, 2))
-    await trained.devices[3].accumulate(whole_group(), GroupSlice(range(15, 16), 1, 2))
-    assert (await trained.step(0))["onpolicy_ratio_error"] == 0.0
-    trained.begin()
-    trained.skip(511)
-    with pytest.raises(RuntimeError, match="511 samples"):
-        await trained.step(1)
-
-
-@pytest.mark.parametrize("tsp", [True, False])
-async def test_training_takes_what_the_profile_says(tsp: bool) -> None:
-    trained = engine(with_schedule(tsp_steps="auto" if tsp else 1))
-    profile, group = SETTING.load_profile(), whole_group()
-    assert len(trained.devices) == 4
-    await trained.devices[0].accumulate(group, GroupSlice(range(16)))
-    [interval] = trained.devices[0].held.intervals
-    mean = train_group_seconds(profile, {"H100": 1}, tsp=tsp)
-    rows = 16 * profile.shape.trained_steps
-    assert rows * trained.devices[0].seconds_per_row == pytest.approx(mean)
+async def test_training_takes_what_the_profile_says() -> None:
+    found, profile = members(), SETTING.load_profile()
+    assert len(found) == 4
+    await found[0].train(whole_group(), piece(range(16), range(profile.shape.trained_steps)))
+    [interval] = found[0].held.intervals
+    mean = train_group_seconds(profile, {"H100": 1})
     assert interval.end - interval.begin >= 0.85 * mean / SCALE  # a busy machine sleeps longer
 
 
@@ -279,13 +274,14 @@ SHARED = SETTING.load_profile().shape.model_copy(update={"shared_steps": 2.0, "m
 SECOND = Fragment(batch=0, group=1, first_sample=4, num_samples=4, attempt=0)
 
 
-def test_a_step_that_a_group_computes_once_takes_one_row() -> None:
+@pytest.mark.parametrize(("steps", "rows"), [(range(1), 1), (range(3), 1 + 16 * 2)])
+async def test_a_step_that_a_group_computes_once_takes_one_row(steps: range, rows: int) -> None:
     profile = SETTING.load_profile().model_copy(update={"shape": SHARED})
-    lane = training(replace(Emulation.of(SETTING), profile=profile)).devices[0]
-    assert rows_of(GroupSlice(range(16)), SHARED) == (1, 16)
-    assert rows_of(GroupSlice(range(4), 1, 2), SHARED) == (0, 4)
-    seconds = lane.seconds_per_merged_row + 16 * lane.seconds_per_row
-    assert seconds == pytest.approx(train_group_seconds(profile, {"H100": 1}))
+    found = members(profile=profile)[0]
+    await found.train(whole_group(), piece(range(16), steps))
+    [interval] = found.held.intervals
+    seconds = fluid.piece_seconds(profile, "H100", rows) / SCALE
+    assert 0.85 * seconds <= interval.end - interval.begin
 
 
 def test_a_state_that_samples_share_is_stored_once_in_a_fragment() -> None:
@@ -312,7 +308,7 @@ def test_the_recipe_of_an_emulated_run_shares_what_its_profile_shares(tmp_path: 
 
 async def test_a_group_that_is_not_whole_is_refused() -> None:
     with pytest.raises(ContractError):
-        await engine().devices[0].accumulate(whole_group(15), GroupSlice(range(15)))
+        await members()[0].train(whole_group(15), piece(range(15), range(3)))
 
 
 def test_scores_follow_from_the_samples() -> None:
@@ -341,8 +337,8 @@ def test_bytes_are_divided_by_the_scale(name: str) -> None:
         assert getattr(small, field) == pytest.approx(getattr(real, field) / 10, abs=1)
 
 
-def test_devices_are_named_by_role_and_kind_and_share_hosts_of_eight() -> None:
-    pool = named("rollout", {"H100": 1, "A100": 2})
+def test_devices_that_only_generate_are_named_by_their_kind_and_share_hosts_of_eight() -> None:
+    pool = named_rollout({"H100": 1, "A100": 2})
     assert [(each.name, each.kind) for each in pool] == [
         ("rollout-00-h100", "H100"), ("rollout-01-a100", "A100"), ("rollout-02-a100", "A100"),
     ]  # fmt: skip
@@ -352,10 +348,8 @@ def test_devices_are_named_by_role_and_kind_and_share_hosts_of_eight() -> None:
 
 def test_a_worker_registers_as_what_it_is() -> None:
     emulation = Emulation.of(SETTING)
-    trainer = emulation.registered("H100", "trainer", concurrency=4)
-    assert trainer.independent_devices and trainer.concurrency == 4 and trainer.refusal is None
-    lone = replace(emulation, setting=SETTING.model_copy(update={"trainer": {"H100": 1}}))
-    assert not lone.registered("H100", "trainer", concurrency=1).independent_devices
+    trainer = emulation.registered("H100", "trainer", concurrency=1)
+    assert trainer.concurrency == 1 and trainer.refusal is None
     assert emulation.registered("4090", "rollout", concurrency=1).refusal is not None
 
 

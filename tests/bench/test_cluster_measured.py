@@ -188,8 +188,6 @@ def test_hand_over_can_be_left_out_of_a_profile() -> None:
         (Request(workload="flux", modes=("tsp",), split="8-24"), "not rollout:trainer"),
         (Request(workload="flux", modes=("tsp",), split="8:8"), "not a split of 32"),
         (Request(workload="flux", modes=("tag",), tag="some", split="24:8"), "neither planned"),
-        (Request(workload="flux", modes=("tag",), tag="4", split="8:24"), "lends a trainer of 24"),
-        (Request(workload="flux", modes=("tsp",), split="8:24"), "ranks, which are not emulated"),
         (
             Request(workload="flux", modes=("tsp",), pool="h100=1,a100=1", split="1:1"),
             "split by the planner",

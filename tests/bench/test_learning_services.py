@@ -9,7 +9,8 @@ from nats.aio.msg import Msg
 
 from bench.learning.services import Heard, compared
 from shared.messages.codec import encode
-from shared.messages.contracts import GroupTrained, Message, PolicyPublished
+from shared.messages.contracts import Message, PolicyPublished
+from shared.messages.fluid import Piece, PieceTrained
 from tests import examples
 
 
@@ -20,7 +21,13 @@ def heard(message: Message) -> Any:
 async def test_device_seconds_are_those_of_the_batches_before_a_version() -> None:
     found = Heard()
     for batch in range(3):
-        trained = GroupTrained(batch=batch, group=0, attempt=0, worker="t-0", seconds=2.0)
+        trained = PieceTrained(
+            batch=batch, attempt=0, update=0, sum_number=0, worker="t-0", seconds=2.0,
+            piece=Piece(
+                group=0, attempt=0, number=0, first_sample=0, num_samples=1, first_step=0,
+                num_steps=1,
+            ),
+        )  # fmt: skip
         await found.receive(heard(trained))
         made = PolicyPublished(
             policy=examples.policy(batch + 1),

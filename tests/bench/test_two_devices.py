@@ -14,10 +14,10 @@ from bench.two_devices.run import ROLLOUT, TRAINER
 from services.scheduler.core.usage import BatchUsage, TagUsage
 from shared.messages.contracts import (
     FragmentGenerated,
-    GroupTrained,
     Message,
     PolicyPublished,
 )
+from shared.messages.fluid import Piece, PieceTrained
 from tests.examples import generated as generated_from
 from tests.examples import published, task
 
@@ -32,10 +32,15 @@ def generated(worker: str, seconds: float, *, batch: int = 1, group: int = 0) ->
     return message.model_copy(update={"worker": f"{worker}-0a1b", "seconds": seconds})
 
 
-def trained(seconds: float, *, batch: int = 1, group: int = 0) -> GroupTrained:
-    return GroupTrained(
-        batch=batch, group=group, attempt=0, worker=f"{TRAINER}-0a1b", seconds=seconds
-    )
+def trained(seconds: float, *, batch: int = 1, group: int = 0) -> PieceTrained:
+    piece = Piece(
+        group=group, attempt=0, number=0, first_sample=0, num_samples=GROUP, first_step=0,
+        num_steps=1,
+    )  # fmt: skip
+    return PieceTrained(
+        batch=batch, attempt=0, update=0, piece=piece, sum_number=0, worker=f"{TRAINER}-0a1b",
+        seconds=seconds,
+    )  # fmt: skip
 
 
 def announced(version: int, seconds: float = 0.0) -> PolicyPublished:
@@ -79,7 +84,7 @@ def record() -> RunRecord:
         begin=Sample(1, 10.0, {TRAINER: 1.0, "nats": 0.0}),
         end=Sample(3, 18.0, {TRAINER: 4.0, "nats": 0.4}),
         usage=USAGE,
-        intervals=intervals_of(jobs_of(RUN, group_size=GROUP)),
+        intervals=intervals_of(jobs_of(RUN)),
     )
 
 

@@ -29,7 +29,7 @@ async def test_operators_steer_it_services_die_strangers_write_garbage_and_the_r
         await write_garbage(run, paused["step"])
         await check_api(run)
         assert (await run.get("/v1/run"))["step"] <= paused["step"] + 1
-        for victim in ("rollout-1", "reward-0", "trainer", "scheduler"):
+        for victim in ("rollout-1", "reward-0", "trainer-h100-0", "scheduler"):
             run.send(victim, signal.SIGKILL)
             await until(lambda victim=victim: run.children[victim].num_deaths > 0)  # type: ignore[misc]
         await run.until_run(lambda view: view["phase"] == "paused")
@@ -109,7 +109,7 @@ async def test_a_loan_of_the_trainer_s_device_ends_by_itself_if_the_scheduler_va
 
         await until_true(lent)
         run.send("scheduler", signal.SIGSTOP)
-        await until(lambda: "loan_expired" in run.log("trainer"))
+        await until(lambda: "loan_expired" in run.log("trainer-h100-0"))
         run.send("scheduler", signal.SIGCONT)
         await run.until_step(setting.steps)
         assert await violations_of(run) == []
@@ -120,7 +120,7 @@ async def test_unequal_workers_join_and_leave_and_the_fast_one_goes_on_alone(
     tmp_path: Path,
 ) -> None:
     setting = small(tmp_path, rollout={"H100": 1, "H20": 1, "4090": 1}, scale=60.0, steps=1000)
-    services = ["scheduler", "rollout-0", "reward-0", "trainer"]
+    services = ["scheduler", "rollout-0", "reward-0", "trainer-h100-0"]
     async with cluster(tmp_path / "run", setting, services=services) as run:
         await run.until_step(1)
         run.add("rollout-1")

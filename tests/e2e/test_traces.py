@@ -1,6 +1,7 @@
 """A sample is followed through the four services by a collector of OpenTelemetry."""
 
 import gzip
+import itertools
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,7 +21,7 @@ WAY = (
     ("scheduler", "send generate_fragment"), ("rollout", "generate"), ("rollout", "store"),
     ("rollout", "send fragment_generated"), ("reward", "score"),
     ("reward", "send fragment_scored"), ("scheduler", "send train_group"), ("trainer", "train"),
-    ("trainer", "send group_trained"), ("trainer", "commit"),
+    ("trainer", "commit"),
 )  # fmt: skip
 
 
@@ -82,7 +83,7 @@ def ways(spans: list[tuple[str, Any]]) -> list[list[tuple[str, str]]]:
                 break
             service, span = by_id[span.parent_span_id]
             way.append((service, span.name))
-        found.append(way[::-1])
+        found.append([each for each, _ in itertools.groupby(reversed(way))])  # several pieces
     return found
 
 

@@ -58,15 +58,6 @@ def test_every_recipe_passes(path: Path) -> None:
     assert is_demo or "are on other hosts" in said[1]
 
 
-@pytest.mark.parametrize("every, said", [(1, 0), (5, 1)])
-def test_a_key_that_fluid_devices_do_not_obey_is_named(every: int, said: int) -> None:
-    path = RECIPES / "digits-fluid.toml"
-    lines = check(path, options={"trainer.checkpoint_every": every}).lines
-    assert sum("trainer.checkpoint_every" in line for line in lines) == said
-    recipe = override(load_recipe(path), {"trainer.checkpoint_every": every})
-    assert recipe.checkpoint_every == 1
-
-
 def test_steps_from_which_nothing_is_learned_are_named() -> None:
     def lines(steps: int) -> str:
         return "\n".join(check(RECIPES / "digits.toml", options={"run.steps": steps}).lines)
@@ -184,7 +175,7 @@ def test_memory_is_what_was_traced_with_the_decoder_in_float32() -> None:
     assert needed.peak == pytest.approx(0.41 + 2 * 8.52, rel=0.01)
 
 
-ROLES = 'schedule.mode = "pipelined"\nrollout.workers = 4\ntrainer.devices = 4'
+ROLES = 'schedule.mode = "disaggregated"\nrollout.workers = 4\ntrainer.devices = 4'
 
 
 @pytest.mark.slow
@@ -209,7 +200,6 @@ def test_the_recipe_s_own_split_is_forecast_and_a_faster_one_named(tmp_path: Pat
         ("4090=8", 8, "GiB on a trainer device; 4090 has 23 GiB"),
         ("h100", 8, "--devices: "),
         ("b300=8", 8, "knows no b300"),
-        ("h100=1,a100=1,h20=6", 1, "(--hosts or --host-gpus); set it lower, or"),
     ],
 )
 def test_devices_that_will_not_do_are_refused(
@@ -222,18 +212,16 @@ def test_devices_that_will_not_do_are_refused(
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_trainer_of_one_kind_is_found_among_several(tmp_path: Path) -> None:
+def test_the_fastest_of_several_kinds_train(tmp_path: Path) -> None:
     path = tmp_path / "mixed.toml"
     path.write_text(
         f'base = "{RECIPES / "flux1-dev.toml"}"\n'
-        'schedule.mode = "pipelined"\nrollout.workers = 5\ntrainer.devices = 3'
+        'schedule.mode = "disaggregated"\nrollout.workers = 5\ntrainer.devices = 3'
     )
     found = check(path, "a100=4,h100=2,l40s=2", elsewhere=True, timing=False).forecast
     assert found is not None
-    assert found.own.split.trainer == {"A100": 3}
-    assert found.own.split.rollout == {"H100": 2, "A100": 1, "L40S": 2}
-    with pytest.raises(UserError, match=r"trainer\.devices: 3 of one kind"):
-        check(path, "a100=2,h100=2,l40s=2,h20=2", elsewhere=True)
+    assert found.own.split.trainer == {"H100": 2, "A100": 1}
+    assert found.own.split.rollout == {"A100": 3, "L40S": 2}
 
 
 def test_a_reward_that_is_not_installed_is_named_before_anything_starts(
@@ -256,7 +244,8 @@ def test_all_weights_are_counted_in_float32_and_their_steps_not_forecast(tmp_pat
     path = tmp_path / "full.toml"
     path.write_text(
         f'base = "{RECIPES / "sd35-medium.toml"}"\n{ROLES}\n'
-        '[model]\ntrained = "full"\ndtype = "float32"\n[algorithm]\nkl_beta = 0.0'
+        '[model]\ntrained = "full"\ndtype = "float32"\n[algorithm]\nkl_beta = 0.0\n'
+        "[encoder]\nworkers = 1"
     )
     checked = check(path, "h100=8", elsewhere=True)
     found = checked.forecast
@@ -284,7 +273,7 @@ BROKEN = {
     ),
     "no such reward": ('type = "ocr"', 'type = "orc"', "no scorer is called 'orc'"),
     "no prompts": ("prompts/signs.txt", "prompts/sings.txt", "data.prompts: cannot read"),
-    "no devices that generate": ('"fluid"', '"pipelined"', "rollout.workers: 0 needs"),
+    "no devices that generate": ('"fluid"', '"disaggregated"', "rollout.workers: 0 needs"),
     "no size": ("height = 512", "height = 0", "model.height: "),
     "no TOML": ("[batch]", "[batch", "not TOML"),
     "a base that is not there": ("[run]", 'base = "nowhere.toml"\n[run]', "base: there is no file"),

@@ -72,13 +72,13 @@ def test_the_demo_leaves_gpus_alone() -> None:
     assert set(shown(assign_gpus(recipe_of("digits-nft"), ())).values()) == {""}
 
 
-def test_ranks_are_given_as_many_and_names_are_passed_on_as_they_are() -> None:
+def test_names_are_passed_on_as_they_are() -> None:
     recipe = recipe_of(
-        "sd35-medium", trainer__devices=2, trainer__hosts=2, rollout__workers=1,
-        schedule__mode="pipelined",
-    )  # fmt: skip
+        "sd35-medium", trainer__devices=2, rollout__workers=1, schedule__mode="disaggregated"
+    )
     found = shown(assign_gpus(recipe, ["GPU-a", "GPU-b", "GPU-c"]))
-    assert (found["trainer-0"], found["rollout-0"]) == ("GPU-a,GPU-b", "GPU-c")
+    given = found["trainer-0"], found["trainer-1"], found["rollout-0"]
+    assert given == ("GPU-a", "GPU-b", "GPU-c")
     assert found["report"] == "GPU-a", "the others have ended by then"
 
 
@@ -148,7 +148,7 @@ def test_encoders_that_are_to_run_on_the_cpu_take_no_gpu_and_need_no_warning() -
 )
 def test_too_few_are_refused_in_one_line_with_the_remedies(count: int, said: str) -> None:
     recipe = recipe_of(
-        "sd35-medium", trainer__devices=4, rollout__workers=4, schedule__mode="pipelined"
+        "sd35-medium", trainer__devices=4, rollout__workers=4, schedule__mode="disaggregated"
     )
     with pytest.raises(UserError) as raised:
         assign_gpus(recipe, numbers(count))

@@ -75,7 +75,7 @@ class Case:
     def can_be(self, setting: Setting) -> bool:
         """Returns whether a recipe can say it of such hosts."""
         split, schedule = self.split(setting), setting.schedule(self.max_staleness)
-        return why_not(self.profile, split, schedule, host_gpus=HOST_GPUS) is None
+        return why_not(self.profile, split, schedule) is None
 
     def split(self, setting: Setting) -> Split:
         return split_of(self.devices, setting.generate)
@@ -145,7 +145,7 @@ def simulated(case: Case, swept: Iterable[Setting]) -> dict[Setting, float]:
 
 def planned(found: Planned) -> tuple[Setting, Setting]:
     """Returns the planned setting, and the best one that has roles."""
-    roles = next(each for each in found.choices if each.schedule.mode == "pipelined")
+    roles = next(each for each in found.choices if each.schedule.mode == "disaggregated")
     return setting_of(found.best), setting_of(roles)
 
 

@@ -114,7 +114,7 @@ def test_what_a_recipe_cannot_say_is_no_row(tmp_path: Path) -> None:
     path = recipe_of("flux1-dev", "[trainer]\nupdates = 2\n", tmp_path)
     recipe = load_recipe(path)
     rows = rows_of(recipe, "flux1-dev", "h100x8*2", 0)
-    assert {each.chosen.mode for _, _, each in rows} == {"pipelined", "fluid"}
+    assert {each.chosen.mode for _, _, each in rows} == {"disaggregated", "fluid"}
     assert refused("flux1-dev", "h100x8*2", 0, 4, tmp_path) == []
 
 
@@ -136,7 +136,7 @@ def test_all_weights_have_no_row_and_it_is_said_why(model: str, tmp_path: Path) 
 @pytest.mark.night
 @pytest.mark.run
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", ["fluid", "pipelined"])
+@pytest.mark.parametrize("mode", ["fluid", "disaggregated"])
 @pytest.mark.parametrize("model, pool", RUN)
 async def test_the_best_rows_run_with_services(
     model: str, pool: str, mode: str, tmp_path: Path

@@ -19,7 +19,7 @@ from shared.recipe.schedule import RunSchedule
 
 STRICT = RunSchedule(tag="auto")
 ONE_STEP = STRICT.changed(max_staleness=1)
-QUICK = 30_000
+QUICK = 0.4
 """Effort of tests in which the last per cent does not matter."""
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import httpx
 
+from bench.cluster.build import member_hosts
 from bench.cluster.processes import SETTING, joined_key
 from bench.cluster.setting import Setting, recipe_of, write_prompts
 from digenrl.local.brokers import Program, plan_brokers, wait_ready
@@ -228,6 +229,10 @@ class Cluster:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
+    @property
+    def members(self) -> list[str]:
+        return members_of(self.setting)
+
     def check_roles(self) -> None:
         """Check that nobody wanted to do what its role may not."""
         refused = [name for name in self.children if "permissions violation" in self.log(name)]
@@ -258,7 +263,7 @@ async def cluster(
     """A run whose first version may be published: every worker has joined.
 
     ``changes``: to its recipe. ``services``: by default all rollout devices of the setting, two
-    reward workers, the trainer and the scheduler. ``stores_in``: a folder, or SeaweedFS.
+    reward workers, its members and the scheduler. ``stores_in``: a folder, or SeaweedFS.
     ``disks``: size of the disk that a
     broker has to itself, such as 256m, by its name; root alone can mount one. ``more``: environment
     of all services.
@@ -305,7 +310,11 @@ def _prepare(folder: Path, setting: Setting, changes: dict[str, Any]) -> Recipe:
 def every_service(setting: Setting) -> list[str]:
     rollout = [f"rollout-{number}" for number in range(setting.num_rollout)]
     encoders = [f"encoder-{number}" for number in range(setting.encoders)]
-    return ["scheduler", *rollout, *encoders, "reward-0", "reward-1", "trainer"]
+    return ["scheduler", *rollout, *encoders, "reward-0", "reward-1", *members_of(setting)]
+
+
+def members_of(setting: Setting) -> list[str]:
+    return [each.name for host in member_hosts(setting) for each in host]
 
 
 async def _until_joined(run: Cluster) -> None:

@@ -12,7 +12,6 @@ from bench.cluster.processes import ENCODING
 from shared.errors import DigenRLError, FaultyConditions, IntegrityError
 from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe
-from shared.run.checkpoints import Checkpoints, checkpoint_of
 from shared.run.commits import CommitRecord, StoredWeights, TrainedGroup, record_digest
 from shared.run.conditions import ConditionsRecord
 from shared.run.garbage import delete_garbage, find_garbage
@@ -34,20 +33,20 @@ class Rules:
     num_groups: int
     group_size: int
     max_staleness: int = 0
-    checkpoint_every: int = 1
 
     @classmethod
     def of(cls, recipe: Recipe) -> "Rules":
         batch, staleness = recipe.batch, recipe.schedule.staleness_limit
-        return cls(batch.groups, batch.group_size, staleness, recipe.checkpoint_every)
+        return cls(batch.groups, batch.group_size, staleness)
 
 
 async def violations_of(run: Cluster) -> list[str]:
     """Every rule that the run has broken.
 
-    The run goes no further: its trainer is stopped, so that nothing is deleted meanwhile.
+    The run goes no further: its members are stopped, so that nothing is deleted meanwhile.
     """
-    run.send("trainer", signal.SIGSTOP)
+    for name in run.members:
+        run.send(name, signal.SIGSTOP)
     records = await run.commits()
     found = judge(records, Rules.of(run.recipe))
     found = found or Reference(Emulation.of(run.setting), run.recipe).compare(records)
@@ -67,9 +66,6 @@ def judge(records: Sequence[CommitRecord], rules: Rules) -> list[str]:
         if record.parent != parent:
             found.append(f"version {number} does not name the record before it")
         parent = record_digest(record.encode())
-        # The state of every n-th version is stored while the next n - 1 are committed.
-        if number - record.resumes_from > 2 * rules.checkpoint_every - 1:
-            found.append(f"version {number} is resumed from {record.resumes_from}")
         if number:
             found += [f"version {number}: {fault}" for fault in _faults(record, rules)]
     return found
@@ -107,10 +103,7 @@ async def judge_objects(
     for record in records:
         is_new = record.policy.version >= len(records) - kept
         trained = record.learned
-        objects = [trained]
-        checkpoint = await checkpoint_of(store, record)
-        if checkpoint is not None:
-            objects.append(StoredWeights(checkpoint, trained.digest))
+        objects = [trained, StoredWeights(record.checkpoint, trained.digest)]
         if record.trained_weights is not None:
             objects.append(StoredWeights(record.weights, record.policy.weights_digest))
         for ref, digest in objects:
@@ -170,11 +163,8 @@ async def judge_garbage(records: Sequence[CommitRecord], run: Cluster) -> list[s
     for each in await find_garbage(store, name, now=time.time() + CLOCK_S, min_age=0.0):
         await delete_garbage(store, each)
     there = {key for folder in version_folders(name) for key in await store.keys(folder)}
-    checkpoints = Checkpoints(store, name)
-    await checkpoints.look()
-    needed = checkpoints.needed(len(records) - 1, records[-1].resumes_from)
-    kept = retention_of(run.recipe).kept(len(records) - 1, in_use=needed)
-    wanted = [each for each in checkpoints.named(records) if each.policy.version in kept]
+    kept = retention_of(run.recipe).kept(len(records) - 1)
+    wanted = [each for each in records if each.policy.version in kept]
     shards = await Manifests(store).shards(wanted, there, kept)
     named = named_by(wanted, shards)
     return [

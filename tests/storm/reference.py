@@ -13,10 +13,9 @@ import safetensors.numpy
 
 from bench.cluster.blobs import EmulatedWeights, media_blob, samples_of, trajectory_blob
 from bench.cluster.build import Emulation
-from bench.cluster.ledger import Ledger, entries_of
+from bench.cluster.ledger import entries_of
 from bench.cluster.scoring import EmulatedScorer
 from shared.devices.protocols import GroupData
-from shared.devices.slices import GroupSlice
 from shared.messages.contracts import Fragment, GenerateFragment
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, TrainedGroup
@@ -50,15 +49,14 @@ class Reference:
         """Return the version that these groups lead to after the last of the records."""
         before = records[-1]
         groups = [self._group(records, group) for group in trained]
-        update = self._counted if self._setting.has_members else self._closed
-        digest = update(before, [data for data, _ in groups])
+        digest = self._counted(before, [data for data, _ in groups])
         rewards = tuple(scores for _, scores in groups)
         return Expected(self._sampling(before, digest), digest, rewards)
 
     def _sampling(self, before: CommitRecord, trained: str) -> str:
         """Return the digest of what samples a version."""
         old = EmulatedWeights(before.policy.weights_digest)
-        return old.following(trained).digest if self._setting.lags else trained
+        return old.following(trained).digest if self._recipe.algorithm.nft_decay else trained
 
     def compare(
         self, records: Sequence[CommitRecord], flawed: Collection[tuple[str, int]] = ()
@@ -102,24 +100,13 @@ class Reference:
         data = GroupData(trajectories=(blob,), conditions=b"", advantages=advantages)
         return data, tuple(scores)
 
-    def _closed(self, before: CommitRecord, groups: Sequence[GroupData]) -> str:
-        shape, updates = self._shape, self._setting.updates
-        ledger = Ledger(shape.group_size, shape.trained_steps)
-        digest, samples = before.learned.digest, range(shape.group_size)
-        for number, group in enumerate(groups, 1):
-            ledger.take(entries_of(group, samples, self._sizes.start), GroupSlice(samples))
-            if number % (len(groups) // updates) == 0:
-                digest = ledger.close(before.policy.version, shape.samples // updates, digest)
-                ledger.clear()
-        return digest
-
     def _counted(self, before: CommitRecord, groups: Sequence[GroupData]) -> str:
         shape, digest = self._shape, before.learned.digest
         gradient = self._layout.zeros()
         for number, group in enumerate(groups, 1):
             entries = entries_of(group, range(shape.group_size), self._sizes.start)
             add_rows(gradient, shape, range(shape.trained_steps), entries, digest)
-            if number % (len(groups) // self._setting.updates) == 0:
+            if number % (len(groups) // self._recipe.trainer.updates) == 0:
                 digest = next_digest(digest, before.policy.version, gradient)
                 gradient = self._layout.zeros()
         return digest

@@ -32,7 +32,7 @@ def small(
     shape: Mapping[str, float] | None = None,
     **changes: object,
 ) -> Setting:
-    """Two rollout devices and a trainer of one, on-policy; keys may be the schedule's. ``shape``:
+    """Two rollout devices and a member, on-policy; keys may be the schedule's. ``shape``:
     changes to the profile's."""
     profile = tiny_profile(folder, groups=groups, **(shape or {}))
     plain = Setting(

@@ -19,17 +19,14 @@ from tests.storm.strikes import DISKS, strike
 
 SHARD_BYTES = 600_000
 """Bytes of a shard: every version's weights and checkpoint have four."""
-CHECKPOINT_EVERY = 3
-"""Versions from one whose optimizer state is stored to the next: a trainer that was killed trains
-the batches since then again."""
 CALM_STEPS = 3
 """Steps that the run takes after the last fault."""
 CALM_S = 40.0
 """Seconds in which it must have taken them."""
 LAGGED: dict[str, Any] = {
-    "algorithm": NAME, "nft_decay": 1, "updates": 2,
+    "keys": {"algorithm.name": NAME, "algorithm.nft_decay": 1, "trainer.updates": 2},
     "shape": {"shared_steps": 2.0, "merged_steps": 1},
-}  # fmt: skip
+}
 """Two optimizer steps per batch, groups that share their noise, and an old policy that
 generates."""
 log = structlog.get_logger()
@@ -99,14 +96,16 @@ async def through(
     gap: float = GAP_S,
     standby: bool = False,
     calm_s: float = CALM_S,
+    keys: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> Storm:
-    """Return what became of a run with TAG, a trainer of two devices and an encoder.
+    """Return what became of a run with TAG, two members and an encoder.
 
     Args:
         gap: mean seconds between two faults.
         standby: whether there is a second scheduler.
         calm_s: seconds in which the run must go on afterwards.
+        keys: of the recipe.
         changes: to the setting of the run.
     """
     setting = small(
@@ -117,7 +116,7 @@ async def through(
     allowed = possible(kinds)
     with known():
         async with cluster(
-            folder / "run", setting, changes={"trainer.checkpoint_every": CHECKPOINT_EVERY},
+            folder / "run", setting, changes=dict(keys or {}),
             services=services, stores_in="s3", disks=DISKS if "fill" in allowed else {},
         ) as run:  # fmt: skip
             await run.until_step(1)

@@ -3,7 +3,6 @@
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ pytestmark = [pytest.mark.run, pytest.mark.timeout(150)]
 
 EVERYTHING = [
     "nats", "valkey", "objects", "scheduler", "rollout-0", "rollout-1", "rollout-2", "encoder-0",
-    "reward-0", "reward-1", "trainer",
+    "reward-0", "reward-1", "trainer-h100-0", "trainer-h100-1",
 ]  # fmt: skip
 NUM_FAULTS = 4 * len(EVERYTHING)
 
@@ -41,13 +40,9 @@ async def test_four_kills_and_stops_of_each_process_lose_nothing_and_train_nothi
 async def test_other_storms_lose_nothing_either(
     seed: int, max_staleness: int, nft_decay: int, tmp_path: Path
 ) -> None:
-    algorithm = NAME if nft_decay else DEFAULT
-    changes: dict[str, Any] = {
-        "max_staleness": max_staleness,
-        "nft_decay": nft_decay,
-        "algorithm": algorithm,
-    }
-    storm = await through(tmp_path, seed, NUM_FAULTS, **changes)
+    name = NAME if nft_decay else DEFAULT
+    keys = {"algorithm.name": name, "algorithm.nft_decay": nft_decay}
+    storm = await through(tmp_path, seed, NUM_FAULTS, keys=keys, max_staleness=max_staleness)
     assert storm.violations == []
 
 

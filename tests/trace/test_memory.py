@@ -87,11 +87,11 @@ def test_ranks_that_share_the_weights_hold_a_part_and_gather_blocks() -> None:
 
 @pytest.mark.parametrize(
     ("item_bytes", "ranks", "each"),
-    [(2, 1, 2 + 4 + 4 + 8), (2, 8, 4 + 4 + 8), (4, 1, 4 + 4 + 8), (4, 8, 4 + 4 + 8)],
+    [(2, 1, 2 + 4 + 12 + 8), (2, 8, 4 + 12 + 8), (4, 1, 4 + 12 + 8), (4, 8, 4 + 12 + 8)],
 )
 def test_all_weights_are_trained_in_float32(item_bytes: int, ranks: int, each: int) -> None:
-    """Weights, gradients and two moments; on a device alone beside weights in bfloat16 that it
-    computes with, which ranks gather instead."""
+    """Weights, gradients with their copy and the total of all members, and two moments; on a device
+    alone beside weights in bfloat16 that it computes with, which ranks gather instead."""
     weights = TABLE.network_gib / 2  # times bytes
     use = all_weights(item_bytes=item_bytes, helps=False, ranks=ranks)
     needed = trainer_needs(TABLE, use)

@@ -1,19 +1,15 @@
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.run.conditions import Encoding
 from tests import tiny_models
 from tests.paths import DIGITS
-from tests.trainer.cluster import Cluster, Start, cluster
 from tests.trainer.fluid.ranks import Ranks
 
 CONFIG, WEIGHTS = "config.json", "diffusion_pytorch_model.safetensors"
@@ -74,18 +70,3 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     started = Ranks(tmp_path_factory.mktemp("pipes"))
     yield started
     started.end()
-
-
-@pytest.fixture
-def trainer(nats_url: str, tmp_path: Path, recipe: Recipe) -> Start:
-    """A trainer, by default of one device, two groups of four samples per batch and no KL term."""
-
-    def start(
-        encoding: Encoding | None = None, **changes: Any
-    ) -> AbstractAsyncContextManager[Cluster]:
-        given = {key.replace("__", "."): value for key, value in changes.items()}
-        fixed = {"batch.groups": 2, "algorithm.kl_beta": 0.0, **given}
-        changed = override(recipe, fixed)
-        return cluster(nats_url, tmp_path / "objects", changed, encoding=encoding)
-
-    return start

@@ -26,6 +26,7 @@ WORKER: dict[str, Any] = {
     "url": "", "device": "NVIDIA H100 80GB HBM3", "gpu": "0", "memory_bytes": 85_000_000_000,
     "activity": "generating", "use": "generating", "policy_version": 4, "note": "", "num_done": 96,
     "busy_seconds": 310.2, "num_quarantined": 0, "refused": None, "lent": False,
+    "loan_number": None,
     "seconds_per_sample": 0.42, "num_in_hand": 2,
     "seconds_per_gradient": None, "seconds_since_seen": 0.3, "drain": "no", "memory_shortage": None,
 }  # fmt: skip
@@ -53,7 +54,7 @@ LOAD: dict[str, Any] = {
     "slowest": {"worker": "rollout-0", "seconds_per_sample": 0.9, "mean_seconds_per_sample": 0.42},
 }  # fmt: skip
 TAG: dict[str, Any] = {
-    "mode": "auto", "groups": 0, "lent": False, "generation": 7, "samples_left": 4, "costs": {},
+    "mode": "auto", "groups": 0, "lent": 1, "members": 2, "samples_left": 4, "costs": {},
     "decisions": [],
 }  # fmt: skip
 

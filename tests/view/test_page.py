@@ -126,7 +126,7 @@ def test_each_page_is_whole_and_loads_nothing_from_elsewhere(client: TestClient,
 def test_the_overview_says_what_happened_and_what_would_help(client: TestClient) -> None:
     text = html.unescape(client.get("/").text)
     assert "not running; stopped after step 4" in text
-    assert "at work 75% of their time" in text and "wait for the trainer" in text
+    assert "at work 75% of their time" in text and "wait for training" in text
     assert f"reward hacking? {ALARM}" in text
     assert "the schedule's forecast is" in text
     assert "may help" not in text, "nothing can be changed any more"

@@ -28,7 +28,7 @@ LOGS: dict[str, list[dict[str, object]]] = {
 }
 
 A_TAG = {
-    "mode": "auto", "groups": 0, "lent": False, "generation": 7, "samples_left": 4,
+    "mode": "auto", "groups": 0, "lent": 1, "members": 2, "samples_left": 4,
     "costs": {"help_per_sample": 0.5, "train_per_group": 0.9, "ready": 0.1, "commit": 0.2,
               "switch": 0.05},
     "decisions": [],

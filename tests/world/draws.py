@@ -19,13 +19,13 @@ PROMPTS = 64
 INTRUDERS: tuple[Role, ...] = ("rollout", "reward", "client", "encoder", "trainer")
 SHARES = (0, 1, 1, 2, 8)
 """How much a seed favours a kind of fault; one that lacks some kinds reaches other states."""
-Mode = Literal["pipelined", "sequential", "colocated"]
+Mode = Literal["disaggregated", "sequential", "colocated"]
 PATIENT = 0.25
 """Share of seeds in which no deadline of seconds makes good what nobody else would."""
 FOLLOWED = 0.2
-"""Share of the seeds of fluid devices in which an old policy samples."""
+"""Share of the seeds in which an old policy samples."""
 SHARED = 0.3
-"""Share of the seeds of fluid devices in which some are shard groups, which only train."""
+"""Share of the seeds in which some members are shard groups, which only train."""
 FAULTLESS = 0.05
 """Share of seeds without faults: what stands still in calm weather is found there at once."""
 
@@ -36,6 +36,10 @@ class Draw:
     setting: Setting
     changes: Mapping[str, Any]
     """Keys of the recipe."""
+    updates: int
+    """Optimizer steps per batch."""
+    lags: bool
+    """Whether an old policy samples."""
     standby: bool
     """Whether there is a second scheduler."""
     slowest_message: float
@@ -47,7 +51,7 @@ class Draw:
     fault_seconds: float
     """Seconds after which nothing fails any more."""
     num_groups: int
-    """Fluid devices that only train: the first ones."""
+    """Members that are shard groups: the first ones."""
     intruder: Role | None
     """Role whose key somebody has stolen."""
 
@@ -67,15 +71,16 @@ def draw(seed: int, folder: Path) -> Draw:
     is_fluid = random.random() < 0.45
     updates = random.choice((1, 1, 2))
     staleness: Literal[0, 1] = random.choice((0, 0, 1))
-    setting = _setting(random, folder, is_fluid, updates, staleness)
+    setting = _setting(random, folder, is_fluid, staleness)
     if Random(f"{seed}/patience").random() < PATIENT:
         schedule = setting.schedule.model_copy(update={"slot_deadline_s": "auto"})
         setting = setting.model_copy(update={"schedule": schedule})
-    if is_fluid and Random(f"{seed}/policy").random() < FOLLOWED:
-        setting = setting.model_copy(update={"algorithm": LAGGING, "nft_decay": 1})
+    lags = Random(f"{seed}/policy").random() < FOLLOWED
     changes: dict[str, Any] = {
+        "trainer.updates": updates,
+        "algorithm.name": LAGGING if lags else DEFAULT,
+        "algorithm.nft_decay": int(lags),
         "run.keep_last": random.choice((1, 2, 3)),
-        "trainer.checkpoint_every": random.choice((1, 1, 2, 3)),
         "trainer.deterministic": setting.schedule.deterministic,
     }
     calm = random.random() < FAULTLESS
@@ -83,12 +88,14 @@ def draw(seed: int, folder: Path) -> Draw:
         seed=seed,
         setting=setting,
         changes=changes,
+        updates=updates,
+        lags=lags,
         standby=random.random() < 0.3,
         slowest_message=random.choice((0.002, 0.002, 0.02, 0.2)),
         slowest_request=random.choice((0.002, 0.01, 0.1)),
         between_faults=random.uniform(0.5, 4.0),
         fault_seconds=0.0 if calm else random.uniform(2.0, random.choice((8.0, 15.0, 30.0))),
-        num_groups=_num_groups(seed, setting) if is_fluid else 0,
+        num_groups=_num_groups(seed, setting) if setting.schedule.mode != "colocated" else 0,
         intruder=random.choice(INTRUDERS) if random.random() < 0.25 else None,
     )
 
@@ -99,20 +106,14 @@ def _num_groups(seed: int, setting: Setting) -> int:
     return random.randint(1, most) if most and random.random() < SHARED else 0
 
 
-def _setting(
-    random: Random, folder: Path, is_fluid: bool, updates: int, staleness: Literal[0, 1]
-) -> Setting:
+def _setting(random: Random, folder: Path, is_fluid: bool, staleness: Literal[0, 1]) -> Setting:
     groups = random.choice((2, 4, 4, 6))
     merged = not is_fluid and random.random() < 0.2
     shape = {"shared_steps": 2.0, "merged_steps": 1} if merged else {}
     profile = tiny_profile(folder, groups=groups, **shape)
-    lagging = not is_fluid and updates == 2 and random.random() < 0.3
     trainers = random.choice((1, 2, 2, 3) if is_fluid else (1, 1, 2))
-    deterministic = random.random() < 0.4 and (is_fluid or trainers == 1)
-    able = updates == 1 and not deterministic
-    modes: tuple[Mode, ...] = (*("pipelined",) * 8, "sequential", *(("colocated",) if able else ()))
-    if able and not is_fluid:
-        random.random()  # of a seed, what is drawn from here on stays what it was
+    deterministic = random.random() < 0.4
+    modes: tuple[Mode, ...] = (*("disaggregated",) * 8, "sequential", "colocated")
     setting = Setting(
         run=RUN,
         profile=str(profile),
@@ -130,9 +131,6 @@ def _setting(
             max_staleness=staleness,
             slot_deadline_s=random.choice((5.0, 15.0)),
         ),
-        updates=updates,
-        algorithm=LAGGING if lagging else DEFAULT,
-        nft_decay=1 if lagging else 0,
         host_devices=random.choice((1, 8)),
         shard_bytes=random.choice((2_000, 1 << 20)),
     )  # fmt: skip

@@ -7,7 +7,7 @@ total.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -20,9 +20,11 @@ from bench.cluster.blobs import (
     filled,
     joined,
 )
-from bench.cluster.generation import check_group
+from bench.cluster.build import Emulation, Named
+from bench.cluster.generation import EmulatedDevice, check_group
+from bench.cluster.hold import QueuedHeld
 from bench.cluster.ledger import SKIPPED, Entry, entries_of
-from bench.cluster.members import CHECKSUM_DIGITS, EmulatedMember
+from bench.cluster.members import CHECKSUM_DIGITS, EmulatedMember, first_weights
 from services.scheduler.costs import fluid
 from services.scheduler.costs.shape import Shape
 from services.trainer.fluid.exchange import ALL, Sum
@@ -32,8 +34,9 @@ from shared.devices.protocols import GroupData, SamplingWeights, Snapshot
 from shared.diffusion.training.tally import Tally
 from shared.errors import OutOfMemory
 from shared.messages.fluid import Piece
+from shared.recipe.recipe import Recipe
 from shared.run.manifest import StoredTensors
-from tests.world.loop import Process, current
+from tests.world.loop import Flaw, current
 
 VALUE_BYTES = 5
 """Of a row's digest: sums of a few such numbers are exact in float64."""
@@ -64,10 +67,28 @@ def add_rows(
         row += torch.tensor([1.0, float(value)], dtype=torch.float64)
 
 
-def _process() -> Process:
+def _takes(fault: Flaw) -> bool:
+    """Whether a fault of the world strikes here; outside of one, nothing does."""
     process = current()
-    assert process is not None
-    return process
+    return process is not None and process.takes(fault)
+
+
+def counting_member(
+    emulation: Emulation, named: Named, recipe: Recipe, ready: Callable[[], Awaitable[object]],
+    *, is_group: bool = False, flawed: set[tuple[str, int]] | None = None,
+) -> "CountingMember":  # fmt: skip
+    """Make a member; ``ready`` returns once the run may begin."""
+    held, first = emulation.held(named), first_weights(emulation.setting.seed)
+    assert isinstance(held, QueuedHeld)
+    return CountingMember(
+        EmulatedDevice(emulation.profile, named.kind, held, emulation.sizes, first),
+        held, ready, emulation.setting.shard_bytes,
+        steps_beside=recipe.schedule.staleness_limit > 0 and not is_group,
+        trained=first, lags=recipe.algorithm.nft_decay > 0,
+        layout=layout_of(emulation.profile.shape),
+        by_group=recipe.trainer.deterministic, updates=recipe.trainer.updates,
+        flawed=set() if flawed is None else flawed,
+    )  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,14 +139,13 @@ class CountingMember(EmulatedMember):
     async def train(self, group: GroupData, piece: Piece) -> None:
         profile = self.generating.profile
         check_group(profile, group)
-        seconds = fluid.piece_seconds(
-            profile, self.generating.kind, piece.num_samples, piece.num_steps
-        )
+        rows = piece.num_samples * piece.num_steps
+        seconds = fluid.piece_seconds(profile, self.generating.kind, rows)
         entries = entries_of(group, piece.samples, self.generating.sizes.start)
         weights = self.trained
         await self.held.hold(self.held.drawn(seconds), "train")
         assert weights == self.trained, "weights changed while a piece was trained"
-        if _process().takes("no memory"):
+        if _takes("no memory"):
             if not self.by_group:
                 half = entries[: len(entries) // 2]
                 add_rows(self._sum_for(piece.group), self._shape, piece.steps, half, weights)
@@ -161,9 +181,9 @@ class CountingMember(EmulatedMember):
         self._check(batch, total.gradient)
         await self._take(fluid.step_seconds(self.generating.profile), "commit")
         self.trained = next_digest(self.trained, batch, total.gradient)
-        if _process().takes("other bits"):
+        if (process := current()) is not None and process.takes("other bits"):
             self.trained = hashlib.sha256(self.trained.encode()).hexdigest()
-            self.flawed.add((_process().name, batch + 1))
+            self.flawed.add((process.name, batch + 1))
         self._taken = (self._taken + 1) % self.updates
         self._sample_by(self._following())
         self.begin()

@@ -86,17 +86,14 @@ class Except:
         return getattr(self._whole, name) if other is None else other(self._whole)
 
 
-def has_members(drawn: Draw) -> bool:
-    return drawn.setting.has_members
-
-
-def has_roles(drawn: Draw) -> bool:
-    return not drawn.setting.has_members
+def only_generate(drawn: Draw) -> bool:
+    """Whether some devices only generate."""
+    return drawn.setting.num_rollout > 0
 
 
 def has_updates(drawn: Draw) -> bool:
-    """Whether fluid devices take several updates per batch."""
-    return drawn.setting.has_members and drawn.setting.updates > 1
+    """Whether members take several updates per batch."""
+    return drawn.updates > 1
 
 
 def is_stale(drawn: Draw) -> bool:
@@ -105,9 +102,9 @@ def is_stale(drawn: Draw) -> bool:
 
 
 def lends(drawn: Draw) -> bool:
-    """Whether a trainer's devices may generate."""
+    """Whether members may be lent."""
     schedule = drawn.setting.schedule
-    return has_roles(drawn) and schedule.tag != "off"
+    return schedule.mode == "disaggregated" and schedule.tag != "off"
 
 
 def is_patient(drawn: Draw) -> bool:

@@ -32,7 +32,6 @@ from tests.world.plants import (
     all_of,
     anywhere,
     has_intruder,
-    has_members,
     has_standby,
     has_updates,
     is_stale,
@@ -140,7 +139,7 @@ def r11_a_standby_passes_nothing_on() -> AbstractContextManager[None]:
     return patched((companions, "create_standby_app", silent))
 
 
-@plant(has_members, "cut store")
+@plant(anywhere, "cut store")
 def m02_after_vain_rounds_the_missed_stay() -> AbstractContextManager[None]:
     """Those that are gone are excluded instead."""
     original = rounds._void_missed
@@ -170,7 +169,7 @@ def m11_a_scheduler_commands_after_its_lease_has_ended() -> AbstractContextManag
     return patched((lease, "FRESH_S", 5.5))
 
 
-@plant(has_members)
+@plant(anywhere)
 def m14_a_sum_that_lacks_a_share_ends_its_reader() -> AbstractContextManager[None]:
     def in_order(sums: Mapping[str, Sum], meeting: Meeting) -> list[Term]:
         if meeting.by_group:

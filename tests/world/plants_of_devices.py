@@ -10,16 +10,13 @@ from services.scheduler.core.fluid import members
 from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.state import State, WorkerState
 from services.trainer.batch import fetcher
-from services.trainer.batch.training import BatchInTraining, BatchTraining
-from services.trainer.devices import loan_agent
-from services.trainer.devices.loan_agent import LoanAgent
-from services.trainer.devices.pool import DevicePool, QueuedSlices
-from services.trainer.fluid import committing
+from services.trainer.engine.storing import store_sets
+from services.trainer.fluid import committing, loans
 from services.trainer.fluid.ledger import Ledger
 from services.trainer.fluid.pieces import DeviceWork
 from services.trainer.fluid.rounds import Rounds
+from services.trainer.fluid.state import MemberState
 from services.trainer.fluid.versions import MemberVersions
-from services.trainer.versions import store_sets
 from shared.bus.queue import Delivery
 from shared.devices.loan import Loan, apply
 from shared.messages.contracts import ObjectRef, Policy, SetDevice
@@ -27,22 +24,21 @@ from tests.world.draws import Draw
 from tests.world.plants import (
     all_of,
     anywhere,
-    has_members,
-    has_roles,
     has_updates,
     is_patient,
     is_stale,
     lends,
+    only_generate,
     patched,
     plant,
 )
 
 
 def keeps_old_policy(drawn: Draw) -> bool:
-    return drawn.setting.lags
+    return drawn.lags
 
 
-@plant(all_of(has_members, keeps_old_policy))
+@plant(keeps_old_policy)
 def a_commit_names_only_what_samples() -> AbstractContextManager[None]:
     async def stored(*given: Any) -> tuple[ObjectRef, None]:
         trained, sampling = await store_sets(*given)
@@ -65,7 +61,7 @@ def rewards_are_acknowledged_before_they_are_published() -> AbstractContextManag
     return patched((Delivery, "__aenter__", enter))
 
 
-@plant(has_roles)
+@plant(only_generate)
 def devices_begin_superseded_versions() -> AbstractContextManager[None]:
     async def adopt(self: PolicyLoader, policy: Policy, weights: Any = None) -> bool:
         if self._policy != policy:
@@ -80,72 +76,31 @@ def devices_follow_old_commands() -> AbstractContextManager[None]:
     def apply_any(loan: Loan, command: SetDevice, now: float) -> Loan:
         return apply(Loan(), command, now)
 
-    return patched((loan_agent, "apply", apply_any))
+    return patched((loans, "apply", apply_any))
 
 
 @plant(all_of(lends, is_patient), "kill")
 def loans_never_end() -> AbstractContextManager[None]:
     lent = lambda loan, now: loan.mode == "generate"  # noqa: E731
-    return patched((loan_agent, "may_generate", lent), (loan_agent, "tick", lambda loan, now: loan))
+    return patched((loans, "may_generate", lent), (loans, "tick", lambda loan, now: loan))
 
 
 @plant(lends)
-def a_paused_fragment_is_finished_with_the_next_version() -> AbstractContextManager[None]:
-    def use(self: LoanAgent, policy: Policy | None) -> None:
-        self._policy = policy
-
-    return patched((LoanAgent, "use", use))
+def a_kept_fragment_is_finished_with_the_next_version() -> AbstractContextManager[None]:
+    return patched(
+        (MemberState, "can_generate", lambda *_: True),
+        (DeviceWork, "_weights_for", lambda *_: contextlib.nullcontext()),
+    )
 
 
 @plant(all_of(lends, is_patient), "kill")
 def a_dropped_fragment_is_not_reported() -> AbstractContextManager[None]:
-    return patched((LoanAgent, "_release", _NOTHING))
+    return patched((DeviceWork, "_give_back", _NOTHING))
 
 
-@plant(has_roles)
-def the_trainer_admits_anything() -> AbstractContextManager[None]:
+@plant(anywhere)
+def members_admit_anything() -> AbstractContextManager[None]:
     return patched((fetcher, "check_admission", _NOTHING))
-
-
-class _Forgetful(set[int]):
-    """Knows of nothing that it has it."""
-
-    def __contains__(self, _: object) -> bool:
-        return False
-
-
-@plant(has_roles, "kill")
-def the_trainer_trains_repeated_groups() -> AbstractContextManager[None]:
-    original = BatchTraining.open
-
-    def opened(self: BatchTraining, number: int, *, is_again: bool = False) -> BatchInTraining:
-        batch = original(self, number, is_again=is_again)
-        batch.counted = _Forgetful()
-        return batch
-
-    return patched((BatchTraining, "open", opened))
-
-
-@plant(has_roles, "succeed")
-def slices_are_added_to_whatever_batch_is_next() -> AbstractContextManager[None]:
-    return patched((DevicePool, "drop", _NOTHING))
-
-
-@plant(has_roles)
-def a_slice_is_trained_twice() -> AbstractContextManager[None]:
-    original = QueuedSlices.take
-
-    def take(self: QueuedSlices) -> Any:
-        last = self._waiting[0] if len(self._waiting) == 1 else None
-        found = original(self)
-        if last is not None and last.group.num_left > 1:
-            self._waiting.append(replace(last))
-        return found
-
-    return patched((QueuedSlices, "take", take))
-
-
-# --- fluid devices ---
 
 
 def _may_step_in_spite_of_all(state: State, worker: WorkerState) -> bool:
@@ -158,7 +113,7 @@ def _whoever_lives(state: State, worker: WorkerState) -> bool:
     return state.fluid is not None and worker.service == members.MEMBER
 
 
-@plant(has_members)
+@plant(anywhere)
 def a_share_is_counted_twice() -> AbstractContextManager[None]:
     """A sum that is not counted on any more goes into the exchange all the same."""
     original = FluidState.void
@@ -172,7 +127,7 @@ def a_share_is_counted_twice() -> AbstractContextManager[None]:
     )  # fmt: skip
 
 
-@plant(has_members)
+@plant(anywhere)
 def a_sum_is_exchanged_whatever_is_in_it() -> AbstractContextManager[None]:
     """Members drop no sum, and none looks whether it has its share."""
 
@@ -182,7 +137,7 @@ def a_sum_is_exchanged_whatever_is_in_it() -> AbstractContextManager[None]:
     return patched((Ledger, "_advance", advance), (Ledger, "is_exactly", lambda *_: True))
 
 
-@plant(has_members)
+@plant(anywhere)
 def a_member_that_differs_goes_on() -> AbstractContextManager[None]:
     """It neither compares nor loads, and the scheduler does not look at checksums."""
     return patched(
@@ -190,7 +145,7 @@ def a_member_that_differs_goes_on() -> AbstractContextManager[None]:
     )
 
 
-@plant(has_members)
+@plant(anywhere)
 def a_member_takes_a_second_sum() -> AbstractContextManager[None]:
     """It steps again with another total, from where it is."""
 
@@ -203,7 +158,7 @@ def a_member_takes_a_second_sum() -> AbstractContextManager[None]:
     return patched((Rounds, "_go_back", stays), (members, "may_step", _whoever_lives))
 
 
-@plant(has_members)
+@plant(anywhere)
 def totals_of_older_rounds_are_taken() -> AbstractContextManager[None]:
     """A total is stepped with whatever it is made of."""
 
@@ -216,7 +171,7 @@ def totals_of_older_rounds_are_taken() -> AbstractContextManager[None]:
     return patched((Ledger, "hear_step", step), (Rounds, "_end_round", nothing))
 
 
-@plant(has_members)
+@plant(anywhere)
 def gradients_are_taken_at_whatever_weights_there_are() -> AbstractContextManager[None]:
     original = DeviceWork._train
 
@@ -233,7 +188,7 @@ def gradients_are_taken_at_whatever_weights_there_are() -> AbstractContextManage
     )  # fmt: skip
 
 
-@plant(all_of(has_members, is_stale))
+@plant(is_stale)
 def a_new_set_is_taken_in_the_middle_of_work() -> AbstractContextManager[None]:
     """A step's weights are used as soon as they are there, whatever the device is at."""
 
@@ -244,7 +199,7 @@ def a_new_set_is_taken_in_the_middle_of_work() -> AbstractContextManager[None]:
     return patched((Rounds, "_take", take))
 
 
-@plant(all_of(has_members, is_stale))
+@plant(is_stale)
 def an_early_fragment_is_generated_by_the_new_version() -> AbstractContextManager[None]:
     """It says what it was told, and uses what is in use."""
     return patched((DeviceWork, "_weights_for", lambda *_: contextlib.nullcontext()))

@@ -1,7 +1,6 @@
 """Bugs of the scheduler's core and of how it is restored, of the bus, and of commits."""
 
 import asyncio
-import contextlib
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,6 @@ from services.scheduler.core import (
     exclusion,
     fragments,
     issuing,
-    lending,
     ready_groups,
     supply,
 )
@@ -30,23 +28,19 @@ from services.scheduler.core.state import (
 from services.scheduler.core.supply import unissued_samples
 from services.scheduler.core.workers import Workers
 from services.scheduler.shell import app
-from services.trainer import versions
+from services.trainer.fluid import committing
 from services.trainer.fluid import pieces as member_pieces
 from shared.bus import streams
-from shared.errors import CommitConflict
 from shared.messages import subjects
 from shared.messages.contracts import FragmentSlot
 from shared.run import commits, copies, layout
 from tests.examples import with_schedule
 from tests.world.plants import (
-    all_of,
     anywhere,
-    has_members,
-    has_roles,
     has_updates,
     is_patient,
     is_stale,
-    lends,
+    only_generate,
     patched,
     plant,
 )
@@ -62,24 +56,13 @@ def slots_take_any_number_of_messages() -> AbstractContextManager[None]:
     return patched((streams, "stream_config", config))
 
 
-@plant(has_roles)
+@plant(anywhere)
 def a_version_is_committed_twice() -> AbstractContextManager[None]:
     async def commit(store: Any, record: commits.CommitRecord) -> None:
         key = layout.commit_key(record.run, record.policy.version)
         await store.write(key, copies.sealed(record.encode()))
 
-    return patched((versions, "commit", commit))
-
-
-@plant(has_roles, "succeed")
-def a_trainer_goes_on_from_a_version_that_was_refused() -> AbstractContextManager[None]:
-    original = commits.commit
-
-    async def commit(store: Any, record: commits.CommitRecord) -> None:
-        with contextlib.suppress(CommitConflict):
-            await original(store, record)
-
-    return patched((versions, "commit", commit))
+    return patched((committing, "commit", commit))
 
 
 @plant()
@@ -193,19 +176,6 @@ def recovery_skips_the_scores() -> AbstractContextManager[None]:
     return _recovery_without(subjects.REW)
 
 
-@plant(lends)
-def an_old_trainer_is_believed() -> AbstractContextManager[None]:
-    original = lending.has_ready
-
-    def has_ready(plan: Plan, batch: BatchState, worker: WorkerState) -> bool:
-        groups = tuple(
-            replace(g, trained_by=(worker.address,) if g.trained_by else ()) for g in batch.groups
-        )
-        return original(plan, replace(batch, groups=groups), worker)
-
-    return patched((lending, "has_ready", has_ready))
-
-
 @plant(anywhere, "hang")
 def a_device_that_hangs_keeps_its_fragments() -> AbstractContextManager[None]:
     return patched((exclusion, "_exclude_late", lambda plan, state, worker: state))
@@ -223,20 +193,17 @@ def a_device_that_hangs_is_given_work_again() -> AbstractContextManager[None]:
     return patched((exclusion, "_exclude_late", given))
 
 
-# --- fluid devices ---
-
-
-@plant(has_members)
+@plant(anywhere)
 def a_step_is_ordered_before_all_have_confirmed() -> AbstractContextManager[None]:
     return patched((rounds, "_silent", lambda fluid, exchange: frozenset()))
 
 
-@plant(all_of(has_members, is_patient), "kill")
+@plant(is_patient, "kill")
 def what_a_lost_member_had_is_nobodys() -> AbstractContextManager[None]:
     return patched((events, "member_lost", lambda state, address: state))
 
 
-@plant(has_members)
+@plant(anywhere)
 def a_piece_keeps_its_number() -> AbstractContextManager[None]:
     original = pieces._given
 
@@ -249,7 +216,7 @@ def a_piece_keeps_its_number() -> AbstractContextManager[None]:
     return patched((pieces, "_given", given))
 
 
-@plant(has_members)
+@plant(anywhere)
 def the_next_batch_is_trained_before_the_record() -> AbstractContextManager[None]:
     """Groups by a version that may be lost are trained."""
     original = control._send_groups
@@ -269,7 +236,7 @@ def the_next_batch_is_trained_before_the_record() -> AbstractContextManager[None
     return patched((control, "_send_groups", send))
 
 
-@plant(has_members)
+@plant(anywhere)
 def what_a_lost_version_made_is_kept() -> AbstractContextManager[None]:
     """Groups of the next batch keep the version that was never committed."""
     keep = lambda state: state  # noqa: E731
@@ -279,12 +246,12 @@ def what_a_lost_version_made_is_kept() -> AbstractContextManager[None]:
     )  # fmt: skip
 
 
-@plant(all_of(has_members, is_patient), "kill")
+@plant(is_patient, "kill")
 def nobody_else_commits() -> AbstractContextManager[None]:
     return patched((rounds, "_commit", lambda plan, state, now, commands: state))
 
 
-@plant(has_members, "cut store")
+@plant(anywhere, "cut store")
 def an_exchange_has_no_deadline() -> AbstractContextManager[None]:
     original = rounds._end_round
 
@@ -294,7 +261,7 @@ def an_exchange_has_no_deadline() -> AbstractContextManager[None]:
     return patched((rounds, "_end_round", ends), (rounds, "max_seconds", lambda _: 1e6))
 
 
-@plant(all_of(has_members, is_stale))
+@plant(is_stale)
 def a_group_that_was_begun_early_goes_on_with_the_new_version() -> AbstractContextManager[None]:
     """Its next fragments are by whatever version is newest."""
     original = issuing.issue
@@ -314,7 +281,7 @@ def nothing_begins_again() -> AbstractContextManager[None]:
     return patched((rounds, "_tell_attempt", lambda state, commands: state))
 
 
-@plant(lambda drawn: has_members(drawn) and drawn.setting.num_rollout > 0)
+@plant(only_generate)
 def who_only_generates_goes_on_before_there_is_anything_to_fetch() -> AbstractContextManager[None]:
     def able(state: State, fluid: Any) -> frozenset[str]:
         return members.have_made(fluid) | state.workers.roles.rollout

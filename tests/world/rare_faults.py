@@ -24,9 +24,7 @@ SLOWER = 1.5
 """They strike so much more seldom."""
 LEAVES_S = 40.0
 POINTS = (
-    "trainer.before-step", "trainer.after-step", "commit.before-weights", "commit.before-record",
-    "commit.after-record", "commit.after-announcement", "commit.before-states",
-    "commit.before-states-record", "commit.after-states-record", "fluid.generates", "fluid.trains",
+    "fluid.generates", "fluid.trains",
     "fluid.exchanges", "fluid.holds", "fluid.stepped", "fluid.updated", "fluid.offered",
     "fluid.commits", "scheduler.before-index", "scheduler.after-index", "scheduler.before-cleanup",
     "scheduler.in-cleanup", "scheduler.after-cleanup", "reward.before-publish",

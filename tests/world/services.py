@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from bench.cluster.build import Emulation, Named, member_hosts, rollout_devices, training
-from bench.cluster.generation import EmulatedDevice, EmulatedEncoder
-from bench.cluster.hold import QueuedHeld
-from bench.cluster.members import first_weights
+from bench.cluster.build import Emulation, Named, member_hosts, rollout_devices
+from bench.cluster.generation import EmulatedEncoder
 from bench.cluster.processes import ENCODING
 from bench.cluster.scoring import EmulatedScorer
 from services.reward.app import RewardApp
@@ -17,7 +15,6 @@ from services.reward.scorer import WeightedScorer
 from services.rollout.app import RolloutApp
 from services.rollout.encoder import EncoderApp
 from services.scheduler.shell import service as scheduler_service
-from services.trainer.app import TrainerApp
 from services.trainer.fluid.member import MemberApp
 from services.trainer.fluid.store_exchange import StoreExchange
 from shared.devices.conditions import EncodedConditions
@@ -26,7 +23,7 @@ from shared.process.settings import ServiceSettings
 from shared.process.worker_process import WorkerProcess, WorkerService, run_worker
 from shared.recipe.recipe import Recipe
 from shared.run.previews import PreviewRule
-from tests.world.members import CountingMember, layout_of
+from tests.world.members import counting_member
 
 GIB = 1 << 30
 RANKS = 2
@@ -45,18 +42,14 @@ class Site:
     emulation: Emulation
     recipe: Recipe
     num_groups: int
-    """Fluid devices that are shard groups, which only train: the first ones."""
+    """Members that are shard groups, which only train: the first ones."""
     flawed: set[tuple[str, int]] = field(default_factory=set)
     """Names of devices and the versions that they have made with other bits."""
 
     def names(self) -> list[str]:
         """Name all services of the run, schedulers apart."""
         setting = self.emulation.setting
-        trainers = (
-            [each.name for host in member_hosts(setting) for each in host]
-            if setting.has_members
-            else ["trainer"]
-        )
+        trainers = [each.name for host in member_hosts(setting) for each in host]
         rollout = [f"rollout-{number}" for number in range(setting.num_rollout)]
         encoders = [f"encoder-{number}" for number in range(setting.encoders)]
         return [*rollout, *encoders, "reward-0", "reward-1", *trainers]
@@ -77,8 +70,6 @@ class Site:
             return "encoder", self._encode
         if service == "reward":
             return "reward", self._score
-        if name == "trainer":
-            return "trainer", self._train
         hosts = member_hosts(self.emulation.setting)
         members = {each.name: each for host in hosts for each in host}
         is_group = name in list(members)[: self.num_groups]
@@ -114,20 +105,12 @@ class Site:
         async with process.connect("waiting_for_rollout", Device(memory_bytes=GIB)) as context:
             await process.run(RewardApp(scorers, context).run(), context)
 
-    async def _train(self, process: WorkerProcess) -> None:
-        engine, setting = training(self.emulation), self.emulation.setting
-        kind = max(setting.trainer, key=lambda each: setting.trainer[each])
-        registered = self.emulation.registered(kind, "trainer", concurrency=len(engine.generating))
-        async with process.connect("waiting_for_rollout", registered) as context:
-            app = TrainerApp(
-                engine, process.recipe, context, generators=engine.generating,
-                encoded=self._encoded(process),
-            )  # fmt: skip
-            await process.run(app.run(), context)
-
     async def _be_member(self, named: Named, is_group: bool, process: WorkerProcess) -> None:
-        member = self._member(named, process.recipe, is_group)
-        concurrency, ranks = (0, RANKS) if is_group else (1, 1)
+        member = counting_member(
+            self.emulation, named, process.recipe, _ready, is_group=is_group, flawed=self.flawed
+        )
+        generates = process.recipe.run_schedule.trainer_generates and not is_group
+        concurrency, ranks = int(generates), RANKS if is_group else 1
         registered = self.emulation.registered(
             named.kind, "trainer", concurrency=concurrency
         ).model_copy(update={"ranks": ranks})
@@ -139,21 +122,6 @@ class Site:
                 encoded=self._encoded(process),
             )  # fmt: skip
             await process.run(app.run(), context)
-
-    def _member(self, named: Named, recipe: Recipe, is_group: bool) -> CountingMember:
-        emulation = self.emulation
-        held = emulation.held(named)
-        assert isinstance(held, QueuedHeld)
-        first = first_weights(emulation.setting.seed)
-        return CountingMember(
-            EmulatedDevice(emulation.profile, named.kind, held, emulation.sizes, first),
-            held, _ready, emulation.setting.shard_bytes,
-            steps_beside=recipe.schedule.staleness_limit > 0 and not is_group,
-            trained=first, lags=emulation.setting.lags,
-            layout=layout_of(emulation.profile.shape),
-            by_group=recipe.trainer.deterministic, updates=recipe.trainer.updates,
-            flawed=self.flawed,
-        )  # fmt: skip
 
 
 async def _ready() -> None:

@@ -76,7 +76,7 @@ def unsettled_forgotten(state: State) -> State:
 
 def is_given(group: GroupState) -> bool:
     """Whether the group was given to somebody to train: what it lacks is not made any more."""
-    return group.sent or bool(group.trained_by)
+    return group.sent
 
 
 def lacks_scores(group: GroupState) -> bool:

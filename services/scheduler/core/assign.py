@@ -1,10 +1,11 @@
 """Assigns fragments to devices.
 
-Fragments are issued group by group, so that groups complete early and the trainer has work. While
+Fragments are issued group by group, so that groups complete early and members have work. While
 there is plenty, any device with room takes the next one. Towards the end of a batch a fragment goes
 where it is finished first (list scheduling by earliest completion): a slow device takes none that a
-fast one would finish before it. The trainer's device, while it is lent, takes fragments from the
-other end of the batch: they may have to wait for training, and the last groups can best afford it.
+fast one would finish before it. Several members that are lent take fragments in order as well; one
+alone takes them from the other end of the batch: it may have to wait for training, and the last
+groups can best afford it.
 
 With one-step asynchrony the next batch follows as soon as the current one has nothing to issue.
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from services.scheduler.core.device_queues import DeviceQueues, ListSchedule
 from services.scheduler.core.draft import Draft
-from services.scheduler.core.issuing import Choice, issue, lent_trainer
+from services.scheduler.core.issuing import Choice, issue
 from services.scheduler.core.state import (
     BatchState,
     Plan,
@@ -59,8 +60,7 @@ def assign(
         return state, []
     room = state.workers.with_room(plan.queue_depth)
     room = room if able is None else room & able
-    lent = lent_trainer(state)
-    if not room and (lent is None or not lent.has_room(plan.queue_depth)):
+    if not room:
         return state, []
     supply = open_supply(plan, state)
     if supply is None:
@@ -85,8 +85,8 @@ class Round:
     batch: int
     size: int
     """Samples per fragment."""
-    with_trainer: bool
-    """Whether the trainer's device takes part."""
+    with_lent: bool
+    """Whether members that are lent take part."""
     candidates: list[tuple[float, int]]
     """Heap of the devices that have room: when each is free, and its place."""
     schedule: ListSchedule | None = None
@@ -108,24 +108,28 @@ class PooledAssigner:
     _limit: int
     """How many of its groups may be begun."""
     _able: Collection[str]
-    """Rollout devices that have room and may get a fragment now."""
+    """Devices that have room and may get a fragment now."""
     _queues: DeviceQueues
     first: dict[int, int] = field(default_factory=dict)
     """Names, for a batch, a group before which none has anything to issue."""
     looked_at: int = 0
     """Devices of which a schedule was made."""
     _addresses: list[str] = field(init=False)
-    """Rollout devices by their places; the trainer's comes last."""
-    _trainer: str | None = None
+    """Devices by their places; members that are lent come last."""
+    _num_others: int = 0
+    """Devices that are not lent."""
     _num_queues: int = 0
-    _rate: float | None = None
-    """Samples per second of the rollout devices."""
+    """Fragments that those generate at the same time."""
+    _num_lent_queues: int = 0
+    _is_one_lent: bool = False
+    _rates: dict[bool, float] = field(default_factory=dict)
+    """Samples per second of all devices; False: without those that are lent."""
     _room: list[int] = field(init=False)
     """Places of the devices that had room when the round began."""
     _samples: int = 0
     """Samples left in the supply."""
     _end: int = 0
-    """The lent trainer finds nothing to issue from this group on."""
+    """Lent members find nothing to issue from this group on."""
     _round: Round | None = None
     _last: tuple[int, int] | None = None
     """Place of the device that was chosen last, and the samples that it was given."""
@@ -133,38 +137,37 @@ class PooledAssigner:
     """Samples of a fragment while there is plenty, by the number of queues."""
 
     def __post_init__(self) -> None:
-        state = self._draft.state
-        roles, trainer = state.workers.roles, state.trainer
-        self._addresses = list(roles.places)
-        if trainer is not None and trainer.concurrency:
-            self._trainer = trainer.address
-        self._num_queues = roles.num_queues
-        self._room = sorted(roles.places[each] for each in self._able)
+        workers = self._draft.state.workers
+        lent = [address for address in workers.roles.lendable if address in workers.roles.places]
+        others = [address for address in workers.roles.places if address not in set(lent)]
+        self._addresses, self._num_others = others + lent, len(others)
+        self._is_one_lent = len(workers.roles.lendable) == 1
+        self._num_lent_queues = sum(workers[address].concurrency for address in lent)
+        self._num_queues = workers.roles.num_queues - self._num_lent_queues
+        places = {address: place for place, address in enumerate(self._addresses)}
+        self._room = sorted(places[each] for each in self._able)
         self._take_supply(self._batch, self._limit)
 
     def choose(self) -> Choice | None:
         self._account_for_last()
         if not self._samples and not self._next_supply():
             return None
-        for_trainer = self._next_for_trainer()
-        now = self._round_of(for_trainer is not None)
+        for_lent = self._next_for_lent()
+        now = self._round_of(for_lent is not None)
         while now.candidates:
             _, place = heapq.heappop(now.candidates)
             worker = self._device(place)
             if self._takes_part(worker, now):
-                with_trainer = place == len(self._addresses)
-                found = for_trainer if with_trainer else self._next_for_rollout(now.size)
+                is_lent = place >= self._num_others
+                found = for_lent if is_lent else self._next_for_rollout(now.size)
                 if found is not None:
                     self._last = place, found.fragment.num_samples
                     return worker, found
         return None
 
     def _device(self, place: int) -> WorkerState:
-        """The device at this place; the trainer's comes last."""
-        if place < len(self._addresses):
-            return self._draft.worker(self._addresses[place])
-        assert self._trainer is not None
-        return self._draft.worker(self._trainer)
+        """Return the device at this place."""
+        return self._draft.worker(self._addresses[place])
 
     def _has_room(self, place: int) -> bool:
         return self._device(place).has_room(self._draft.plan.queue_depth)
@@ -199,22 +202,21 @@ class PooledAssigner:
         self._take_supply(*following)
         return True
 
-    def _round_of(self, with_trainer: bool) -> Round:
+    def _round_of(self, with_lent: bool) -> Round:
         """The current round if it still holds, or a new one."""
-        num_queues = self._num_queues
-        if with_trainer:
-            num_queues += self._device(len(self._addresses)).concurrency
-        size = self._size(num_queues)
+        size = self._size(self._num_queues + self._num_lent_queues * with_lent)
         now = self._round
-        wanted = self._batch.index, size, with_trainer
-        if now is None or (now.batch, now.size, now.with_trainer) != wanted:
+        wanted = self._batch.index, size, with_lent
+        if now is None or (now.batch, now.size, now.with_lent) != wanted:
             self._room = [place for place in self._room if self._has_room(place)]
-            trainers = [len(self._addresses)] * with_trainer
-            places = [*self._room, *(place for place in trainers if self._has_room(place))]
-            candidates = [(self._free_at(place), place) for place in places]
+            number = self._num_taking_part(with_lent)
+            candidates = [(self._free_at(place), place) for place in self._room if place < number]
             heapq.heapify(candidates)
             now = self._round = Round(*wanted, candidates)
         return now
+
+    def _num_taking_part(self, with_lent: bool) -> int:
+        return len(self._addresses) if with_lent else self._num_others
 
     def _size(self, num_queues: int) -> int:
         """Samples of the next fragment."""
@@ -235,20 +237,19 @@ class PooledAssigner:
         if (finish - self._draft.now) * rate < left:
             return True  # even if the others had nothing else to do
         if now.schedule is None:
-            self.looked_at = len(self._addresses) + now.with_trainer
+            self.looked_at = self._num_taking_part(now.with_lent)
             devices = map(self._device, range(self.looked_at))
             queues = [self._queues.of(state, device) for device in devices]
             now.schedule = ListSchedule(queues, size, math.ceil(self._samples / now.size))
         return now.schedule.has(worker.address)
 
     def _rate_of(self, now: Round) -> float:
-        """Samples per second of all devices, however much they are working on."""
-        state = self._draft.state
-        if self._rate is None:
-            self._rate = self._queues.rate(state, state.rollout)
-        if not now.with_trainer:
-            return self._rate
-        return self._rate + self._queues.rate(state, [self._device(len(self._addresses))])
+        """Samples per second of all that take part, however much they are working on."""
+        found = self._rates.get(now.with_lent)
+        if found is None:
+            devices = [self._device(place) for place in range(self._num_taking_part(now.with_lent))]
+            found = self._rates[now.with_lent] = self._queues.rate(self._draft.state, devices)
+        return found
 
     def _next_for_rollout(self, size: int) -> NextFragment | None:
         groups = range(self.first[self._batch.index], min(self._limit, len(self._batch.groups)))
@@ -257,24 +258,26 @@ class PooledAssigner:
             self.first[self._batch.index] = found.group
         return found
 
-    def _next_for_trainer(self) -> NextFragment | None:
-        """What the lent trainer's device takes next, from the end of the batch; None if nothing.
+    def _next_for_lent(self) -> NextFragment | None:
+        """What a lent member takes next, one alone from the end of the batch; None if nothing.
 
         It takes nothing of the next batch, since its weights change before that would be done, and
-        nothing beyond its share.
+        nothing beyond the share of all.
         """
         state, left = self._draft.state, self._draft.samples_left
-        if self._trainer is None or state.tag.mode != "generate" or not left:
-            return None
-        if state.workers[self._trainer].drained:
+        if not self._num_lent_queues or not left:
             return None
         if state.batch is None or self._batch.index != state.batch.index:
             return None
-        size = self._size(self._num_queues + state.workers[self._trainer].concurrency)
-        found = self._find(range(self._end - 1, -1, -1), size)
+        size = self._size(self._num_queues + self._num_lent_queues)
+        if self._is_one_lent:
+            found = self._find(range(self._end - 1, -1, -1), size)
+        else:
+            found = self._next_for_rollout(size)
         if found is None:
             return None
-        self._end = found.group + 1
+        if self._is_one_lent:
+            self._end = found.group + 1
         return None if found.fragment.num_samples > left else found
 
     def _find(self, groups: range, size: int) -> NextFragment | None:

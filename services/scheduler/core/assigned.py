@@ -16,7 +16,7 @@ def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> Stat
         return state
     left = worker.assigned[:place] + worker.assigned[place + 1 :]
     begun = worker.concurrency - 1  # this one begins now; who says more may have begun it before
-    if worker.declared <= 1 and begun < len(left):
+    if worker.declared <= 1 and 0 <= begun < len(left):
         next_one = AssignedFragment(left[begun].slot, left[begun].num_samples, now)
         left = (*left[:begun], next_one, *left[begun + 1 :])
     return state.with_worker(replace(worker, assigned=left))

@@ -70,9 +70,7 @@ def _free_at(worker: WorkerState, now: float, seconds: float, whole: Mapping[int
 
 def sample_seconds(state: State, worker: WorkerState) -> float:
     """Seconds per sample of a whole group: as learned, else as the other devices take, else 1."""
-    costs = state.costs
-    known = costs.help_seconds() if worker.service == "trainer" else None
-    return known or costs.rollout_seconds(worker.address) or 1.0
+    return state.costs.rollout_seconds(worker.address) or 1.0
 
 
 @dataclass(slots=True)
@@ -106,8 +104,6 @@ class DeviceQueues:
 
     def seconds(self, state: State, worker: WorkerState) -> float:
         """The same as `sample_seconds`, which looks at all other devices for each unknown one."""
-        if worker.service == "trainer":
-            return sample_seconds(state, worker)
         known = state.costs.rollout.get(worker.address)
         if known is not None:
             return known.value or 1.0
@@ -121,7 +117,7 @@ class DeviceQueues:
         total = 0.0
         for worker in workers:  # spelt out, being looked at for every fragment that is issued
             cost = known.get(worker.address)
-            if cost is None or worker.service == "trainer":
+            if cost is None:
                 others.append(worker)
             else:
                 total += worker.concurrency / (cost.value or 1.0)

@@ -24,7 +24,7 @@ class Draft:
     """State before anything was issued; its costs, policy and decisions do not change."""
     now: float
     samples_left: int = field(init=False)
-    """Samples that the lent trainer may still take."""
+    """Samples that lent members may still take."""
     _workers: dict[str, WorkerState] = field(default_factory=dict)
     _groups: dict[int, dict[int, GroupState]] = field(default_factory=dict)
     """Changed groups by batch and index."""

@@ -62,9 +62,9 @@ def drop_stale_groups(plan: Plan, state: State) -> State:
 
 
 def _goes_on(state: State, plan: Plan, batch: int, index: int, group: GroupState) -> bool:
-    """Whether a group goes on with the version before: where it is under way, or with fluid devices
-    as it was begun, since they keep the weights of that version until their next step."""
-    if state.fluid is None:
+    """Whether a group goes on with the version before: where it is under way, or as it was begun
+    where members generate, since they keep the weights of that version until their next step."""
+    if not plan.schedule.members_generate:
         return _is_under_way(state, plan, batch, index, group)
     assert group.policy is not None
     return plan.early_groups > 0 and group.policy.version == batch - 1
@@ -120,8 +120,6 @@ def learn_generation(state: State, event: FragmentGenerated) -> State:
         return state
     costs = state.costs.observe_fragment(worker.address, event.fragment.num_samples, event.seconds)
     each = event.seconds / costs.whole_samples(event.fragment.num_samples)
-    if worker.service == "trainer":
-        return replace(state, costs=costs.observe("help", each))
     return replace(state, costs=costs.observe_rollout(worker.address, each))
 
 

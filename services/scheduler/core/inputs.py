@@ -11,7 +11,6 @@ from shared.messages.contracts import (
     FragmentGenerated,
     FragmentScored,
     GenerateFragment,
-    GroupTrained,
     TrainGroup,
 )
 from shared.messages.fluid import FluidCommand, PieceTrained, Stepped, SumHeld
@@ -32,7 +31,6 @@ class WorkerJoined:
     concurrency: int = 1
     kind: str = "cpu"
     ranks: int = 1
-    independent_devices: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class WorkerLeft:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReported:
-    """A trainer's device has reported what it is used for."""
+    """A member has reported what its device is used for."""
 
     address: str
     loan_number: int
@@ -57,14 +55,6 @@ class WorkerInactive:
 
     address: str
     doing: Literal["loading", "nothing"]
-
-
-@dataclass(frozen=True, slots=True)
-class TagRefined:
-    """The look-ahead has found how many groups of the batch the trainer should generate."""
-
-    batch: int
-    groups: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +86,12 @@ class Tick:
 
 MachineInput = (
     Event | GenerateFragment | TrainGroup | FluidCommand | MemberReported
-    | WorkerJoined | WorkerLeft | WorkerInactive | DeviceReported | TagRefined | BatchesSeen
+    | WorkerJoined | WorkerLeft | WorkerInactive | DeviceReported | BatchesSeen
     | GoalReached | Recovered | Tick
 )  # fmt: skip
 
 TOGETHER = (
-    FragmentGenerated | FragmentScored | GroupTrained | PieceTrained | SumHeld | Stepped
+    FragmentGenerated | FragmentScored | PieceTrained | SumHeld | Stepped
     | MemberReported | WorkerJoined | WorkerInactive
 )  # fmt: skip
 """What devices report of their work and of themselves. Nothing that follows from one of them

@@ -4,19 +4,11 @@ from dataclasses import replace
 
 from services.scheduler.core.draft import Draft
 from services.scheduler.core.fluid.members import weights_to_fetch
-from services.scheduler.core.state import AssignedFragment, State, WorkerState
+from services.scheduler.core.state import AssignedFragment, WorkerState
 from services.scheduler.core.supply import NextFragment
 from shared.messages.contracts import Fragment, GenerateFragment
 
 Choice = tuple[WorkerState, NextFragment]
-
-
-def lent_trainer(state: State) -> WorkerState | None:
-    """The trainer, if it may be given fragments."""
-    trainer = state.trainer
-    if trainer is None or not trainer.concurrency or state.tag.mode != "generate":
-        return None
-    return trainer if state.tag.samples_left and not trainer.drained else None
 
 
 def issue(draft: Draft, worker: WorkerState, found: NextFragment) -> GenerateFragment:
@@ -33,7 +25,7 @@ def issue(draft: Draft, worker: WorkerState, found: NextFragment) -> GenerateFra
         group = replace(group, policy=policy)
     draft.set_group(found.batch, found.group, group)
     draft.set_worker(replace(worker, assigned=(*worker.assigned, held)))
-    if worker.service == "trainer":
+    if worker.lends:
         draft.samples_left = max(0, draft.samples_left - fragment.num_samples)
     prompt, window_start = draft.origin(found.batch, found.group)
     return GenerateFragment(

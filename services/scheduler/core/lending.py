@@ -1,55 +1,66 @@
-"""TAG: decides when the trainer's device generates, and when it returns.
+"""TAG: decides when members generate that only train otherwise, and when they return.
 
-For each batch the controller decides, from learned costs, how many groups the trainer may generate
-at most. Within that, the device is lent while the trainer has nothing to train and the wait is
-worth the switch, and called back as soon as a group is ready: ready training always goes first. A
-trainer of independent devices, each with all weights, is lent for its whole share at once: each
-device generates what it was given and then trains, on its own. What the device is to do is stated
-under a loan number that only grows, so commands may arrive twice, late or out of order.
+For each batch the controller decides, from learned costs, how many groups members may generate at
+most. A member that trains alone is lent while it has nothing to train and the wait is worth the
+switch, and called back as soon as a group is ready: ready training always goes first. Several
+members are lent for their whole share at once: each generates what it was given and then trains, on
+its own. What a member is to do is stated under a loan number of its own that only grows, so
+commands may arrive twice, late or out of order.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from services.scheduler.core.device_queues import DeviceQueues, queue_of, sample_seconds
+from services.scheduler.core.fluid.pieces import trainable
+from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.fragments import give_back_all
-from services.scheduler.core.inputs import DeviceReported, TagRefined
+from services.scheduler.core.inputs import DeviceReported
 from services.scheduler.core.state import (
     DECISIONS_KEPT,
     BatchState,
-    LoanState,
     Plan,
     State,
     TagRecord,
+    TagState,
     WorkerState,
 )
 from services.scheduler.core.supply import fragment_size, unissued_samples
 from services.scheduler.core.tag.controller import Controller, decide, observe
 from services.scheduler.core.tag.fluid import share_of
 from services.scheduler.core.tag.makespan import TagInputs
+from services.scheduler.core.workers import Loan
 from shared.messages.contracts import SetDevice, TagRequest
 from shared.messages.workers import DeviceMode
 
 RENEW_PART = 0.5
 """A loan is renewed when this part of its time has passed."""
 WORTH_SWITCHES = 2
-"""A device is lent if it would wait for this many switches: half of a loan or more is generation.
+"""A member is lent if it would wait for this many switches: half of a loan or more is generation.
 A whole fragment need not fit, since unfinished ones are kept for the next loan."""
+
+Lent = tuple[State, list[SetDevice]]
+
+
+def lendable(state: State) -> list[WorkerState]:
+    """Return the members that can be lent, in the order in which they joined."""
+    return [state.workers[address] for address in state.workers.roles.lendable]
 
 
 def open_loans(plan: Plan, state: State, now: float) -> State:
     """Decide for the current batch, once, and measure the batch before."""
-    batch, trainer, tag = state.batch, state.trainer, state.tag
-    if batch is None or trainer is None or not trainer.concurrency:
+    batch, members, tag = state.batch, lendable(state), state.tag
+    if batch is None or not members:
         return state
     if tag.history and tag.history[-1].batch == batch.index:
         return state
-    seen = tag_inputs(plan, state, trainer)
-    met = tag_inputs(plan, replace(state, costs=state.costs.as_measured()), trainer)
+    seen = tag_inputs(plan, state, members)
+    met = tag_inputs(plan, replace(state, costs=state.costs.as_measured()), members)
     tag = _close_record(plan, tag, batch, met)
     controller, decision = decide(tag.controller, seen)
-    if trainer.independent_devices and tag.controller.mode == "auto":
+    if len(members) > 1 and tag.controller.mode == "auto":
         groups = share_of(seen, one_step=plan.schedule.staleness_limit > 0)
-        decision = replace(decision, groups=groups, reason="fluid")
+        decision = replace(decision, groups=groups, reason="share")
     record = TagRecord(
         batch=batch.index, decision=decision, tag_inputs=seen, opened_at=batch.opened_at
     )
@@ -62,32 +73,7 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
     return replace(state, tag=tag)
 
 
-def refine(plan: Plan, state: State, event: TagRefined, _now: float) -> State:
-    """Adopt another number of groups for the current batch, found by a look-ahead."""
-    tag = state.tag
-    if not tag.history or tag.history[-1].batch != event.batch:
-        return state
-    last = tag.history[-1]
-    if last.decision.reason != "fluid":
-        controller, decision = decide(tag.controller, last.tag_inputs, refined=event.groups)
-    elif plan.schedule.staleness_limit:
-        return state
-    else:
-        controller, decision = tag.controller, replace(last.decision, groups=event.groups)
-    taken = last.decision.groups * plan.group_size - tag.samples_left
-    record = replace(last, decision=decision)
-    return replace(
-        state,
-        tag=replace(
-            tag,
-            controller=controller,
-            samples_left=max(0, decision.groups * plan.group_size - taken),
-            history=(*tag.history[:-1], record),
-        ),
-    )
-
-
-def _close_record(plan: Plan, tag: LoanState, batch: BatchState, seen: TagInputs) -> LoanState:
+def _close_record(plan: Plan, tag: TagState, batch: BatchState, seen: TagInputs) -> TagState:
     """Close the record of the batch before, whose version is out and whose costs are learned."""
     last = tag.history[-1] if tag.history else None
     if last is None or last.batch != batch.index - 1:
@@ -102,26 +88,29 @@ def _close_record(plan: Plan, tag: LoanState, batch: BatchState, seen: TagInputs
 
 
 def tag_inputs(
-    plan: Plan, state: State, trainer: WorkerState, size: int | None = None
+    plan: Plan, state: State, members: Sequence[WorkerState], size: int | None = None
 ) -> TagInputs:
-    """The current batch as the model sees it, with learned costs, in fragments of its size or of
-    another."""
+    """Return the current batch as the model sees it, with learned costs, in fragments of its size
+    or of another."""
+    rollout = state.only_generate
+    trainer_queues = sum(member.lends for member in members)
     if size is None:
-        queues = sum(w.concurrency for w in state.rollout) + trainer.concurrency
+        queues = sum(worker.concurrency for worker in rollout) + trainer_queues
         size = fragment_size(plan, state, queues)
     costs = state.costs
-    rollout = tuple(
-        sample_seconds(state, worker) * costs.whole_samples(size)
-        for worker in state.rollout
-        for _ in range(worker.concurrency)
-    )
+    samples = costs.whole_samples(size)
+    helped = [sample_seconds(state, member) for member in members]
     return TagInputs(
         groups=plan.num_groups,
         fragments_per_group=-(-plan.group_size // size),
-        rollout=rollout,
-        trainer_queues=trainer.concurrency,
-        help=sample_seconds(state, trainer) * costs.whole_samples(size),
-        train=costs.train.seconds,
+        rollout=tuple(
+            sample_seconds(state, worker) * samples
+            for worker in rollout
+            for _ in range(worker.concurrency)
+        ),
+        trainer_queues=trainer_queues,
+        help=len(helped) / sum(1 / each for each in helped) * samples,
+        train=costs.train_seconds([member.address for member in members]) or 0.0,
         switch=costs.switch.seconds,
         ready=costs.ready.seconds,
         commit=costs.commit.seconds,
@@ -136,73 +125,76 @@ def tag_requested(_plan: Plan, state: State, request: TagRequest, _now: float) -
 
 
 def device_reported(_plan: Plan, state: State, event: DeviceReported, now: float) -> State:
-    """Record what the trainer's device reports that it does."""
-    trainer, number, mode = state.trainer, event.loan_number, event.mode
-    tag, costs = state.tag, state.costs
-    if trainer is None or trainer.address != event.address:
+    """Record what a member reports that it is used for."""
+    member, number, mode = state.workers.get(event.address), event.loan_number, event.mode
+    if member is None or member.loan is None:
         return state
-    if (number, mode) == tag.observed and (
-        number < tag.loan_number or (number, mode) == (tag.loan_number, tag.mode)
-    ):
+    loan, costs = member.loan, state.costs
+    stated = loan.number, loan.mode
+    if (number, mode) == loan.observed and (number < loan.number or (number, mode) == stated):
         return state
-    if (number, mode) == (tag.loan_number, tag.mode) != tag.observed:
+    if (number, mode) == stated != loan.observed:
         # There and back take equally long.
-        costs = costs.observe("switch", 2 * (now - tag.stated_at))
-    tag = replace(tag, observed=(number, mode))
-    if number > tag.loan_number:  # stated by the scheduler before it was restarted
-        tag = replace(tag, loan_number=number, mode=mode)
-    elif number == tag.loan_number and mode == "train" and tag.mode == "generate":
-        tag = replace(tag, mode="train")  # it came back by itself
-    return replace(state, tag=tag, costs=costs)
+        costs = costs.observe("switch", 2 * (now - loan.stated_at))
+    loan = replace(loan, observed=(number, mode))
+    if number > loan.number:  # stated by the scheduler before it was restarted
+        loan = replace(loan, number=number, mode=mode)
+    elif number == loan.number and mode == "train" and loan.mode == "generate":
+        loan = replace(loan, mode="train")  # it came back by itself
+    return replace(state.with_worker(member.with_loan(loan, now)), costs=costs)
 
 
-def lend_or_return(plan: Plan, state: State, now: float) -> tuple[State, list[SetDevice]]:
-    """State what the device is to do, if that has changed or a loan runs out."""
-    trainer, tag = state.trainer, state.tag
-    if trainer is None or not trainer.concurrency or state.recovering:
-        return state, []
-    wanted: DeviceMode = "generate" if _should_lend(plan, state, trainer, now) else "train"
-    if wanted == tag.mode == "train":
-        if trainer.independent_devices:
-            return state, []  # it has no unfinished work
-        return _hand_over_to_rollout(plan, state, trainer, now)
-    if wanted == tag.mode and now < tag.lent_until - RENEW_PART * plan.loan_seconds:
-        return state, []
-    return _set_device(plan, state, trainer, wanted, now, keep=True)
+def lend_or_return(plan: Plan, state: State, now: float) -> Lent:
+    """State what members are to do, where that has changed or a loan runs out."""
+    members = lendable(state)
+    commands: list[SetDevice] = []
+    if not members or state.fluid is None:
+        return state, commands
+    may_begin = _may_lend(plan, state, state.fluid, members, now)
+    for member in members:
+        assert member.loan is not None
+        before, state = member.loan, _hand_over(plan, state, member, now, commands)
+        if state.workers[member.address].loan is not before:
+            continue
+        wanted = _wanted(plan, state, member, is_alone=len(members) == 1, may_begin=may_begin)
+        is_renewed = now < before.lent_until - RENEW_PART * plan.loan_seconds
+        if wanted != before.mode or (wanted == "generate" and not is_renewed):
+            state = _set_device(plan, state, member, wanted, now, commands)
+    return state, commands
 
 
-def _should_lend(plan: Plan, state: State, trainer: WorkerState, now: float) -> bool:
+def _may_lend(
+    plan: Plan, state: State, fluid: FluidState, members: Sequence[WorkerState], now: float
+) -> bool:
+    """Whether members may generate now at all."""
     batch = state.batch
-    if batch is None or state.phase != "running":
+    if batch is None or state.phase != "running" or fluid.step is not None:
         return False
-    if trainer.drained and not trainer.independent_devices:
+    if fluid.update and not plan.early_groups:  # the batch's version is nowhere on them
         return False
-    if trainer.independent_devices:
-        has_share = state.tag.samples_left > 0 and not trainer.drained
-        return (has_share and _has_unissued(plan, batch)) or bool(trainer.assigned)
-    if has_ready(plan, batch, trainer):
+    if len(members) > 1:
+        return True
+    is_generated = len(fluid.groups) == len(batch.groups)
+    if trainable(plan, fluid) or fluid.exchange is not None or is_generated:
         return False
-    if batch.tally.sent == len(batch.groups):
-        return False  # it commits
-    unfinished = any(held.slot.batch == batch.index for held in trainer.assigned)
-    if not unfinished and not (state.tag.samples_left and _has_unissued(plan, batch)):
-        return False
-    return state.tag.mode == "generate" or _is_worth_it(plan, state, now)
+    is_lent = any(member.concurrency for member in members)
+    return is_lent or _is_worth_it(plan, state, now)
 
 
-def has_ready(plan: Plan, batch: BatchState, trainer: WorkerState) -> bool:
-    """Whether a group is ready for the trainer."""
-    tally = batch.tally
-    if plan.schedule.holds_groups and tally.sent < len(batch.groups):
-        return False
-    if not plan.schedule.deterministic:
-        return tally.untrained(trainer.address) > 0
-    for group in batch.groups:
-        if group.sent and trainer.address not in group.trained_by:
-            return True
-        if not group.sent:
-            return False
-    return False
+def _wanted(
+    plan: Plan, state: State, member: WorkerState, *, is_alone: bool, may_begin: bool
+) -> DeviceMode:
+    """Return what a member is to do."""
+    batch, fluid = state.batch, state.fluid
+    assert fluid is not None
+    is_wanted = is_alone and (member.drained or member.address in fluid.queued)
+    if not may_begin or batch is None or is_wanted:
+        return "train"
+    if any(held.slot.batch == batch.index for held in member.assigned):
+        return "generate"
+    is_free = member.address not in fluid.queued and not member.drained
+    has_share = bool(state.tag.samples_left) and _has_unissued(plan, batch)
+    return "generate" if is_free and has_share else "train"
 
 
 def _has_unissued(plan: Plan, batch: BatchState) -> bool:
@@ -219,8 +211,8 @@ def _next_ready(plan: Plan, state: State, now: float) -> float:
     """When the next group can be trained, by rollout workers alone."""
     batch = state.batch
     assert batch is not None
-    queues = DeviceQueues(now)
-    rate = sum(1 / queues.seconds(state, w) for w in state.rollout for _ in range(w.concurrency))
+    queues, rollout = DeviceQueues(now), state.only_generate
+    rate = sum(1 / queues.seconds(state, w) for w in rollout for _ in range(w.concurrency))
     if not rate:
         return now + plan.loan_seconds
     missing = min(
@@ -232,50 +224,55 @@ def _next_ready(plan: Plan, state: State, now: float) -> float:
     return now + missing / rate + state.costs.ready.seconds
 
 
-def _hand_over_to_rollout(
-    plan: Plan, state: State, trainer: WorkerState, now: float
-) -> tuple[State, list[SetDevice]]:
-    """Give what a returned device still holds to rollout, once rollout has nothing else to do."""
-    batch = state.batch
-    held = [h for h in trainer.assigned if batch is not None and h.slot.batch == batch.index]
-    if not held or batch is None or _has_unissued(plan, batch):
-        return state, []
-    if all(worker.assigned for worker in state.rollout):
-        return state, []
+def _hand_over(
+    plan: Plan, state: State, member: WorkerState, now: float, commands: list[SetDevice]
+) -> State:
+    """Give what a returned member still holds to rollout, once rollout has nothing else to do."""
+    batch, rollout = state.batch, state.only_generate
+    held = [h for h in member.assigned if batch is not None and h.slot.batch == batch.index]
+    if member.concurrency or not held or batch is None or _has_unissued(plan, batch):
+        return state
+    if all(worker.assigned for worker in rollout):
+        return state
     samples = sum(h.num_samples for h in held)
-    if has_ready(plan, batch, trainer) and not _is_rollout_sooner(
-        state, batch, trainer, samples, now
-    ):
-        return state, []
-    return _set_device(plan, state, trainer, "train", now, keep=False)
+    if _has_pieces(plan, state, member) and not _is_rollout_sooner(state, member, samples, now):
+        return state
+    return _set_device(plan, state, member, "train", now, commands, keep=False)
 
 
-def _is_rollout_sooner(
-    state: State, batch: BatchState, trainer: WorkerState, samples: int, now: float
-) -> bool:
-    """Whether rollout would finish it from the start before the trainer returns to it."""
-    rate = sum(worker.concurrency / sample_seconds(state, worker) for worker in state.rollout)
-    ready = sum(g.sent and trainer.address not in g.trained_by for g in batch.groups)
-    back = ready * state.costs.train.seconds + state.costs.switch.seconds
-    left = max(queue_of(state, trainer, now).free) - now
+def _has_pieces(plan: Plan, state: State, member: WorkerState) -> bool:
+    fluid = state.fluid
+    if fluid is None:
+        return False
+    return member.address in fluid.queued or bool(trainable(plan, fluid))
+
+
+def _is_rollout_sooner(state: State, member: WorkerState, samples: int, now: float) -> bool:
+    """Whether rollout would finish it from the start before the member returns to it."""
+    fluid = state.fluid
+    assert fluid is not None
+    rate = sum(w.concurrency / sample_seconds(state, w) for w in state.only_generate)
+    train = state.costs.gradient_seconds(member.address) or 0.0
+    ready = len(fluid.groups) - len(fluid.trained)
+    back = ready * train + state.costs.switch.seconds
+    at_work = replace(member, concurrency=member.lends)
+    left = max(queue_of(state, at_work, now).free) - now
     return samples / rate < back + left
 
 
 def _set_device(
-    plan: Plan, state: State, trainer: WorkerState, mode: DeviceMode, now: float, *, keep: bool
-) -> tuple[State, list[SetDevice]]:
-    lent = plan.loan_seconds if mode == "generate" else 0.0
-    tag = replace(
-        state.tag,
-        loan_number=state.tag.loan_number + 1,
-        mode=mode,
-        stated_at=now,
-        lent_until=now + lent,
+    plan: Plan, state: State, member: WorkerState, mode: DeviceMode, now: float,
+    commands: list[SetDevice], *, keep: bool = True,
+) -> State:  # fmt: skip
+    assert member.loan is not None
+    seconds = plan.loan_seconds if mode == "generate" else 0.0
+    number = member.loan.number + 1
+    loan = Loan(number, mode, now, now + seconds, member.loan.observed)
+    commands.append(
+        SetDevice(
+            worker=member.address, loan_number=number, mode=mode, max_seconds=seconds, keep=keep
+        )
     )
-    command = SetDevice(
-        worker=trainer.address, loan_number=tag.loan_number, mode=mode, max_seconds=lent, keep=keep
-    )
-    state = replace(state, tag=tag)
-    if not keep:
-        state = give_back_all(state, trainer)
-    return state, [command]
+    member = member.with_loan(loan, now)
+    state = state.with_worker(member)
+    return state if keep else give_back_all(state, member)

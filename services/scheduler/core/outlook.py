@@ -32,10 +32,10 @@ def outlook(plan: Plan, state: State) -> Outlook:
     """Return what a batch like the current one takes on the live devices."""
     if not _is_known(state):
         return Outlook()
-    queues = sum(worker.concurrency for worker in _generating(plan, state))
+    queues = sum(_at_once(worker) for worker in _all_devices(state))
     seen = situation(plan, state, fragment_size(plan, state, queues))
-    bound = least_seconds(_rates(plan, state), plan.num_groups * plan.group_size, plan.num_groups)
-    # One step ahead, the model has trainers help that cannot: no batch takes less than the bound.
+    bound = least_seconds(_rates(state), plan.num_groups * plan.group_size, plan.num_groups)
+    # One step ahead, the model has members help that cannot: no batch takes less than the bound.
     expected = max(bound, forecast(seen, plan.schedule).seconds)
     return Outlook(_finite(expected), _finite(bound))
 
@@ -46,27 +46,23 @@ def per_second(samples: int, seconds: float | None) -> float | None:
 
 
 def _is_known(state: State) -> bool:
-    costs, members = state.costs, state.members
-    trains = bool(costs.gradient) if members else costs.train.value is not None
-    generates = bool(costs.rollout) or costs.help.value is not None
-    return generates and trains and bool(members or state.trainer)
+    return bool(state.costs.rollout and state.costs.gradient and state.members)
 
 
-def _generating(plan: Plan, state: State) -> list[WorkerState]:
-    trainer = state.trainer
-    return [*state.rollout, *([trainer] if trainer is not None else [])]
-
-
-def _rates(plan: Plan, state: State) -> Iterator[Rates]:
+def _rates(state: State) -> Iterator[Rates]:
     """Yield samples and groups per second of each device that can do either, lent or not."""
-    only_train = [worker for worker in state.members if not worker.concurrency]
-    for worker in [*state.rollout, *only_train]:
+    for worker in _all_devices(state):
         trains = state.costs.gradient_seconds(worker.address) if worker.service == MEMBER else None
-        yield worker.concurrency * _rate(sample_seconds(state, worker)), _rate(trains or 0.0)
-    trainer = state.trainer
-    if trainer is not None:
-        samples = trainer.concurrency * _rate(sample_seconds(state, trainer))
-        yield samples, _rate(state.costs.train.seconds)
+        yield _at_once(worker) * _rate(sample_seconds(state, worker)), _rate(trains or 0.0)
+
+
+def _all_devices(state: State) -> list[WorkerState]:
+    return [*state.only_generate, *state.members]
+
+
+def _at_once(worker: WorkerState) -> int:
+    """Return how many fragments a device generates at a time, lent or not."""
+    return max(worker.concurrency, worker.lends)
 
 
 def _rate(seconds: float) -> float:

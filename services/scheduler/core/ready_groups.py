@@ -1,7 +1,7 @@
-"""Finds the groups that are whole, and sends them to the trainer."""
+"""Finds the groups that are whole and may be trained."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from services.scheduler.core.again import is_given, lacks_scores
 from services.scheduler.core.fluid import modes
@@ -17,16 +17,6 @@ class ReadyGroup:
     batch: BatchState
     index: int
     group: GroupState
-
-
-def send_groups(plan: Plan, state: State) -> tuple[State, list[TrainGroup]]:
-    """Send every whole group to the trainer."""
-    commands: list[TrainGroup] = []
-    for ready in list(ready_groups(plan, state)):
-        commands.append(train_command(plan, ready))
-        group = replace(ready.group, sent=True)
-        state = state.with_group(ready.batch.index, ready.index, group)
-    return state, commands
 
 
 def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
@@ -49,7 +39,7 @@ def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
         dropped = {r.index for r in found if lacks_scores(r.group) and is_dropped(plan, r.group)}
         if dropped and len(dropped) == len(found) and not _is_begun(batch):
             continue
-        if plan.schedule.deterministic:  # the trainer takes them in their order
+        if plan.schedule.deterministic:  # they are trained in their order
             yield from found
         else:
             yield from _dropped_last(plan, batch, found, dropped)

@@ -64,8 +64,7 @@ def restart_batches(plan: Plan, state: State, before: State) -> State:
         replace(known[index], groups=tuple(map(_restart_group, known[index].groups)))
         for index in sorted(known)
     )
-    follows = plan.schedule.staleness_limit > 0 or plan.schedule.has_members
-    state = replace(state, batches=batches[: 1 + follows], draining=before.draining)
+    state = replace(state, batches=batches[:2], draining=before.draining)
     return again(state, before)
 
 
@@ -86,14 +85,13 @@ def _with_early_batch(plan: Plan, state: State, index: int) -> State:
     current = state.batch
     if current is None or index != current.index + 1 or len(state.batches) > 1:
         return state
-    begins_early = plan.schedule.staleness_limit or plan.schedule.has_members
-    if not begins_early or index >= plan.num_batches:
+    if index >= plan.num_batches:
         return state
     return replace(state, batches=(current, new_batch(plan, index, 0.0)))
 
 
 def restore_group(_plan: Plan, state: State, command: TrainGroup, _now: float) -> State:
-    """Restore from a stored group that the trainer was given it."""
+    """Restore from a stored group that it was sent to be trained."""
     group = state.find_group(command.batch, command.group)
     if group is None or command.attempt < group.attempt:
         return state

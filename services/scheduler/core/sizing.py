@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from services.scheduler.core.device_queues import sample_seconds
-from services.scheduler.core.lending import tag_inputs
+from services.scheduler.core.lending import lendable, tag_inputs
 from services.scheduler.core.state import Plan, Sizing, State, WorkerState
 from services.scheduler.core.supply import fragment_sizes
-from services.scheduler.core.tag.fluid import IndependentPool
+from services.scheduler.core.tag.fluid import MemberPool
 from services.scheduler.core.tag.forecast import Situation, forecast, last_piece
 from services.scheduler.core.tag.makespan import TagInputs
 
@@ -39,8 +39,7 @@ def size_fragments(plan: Plan, state: State) -> State:
         return state
     if plan.schedule.fixed_fragment is not None:
         return state
-    trains = state.members or state.trainer is not None
-    if not trains or not _is_known(state):
+    if not state.members or not _is_known(state):
         return state
     size = best_size(plan, state)
     return state if size is None else replace(state, sizing=Sizing(batch.index, size))
@@ -69,23 +68,23 @@ def chosen_size(seconds: Mapping[int, float], group_size: int) -> int | None:
 
 def situation(plan: Plan, state: State, size: int) -> Situation:
     """Return the current batch in fragments of such a size, as far as devices are known."""
-    members, trainer = state.members, state.trainer
-    if members:
+    members = state.members
+    if plan.schedule.mode != "disaggregated":
         return _of_members(plan, state, members, size)
-    assert trainer is not None
-    seen = _thinned(_alike(tag_inputs(plan, state, trainer, size)))
-    if not trainer.independent_devices:
+    lent = lendable(state) or members
+    seen = _thinned(_alike(tag_inputs(plan, state, lent, size)))
+    if len(lent) < 2:
         return Situation(seen)
     number = max(1, seen.trainer_queues)
     last = last_piece(plan.group_size, plan.trained_steps, plan.merged_steps, 0.0)
-    pool = IndependentPool(tag_inputs=seen, num_trainer=number, last=seen.train * number * last)
+    pool = MemberPool(tag_inputs=seen, num_trainer=number, last=seen.train * number * last)
     return Situation(seen, pool)
 
 
 def _of_members(plan: Plan, state: State, members: list[WorkerState], size: int) -> Situation:
     """Return the same for fluid devices, which generate and then train, or only train."""
     costs, samples = state.costs, state.costs.whole_samples(size)
-    rollout = [w for w in state.rollout if w.service == "rollout"]
+    rollout = state.only_generate
     members = sorted(members, key=lambda each: not each.concurrency)  # those last that only train
     gradient = [costs.gradient_seconds(w.address) or 1.0 for w in members]
     members = [each for each in members if each.concurrency]
@@ -110,7 +109,7 @@ def _of_members(plan: Plan, state: State, members: list[WorkerState], size: int)
     )
     if not lanes:
         return Situation(seen)
-    return Situation(seen, IndependentPool(
+    return Situation(seen, MemberPool(
         tag_inputs=seen,
         num_trainer=len(members),
         last=train * len(members) * last,
@@ -121,8 +120,7 @@ def _of_members(plan: Plan, state: State, members: list[WorkerState], size: int)
 def _is_known(state: State) -> bool:
     costs = state.costs
     overhead = costs.overhead.is_known or costs.shared_share > 0
-    trains = costs.train.value is not None or bool(costs.gradient)
-    return overhead and bool(costs.rollout) and trains
+    return overhead and bool(costs.rollout) and bool(costs.gradient)
 
 
 def _alike(seen: TagInputs) -> TagInputs:

@@ -20,7 +20,6 @@ from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
 from shared.messages.contracts import FragmentScored, FragmentSlot, Policy
 from shared.messages.fluid import MAX_PIECES
-from shared.messages.workers import DeviceMode
 from shared.recipe.schedule import RunSchedule
 
 Phase = Literal["waiting", "running", "paused", "stopped", "finished", "failed"]
@@ -118,11 +117,9 @@ class GroupState:
     first_attempt: int = 0
     """Attempt of new fragments; larger than that of any discarded fragment."""
     attempt: int = 0
-    """How often the group was sent to the trainer in vain."""
+    """How often the group was sent to be trained in vain."""
     sent: bool = False
-    """Whether it was sent to the trainer in this attempt."""
-    trained_by: tuple[str, ...] = ()
-    """Addresses of trainers with the group in their gradient; all but one are dead or zombies."""
+    """Whether it was sent to be trained in this attempt."""
 
     def with_fragment(self, new: FragmentState) -> "GroupState":
         """Add a fragment, or replace the one that begins at the same sample."""
@@ -185,20 +182,12 @@ def new_batch(plan: Plan, index: int, now: float) -> BatchState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoanState:
-    """Trainer-assisted generation (TAG): what is decided, and what the trainer was told."""
+class TagState:
+    """What is decided of trainer-assisted generation (TAG)."""
 
     controller: Controller = field(default_factory=Controller)
     samples_left: int = 0
-    """Samples that the trainer may still take in the current batch."""
-    loan_number: int = 0
-    """Number of the newest `SetDevice`; it only grows."""
-    mode: DeviceMode = "train"
-    """Mode that this command asks of the trainer's device."""
-    stated_at: float = 0.0
-    lent_until: float = 0.0
-    observed: tuple[int, DeviceMode] = (0, "train")
-    """Loan number and mode that the device reports."""
+    """Samples that members may still take in the current batch."""
     history: tuple["TagRecord", ...] = ()
 
 
@@ -248,7 +237,7 @@ class State:
     workers: Workers = field(default_factory=Workers)
     """Live workers by address."""
     costs: Costs = field(default_factory=Costs)
-    tag: LoanState = field(default_factory=LoanState)
+    tag: TagState = field(default_factory=TagState)
     sizing: Sizing | None = None
     """Size of the fragments of the newest batch; None while costs are unknown."""
     trained_at: float = 0.0
@@ -286,15 +275,16 @@ class State:
         return self.policy
 
     @property
-    def trainer(self) -> WorkerState | None:
-        address = self.workers.roles.trainer
-        return None if address is None else self.workers[address]
-
-    @property
     def rollout(self) -> list[WorkerState]:
         """Workers that generate, members among them, and are not excluded from work."""
         workers = self.workers
         return [workers[address] for address in workers.roles.places]
+
+    @property
+    def only_generate(self) -> list[WorkerState]:
+        """Devices that are no members and are not excluded from work."""
+        roles = self.workers.roles
+        return [self.workers[address] for address in roles.places if address in roles.rollout]
 
     @property
     def members(self) -> list[WorkerState]:
@@ -350,7 +340,7 @@ class State:
 
 
 def first_state(plan: Plan) -> State:
-    """Returns the state before anything is read: how much the trainer is to help."""
+    """Return the state before anything is read: how much members are to help."""
     groups = plan.schedule.fixed_tag
     if groups is None:
         controller = Controller(mode="auto")
@@ -360,6 +350,6 @@ def first_state(plan: Plan) -> State:
     return State(
         recovering=True,
         costs=costs,
-        tag=LoanState(controller=controller),
+        tag=TagState(controller=controller),
         draws=plan.prompts.first_draws(plan.num_groups),
     )

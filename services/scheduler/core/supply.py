@@ -87,7 +87,7 @@ def size_of_next(plan: Plan, state: State, full: int, samples: int, num_queues: 
 
 
 def fragment_sizes(group_size: int) -> list[int]:
-    """Divisors of the group size that one message to the trainer can name all fragments of."""
+    """Divisors of the group size that one message can name all fragments of."""
     fewest = math.ceil(group_size / MAX_FRAGMENTS_PER_GROUP)
     return [size for size in range(fewest, group_size + 1) if group_size % size == 0]
 

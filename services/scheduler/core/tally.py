@@ -26,8 +26,6 @@ class _Group(Protocol):
     @property
     def sent(self) -> bool: ...
     @property
-    def trained_by(self) -> tuple[str, ...]: ...
-    @property
     def policy(self) -> Policy | None: ...
 
 
@@ -49,14 +47,8 @@ class Tally:
     """Groups that are not sent and all of whose fragments are scored."""
     sent: int = 0
     """Groups that were sent to be trained."""
-    trained: Mapping[str, int] = field(default_factory=dict)
-    """Number of these that are in the gradient of each trainer, by its address."""
     policies: Mapping[Policy, int] = field(default_factory=dict)
     """Number of groups that each version generates."""
-
-    def untrained(self, trainer: str) -> int:
-        """Number of groups that were sent and that this trainer has not trained."""
-        return self.sent - self.trained.get(trainer, 0)
 
     def changed(self, index: int, old: _Group, new: _Group) -> "Tally":
         """The counts after a group was replaced by another state of it."""
@@ -79,7 +71,6 @@ class Tally:
             first=min(first, index) if new.num_cut < old.num_cut else first,
             maybe_whole=_followed(self.maybe_whole, index, new),
             sent=self.sent + new.sent - old.sent,
-            trained=_trained(self.trained, old, new),
             policies=_policies(self.policies, old.policy, new.policy),
         )
 
@@ -114,13 +105,3 @@ def _policies(
     if new is not None:
         found[new] = found.get(new, 0) + 1
     return {policy: number for policy, number in found.items() if number}
-
-
-def _trained(known: Mapping[str, int], old: _Group, new: _Group) -> Mapping[str, int]:
-    if not old.trained_by and not new.trained_by:
-        return known
-    found = dict(known)
-    for group, sign in ((old, -1), (new, 1)):
-        for address in group.trained_by:
-            found[address] = found.get(address, 0) + sign * group.sent
-    return found

@@ -1,7 +1,7 @@
 """Derives from the state what each device does and, if it waits, for whom."""
 
 import zlib
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,9 +24,9 @@ class TagUsage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     groups: int
-    """Most groups that the trainer was to generate."""
+    """Most groups that members were to generate."""
     samples_helped: int
-    """Samples that the trainer generated."""
+    """Samples that lent members generated."""
     reason: str
     predicted_gain: float | None
     measured_gain: float | None
@@ -92,24 +92,14 @@ class Timeline(BaseModel):
             return None
 
 
-def uses(plan: Plan, state: State, idle: Container[str] = ()) -> dict[str, Use]:
-    """What every live worker does, by name.
-
-    Args:
-        idle: names of trainers that say that they wait: groups of theirs wait for others, to be
-            trained with them.
-    """
+def uses(plan: Plan, state: State) -> dict[str, Use]:
+    """What every live worker does, by name."""
     waits_for = _waits_for(plan, state)  # the same for all, so fragments are counted once
     is_scoring = any(batch.count("generated") for batch in state.batches)
     scores: Use = "scoring" if is_scoring else waits_for
     found: dict[str, Use] = {}
     for worker in state.workers.values():
         match worker.service:
-            case "trainer":
-                use = _use_of_trainer(state, worker)
-                waits = use == "training" and worker.name in idle
-                is_known = waits and waits_for != "waiting_for_trainer"
-                found[worker.name] = waits_for if is_known else use
             case "reward":
                 found[worker.name] = scores
             case "member":
@@ -125,9 +115,9 @@ def _use_of_rollout(worker: WorkerState) -> Use | None:
 
 
 def _use_of_member(state: State, worker: WorkerState) -> Use | None:
-    """What a fluid device does; None if it waits."""
+    """What a member does; None if it waits."""
     fluid = state.fluid
-    if worker.assigned:
+    if worker.assigned and worker.concurrency:
         return "generating"
     if fluid is None:
         return None
@@ -135,21 +125,6 @@ def _use_of_member(state: State, worker: WorkerState) -> Use | None:
         return "training"
     is_exchanging = fluid.exchange is not None and fluid.provisional is None
     return "committing" if is_exchanging else None
-
-
-def _use_of_trainer(state: State, worker: WorkerState) -> Use:
-    batch = state.batch
-    if batch is None:
-        return "waiting_for_rollout"
-    if batch.tally.untrained(worker.address):
-        return "training"
-    if batch.tally.sent == len(batch.groups):
-        return "committing"
-    if state.tag.mode == "generate" and worker.assigned:
-        return "generating"
-    if batch.count("issued") or batch.count("pending") or not batch.count("generated"):
-        return "waiting_for_rollout"
-    return "waiting_for_reward"
 
 
 def _waits_for(plan: Plan, state: State) -> Use:

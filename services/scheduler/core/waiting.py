@@ -78,7 +78,7 @@ def _in_hand(state: State, now: float) -> Queue:
 
 def _usual(state: State, worker: WorkerState, samples: int) -> float | None:
     costs = state.costs
-    if not costs.rollout and costs.help.value is None:
+    if not costs.rollout:
         return None
     return costs.whole_samples(samples) * sample_seconds(state, worker)
 
@@ -106,7 +106,7 @@ def _to_train(plan: Plan, state: State, now: float) -> Queue:
     # Of a fragment whose rewards were heard of first, nobody knows when it was generated.
     since = [max(each.generated_at for each in group.fragments) for group in waiting]
     known = [at for at in since if at]
-    each = state.costs.train.value
+    each = state.costs.train_seconds([member.address for member in state.members])
     usual = None if each is None else each * len(waiting) + state.costs.ready.seconds
     oldest = _age(now, min(known)) if known else None
     return Queue("training", len(waiting) * plan.group_size, oldest, usual)
@@ -114,14 +114,10 @@ def _to_train(plan: Plan, state: State, now: float) -> Queue:
 
 def _untrained(state: State, batch: BatchState) -> Iterator[GroupState]:
     """Yield the groups that are whole and in no gradient yet."""
-    fluid, trainer = state.fluid, state.trainer
-    done = frozenset[int]() if fluid is None else fluid.trained
+    done = frozenset[int]() if state.fluid is None else state.fluid.trained
     for index, group in enumerate(batch.groups):
-        if not group.sent or index in done:
-            continue
-        if fluid is None and trainer is not None and trainer.address in group.trained_by:
-            continue
-        yield group
+        if group.sent and index not in done:
+            yield group
 
 
 def _age(now: float, since: float) -> float:

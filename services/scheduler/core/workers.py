@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self
 
 from shared.messages.contracts import FragmentSlot
+from shared.messages.workers import DeviceMode
 
 GENERATES = ("rollout", "member")
 """Services of workers that generate whatever they are given."""
@@ -58,6 +59,20 @@ class Shown:
         return self.num_samples * self.fastest / max(now - self.since, 1e-9)
 
 
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """What a member was told that its device is used for (TAG)."""
+
+    number: int = 0
+    """Number of the newest `SetDevice` to it; it only grows."""
+    mode: DeviceMode = "train"
+    """What that command says."""
+    stated_at: float = 0.0
+    lent_until: float = 0.0
+    observed: tuple[int, DeviceMode] = (0, "train")
+    """Loan number and mode that the member reports."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
     address: str
@@ -65,7 +80,7 @@ class WorkerState:
     service: str
     concurrency: int
     """Fragments that the worker generates at the same time: what it has shown, of what it says; 0
-    for a member that only trains."""
+    for a member that only trains, or is not lent."""
     declared: int = 0
     """Fragments that it says it generates at the same time, if that is more."""
     shown: Shown | None = None
@@ -73,8 +88,10 @@ class WorkerState:
     kind: str = "cpu"
     ranks: int = 1
     """Processes that share its weights, and the samples of each piece."""
-    independent_devices: bool = False
-    """Whether each device of this trainer generates what it has and then trains, on its own."""
+    lends: int = 0
+    """Fragments that a member generates at the same time while it is lent."""
+    loan: Loan | None = None
+    """None for a worker that is never lent."""
     assigned: tuple[AssignedFragment, ...] = ()
     excluded: Exclusion | None = None
     """Why the worker is given no work, if it is not."""
@@ -96,6 +113,13 @@ class WorkerState:
         concurrency = max(1, min(self.declared, round(2 * shown.at_a_time(now))))
         return replace(self, shown=shown, concurrency=concurrency)
 
+    def with_loan(self, loan: Loan, now: float) -> "WorkerState":
+        """Return the member under another loan: it generates while it is lent."""
+        lent = self.lends if loan.mode == "generate" else 0
+        begins = lent and not self.concurrency  # deadlines count anew
+        clock_from = now if begins else self.clock_from
+        return replace(self, loan=loan, concurrency=lent, clock_from=clock_from)
+
     @property
     def takes_work(self) -> bool:
         """Whether this is a rollout device or a member, and is given work."""
@@ -114,8 +138,6 @@ class WorkerState:
 class Roles:
     """Says who does what; it stays the same while nobody joins, leaves or is excluded."""
 
-    trainer: str | None
-    """Address of the trainer."""
     places: Mapping[str, int]
     """Place of each rollout device that is not excluded, in the order in which they joined."""
     num_queues: int
@@ -124,6 +146,8 @@ class Roles:
     """Addresses of those that are no members: they fetch what they generate with."""
     only_train: tuple[str, ...]
     """Addresses of members that do not generate."""
+    lendable: tuple[str, ...]
+    """Addresses of members that can be lent."""
 
 
 class Question(Protocol):
@@ -183,16 +207,15 @@ class Workers(dict[str, WorkerState]):
     @property
     def roles(self) -> Roles:
         if self._roles is None:
-            trainers = (address for address, w in self.items() if w.service == "trainer")
             rollout = [worker for worker in self.values() if worker.generates]
             self._roles = Roles(
-                trainer=next(trainers, None),
                 places={worker.address: place for place, worker in enumerate(rollout)},
                 num_queues=sum(worker.concurrency for worker in rollout),
                 rollout=frozenset(w.address for w in rollout if w.service == "rollout"),
                 only_train=tuple(
                     w.address for w in self.values() if w.takes_work and not w.generates
                 ),
+                lendable=tuple(w.address for w in self.values() if w.lends and not w.excluded),
             )
         return self._roles
 

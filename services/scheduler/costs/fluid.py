@@ -97,14 +97,13 @@ def commit_seconds(profile: Profile) -> float:
     return weights_seconds(profile) + checkpoint_seconds(profile)
 
 
-def piece_seconds(profile: Profile, kind: str, samples: int, steps: int) -> float:
-    """Return the mean seconds of a piece's gradient. A pass has as many rows as a group has samples
-    at most, and a smaller one takes as long to call.
+def piece_seconds(profile: Profile, kind: str, rows: int) -> float:
+    """Return the mean seconds of the gradient of a piece of so many rows. A pass has as many rows
+    as a group has samples at most, and a smaller one takes as long to call.
 
     Infinite if the device cannot hold the model.
     """
     rate = speed(profile, kind, "trainer")
     if not rate:
         return math.inf
-    rows = samples * steps
     return pass_seconds(profile, rows=rows, calls=math.ceil(rows / profile.shape.group_size)) / rate

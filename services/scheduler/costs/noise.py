@@ -34,8 +34,3 @@ class Noise:
 def rollout_device(kind: str, number: int) -> str:
     """Name a device by its ``number`` among the rollout devices of its kind."""
     return f"{kind}-{number}"
-
-
-def trainer_device(place: int) -> str:
-    """Name a device by its ``place`` in the trainer, from 0; devices in lock-step are the first."""
-    return f"trainer/{place}"

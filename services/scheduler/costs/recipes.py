@@ -101,14 +101,12 @@ def differentiated(recipe: Recipe) -> float:
 
 
 def _rho_of(recipe: Recipe, work: Work, size: Size) -> float:
-    apart, recomputes = recipe.sums_apart, recipe.trainer.gradient_checkpointing
+    recomputes = recipe.trainer.gradient_checkpointing
     return _passes_of_others(recipe) + rho(
         work,
         size,
         full=recipe.model.trained == "full",
         recomputes=recomputes,
         kl=recipe.algorithm.kl_beta > 0,
-        forwards=1 + (apart and bool(recomputes or recipe.trainer.is_sharded)),
-        backwards=1 + apart,
         differentiated=differentiated(recipe),
     )

@@ -118,8 +118,6 @@ def rho(
     full: bool,
     recomputes: bool | Literal["selective"],
     kl: bool,
-    forwards: int = 1,
-    backwards: int = 1,
     differentiated: float = 1.0,
 ) -> float:
     """Return the operations of a trained row over those of a forward pass.
@@ -129,13 +127,12 @@ def rho(
         recomputes: the forward pass is computed again for the backward pass; selective: all of
             it but the attention.
         kl: the base model's forward pass is computed as well.
-        forwards, backwards: passes for two sums of gradients, if there are two.
         differentiated: share of the forward pass that a backward pass follows.
     """
     attention = _attention(work, size) / forward_tflop(work, size)
     backward = (1 + full) * (1 - attention) + ATTENTION_BACKWARD * attention
     again = 1 - attention if recomputes == "selective" else float(recomputes)
-    return forwards + kl + differentiated * backwards * (again + backward)
+    return 1 + kl + differentiated * (again + backward)
 
 
 def num_tokens(work: Work, size: Size) -> int:

@@ -109,7 +109,7 @@ class WorkerView(View):
         url="http://10.0.0.7:8000", device="NVIDIA H100 80GB HBM3", gpu="0",
         memory_bytes=85_000_000_000, activity="generating", use="generating", policy_version=12,
         note="", num_done=96, busy_seconds=310.2, num_quarantined=0, refused=None, drain="no",
-        lent=False,
+        lent=False, loan_number=None,
         seconds_per_sample=0.42, num_in_hand=2, seconds_per_gradient=None,
         seconds_since_seen=0.3, memory_shortage=None,
         versions={"python": "3.11.9", "torch": "2.10.0", "diffusers": "0.42.1"},
@@ -153,13 +153,15 @@ class WorkerView(View):
     drain: Drain
     """draining: it is given nothing new, and finishes what it has. drained: it has finished."""
     lent: bool
-    """TAG: whether the trainer's device is lent for generation."""
+    """TAG: whether its device is lent for generation."""
+    loan_number: int | None
+    """TAG: number of the newest command that it has followed; null if it is never lent."""
     seconds_per_sample: float | None
     """Measured seconds per generated sample; null if it has not generated."""
     num_in_hand: int
     """Number of fragments that the worker has."""
     seconds_per_gradient: float | None
-    """Measured seconds of a fluid device per trained group; null if it has not trained."""
+    """Measured seconds per trained group; null if it has not trained."""
     seconds_since_seen: float
     """Seconds since its newest report."""
     memory_shortage: MemoryShortageView | None
@@ -174,7 +176,7 @@ class TagDecisionView(View):
     batch: int
     """Number of the batch."""
     groups: int
-    """Groups that the trainer may generate."""
+    """Groups that members may generate."""
     reason: str
     """Why this number was chosen."""
     predicted_seconds: float | None
@@ -191,7 +193,7 @@ class TagView(View):
     """Trainer-assisted generation: the mode in force, and its decisions."""
 
     model_config = example(
-        mode="auto", groups=0, lent=False, generation=7, samples_left=4,
+        mode="auto", groups=0, lent=1, members=1, samples_left=4,
         costs={"help_per_sample": 0.5, "train_per_group": 0.9, "ready": 0.1, "commit": 0.2,
                "switch": 0.05},
         decisions=[A_DECISION],
@@ -201,12 +203,12 @@ class TagView(View):
     """Who chooses: the scheduler (auto), nobody (off), or an operator (fixed)."""
     groups: int
     """Groups per batch in mode fixed."""
-    lent: bool
-    """Whether the trainer's device is lent for generation."""
-    generation: int
-    """Loan number: that of the newest command to the trainer's device."""
+    lent: int
+    """Number of members that are lent for generation."""
+    members: int
+    """Number of members that can be lent."""
     samples_left: int
-    """Samples that the trainer may still take in the current batch."""
+    """Samples that members may still take in the current batch."""
     costs: dict[str, float | None]
     """Learned seconds; null if nothing was measured."""
     decisions: list[TagDecisionView]
@@ -234,4 +236,4 @@ class TagBody(View):
     mode: TagMode
     """Who chooses: the scheduler (auto), nobody (off), or you (fixed)."""
     groups: Annotated[int, Field(ge=0)] | None = None
-    """fixed: number of groups per batch that the trainer generates."""
+    """fixed: number of groups per batch that members generate."""

@@ -38,7 +38,6 @@ from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_co
 from services.scheduler.shell.room_watch import RoomWatch
 from services.scheduler.shell.roster import Roster
 from services.scheduler.shell.run_alarms import RunAlarms
-from services.scheduler.shell.tag_refiner import TagRefiner
 from services.scheduler.shell.waves import in_waves
 from services.scheduler.sim.staleness import StalenessDecision
 from shared.bus.bus import Bus, Received
@@ -110,7 +109,6 @@ class Scheduler:
     committed_at: list[float] = field(default_factory=list)
     """Monotonic times of the newest commits that this process has seen, in seconds."""
     alarms: RunAlarms = field(default_factory=RunAlarms)
-    tag_refiner: TagRefiner = field(init=False)
     roster: Roster = field(init=False)
     dead_letters: DeadLetters = field(init=False)
     journal: Journal = field(init=False)
@@ -132,7 +130,6 @@ class Scheduler:
         self._begin()
 
     def _begin(self) -> None:
-        self.tag_refiner = TagRefiner(self.plan, self._inbox.put)
         self.roster = Roster(
             self.bus, self._inbox.put, lambda: self.state, self.meter,
             num_waiting=lambda: self._statuses_waiting(),
@@ -151,8 +148,9 @@ class Scheduler:
         before: State | None = None
         while True:
             try:
-                # Whoever ends this task may do so while a group of tasks is ending by itself.
-                await cancellable(self._run_on(before))
+                # Whoever ends this task may do so while a group of tasks is ending by itself, which
+                # counts as a cancellation of the task that it is in: so it has one of its own.
+                await cancellable(asyncio.create_task(self._run_on(before)))
             except* StreamsLost as lost:
                 log.error("streams_lost", lost=[str(error) for error in lost.exceptions])
             self.health.is_not_ready("recovering: messages of NATS were lost")
@@ -177,7 +175,7 @@ class Scheduler:
             if self.goal is not None and self.state.goal_reached_by is None:
                 tasks.create_task(self.goal.watch(self._inbox.put))
             for work in (
-                self.tag_refiner.run(), self.journal.write(), self.dead_letters.follow(),
+                self.journal.write(), self.dead_letters.follow(),
                 self.dead_letters.keep(), self.roster.watch(), self._cleanup.run(self.chain.newest),
                 self._upkeep.store_segments(), self._upkeep.copy_records(),
                 self._version_cleanup().look_for_ever(), tick(self._inbox),
@@ -200,7 +198,6 @@ class Scheduler:
         return VersionCleanup(
             self.store, self.bus.run, self.retention, lambda: self.chain.wanted,
             self.roster.versions_in_use, lambda versions: self.chain.forget(versions),
-            lambda: 0 if self.chain.newest is None else self.chain.newest.resumes_from,
         )  # fmt: skip
 
     async def _make_streams(self) -> None:
@@ -321,7 +318,6 @@ class Scheduler:
             log.info("phase", phase=state.phase, failure=state.failure)
         for worker in newly_excluded(self.state, state, first):
             log.warning("worker_not_asked", name=worker.name, reason=worker.excluded)
-        self.tag_refiner.record(self.state, state)
         self.state = state  # last: events whose commands could not be sent are as if never seen
         if not state.recovering:
             self.journal.changed(state.phase, state.failure)
@@ -330,7 +326,7 @@ class Scheduler:
         """Add up what devices do; of many, not at every event."""
         since = self.meter.since
         if is_exact or since is None or now - since >= LOOK_S * len(self.state.workers):
-            self.meter.advance(now, uses(self.plan, self.state, self.roster.idle_trainers()))
+            self.meter.advance(now, uses(self.plan, self.state))
 
     async def _confirm(self) -> None:
         """Return when it is sure that this scheduler commands."""

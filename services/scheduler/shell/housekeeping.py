@@ -19,7 +19,7 @@ from shared.messages import subjects
 from shared.process.failpoints import reach
 from shared.process.service import Health
 from shared.run.chain import SHORT, Chain, Step
-from shared.run.checkpoints import Checkpoints, oldest_needed_batch
+from shared.run.commands import oldest_needed_batch
 from shared.run.commits import CommitRecord, Named
 from shared.run.copies import keep_copy
 from shared.run.evaluations import GoldFigures
@@ -271,14 +271,10 @@ class VersionCleanup:
     """Versions that workers report to use."""
     forget: Callable[[Collection[int]], None] = lambda versions: None
     """Called with versions of which nothing is stored any more."""
-    resumes_from: Callable[[], int] = lambda: 0
-    """Version whose optimizer state the newest record names."""
     _manifests: Manifests = field(init=False)
     _gold: GoldFigures = field(init=False)
-    _checkpoints: Checkpoints = field(init=False)
 
     def __post_init__(self) -> None:
-        self._checkpoints = Checkpoints(self.store, self.run)
         self._manifests = Manifests(self.store)
         self._gold = GoldFigures(self.store, self.run, self.retention.gold_weights)
 
@@ -300,11 +296,8 @@ class VersionCleanup:
         chain = list(self.chain())
         if not chain:
             return
-        await self._checkpoints.look()
         newest = chain[-1].policy.version
-        in_use = {*self.in_use(), *self._checkpoints.needed(newest, self.resumes_from())}
-        chain = self._checkpoints.named(chain)
-        kept = await kept_now(self.retention, self._gold, newest, in_use)
+        kept = await kept_now(self.retention, self._gold, newest, self.in_use())
         folders = version_folders(self.run)
         there = {key for folder in folders for key in await self.store.keys(folder)}
         shards = await self._manifests.shards(chain, there, kept)
@@ -317,4 +310,3 @@ class VersionCleanup:
         old_versions = (each for each in chain if each.policy.version not in kept)
         gone = [each for each in old_versions if left.isdisjoint(own_keys(each))]
         self.forget([each.policy.version for each in gone])
-        await self.store.delete(sorted(self._checkpoints.old_keys(kept)))

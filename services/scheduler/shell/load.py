@@ -21,7 +21,7 @@ class Outlooks:
 
     def of(self, plan: Plan, state: State) -> Outlook:
         batch = -1 if state.batch is None else state.batch.index
-        key = batch, len(state.workers), state.costs.train.value is not None
+        key = batch, len(state.workers), bool(state.costs.gradient)
         known = self._known
         if known is None or known[0] != key or known[1].forecast_seconds is None:
             self._known = known = key, outlook(plan, state)

@@ -201,11 +201,12 @@ def batch_usage(
 
 
 def _tag_usage(entry: TagRecord, record: CommitRecord) -> TagUsage:
+    members = {share.worker for share in record.shares}
     helped = sum(
         count
         for group in record.trained
         for (_, count, _), worker in zip(group.fragments, group.workers, strict=True)
-        if worker == record.worker
+        if worker in members
     )
     decision = entry.decision
     return TagUsage(

@@ -30,8 +30,6 @@ WAITS: dict[Activity, Use] = {
     "waiting_for_conditions": "waiting_for_conditions",
 }
 """Activities of a rollout device in which it does not do the work that it has."""
-WAITING: frozenset[Activity] = frozenset({"waiting_for_rollout", "waiting_for_reward"})
-"""Activities of a trainer's device that does not train what it has."""
 
 log = structlog.get_logger()
 
@@ -92,14 +90,6 @@ class Roster:
             if waited > 0:
                 self._meter.move(status.worker, waited, "generating", use)
 
-    def idle_trainers(self) -> set[str]:
-        """Return the names of trainers that say that they wait for something."""
-        statuses = (seen.status for seen in self.seen.values())
-        return {
-            each.worker for each in statuses
-            if each.service == "trainer" and each.activity in WAITING
-        }  # fmt: skip
-
     async def _refuse(self, status: WorkerStatus, now: float) -> None:
         """Refuse a worker whose name another live worker has."""
         reason = (
@@ -128,7 +118,6 @@ class Roster:
                 concurrency=status.device.concurrency,
                 kind=status.device.kind,
                 ranks=status.device.ranks,
-                independent_devices=status.device.independent_devices,
             )
         )
 
@@ -156,7 +145,7 @@ class Roster:
 
 
 def _is_known(state: State, status: WorkerStatus) -> bool:
-    """Return whether a fluid device holds what it has said before, as it does every second."""
+    """Return whether a member holds what it has said before, as it does every second."""
     return state.fluid is not None and state.fluid.holds.get(status.address) == status.holds
 
 

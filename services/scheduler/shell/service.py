@@ -74,7 +74,7 @@ def stream_needs(plan: Plan) -> dict[str, int]:
         fragments_per_group=size // fixed if fixed else min(size, MAX_FRAGMENTS_PER_GROUP),
         scorers=max(1, len(plan.advantages.weights)),
         prompt_bytes=prompt_bytes(plan.prompts.prompts, plan.num_groups),
-        pieces=most_pieces(plan) if plan.schedule.has_members else 0,
+        pieces=most_pieces(plan),
     ).needs()
 
 

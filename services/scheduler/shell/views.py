@@ -2,8 +2,10 @@
 
 import itertools
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from services.scheduler.core.device_queues import sample_seconds
+from services.scheduler.core.lending import lendable
 from services.scheduler.core.outlook import outlook
 from services.scheduler.core.state import BatchState, Plan, Stage, State, TagRecord
 from services.scheduler.core.tag.estimates import Estimate
@@ -140,7 +142,7 @@ def missing_workers(plan: Plan, state: State, reporting: Collection[Service]) ->
 def worker_views(scheduler: Scheduler) -> list[WorkerView]:
     now, current = (
         time.monotonic(),
-        uses(scheduler.plan, scheduler.state, scheduler.roster.idle_trainers()),
+        uses(scheduler.plan, scheduler.state),
     )
     seen = sorted(scheduler.roster.seen.values(), key=lambda seen: seen.status.worker)
     return [_worker_view(scheduler, each, current, now) for each in seen]
@@ -151,8 +153,6 @@ def _worker_view(
 ) -> WorkerView:
     status = seen.status
     known, costs = scheduler.state.workers.get(status.address), scheduler.state.costs
-    is_trainer = status.service == "trainer" and not scheduler.plan.schedule.has_members
-    generation = costs.help if is_trainer else costs.rollout.get(status.address, UNKNOWN)
     return WorkerView(
         **status.model_dump(include=AS_REPORTED),
         use=current.get(status.worker),
@@ -163,7 +163,8 @@ def _worker_view(
         refused=status.device.refusal or seen.refused,
         drain=drain_of(known),
         lent=status.loan is not None and status.loan.mode == "generate",
-        seconds_per_sample=generation.value,
+        loan_number=None if status.loan is None else status.loan.loan_number,
+        seconds_per_sample=costs.rollout.get(status.address, UNKNOWN).value,
         num_in_hand=0 if known is None else len(known.assigned),
         seconds_per_gradient=costs.gradient.get(status.address, UNKNOWN).value,
         seconds_since_seen=round(now - seen.at, 3),
@@ -171,22 +172,29 @@ def _worker_view(
 
 
 def tag_view(scheduler: Scheduler) -> TagView:
-    tag, costs = scheduler.state.tag, scheduler.state.costs
+    state = scheduler.state
+    tag, costs, members = state.tag, state.costs, lendable(state)
     return TagView(
         mode=tag.controller.mode,
         groups=tag.controller.groups,
-        lent=tag.mode == "generate",
-        generation=tag.loan_number,
+        lent=sum(each.loan is not None and each.loan.mode == "generate" for each in members),
+        members=len(members),
         samples_left=tag.samples_left,
         costs={
-            "help_per_sample": costs.help_seconds(),
-            "train_per_group": costs.train.seconds,
+            "help_per_sample": _together([sample_seconds(state, each) for each in members]),
+            "train_per_group": costs.train_seconds([each.address for each in state.members]),
             "ready": costs.ready.seconds,
             "commit": costs.commit.seconds,
             "switch": costs.switch.seconds,
         },
         decisions=[_decision_view(record) for record in reversed(tag.history)],
     )
+
+
+def _together(seconds: Sequence[float]) -> float | None:
+    """Return the seconds per sample of devices that generate at the same time."""
+    rates = [1 / each for each in seconds if each]
+    return 1 / sum(rates) if rates else None
 
 
 def _decision_view(record: TagRecord) -> TagDecisionView:
@@ -216,11 +224,11 @@ def is_known(scheduler: Scheduler, worker: str) -> bool:
 
 
 def cannot_lend(scheduler: Scheduler) -> str:
-    """Return why nobody can choose how much the trainer generates; empty if an operator can."""
+    """Return why nobody can choose how much members generate; empty if an operator can."""
     mode = scheduler.plan.schedule.mode
-    if mode == "pipelined":
+    if mode == "disaggregated":
         return ""
-    return f"schedule.mode {mode}: no trainer is lent; TAG is for mode pipelined"
+    return f"schedule.mode {mode}: no member is lent; TAG is for mode disaggregated"
 
 
 def cannot_drain(scheduler: Scheduler, worker: str) -> str:
@@ -231,7 +239,7 @@ def cannot_drain(scheduler: Scheduler, worker: str) -> str:
     )
     if service in ("reward", "encoder"):
         return f"a {service} worker is given nothing by name: SIGTERM ends it when it is done"
-    if schedule.has_members and service != "rollout":
+    if service != "rollout":
         mode = schedule.mode
         return f"schedule.mode {mode}: SIGTERM ends a member, and others train its pieces"
     return ""

@@ -1,24 +1,22 @@
-"""A simulated cluster put together: broker, scheduler, workers and trainer in one virtual time."""
+"""A simulated cluster put together: broker, scheduler, workers and members in one virtual time."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.scheduler.core.inputs import WorkerJoined
 from services.scheduler.core.state import Plan, State
-from services.scheduler.costs.noise import Noise, rollout_device, trainer_device
-from services.scheduler.sim.batches import Trainer
+from services.scheduler.costs.noise import Noise, rollout_device
 from services.scheduler.sim.broker import Broker, Delay
 from services.scheduler.sim.commits import Commits
 from services.scheduler.sim.devices import SimReward, SimRollout
 from services.scheduler.sim.fabric import Fabric
 from services.scheduler.sim.history import History
-from services.scheduler.sim.independent_devices import IndependentTrainer, Lane
 from services.scheduler.sim.members import SimMember
-from services.scheduler.sim.scheduler import LookAhead, SimScheduler, Status
+from services.scheduler.sim.scheduler import SimScheduler, Status
 from services.scheduler.sim.timing import Timing
-from services.scheduler.sim.trainer import SimTrainer
 from services.scheduler.sim.world import Process, World
+from shared.devices.loan import Loan
 from shared.learning.seeds import derive
 from shared.messages.contracts import FragmentGenerated
 
@@ -35,17 +33,12 @@ class Cluster:
     scheduler: SimScheduler
     commits: Commits
     reward: SimReward
-    trainer_slots: int
-    """Devices of the trainer that can generate; 0: none."""
-    lanes: Sequence[str] = ()
-    """Kinds of a trainer's independent devices; empty: its devices go together."""
     rollout: dict[str, SimRollout] = field(default_factory=dict)
     """Name -> rollout device."""
-    trainer: Trainer | None = None
     members: dict[str, SimMember] = field(default_factory=dict)
-    """Name -> fluid device; there is no trainer then."""
+    """Name -> device that trains."""
     fabric: Fabric | None = None
-    """What fluid devices are connected by."""
+    """What members are connected by."""
     _lives: int = 0
 
     def add_rollout(self, name: str, kind: str) -> SimRollout:
@@ -60,88 +53,55 @@ class Cluster:
         return worker
 
     def add_member(self, name: str, kind: str) -> SimMember:
-        """Start a fluid device, or start it again under a new address."""
+        """Start a member, or start it again under a new address."""
         if self.fabric is None:
             self.fabric = Fabric(self.world, self.timing.exchange)
+        schedule = self.plan.schedule
+        generates = schedule.trainer_generates and math.isfinite(self.timing.help(kind, 1))
         member = SimMember(
             process=Process(self.world, name), broker=self.broker, history=self.history,
             timing=self.timing, kind=kind, address=self._address(name), plan=self.plan,
             commits=self.commits, fabric=self.fabric,
-            one_step=self.plan.schedule.staleness_limit > 0,
+            generates=generates, one_step=schedule.staleness_limit > 0,
+            loan=Loan() if generates and not schedule.members_generate else None,
         )  # fmt: skip
         self.members[name] = member
         joined = WorkerJoined(
             member.address, name, "trainer", kind=kind,
-            concurrency=int(self.plan.schedule.members_generate),
+            concurrency=int(generates),
         )  # fmt: skip
         scheduler = self.scheduler
         if scheduler.leases:
             member.report = lambda: self._tell(member, joined)
         else:
-            member.report = lambda: self._tell_holds(member)
+            member.report = lambda: self._tell_at_once(member)
         self._announce(member, joined)
         member.start()
         return member
 
-    def _tell_holds(self, member: SimMember) -> None:
+    def _tell_at_once(self, member: SimMember) -> None:
         """Report as any message arrives: not before the batch that was published before."""
-        holds, scheduler = member.holds, self.scheduler
-        scheduler.process.after(self.broker.delay(), lambda: scheduler.holds(member.address, holds))
-
-    def add_trainer(self) -> Trainer:
-        """Start the trainer, or start it again from the newest commit."""
-        trainer = self._new_trainer(Process(self.world, "trainer"), self._address("trainer"))
-        self.trainer = trainer
-        joined = WorkerJoined(
-            trainer.address,
-            "trainer",
-            "trainer",
-            concurrency=self.trainer_slots,
-            independent_devices=bool(self.lanes),
+        holds, loan, scheduler = member.holds, member.loan, self.scheduler
+        scheduler.process.after(
+            self.broker.delay(), lambda: scheduler.member_reported(member.address, holds, loan)
         )
-        if self.scheduler.leases and self.trainer_slots:
-            trainer.report = lambda: self._tell(trainer, joined)
-        self._announce(trainer, joined)
-        trainer.start()
-        return trainer
 
-    def _new_trainer(self, process: Process, address: str) -> Trainer:
-        if not self.lanes:
-            return SimTrainer(
-                process, self.broker, self.history, self.timing, address, self.plan, self.commits,
-                slots=max(1, self.trainer_slots),
-            )  # fmt: skip
-        lanes = tuple(
-            Lane(
-                f"{address}/{place}",
-                trainer_device(place),
-                kind,
-                math.isfinite(self.timing.fragment(kind, 1)),
-            )
-            for place, kind in enumerate(self.lanes)
-        )
-        return IndependentTrainer(
-            process, self.broker, self.history, self.timing, address, self.plan, self.commits,
-            lanes=lanes,
-        )  # fmt: skip
-
-    def _announce(self, worker: SimRollout | Trainer | SimMember, joined: WorkerJoined) -> None:
+    def _announce(self, worker: SimRollout | SimMember, joined: WorkerJoined) -> None:
         """Tell the scheduler of a worker at once, or by statuses for as long as it lives."""
         if self.scheduler.leases:
             worker.process.after(0.0, lambda: self._report(worker, joined))
         else:
             self.scheduler.joined(joined)
 
-    def _report(self, worker: SimRollout | Trainer | SimMember, joined: WorkerJoined) -> None:
+    def _report(self, worker: SimRollout | SimMember, joined: WorkerJoined) -> None:
         self._tell(worker, joined)
         worker.process.after(STATUS_S, lambda: self._report(worker, joined))
 
-    def _tell(self, worker: SimRollout | Trainer | SimMember, joined: WorkerJoined) -> None:
+    def _tell(self, worker: SimRollout | SimMember, joined: WorkerJoined) -> None:
         """Not stored: who does not hear it now will hear the next one."""
-        loan = worker.loan if isinstance(worker, Trainer) and joined.concurrency else None
-        idles = not isinstance(worker, Trainer) and worker.idles
         holds = worker.holds if isinstance(worker, SimMember) else None
-        scheduler, status = self.scheduler, Status(joined, loan, idles, holds)
+        loan = worker.loan if isinstance(worker, SimMember) else None
+        scheduler, status = self.scheduler, Status(joined, loan, worker.idles, holds)
         scheduler.process.after(self.broker.delay(), lambda: scheduler.reported(status))
 
     def _address(self, name: str) -> str:
@@ -158,24 +118,22 @@ def build(
     timing: Timing,
     *,
     rollout: Mapping[str, int],
-    trainer_slots: int,
+    members: Mapping[str, int],
     reward_workers: int = 1,
     seed: int = 0,
     delay: Delay = lambda: 0.0,
     first_state: State | None = None,
-    look_ahead: LookAhead | None = None,
     tick: float | None = None,
     keep_intervals: bool = False,
     leases: bool = False,
-    lanes: Sequence[str] = (),
-    members: Mapping[str, int] | None = None,
 ) -> Cluster:
     """A cluster with everything started at time 0.
 
-    ``rollout``: devices by kind. ``members``: fluid devices by kind, in place of a
-    trainer. ``delay``: seconds of one message, drawn for each.
-    ``lanes``: see `Cluster`. ``leases``: workers make themselves known by statuses,
-    and are lost when they are silent.
+    Args:
+        rollout: devices by kind that only generate.
+        members: devices by kind that train.
+        delay: seconds of one message, drawn for each.
+        leases: workers make themselves known by statuses, and are lost when they are silent.
     """
     world = World(seed)
     history = History(world, Noise(timing.noise, seed), keep_intervals)
@@ -183,7 +141,7 @@ def build(
     commits = Commits()
     scheduler = SimScheduler(
         Process(world, "scheduler"), broker, plan, commits,
-        first_state or State(recovering=True), look_ahead, tick, leases,
+        first_state or State(recovering=True), tick, leases,
     )  # fmt: skip
     scheduler.start()
     reward = SimReward(
@@ -192,22 +150,19 @@ def build(
     reward.start()
     cluster = Cluster(
         plan=plan, timing=timing, world=world, broker=broker, history=history,
-        scheduler=scheduler, commits=commits, reward=reward, trainer_slots=trainer_slots,
-        lanes=lanes,
+        scheduler=scheduler, commits=commits, reward=reward,
     )  # fmt: skip
     for kind, count in rollout.items():
         for number in range(count):
             cluster.add_rollout(rollout_device(kind, number), kind)
-    for kind, count in (members or {}).items():
+    for kind, count in members.items():
         for number in range(count):
             cluster.add_member(member_name(kind, number), kind)
-    if not members:
-        cluster.add_trainer()
     return cluster
 
 
 def member_name(kind: str, number: int) -> str:
-    """Return the name of a fluid device, by which its noise is drawn as well."""
+    """Return the name of a member, by which its noise is drawn as well."""
     return f"trainer-{kind}-{number}"
 
 

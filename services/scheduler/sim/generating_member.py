@@ -1,4 +1,8 @@
-"""A fluid device of the simulated cluster as it generates: its fragments and its weights."""
+"""A member of the simulated cluster as it generates: its fragments, its weights and its loans.
+
+A member that follows loans generates only while it is lent, and pieces come first. It stops after
+the denoising step that it is at, and keeps the unfinished fragment for its next loan.
+"""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -12,17 +16,36 @@ from services.scheduler.sim.devices import result_of
 from services.scheduler.sim.history import History
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.world import Process
+from shared.devices.loan import Loan, apply, may_generate, tick
 from shared.messages.contracts import (
     FragmentReleased,
+    FragmentSlot,
     GenerateFragment,
     Message,
     Policy,
     PolicyPublished,
+    SetDevice,
 )
 from shared.messages.fluid import (
     TrainPiece,
 )
 from shared.messages.workers import Holds
+
+
+@dataclass(slots=True, kw_only=True)
+class Unfinished:
+    """A fragment on a device that follows loans."""
+
+    task: GenerateFragment
+    weights: str
+    """Digest of the weights that it is generated with."""
+    total: float
+    """Seconds that it takes."""
+    left: float
+    """Seconds of them that are still to do."""
+    generation: int
+    since: float = 0.0
+    """When the device has begun with it, or gone on."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,7 +58,9 @@ class GeneratingMember(ABC):
     address: str
     commits: Commits
     report: Callable[[], None] = lambda: None
-    """Tells the scheduler at once what it holds."""
+    """Tells the scheduler at once what it holds, and whether it is lent."""
+    loan: Loan | None = None
+    """None: it generates without loans."""
     hangs: bool = False
     """A fault: it reports, and finishes nothing any more."""
     newest: int = -1
@@ -46,6 +71,8 @@ class GeneratingMember(ABC):
     holds: Holds | None = None
     made: tuple[int, int, Policy] | None = None
     """Batch and attempt of its own step, and what that made."""
+    generates: bool = False
+    """Whether it may generate, lent or not."""
     one_step: bool = False
     """Whether it has a second set of weights: its steps are taken beside what it does, and it goes
     on with the version before where that has begun a group."""
@@ -61,6 +88,11 @@ class GeneratingMember(ABC):
     """Seconds of the device that a step or a copy beside its work has taken: what it does next
     takes as much longer."""
     _busy: bool = False
+    _use: int = 0
+    """Counts what it has begun: what it has stopped does not end."""
+    _current: Unfinished | None = None
+    """The fragment that it is at, if it follows loans."""
+    _kept: dict[FragmentSlot, Unfinished] = field(default_factory=dict)
     _tasks: deque[GenerateFragment] = field(default_factory=deque)
     _pieces: deque[TrainPiece] = field(default_factory=deque)
 
@@ -96,11 +128,20 @@ class GeneratingMember(ABC):
     def _next_task(self) -> GenerateFragment | None:
         if not self._tasks:
             return None
+        if not self._may_generate:
+            return next((task for task in self._tasks if self._is_stale(task)), None)
         if not self.one_step or self.policy is None:
             return next((task for task in self._tasks if not self._has_lost(task)), None)
         here = self.policy.version
         now = next((task for task in self._tasks if task.fragment.batch <= here), None)
         return now or (None if self._pieces else self._tasks[0])
+
+    def _is_stale(self, task: GenerateFragment) -> bool:
+        """Whether the fragment's version is not here any more."""
+        return not self._is_of_before(task) and self.newest > task.policy.version
+
+    def _is_of_before(self, task: GenerateFragment) -> bool:
+        return task.policy == self.before and task.fragment.batch <= task.policy.version + 1
 
     def _has_lost(self, task: GenerateFragment) -> bool:
         """Whether the fragment's version is what the updates so far went from."""
@@ -124,11 +165,9 @@ class GeneratingMember(ABC):
         return self.policy if self.ahead is None else self.ahead[0]
 
     def _begin_fragment(self, task: GenerateFragment) -> None:
-        if task.policy == self.before and task.fragment.batch <= task.policy.version + 1:
-            self._generate(task)
-        elif self.newest > task.policy.version:
+        if self._is_stale(task):
             self._release(task, "stale")
-        elif task.policy == self.policy:
+        elif self._is_of_before(task) or task.policy == self.policy:
             self._generate(task)
         else:
             found = self._committed(task.policy)
@@ -140,10 +179,12 @@ class GeneratingMember(ABC):
 
     def _generate(self, task: GenerateFragment) -> None:
         assert self.policy is not None
-        weights = self._weights_for(task)
-        seconds = self.history.drawn(
-            self.process.name, self.timing.fragment(self.kind, task.fragment.num_samples)
-        )
+        if self.loan is not None:
+            kept = self._kept
+            begun = kept.pop(slot) if (slot := task.fragment.slot) in kept else self._begun(task)
+            self._go_on(begun)
+            return
+        weights, seconds = self._weights_for(task), self._drawn(task)
         generation = self.history.begins()
         self.history.works(f"{self.address}/0", "generate", 0.0, seconds)
 
@@ -154,6 +195,10 @@ class GeneratingMember(ABC):
 
         self._occupy(seconds, done)
 
+    def _drawn(self, task: GenerateFragment) -> float:
+        seconds = self.timing.help(self.kind, task.fragment.num_samples)
+        return self.history.drawn(self.process.name, seconds)
+
     def _weights_for(self, task: GenerateFragment) -> str:
         """Digest of the weights that a fragment is generated with."""
         used = self.before if task.policy == self.before else self.policy
@@ -163,20 +208,104 @@ class GeneratingMember(ABC):
 
     def _occupy(self, seconds: float, done: Callable[[], None]) -> None:
         self._busy, taken, self.beside = True, self.beside, 0.0
+        self._use += 1
+        use = self._use
 
         def end() -> None:
-            if not self.hangs:
+            if not self.hangs and self._use == use:
                 self._busy = False
                 done()
                 self._next()
 
         self.process.after(seconds + taken, end)
 
-    def _release(self, task: GenerateFragment, reason: Literal["stale", "draining"]) -> None:
+    def _release(self, task: GenerateFragment, reason: Literal["stale", "returned"]) -> None:
         slot = task.fragment.slot
         self.broker.send(
             self.process, FragmentReleased(slot=slot, worker=self.address, reason=reason)
         )
+
+    # --- loans ---
+
+    @property
+    def _may_generate(self) -> bool:
+        """Whether it takes another denoising step now."""
+        loan, now = self.loan, self.process.world.now
+        return loan is None or (may_generate(loan, now) and not self._pieces)
+
+    def _lend(self, message: Message) -> None:
+        """Follow the scheduler."""
+        assert isinstance(message, SetDevice) and self.loan is not None
+        before, self.loan = self.loan, apply(self.loan, message, self.process.world.now)
+        if self.loan is before:
+            return
+        if message.mode == "train" and not message.keep:
+            self._give_back()
+        if message.mode == "generate":
+            self.process.after(message.max_seconds + 1e-6, self._end_loan)
+        self.report()
+        self._call_back()
+        self._next()
+
+    def _end_loan(self) -> None:
+        assert self.loan is not None
+        before, self.loan = self.loan, tick(self.loan, self.process.world.now)
+        if self.loan is not before:
+            self.report()
+            self._call_back()
+
+    def _give_back(self) -> None:
+        """Give back all fragments, which others will generate."""
+        if self._current is not None:
+            self._stop(self._current)
+        tasks, self._tasks = self._tasks, deque()
+        self._kept.clear()
+        for task in tasks:
+            self._release(task, "returned")
+
+    def _begun(self, task: GenerateFragment) -> Unfinished:
+        seconds, weights = self._drawn(task), self._weights_for(task)
+        return Unfinished(
+            task=task, weights=weights, total=seconds, left=seconds,
+            generation=self.history.begins(),
+        )  # fmt: skip
+
+    def _go_on(self, work: Unfinished) -> None:
+        """Generate what is left of a fragment, unless something comes first."""
+        work.since, self._current = self.process.world.now + self.beside, work
+
+        def done() -> None:
+            self._current = None
+            self.history.worked(f"{self.address}/0", "generate", work.since)
+            self.broker.send(self.process, result_of(
+                work.task, work.weights, self.address, work.total, work.generation
+            ))  # fmt: skip
+
+        self._occupy(work.left, done)
+
+    def _call_back(self) -> None:
+        """Stop after the denoising step that it is at, if it may not go on then."""
+        work, use = self._current, self._use
+        if work is None or self._may_generate:
+            return
+        step, done = work.total / self.timing.steps, self.process.world.now - work.since
+
+        def stop() -> None:
+            if self._use == use and not self._may_generate and not self.hangs:
+                self._stop(work)
+                self._next()
+
+        self.process.after(-done % step if step else 0.0, stop)
+
+    def _stop(self, work: Unfinished) -> None:
+        """Keep what is done of a fragment."""
+        done = max(0.0, self.process.world.now - work.since)
+        self.history.worked(f"{self.address}/0", "generate", self.process.world.now - done)
+        work.left = max(0.0, work.left - done)
+        self._kept[work.task.fragment.slot] = work
+        self._tasks.appendleft(work.task)
+        self._current, self._busy = None, False
+        self._use += 1
 
     # --- loading ---
 

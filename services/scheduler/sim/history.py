@@ -1,12 +1,10 @@
 """What happened in the simulated cluster: busy seconds of its devices, for the planner."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.scheduler.costs.noise import Noise
 from services.scheduler.sim.history_events import Interval, Use
 from services.scheduler.sim.world import World
-from shared.messages.contracts import TrainGroup
 
 
 @dataclass(slots=True)
@@ -16,8 +14,7 @@ class History:
     keep_intervals: bool = False
     """Whether intervals are kept."""
     busy: dict[tuple[str, Use], float] = field(default_factory=dict)
-    """(device, use) -> seconds; the devices of a trainer that go together count one each while
-    they generate."""
+    """(device, use) -> seconds."""
     commit_times: list[float] = field(default_factory=list)
     intervals: list[Interval] = field(default_factory=list)
     beyond_mean: dict[str, float] = field(default_factory=dict)
@@ -42,34 +39,21 @@ class History:
         self._use(device, "load", 0.0, load)
         self._use(device, use, load, seconds)
 
-    def worked(self, device: str, use: Use, begin: float, what: str = "") -> None:
+    def worked(self, device: str, use: Use, begin: float) -> None:
         """Record a use that ends now."""
         seconds = self.world.now - begin
-        self._use(device, use, -seconds, seconds, what)
-
-    def steps(self, device: str, setup: float, seconds: Sequence[float]) -> None:
-        """One denoising step on every device of the trainer."""
-        self._use(device, "switch", 0.0, setup)
-        self._use(device, "generate", setup, max(seconds))
-        self._add(device, "generate", sum(seconds) - max(seconds))
-
-    def trains(self, device: str, group: TrainGroup, back: float, seconds: float) -> None:
-        self._use(device, "switch", 0.0, back)
-        self._use(device, "train", back, seconds, f"{group.batch}/{group.group}/{group.attempt}")
-
-    def commits(self, device: str, seconds: float) -> None:
-        self._use(device, "commit", 0.0, seconds)
+        self._use(device, use, -seconds, seconds)
 
     def committed(self) -> None:
         self.commit_times.append(self.world.now)
 
-    def _use(self, device: str, use: Use, delay: float, seconds: float, what: str = "") -> None:
+    def _use(self, device: str, use: Use, delay: float, seconds: float) -> None:
         if not seconds:
             return
         self._add(device, use, seconds)
         if self.keep_intervals:
             begin = self.world.now + delay
-            self.intervals.append(Interval(device, use, begin, begin + seconds, what))
+            self.intervals.append(Interval(device, use, begin, begin + seconds))
 
     def _add(self, device: str, use: Use, seconds: float) -> None:
         self.busy[device, use] = self.busy.get((device, use), 0.0) + seconds

@@ -4,14 +4,13 @@ from typing import Literal, NamedTuple
 
 SumName = tuple[int, int, int, int]
 """Batch, attempt at it, update, and the number of the sum at its member."""
-Use = Literal["generate", "train", "commit", "switch", "load", "exchange"]
+Use = Literal["generate", "train", "commit", "load", "exchange"]
 
 
 class Interval(NamedTuple):
-    """A device in use. Independent devices of a trainer have names of their own."""
+    """A device in use."""
 
     device: str
     use: Use
     begin: float
     end: float
-    what: str

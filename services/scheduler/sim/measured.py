@@ -63,8 +63,6 @@ class Pools:
 
     num_rollout: int
     num_trainer: int
-    trainer_part: float
-    """Share of the trainer's devices that work while it trains; below 1 if shares are uneven."""
     generation_seconds: float
     """Seconds in which all devices that may generate generate a batch."""
 
@@ -274,13 +272,10 @@ def _busy_rollout(window: Window, pools: Pools) -> dict[Use, float]:
 
 
 def _busy_trainer(window: Window, pools: Pools) -> dict[Use, float]:
-    """Independent devices of a trainer count one by one, the others while they generate."""
-    together: dict[Use, float] = {"generate": 1 / pools.num_trainer, "train": pools.trainer_part}
     shares: defaultdict[Use, float] = defaultdict(float)
     for (name, use), seconds in window.busy().items():
         if _is_trainer(name):
-            part = 1 / pools.num_trainer if "/" in name else together.get(use, 1.0)
-            shares[use] += seconds * part / window.seconds
+            shares[use] += seconds / window.seconds / pools.num_trainer
     return dict(shares)
 
 
@@ -298,7 +293,7 @@ def _bubbles(
             shares["rollout"][cause] += seconds / window.seconds / pools.num_rollout
     for pool, causes in shares.items():
         idle, known = max(0.0, 1 - sum(busy[pool].values())), sum(causes.values())
-        if known > idle:  # some of the trainer's independent devices worked meanwhile
+        if known > idle:  # some of them worked meanwhile
             shares[pool] = defaultdict(float, {c: s * idle / known for c, s in causes.items()})
         else:
             causes["remainder"] = idle - known

@@ -1,4 +1,4 @@
-"""Fluid devices of the simulated cluster: each generates, trains pieces, exchanges sums and steps.
+"""Members of the simulated cluster: each generates, trains pieces, exchanges sums and steps.
 
     fragments and pieces -> exchange -> step
     -> (committer: snapshot, weights, states, record, announcement)
@@ -12,8 +12,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from services.scheduler.core.fluid.cutting import part_of_group
+from services.scheduler.core.fluid.state import num_rows
 from services.scheduler.core.state import Plan
-from services.scheduler.sim.batches import ANNOUNCE_S
 from services.scheduler.sim.commits import Commit
 from services.scheduler.sim.devices import REF
 from services.scheduler.sim.fabric import Fabric, Round, Sum, Total
@@ -25,6 +25,7 @@ from shared.messages.contracts import (
     Message,
     Policy,
     PolicyPublished,
+    SetDevice,
     TrainGroup,
 )
 from shared.messages.fluid import (
@@ -43,6 +44,8 @@ from shared.messages.fluid import (
     WeightsStored,
 )
 
+ANNOUNCE_S = 0.01
+"""Seconds from a commit to its announcement: a member may die in between."""
 HEARD = (TrainPiece, CommitVersion, ExchangeSums, TakeStep, Stepped, BeginAgain)
 """What a member follows of the stream of fluid devices."""
 
@@ -78,6 +81,12 @@ class SimMember(GeneratingMember):
             self.process, subjects.FLUID, self._told, self._is_mine, kinds=HEARD,
             address=self.address,
         )  # fmt: skip
+        if self.loan is not None:
+            self.broker.subscribe(
+                self.process, subjects.DEVICE, self._lend,
+                lambda m: isinstance(m, SetDevice) and m.worker == self.address,
+                address=self.address,
+            )  # fmt: skip
         newest = self.commits.versions[-1]
         self.newest = newest.policy.version
         self._announce(newest, once=f"again.{newest.policy.version}.{newest.policy.weights_digest}")
@@ -100,6 +109,7 @@ class SimMember(GeneratingMember):
         match message:
             case TrainPiece():
                 self._pieces.append(message)
+                self._call_back()
                 self._next()
             case ExchangeSums():
                 self._exchange(message)
@@ -172,7 +182,7 @@ class SimMember(GeneratingMember):
 
     def _seconds(self, piece: Piece) -> float:
         if self.timing.piece is not None:
-            return self.timing.piece(self.kind, piece.num_samples, piece.num_steps)
+            return self.timing.piece(self.kind, num_rows(piece, self.plan.merged_steps))
         samples = self.plan.trained_samples or self.plan.group_size
         return part_of_group(self.plan, piece) * self.timing.gradient(self.kind, samples)
 

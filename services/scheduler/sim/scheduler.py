@@ -1,7 +1,6 @@
 """The scheduler's shell in the simulated cluster: the same core, the same leases and recovery."""
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,7 +10,6 @@ from services.scheduler.core.inputs import (
     DeviceReported,
     MachineInput,
     Recovered,
-    TagRefined,
     Tick,
     WorkerInactive,
     WorkerJoined,
@@ -36,8 +34,6 @@ from shared.messages.workers import Holds
 
 FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.FLUID, subjects.EVT)
 WATCH_S = 0.5
-LookAhead = Callable[[Plan, State, float], int | None]
-"""(plan, state, now) -> how many groups of the current batch the trainer had better generate."""
 
 
 class Status(NamedTuple):
@@ -48,7 +44,7 @@ class Status(NamedTuple):
     idles: bool = False
     """It says that it has nothing to do."""
     holds: Holds | None = None
-    """What a fluid device could step from."""
+    """What a member could step from."""
 
 
 @dataclass(slots=True)
@@ -58,7 +54,6 @@ class SimScheduler:
     plan: Plan
     commits: Commits
     first_state: State
-    look_ahead: LookAhead | None = None
     tick: float | None = None
     leases: bool = False
     """Whether workers report, and are lost when they do not."""
@@ -75,8 +70,6 @@ class SimScheduler:
     """Stream -> messages read by recovery."""
     _leases: Leases = field(default_factory=Leases)
     _inbox: deque[MachineInput] = field(default_factory=deque)
-    _refined: int = -1
-    """The batch that was last looked ahead for."""
 
     def start(self) -> None:
         """Begin an epoch and read what is stored, then handle events as they come."""
@@ -121,9 +114,11 @@ class SimScheduler:
     def joined(self, worker: WorkerJoined) -> None:
         self._handle(worker)
 
-    def holds(self, address: str, holds: Holds | None) -> None:
-        """A fluid device says at once what it could step from."""
+    def member_reported(self, address: str, holds: Holds | None, loan: Loan | None) -> None:
+        """A member says at once what it could step from, and whether it is lent."""
         self._handle(MemberReported(address, holds))
+        if loan is not None:
+            self._handle(DeviceReported(address, loan.loan_number, loan.mode))
 
     def reported(self, status: Status) -> None:
         """A status has arrived."""
@@ -138,11 +133,8 @@ class SimScheduler:
         known = self.state.workers.get(worker.address)
         if status.idles and known is not None and known.excluded == "late":
             self._handle(WorkerInactive(worker.address, "nothing"))
-        if self.plan.schedule.has_members and worker.service == "trainer":
-            self._handle(MemberReported(worker.address, status.holds))
-        if status.loan is not None:
-            loan = status.loan
-            self._handle(DeviceReported(worker.address, loan.loan_number, loan.mode))
+        if worker.service == "trainer":
+            self.member_reported(worker.address, status.holds, status.loan)
 
     def _watch(self) -> None:
         for address in self._leases.end(self.process.world.now):
@@ -180,15 +172,3 @@ class SimScheduler:
         for command in commands:
             self.broker.publish(command, self.epoch)
         self.state = state
-        self._look(events[-1])
-
-    def _look(self, event: MachineInput) -> None:
-        batch = self.state.batch
-        if self.look_ahead is None or batch is None or batch.index == self._refined:
-            return
-        if isinstance(event, TagRefined) or self.state.recovering:
-            return
-        self._refined = batch.index
-        groups = self.look_ahead(self.plan, self.state, self.process.world.now)
-        if groups is not None:
-            self._apply(TagRefined(batch.index, groups))

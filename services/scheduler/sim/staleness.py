@@ -60,7 +60,7 @@ def decide(recipe: Recipe, profile: Profile, split: Split) -> StalenessDecision 
     """Decide by costs of the recipe's shape and devices, whatever the recipe says; None if they do
     not hold the model."""
     schedule = recipe.run_schedule
-    if schedule.mode not in ("pipelined", "fluid"):
+    if schedule.mode not in ("disaggregated", "fluid"):
         reason = f"schedule.mode {schedule.mode} has no asynchrony"
         return StalenessDecision(max_staleness=0, gain=None, reason=reason)
     strict, ahead = (_step_seconds(profile, split, schedule, staleness) for staleness in (0, 1))

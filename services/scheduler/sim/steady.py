@@ -29,7 +29,7 @@ def steady_plan(shape: Shape, *, batches: int, schedule: RunSchedule) -> Plan:
         shared_share=shape.shared_share,
         trained_steps=shape.trained_steps,
         merged_steps=shape.merged_steps,
-        updates=shape.updates if schedule.has_members else 1,
+        updates=shape.updates,
         trained_samples=shape.trained_samples,
         most_pieces=shape.most_pieces,
         windows=Windows(first=0, last=0),

@@ -1,8 +1,7 @@
-"""Lets groups that may be trained into a batch, and fetches them before their turn."""
+"""Lets groups that may be trained into a batch, and fetches them."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,26 +9,23 @@ import structlog
 
 from shared.devices.protocols import GroupData
 from shared.errors import AdmissionError, ContractError, DigenRLError, IntegrityError
-from shared.messages import subjects
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentScored,
     GroupFailed,
     ObjectRef,
-    Policy,
     TrainGroup,
 )
 from shared.messages.staleness import Admissible, check_admission
 from shared.process.worker import WorkerContext, patiently
 from shared.recipe.recipe import Recipe
-from shared.run.commits import CommitRecord
 from shared.telemetry import FRAGMENTS
 
 MAX_BYTES = 512 << 20
 
 
 class TrajectoryCache:
-    """Holds what the trainer's own devices have generated. Each trajectory is taken once; the
+    """Holds what this process's device has generated. Each trajectory is taken once; the
     oldest make room, and are then read from the store as others are."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -49,8 +45,6 @@ class TrajectoryCache:
         self._size -= len(data or b"")
         return data
 
-
-PREFETCHED_GROUPS = 2
 
 log = structlog.get_logger()
 
@@ -75,84 +69,13 @@ class GroupFetcher:
     ) -> None:
         """``check``: looks at each stored fragment, in a thread."""
         self._check = check
-        self._skips_zeros = not recipe.trains_zeros and recipe.batch_std != "held"
+        self._skips_zeros = not recipe.trains_zeros
         self._bus = context.bus
         self._store = context.store
         self._cache = cache
         self._failed: set[tuple[int, int, int]] = set()
         """(batch, group, attempt) that were reported as failed: they are not tried again when
         their batch is."""
-
-    async def groups(
-        self,
-        batch: int,
-        before: Policy | None,
-        counted: Container[int],
-        committed: asyncio.Future[CommitRecord],
-        come_again: Callable[[TrainGroup], Awaitable[None]] | None = None,
-    ) -> AsyncGenerator[tuple[int, AdmittedGroup]]:
-        """Yield (index, group) of a batch, as they come, for ever; but for those whose index is
-        ``counted`` already.
-
-        Args:
-            before: the version before the one that is trained, if it may have generated groups.
-            committed: the version that is trained.
-            come_again: gets those that are counted and are sent once more: NATS has lost what was
-                said of them.
-
-        Raises:
-            Exception: the one that ``committed`` ends with. While that version is being stored, a
-                group that names it may be by another trainer's, which was first: it waits.
-        """
-        fetched: asyncio.Queue[AdmittedGroup] = asyncio.Queue(PREFETCHED_GROUPS)
-        following = self._commands_of(batch, counted, come_again)
-        fetching = asyncio.create_task(self._fetch(following, before, committed, fetched.put))
-        upcoming = asyncio.create_task(fetched.get())
-        try:
-            while True:
-                await asyncio.wait({upcoming, fetching}, return_when=asyncio.FIRST_COMPLETED)
-                if not upcoming.done():
-                    await fetching  # raises what ended it
-                group = await upcoming
-                upcoming = asyncio.create_task(fetched.get())
-                yield group.command.group, group
-        finally:
-            upcoming.cancel()
-            fetching.cancel()
-            await asyncio.gather(upcoming, fetching, return_exceptions=True)
-
-    async def _fetch(
-        self,
-        commands: AsyncGenerator[TrainGroup],
-        before: Policy | None,
-        committed: asyncio.Future[CommitRecord],
-        put: Callable[[AdmittedGroup], Awaitable[None]],
-    ) -> None:
-        async with contextlib.aclosing(commands):
-            async for command in commands:
-                allowed = await _admissible(command, before, committed)
-                group = await self.admitted(command, allowed)
-                if group is not None:
-                    await put(group)
-
-    async def _commands_of(
-        self,
-        batch: int,
-        counted: Container[int],
-        come_again: Callable[[TrainGroup], Awaitable[None]] | None,
-    ) -> AsyncGenerator[TrainGroup]:
-        """Yield what is sent of a batch's groups, but for those that are counted or have failed."""
-        subject = subjects.batch_subject(self._bus.run, subjects.TRAIN, batch)
-        async with contextlib.aclosing(self._bus.follow(subjects.TRAIN, [subject])) as stream:
-            async for received in stream:
-                command = received.message
-                if not isinstance(command, TrainGroup):
-                    continue
-                if command.group not in counted:
-                    if (command.batch, command.group, command.attempt) not in self._failed:
-                        yield command
-                elif come_again is not None:
-                    await come_again(command)
 
     async def again(
         self, commands: Sequence[TrainGroup]
@@ -255,13 +178,3 @@ class GroupFetcher:
                 worker=None,
             )
         )
-
-
-async def _admissible(
-    command: TrainGroup, before: Policy | None, committed: asyncio.Future[CommitRecord]
-) -> Admissible:
-    if before is not None and command.policy.version < command.batch:
-        # What is trained has no digest yet, and none of these groups is by it.
-        return before.model_copy(update={"version": command.batch}), before
-    record = await asyncio.shield(committed)
-    return (record.policy,) if before is None else (record.policy, before)

@@ -1,11 +1,30 @@
-"""The metrics of a batch that need no network, from its trained groups."""
+"""What a commit record says of trained groups, and the metrics of a batch that need no network."""
 
 import math
 from collections.abc import Iterable, Sequence
 
 from shared.learning.advantages import population_std
 from shared.learning.metrics import of_scorer
+from shared.messages.contracts import TrainGroup
 from shared.run.commits import TrainedGroup
+
+
+def trained_group(command: TrainGroup) -> TrainedGroup:
+    """Return what a commit record says of a group."""
+    names = command.fragments[0].parts
+    return TrainedGroup(
+        group=command.group,
+        attempt=command.attempt,
+        policy_version=command.policy.version,
+        fragments=tuple(
+            (f.fragment.first_sample, f.fragment.num_samples, f.fragment.attempt)
+            for f in command.fragments
+        ),
+        workers=tuple(f.generated_by for f in command.fragments),
+        rewards=tuple(reward for f in command.fragments for reward in f.rewards),
+        parts={name: tuple(s for f in command.fragments for s in f.parts[name]) for name in names},
+        dropped=command.dropped,
+    )
 
 
 def of_all_steps(steps: list[dict[str, float]]) -> dict[str, float]:

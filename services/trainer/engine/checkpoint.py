@@ -45,64 +45,6 @@ def checkpoint_tensors(
     return {**states, RNG: torch.get_rng_state()}
 
 
-class Replacement:
-    """Puts the weights of a committed version in use, one object after the other, and leaves the
-    optimizer's state as it is."""
-
-    def __init__(self, trained: TrainedWeights, sets: WeightSets) -> None:
-        self._trained, self._sets, self._masters = trained, sets, trained.masters
-        self._rounded = {
-            name: torch.empty_like(master.detach(), dtype=trained.types[name])
-            for name, master in self._masters.items()
-        }
-        """Weights as they were published whose masters are in the checkpoint alone."""
-        self._weights, self._sampling = Assembly(), Assembly()
-        for name, parameter in trained.parameters.items():
-            self._weights.expect(name, self._rounded.get(name, parameter.detach()))
-        self._has_sampling = False
-
-    def wants_weights(self, name: str, piece: Piece) -> bool:
-        """Return whether this rank holds any of a piece."""
-        return self._weights.wants(name, piece)
-
-    @torch.no_grad()
-    def add_weights(self, part: Fetched) -> None:
-        """Raises IntegrityError if the weights are those of another adapter."""
-        for name, tensor, piece in read_part(part):
-            self._weights.add(name, tensor, piece)
-
-    @torch.no_grad()
-    def add_sampling(self, part: Fetched) -> None:
-        """Raises IntegrityError if the weights that generate are those of another adapter."""
-        if not self._has_sampling:
-            for name, tensor in self._sets.old.items():
-                self._sampling.expect(name, tensor)
-            self._has_sampling = True
-        for name, tensor, piece in read_part(part):
-            self._sampling.add(name, tensor, piece)
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Put them in use. A master that does not round to the published weight becomes it.
-
-        Raises:
-            IntegrityError: if something is missing.
-        """
-        self._weights.finish()
-        self._sampling.finish()
-        for name, published in self._rounded.items():
-            master, wanted = (local_part(each)[0] for each in (self._masters[name], published))
-            differs = master.detach().to(wanted.dtype) != wanted
-            master.detach().copy_(torch.where(differs, wanted.to(master.dtype), master.detach()))
-        parameters = self._trained.parameters
-        if not self._has_sampling:
-            for name, tensor in self._sets.old.items():
-                tensor.copy_(parameters[name])
-        torch.autograd.graph.increment_version(list(parameters.values()))
-        self._trained.put_in_use()
-        self._sets.compare_old()
-
-
 class Restoration:
     """Puts a committed version in use, one object after the other."""
 

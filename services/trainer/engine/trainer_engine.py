@@ -1,10 +1,8 @@
 """Trains on one device: holds the trained weights, their optimizer and their gradient."""
 
 import asyncio
-import contextlib
 import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 import structlog
 import torch
@@ -12,19 +10,15 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import AdamW
 
-from services.trainer.engine.checkpoint import OLD, Replacement, Restoration, checkpoint_tensors
-from services.trainer.engine.snapshot import EngineCopy, HeldWeights, SnapshotBuffers, same_bits
+from services.trainer.engine.checkpoint import Restoration, checkpoint_tensors
+from services.trainer.engine.snapshot import SnapshotBuffers
 from shared.devices.chunks import Chunk
-from shared.devices.protocols import AdvantageKind, GroupData, Snapshot
-from shared.devices.together import make_together
+from shared.devices.protocols import GroupData, Snapshot
 from shared.diffusion.device import fits
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.ranks import local_shard
 from shared.diffusion.training.auto_chunks import REMEDY, AutoChunkedGradient, words_of
-from shared.diffusion.training.group import PathGroup
 from shared.diffusion.training.rows import TrainingGroup, read_group
-from shared.diffusion.training.sums import add_gradients, in_proportion, of_rest
-from shared.errors import IntegrityError, OutOfMemory
 from shared.learning.algorithms import old_policy_decay
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
@@ -82,11 +76,8 @@ class TrainerEngine:
             self._sets.keep_old()
         else:
             self._sets.forget_old()
-        self._kept = SnapshotBuffers(recipe.run.shard_bytes)
         self._tuned = AutoChunkedGradient(recipe, self._loaded, num_samples)
         self._transaction = self._tuned.transaction
-        self._together = make_together(recipe)
-        """None if every group is trained alone."""
 
     @property
     def _parameters(self) -> Mapping[str, nn.Parameter]:
@@ -108,54 +99,18 @@ class TrainerEngine:
             return self._loaded.in_use.digest()
 
     def weights(self) -> Snapshot:
-        """Copy the trained weights and the optimizer as they stand to memory of their own."""
-        snapshot = self.copy(kept=False).snapshot()
-        self.know(self.held, snapshot)
-        return snapshot
-
-    def copy(self, *, states: bool = True, kept: bool = True) -> EngineCopy:
-        """Copy the trained weights as they stand, and with ``states`` the optimizer.
-
-        ``kept``: to the buffers of the copy before, which it overwrites.
-        """
-        buffers = self._kept if kept else SnapshotBuffers(self._recipe.run.shard_bytes)
-        types = self._trained.types
-        checkpoint, sampling = [], None
-        if states:
-            checkpoint = buffers.states.copy(self._states(), {})
+        """Copy the trained weights and the optimizer as they stand to memory of its own."""
+        buffers, sampling = SnapshotBuffers(self._recipe.run.shard_bytes), None
         if self._sets.old_differs:
-            sampling = buffers.sampling.copy(self._sets.old, types)
-        return EngineCopy(
-            weights=buffers.weights.copy(self._parameters, types),
-            checkpoint=checkpoint,
-            sampling=sampling,
-        )
+            sampling = self._sets.old, self.sampling_digest()
+        trained = self._parameters, self.weights_digest()
+        return buffers.take(trained, sampling, self._states(), self._trained.types)
 
     def _states(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint. Without memory, an old policy is the weights of its
         version."""
         old = self._sets.newest_old if self._recipe.algorithm.nft_decay else {}
         return checkpoint_tensors(self._optimizer, self._trained, self._averages, old)
-
-    @property
-    def held(self) -> HeldWeights:
-        """State of the trained weights and of those that sample, for `know`."""
-        with self._sets.sampling():
-            sampling = self._loaded.in_use.state
-        return HeldWeights(self._loaded.in_use.state, sampling)
-
-    def know(self, held: HeldWeights, snapshot: Snapshot) -> None:
-        """Note the digests that were taken of a copy of what was held."""
-        if snapshot.sampling is not None:
-            self._loaded.in_use.know(held.sampling, snapshot.sampling.digest)
-        self._loaded.in_use.know(held.trained, snapshot.digest)
-
-    def check_same(self, other: "TrainerEngine") -> None:
-        """Raise IntegrityError unless the weights are those of another device, bit for bit."""
-        theirs = {**other._parameters, **_named_old(other._sets.old)}
-        for name, mine in {**self._parameters, **_named_old(self._sets.old)}.items():
-            if not same_bits(mine, theirs[name]):
-                raise IntegrityError(f"two devices hold other weights: {name}")
 
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
         """Go back to a committed version. Reads of what is sharded only this rank's part.
@@ -170,38 +125,13 @@ class TrainerEngine:
             await asyncio.to_thread(version.add_states, part)
         await asyncio.to_thread(version.finish)
 
-    async def replace(self, weights: StoredTensors, sampling: StoredTensors | None) -> None:
-        """Put the weights of a committed version in use, and leave the optimizer's state as it is.
-
-        Raises:
-            IntegrityError: if they are those of another adapter, or an object is missing.
-        """
-        version = Replacement(self._trained, self._sets)
-        async for part in weights.parts(version.wants_weights):
-            await asyncio.to_thread(version.add_weights, part)
-        if sampling is not None:
-            async for part in sampling.parts():
-                await asyncio.to_thread(version.add_sampling, part)
-        await asyncio.to_thread(version.finish)
-
     def _copies(self) -> dict[str, Tensor]:
         return {name: each.detach().clone() for name, each in self._parameters.items()}
-
-    def copy_weights(self, other: "TrainerEngine") -> None:
-        """Put the weights of another device in use, in place."""
-        if other._sets.start:
-            self._sets.start = self._sets.copies(other._sets.start)
-        self._trained.copy(other._trained)
-        self._sets.copy_old(other._sets)
 
     @property
     def num_steps(self) -> int:
         """Number of optimizer steps of the batch so far, wherever they were taken."""
         return self._transaction.num_steps
-
-    @num_steps.setter
-    def num_steps(self, number: int) -> None:
-        self._transaction.num_steps = number
 
     def begin(self) -> None:
         """Start a batch: no gradient is left of any other."""
@@ -217,12 +147,7 @@ class TrainerEngine:
         """
         return read_group(self._recipe, group)
 
-    def train(
-        self,
-        group: TrainingGroup,
-        chunk: Chunk | None = None,
-        kind: AdvantageKind | None = None,
-    ) -> MemoryShortage | None:
+    def train(self, group: TrainingGroup, chunk: Chunk | None = None) -> MemoryShortage | None:
         """Add the gradient of a group, or of a slice of one, in chunks of the best size found, or
         of this one; return what did not fit at first, if anything. ``kind``: what its advantages
         are, if not what the scheduler sends.
@@ -231,66 +156,19 @@ class TrainerEngine:
             OutOfMemory: if the batch has to be begun again.
         """
         if chunk is None:
-            with self._measured(1):
-                return self._tuned.accumulate(group, kind)
+            return self._tuned.accumulate(group)
         with fits(self._loaded.device, f"training {words_of(chunk)} in one pass", REMEDY):
-            self._transaction.accumulate(group, chunk, kind)
+            self._transaction.accumulate(group, chunk)
         return None
-
-    @property
-    def groups_at_once(self) -> int:
-        """Number of groups that had better be trained in one pass (`JoinsGroups`)."""
-        if self._together is None or not self._tuned.settled:
-            return 1
-        return min(self._together.number, self.chunk.rows)
-
-    def train_together(
-        self, groups: Sequence[TrainingGroup], kind: AdvantageKind | None = None
-    ) -> None:
-        """Add the gradients of groups of which only the merged step is trained.
-
-        Raises:
-            OutOfMemory: if the batch has to be begun again; the next passes are of fewer groups.
-        """
-        assert self._together is not None
-        paths = [group for group in groups if isinstance(group, PathGroup)]
-        try:
-            with self._measured(len(paths)):
-                self._tuned.accumulate_together(paths, kind)
-        except OutOfMemory as error:
-            self._together = self._together.without(len(paths))
-            error.smaller = True
-            raise
-
-    @contextlib.contextmanager
-    def _measured(self, number: int) -> Iterator[None]:
-        """Surrounds a pass of so many groups, and takes its time while that tells anything new."""
-        if not (self._together and self._together.measures(number)):
-            yield
-            return
-        device, began = self._loaded.device, time.monotonic()
-        yield
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        self._together = self._together.observe(number, time.monotonic() - began)
 
     def skip(self, num_samples: int) -> None:
         """Count samples of a group whose gradient is zero."""
         self._transaction.skip(num_samples * self._recipe.sampling.window)
 
-    def add(self, gradient: Mapping[str, Tensor], tally: Mapping[str, float]) -> None:
-        """Add a gradient of other rows of this batch, and what happened to them."""
-        add_gradients(self._parameters, in_proportion(gradient))
-        rest = of_rest(gradient).items()
-        self._transaction.rest.add({n: t.to(self._parameters[n].device) for n, t in rest})
-        self._transaction.tally.merge(tally)
-
     def gradient(self) -> dict[str, Tensor]:
-        """Copy the gradient that the groups of this batch have added up to so far, in one sum or in
-        both."""
+        """Copy the gradient that the groups of this batch have added up to so far."""
         held = {name: each.grad for name, each in self._parameters.items()}
-        sums = {**held, **self._transaction.rest.named()}
-        return {name: each.detach().clone() for name, each in sums.items() if each is not None}
+        return {name: each.detach().clone() for name, each in held.items() if each is not None}
 
     @property
     def tally(self) -> dict[str, float]:
@@ -301,20 +179,18 @@ class TrainerEngine:
         """Raise BatchFailed if these weights cannot be trained on the rows of this batch."""
         self._transaction.check()
 
-    def step(self, batch: int, scale: float = 1.0, kept: float | None = None) -> dict[str, float]:
+    def step(self, batch: int, kept: float | None = None) -> dict[str, float]:
         """Take the optimizer step of the batch and return its metrics.
 
-        ``scale`` multiplies what is in proportion to advantages that were only centred, ``kept``
-        everything: by default, it drops the rows without advantage since the last step. A gradient
-        that is not finite takes no step; the weights stay as they were.
+        ``kept`` multiplies the gradient: by default, it drops the rows without advantage since the
+        last step. A gradient that is not finite takes no step; the weights stay as they were.
         """
         kept = self._transaction.take_kept_factor() if kept is None else kept
         table = self._recipe.trainer
         rate = learning_rate(table, batch)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        self._fill_gradient()
-        self._transaction.join(self._parameters, scale, kept)
+        self._fill_gradient(kept)
         norm = self._clipped()
         finite = math.isfinite(norm)
         self._transaction.keep_start(self._parameters)
@@ -368,12 +244,11 @@ class TrainerEngine:
             return None
         return old_policy_decay(self._recipe.algorithm.nft_decay, batch * updates + done)
 
-    def _fill_gradient(self) -> None:
-        """Give the optimizer zeros where every group was skipped."""
+    @torch.no_grad()
+    def _fill_gradient(self, kept: float) -> None:
+        """Multiply the gradient; give the optimizer zeros where every group was skipped."""
         for parameter in self._parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-
-
-def _named_old(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{OLD}{name}": each for name, each in tensors.items()}
+            elif kept != 1.0:
+                parameter.grad.mul_(kept)

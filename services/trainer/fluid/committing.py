@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.trainer.batch.measures import batch_metrics
-from services.trainer.batch.training import trained_group
-from services.trainer.versions import store_sets, store_states
+from services.trainer.batch.measures import batch_metrics, trained_group
+from services.trainer.engine.storing import store_sets, store_states
+from shared.bus.traces import Place, did
 from shared.devices.protocols import Snapshot
 from shared.errors import ContractError
 from shared.messages import subjects
@@ -16,7 +16,7 @@ from shared.messages.contracts import ObjectRef, Policy, TrainGroup
 from shared.messages.fluid import Share, WeightsStored
 from shared.process.failpoints import reach
 from shared.process.worker import WorkerContext, patiently
-from shared.run.checkpoints import store_commands
+from shared.run.commands import store_commands
 from shared.run.commits import CommitRecord, commit, stored_digest
 from shared.telemetry import STAGE_SECONDS
 
@@ -65,6 +65,9 @@ class Committing:
         if made.shares:
             STAGE_SECONDS.labels(stage="commit").observe(seconds)
         await self.announce(record, seconds)
+        for group in record.trained:
+            place = Place(made.batch, group.group)
+            did("commit", place, seconds=seconds, version=made.policy.version)
         return record
 
     async def announce(
@@ -93,6 +96,8 @@ class Committing:
         if groups:
             advantages = [each for group in groups for each in group.advantages]
             metrics = {**batch_metrics(made.batch, trained_groups, advantages), **metrics}
+            if seconds := metrics.get("step_seconds"):
+                metrics["samples_per_second"] = len(advantages) / seconds
         record = CommitRecord(
             run=run,
             policy=made.policy,

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
-from services.trainer.engine.engine_device import ParsedGroups
+from services.trainer.engine.parsed_groups import ParsedGroups
 from services.trainer.fluid.engine import FluidEngine, StepScale
 from services.trainer.fluid.exchange import ALL, Sum
 from services.trainer.fluid.protocols import TotalMeasure
@@ -65,7 +65,7 @@ class EngineMember:
 
         def train() -> MemoryShortage | None:
             with self.engine.in_training():
-                shortage = self.engine.train(part, kind=group.kind)
+                shortage = self.engine.train(part)
             reach("fluid.trains")  # its gradient is in memory, and nobody knows
             return shortage
 

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from services.trainer.engine.checkpoint import AVERAGE, MASTER, OLD, STEP
-from services.trainer.engine.snapshot import EngineCopy
+from services.trainer.engine.snapshot import SnapshotBuffers
 from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.engine.world import num_ranks, this_rank
 from services.trainer.fluid.flat_gradient import FlatGradient
@@ -21,6 +21,7 @@ from shared.diffusion.masters import TrainedWeights
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weight_sets import Tensors
+from shared.diffusion.weights import weights_digest
 from shared.recipe.recipe import Recipe
 from shared.run.manifest import StoredTensors
 
@@ -40,6 +41,7 @@ class FluidEngine(TrainerEngine):
         self, recipe: Recipe, loaded: LoadedPolicy, *, num_samples: int | None = None
     ) -> None:
         super().__init__(recipe, loaded, num_samples=num_samples)
+        self._kept = SnapshotBuffers(recipe.run.shard_bytes)
         self._flat = FlatGradient(self._parameters)
         self.layout = self._flat.layout
         self._given = StepScale(0.0, 1.0)
@@ -64,7 +66,7 @@ class FluidEngine(TrainerEngine):
         return self._digest(self._sets.newest.sampling)
 
     def _digest(self, tensors: Tensors) -> str:
-        return self._loaded.in_use.digest_of(tensors, None)
+        return weights_digest(tensors)
 
     def take_ahead(self) -> None:
         """Use what `take_beside` has made."""
@@ -77,7 +79,7 @@ class FluidEngine(TrainerEngine):
     def begin(self) -> None:
         """Empty the sum; what is trained next is of weights that this many updates have moved."""
         super().begin()
-        self.num_steps = self._num_taken
+        self._transaction.num_steps = self._num_taken
 
     def in_training(self) -> AbstractContextManager[None]:
         """Have the network use the weights that the next update goes from, with gradients."""
@@ -91,17 +93,15 @@ class FluidEngine(TrainerEngine):
     def weights(self) -> Snapshot:
         """Copy the newest weights and the optimizer as they stand to kept buffers; the checksum
         names them."""
-        types, newest, kept = self._trained.types, self._sets.newest, self._kept
-        digest, sampling, is_first = self.newest_digest(), None, this_rank() == 0
+        newest, digest = self._sets.newest, self.newest_digest()
+        trained, sampling = (newest.trained, digest), None
         if newest.are_distinct:
-            sampling = kept.sampling.copy(newest.sampling, types, is_first=is_first)
-        return EngineCopy(
-            weights=kept.weights.copy(newest.trained, types, is_first=is_first),
-            checkpoint=kept.states.copy(self._states(), {}, is_first=is_first),
-            sampling=sampling,
-            digest=self._digest(newest.trained) if newest.are_distinct else digest,
-            sampling_digest=digest,
-        ).snapshot()
+            trained, sampling = (
+                (newest.trained, self._digest(newest.trained)),
+                (newest.sampling, digest),
+            )
+        states, types = self._states(), self._trained.types
+        return self._kept.take(trained, sampling, states, types, is_first=this_rank() == 0)
 
     def term(self) -> Term:
         """Copy what was summed since `begin`, flat."""

@@ -57,7 +57,7 @@ class MemberApp:
         self._work = DeviceWork(
             device, generator, self._state, context, fetcher, publisher, encoded, by_group=by_group,
             max_staleness=recipe.schedule.staleness_limit,
-            has_loans=recipe.schedule.mode == "pipelined",
+            has_loans=recipe.schedule.mode == "disaggregated",
         )  # fmt: skip
         replay = Replay(
             device, exchange, fetcher, context, by_group=by_group,

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections import deque
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import structlog
@@ -20,6 +20,7 @@ from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
 from services.trainer.fluid.loans import Loans, Work, next_work
 from services.trainer.fluid.protocols import FluidDevice
 from services.trainer.fluid.state import MemberState
+from shared.bus.traces import did
 from shared.devices.conditions import EncodedConditions, FragmentQueue, QueuedFragment
 from shared.devices.protocols import Generated, GeneratingDevice, Generation, GroupData
 from shared.devices.publisher import FragmentPublisher
@@ -161,10 +162,7 @@ class DeviceWork:
     async def _admitted(self, command: TrainGroup, trained: Policy) -> AdmittedGroup | None:
         limit = self._max_staleness if command.policy != trained else 0
         admissible = await admissible_versions(self._store_of_run, self._bus.run, trained, limit)
-        group = await self._fetcher.admitted(command, admissible)
-        if group is None or not isinstance(group.work, GroupData):
-            return group
-        return replace(group, work=replace(group.work, kind="final"))  # as they were sent
+        return await self._fetcher.admitted(command, admissible)
 
     async def _work(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -300,6 +298,7 @@ class DeviceWork:
         seconds = 0.0 if group.work is None else time.monotonic() - began
         STAGE_SECONDS.labels(stage="trainer").observe(seconds)
         self._worker.num_done += 1
+        did("train", group.command, seconds=seconds, worker=self._worker.name)
         await self._bus.publish(PieceTrained(**message.answer_fields, seconds=seconds))
 
     async def _add(self, message: TrainPiece, group: AdmittedGroup) -> None:

@@ -42,7 +42,7 @@ async def be_a_member(process: WorkerProcess) -> None:
         await _lead_a_group(process)
         return
     settings, recipe = process.settings, as_whole(process.recipe)
-    generates = recipe.schedule.members_generate
+    generates = recipe.run_schedule.trainer_generates
     parts: set[Part] = set(recipe.generating_parts) if generates else {"transformer"}
     device = this_device(
         recipe, parts, trains=True, concurrency=int(generates), memory_gib=settings.memory_gib

@@ -6,21 +6,18 @@ same bits come out with `trainer.deterministic`; without it only if each member'
 trained in the order in which the record names them. The checksum says whether they did.
 """
 
-import contextlib
-from dataclasses import replace
-
 import structlog
 
 from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
+from services.trainer.engine.storing import store_version
 from services.trainer.fluid.committing import MadeVersion
 from services.trainer.fluid.exchange import Exchange, Meeting, Sum
 from services.trainer.fluid.protocols import FluidDevice
-from services.trainer.versions import store_version
 from shared.devices.protocols import GroupData
 from shared.errors import ContractError, IntegrityError
 from shared.messages.fluid import ExchangeSums, Share
 from shared.process.worker import WorkerContext
-from shared.run.checkpoints import older_checkpoints, read_commands
+from shared.run.commands import read_commands
 from shared.run.commits import CommitRecord, read_commit
 from shared.run.shards import open_tensors
 from shared.telemetry import CORRUPT
@@ -75,19 +72,24 @@ class Replay:
 
     async def _restored(self, damaged: CommitRecord) -> int:
         """Restore the newest older version that is whole, and return its number."""
-        older = older_checkpoints(self._store, damaged, damaged.policy.version)
-        async with contextlib.aclosing(older):
-            async for at in older:
-                record = await self._record(at.version)
-                trained = record.learned
-                try:
-                    weights = await open_tensors(self._store, trained.ref, trained.digest)
-                    checkpoint = await open_tensors(self._store, at.checkpoint, trained.digest)
-                    await self._device.restore(weights, checkpoint)
-                    return at.version
-                except (IntegrityError, ContractError) as error:
-                    log.error("version_damaged", version=at.version, error=str(error))
+        for version in range(damaged.policy.version - 1, -1, -1):
+            record = await read_commit(self._store, self._run, version)
+            if record is None or not await self._is_there(record):
+                continue
+            trained = record.learned
+            try:
+                weights = await open_tensors(self._store, trained.ref, trained.digest)
+                checkpoint = await open_tensors(self._store, record.checkpoint, trained.digest)
+                await self._device.restore(weights, checkpoint)
+                return version
+            except (IntegrityError, ContractError) as error:
+                log.error("version_damaged", version=version, error=str(error))
         raise IntegrityError("no older version is whole")
+
+    async def _is_there(self, record: CommitRecord) -> bool:
+        """Whether the states of a version are still stored."""
+        ref = record.checkpoint
+        return await self._store.backend.size(ref.key) == ref.size
 
     async def _train(self, record: CommitRecord) -> None:
         """Train the batch that a version was made of, update by update."""
@@ -124,7 +126,7 @@ class Replay:
         for piece in share.pieces:
             work = groups[piece.group].work
             if isinstance(work, GroupData):
-                await self._device.train(replace(work, kind="final"), piece)
+                await self._device.train(work, piece)
             else:
                 await self._device.skip(piece)
         return await self._device.own_sum()

@@ -17,7 +17,6 @@ from services.trainer.fluid.exchange import ALL, Sum
 from services.trainer.fluid.store_exchange import SumObjects
 from services.trainer.fluid.sums import StoredSum, SumPart, Term, added
 from shared.devices.chunks import Chunk
-from shared.devices.protocols import AdvantageKind
 from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import load_policy
 from shared.diffusion.training.rows import TrainingGroup
@@ -72,19 +71,17 @@ class Shard:
         """Sums that were copied, by their numbers."""
         self.total: Term | None = None
 
-    def train(
-        self, group: TrainingGroup, piece: Piece, kind: AdvantageKind | None, chunk: Chunk
-    ) -> None:
+    def train(self, group: TrainingGroup, piece: Piece, chunk: Chunk) -> None:
         """Add the gradient of this rank's part of a piece, in chunks that the first rank has
         chosen; only that one measures how long they take."""
         part, measures = part_of(piece, this_rank(), num_ranks()), this_rank() == 0
         if self._by_group:
             self.engine.begin()
         if part.own is not None:
-            self.engine.train(group.sliced(part.own), None if measures else chunk, kind)
+            self.engine.train(group.sliced(part.own), None if measures else chunk)
         if part.last is not None:
             with self.engine.counting(part.counts):
-                self.engine.train(group.sliced(part.last), Chunk(1, chunk.steps), kind)
+                self.engine.train(group.sliced(part.last), Chunk(1, chunk.steps))
         self._keep_apart(piece)
 
     def skip(self, piece: Piece) -> None:

@@ -100,7 +100,7 @@ class Follower:
         values = message.values
         group = self._group(values["group"], message)
         self._begin(values)
-        self.shard.train(group, _piece(values), values["kind"], Chunk(*values["chunk"]))
+        self.shard.train(group, _piece(values), Chunk(*values["chunk"]))
         return DONE
 
     def _skip(self, message: Message) -> Message:
@@ -176,8 +176,6 @@ class Follower:
             conditions=conditions,
             advantages=tuple(message.values["advantages"]),
             staleness=message.values["staleness"],
-            kind=message.values["kind"],
-            limit=message.values["limit"],
         )
         read = self.shard.engine.read(data)
         self._groups.append((number, read))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from services.trainer.engine.engine_device import ParsedGroups
+from services.trainer.engine.parsed_groups import ParsedGroups
 from services.trainer.fluid.exchange import Sum
 from services.trainer.fluid.links import KEPT_GROUPS, Links, Message
 from services.trainer.fluid.other_ranks import StoringRank, answer_of, together
@@ -83,9 +83,8 @@ class ShardGroup:
         values = {
             "group": number, "piece": piece.model_dump(), "chunk": [chunk.samples, chunk.steps],
             "advantages": list(group.advantages), "staleness": group.staleness,
-            "kind": group.kind, "limit": group.limit,
         }  # fmt: skip
-        train = partial(self._shard.train, read, piece, group.kind, chunk)
+        train = partial(self._shard.train, read, piece, chunk)
         await self._added("train", train, values, blobs)
         reach("fluid.trains")  # its gradient is in memory, and nobody knows
         return None

@@ -1,6 +1,5 @@
 """The part that all adapters of model families share: a diffusers pipeline, loaded in part."""
 
-import copy
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -148,20 +147,6 @@ class Family(ABC):
             load_networks(folder, networks, made.transformer, place or Place(home), progress)
         elif names:
             made.transformer.requires_grad_(False).eval()
-        return made
-
-    def copy_to(self, device: torch.device) -> Self:
-        """Copies the model, with all that is attached to its networks, to another device: from
-        device to device, without a second copy on either."""
-        modules = [
-            each for each in self.pipeline.components.values() if isinstance(each, nn.Module)
-        ]
-        memo: dict[int, Any] = {id(self.spec): self.spec}
-        for module in (*modules, self.transformer):
-            memo |= {id(each): _copied(each, device) for each in module.parameters()}
-            memo |= {id(each): each.to(device, copy=True) for each in module.buffers()}
-        made = copy.deepcopy(self, memo)
-        made.device = device
         return made
 
     @property

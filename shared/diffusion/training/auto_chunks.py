@@ -4,7 +4,7 @@ A size that does not fit is a measurement as well: the gradient is put back, and
 trained in smaller chunks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
@@ -13,14 +13,11 @@ import torch
 from torch import Tensor
 
 from shared.devices.chunks import Chunk, make_tuner
-from shared.devices.protocols import AdvantageKind
 from shared.diffusion.device import device_bytes, fits
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.training.gradient import GradientTransaction
-from shared.diffusion.training.group import PathGroup
 from shared.diffusion.training.measurement import measured
 from shared.diffusion.training.rows import TrainingGroup
-from shared.diffusion.training.sums import Rest
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weights import trained_parameters
 from shared.errors import OutOfMemory
@@ -36,8 +33,6 @@ class GradientBefore:
     parameters: Mapping[str, Tensor]
     """Those that the optimizer steps: the network's, or their masters."""
     gradients: Mapping[str, Tensor | None]
-    rest: Mapping[str, Tensor]
-    """What does not depend on advantages, of the network's parameters."""
     tally: Tally
 
     @classmethod
@@ -46,8 +41,7 @@ class GradientBefore:
             name: None if parameter.grad is None else parameter.grad.detach().to("cpu", copy=True)
             for name, parameter in parameters.items()
         }
-        rest = {n: t.to("cpu", copy=True) for n, t in transaction.rest.gradients.items()}
-        return cls(transaction, parameters, gradients, rest, replace(transaction.tally))
+        return cls(transaction, parameters, gradients, replace(transaction.tally))
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -60,10 +54,6 @@ class GradientBefore:
                 parameter.grad = None if kept is None else kept.to(parameter.device)
             else:
                 parameter.grad.copy_(kept)
-        sums = self.transaction.rest.gradients
-        self.transaction.rest = Rest({
-            name: sums[name].copy_(kept) for name, kept in self.rest.items()
-        })  # fmt: skip
         self.transaction.tally = replace(self.tally)
 
 
@@ -106,14 +96,7 @@ class AutoChunkedGradient:
         """Chunk in which the next group is trained."""
         return self._tuner.chunk
 
-    @property
-    def settled(self) -> bool:
-        """Whether the best size of chunks is known."""
-        return self._tuner.settled
-
-    def accumulate(
-        self, group: TrainingGroup, kind: AdvantageKind | None = None
-    ) -> MemoryShortage | None:
+    def accumulate(self, group: TrainingGroup) -> MemoryShortage | None:
         """Adds the gradient of a group, or of a part of one; returns what did not fit at first.
 
         Samples without a gradient are left out, and counted as skipped. While sizes are tried, one
@@ -125,14 +108,14 @@ class AutoChunkedGradient:
                 one that the recipe fixes. The batch then has to be begun again, for a part of the
                 gradient may be added already; the next chunks are smaller, if there are any.
         """
-        with_gradient = self._with_gradient(group, kind)
+        with_gradient = self._with_gradient(group)
         if with_gradient is None:
             return None
         group, shortage, again = with_gradient, None, TRIES_OF_SMALLEST
         while True:
             before = self._before_trial()
             try:
-                self._try(group, kind)
+                self._try(group)
                 return shortage
             except OutOfMemory as error:
                 again -= not error.smaller
@@ -141,33 +124,16 @@ class AutoChunkedGradient:
                 shortage = MemoryShortage.of(error, f"passes of {words_of(self.chunk)}")
             before.restore()
 
-    def accumulate_together(
-        self, groups: Sequence[PathGroup], kind: AdvantageKind | None = None
-    ) -> None:
-        """Adds the gradients of whole groups by passes of several.
-
-        Raises:
-            OutOfMemory: if they do not fit, and the batch has to be begun again.
-        """
-        kept = [self._with_gradient(group, kind) for group in groups]
-        paths = [each for each in kept if isinstance(each, PathGroup)]
-        words = f"training merged steps of {len(groups)} groups in one pass"
-        with fits(self._loaded.device, words, REMEDY):
-            self.transaction.accumulate_together(paths, self.chunk, kind)
-
-    def _with_gradient(
-        self, group: TrainingGroup, kind: AdvantageKind | None
-    ) -> TrainingGroup | None:
+    def _with_gradient(self, group: TrainingGroup) -> TrainingGroup | None:
         """Leaves out the samples whose gradient is zero, unless other ranks take the same passes;
         returns None if there is no other."""
-        if self._is_shared or (self._trains_zeros and kind != "excess"):
+        if self._is_shared or self._trains_zeros:
             return group
         picked, (samples, steps) = group.with_advantage(), group.shape
         num_left_out = samples - picked.shape[0]
         if not num_left_out or num_left_out == self._whole:
             return group  # of a whole group, somebody asks for what it measures
-        if kind != "excess":
-            self.transaction.leave_out(num_left_out * steps)
+        self.transaction.leave_out(num_left_out * steps)
         return picked if picked.shape[0] else None
 
     def _before_trial(self) -> "GradientBefore | None":
@@ -176,11 +142,11 @@ class AutoChunkedGradient:
             return None
         return GradientBefore.of(self.transaction, self._loaded.trained.parameters)
 
-    def _try(self, group: TrainingGroup, kind: AdvantageKind | None) -> None:
+    def _try(self, group: TrainingGroup) -> None:
         chunk = self.chunk
         try:
             with fits(self._loaded.device, f"training {words_of(chunk)} in one pass", REMEDY):
-                self._accumulate(group, chunk, kind)
+                self._accumulate(group, chunk)
         except OutOfMemory as error:
             before, self._tuner = self._tuner, self._tuner.without(chunk)
             smaller = self._tuner is not before
@@ -188,11 +154,10 @@ class AutoChunkedGradient:
                 str(error), smaller=smaller, what=error.what, remedy=error.remedy
             ) from None
 
-    def _accumulate(self, group: TrainingGroup, chunk: Chunk, kind: AdvantageKind | None) -> None:
-        train = partial(self.transaction.accumulate, group, chunk, kind)
+    def _accumulate(self, group: TrainingGroup, chunk: Chunk) -> None:
+        train = partial(self.transaction.accumulate, group, chunk)
         samples, steps = group.shape
         is_usual = samples >= chunk.samples and steps in self._usual_steps
-        is_usual = is_usual and kind in (None, self.transaction.kind)
         if self._tuner.settled or not is_usual:
             train()
             return

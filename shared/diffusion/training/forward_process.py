@@ -144,14 +144,12 @@ def branches(
     *,
     beta: float,
     advantage_clip: float,
-    advantage_limit: float | None = None,
 ) -> Branches:
     """Returns the loss of each row from velocities (B, ...) of the trained and the old policy, as
-    the module says. ``advantage_limit``: that of A, where it is not the c of the formula."""
+    the module says."""
     velocity = velocity.to(torch.promote_types(velocity.dtype, torch.float32))
     old = old.detach().to(velocity)
-    limit = advantage_clip if advantage_limit is None else advantage_limit
-    advantage = rows.advantage.to(velocity).clamp(-limit, limit)
+    advantage = rows.advantage.to(velocity).clamp(-advantage_clip, advantage_clip)
     good = _branch(beta * velocity + (1 - beta) * old, rows)
     bad = _branch((1 + beta) * old - beta * velocity, rows)
     per_row = advantage * (good - bad) / (2 * beta)

@@ -7,36 +7,32 @@ chunk may be smaller, in samples and in steps: rows carry the batch's denominato
 A sample without advantage has no gradient unless there is a KL term: it need not be trained. Where
 it is dropped, the denominator stays that of all rows, and the optimizer step makes up for it.
 
-Advantages may be centred only, until the standard deviation of the batch is known: then what is in
-proportion to them is summed apart from all else (`training.sums`). Both gradients come from one
-forward pass where the graph may be walked twice; where activations are computed again, or weights
-gathered, each has a forward pass of its own.
-
 Between two groups others may use the network, with the same weights and without gradients: the
 state that a pass needs is set before each group.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import structlog
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shared.devices.chunks import Chunk
-from shared.devices.protocols import AdvantageKind
 from shared.diffusion.models import Conditions, ModelAdapter, taken
-from shared.diffusion.training.group import PathGroup, TransitionRows, joined_rows
-from shared.diffusion.training.objective import Behaviour, LossTerms, evaluate
+from shared.diffusion.training.objective import Behaviour, evaluate
 from shared.diffusion.training.row_sums import RowSums
 from shared.diffusion.training.rows import MergesRows, Rows, TrainingGroup
-from shared.diffusion.training.sums import Rest
 from shared.diffusion.training.tally import Tally
 from shared.diffusion.weight_sets import WeightSets
 from shared.diffusion.weights import trained_parameters
 from shared.errors import Untrainable
+from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Algorithm
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -65,14 +61,8 @@ class GradientTransaction:
     """The adapter's layers."""
     _is_ready: bool = False
     """Whether this batch has set the network as it trains: that takes as long as a small pass."""
-    kind: AdvantageKind = "final"
-    """What advantages are, where a group does not say it."""
     counts: bool = True
     """Whether rows count. Otherwise their gradient is zero: other ranks take these passes."""
-    one_forward: bool = True
-    """Whether two backward passes may follow one forward pass."""
-    rest: Rest = field(default_factory=Rest)
-    """Gradient of what does not depend on advantages, while these are centred only."""
     _tally: Tally = field(default_factory=Tally)
     _sums: RowSums = field(default_factory=RowSums)
     """What the device knows of the rows and the tally does not yet."""
@@ -94,8 +84,6 @@ class GradientTransaction:
             largest_weight=recipe.largest_weight,
             sets=sets or WeightSets(model.transformer),
             keeps_start=recipe.keeps_batch_start,
-            kind="centred" if recipe.batch_std == "late" else "final",
-            one_forward=not (recipe.trainer.gradient_checkpointing or recipe.trainer.is_sharded),
         )
 
     @property
@@ -111,7 +99,6 @@ class GradientTransaction:
     def begin(self) -> None:
         for parameter in trained_parameters(self.model.transformer).values():
             parameter.grad = None
-        self.rest = Rest()
         self.tally = Tally()
         self.num_skipped = 0
         self.num_steps = 0
@@ -151,71 +138,40 @@ class GradientTransaction:
 
     def check(self) -> None:
         """Raises BatchFailed if the rows so far are not what these weights can be trained on."""
-        if self.largest_weight is None:
-            self.tally.check_on_policy()
-        else:
+        if self.largest_weight is not None:
             self.tally.check_weights(self.largest_weight)
+            return
+        self.tally.check_on_policy()
+        if (error := self.tally.onpolicy_ratio_error) > ALARMING_RATIO_ERROR:
+            log.warning("onpolicy_ratio_alarm", error=error, alarm_above=ALARMING_RATIO_ERROR)
 
-    def accumulate(
-        self, group: TrainingGroup, chunk: Chunk, kind: AdvantageKind | None = None
-    ) -> None:
+    def accumulate(self, group: TrainingGroup, chunk: Chunk) -> None:
         """Adds the gradient of one group, or a part of one, a chunk at a time.
 
         Raises:
             Untrainable: if the network cannot take its tensors.
         """
-        device = self._begin_pass([group], kind)
+        device = self._begin_pass(group)
         for rows in group.rows(chunk, device):
             with torch.enable_grad():
-                self._accumulate_rows(rows, group.staleness + self.num_steps, kind or self.kind)
+                self._accumulate_rows(rows, group.staleness + self.num_steps)
 
-    def accumulate_together(
-        self, groups: Sequence[PathGroup], chunk: Chunk, kind: AdvantageKind | None = None
-    ) -> None:
-        """Adds the gradient of several groups, in passes of rows of as many of them as a chunk has
-        rows, where their prompts are of one length. Groups of one staleness go together.
-
-        Raises:
-            Untrainable: if the network cannot take the tensors of one of them.
-        """
-        device = self._begin_pass(groups, kind)
-        by_staleness: dict[int, list[TransitionRows]] = {}
-        for group in groups:
-            by_staleness.setdefault(group.staleness, []).extend(group.rows(chunk, device))
-        for staleness, parts in by_staleness.items():
-            for rows in joined_rows(parts, chunk.rows):
-                with torch.enable_grad():
-                    self._accumulate_rows(rows, staleness + self.num_steps, kind or self.kind)
-
-    def _begin_pass(
-        self, groups: Sequence[TrainingGroup], kind: AdvantageKind | None
-    ) -> torch.device:
+    def _begin_pass(self, group: TrainingGroup) -> torch.device:
         """Makes the network ready and returns its device."""
         network = self.model.transformer
         self._make_ready()
-        for group in groups:
-            if isinstance(group, MergesRows) and kind != "excess" and self.counts:
-                self._tally.note_states(group.num_states)
+        if isinstance(group, MergesRows) and self.counts:
+            self._tally.note_states(group.num_states)
         return next(each.device for each in network.parameters() if each.requires_grad)
 
-    def _accumulate_rows(self, rows: Rows, staleness: int, kind: AdvantageKind) -> None:
-        def evaluated(algorithm: Algorithm) -> LossTerms:
-            with taken(Untrainable):
-                behaviour = Behaviour(staleness == 0, self.largest_weight)
-                return evaluate(algorithm, rows, self, behaviour)
-
-        if kind == "excess":
-            self._backward(-evaluated(self._alone).surrogate.per_row)
-            return
-        found = evaluated(self.algorithm if kind == "centred" else self._with_the_clip)
+    def _accumulate_rows(self, rows: Rows, staleness: int) -> None:
+        with taken(Untrainable):
+            behaviour = Behaviour(staleness == 0, self.largest_weight)
+            found = evaluate(self.algorithm, rows, self, behaviour)
         per_row, rest = found.surrogate.per_row, found.rest(self.algorithm.kl_beta)
         if rest is not None and self.algorithm.zero_advantages == "dropped":
             rest = rest * (rows.advantage != 0)
-        if rest is None or kind == "final":
-            self._backward(per_row if rest is None else per_row + rest)
-        else:
-            again = None if self.one_forward else lambda: evaluated(self._alone).surrogate.per_row
-            self._backward_apart(per_row, rest, again)
+        self._backward(per_row if rest is None else per_row + rest)
         num_rows = len(rows.advantage)
         if not num_rows or not self.counts:
             return
@@ -229,44 +185,12 @@ class GradientTransaction:
             staleness=staleness,
         )
 
-    def _backward(self, per_row: Tensor, *, part: str = "loss", is_first: bool = False) -> None:
-        """Adds the gradient of a loss per row (B,), and the loss to its ``part`` of the tally.
-        ``is_first``: another one of the same graph follows."""
+    def _backward(self, per_row: Tensor) -> None:
+        """Adds the gradient of a loss per row (B,), and the loss to the tally."""
         loss = per_row.sum() / self.num_rows * self.counts
         if loss.requires_grad:  # not where all rows are of a network that is not trained
-            loss.backward(retain_graph=is_first)
-        self._sums.add(part, loss)
-
-    def _backward_apart(
-        self, per_row: Tensor, rest: Tensor, again: Callable[[], Tensor] | None
-    ) -> None:
-        """Adds both gradients of the two parts (B,) of a loss, each to its sum. ``again`` computes
-        the first part by a forward pass of its own, if it has to have one."""
-        if again is None:
-            self._backward(per_row, is_first=True)
-        with self.rest.taking(trained_parameters(self.model.transformer)):
-            self._backward(rest, part="rest_loss")
-        if again is not None:
-            self._backward(again())
-
-    def join(self, parameters: Mapping[str, nn.Parameter], scale: float, kept: float) -> None:
-        """Makes one gradient of the two sums, in the ``grad`` fields of what the optimizer steps:
-        ``kept`` times what is in proportion to the advantages, times ``scale``, and all else."""
-        self.rest.join(parameters, scale * kept, kept)
-        tally = self.tally
-        tally.loss, tally.rest_loss = scale * tally.loss + tally.rest_loss, 0.0
-
-    @property
-    def _alone(self) -> Algorithm:
-        """The algorithm of what is in proportion to the advantages."""
-        return self.algorithm.model_copy(update={"kl_beta": 0.0})
-
-    @property
-    def _with_the_clip(self) -> Algorithm:
-        """The algorithm of advantages that are divided by their standard deviation."""
-        if self.algorithm.advantage_std == "group":
-            return self.algorithm
-        return self.algorithm.model_copy(update={"advantage_std": "group"})
+            loss.backward()
+        self._sums.add("loss", loss)
 
     def velocity(self, latents: Tensor, sigma: Tensor, conditions: Conditions) -> Tensor:
         """Returns velocities (B, ...) from latents (B, ...), sigma (B,), conditions of B rows."""

@@ -8,7 +8,6 @@ devices may differ in the last bit, and are then apart.
 """
 
 import hashlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -224,53 +223,6 @@ class TransitionRows:
     def velocities(self, network: Callable[[Tensor, Tensor, Conditions], Tensor]) -> Tensor:
         """Returns the velocity of each row (B, ...), by one row of the network for each state."""
         return self.of_rows(network(self.before, self.sigma, self.conditions))
-
-
-def joined_rows(parts: Sequence[TransitionRows], most: int) -> "Iterator[TransitionRows]":
-    """Yields the rows of several passes in fewer ones, of ``most`` states each: neighbours go
-    together if their states and prompts are of one shape."""
-    together: list[TransitionRows] = []
-    for rows in parts:
-        states = sum(len(each.before) for each in (*together, rows))
-        if together and (states > most or _kind_of(together[0]) != _kind_of(rows)):
-            yield _joined_in_one(together)
-            together = []
-        together.append(rows)
-    if together:
-        yield _joined_in_one(together)
-
-
-def _kind_of(rows: TransitionRows) -> object:
-    """Returns what rows of one pass have in common."""
-    step, tensors = rows.step, {"before": rows.before, **rows.conditions}
-    shapes = {name: (each.shape[1:], each.dtype) for name, each in tensors.items()}
-    return shapes, rows.behaviour_mean is None, step.sigma_max, step.noise_level, step.variant
-
-
-def _joined_in_one(parts: Sequence[TransitionRows]) -> TransitionRows:
-    first = parts[0]
-    before = [0, *itertools.accumulate(len(each.before) for each in parts)]
-    own = [torch.arange(len(each.before), device=each.before.device) for each in parts]
-    state_of = [
-        start + (mine if each.state_of is None else each.state_of)
-        for start, mine, each in zip(before, own, parts, strict=False)
-    ]
-    means = [each.behaviour_mean for each in parts]
-    return TransitionRows(
-        before=torch.cat([each.before for each in parts]),
-        sigma=torch.cat([each.sigma for each in parts]),
-        conditions={n: torch.cat([each.conditions[n] for each in parts]) for n in first.conditions},
-        state_of=torch.cat(state_of),
-        arrived=torch.cat([each.arrived for each in parts]),
-        step=replace(
-            first.step,
-            sigma=torch.cat([each.step.sigma for each in parts]),
-            sigma_next=torch.cat([each.step.sigma_next for each in parts]),
-        ),
-        behaviour_log_prob=torch.cat([each.behaviour_log_prob for each in parts]),
-        behaviour_mean=_joined(means),
-        advantage=torch.cat([each.advantage for each in parts]),
-    )
 
 
 def check_path(recipe: Recipe, path: Trajectory) -> None:

@@ -61,7 +61,7 @@ def awm(
         -weighted.detach(),
         rows.advantage.to(velocity) / clip,
         clip_range=algorithm.clip_range,
-        advantage_clip=algorithm.advantage_limit / clip,
+        advantage_clip=1.0,
     )
     if not algorithm.kl_beta:
         return LossTerms(surrogate, None)

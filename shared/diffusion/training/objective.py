@@ -85,7 +85,7 @@ def clipped(
     proximal = _taken(rows, network.start_velocity).log_prob if network.has_start else None
     surrogate = _surrogate(algorithm, behaviour, proximal)(
         taken.log_prob, old, advantage,
-        clip_range=algorithm.clip_range, advantage_clip=algorithm.advantage_limit,
+        clip_range=algorithm.clip_range, advantage_clip=algorithm.advantage_clip,
     )  # fmt: skip
     return LossTerms(surrogate, _divergence(algorithm, rows, taken, network))
 
@@ -124,7 +124,7 @@ def guarded(
         rows.behaviour_mean.to(taken.mean),
         _like(rows.advantage, taken),
         clip_range=algorithm.clip_range,
-        advantage_clip=algorithm.advantage_limit,
+        advantage_clip=algorithm.advantage_clip,
         on_policy=behaviour.on_policy,
     )
     return LossTerms(surrogate, _divergence(algorithm, rows, taken, network))
@@ -140,7 +140,7 @@ def nft(
     velocity = network.velocity(*told)
     found = branches(
         velocity, velocity.detach() if old is None else old, rows, beta=algorithm.nft_beta,
-        advantage_clip=algorithm.advantage_clip, advantage_limit=algorithm.advantage_limit,
+        advantage_clip=algorithm.advantage_clip,
     )  # fmt: skip
     divergence = None
     if algorithm.kl_beta:

@@ -5,7 +5,7 @@ that was taken (`training.group`), or a finished sample with new noise (`trainin
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Protocol, runtime_checkable
 
@@ -18,7 +18,7 @@ from shared.devices.slices import GroupSlice
 from shared.diffusion.sampler import Denoising
 from shared.diffusion.tensors import unpack_conditions
 from shared.errors import ContractError
-from shared.learning.advantages import best_and_worst, excess
+from shared.learning.advantages import best_and_worst
 from shared.learning.algorithms import ALGORITHMS
 from shared.recipe.recipe import Recipe
 
@@ -98,10 +98,7 @@ def read_group(recipe: Recipe, data: GroupData) -> TrainingGroup:
     Raises:
         ContractError: if the fragments do not make up a group of this run.
     """
-    number, given = recipe.algorithm.best_of, data
-    if data.kind == "excess":
-        given = replace(data, advantages=excess(data.advantages, data.limit))
-    group = row_kind(recipe).read(recipe, given)
+    number, group = recipe.algorithm.best_of, row_kind(recipe).read(recipe, data)
     return group if number is None else group.picked(best_and_worst(data.advantages, number))
 
 

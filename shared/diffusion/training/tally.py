@@ -20,8 +20,6 @@ MIN_EFFECTIVE_SHARE = 0.5
 class Tally:
     num_rows: int = 0
     loss: float = 0.0
-    rest_loss: float = 0.0
-    """What does not depend on advantages, while ``loss`` is still to be scaled."""
     kl: float = 0.0
     ratio_sum: float = 0.0
     ratio_min: float = inf

@@ -423,10 +423,9 @@ def test_a_loss_is_that_of_the_source(name: str, moves: bool) -> None:
     )
     transaction.begin()
     for group in groups:
-        transaction.accumulate(group, Chunk(3, 2), "final")
-    transaction.join({"weight": network.weight}, 1.0, transaction.take_kept_factor())
+        transaction.accumulate(group, Chunk(3, 2))
     assert network.weight.grad is not None
-    found = network.weight.grad.clone()
+    found = transaction.take_kept_factor() * network.weight.grad
     assert agree(found, source_gradient(recipe, source, groups, network, base))
     metrics = transaction.metrics()
     clipped = metrics["clip_fraction_low"] + metrics["clip_fraction_high"]
@@ -469,7 +468,7 @@ def test_the_loss_of_finished_samples_is_that_of_the_source(name: str, moves: bo
     transaction.begin()
     losses = []
     for group in groups:
-        transaction.accumulate(group, Chunk(size, count), "final")
+        transaction.accumulate(group, Chunk(size, count))
         [rows] = group.rows(Chunk(size, count), torch.device("cpu"))
         x, clean = rows.noised, rows.clean
         s = rows.sigma.double().reshape(-1, 1, 1, 1)
@@ -491,9 +490,8 @@ def test_the_loss_of_finished_samples_is_that_of_the_source(name: str, moves: bo
         policy = table.advantage_clip * (r * good + (1 - r) * bad) / beta
         losses.append(policy + table.kl_beta * each((v - reference) ** 2))
     [wanted] = torch.autograd.grad(torch.cat(losses).mean(), [network.weight])
-    transaction.join({"weight": network.weight}, 1.0, transaction.take_kept_factor())
     assert network.weight.grad is not None
-    assert agree(network.weight.grad, wanted)
+    assert agree(transaction.take_kept_factor() * network.weight.grad, wanted)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("pickscore", 1), ("ocr", 2)])

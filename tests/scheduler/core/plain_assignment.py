@@ -5,7 +5,8 @@ import math
 
 from services.scheduler.core.device_queues import DeviceQueue, queue_of
 from services.scheduler.core.draft import Draft
-from services.scheduler.core.issuing import issue, lent_trainer
+from services.scheduler.core.issuing import issue
+from services.scheduler.core.lending import lendable
 from services.scheduler.core.state import BatchState, Plan, State, WorkerState
 from services.scheduler.core.supply import (
     NextFragment,
@@ -37,17 +38,15 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, NextFrag
     batch, limit = supply
     samples = unissued_samples(plan, batch, limit)
     help_work = _help(plan, state, batch, samples)
-    lent = lent_trainer(state)
-    devices = state.rollout
-    if lent is not None and help_work is not None:
-        devices = [*devices, lent]
+    lent = _lent(state) if help_work is not None else []
+    devices = [*state.only_generate, *lent]
     queues_by = {w.address: queue_of(state, w, now) for w in devices}
     queues = [each._replace(free=(at,)) for each in queues_by.values() for at in each.free]
     size = _size(plan, state, samples, len(queues))
     open_to = [w for w in devices if w.has_room(plan.queue_depth)]
     for worker in sorted(open_to, key=lambda w: queues_by[w.address].free_at):
         if _takes_part(queues, worker.address, size, samples):
-            helps = worker.service == "trainer"
+            helps = worker in lent
             groups = range(min(limit, len(batch.groups)))
             work = help_work if helps else _next(plan, batch, groups, size)
             if work is not None:
@@ -55,13 +54,17 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, NextFrag
     return None
 
 
+def _lent(state: State) -> list[WorkerState]:
+    return [each for each in lendable(state) if each.concurrency and not each.drained]
+
+
 def _help(plan: Plan, state: State, batch: BatchState, samples: int) -> NextFragment | None:
-    lent = lent_trainer(state)
-    if lent is None or batch is not state.batch:
+    if not _lent(state) or not state.tag.samples_left or batch is not state.batch:
         return None
-    num_queues = sum(worker.concurrency for worker in (*state.rollout, lent))
+    num_queues = sum(worker.concurrency for worker in state.rollout)
     size = _size(plan, state, samples, num_queues)
-    work = _next(plan, batch, range(plan.num_groups - 1, -1, -1), size)
+    in_order = range(plan.num_groups)
+    work = _next(plan, batch, in_order[::-1] if len(lendable(state)) == 1 else in_order, size)
     return None if work is None or work.fragment.num_samples > state.tag.samples_left else work
 
 

@@ -10,8 +10,10 @@ from services.scheduler.core import device_queues, fragments
 from services.scheduler.core.assign import assign
 from services.scheduler.core.assigned import unassign
 from services.scheduler.core.inputs import WorkerJoined
+from services.scheduler.core.lending import lendable
 from services.scheduler.core.machine import step
 from services.scheduler.core.state import Plan, State, WorkerState
+from services.scheduler.core.workers import Loan
 from shared.learning.windows import Windows
 from shared.messages.contracts import GenerateFragment
 from tests import examples
@@ -32,11 +34,13 @@ def some_plan(random: Random) -> Plan:
 
 
 def some_state(random: Random, plan: Plan) -> State:
-    """Devices of some speeds, with or without a lent trainer; speeds are equal, or differ, or are
+    """Devices of some speeds, with or without lent members; speeds are equal, or differ, or are
     not known yet."""
     state = State()
     speeds = random.choice(((1.0,), (0.3,), (1.0, 2.0, 5.0), (0.1, 0.7, 1.3, 20.0)))
-    state, _ = step(plan, state, WorkerJoined("t-0", "t", "trainer", concurrency=2), 0.0)
+    for number in range(2):
+        joined = WorkerJoined(f"t{number}-0", f"t{number}", "trainer", concurrency=1 + number)
+        state, _ = step(plan, state, joined, 0.0)
     for number in range(random.randint(1, 30)):
         slots = random.choice((1, 1, 1, 2, 3))
         joined = WorkerJoined(f"r{number}-0", f"r{number}", "rollout", concurrency=slots)
@@ -45,9 +49,10 @@ def some_state(random: Random, plan: Plan) -> State:
             costs = state.costs.observe_rollout(joined.address, random.choice(speeds))
             state = replace(state, costs=costs)
     if random.random() < 0.4:
-        lent = random.randint(0, plan.num_groups) * plan.group_size
-        tag = replace(state.tag, mode="generate", samples_left=lent)
-        state = replace(state, tag=tag)
+        samples = random.randint(0, plan.num_groups) * plan.group_size
+        state = replace(state, tag=replace(state.tag, samples_left=samples))
+        for member in random.sample(lendable(state), random.randint(1, 2)):
+            state = state.with_worker(member.with_loan(Loan(number=1, mode="generate"), 0.0))
     return state
 
 

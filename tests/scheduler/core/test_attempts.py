@@ -4,14 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from services.scheduler.core.inputs import MachineInput, WorkerJoined, WorkerLeft
-from services.scheduler.core.lending import has_ready
+from services.scheduler.core.inputs import MachineInput, WorkerLeft
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentReleased,
     GenerateFragment,
     GroupFailed,
-    GroupTrained,
     OperatorRequest,
     TrainGroup,
 )
@@ -141,23 +139,3 @@ def test_what_a_lost_device_gave_back_while_another_one_had_it_gets_another_atte
     machine.handle(joined("a"))
     [to_a] = machine.tasks(WorkerLeft("b-0"))
     assert (to_a.worker, to_a.fragment.attempt) == ("a-0", 1)
-
-
-def test_a_group_is_trained_once_it_was_under_any_attempt() -> None:
-    """A late failure sends it again; the trainer has it, ignores it and says nothing more."""
-    machine = Machine(num_groups=1)
-    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", concurrency=1))
-    tasks = machine.tasks(examples.published(0))
-    machine.finish(list(tasks))
-    late = FragmentFailed(
-        slot=tasks[0].fragment.slot, stage="reward", reason="repeated", worker=None
-    )
-    machine.finish(machine.tasks(late))
-    assert machine.state.batch is not None
-    trainer = machine.state.workers["trainer-0"]
-    assert has_ready(machine.plan, machine.state.batch, trainer)
-    for worker in ("trainer-0", "zombie-0"):
-        machine.handle(GroupTrained(batch=0, group=0, attempt=0, worker=worker, seconds=1.0))
-    group = machine.state.batch.groups[0]
-    assert (group.sent, group.attempt) == (True, 1)
-    assert not has_ready(machine.plan, machine.state.batch, trainer)

@@ -29,19 +29,19 @@ def size(state: State) -> int:
 
 def roles() -> Cluster:
     plan = examples.plan(num_batches=MANY + 2, num_groups=1, group_size=2, max_staleness=1)
-    return build(plan, timing(), rollout={"a": 1}, trainer_slots=1)
+    return build(plan, timing(), rollout={"a": 1}, members={"a": 1})
 
 
 def fluid() -> Cluster:
     plan = examples.plan(num_batches=MANY + 2, num_groups=1, group_size=2, mode="fluid", tag=0)
-    return build(plan, timing(), rollout={}, trainer_slots=0, members={"a": 1})
+    return build(plan, timing(), rollout={}, members={"a": 1})
 
 
 def timing() -> Timing:
     return Timing(
         fragment=lambda kind, samples: 0.5 * samples, gradient=lambda kind, samples: 0.1 * samples,
-        help=lambda samples: 0.5 * samples, score=lambda samples: 0.1, train=lambda samples: 0.1,
-        commit=0.1, publish=0.1, adopt=0.1, steps=2,
+        help=lambda kind, samples: 0.5 * samples, score=lambda samples: 0.1,
+        step=0.1, publish=0.1, adopt=0.1, steps=2,
     )  # fmt: skip
 
 

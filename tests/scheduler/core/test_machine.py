@@ -1,13 +1,14 @@
 from dataclasses import replace
 
-from services.scheduler.core.inputs import DeviceReported, MachineInput, WorkerJoined
-from services.scheduler.core.lending import has_ready
+from services.scheduler.core.inputs import DeviceReported, MachineInput
 from services.scheduler.core.tag.estimates import Costs
+from services.scheduler.core.workers import Loan
 from shared.messages.contracts import (
     MAX_FRAGMENTS_PER_GROUP,
     Command,
     FragmentFailed,
     FragmentReleased,
+    GenerateFragment,
     OperatorRequest,
     RunFailed,
     TrainGroup,
@@ -136,18 +137,19 @@ def test_with_one_step_asynchrony_idle_workers_begin_the_next_batch_with_the_sam
 
 def test_no_more_groups_are_begun_early_than_the_plan_allows() -> None:
     machine = Machine("a", num_groups=3, group_size=2, max_staleness=1, early_fraction=0.4)
-    trained = machine.finish(machine.tasks(examples.published(0)))
-    assert [(t.batch, t.group) for t in trained] == [(0, 0), (0, 1), (0, 2), (1, 0)]
-    assert {(t.batch, t.policy.version) for t in trained} == {(0, 0), (1, 0)}
+    machine.finish(machine.tasks(examples.published(0)))
+    tasks = [each for each in machine.told if isinstance(each, GenerateFragment)]
+    begun = dict.fromkeys((t.fragment.batch, t.fragment.group) for t in tasks)
+    assert list(begun) == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert {(t.fragment.batch, t.policy.version) for t in tasks} == {(0, 0), (1, 0)}
 
 
 def test_an_early_group_that_is_under_way_keeps_its_version() -> None:
     machine = Machine("a", num_groups=2, **EARLY)
     tasks = machine.tasks(examples.published(0))
-    trained = machine.finish(tasks)
-    early = [train for train in trained if train.batch == 1]
-    assert early and all(train.policy.version == 0 for train in early)
-    machine.handle(examples.published(1))
+    machine.finish(tasks)
+    sent = [each for each in machine.handle(examples.published(1)) if isinstance(each, TrainGroup)]
+    assert [(train.batch, train.policy.version) for train in sent] == [(1, 0)] * 2
     assert machine.state.batch is not None
     kept = [group.policy for group in machine.state.batch.groups if group.policy]
     assert kept == [examples.policy(0)] * 2
@@ -171,40 +173,34 @@ def test_nothing_begins_with_a_superseded_version() -> None:
     assert {task.fragment.attempt for task in again} == {1}
 
 
-def test_no_group_is_ready_for_a_trainer_that_holds_them_before_all_are_sent() -> None:
-    """It would be called back with fragments that it waits for itself."""
-    machine = Machine("a", num_groups=2, queue_depth=1, holds_groups=True)
-    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", concurrency=1))
-    tasks = machine.tasks(examples.published(0))
-    while not machine.state.batch or not any(g.sent for g in machine.state.batch.groups):
-        task = tasks.pop(0)
-        tasks += machine.tasks(examples.generated(task)) + machine.tasks(examples.scored(task))
-    trainer = machine.state.workers["trainer-0"]
-    assert not has_ready(machine.plan, machine.state.batch, trainer)
-    machine.finish(tasks)
-    assert machine.state.batch is not None
-    assert has_ready(machine.plan, machine.state.batch, trainer)
+def lend(machine: Machine, address: str, samples: int) -> None:
+    """Lend a member, with so many samples left for it."""
+    member = machine.state.workers[address]
+    loan = Loan(number=1, mode="generate", lent_until=100.0)
+    tag = replace(machine.state.tag, samples_left=samples)
+    machine.state = replace(machine.state.with_worker(member.with_loan(loan, 0.0)), tag=tag)
 
 
-def test_nothing_is_left_for_a_trainer_that_may_not_take_it() -> None:
-    """It is lent and by far the fastest, but this fragment is larger than its share."""
+def test_nothing_is_left_for_a_lent_member_that_may_not_take_it() -> None:
+    """It is by far the fastest, but this fragment is larger than its share."""
     machine = Machine("a", num_groups=1, group_size=2)
-    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", concurrency=1))
+    machine.handle(joined("trainer", "trainer"))
     [task] = machine.tasks(examples.published(0))
-    costs = Costs().observe_rollout("a-0", 10.0).observe("help", 0.01)
-    tag = replace(machine.state.tag, mode="generate", samples_left=1, lent_until=100.0)
-    machine.state = replace(machine.state, costs=costs, tag=tag)
+    costs = Costs().observe_rollout("a-0", 10.0).observe_rollout("trainer-0", 0.01)
+    machine.state = replace(machine.state, costs=costs)
+    lend(machine, "trainer-0", 1)
     failed = FragmentFailed(
         slot=task.fragment.slot, stage="rollout", reason="oom", worker=task.worker
     )
     assert [again.worker for again in machine.tasks(failed)] == ["a-0"]
 
 
-def test_a_device_that_reports_nothing_new_changes_nothing() -> None:
+def test_a_member_that_reports_nothing_new_changes_nothing() -> None:
     machine = Machine("a", num_groups=1)
-    machine.handle(WorkerJoined("trainer-0", "trainer", "trainer", concurrency=1))
+    machine.handle(joined("trainer", "trainer"))
     machine.handle(DeviceReported("trainer-0", 3, "train"))
-    assert machine.state.tag.loan_number == 3
+    loan = machine.state.workers["trainer-0"].loan
+    assert loan is not None and loan.number == 3
     before = machine.state
     assert machine.handle(DeviceReported("trainer-0", 3, "train")) == []
     assert machine.state is before

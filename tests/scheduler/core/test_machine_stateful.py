@@ -22,7 +22,6 @@ from shared.messages.contracts import (
     FragmentSlot,
     GenerateFragment,
     GroupRequest,
-    GroupTrained,
     OperatorRequest,
     SetDevice,
     TagRequest,
@@ -31,7 +30,7 @@ from shared.messages.contracts import (
 )
 from tests import examples
 
-TRAINER = WorkerJoined("trainer-a", "trainer", "trainer")
+MEMBERS = [WorkerJoined(f"trainer-{each}", f"trainer-{each}", "trainer") for each in "ab"]
 
 
 class SchedulerModel(RuleBasedStateMachine):
@@ -43,8 +42,11 @@ class SchedulerModel(RuleBasedStateMachine):
         batches=st.integers(1, 3),
         staleness=st.integers(0, 1),
         fixed=st.booleans(),
+        members=st.integers(1, 2),
     )
-    def begin(self, groups: int, fragments: int, batches: int, staleness: int, fixed: bool) -> None:
+    def begin(
+        self, groups: int, fragments: int, batches: int, staleness: int, fixed: bool, members: int
+    ) -> None:
         self.plan = examples.plan(
             num_groups=groups, group_size=2 * fragments, num_batches=batches, max_attempts=1000,
             max_losses=1000, max_staleness=staleness,
@@ -59,8 +61,9 @@ class SchedulerModel(RuleBasedStateMachine):
         self.to_score: list[GenerateFragment] = []
         self.sent: dict[tuple[int, int], TrainGroup] = {}
         self.trained: Counter[tuple[int, int, int]] = Counter()
-        self.loan_numbers: list[int] = []
-        self.send(TRAINER)
+        self.loan_numbers: dict[str, list[int]] = {}
+        for member in MEMBERS[:members]:
+            self.send(member)
         self.send(examples.published(0))
 
     def send(self, event: MachineInput) -> None:
@@ -74,7 +77,7 @@ class SchedulerModel(RuleBasedStateMachine):
         if isinstance(command, TrainGroup):
             self.sent[command.batch, command.group] = command
         elif isinstance(command, SetDevice):
-            self.loan_numbers.append(command.loan_number)
+            self.loan_numbers.setdefault(command.worker, []).append(command.loan_number)
         elif isinstance(command, GenerateFragment):
             known = self.state.workers.get(command.worker)
             assert known is None or known.name not in self.state.draining
@@ -136,26 +139,16 @@ class SchedulerModel(RuleBasedStateMachine):
     def choose_tag(self, mode: str, groups: int) -> None:
         self.send(TagRequest.model_validate({"mode": mode, "groups": groups, "id": "x"}))
 
-    @rule(mode=st.sampled_from(["train", "generate"]))
-    def report_device(self, mode: str) -> None:
-        number = self.state.tag.loan_number
-        self.send(DeviceReported("trainer-a", number, mode))  # type: ignore[arg-type]
+    @rule(mode=st.sampled_from(["train", "generate"]), member=st.sampled_from(["a", "b"]))
+    def report_device(self, mode: str, member: str) -> None:
+        worker = self.state.workers.get(f"trainer-{member}")
+        number = worker.loan.number if worker is not None and worker.loan is not None else 0
+        self.send(DeviceReported(f"trainer-{member}", number, mode))  # type: ignore[arg-type]
 
     @rule()
     def time_passes(self) -> None:
         self.now += 60.0
         self.send(Tick())
-
-    @precondition(lambda self: self.sent)
-    @rule(data=st.data())
-    def train(self, data: st.DataObject) -> None:
-        group = data.draw(st.sampled_from(list(self.sent.values())))
-        self.send(
-            GroupTrained(
-                batch=group.batch, group=group.group, attempt=group.attempt,
-                worker="trainer-a", seconds=1.0,
-            )
-        )  # fmt: skip
 
     @precondition(lambda self: self.batch_is_sent())
     @rule()
@@ -173,7 +166,7 @@ class SchedulerModel(RuleBasedStateMachine):
         """A result or a commit that was seen before commands nothing new."""
         event = data.draw(st.sampled_from(self.seen))
         repeatable = event.__class__.__name__ in {
-            "FragmentGenerated", "FragmentScored", "PolicyPublished", "GroupTrained"
+            "FragmentGenerated", "FragmentScored", "PolicyPublished"
         }  # fmt: skip
         if repeatable:
             before = self.state.batches
@@ -211,8 +204,8 @@ class SchedulerModel(RuleBasedStateMachine):
 
     @invariant()
     def loan_numbers_only_grow(self) -> None:
-        numbers = getattr(self, "loan_numbers", [])
-        assert numbers == sorted(set(numbers))
+        for numbers in getattr(self, "loan_numbers", {}).values():
+            assert numbers == sorted(set(numbers))
 
 
 TestScheduler = SchedulerModel.TestCase

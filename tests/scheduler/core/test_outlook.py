@@ -8,7 +8,7 @@ import pytest
 
 from services.scheduler.core.outlook import Outlook, outlook
 from services.scheduler.core.state import FragmentState, GroupState, Plan, Stage, State
-from services.scheduler.core.tag.estimates import Costs, Estimate
+from services.scheduler.core.tag.estimates import Costs
 from services.scheduler.core.waiting import Queue, queues
 from services.scheduler.core.workers import AssignedFragment, Workers
 from services.scheduler.costs.floor import floor_seconds
@@ -39,31 +39,29 @@ def test_forecast_and_bound_are_those_of_the_planner(opened: tuple[Plan, State])
 
 def test_nothing_is_said_before_both_tasks_were_measured(opened: tuple[Plan, State]) -> None:
     plan, state = opened
-    for costs in (Costs(), replace(state.costs, train=Estimate())):
+    for costs in (Costs(), replace(state.costs, gradient={})):
         assert outlook(plan, replace(state, costs=costs)) == Outlook()
-    gone = {each: w for each, w in state.workers.items() if w.service != "trainer"}
+    gone = {each: w for each, w in state.workers.items() if w.service != "member"}
     assert outlook(plan, replace(state, workers=type(state.workers)(gone))) == Outlook()
 
 
-@pytest.mark.parametrize("mode", ["pipelined", "sequential", "colocated", "fluid"])
+@pytest.mark.parametrize("mode", ["disaggregated", "sequential", "colocated", "fluid"])
 @pytest.mark.parametrize("max_staleness", [0, 1])
 def test_whatever_devices_there_are_no_forecast_beats_the_bound(
-    mode: Literal["pipelined", "sequential", "colocated", "fluid"], max_staleness: int
+    mode: Literal["disaggregated", "sequential", "colocated", "fluid"], max_staleness: int
 ) -> None:
     plan, state = opening(PROFILE, SPLIT, SIZE, max_staleness=max_staleness)
     plan = replace(plan, schedule=plan.schedule.changed(mode=mode))
-    for generating, concurrency, apart in product((True, False), (0, 1, 8), (True, False)):
-        workers = {
-            each: replace(worker, concurrency=concurrency, independent_devices=apart)
-            if worker.service == "trainer" else worker
-            for each, worker in state.workers.items()
-            if generating or worker.service == "trainer"
-        }  # fmt: skip
-        if mode == "fluid":
-            trainer = workers["trainer-1"]
-            workers["trainer-1"] = replace(trainer, service="member", concurrency=1)
-        costs = replace(state.costs, gradient={"trainer-1": state.costs.train})
-        found = outlook(plan, replace(state, workers=Workers(workers), costs=costs))
+    lends = mode == "disaggregated"
+    members = [each for each in state.workers.values() if each.service == "member"]
+    for generating, at_once, number in product((True, False), (0, 1, 8), (1, len(members))):
+        able = [
+            replace(each, lends=at_once) if lends
+            else replace(each, concurrency=at_once, lends=0, loan=None)
+            for each in members[:number]
+        ]  # fmt: skip
+        workers = {each.address: each for each in (*state.only_generate * generating, *able)}
+        found = outlook(plan, replace(state, workers=Workers(workers)))
         if found.forecast_seconds is not None and found.bound_seconds is not None:
             assert found.bound_seconds <= found.forecast_seconds
 
@@ -107,12 +105,12 @@ def _having(state: State, held: dict[str, tuple[FragmentSlot, float]]) -> State:
     return replace(state, workers=state.workers.changed(changed))
 
 
-def test_samples_wait_for_rewards_and_whole_groups_for_the_trainer(
+def test_samples_wait_for_rewards_and_whole_groups_for_members(
     opened: tuple[Plan, State],
 ) -> None:
     plan, state = opened
     batch = state.batch
-    assert batch is not None and state.trainer is not None
+    assert batch is not None
 
     def group(stage: Stage, at: float) -> GroupState:
         each = FragmentState(
@@ -120,15 +118,16 @@ def test_samples_wait_for_rewards_and_whole_groups_for_the_trainer(
         )  # fmt: skip
         return GroupState().with_fragment(each)
 
-    trained_by = (state.trainer.address,)
     batch = batch.with_groups({
         0: group("generated", 5.0),
         1: group("generated", 2.0),
         2: replace(group("scored", 3.0), sent=True),
-        3: replace(group("scored", 1.0), sent=True, trained_by=trained_by),
+        3: replace(group("scored", 1.0), sent=True),
     })  # fmt: skip
     first_heard_of_with_its_rewards = replace(group("scored", 0.0), sent=True)
     batch = batch.with_groups({4: first_heard_of_with_its_rewards})
-    found = by_name(plan, state.with_batch(batch), 10.0)
+    assert state.fluid is not None
+    trained = replace(state.with_batch(batch), fluid=replace(state.fluid, trained=frozenset({3})))
+    found = by_name(plan, trained, 10.0)
     assert (found["scoring"].samples, found["scoring"].oldest_seconds) == (2 * SIZE, 8.0)
     assert (found["training"].samples, found["training"].oldest_seconds) == (2 * SIZE, 7.0)

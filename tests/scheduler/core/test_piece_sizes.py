@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from services.scheduler.core.fluid.cutting import next_piece, part_of_group, whole_group
-from services.scheduler.core.fluid.pieces import _ready
+from services.scheduler.core.fluid.pieces import trainable
 from services.scheduler.core.fluid.state import FluidState, PieceState
 from services.scheduler.core.state import Plan
 from services.scheduler.costs.profile import load_profile
@@ -27,7 +27,7 @@ def cut(plan: Plan, members: int, ranks: int = 1) -> tuple[FluidState, list[floa
     for index in range(plan.num_groups):
         fluid = fluid.with_group(index, whole_group(plan, 0))
     left = float(plan.num_groups)
-    while ready := _ready(plan, fluid):
+    while ready := trainable(plan, fluid):
         share = left / (2 * members)
         fluid, (index, place) = next_piece(plan, fluid, min(ready), share, members, ranks)
         group = fluid.groups[index]

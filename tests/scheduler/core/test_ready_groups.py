@@ -9,7 +9,7 @@ from shared.messages.contracts import (
     TrainGroup,
 )
 from tests import examples
-from tests.scheduler.core.machine_driver import Machine
+from tests.scheduler.core.machine_driver import Machine, joined
 
 
 def run(machine: Machine, commands: list[Command]) -> list[Command]:
@@ -36,18 +36,20 @@ def test_every_whole_group_goes_to_the_trainer_at_once() -> None:
     assert sorted(c.group for c in groups(commands)) == list(range(8))
 
 
-def test_a_trainer_of_independent_devices_is_lent_until_its_share_is_generated() -> None:
+def test_several_members_are_lent_until_their_share_is_generated() -> None:
     machine = Machine("a", num_groups=4)
-    machine.handle(WorkerJoined("t-0", "t", "trainer", concurrency=2, independent_devices=True))
+    for name in ("t", "u"):
+        machine.handle(joined(name, "trainer"))
     machine.handle(TagRequest(mode="fixed", groups=2, id="x"))
     commands = machine.handle(examples.published(0))
-    [lent] = [c for c in commands if isinstance(c, SetDevice)]
-    assert lent.mode == "generate"
-    mine = [c for c in commands if isinstance(c, GenerateFragment) and c.worker == "t-0"]
-    assert {c.fragment.group for c in mine} == {2, 3}  # from the end of the batch
-    # A group of the others is ready to train: it stays lent, for its devices train by themselves.
+    lent = {c.worker: c.mode for c in commands if isinstance(c, SetDevice)}
+    assert lent == {"t-0": "generate", "u-0": "generate"}
+    mine = [c for c in commands if isinstance(c, GenerateFragment) and c.worker in lent]
+    assert {c.fragment.group for c in mine} == {0, 1, 2}  # in order, as the others
+    # A group of the others is ready to train: members stay lent, for each trains by itself.
     theirs = [c for c in commands if isinstance(c, GenerateFragment) and c.worker == "a-0"]
     after = run(machine, list(theirs))
     assert groups(after) and not [c for c in after if isinstance(c, SetDevice)]
     done = run(machine, list(mine))
-    assert [c.mode for c in done if isinstance(c, SetDevice)][-1] == "train"
+    returned = {c.worker for c in done if isinstance(c, SetDevice) and c.mode == "train"}
+    assert returned == set(lent)

@@ -63,10 +63,7 @@ def test_while_costs_are_unknown_devices_decide_alone() -> None:
 
 def test_without_a_device_that_generates_nothing_is_chosen() -> None:
     plan, state = situation(8, 24)
-    trainer = state.trainer
-    assert trainer is not None
-    alone = replace(trainer, concurrency=0)
-    none_left = replace(state, workers=Workers({alone.address: alone}))
+    none_left = replace(state, workers=Workers())
     assert size_fragments(plan, none_left) is none_left
 
 
@@ -98,21 +95,21 @@ def test_sizes_vary_until_they_have_told_what_they_cost() -> None:
 
 def test_a_part_of_very_many_devices_stands_for_all() -> None:
     plan, state = situation(8, 24)
-    trainer, many = state.trainer, 16
-    assert trainer is not None
+    many = 16
     workers = {
         f"{address}-{number}": replace(worker, address=f"{address}-{number}")
         for address, worker in state.workers.items()
         for number in range(many)
-        if worker.service == "rollout"
     }
-    rollout = {address: state.costs.rollout["H100-0"] for address in workers}
-    large = replace(trainer, concurrency=many * trainer.concurrency)
-    train = replace(state.costs.train, value=state.costs.train.seconds / many)
+    costs = state.costs
+    of_all = {
+        name: {a: known for a in workers if (known := costs_of.get(a.rpartition("-")[0]))}
+        for name, costs_of in (("rollout", costs.rollout), ("gradient", costs.gradient))
+    }
     state_of_many = replace(
         state,
-        workers=Workers({**workers, large.address: large}),
-        costs=replace(state.costs, rollout=rollout, train=train),
+        workers=Workers(workers),
+        costs=replace(costs, rollout=of_all["rollout"], gradient=of_all["gradient"]),
     )
     plan_of_many = replace(plan, num_groups=many * plan.num_groups)
     assert best_size(plan_of_many, state_of_many) == best_size(plan, state)

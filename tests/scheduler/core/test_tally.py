@@ -17,7 +17,6 @@ from shared.messages.contracts import (
     FragmentFailed,
     GenerateFragment,
     GroupFailed,
-    GroupTrained,
     TrainGroup,
 )
 from tests import examples
@@ -28,7 +27,7 @@ def assert_right(state: State, size: int) -> None:
     for batch in state.batches:
         kept, anew = batch.tally, tally_of(batch.groups, NOTHING_CUT)
         assert {name: n for name, n in kept.stages.items() if n} == dict(anew.stages)
-        for field in ("cut", "pending", "scored", "maybe_whole", "sent", "trained"):
+        for field in ("cut", "pending", "scored", "maybe_whole", "sent"):
             assert getattr(kept, field) == getattr(anew, field), field
         before = batch.groups[: kept.first]
         assert all(group.num_cut == size and not group.num_pending for group in before)
@@ -86,9 +85,6 @@ def _results(random: Random, command: Command) -> list[MachineInput]:
         batch, group, attempt = command.batch, command.group, command.attempt
         if random.random() < 0.1:
             return [GroupFailed(batch=batch, group=group, attempt=attempt, reason="reason")]
-        return [
-            GroupTrained(batch=batch, group=group, attempt=attempt, worker="trainer-0", seconds=0.1)
-        ]
     return []
 
 

@@ -2,11 +2,14 @@
 
 import pytest
 
+from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.inputs import WorkerJoined
 from services.scheduler.core.machine import step
 from services.scheduler.core.state import State
 from services.scheduler.core.usage import Meter, uses
-from shared.messages.contracts import GenerateFragment, GroupTrained, TrainGroup
+from shared.messages.contracts import GenerateFragment, TrainGroup
+from shared.messages.fluid import TrainPiece
+from shared.messages.workers import Holds
 from tests import examples
 from tests.scheduler.core.machine_driver import Machine, joined
 
@@ -20,17 +23,18 @@ def test_each_device_waits_for_whoever_is_late() -> None:
         seen = uses(machine.plan, machine.state)
         return seen["a"], seen["b"], seen["t"]
 
-    assert now() == ("generating", "generating", "waiting_for_rollout")
+    assert now() == ("generating", "generating", "tail")
     machine.handle(examples.generated(first))
-    assert now() == ("tail", "generating", "waiting_for_rollout")
+    assert now() == ("tail", "generating", "tail")
     machine.handle(examples.generated(second))
     assert now() == ("waiting_for_reward", "waiting_for_reward", "waiting_for_reward")
     machine.handle(examples.scored(first))
     [train] = machine.handle(examples.scored(second))
     assert isinstance(train, TrainGroup)
+    assert now() == ("waiting_for_trainer",) * 3, "it has not said that it holds the version"
+    [piece] = machine.handle(MemberReported("t-0", Holds(version=0, checksum="0" * 32, update=0)))
+    assert isinstance(piece, TrainPiece)
     assert now() == ("waiting_for_trainer", "waiting_for_trainer", "training")
-    machine.handle(GroupTrained(batch=0, group=0, attempt=0, worker="t-0", seconds=1.0))
-    assert now() == ("waiting_for_trainer", "waiting_for_trainer", "committing")
 
 
 def test_a_lent_device_generates() -> None:
@@ -43,7 +47,7 @@ def test_a_lent_device_generates() -> None:
     ):
         state, more = step(plan, state, event, 0.0)
         commands += more
-    assert uses(plan, state)["t"] == "waiting_for_rollout"  # nothing is known of its costs yet
+    assert uses(plan, state)["t"] == "tail"  # nothing is known of its costs yet
     assert [c.worker for c in commands if isinstance(c, GenerateFragment)] == ["a-0", "a-0"]
 
 
@@ -57,18 +61,3 @@ def test_seconds_add_up_to_the_time_between_two_commits() -> None:
     assert devices["a"] == {"generating": 2.0, "tail": 1.0, "waiting_for_weights": 1.0}
     assert sum(devices["a"].values()) == pytest.approx(4.0)
     assert meter.take() == {}
-
-
-def test_a_trainer_whose_groups_wait_for_others_waits_with_everybody() -> None:
-    machine = Machine("a", "b", num_groups=2)
-    machine.handle(WorkerJoined("t-0", "t", "trainer", concurrency=0))
-    first, second, third, *_ = machine.tasks(examples.published(0))
-    for task in (first, second):
-        machine.handle(examples.generated(task))
-        machine.handle(examples.scored(task))
-    assert machine.state.batches[0].tally.untrained("t-0")
-    assert uses(machine.plan, machine.state)["t"] == "training"
-    seen = uses(machine.plan, machine.state, {"t"})
-    assert seen["t"] == "tail" != seen["a"], "nothing is left to be begun, and a generates"
-    machine.handle(examples.generated(third))
-    assert machine.state.phase == "running"

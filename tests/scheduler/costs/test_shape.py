@@ -21,8 +21,7 @@ from services.scheduler.costs.profile import (
 from services.scheduler.costs.shape import Shape, rollout_equivalents, training_equivalents
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.forecast import forecast
-from services.scheduler.sim.independent_devices import pieces_of
-from services.scheduler.sim.profiled import simulate, steady_plan, timing_of
+from services.scheduler.sim.profiled import simulate, steady_plan
 from shared.recipe.schedule import RunSchedule
 
 FLUX = load_profile("flux1-dev")
@@ -149,21 +148,6 @@ def test_a_device_that_waits_for_weights_waits_in_shared_steps_as_well() -> None
     assert fragment_seconds(profile, "H100", 12) == pytest.approx(2 * max(waits, 1) + 4 * 12)
 
 
-@pytest.mark.parametrize(("window", "merged"), [(1, 1), (3, 1), (3, 0)])
-@pytest.mark.parametrize("is_last", [True, False])
-def test_pieces_hold_every_row_of_a_group_once(window: int, merged: int, is_last: bool) -> None:
-    shape = Shape(**DIGITS | {"trained_steps": window}, steps=6, merged_steps=merged)
-    timing = timing_of(counting(shape, 1), {"H100": 4})
-    pieces = pieces_of(12, 4, timing, is_last=is_last)
-    weights = [piece.part * (1 if merged else len(piece.samples) / 12) for piece in pieces]
-    assert sum(weights) == pytest.approx(1)
-    if merged:
-        assert pieces[0].part == pytest.approx(1 / shape.trained_rows(12))
-    for sample in range(12):
-        of_it = [piece for piece in pieces if sample in piece.samples]
-        assert {piece.num_parts for piece in of_it} == {len(of_it)}
-
-
 @pytest.mark.parametrize("trainers", [1, 3])
 def test_the_simulator_s_devices_do_the_work_that_is_counted(trainers: int) -> None:
     shape = Shape(
@@ -179,16 +163,6 @@ def test_the_simulator_s_devices_do_the_work_that_is_counted(trainers: int) -> N
     assert busy == pytest.approx(profile.training_work, rel=1e-6)
     generated = found.busy["rollout"]["generate"] * 2 * found.step_seconds
     assert generated == pytest.approx(profile.generation_work, rel=1e-6)
-
-
-def test_ranks_that_share_weights_compute_a_shared_step_each() -> None:
-    shape = Shape(**DIGITS | {"trained_steps": 3}, steps=6, shared_steps=2.0, merged_steps=1)
-    profile = counting(shape, 1)
-    sharded = profile.variant.model_copy(update={"sharded": True})
-    together = profile.model_copy(update={"variant": sharded})
-    alone, ranks = (timing_of(each, {"H100": 4}).train(12) for each in (profile, together))
-    assert alone == pytest.approx((1 + 12 * 2) / 4)
-    assert ranks == pytest.approx(1 + 12 * 2 / 4)
 
 
 def test_fragments_of_whole_groups_pay_most() -> None:

@@ -2,40 +2,40 @@
 
 from dataclasses import replace
 
+from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.state import Plan, State, WorkerState, new_batch
 from services.scheduler.core.tag.estimates import Costs, Estimate
-from services.scheduler.core.workers import Workers
-from services.scheduler.costs.profile import Profile, fragment_seconds
-from services.scheduler.costs.split import Split
-from services.scheduler.sim.profiled import (
-    has_independent_devices,
-    help_seconds,
-    helpers,
-    steady_plan,
-    timing_of,
-)
+from services.scheduler.core.workers import Loan, Workers
+from services.scheduler.costs.profile import Profile
+from services.scheduler.costs.split import Devices, Split
+from services.scheduler.sim.profiled import steady_plan, timing_of
 from shared.recipe.schedule import RunSchedule
 
 
-def _costs(profile: Profile, split: Split, size: int, addresses: dict[str, str]) -> Costs:
-    timing = timing_of(profile, split.trainer)
+def addresses(devices: Devices, of: str = "") -> dict[str, str]:
+    """Return address -> kind of each device."""
+    return {f"{of}{kind}-{n}": kind for kind, count in devices.items() for n in range(count)}
+
+
+def _costs(profile: Profile, split: Split, size: int) -> Costs:
+    timing, shape = timing_of(profile, split.trainer), profile.shape
+    shared = Costs(shared_share=shape.shared_share, group_size=shape.group_size)
+    whole = shared.whole_samples(size)
 
     def known(seconds: float) -> Estimate:
         return Estimate(value=seconds, count=3)
 
-    shape = profile.shape
-    shared = Costs(shared_share=shape.shared_share, group_size=shape.group_size)
+    rollout, members = addresses(split.rollout), addresses(split.trainer, "member-")
     return replace(
         shared,
         rollout={
-            address: known(fragment_seconds(profile, kind, size) / shared.whole_samples(size))
-            for address, kind in addresses.items()
+            **{a: known(timing.fragment(k, size) / whole) for a, k in rollout.items()},
+            **{a: known(timing.help(k, size) / whole) for a, k in members.items()},
         },
-        help=known(help_seconds(profile, split.trainer, size) / shared.whole_samples(size)),
-        train=known(timing.train(profile.shape.group_size)),
-        switch=known(timing.switch),
+        gradient={a: known(timing.gradient(k, shape.group_size)) for a, k in members.items()},
+        switch=known(0.0),
         ready=known(profile.rollout.handoff_seconds),
-        commit=known(timing.commit + timing.publish),
+        commit=known(timing.step + timing.exchange + timing.publish),
     )
 
 
@@ -45,22 +45,27 @@ def opening(
     """Return a batch at its beginning, in fragments of `size` samples, with all costs learned."""
     schedule = RunSchedule(tag=0, fragment_size=size, max_staleness=1 if max_staleness else 0)
     plan = steady_plan(profile.shape, batches=10, schedule=schedule)
-    addresses = {
-        f"{kind}-{number}": kind for kind, count in split.rollout.items() for number in range(count)
-    }
     rollout = [
         WorkerState(address=address, name=address, service="rollout", concurrency=1, kind=kind)
-        for address, kind in addresses.items()
+        for address, kind in addresses(split.rollout).items()
     ]
-    trainer = WorkerState(
-        address="trainer-1", name="trainer", service="trainer",
-        concurrency=helpers(profile, split.trainer),
-        independent_devices=has_independent_devices(profile, split.trainer),
-    )  # fmt: skip
+    members = [
+        WorkerState(
+            address=address,
+            name=address,
+            service="member",
+            concurrency=0,
+            kind=kind,
+            lends=1,
+            loan=Loan(),
+        )
+        for address, kind in addresses(split.trainer, "member-").items()
+    ]
     state = State(
         phase="running",
         batches=(new_batch(plan, 3, 0.0),),
-        workers=Workers({worker.address: worker for worker in [*rollout, trainer]}),
-        costs=_costs(profile, split, size, addresses),
+        fluid=FluidState(batch=3),
+        workers=Workers({worker.address: worker for worker in [*rollout, *members]}),
+        costs=_costs(profile, split, size),
     )
     return plan, state

@@ -1,18 +1,18 @@
 """Devices of the simulated cluster, in runs so small that every second can be told."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from services.scheduler.core.state import LoanState, Plan, State
+from services.scheduler.core.state import Plan, State, TagState
 from services.scheduler.core.tag.controller import Controller
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.history_events import Interval
 from services.scheduler.sim.timing import Timing
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
-from shared.messages.contracts import Prompt
+from shared.messages.contracts import Prompt, SetDevice
 from shared.recipe.schedule import RunSchedule
 from tests.examples import with_schedule
 
@@ -25,11 +25,10 @@ PLAN = Plan(
 SPEED = {"fast": 1.0, "slow": 0.4, "slowest": 0.05}
 TIMING = Timing(
     fragment=lambda kind, samples: 2.0 * samples / SPEED[kind],
+    help=lambda kind, samples: 2.0 * samples / SPEED[kind],
     gradient=lambda kind, samples: 1.0 * samples / SPEED[kind],
-    help=lambda samples: 2.0 * samples,
     score=lambda _: 0.0,
-    train=lambda samples: 1.0 * samples,
-    commit=3.0,
+    step=3.0,
     publish=5.0,
     adopt=0.0,
     steps=4,
@@ -37,73 +36,68 @@ TIMING = Timing(
 
 
 def run(
-    plan: Plan,
-    *,
-    rollout: Mapping[str, int],
-    lanes: Sequence[str],
-    groups: int = 0,
+    plan: Plan, *, rollout: Mapping[str, int], members: Mapping[str, int], groups: int = 0
 ) -> Cluster:
-    """``groups``: that the trainer may generate."""
-    state = State(
-        recovering=True, tag=LoanState(controller=Controller(mode="fixed", groups=groups))
-    )
+    """``groups``: that members may generate."""
+    state = State(recovering=True, tag=TagState(controller=Controller(mode="fixed", groups=groups)))
     cluster = build(
-        plan, TIMING, rollout=rollout, trainer_slots=len(lanes) or 1, lanes=lanes,
-        keep_intervals=True,
-        first_state=state,
-    )  # fmt: skip
+        plan, TIMING, rollout=rollout, members=members, keep_intervals=True, first_state=state
+    )
     assert cluster.world.run(1e6, lambda: cluster.finished)
     return cluster
 
 
-def uses(cluster: Cluster, device: str) -> list[tuple[str, float, float]]:
+def uses(cluster: Cluster, name: str) -> list[tuple[str, float, float]]:
+    device = f"{cluster.members[name].address}/0"
     intervals: list[Interval] = [i for i in cluster.history.intervals if i.device == device]
     return [(i.use, round(i.begin, 3), round(i.end, 3)) for i in intervals]
 
 
-def test_a_device_of_a_fluid_trainer_finishes_its_fragment_and_then_trains() -> None:
-    """One group of each device: both are done after 8 s, and train 8 samples together."""
-    cluster = run(PLAN, rollout={}, lanes=["fast", "fast"], groups=2)
-    trainer = cluster.trainer
-    assert trainer is not None
-    for lane in (0, 1):
-        found = uses(cluster, f"{trainer.address}/{lane}")
-        pieces = [("train", begin, begin + 1) for begin in (8.0, 9.0, 10.0, 11.0)]
-        assert found == [("generate", 0.0, 8.0), *pieces, ("commit", 12.0, 20.0)]
+def test_members_that_are_lent_generate_their_share_and_then_train() -> None:
+    """One group of each device: all are done after 8 s, and two train 12 samples together."""
+    plan = replace(PLAN, num_groups=3, trained_steps=3)
+    cluster = run(plan, rollout={"fast": 1}, members={"fast": 2}, groups=2)
+    for number in (0, 1):
+        found = uses(cluster, f"trainer-fast-{number}")
+        assert found[0] == ("generate", 0.0, 8.0)
+        assert {use for use, *_ in found[1:-1]} == {"train"}
+        assert found[-1] == ("commit", 14.0, 17.0)
 
 
-def test_a_fast_device_takes_more_of_a_group() -> None:
-    """The batch's last groups are cut into samples: 1 s on the fast one, 2.5 s on the slow one."""
-    cluster = run(PLAN, rollout={"fast": 2}, lanes=["fast", "slow"])
-    trainer = cluster.trainer
-    assert trainer is not None
-    train = {
-        lane: [(begin, end) for use, begin, end in uses(cluster, f"{trainer.address}/{lane}")
-               if use == "train"]
-        for lane in (0, 1)
-    }  # fmt: skip
-    assert train == {
-        0: [(begin, begin + 1) for begin in (8.0, 9.0, 10.0, 11.0, 12.0)],
-        1: [(8.0, 10.5), (10.5, 13.0), (13.0, 15.5)],
-    }  # fmt: skip
+def test_a_fast_member_trains_more_of_a_batch() -> None:
+    """8 samples on 1.4 devices: nobody waits for long at the end."""
+    plan = replace(PLAN, trained_steps=3)
+    cluster = run(plan, rollout={"fast": 2}, members={"fast": 1, "slow": 1})
+    fast, slow = (
+        sum(end - begin for use, begin, end in uses(cluster, f"trainer-{kind}-0") if use == "train")
+        for kind in ("fast", "slow")
+    )
+    assert fast + 0.4 * slow == pytest.approx(8)
+    assert 5 <= fast <= 6
 
 
-def test_a_device_trains_while_another_generates() -> None:
-    """The second group is the trainer's: one device has it, the other trains the first."""
-    cluster = run(PLAN, rollout={"fast": 1}, lanes=["slow", "fast"], groups=1)
-    trainer = cluster.trainer
-    assert trainer is not None
-    slow, fast = (uses(cluster, f"{trainer.address}/{lane}") for lane in (0, 1))
-    assert slow[0] == ("generate", 0.0, 20.0)
-    assert fast[:2] == [("train", 8.0, 9.0), ("train", 9.0, 10.0)]
+def test_a_lone_member_is_called_back_after_a_step_and_keeps_its_fragment() -> None:
+    """A group takes rollout 8 s; the member generates for 20 s, in steps of 5 s, and trains for 10.
+    It comes back at 10 s, and goes on when nothing is ready."""
+    plan = replace(PLAN, num_groups=3)
+    cluster = run(plan, rollout={"fast": 1}, members={"slow": 1}, groups=1)
+    found = uses(cluster, "trainer-slow-0")
+    assert found[:2] == [("generate", 0.0, 10.0), ("train", 10.0, 20.0)]
+    assert [use for use, *_ in found[-2:]] == ["train", "commit"]
+    generated = sum(end - begin for use, begin, end in found if use == "generate")
+    told = [m for m in cluster.broker.stored["DG_DEVICE"] if isinstance(m, SetDevice)]
+    assert [m.mode for m in told[:2]] == ["generate", "train"]
+    assert [m.loan_number for m in told] == list(range(1, len(told) + 1))
+    assert generated in (10.0, 20.0)  # others take what it keeps if they are sooner
 
 
-@pytest.mark.parametrize(("staleness", "seconds"), [(0, 8.0 + 4.0 + 3.0 + 5.0), (1, 8.0)])
-def test_publication_overlaps_with_the_next_batch_if_that_may_be_stale(
+@pytest.mark.parametrize(("staleness", "seconds"), [(0, 8 + 4 + 3 + 5), (1, 3 + 4 + 3 + 5)])
+def test_one_step_ahead_a_batch_is_generated_by_the_time_that_the_one_before_is_stored(
     staleness: int, seconds: float
 ) -> None:
-    """Generation takes 8 s, training 4, the optimizer 3 and publication 5: one after the other, or
-    all beside generation."""
+    """Generation takes 8 s, training 4, the optimizer 3 and publication 5, one after the other. One
+    step ahead, generation takes no time of its own, and the optimizer's is taken off what a member
+    does next."""
     plan = replace(with_schedule(PLAN, max_staleness=staleness), num_batches=6)
-    times = run(plan, rollout={"fast": 2}, lanes=["fast"] * 2).history.commit_times
+    times = run(plan, rollout={"fast": 2}, members={"fast": 2}).history.commit_times
     assert times[-1] - times[-2] == pytest.approx(seconds, abs=0.1)

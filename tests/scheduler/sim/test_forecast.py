@@ -8,7 +8,7 @@ from digenrl.planning.scheduler_load import scheduler_seconds
 from digenrl.planning.splits import splits
 from services.scheduler.core.tag.makespan import makespan
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.costs.profile import VariantName, load_profile
+from services.scheduler.costs.profile import load_profile
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.forecast import forecast, fragment_sizes, situation_of
 from services.scheduler.sim.profiled import simulate
@@ -86,25 +86,17 @@ def test_forecasts_come_near_the_simulator(
     assert found.seconds == pytest.approx(simulated.step_seconds, rel=0.05)
 
 
-@pytest.mark.parametrize("variant", ["lora", "full"])
-def test_fixed_help_is_kept(variant: VariantName) -> None:
-    profile, split = load_profile("qwen-image", variant), Split({"H100": 8}, {"H100": 24})
+def test_fixed_help_is_kept() -> None:
+    profile, split = load_profile("qwen-image"), Split({"H100": 8}, {"H100": 24})
     for schedule in (STRICT.changed(tag=7), ONE_STEP.changed(tag=7)):
         assert forecast(profile, split, 8, schedule).groups == 7
 
 
-def test_devices_that_go_together_wait_for_the_end_of_their_block() -> None:
-    profile, split = load_profile("qwen-image", "full"), Split({"H100": 8}, {"H100": 24})
+def test_a_member_alone_waits_for_the_end_of_its_block() -> None:
+    profile, split = load_profile("qwen-image"), Split({"H100": 8}, {"H100": 1})
     fixed = STRICT.changed(tag=7)
     tag_inputs = situation_of(profile, split, 8, schedule=fixed)
     assert forecast(profile, split, 8, fixed).seconds == makespan(tag_inputs.tag_inputs, 7)
-
-
-def test_one_step_help_leaves_what_others_have_in_hand() -> None:
-    """Two whole groups in hand of each of 16 devices are all that there are."""
-    profile, split = load_profile("flux1-dev", "full"), Split({"A100": 16}, {"H100": 16})
-    assert forecast(profile, split, 24, ONE_STEP).groups == 0
-    assert forecast(profile, split, 1, ONE_STEP).groups > 0
 
 
 def test_half_the_lead_gains_half() -> None:
@@ -118,7 +110,7 @@ def test_half_the_lead_gains_half() -> None:
 def test_the_scheduler_is_busy_longer_with_small_fragments_and_with_more_devices() -> None:
     profile = load_profile("flux1-dev")
 
-    def busy(devices: int, size: int, mode: Literal["fluid", "pipelined"] = "fluid") -> float:
+    def busy(devices: int, size: int, mode: Literal["fluid", "disaggregated"] = "fluid") -> float:
         shape = profile.shape.model_copy(update={"groups": devices})
         schedule = RunSchedule(mode=mode, fragment_size=size)
         of_groups = profile.model_copy(update={"shape": shape})
@@ -130,7 +122,7 @@ def test_the_scheduler_is_busy_longer_with_small_fragments_and_with_more_devices
     # As was measured, with two fragments for each device.
     assert busy(512, 8) == pytest.approx(3.0, rel=0.1)
     assert busy(4096, 8) == pytest.approx(41, rel=0.1)
-    assert busy(4096, 8, "pipelined") == pytest.approx(8.3, rel=0.15)
+    assert busy(4096, 8, "disaggregated") == pytest.approx(8.3, rel=0.15)
     assert busy(32, 4) < 1
     assert busy(512, 4) > busy(512, 8)
     assert busy(2048, 8) > 4 * busy(512, 8)

@@ -16,10 +16,12 @@ NUM_DEVICES = 64
 
 def run(plan: Plan, *, hanging: int) -> Cluster:
     timing: Timing = replace(
-        TIMING, fragment=lambda kind, samples: 2.0 * samples, train=lambda samples: 0.01 * samples
+        TIMING,
+        fragment=lambda kind, samples: 2.0 * samples,
+        gradient=lambda kind, samples: 0.01 * samples,
     )
     cluster = build(
-        plan, timing, rollout={"gpu": NUM_DEVICES}, trainer_slots=0, reward_workers=8,
+        plan, timing, rollout={"gpu": NUM_DEVICES}, members={"fast": 1}, reward_workers=8,
         keep_intervals=True, leases=True, tick=1.0,
     )  # fmt: skip
     for worker in list(cluster.rollout.values())[:hanging]:

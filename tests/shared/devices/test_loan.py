@@ -1,13 +1,12 @@
 """Desired state under loss, repetition, overtaking and silence."""
 
 import random
-import threading
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shared.devices.loan import DeviceUse, Loan, Use, apply, may_generate, tick
+from shared.devices.loan import Loan, apply, may_generate, tick
 from shared.messages.contracts import SetDevice
 from shared.messages.workers import DeviceMode
 
@@ -163,48 +162,3 @@ class Agent(RuleBasedStateMachine):
 
 
 TestAgent = Agent.TestCase
-
-
-@pytest.mark.parametrize("second", ["training", "generation"])
-def test_a_device_is_used_for_one_thing_at_a_time(second: Use) -> None:
-    device = DeviceUse()
-    refusal = f"{second} on a device that is in use for training"
-    with device.use("training"):
-        for _ in range(2):  # being refused does not set it free
-            with pytest.raises(RuntimeError, match=refusal), device.use(second):
-                pass
-    with device.use(second):
-        pass
-
-
-def test_a_use_that_has_failed_leaves_the_device_free() -> None:
-    device = DeviceUse()
-    with pytest.raises(KeyError), device.use("generation"):
-        raise KeyError
-    with device.use("training"):
-        pass
-
-
-def test_of_many_threads_one_gets_the_device() -> None:
-    device, start = DeviceUse(), threading.Barrier(8)
-    inside, overlaps, refused = [0], [0], [0]
-
-    def try_it() -> None:
-        start.wait()
-        for _ in range(200):
-            try:
-                with device.use("generation"):
-                    inside[0] += 1
-                    overlaps[0] += inside[0] > 1
-                    inside[0] -= 1
-            except RuntimeError:
-                refused[0] += 1
-
-    threads = [threading.Thread(target=try_it) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert overlaps == [0]
-    with device.use("training"):
-        pass

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shared.diffusion import checksum as module
-from shared.diffusion.checksum import checksum, checksum_digest
+from shared.diffusion.checksum import checksum
+from shared.diffusion.weights import weights_digest
 
 
 def tensors() -> dict[str, Tensor]:
@@ -27,7 +28,7 @@ def test_equal_tensors_have_one_checksum_however_they_lie() -> None:
     other["a"] = other["a"].t().contiguous().t()
     assert checksum(one) == checksum(dict(reversed(other.items())))
     assert len(checksum(one).hex) == 32
-    assert checksum_digest(one) == checksum(one).digest
+    assert weights_digest(one) == checksum(one).digest
 
 
 @given(

@@ -174,7 +174,8 @@ def test_memory_and_disk_count_both_networks_and_the_adapters_there_are(
     adapter = 4 * sum(each.numel() for each in trained_parameters(network).values())
     frozen = 4 * sum(p.numel() for p in network.parameters() if not p.requires_grad)
     assert weight_bytes(folder, "float32", ["transformer"]) == frozen
-    assert held_bytes(changed, ["transformer"], trains=True) == frozen + 4 * adapter
+    beside = 6 * adapter  # with gradients, their copy and total, and two moments
+    assert held_bytes(changed, ["transformer"], trains=True) == frozen + beside
     assert versions_bytes(changed) >= 3 * adapter
 
 

@@ -196,14 +196,6 @@ def test_staged_weights_are_nobody_elses(policy: LoadedPolicy, generator: Genera
     assert digest == weights_digest(unpack(data)) == generator.load(data)
 
 
-def test_adopting_hashes_nothing(
-    policy: LoadedPolicy, generator: Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    staged = generator.stage(adapter(policy, 3))
-    monkeypatch.setattr("shared.diffusion.weights.hashlib", None)
-    assert generator.adopt(staged) == generator.weights_digest() == staged.digest
-
-
 @pytest.mark.parametrize("change", ["name", "shape", "type"])
 def test_weights_of_another_adapter_are_not_staged(
     policy: LoadedPolicy, generator: Generator, change: str

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from shared.devices.loan import DeviceUse, Loan, apply, may_generate, tick
+from shared.devices.loan import Loan, apply, may_generate, tick
 from shared.devices.protocols import Generated
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy
@@ -48,7 +48,6 @@ class Device:
 
     def __init__(self, generator: Generator, clock: Callable[[], float] = time.monotonic) -> None:
         self.free = asyncio.Lock()
-        self.use = DeviceUse()
         self.loan = Loan()
         self.seconds: list[float] = []
         """Seconds of each denoising step and each decoding."""
@@ -77,8 +76,7 @@ class Device:
 
     def _do(self, do: Callable[[], T]) -> T:
         began = time.monotonic()
-        with self.use.use("generation"):
-            done = do()
+        done = do()
         self.seconds.append(time.monotonic() - began)
         return done
 
@@ -105,9 +103,8 @@ async def call_back(device: Device, loan_number: int) -> Trial:
     num_steps, began = len(device.seconds), time.monotonic()
     device.receive(give_back(loan_number))
     async with device.free:
-        with device.use.use("training"):
-            seconds = time.monotonic() - began
-            return Trial(seconds, len(device.seconds) - num_steps, device.seconds[-1])
+        seconds = time.monotonic() - began
+        return Trial(seconds, len(device.seconds) - num_steps, device.seconds[-1])
 
 
 @pytest.fixture(scope="module")

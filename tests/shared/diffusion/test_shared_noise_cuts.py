@@ -2,6 +2,7 @@
 refused; with the digits model."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shared.devices.chunks import Chunk
-from shared.devices.slices import GroupSlice, slice_group
+from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import load_policy, sampling_plan
 from shared.diffusion.sampler import Denoising, SamplingPlan, Trajectory
 from shared.diffusion.tensors import pack, unpack, unpack_trajectory
@@ -123,8 +124,11 @@ def test_a_shared_state_goes_with_a_full_chunk_of_eight_rows(
 def test_slices_of_a_group_add_up_and_its_merged_step_is_one_pass(digits: Tiny) -> None:
     group = digits.group(digits.fragment())
     wanted, counted, _ = digits.gradient(group, Chunk(SAMPLES, WINDOW))
-    for is_last in (False, True):
-        slices = slice_group(SAMPLES, 2, WINDOW, is_last=is_last, merged_steps=1)
+    halves = range(SAMPLES // 2), range(SAMPLES // 2, SAMPLES)
+    for is_fine in (False, True):
+        steps = range(1, WINDOW + 1) if is_fine else (1, WINDOW)
+        later = [GroupSlice(half, first, end) for half in halves for first, end in pairwise(steps)]
+        slices = [GroupSlice(range(SAMPLES), 0, 1), *later]
         transaction = GradientTransaction.of(digits.recipe, digits.policy.model)
         transaction.begin()
         with passes(digits.policy) as rows:
@@ -195,7 +199,7 @@ def by_hand(tiny: Tiny, paths: list[Trajectory], chosen: Tensor) -> dict[str, Te
                 behaviour_mean=None, advantage=torch.tensor([ADVANTAGES[sample]]),
                 conditions=conditions,
             )  # fmt: skip
-            transaction._accumulate_rows(rows, 0, "final")
+            transaction._accumulate_rows(rows, 0)
     parameters = trained_parameters(tiny.policy.model.transformer)
     return {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
 

@@ -19,7 +19,6 @@ from shared.messages.contracts import (
     FragmentScored,
     GroupFailed,
     GroupRequest,
-    GroupTrained,
     Message,
     ObjectRef,
     OperatorRequest,
@@ -98,14 +97,6 @@ messages: st.SearchStrategy[Message] = st.one_of(
         slot=tasks.map(lambda task: task.fragment.slot),
         worker=st.just("rollout-0-a"),
         reason=st.sampled_from(["stale", "returned", "draining"]),
-    ),
-    st.builds(
-        GroupTrained,
-        batch=counts,
-        group=counts,
-        attempt=counts,
-        worker=st.just("trainer-0-a"),
-        seconds=st.floats(0, 1e6),
     ),
     st.builds(
         TagRequest, mode=st.sampled_from(["auto", "off", "fixed"]), groups=counts, id=st.just("x")

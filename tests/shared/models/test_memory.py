@@ -96,20 +96,20 @@ def test_an_adapter_counts_the_matrices_that_it_changes(tmp_path: Path) -> None:
 SHARED = {"schedule.mode": "fluid", "trainer.devices": 8, "trainer.shard_devices": 8}
 
 
-def test_a_trainer_that_is_not_lent_needs_no_encoders_and_holds_the_optimizers_state() -> None:
+def test_a_member_that_only_trains_needs_no_encoders_and_holds_its_sums_and_states() -> None:
     assert ADAPTER > 0
     assert held_bytes(RECIPE, ["transformer"], trains=True) == (
-        4 * elements("transformer") + 4 * ADAPTER
+        4 * elements("transformer") + 6 * ADAPTER
     )
     full = override(RECIPE, {"model.trained": "full", "algorithm.kl_beta": 0.0})
     network = 4 * elements("transformer")
-    assert held_bytes(full, ["transformer"], trains=True) == 4 * network
+    assert held_bytes(full, ["transformer"], trains=True) == 6 * network
     assert held_bytes(full, ["transformer"], trains=False) == 2 * network
     sharded = override(full, SHARED)
     assert held_bytes(sharded, ["transformer"], trains=True) == 6 * network // 8
     half = override(full, {"model.dtype": "bfloat16"})
     number = network // 4
-    assert held_bytes(half, ["transformer"], trains=True) == (2 + 4 + 4 + 8) * number
+    assert held_bytes(half, ["transformer"], trains=True) == (2 + 4 + 3 * 4 + 8) * number
     assert held_bytes(half, ["transformer"], trains=False) == (2 + 2) * number
     shared = override(half, SHARED)
     assert held_bytes(shared, ["transformer"], trains=True) == 6 * 4 * number // 8

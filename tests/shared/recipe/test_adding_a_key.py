@@ -63,7 +63,7 @@ plans = plan_of(recipe), steady_plan(shape, batches=1, schedule=schedule)
 sizes = [next_size(plan, full=8, samples=2, num_queues=8) for plan in plans]
 pools = {"rollout": {"H100": 2}, "trainer": {"H100": 2}}
 simulate(load_profile("flux1-dev"), **pools, schedule=schedule, batches=1)
-best = plan_split(load_profile("flux1-dev"), {"H100": 4}, schedule, effort=1).best
+best = plan_split(load_profile("flux1-dev"), {"H100": 4}, schedule, effort=0.01).best
 print(sizes, best.schedule.smallest)
 """
 

@@ -74,10 +74,9 @@ SHARED = {"schedule.mode": "fluid", "trainer.devices": 2, "trainer.shard_devices
     ("changes", "said"),
     [
         (
-            {"trainer.devices": 2, "trainer.shard_devices": 2},
-            'trainer.shard_devices: only fluid devices share weights; set schedule.mode to "fluid"',
+            {**SHARED, "schedule.mode": "disaggregated", "schedule.tag": 2},
+            'schedule.tag: devices that share weights are not lent; set it to "off", or trainer.sh',
         ),
-        ({"trainer.devices": 2, "trainer.deterministic": True}, "trainer.devices: sums gradients"),
         ({"model.trained": "full", "model.dtype": "float16"}, "model.dtype: gradients of all"),
         (
             {

@@ -13,7 +13,6 @@ from digenrl.cli import app
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 from shared.run.chain import read_chain
-from shared.run.checkpoints import stored_versions
 from shared.run.commits import commit, commit_chain, newest_commit, record_digest
 from shared.run.copies import create_kept, keep_copy, read_kept, write_kept
 from shared.run.dead_letters import read_letters
@@ -111,7 +110,7 @@ async def test_a_damaged_object_of_any_kind_is_found_and_moved_away(store: Objec
 RECORDS = (
     "recipe.json", "files/model.folder.json", "files/canary.0123456789abcdef.json",
     "files/libraries.reward.0123456789abcdef.json", "chain/32/00000000.json",
-    "states/00000001.json", f"conditions/by/{'0' * 64}.json", "dead/00000001.json",
+    f"conditions/by/{'0' * 64}.json", "dead/00000001.json",
     "dead/00000001.dropped.json", "journal/00000001.json",
 )  # fmt: skip
 
@@ -144,7 +143,7 @@ FOREIGN = (
     "commits/000000099.json", "commits/batches/00000001.json", "copies/00000001/files/{}.z",
     "copies/files/{}.z", "epochs/files/00000099.json", "epochs/x", "journal/files/00000001.json",
     "journal/x.json", "dead/x.json", "dead/files/00000009.json", "dead/00000001.x.json",
-    "states/files/00000099.json", "states/x", "usage/x.json", "usage/files/00000001.json",
+    "usage/x.json", "usage/files/00000001.json",
     "batches/x/{}", "batches/files/00000001/{}", "previews/x/1.2.3", "previews/00000001/x",
     "evaluations/a/b/records/00000001.json", "evaluations/a/records/x.json", "chain/files/0",
     "evaluations/00000001.json", "timeline/00000001.json", "files/a/b.json", "weights/a/b",
@@ -159,7 +158,7 @@ async def test_an_object_at_a_place_or_of_a_name_that_is_nobodys_changes_nothing
         letters = await read_letters(store, RUN)
         gold = await GoldFigures(store, RUN, {}).worths()
         numbers = [await numbers_in(store, RUN, folder) for folder in ("batches", "previews")]
-        versions = await stored_versions(store, RUN), await measured_versions(store, RUN)
+        versions = await measured_versions(store, RUN)
         newest = await newest_epoch(store, RUN), await newest_number(store, RUN)
         chain = [each.version for each in (await read_chain(store, RUN)).recent]
         return [

@@ -1,10 +1,7 @@
 """What the trainer lets into a batch."""
 
-from collections.abc import AsyncGenerator
-
 import pytest
 
-from services.trainer.batch.training import in_order
 from shared.errors import AdmissionError
 from shared.messages.contracts import FragmentScored, TrainGroup
 from shared.messages.staleness import check_admission, check_task
@@ -60,21 +57,3 @@ def test_a_stale_or_future_fragment_is_refused(version: int, batch: int, mine: i
     fragment = examples.scored(examples.task())
     with pytest.raises(AdmissionError, match="may not be trained"):
         check_admission(fragment, group_of(fragment, version, batch), (examples.policy(mine),))
-
-
-async def ordered(deterministic: bool, arrivals: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    async def groups() -> AsyncGenerator[tuple[int, str]]:
-        for arrival in arrivals:
-            yield arrival
-
-    return [item async for item in in_order(groups(), deterministic)]
-
-
-async def test_groups_are_trained_as_they_arrive_or_in_their_order() -> None:
-    arrivals = [(2, "c"), (0, "a"), (3, "d"), (1, "b")]
-    assert await ordered(False, arrivals) == arrivals
-    assert await ordered(True, arrivals) == sorted(arrivals)
-
-
-async def test_a_group_sent_again_replaces_the_one_that_waits() -> None:
-    assert await ordered(True, [(1, "old"), (1, "new"), (0, "a")]) == [(0, "a"), (1, "new")]

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
@@ -18,15 +17,12 @@ from shared.diffusion.training.forward_process import NoisedSamples, branches
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.loss import guarded_surrogate
 from shared.diffusion.training.rows import read_group
-from shared.diffusion.training.sums import REST, in_proportion
 from shared.diffusion.transition import Step, transition
 from shared.diffusion.weights import load_weights, trained_tensors
 from shared.errors import ContractError
-from shared.learning.advantages import batch_scale, centred, group_advantages, population_std
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe, load_recipe, override
 from tests.paths import DIGITS
-from tests.stored import packed
 
 RECIPE = load_recipe(DIGITS)
 PROMPT = "a handwritten three"
@@ -287,61 +283,3 @@ def test_broken_finished_samples_are_refused(policy: LoadedPolicy, broken: str) 
             tensors = {name: tensor[:2] for name, tensor in tensors.items()}
     with pytest.raises(ContractError):
         read_group(recipe, replace(data, trajectories=(pack(tensors),)))
-
-
-def test_a_gradient_of_centred_advantages_is_scaled_when_all_rewards_are_known(
-    policy: LoadedPolicy,
-) -> None:
-    """Two groups, trained before the other's rewards are known, as with advantages over the
-    standard deviation of both."""
-    rewards = ([0.1, 0.9, 0.4, 0.4], [3.0, 1.0, 2.0, 2.5])
-    everything = [*rewards[0], *rewards[1]]
-    adapter = pack(trained_tensors(policy.model.transformer))
-    stepped = []
-    for streamed in (True, False):
-        std = "batch" if streamed else "group"
-        recipe = recipe_of("flow-grpo", batch__groups=2, algorithm__advantage_std=std)
-        engine = TrainerEngine(recipe, policy)
-        load_weights(policy.model.transformer, unpack(adapter))
-        engine.begin()
-        for values in rewards:
-            advantages = (
-                centred(values)
-                if streamed
-                else group_advantages(values, std=population_std(everything))
-            )
-            engine.train(engine.read(replace(group(recipe, policy), advantages=advantages)))
-        metrics = engine.step(0, batch_scale(everything) if streamed else 1.0)
-        stepped.append((packed(engine.weights().weights), metrics["grad_norm"]))
-    (one, norm), (other, wanted) = stepped
-    assert norm == pytest.approx(wanted, rel=1e-5)
-    assert error(unpack(one), unpack(other)) < 1e-5
-    load_weights(policy.model.transformer, unpack(adapter))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("beta", [0.0, 0.5], ids=["alone", "kl"])
-def test_centred_advantages_scaled_and_clipped_late_give_the_gradient_of_the_final_ones(
-    policy: LoadedPolicy, name: str, beta: float
-) -> None:
-    scale, clip, advantages = 4.0, 1.0, centred((0.03, 0.9, 0.3, 0.12))
-    final = tuple(max(-clip, min(clip, scale * each)) for each in advantages)
-    changes = {"algorithm__kl_beta": beta, "algorithm__advantage_clip": clip}
-    recipe = recipe_of(name, **changes, algorithm__advantage_std="batch")
-    whole = group(recipe, policy)
-
-    def gradients(*parts: GroupData) -> dict[str, Tensor]:
-        engine = TrainerEngine(recipe, policy)
-        engine.begin()
-        for part in parts:
-            engine.train(engine.read(part), kind=part.kind)
-        return engine.gradient()
-
-    sent = replace(whole, advantages=advantages)
-    sums = gradients(sent, replace(sent, kind="excess", limit=clip / scale))
-    wanted = gradients(replace(whole, advantages=final, kind="final"))
-    late = in_proportion(sums)  # nothing, if the loss only ranks samples
-    nothing = torch.zeros(())
-    found = {n: scale * late.get(n, nothing) + sums.get(REST + n, nothing) for n in wanted}
-    assert error(found, wanted) < 1e-5

@@ -1,16 +1,12 @@
 """The decoupled loss of a batch's later updates is clipped around the weights at its start."""
 
-import asyncio
-
 import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.engine.threads import ReplicatedTraining
 from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.fluid.engine import FluidEngine
 from shared.devices.protocols import GroupData
-from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.weights import trained_parameters
 from shared.errors import UserError
@@ -89,24 +85,6 @@ def alone(short: Recipe, groups: list[Group]) -> TrainerEngine:
             engine.train(engine.read(data(group, batch)))
             engine.step(batch)
     return engine
-
-
-def test_two_devices_have_the_weights_of_one(
-    short: Recipe, groups: list[Group], alone: TrainerEngine
-) -> None:
-    training = ReplicatedTraining(short, [loaded(short), loaded(short)])
-
-    async def train(batch: int) -> None:
-        training.begin()
-        for group in groups:
-            given = data(group, batch)
-            for place, device in enumerate(training.devices):
-                await device.accumulate(given, GroupSlice(range(2 * place, 2 * place + 2)))
-            await training.step(batch)
-
-    for batch in (0, 1):
-        asyncio.run(train(batch))
-    assert close(training._others[0], alone)
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])

@@ -1,13 +1,10 @@
 """Only the best and the worst samples of each group are trained (`algorithm.best_of`)."""
 
-import asyncio
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from services.trainer.devices.pool import QueuedGroup, QueuedSlices
-from services.trainer.engine.threads import ReplicatedTraining
+from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk
 from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import LoadedPolicy
@@ -74,23 +71,12 @@ def test_slices_of_several_devices_are_of_the_trained_samples(policy: LoadedPoli
 
 def test_a_group_and_what_is_skipped_count_trained_rows(policy: LoadedPolicy) -> None:
     recipe = recipe_of("flow-grpo", algorithm__best_of=2, batch__groups=2)
-    training = ReplicatedTraining(recipe, [policy])
-    training.begin()
-    whole = GroupSlice(range(recipe.trained_samples))
-    asyncio.run(training.devices[0].accumulate(group(recipe, policy), whole))
-    training.skip(recipe.trained_samples)
-    metrics = asyncio.run(training.step(0))
+    engine = TrainerEngine(recipe, policy)
+    engine.begin()
+    engine.train(engine.read(group(recipe, policy)))
+    engine.skip(recipe.trained_samples)
+    metrics = engine.step(0)
     assert metrics["zero_advantage_fraction"] == 0.5
-
-
-def test_no_more_samples_are_queued_than_are_trained(policy: LoadedPolicy) -> None:
-    recipe = recipe_of("flow-grpo", algorithm__best_of=2)
-    data = group(recipe, policy)
-    slices = QueuedSlices(2, WINDOW, recipe.trained_samples)
-    command: Any = None
-    slices.put(QueuedGroup(command=command, data=data, tell=lambda outcome: None))
-    taken = [slices.take(), slices.take(), slices.take()]
-    assert [each and [*each.group_slice.samples] for each in taken] == [[0], [1], None]
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from services.trainer.engine.checkpoint import MASTER
-from services.trainer.engine.threads import ReplicatedTraining, load_replicas
-from services.trainer.versions import store_version
-from shared.devices.slices import GroupSlice
-from shared.diffusion.models import ModelAdapter, load_model
+from services.trainer.engine.storing import store_version
+from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.weights import Staging
@@ -53,11 +51,11 @@ def masters_of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 async def generate_and_train(
-    recipe: Recipe, training: ReplicatedTraining, generating: LoadedPolicy, batch: int,
+    recipe: Recipe, training: TrainerEngine, generating: LoadedPolicy, batch: int,
     store: ObjectStore,
 ) -> dict[str, Any]:  # fmt: skip
     """Train a batch that the published weights have generated; return what is known of it."""
-    snapshot = await training.weights()
+    snapshot = training.weights()
     weights, _ = await store_version(store, recipe.run.name, snapshot)
     staging = Staging(generating.model.transformer)
     async for part in (await open_tensors(store, weights, snapshot.digest)).parts():
@@ -65,14 +63,17 @@ async def generate_and_train(
     adopted = generating.in_use.adopt(staging.finish())
     digests = [snapshot.digest, adopted, training.weights_digest()]
     training.begin()
-    [device] = training.devices
     for group in fresh_groups(recipe, generating):
-        await device.accumulate(group, GroupSlice(range(recipe.batch.group_size)))
-    return {"digests": digests, **await training.step(batch)}
+        training.train(training.read(group))
+    return {"digests": digests, **training.step(batch)}
 
 
-def on_one(recipe: Recipe, folder: Path) -> tuple[list[dict[str, Any]], ReplicatedTraining]:
-    training = ReplicatedTraining(recipe, load_replicas(recipe, {"transformer"}))
+def engine_of(recipe: Recipe) -> TrainerEngine:
+    return TrainerEngine(recipe, load_policy(recipe, {"transformer"}, trains=True))
+
+
+def on_one(recipe: Recipe, folder: Path) -> tuple[list[dict[str, Any]], TrainerEngine]:
+    training = engine_of(recipe)
     generating = load_policy(recipe, {"transformer", "text", "decoder"})
     store = store_in(folder)
 
@@ -85,7 +86,7 @@ def on_one(recipe: Recipe, folder: Path) -> tuple[list[dict[str, Any]], Replicat
 @pytest.fixture(scope="module")
 def alone(
     full: Recipe, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[list[dict[str, Any]], ReplicatedTraining]:
+) -> tuple[list[dict[str, Any]], TrainerEngine]:
     return on_one(full, tmp_path_factory.mktemp("alone"))
 
 
@@ -97,7 +98,7 @@ def check_followed(seen: list[dict[str, Any]]) -> None:
 
 
 def test_one_device_trains_what_its_published_weights_have_generated(
-    alone: tuple[list[dict[str, Any]], ReplicatedTraining],
+    alone: tuple[list[dict[str, Any]], TrainerEngine],
 ) -> None:
     check_followed(alone[0])
 
@@ -114,29 +115,25 @@ def check_masters(published: dict[str, Tensor], masters: dict[str, Tensor]) -> N
 
 
 async def test_one_device_goes_on_from_its_checkpoint_to_the_last_bit(
-    full: Recipe, alone: tuple[list[dict[str, Any]], ReplicatedTraining]
+    full: Recipe, alone: tuple[list[dict[str, Any]], TrainerEngine]
 ) -> None:
     _, training = alone
-    saved = await training.weights()
+    saved = training.weights()
     check_masters(unpack(packed(saved.weights)), masters_of(unpack(packed(saved.checkpoint))))
-    fresh = ReplicatedTraining(full, load_replicas(full, {"transformer"}))
+    fresh = engine_of(full)
     await fresh.restore(read_back(saved.weights), read_back(saved.checkpoint))
-    assert as_bytes(await fresh.weights()) == as_bytes(saved)
+    assert as_bytes(fresh.weights()) == as_bytes(saved)
     groups = fresh_groups(full, load_policy(full, {"transformer", "text", "decoder"}))
     for each in (training, fresh):
         each.begin()
-        await each.devices[0].accumulate(groups[0], slice_of(full))
-        await each.step(2)
-    assert as_bytes(await fresh.weights()) == as_bytes(await training.weights())
-
-
-def slice_of(recipe: Recipe) -> GroupSlice:
-    return GroupSlice(range(recipe.batch.group_size))
+        each.train(each.read(groups[0]))
+        each.step(2)
+    assert as_bytes(fresh.weights()) == as_bytes(training.weights())
 
 
 async def test_masters_of_other_weights_are_seen_and_missing_ones_refused(full: Recipe) -> None:
-    training = ReplicatedTraining(full, load_replicas(full, {"transformer"}))
-    saved = await training.weights()
+    training = engine_of(full)
+    saved = training.weights()
     state, weights = unpack(packed(saved.checkpoint)), read_back(saved.weights)
     name = next(name for name in state if name.startswith("master/"))
     others = {**state, name: state[name] + 1}
@@ -147,43 +144,15 @@ async def test_masters_of_other_weights_are_seen_and_missing_ones_refused(full: 
         await training.restore(weights, one_object(pack(others)))
 
 
-def test_replicas_hold_equal_bytes_and_take_the_step_of_one(
-    full: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second is copied: its files are read once."""
-    read: list[Path] = []
-
-    def load(folder: Path, *args: Any, **options: Any) -> ModelAdapter:
-        read.append(folder)
-        return load_model(folder, *args, **options)
-
-    monkeypatch.setattr("shared.diffusion.policy.load_model", load)
-    two = load_replicas(override(full, {"trainer.devices": 2}), {"transformer", "text", "decoder"})
-    assert len(read) == 1
-    first, second = (each.model for each in two)
-    theirs = dict(second.transformer.state_dict())
-    for name, tensor in first.transformer.state_dict().items():
-        assert torch.equal(tensor, theirs[name])
-        assert tensor.data_ptr() != theirs[name].data_ptr()
-    assert two[0].in_use.digest() == two[1].in_use.digest()
-    prompt = first.encode("a handwritten five", guidance=1.0)
-    for name, tensor in second.encode("a handwritten five", guidance=1.0).items():
-        assert torch.equal(prompt[name], tensor)
-    with torch.no_grad():
-        next(iter(two[0].trained.parameters.values())).add_(1)
-        two[0].trained.put_in_use()
-    assert two[0].in_use.digest() != two[1].in_use.digest(), "they share memory"
-
-
 async def test_a_step_that_is_lost_in_rounding_moves_the_masters(full: Recipe) -> None:
     small = override(full, {"trainer.learning_rate": 1e-7})
-    training = ReplicatedTraining(small, load_replicas(small, {"transformer"}))
-    before = await training.weights()
+    training = engine_of(small)
+    before = training.weights()
     training.begin()
     groups = fresh_groups(small, load_policy(small, {"transformer", "text", "decoder"}))
-    await training.devices[0].accumulate(groups[0], slice_of(small))
-    await training.step(0)
-    after = await training.weights()
+    training.train(training.read(groups[0]))
+    training.step(0)
+    after = training.weights()
     masters, moved = (masters_of(unpack(packed(each.checkpoint))) for each in (before, after))
     changed = [name for name in masters if not torch.equal(masters[name], moved[name])]
     held, now = (unpack(packed(each.weights)) for each in (before, after))

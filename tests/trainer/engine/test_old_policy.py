@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from services.trainer.engine.checkpoint import OLD
-from services.trainer.engine.threads import ReplicatedTraining
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData, Snapshot
-from shared.devices.slices import GroupSlice
 from shared.diffusion.generation import Generator
-from shared.diffusion.policy import LoadedPolicy, copy_policy, load_policy
+from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.training.forward_process import NoisedSamples, branches
 from shared.diffusion.weight_sets import WeightSets
@@ -248,27 +246,3 @@ def test_weights_that_change_places_are_digested_once_each(policy: LoadedPolicy)
     other = WeightSets(policy.model.transformer)
     with other.sampling():
         assert in_use.digest() == second
-
-
-def test_several_devices_hold_the_same_old_policy(policy: LoadedPolicy) -> None:
-    recipe = nft(1, trainer__learning_rate=0.05, trainer__devices=2)
-    data = group(recipe, policy)
-    training = ReplicatedTraining(recipe, [policy, copy_policy(policy, 0)])
-    alone = TrainerEngine(recipe, copy_policy(policy, 0))
-
-    async def train_twice() -> None:
-        for batch in range(2):
-            training.begin()
-            for device, samples in zip(training.devices, (range(2), range(2, SIZE)), strict=True):
-                await device.accumulate(data, GroupSlice(samples))
-            await training.step(batch)
-            train(alone, data, batch)
-
-    asyncio.run(train_twice())
-    first, second = training._first, training._others[0]
-    assert first.sampling_digest() == second.sampling_digest() == training.sampling_digest()
-    assert first.sampling_digest() != first.weights_digest() == second.weights_digest()
-    saved, wanted = asyncio.run(training.weights()), alone.weights()
-    assert saved.sampling is not None and wanted.sampling is not None
-    both = [unpack(packed(each.weights)) for each in (saved.sampling, wanted.sampling)]
-    assert error(*both) < 1e-4

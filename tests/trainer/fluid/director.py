@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from shared.bus.bus import Bus
 from shared.devices.protocols import GeneratingDevice, GroupData
 from shared.diffusion.generation import Generator, LocalGenerator
 from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.diffusion.training.rows import check_stored
 from shared.messages import subjects
 from shared.messages.contracts import FragmentScored, Policy, TrainGroup, Trajectories
 from shared.messages.fluid import (
@@ -111,6 +113,7 @@ class Director:
                     device, self.wrap(LocalGenerator(Generator(self.recipe, loaded))),
                     self.make_exchange(self.store, device.engine.layout), self.recipe,
                     WorkerContext(bus, self.store, worker),
+                    check=partial(check_stored, self.recipe),
                 )  # fmt: skip
                 self.members[name].app = app
                 await app.run()

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from services.trainer.engine.storing import store_version
 from services.trainer.engine.world import this_rank
 from services.trainer.fluid.device import EngineMember
 from services.trainer.fluid.exchange import Exchange, Meeting, Sum
@@ -18,7 +19,6 @@ from services.trainer.fluid.protocols import FluidDevice
 from services.trainer.fluid.shard_exchange import ShardExchange
 from services.trainer.fluid.shard_follower import follow
 from services.trainer.fluid.store_exchange import StoreExchange
-from services.trainer.versions import store_version
 from shared.devices.protocols import GroupData
 from shared.messages.contracts import ObjectRef
 from shared.messages.fluid import ExchangeSums, Piece, Share

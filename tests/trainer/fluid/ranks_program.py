@@ -65,7 +65,7 @@ def count(folder: Path) -> None:
     with Exchanges() as passes:
         for number, group in enumerate(groups_of(recipe)):
             piece = whole(recipe, number)
-            shard.train(shard.engine.read(group), piece, group.kind, shard.engine.chunk)
+            shard.train(shard.engine.read(group), piece, shard.engine.chunk)
     with Exchanges() as summed:
         shard.copy_sum(0, [])
     counts = json.dumps([passes.count, summed.count])
@@ -139,7 +139,7 @@ def train_in(folder: Path) -> None:
     before = first.clone()
     shard.begin()
     group = engine.read(noise_group(recipe, engine._loaded))
-    shard.train(group, whole(recipe, 0), None, engine.chunk)
+    shard.train(group, whole(recipe, 0), engine.chunk)
     own = shard.copy_sum(0, [])
     total = asyncio.run(shard.add([("group", ALL)], {"group": 0}, {}))
     metrics = shard.step(0, own[ALL].tally, shard.measured(total))

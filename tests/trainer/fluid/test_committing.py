@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import structlog
 
+from services.trainer.engine.storing import store_states
 from services.trainer.fluid import committing, versions
-from services.trainer.versions import store_states
 from shared.messages import subjects
 from shared.messages.contracts import ObjectRef, PolicyPublished
 from shared.messages.fluid import CommitVersion, WeightsStored

@@ -33,7 +33,7 @@ from tests.trainer.fluid.director import WAIT_S, Director, directing, whole
 
 M = TypeVar("M", bound=Message)
 LENT = {
-    "schedule.mode": "pipelined", "rollout.workers": 1, "trainer.updates": 1, "batch.groups": 3,
+    "schedule.mode": "disaggregated", "rollout.workers": 1, "trainer.updates": 1, "batch.groups": 3,
 }  # fmt: skip
 MANY = 100
 

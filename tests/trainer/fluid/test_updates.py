@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.policy import load_policy
+from shared.diffusion.weights import weights_digest
 from shared.messages.fluid import BeginAgain, Piece, TakeStep
 from shared.recipe.recipe import Recipe, override
 from tests.trainer.fluid.director import Director, directing, part, whole
@@ -135,11 +136,8 @@ def test_a_fragment_that_outlasts_the_batch_before_is_not_followed_by_weights_of
                 assert slow.worker.policy_version == 0
             await updating
             policy = await director.policy(1)
-            in_use = slow.loaded.in_use
             assert slow.worker.policy_version == 1
-            assert in_use.digest_of(dict(slow.device.engine._sets._in_use), None) == (
-                policy.weights_digest
-            )
+            assert weights_digest(slow.device.engine._sets._in_use) == policy.weights_digest
             await director.update(1, 1, {"a": [whole(recipe, 1)], "b": []}, committer="a")
             record = await director.record(2)
             await director.until(lambda: versions(director) == {2})

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from services.trainer.engine import snapshot
 from services.trainer.fluid.engine import FluidEngine, StepScale
 from services.trainer.fluid.sums import Term
 from shared.diffusion.policy import load_policy
@@ -49,11 +48,6 @@ def made(recipe: Recipe) -> Callable[[str], Pair]:
         return FluidEngine(given, load_policy(given, {"transformer"}, trains=True))
 
     return pair
-
-
-@pytest.fixture
-def engines(made: Callable[[str], Pair]) -> Pair:
-    return made("adapter")
 
 
 def total_of(engine: FluidEngine, seed: int) -> Term:
@@ -125,18 +119,6 @@ async def test_a_version_that_was_made_ahead_is_restored_to_the_last_bit(
     other.take(FIRST_BATCH + 2, total_of(other, 3), given)
     ahead.take_beside(FIRST_BATCH + 2, total_of(ahead, 3), given)
     assert other.checksum() == ahead.checksum()
-
-
-def test_a_copy_is_named_by_the_checksum_and_not_hashed_for_it(
-    engines: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def hashed(_: object) -> str:
-        raise AssertionError("a second pass over all weights, for a name that nobody reads")
-
-    monkeypatch.setattr(snapshot, "digest_of_parts", hashed)
-    for engine in engines:
-        engine.take(0, total_of(engine, 1), StepScale(2.0, 0.5))
-        assert engine.weights().digest == engine.newest_digest()
 
 
 @pytest.mark.parametrize("kind", ["adapter", "old policy"])

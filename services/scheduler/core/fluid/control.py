@@ -1,10 +1,10 @@
-"""Issues the commands to members that follow from the state: (plan, state, now) -> commands.
+"""Issues the commands that follow from the state: (plan, state, now) -> (state, commands).
 
-Whole groups go to DG_TRAIN, pieces of them to members, the rounds decide about sums, and fragments
-go to whoever has room. As soon as the committer has taken the step, members that made the same
-version to the last bit begin the next batch with it, while it is stored and committed; devices that
-only generate follow once its weights are stored. Groups of that batch are trained once the record
-is known.
+Whole groups go to DG_TRAIN, pieces of them to members, the rounds decide about sums, members are
+lent or called back, and fragments go to whoever has room. As soon as the committer has taken the
+step, members that made the same version to the last bit begin the next batch with it, while it is
+stored and committed; devices that only generate follow once its weights are stored. Groups of that
+batch are trained once the record is known.
 """
 
 from dataclasses import replace
@@ -24,6 +24,7 @@ from services.scheduler.core.fluid.pieces import train_pieces
 from services.scheduler.core.fluid.recovery import drop_lost_version
 from services.scheduler.core.fluid.rounds import decide
 from services.scheduler.core.fluid.state import FluidState, next_attempt
+from services.scheduler.core.lending import lend_or_return, open_loans
 from services.scheduler.core.ready_groups import ready_groups, train_command, waits_for_a_mend
 from services.scheduler.core.state import Plan, State, WorkerState, new_batch
 from services.scheduler.core.supply import unissued_samples
@@ -39,8 +40,9 @@ def command(plan: Plan, state: State, now: float) -> Commanded:
     commands: list[Command] = [*sent]
     if state.phase != "failed":
         state, decided = decide(plan, state, now)
+        state, lent = lend_or_return(plan, open_loans(plan, state, now), now)
         state, pieces = train_pieces(plan, state, now)
-        commands += [*decided, *pieces]
+        commands += [*decided, *lent, *pieces]
     state = drop_lost_version(state)
     if state.phase != "running":
         return state, commands
@@ -59,7 +61,9 @@ def _assign(plan: Plan, state: State, now: float) -> Issued:
     if _is_next_batch_open(plan, state, now):
         return _assign_next(plan, state, now)
     batch = state.batch
-    is_early = plan.early_groups and batch and not unissued_samples(plan, batch, plan.num_groups)
+    if not plan.schedule.members_generate or batch is None:
+        return assign(plan, state, now)
+    is_early = plan.early_groups and not unissued_samples(plan, batch, plan.num_groups)
     return _assign_early(plan, state, now) if is_early else assign(plan, state, now)
 
 

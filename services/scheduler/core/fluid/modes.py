@@ -1,10 +1,13 @@
 """What `schedule.mode` lets a member do; exchange, step, commit and recovery know no mode.
 
-                fluid                    colocated                  sequential
-    fragments   all members              all members                only workers that do not train
-    pieces      of groups as they come   once the batch is scored   once the batch is scored
+                    may be given fragments    may be given pieces of groups
+    fluid           all members               as the groups come
+    disaggregated   members that are lent     as the groups come
+    colocated       all members               once all are scored
+    sequential      no member                 once all are scored
 
-How early the next batch may begin is `schedule.max_staleness`, which only `fluid` may raise.
+Workers that do not train generate in every mode. How early the next batch may begin is
+`schedule.max_staleness`, which `fluid` and `disaggregated` may raise.
 """
 
 from services.scheduler.core.state import BatchState, Plan
@@ -15,7 +18,12 @@ def concurrency(plan: Plan, declared: int) -> int:
     return declared if plan.schedule.members_generate else 0
 
 
+def lends(plan: Plan, declared: int) -> int:
+    """Return how many fragments a member is given at a time while it is lent."""
+    return declared if plan.schedule.mode == "disaggregated" else 0
+
+
 def may_train(plan: Plan, batch: BatchState) -> bool:
     """Return whether groups of a batch may be trained: groups without a score count as scored."""
-    overlaps = plan.schedule.mode in ("pipelined", "fluid")
+    overlaps = plan.schedule.mode in ("disaggregated", "fluid")
     return overlaps or batch.tally.scored == len(batch.groups) * plan.group_size

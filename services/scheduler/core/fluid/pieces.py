@@ -55,15 +55,20 @@ class Member:
 def train_pieces(plan: Plan, state: State, now: float) -> Issued:
     """Give pieces out while some wait and members have room for them."""
     fluid, commands = state.fluid, list[TrainPiece]()
-    if fluid is None or fluid.step is not None or state.policy is None or not _ready(plan, fluid):
+    if fluid is None or fluid.step is not None or state.policy is None:
+        return state, commands
+    if not trainable(plan, fluid):
         return state, commands
     members = AvailableMembers(plan, state, fluid, now)
     if not members.has_room:
         return state, commands
-    left = groups_left(plan, fluid)
-    while (ready := _ready(plan, fluid)) and (address := members.take_first()) is not None:
+    left, (at_hand, least) = groups_left(plan, fluid), _at_hand_now(plan, fluid)
+    while (ready := trainable(plan, fluid)) and (address := members.take_first()) is not None:
         member = members.member(address)
-        share = left / (2 * members.pace.rate * member.group_seconds)
+        share = min(
+            left / (2 * members.pace.rate * member.group_seconds),
+            max(at_hand / len(members.addresses), least),
+        )
         if members.another_is_sooner(member, share, left):
             continue
         fluid, key = next_piece(
@@ -72,13 +77,25 @@ def train_pieces(plan: Plan, state: State, now: float) -> Issued:
         fluid, command = _given(state, fluid, member, key, now)
         commands.append(command)
         part = part_of_group(plan, command.piece)
-        left -= part
+        left, at_hand = left - part, at_hand - part
         member = replace(member, free_at=member.free_at + part * member.group_seconds)
         members.put_back(member, fluid)
     return replace(state, fluid=replace(fluid, pace=members.pace, pause=members.pause)), commands
 
 
-def _ready(plan: Plan, fluid: FluidState) -> frozenset[int]:
+def _at_hand_now(plan: Plan, fluid: FluidState) -> tuple[float, float]:
+    """Return how many groups are divided among all members now, and the part of a group that each
+    gets at least: half of a pass. Where groups come while members wait for them, they divide those
+    that are ready; else there is no such limit."""
+    if plan.schedule.mode != "disaggregated":
+        return math.inf, 0.0
+    groups = (fluid.groups[index] for index in trainable(plan, fluid))
+    own = max(1, plan.trained_steps - plan.merged_steps)
+    samples = max(1.0, plan.group_size / 2 / own)
+    return sum(1 - g.num_cut / g.num_samples for g in groups), samples / trained_samples(plan)
+
+
+def trainable(plan: Plan, fluid: FluidState) -> frozenset[int]:
     """Groups of the update that is trained for of which something waits for a member."""
     if plan.updates == 1:
         return fluid.ready
@@ -183,6 +200,8 @@ def _with_room(plan: Plan, state: State) -> tuple[frozenset[str], frozenset[str]
     """Members that have nothing to do; and all others that may have room for a piece."""
     fluid, workers, able = state.fluid, state.workers, member_addresses(state)
     assert fluid is not None
+    if workers.roles.lendable:  # one that is lent finishes what it generates first
+        able -= workers.roles.places.keys()
     if plan.early_groups:  # pieces go before fragments of the next batch
         return frozenset(), _at_hand(fluid, workers, able)
     only_train = frozenset(workers.roles.only_train)
@@ -257,7 +276,10 @@ def _num_ahead(fluid: FluidState, worker: WorkerState) -> int:
 
 def _before_pieces(fluid: FluidState, worker: WorkerState) -> tuple[AssignedFragment, ...]:
     """Fragments that a member makes before any piece that it is given now: all of the batch, and
-    one of the next that it was at before it had pieces. Others of the next batch wait."""
+    one of the next that it was at before it had pieces. Others of the next batch wait, and so does
+    what a member that is not lent has kept."""
+    if not worker.concurrency:
+        return ()
     if all(held.slot.batch <= fluid.batch for held in worker.assigned):
         return worker.assigned
     has_pieces = worker.address in fluid.queued

@@ -96,7 +96,7 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
     part = plan.part(fluid.update)
     if fluid.exchange is not None or len(fluid.trained) < part.stop:
         return state
-    if _is_wanted_to_generate(plan, fluid):
+    if _is_wanted_to_generate(plan, state, fluid):
         return state
     taking_part, hosts = _by_host(fluid, [worker.address for worker in members(state)])
     pieces: dict[str, list[Piece]] = {}
@@ -141,10 +141,15 @@ def _by_host(fluid: FluidState, taking_part: list[str]) -> tuple[list[str], tupl
     return together, tuple(map(len, hosts.values()))
 
 
-def _is_wanted_to_generate(plan: Plan, fluid: FluidState) -> bool:
-    """Whether the version that an update would replace has fragments of the batch to generate."""
-    is_replaced = fluid.update < plan.updates - 1 and not plan.early_groups
-    return is_replaced and len(fluid.groups) < plan.num_groups
+def _is_wanted_to_generate(plan: Plan, state: State, fluid: FluidState) -> bool:
+    """Whether the version that an update would replace on members has fragments of the batch to
+    generate there: lent members finish those that they have."""
+    if fluid.update == plan.updates - 1 or plan.early_groups:
+        return False
+    if plan.schedule.mode != "disaggregated":
+        return len(fluid.groups) < plan.num_groups
+    lent = (state.workers[address] for address in state.workers.roles.lendable)
+    return any(held.slot.batch == fluid.batch for each in lent for held in each.assigned)
 
 
 def _void_absent(state: State, fluid: FluidState, absent: set[str]) -> State:

@@ -1,1 +1,1 @@
-"""How many groups the trainer's devices should generate."""
+"""How many groups members should generate while they are lent."""

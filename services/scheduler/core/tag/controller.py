@@ -1,13 +1,11 @@
-"""Decides for every batch how many groups the trainer generates, and learns from the outcome.
+"""Decides for every batch how many groups members generate at most, and learns from the outcome.
 
-    decide    warm-up: the first batches run without help, as evidence for the guard
-              the first help is one group, since its cost is unknown
-              then the model's optimum, or the look-ahead's, if it gains enough
-              probe: while help is off, one group now and then keeps its cost known
-    observe   measured over modelled seconds, separately with and without help
-              guard: help that has cost time stays off until it would have paid for that
-
-`decide` may be called again before `observe`, with a look-ahead's result.
+decide    warm-up: the first batches run without help, as evidence for the guard
+          the first help is one group, since its cost is unknown
+          then the model's optimum, if it gains enough
+          probe: while help is off, one group now and then keeps its cost known
+observe   measured over modelled seconds, separately with and without help
+          guard: help that has cost time stays off until it would have paid for that
 """
 
 import math
@@ -19,8 +17,8 @@ from services.scheduler.core.tag.makespan import TagInputs, best_groups, makespa
 
 Mode = Literal["auto", "off", "fixed"]
 Reason = Literal[
-    "scan", "look-ahead", "hysteresis: kept", "gain below threshold", "warm-up", "probe",
-    "guard: off is faster", "off", "fixed", "fluid",
+    "scan", "hysteresis: kept", "gain below threshold", "warm-up", "probe",
+    "guard: off is faster", "off", "fixed", "share",
 ]  # fmt: skip
 
 WARM_UP = 2
@@ -29,13 +27,10 @@ HYSTERESIS = 0.01
 """Largest predicted gain that changes nothing."""
 MAX_THRESHOLD = 0.02
 """However noisy batches are, keeping a plan may cost no more than this."""
-TOLERANCE = 0.05
-"""A look-ahead's choice is adopted unless the model finds it worse by this: most of the model's own
-errors are smaller."""
 PROBE_EVERY = 25
 """Batches without help between probes."""
 PROBE_LOSS = 0.003
-"""Predicted loss that a probe may have, per batch since the trainer helped: 7.5 % after 25. With a
+"""Predicted loss that a probe may have, per batch since members helped: 7.5 % after 25. With a
 fixed limit, a switch that was slow once would be considered slow for ever."""
 SURPRISE = 0.1
 """A probe that was this much faster than predicted is repeated, since an estimate treats a single
@@ -57,7 +52,7 @@ MAX_BIAS = 2.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     groups: int
-    """Groups that the trainer generates."""
+    """Groups that members generate."""
     reason: Reason
     predicted_seconds: float | None
     """Seconds of the batch; None if no device would generate some of it."""
@@ -88,7 +83,7 @@ class Controller:
     tried: bool = False
     """Whether help has been measured since it was last ruled out."""
     idle: int = PROBE_EVERY - WARM_UP
-    """Batches since the trainer helped; initially long ago."""
+    """Batches since members helped; initially long ago."""
     harm: float = 0.0
     """Time that recent batches with help lost against batches without, in batches."""
     debt: float = 0.0
@@ -103,14 +98,9 @@ class Controller:
 Choice = tuple[int, Reason]
 
 
-def decide(
-    controller: Controller, tag_inputs: TagInputs, *, refined: int | None = None
-) -> tuple[Controller, Decision]:
-    """How many groups the trainer generates in the batch that opens.
-
-    ``refined``: groups that a look-ahead by simulation has found best.
-    """
-    groups, reason = _choose(controller, tag_inputs, refined)
+def decide(controller: Controller, tag_inputs: TagInputs) -> tuple[Controller, Decision]:
+    """Decide how many groups members generate in the batch that opens."""
+    groups, reason = _choose(controller, tag_inputs)
     decision = Decision(
         groups=groups,
         reason=reason,
@@ -121,7 +111,7 @@ def decide(
     return replace(controller, plan=plan, gain=decision.predicted_gain or 0.0), decision
 
 
-def _choose(controller: Controller, tag_inputs: TagInputs, refined: int | None) -> Choice:
+def _choose(controller: Controller, tag_inputs: TagInputs) -> Choice:
     match controller.mode:
         case "off":
             return 0, "off"
@@ -130,34 +120,26 @@ def _choose(controller: Controller, tag_inputs: TagInputs, refined: int | None) 
         case "auto":
             pass
     if math.isinf(makespan(tag_inputs, 0)):
-        return _target(tag_inputs, refined)  # nobody else generates
+        return best_groups(tag_inputs), "scan"  # nobody else generates
     if controller.off.count < WARM_UP:
         return 0, "warm-up"
     if controller.debt:
         return 0, "guard: off is faster"
-    groups, reason = _adopted(controller, tag_inputs, refined)
+    groups, reason = _adopted(controller, tag_inputs)
     if not controller.tried if groups else _is_probe_due(controller, tag_inputs):
         return 1, "probe"
     return groups, reason
 
 
-def _target(tag_inputs: TagInputs, refined: int | None) -> Choice:
-    if refined is not None:
-        return min(refined, tag_inputs.groups), "look-ahead"
-    return best_groups(tag_inputs), "scan"
-
-
-def _adopted(controller: Controller, tag_inputs: TagInputs, refined: int | None) -> Choice:
+def _adopted(controller: Controller, tag_inputs: TagInputs) -> Choice:
     """The best plan, if it is sufficiently better than the current one."""
     old = min(controller.plan, tag_inputs.groups)
-    new, reason = _target(tag_inputs, refined)
+    new = best_groups(tag_inputs)
     gain = _predicted_gain(controller, tag_inputs, old, new)
-    if reason == "look-ahead":
-        return (new, reason) if gain > -TOLERANCE else (old, "gain below threshold")
     if _predicted_gain(controller, tag_inputs, old, 0) > max(HYSTERESIS, gain):
-        return 0, reason
+        return 0, "scan"
     if new == old or gain > _threshold(controller):
-        return new, reason
+        return new, "scan"
     return old, "hysteresis: kept" if gain <= HYSTERESIS else "gain below threshold"
 
 
@@ -218,7 +200,7 @@ def _standard_error(bias: Estimate) -> float:
 def observe(
     controller: Controller, tag_inputs: TagInputs, groups_used: int, measured_seconds: float
 ) -> Controller:
-    """Learn from a batch in which the trainer generated ``groups_used`` groups.
+    """Learn from a batch in which members generated ``groups_used`` groups.
 
     ``tag_inputs``: the batch with the costs measured in it (`Costs.as_measured`), not those of the
     decision. Otherwise help would be blamed for a batch that was slow for another reason, and the

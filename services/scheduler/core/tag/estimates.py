@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median, median_low
 from typing import Any, Literal
 
-Shared = Literal["help", "train", "switch", "ready", "commit"]
+Shared = Literal["switch", "ready", "commit"]
 """Work whose cost is one for all devices that do it."""
 
 STRANGERS = 64
@@ -160,14 +160,10 @@ class Costs:
     """Mean fragment of each device that generates."""
     rollout: Mapping[str, Estimate] = field(default_factory=dict)
     """Seconds per sample of a whole group, by worker."""
-    help: Estimate = Estimate()
-    """Seconds per sample on the trainer's device."""
-    train: Estimate = Estimate()
-    """Seconds per group at the trainer."""
     gradient: Mapping[str, Estimate] = field(default_factory=dict)
-    """Seconds per group, by rollout device."""
+    """Seconds per group, by member."""
     switch: Estimate = Estimate(value=0.0)
-    """Seconds that the trainer's device takes to switch to generation and back."""
+    """Seconds that a member takes to switch to generation and back."""
     ready: Estimate = Estimate()
     """Seconds from a fragment's end to its rewards."""
     commit: Estimate = Estimate()
@@ -184,9 +180,11 @@ class Costs:
         """Seconds per group; for a device not measured yet, what the others take."""
         return self._seconds_of(worker, self.gradient)
 
-    def help_seconds(self) -> float | None:
-        """Seconds per sample of the trainer's device; before it has helped, of a rollout device."""
-        return self._median(self.rollout) if self.help.value is None else self.help.value
+    def train_seconds(self, members: Collection[str]) -> float | None:
+        """Seconds per group of members that train it together; None while that is not known."""
+        seconds = [self.gradient_seconds(member) for member in members]
+        rates = [1 / each for each in seconds if each]
+        return 1 / sum(rates) if rates and len(rates) == len(seconds) else None
 
     def _seconds_of(self, worker: str, known: Mapping[str, Estimate]) -> float | None:
         return known[worker].value if worker in known else self._median(known)
@@ -227,8 +225,6 @@ class Costs:
         return replace(
             self,
             rollout={worker: each.newest() for worker, each in self.rollout.items()},
-            help=self.help.newest(),
-            train=self.train.newest(),
             gradient={worker: each.newest() for worker, each in self.gradient.items()},
             switch=self.switch.newest(),
             ready=self.ready.newest(),

@@ -1,6 +1,6 @@
-"""Forecasts trainers of independent devices: each generates what it was given, then trains.
+"""Forecasts several members: each generates what it was given, then trains.
 
-strict     one unbroken block of generation on the trainer's devices, then training as of a fluid:
+strict     one unbroken block of generation on members, then training as of a fluid:
            groups bring work when they are ready, devices take it off when their block has ended
 one-step   generation and training overlap wholly, and whoever would wait helps the other side, so
            that both take the same: all work over all devices, if only help of that kind is given,
@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from services.scheduler.core.tag.list_schedule import generate
-from services.scheduler.core.tag.makespan import TagInputs, best_groups, independent_share
+from services.scheduler.core.tag.makespan import TagInputs, best_groups, share_of_members
 
 REACH = (-1, 0, 1, 2, 3)
 """Groups around the wave model's choice, which has the whole trainer wait for the block's end; of
@@ -22,10 +22,12 @@ STEPS = 64
 LATE = 0.05
 """Share of a fragment that a batch loses a step ahead, times its part of the batch's seconds: so
 often somebody is at one that the others wait for. Fitted to the simulator."""
+LATE_LENT = 0.45
+"""The same where members are lent, which generate in every second batch and then train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndependentPool:
+class MemberPool:
     tag_inputs: TagInputs
     num_trainer: int
     """Devices, of which `tag_inputs.trainer_queues` can generate."""
@@ -34,12 +36,10 @@ class IndependentPool:
     lanes: tuple[tuple[float, float], ...] = ()
     """Seconds of a fragment and of a group's gradient on each of the trainer's devices, where they
     are unlike; else all are as `tag_inputs` says."""
-    publish: float = 0.0
-    """Seconds from the commit to the first fragment by the new version."""
 
 
 def strict(
-    pool: IndependentPool, most: int | None = None, *, near: int | None = None
+    pool: MemberPool, most: int | None = None, *, near: int | None = None
 ) -> tuple[float, int]:
     """Seconds of a batch, and how many groups the trainer generates: the best, or ``most``; looked
     for ``near`` a number, by default the wave model's."""
@@ -54,12 +54,12 @@ def strict(
 
 
 def share_of(tag_inputs: TagInputs, *, one_step: bool) -> int:
-    """Groups that a trainer of independent devices generates in the batch that opens: on-policy
+    """Groups that several members generate in the batch that opens: on-policy
     those that `strict` finds best, near the wave model's."""
-    share = independent_share(tag_inputs, one_step=one_step)
+    share = share_of_members(tag_inputs, one_step=one_step)
     if one_step or not tag_inputs.rollout or not tag_inputs.train:
         return share
-    pool = IndependentPool(
+    pool = MemberPool(
         tag_inputs=tag_inputs,
         num_trainer=max(1, tag_inputs.trainer_queues),
         last=0.0,  # the same for every number of groups
@@ -67,7 +67,7 @@ def share_of(tag_inputs: TagInputs, *, one_step: bool) -> int:
     return strict(pool, near=share)[1]
 
 
-def makespan(pool: IndependentPool, k: int) -> float:
+def makespan(pool: MemberPool, k: int) -> float:
     """Seconds from opening to commit if the trainer generates ``k`` groups."""
     tag_inputs = pool.tag_inputs
     classes = tuple(Counter(tag_inputs.rollout).items())
@@ -99,16 +99,16 @@ def _worked_off(ready: list[float], rates: list[tuple[float, float]], work: floa
     return now + backlog / rate
 
 
-def one_step(pool: IndependentPool, groups: int | None = None) -> tuple[float, int]:
+def one_step(pool: MemberPool, groups: int | None = None) -> tuple[float, int]:
     """Seconds of a batch, and how many groups the trainer had better be allowed to generate: as
     many as is best, or ``groups`` and no more."""
     seconds, allowed = _overlapping(pool, groups)
     tag_inputs = pool.tag_inputs
-    least = least_period(tag_inputs, publish=pool.publish, last=pool.last / 2)
+    least = least_period(tag_inputs, last=pool.last / 2)
     return max(seconds, least), allowed
 
 
-def members_ahead(pool: IndependentPool) -> float:
+def members_ahead(pool: MemberPool) -> float:
     """Seconds of a batch on fluid devices that generate one step ahead: hardly a device waits, so
     it is all work over all devices, and what long fragments of slow devices cost the others."""
     seconds = _all_work(pool)
@@ -116,7 +116,7 @@ def members_ahead(pool: IndependentPool) -> float:
     return seconds + LATE * longest * longest / seconds
 
 
-def _all_work(pool: IndependentPool) -> float:
+def _all_work(pool: MemberPool) -> float:
     """Seconds of all work over all devices, each doing what it does best (as `costs.floor`)."""
     inputs = pool.tag_inputs
     generation = float(inputs.groups * inputs.fragments_per_group)
@@ -137,7 +137,7 @@ def _all_work(pool: IndependentPool) -> float:
     return math.inf
 
 
-def least_period(tag_inputs: TagInputs, *, publish: float, last: float) -> float:
+def least_period(tag_inputs: TagInputs, *, last: float) -> float:
     """Seconds of a batch that a step of staleness allows at least, however many devices there are.
 
     A batch is begun with the version of two commits before its own, at the earliest, and then takes
@@ -152,10 +152,10 @@ def least_period(tag_inputs: TagInputs, *, publish: float, last: float) -> float
     longest = min(mean, alone)  # slow devices begin what is needed last
     share = min(1.0, longest / alone)  # of the batch that is done with the last fragment
     training = share * tag_inputs.groups * tag_inputs.train
-    return (publish + longest + tag_inputs.ready + training + last + tag_inputs.commit) / 2
+    return (longest + tag_inputs.ready + training + last + tag_inputs.commit) / 2
 
 
-def _overlapping(pool: IndependentPool, groups: int | None) -> tuple[float, int]:
+def _overlapping(pool: MemberPool, groups: int | None) -> tuple[float, int]:
     tag_inputs = pool.tag_inputs
     total = tag_inputs.groups
     generate_, help_ = per_group(tag_inputs)
@@ -164,8 +164,9 @@ def _overlapping(pool: IndependentPool, groups: int | None) -> tuple[float, int]
     most = total if groups is None else groups
     if balanced > 0:
         helped = min(balanced, most)
-        allowed = most if groups is not None else independent_share(tag_inputs, one_step=True)
-        return (total - helped) * generate_, allowed
+        allowed = most if groups is not None else share_of_members(tag_inputs, one_step=True)
+        seconds = (total - helped) * generate_
+        return seconds + LATE_LENT * tag_inputs.help * tag_inputs.help / seconds, allowed
     allowed = most if groups is not None else int(balanced > -1)
     return training, allowed
 

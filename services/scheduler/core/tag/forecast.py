@@ -1,8 +1,8 @@
 """Forecasts a batch in fragments of one size: the formula by which scheduler and planner choose it.
 
 A fragment of n samples takes o + c n seconds on each device, so large ones take less per sample and
-small ones leave less for devices to wait for at the ends of a batch. `tag.fluid` forecasts trainers
-whose devices work independently; this file those whose devices go together (sharded weights):
+small ones leave less for devices to wait for at the ends of a batch. `tag.fluid` forecasts several
+members; this file one alone:
 
 strict     the wave model that TAG plans with (`tag.makespan`)
 one-step   generation and training overlap wholly, so the slower of the two sets the pace:
@@ -35,8 +35,8 @@ generated anew."""
 class Forecast:
     seconds: float
     groups: int
-    """Groups that the trainer generates: at most, if its devices are independent and generation is
-    one step ahead."""
+    """Groups that members generate: at most, if they are several and generation is one step
+    ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Situation:
     """A batch in fragments of one size, on given devices."""
 
     tag_inputs: TagInputs
-    pool: fluid.IndependentPool | None = None
-    """None if the trainer's devices go together."""
+    pool: fluid.MemberPool | None = None
+    """None of one member alone, a shard group for example."""
 
 
 def forecast(situation: Situation, schedule: RunSchedule) -> Forecast:
@@ -54,7 +54,7 @@ def forecast(situation: Situation, schedule: RunSchedule) -> Forecast:
     if schedule.mode in ("colocated", "sequential"):
         return Forecast(_in_turn(tag_inputs, pool, schedule), 0)
     if schedule.mode == "fluid" and pool is None:  # those that train do not generate
-        least = fluid.least_period(tag_inputs, publish=0.0, last=0.0)
+        least = fluid.least_period(tag_inputs, last=0.0)
         ahead = max(_pace(tag_inputs, 0), least)
         return Forecast(ahead if schedule.staleness_limit else makespan(tag_inputs, 0), 0)
     if schedule.mode == "fluid":
@@ -64,7 +64,7 @@ def forecast(situation: Situation, schedule: RunSchedule) -> Forecast:
         everything = None if tag_inputs.rollout else tag_inputs.groups
         return Forecast(*fluid.strict(pool, everything))
     if pool is not None:
-        return _of_independent(pool, schedule)
+        return _of_several(pool, schedule)
     alone = _strict(tag_inputs, schedule)
     if not schedule.staleness_limit:
         return alone
@@ -94,7 +94,7 @@ def _partly(schedule: RunSchedule, strict: Forecast, ahead: Forecast) -> Forecas
     return Forecast((1 - early) * strict.seconds + early * ahead.seconds, ahead.groups)
 
 
-def _of_independent(pool: fluid.IndependentPool, schedule: RunSchedule) -> Forecast:
+def _of_several(pool: fluid.MemberPool, schedule: RunSchedule) -> Forecast:
     fixed = schedule.fixed_tag
     strict = Forecast(*fluid.strict(pool, fixed))
     if not schedule.staleness_limit:
@@ -102,9 +102,7 @@ def _of_independent(pool: fluid.IndependentPool, schedule: RunSchedule) -> Forec
     return _partly(schedule, strict, Forecast(*fluid.one_step(pool, fixed)))
 
 
-def _in_turn(
-    tag_inputs: TagInputs, pool: fluid.IndependentPool | None, schedule: RunSchedule
-) -> float:
+def _in_turn(tag_inputs: TagInputs, pool: fluid.MemberPool | None, schedule: RunSchedule) -> float:
     """All is generated, by members as well if they do that, then all is trained."""
     members = pool.lanes if pool is not None and schedule.members_generate else ()
     generating = (*tag_inputs.rollout, *(fragment for fragment, _ in members))
@@ -133,7 +131,7 @@ def _one_step(tag_inputs: TagInputs, schedule: RunSchedule) -> Forecast:
         (Forecast(_pace(tag_inputs, k), k) for k in {min(k, most) for k in wanted}),
         key=lambda each: (each.seconds, each.groups),
     )
-    least = fluid.least_period(tag_inputs, publish=0.0, last=0.0)
+    least = fluid.least_period(tag_inputs, last=0.0)
     return Forecast(max(found.seconds, least), found.groups)
 
 

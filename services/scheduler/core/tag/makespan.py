@@ -132,8 +132,8 @@ def _trained(tag_inputs: TagInputs, ready_by_rollout: list[float], k: int) -> fl
     return now + tag_inputs.commit
 
 
-def independent_share(tag_inputs: TagInputs, *, one_step: bool) -> int:
-    """Groups that a trainer of independent devices generates in the batch that opens.
+def share_of_members(tag_inputs: TagInputs, *, one_step: bool) -> int:
+    """Groups that several members generate in the batch that opens.
 
     Each device changes over on its own, at no cost, so help needs no guard and no probe. If nothing
     is learned yet, the share is in proportion to the devices.

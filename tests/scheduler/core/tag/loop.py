@@ -39,6 +39,7 @@ REGIMES = {
     ),
 }
 STEP_AT = 150
+MEMBER = "member"
 Scenario = Callable[[TagInputs, int, random.Random], TagInputs]
 
 
@@ -119,9 +120,11 @@ def _reference(truth: TagInputs, hidden: float) -> tuple[float, float]:
 def _wrong_priors(base: TagInputs) -> Costs:
     """Wrong by a factor of two, such that help looks better than it is."""
     return Costs(
-        rollout={str(i): Estimate(value=2 * each) for i, each in enumerate(base.rollout)},
-        help=Estimate(value=base.help / 2),
-        train=Estimate(value=base.train / 2),
+        rollout={
+            MEMBER: Estimate(value=base.help / 2),
+            **{str(i): Estimate(value=2 * each) for i, each in enumerate(base.rollout)},
+        },
+        gradient={MEMBER: Estimate(value=base.train / 2)},
         switch=Estimate(value=base.switch / 2),
         ready=Estimate(value=base.ready * 2),
         commit=Estimate(value=base.commit * 2),
@@ -131,8 +134,12 @@ def _wrong_priors(base: TagInputs) -> Costs:
 def _learned(costs: Costs, truth: TagInputs, rng: random.Random, *, helped: bool) -> Costs:
     for worker, seconds in enumerate(truth.rollout):
         costs = costs.observe_rollout(str(worker), seconds * _noise(rng))
-    for name in ("train", "ready", "commit", *(("help", "switch") if helped else ())):
+    costs = costs.observe_gradient(MEMBER, truth.train * _noise(rng))
+    for name in ("ready", "commit"):
         costs = costs.observe(name, getattr(truth, name) * _noise(rng))
+    if helped:
+        costs = costs.observe_rollout(MEMBER, truth.help * _noise(rng))
+        costs = costs.observe("switch", truth.switch * _noise(rng))
     return costs
 
 
@@ -141,8 +148,8 @@ def _seen(costs: Costs, base: TagInputs) -> TagInputs:
     return replace(
         base,
         rollout=tuple(costs.rollout_seconds(str(i)) or 1.0 for i in range(len(base.rollout))),
-        help=costs.help_seconds() or 1.0,
-        train=costs.train.seconds,
+        help=costs.rollout_seconds(MEMBER) or 1.0,
+        train=costs.train_seconds([MEMBER]) or 0.0,
         switch=costs.switch.seconds,
         ready=costs.ready.seconds,
         commit=costs.commit.seconds,

@@ -93,16 +93,6 @@ def test_a_plan_is_kept_until_another_gains_more_than_noise() -> None:
             assert decision.groups == (2 if reason == "scan" else 3), help
 
 
-def test_deciding_again_with_a_look_ahead_replaces_the_scan_unless_the_model_objects() -> None:
-    controller, _ = played(Controller(), SHORT, 10)
-    controller, first = decide(controller, SHORT)
-    assert (first.groups, first.reason) == (5, "scan")
-    _, second = decide(controller, SHORT, refined=6)
-    assert (second.groups, second.reason) == (6, "look-ahead")
-    _, third = decide(controller, SHORT, refined=16)
-    assert (third.groups, third.reason) == (5, "gain below threshold")
-
-
 def test_deciding_twice_counts_no_batch_twice() -> None:
     controller = Controller()
     for _ in range(3 * PROBE_EVERY):

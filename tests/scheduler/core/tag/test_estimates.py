@@ -57,15 +57,20 @@ def test_the_value_stays_within_what_was_observed(observations: list[float]) -> 
 
 def test_an_unmeasured_device_is_assumed_to_be_average() -> None:
     costs = Costs()
-    assert costs.help_seconds() is None
     assert costs.rollout_seconds("a") is None
     for worker, each in (("a", 1.0), ("b", 2.0), ("c", 9.0)):
         costs = costs.observe_rollout(worker, each)
     assert costs.rollout_seconds("a") == 1.0
     assert costs.rollout_seconds("new") == 2.0
-    assert costs.help_seconds() == 2.0
-    assert costs.observe("help", 4.0).help_seconds() == 4.0
-    assert Costs(help=Estimate(value=3.0), rollout=costs.rollout).help_seconds() == 3.0
+
+
+def test_members_train_a_group_together() -> None:
+    costs = Costs()
+    assert costs.train_seconds(["a", "b"]) is None
+    costs = costs.observe_gradient("a", 3.0)
+    assert costs.train_seconds(["a", "b"]) == 1.5, "b is assumed to be as fast"
+    assert costs.observe_gradient("b", 6.0).train_seconds(["a", "b"]) == 2.0
+    assert costs.train_seconds([]) is None
 
 
 def test_the_average_is_computed_once_until_something_is_learned(
@@ -91,18 +96,18 @@ def test_the_average_is_computed_once_until_something_is_learned(
 
 def test_what_was_never_seen_costs_nothing() -> None:
     costs = Costs()
-    known = (costs.train.seconds, costs.switch.seconds, costs.ready.seconds)
-    assert (*known, costs.commit.seconds) == (0.0,) * 4
+    known = (costs.switch.seconds, costs.ready.seconds, costs.commit.seconds)
+    assert known == (0.0,) * 3
     assert Costs(switch=Estimate(value=3.0)).switch.seconds == 3.0
 
 
 def test_as_measured_means_the_newest_observations_and_the_priors() -> None:
     costs = Costs(switch=Estimate(value=7.0))
     for x in (1.0, 1.0, 1.0, 5.0):
-        costs = costs.observe("train", x).observe_rollout("a", 2 * x)
-    assert (costs.train.seconds, costs.rollout_seconds("a")) == (1.0, 2.0)
+        costs = costs.observe("ready", x).observe_rollout("a", 2 * x)
+    assert (costs.ready.seconds, costs.rollout_seconds("a")) == (1.0, 2.0)
     measured = costs.as_measured()
-    assert (measured.train.seconds, measured.rollout_seconds("a")) == (5.0, 10.0)
+    assert (measured.ready.seconds, measured.rollout_seconds("a")) == (5.0, 10.0)
     assert measured.switch.seconds == 7.0
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shared.devices.chunks import Chunk
-from shared.devices.protocols import AdvantageKind, GroupData
+from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.models import ModelAdapter, load_model, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, LoraSpec, attach_lora, sampling_plan
@@ -91,11 +91,10 @@ def reads_of_training(
     transaction: GradientTransaction,
     group: TrainingGroup,
     chunk: Chunk,
-    kind: AdvantageKind = "final",
 ) -> list[str]:
     reads = HostReads()
     with reads:
-        transaction.accumulate(group, chunk, kind)
+        transaction.accumulate(group, chunk)
     return reads.found
 
 
@@ -113,7 +112,7 @@ def test_a_training_pass_reads_no_number(name: str, staleness: int, policy: Load
     group = group_of(recipe, model, (1, 8, 8), staleness=staleness)
     transaction = transaction_of(recipe, model)
     assert reads_of_training(transaction, group, Chunk(SAMPLES, 2)) == []
-    assert reads_of_training(transaction, group, Chunk(2, 2), "centred") == []
+    assert reads_of_training(transaction, group, Chunk(2, 2)) == []
     with HostReads() as reads:
         tally = transaction.tally.metrics()
     assert reads.found == [], "one list of numbers, after the last pass"
