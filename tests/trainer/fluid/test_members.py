@@ -89,6 +89,7 @@ def test_all_members_step_alike_and_one_that_joins_works_in_the_next_batch(direc
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_in_deterministic_mode_one_two_and_three_members_make_the_same_bytes(
     direct: Start,
 ) -> None:

@@ -53,7 +53,9 @@ def close(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
     "changes",
     [
         pytest.param({}, id="two updates", marks=pytest.mark.slow),
-        pytest.param({"schedule.max_staleness": 1}, id="two updates, one step ahead"),
+        pytest.param(
+            {"schedule.max_staleness": 1}, id="two updates, one step ahead", marks=pytest.mark.slow
+        ),
         pytest.param({"algorithm.nft_decay": 0}, id="no memory", marks=pytest.mark.slow),
         pytest.param(
             {"algorithm.nft_decay": 0, "schedule.max_staleness": 1},

@@ -49,7 +49,7 @@ async def trained(director: Director, batches: int) -> CommitRecord:
 @pytest.mark.parametrize(
     ("damaged", "deterministic"),
     [
-        ("checkpoint", True),
+        pytest.param("checkpoint", True, marks=pytest.mark.slow),
         pytest.param("weights", True, marks=pytest.mark.slow),
         pytest.param("checkpoint", False, marks=pytest.mark.slow),
     ],
