@@ -20,8 +20,7 @@ from tests.storm.small import small
 WAY = (
     ("scheduler", "send generate_fragment"), ("rollout", "generate"), ("rollout", "store"),
     ("rollout", "send fragment_generated"), ("reward", "score"),
-    ("reward", "send fragment_scored"), ("scheduler", "send train_group"), ("trainer", "train"),
-    ("trainer", "commit"),
+    ("reward", "send fragment_scored"), ("scheduler", "send train_group"), ("trainer", "commit"),
 )  # fmt: skip
 
 
@@ -116,6 +115,9 @@ async def test_a_sample_is_followed_through_the_four_services(
     }  # fmt: skip
     links = [len(span.links) for _, span in collector.spans if span.name == "send train_group"]
     assert max(links) >= 1, "a group of several fragments names them all"
+    sent = {span.span_id for _, span in collector.spans if span.name == "send train_group"}
+    trained = {span.parent_span_id for _, span in collector.spans if span.name == "train"}
+    assert trained == sent, "pieces are trained of what was sent"
     assert "Traceback" not in log
 
 
