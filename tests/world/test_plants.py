@@ -12,7 +12,7 @@ FOUND = {
     "r2_rules_and_listings_take_any_folder": (3, "has written"),
     "r6_small_records_have_no_copies": (33, "has no copy"),
     "r9_a_scheduler_that_has_read_nothing_tells_a_step": (424, "step 0, after"),
-    "r11_a_standby_passes_nothing_on": (3, "still follows"),
+    "r11_a_standby_passes_nothing_on": (8, "still follows"),
     "m05_the_version_before_is_deleted_while_it_may_be_used": (62, "is not in the store"),
     "m11_a_scheduler_commands_after_its_lease_has_ended": (70, "commands"),
     "m16_an_empty_register_takes_two_entries": (35, "commands"),
