@@ -2,7 +2,7 @@
 
     python -m bench.snapshot [--gib .15] [--times 10] [--ema]
 
-A real `FluidEngine` on the digits' network, with an adapter of so many GiB, copies, digests and
+A real `FluidEngine` on the digits' network, with an adapter of `--gib` GiB, copies, digests and
 stores versions in a folder, fsync included. Prints one line of JSON: medians in seconds, per GB of
 adapter and as they are. Also runs on releases whose commit did all of that with the device held.
 """

@@ -101,10 +101,9 @@ def member(
         first_weights(emulation.setting.seed),
         num_steps=emulation.profile.shape.steps if lends else 1,
     )  # fmt: skip
-    beside = schedule.staleness_limit > 0
-    return EmulatedMember(
-        generating, held, ready, emulation.setting.shard_bytes, steps_beside=beside
-    )
+    concurrent = schedule.staleness_limit > 0
+    shard_bytes = emulation.setting.shard_bytes
+    return EmulatedMember(generating, held, ready, shard_bytes, steps_concurrently=concurrent)
 
 
 def member_hosts(setting: Setting) -> list[list[Named]]:

@@ -14,7 +14,7 @@ from digenrl.planning.runnable import HOST_GPUS, as_toml, recipe_keys
 from services.scheduler.costs.floor import floor_seconds
 
 RUNGS = ("sequential", "gap", "tsp", "tag", "one-step")
-"""Roles: all generated and then trained; groups as they come (GAP); steps of a sample on several
+"""All generated and then trained; groups as they come (GAP); steps of a sample on several
 devices (TSP); members lent (TAG); one step ahead."""
 FLUID = "fluid"
 MODES_OF_LADDER = (*RUNGS, FLUID)

@@ -1,6 +1,6 @@
-"""What a batch's gradient is made of: the emulated members' account of which samples it has taken.
+"""Ledger of the samples in a batch's gradient, which emulated members keep.
 
-The digest of the weights after a batch follows from the digest before it and from this account:
+The digest of the weights after a batch follows from the digest before it and from this ledger:
 from each sample's seed, its advantage, and the digest of its bytes as they were read, in index
 order. So two runs that end with the same digest have trained the same samples, with the same
 rewards, once each, whoever generated and trained them and in whatever order.

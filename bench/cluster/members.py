@@ -56,7 +56,7 @@ class EmulatedMember:
     shard_bytes: int
     """Most bytes of a stored object."""
     account: Account = field(default_factory=Account)
-    steps_beside: bool = False
+    steps_concurrently: bool = False
     """Whether it steps and copies while it generates: time goes by, and what the device does next
     takes as much longer, since it is the same memory that both read and write."""
     ahead: str | None = None
@@ -121,10 +121,10 @@ class EmulatedMember:
     async def step(self, batch: int, total: Total, measure: TotalMeasure) -> Mapping[str, float]:
         """Raises RuntimeError if the total is not all of the batch, trained from these weights."""
         newest = self.generating.weights
-        if not self.steps_beside and total.before != newest:
+        if not self.steps_concurrently and total.before != newest:
             raise RuntimeError(f"{self.held.name}: the total of batch {batch} is of other weights")
         await self._take(fluid.step_seconds(self.generating.profile), "commit")
-        if self.steps_beside:
+        if self.steps_concurrently:
             self.ahead = total.after
         else:
             self.generating.weights = total.after
@@ -140,7 +140,7 @@ class EmulatedMember:
 
     async def _take(self, seconds: float, use: Use) -> None:
         """Let so many seconds go by, at full scale."""
-        if self.steps_beside:
+        if self.steps_concurrently:
             self.held.beside += seconds
             await asyncio.sleep(seconds / self.held.scale)
         else:

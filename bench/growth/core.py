@@ -1,4 +1,4 @@
-"""What the measurements of growth have in common: a plan, versions, and answers of workers."""
+"""Helpers of the growth measurements: a plan, versions, and answers of workers."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ REF = ObjectRef(key="bench/object", sha256="0" * 64, size=1)
 
 
 def plan_of(devices: int, fragments_per_device: int, *, batches: int = 10**6) -> Plan:
-    """A batch of so many fragments of four samples."""
+    """Return a plan with `fragments_per_device` fragments of four samples for each device."""
     return Plan(
         prompts=PromptOrder(tuple(Prompt(text=f"prompt {number}") for number in range(97)), seed=0),
         num_batches=batches,

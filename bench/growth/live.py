@@ -189,7 +189,7 @@ def fleet(settings: ServiceSettings, num_workers: int) -> None:
 
 
 async def measure(folder: Path, num_workers: int, batches: int) -> LiveCosts:
-    """Have so many members answer until so many batches are committed."""
+    """Run the scheduler with `num_workers` members until `batches` are committed."""
     plan = members_plan(num_workers)
     objects = folder / "objects"
     objects.mkdir(parents=True)

@@ -210,7 +210,7 @@ class PlanChoice(View):
     fragment_size: int
     """Samples that a device generates at once."""
     tag_groups: int | Literal["auto", "off"]
-    """Groups that the trainer's devices generate at most."""
+    """Maximum number of groups that lent members generate."""
     max_staleness: int
     """Steps by which samples may be stale."""
     step_seconds: float

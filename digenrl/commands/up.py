@@ -105,7 +105,7 @@ def up(
 
 
 def _rollout_workers(asked: int | None, mode: str | None) -> int | None:
-    """Return 0 in modes where the trainer's devices generate as well, unless one asks."""
+    """Return 0 in modes where members generate anyway, unless workers are asked for."""
     return 0 if asked is None and mode in ("colocated", "fluid") else asked
 
 

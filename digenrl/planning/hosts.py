@@ -158,7 +158,7 @@ class Placed:
 
 
 def place(hosts: Hosts, split: Split) -> list[Placed]:
-    """Put the trainer on as few hosts of its kind as hold it, in equal parts where that goes, and a
+    """Put the members of a kind on as few hosts as hold them, in equal parts where that goes, and a
     rollout worker on each other GPU that the split uses."""
     trains, left = Counter[str](), Counter(split.rollout)
     for kind, number in split.trainer.items():
@@ -247,7 +247,7 @@ def commands(
     keys are those of the environment (docs/operations.md).
 
     Args:
-        keys: of the recipe: mode and encoders.
+        keys: of the recipe, of which encoders count.
         environment: kind -> variables that its rollout workers need.
     """
     found = []
@@ -260,11 +260,7 @@ def commands(
                 free = range(each.trains + each.generates, each.gpus)
                 gpu = free[0] if free else ""
                 parts.append(f"CUDA_VISIBLE_DEVICES={gpu} digenrl serve encoder --run {run}")
-        if keys.get("schedule.mode", "disaggregated") != "disaggregated":
-            parts += _one_per_gpu("trainer", range(each.trains), run)
-        elif each.trains:
-            visible = ",".join(map(str, range(each.trains)))
-            parts.append(f"CUDA_VISIBLE_DEVICES={visible} digenrl serve trainer --run {run}")
+        parts += _one_per_gpu("trainer", range(each.trains), run)
         generating = range(each.trains, each.trains + each.generates)
         parts += _one_per_gpu("rollout", generating, run, (environment or {}).get(each.kind, {}))
         if parts:

@@ -81,8 +81,8 @@ def plan(
     variant: VariantName = "lora",
 ) -> Advice:
     """Plan for hosts, which have ``host_gpus`` GPUs each where only devices are counted; only plans
-    that a recipe can express count, with what small devices need to take part. Fluid devices are
-    compared with roles where the recipe can have them.
+    that a recipe can express count, with what small devices need to take part. The modes
+    `fluid` and `disaggregated` are compared where the recipe can have both.
 
     Raises:
         UserError: names the option and the remedy.

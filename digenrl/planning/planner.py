@@ -80,8 +80,7 @@ class Planned:
     num_forecast: int
     """Splits and fragment sizes that were looked at."""
     host_gpus: HostGpus | None = None
-    """Where it counts that a trainer's devices are of one host: how many that has. All choices can
-    then be said by a recipe."""
+    """GPUs of a host; None if choices need not be what a recipe can say."""
 
     @cached_property
     def best(self) -> Choice:
@@ -105,10 +104,10 @@ def plan_split(
         host_gpus: GPUs of a host; what no recipe can say of such hosts is left out. None: devices
             go together wherever they are, as the bounds and the emulated cluster have it.
         accepts: whether the recipe that is planned for can say it, too.
-        fluid: compare roles with fluid devices, where the schedule is either.
+        fluid: compare the modes `fluid` and `disaggregated`, where the schedule has either.
 
     Raises:
-        UserError: a kind that the profile does not know, or too few devices for two roles.
+        UserError: a kind that the profile does not know, or too few devices to generate and train.
     """
     left_out = excluded(profile, devices)
     part = part_of(profile, devices)
@@ -222,8 +221,8 @@ class CanSay:
     _known: dict[tuple[str, RunSchedule], RunSchedule | None] = field(default_factory=dict)
 
     def way(self, split: Split, schedule: RunSchedule) -> RunSchedule | None:
-        """Return the schedule as a recipe can say it of this split: without help where the choice
-        is open and its trainer cannot be lent. None if there is no such recipe."""
+        """Return the schedule as a recipe can say it of this split: without TAG where the
+        choice is open and no recipe can have TAG. None if there is no such recipe."""
         if self.host_gpus is None:
             return schedule
         key = str(split), schedule

@@ -44,7 +44,7 @@ class Use:
     helps: bool = True
     """Whether devices that train also generate."""
     sets: TrainedSets = field(default_factory=TrainedSets)
-    """What a device that trains holds of the trained weights beside those of its network."""
+    """Sets of the trained weights that a device holds in addition to those of its network."""
     encodes: bool = True
     """Whether devices that generate hold the text encoders; if not, a process of its own does."""
     tiles: bool = False

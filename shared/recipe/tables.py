@@ -197,8 +197,7 @@ class Batch(Table):
 
 class Rollout(Table):
     workers: NonNegative = 1
-    """Number of rollout workers that `digenrl up` starts. 0 where the trainer's devices generate
-    everything."""
+    """Number of rollout workers that `digenrl up` starts. 0 where members generate everything."""
     threads: Positive = 1
     """CPU threads of each rollout worker."""
     media: Literal["lossless", "raw"] = "lossless"

@@ -16,7 +16,6 @@
 <run>/journal/<number>.json          what was asked of the run, its phases, alarms (journal.py)
 <run>/weights/<sha256>.safetensors   a policy version's weights, while it is kept (retention.py)
 <run>/checkpoints/<sha256>...        its optimizer and random state, as long
-<run>/states/<version>.json          that this state is stored, since the commit (checkpoints.py)
     .../<sha256>.manifest.json       which shards it consists of, if there are several (manifest.py)
 <run>/conditions/<sha256>...         the conditioning of each prompt
 <run>/sources/<sha256>               the image that a prompt edits, as its file was (sources.py)

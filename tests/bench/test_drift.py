@@ -13,7 +13,7 @@ from bench.drift import drift, rows_of, show_drift
 from bench.stored import RESULTS, TWO_DEVICES
 
 COMMITTED = Path(__file__).parent / "committed"
-"""Results of roles, on devices wherever they are, as they were once published."""
+"""Results as they were once published."""
 
 Change = Callable[[dict[str, Any]], None]
 

@@ -27,7 +27,7 @@ async def whole_run(folder: Path, setting: Setting, **recipe: object) -> list[Co
 
 
 def samples_by_trainer(records: list[CommitRecord]) -> list[int]:
-    """Counts the samples of each batch that the trainer's devices have generated."""
+    """Counts the samples of each batch that lent members have generated."""
     return [
         sum(
             number

@@ -1,7 +1,4 @@
-"""A small random model of every family through the real services, each with another algorithm.
-
-Two of them are run every time, where more is asked of a run (test_ranks.py, test_evaluation.py).
-"""
+"""A small random model of every family through the real services, each with another algorithm."""
 
 import json
 from pathlib import Path

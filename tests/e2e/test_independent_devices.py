@@ -1,4 +1,4 @@
-"""Independent devices on real services: several trainers, colocated."""
+"""Several members in mode `colocated`, on real services."""
 
 import json
 from collections.abc import Callable

@@ -2,11 +2,10 @@
 
     python -m tests.planning.sweep 1024 --max-staleness 1
 
-Fragments of every size, nine splits around the planned one, TAG off, planned and of all groups; and
-fluid devices. Devices are in hosts of 8, and what no recipe can say of those is left out: a trainer
-on several hosts is not lent. Of more than 64 devices every setting is simulated by a part of 64
-first, and only those in full that are forecast to be near the best: a part takes as long as all
-within 1.5 %.
+Fluid devices, and splits from one device that generates to nearly all, with TAG off and for all
+groups; each with fragments of every size. Devices are in hosts of 8. Of more than 64 devices every
+setting is simulated by a part first, and in full if that part is near the best: a part takes as
+long as all within 1.5 %.
 
 Prints the planned setting, and those that are simulated in full.
 """
@@ -87,7 +86,7 @@ class Case:
         return max(own, seconds(self.profile, split, schedule))
 
     def by_part(self, setting: Setting) -> float:
-        """Returns the seconds of a step by 64 devices with as large a part of the groups."""
+        """Returns the seconds of a step by a part of the devices and of the groups."""
         part = self.part
         generate = max(1, setting.generate // part.factor) if setting.generate else 0
         fewer = Setting(generate, setting.fragment_size, setting.tag // part.factor)
@@ -119,16 +118,12 @@ def setting_of(choice: Choice) -> Setting:
     return Setting(choice.split.rollout["H100"], size, schedule.fixed_tag or 0)
 
 
-def settings(case: Case, around: Setting, near: int) -> list[Setting]:
-    """Returns the settings of the sweep: 2 ``near`` + 1 splits around the planned one, those of
-    them that there are; and a trainer in one host, which can be lent."""
-    step, groups = max(1, case.devices // 32), case.profile.shape.groups
-    numbers = [around.generate + step * n for n in range(-near, near + 1)]
-    numbers.append(case.devices - HOST_GPUS)
-    splits = sorted({min(case.devices - 1, max(1, number)) for number in numbers})
+def settings(case: Case, num_splits: int) -> list[Setting]:
+    """Returns the settings of the sweep."""
+    splits = {max(1, case.devices * n // (num_splits + 1)) for n in range(num_splits + 1)}
     sizes = fragment_sizes(case.profile, RunSchedule())
-    tags = sorted({0, around.tag, groups})
-    found = [Setting(*each) for each in itertools.product(splits, sizes, tags)]
+    tags = (0, case.profile.shape.groups)
+    found = [Setting(*each) for each in itertools.product(sorted(splits), sizes, tags)]
     found += [Setting(0, size) for size in sizes]
     return [setting for setting in found if case.can_be(setting)]
 
@@ -143,16 +138,10 @@ def simulated(case: Case, swept: Iterable[Setting]) -> dict[Setting, float]:
     return {setting: case.in_full(setting) for setting in swept}
 
 
-def planned(found: Planned) -> tuple[Setting, Setting]:
-    """Returns the planned setting, and the best one that has roles."""
-    roles = next(each for each in found.choices if each.schedule.mode == "disaggregated")
-    return setting_of(found.best), setting_of(roles)
-
-
 def main(devices: int, max_staleness: Annotated[int, typer.Option(min=0, max=1)] = 0) -> None:
     case = Case(devices, 1 if max_staleness else 0)
-    best, roles = planned(case.plan())
-    own, found = case.in_full(best), simulated(case, settings(case, roles, near=4))
+    best = setting_of(case.plan().best)
+    own, found = case.in_full(best), simulated(case, settings(case, num_splits=8))
     for setting, took in [(best, own), *found.items()]:
         typer.echo(f"{setting}: {took:.2f} s")
     typer.echo(f"planned over best: {own / min(own, *found.values()):.4f}")

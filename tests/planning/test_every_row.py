@@ -110,7 +110,7 @@ def test_a_sample_of_rows_is_accepted(tmp_path: Path) -> None:
 
 
 def test_what_a_recipe_cannot_say_is_no_row(tmp_path: Path) -> None:
-    """Two updates of a batch are between devices with roles, and TAG has no version to lend."""
+    """Both modes can have two updates of a batch."""
     path = recipe_of("flux1-dev", "[trainer]\nupdates = 2\n", tmp_path)
     recipe = load_recipe(path)
     rows = rows_of(recipe, "flux1-dev", "h100x8*2", 0)

@@ -14,7 +14,6 @@ from services.scheduler.sim.profiled import simulate
 from shared.recipe.schedule import RunSchedule
 from tests.planning.sweep import (
     Case,
-    planned,
     seconds,
     setting_of,
     settings,
@@ -25,13 +24,13 @@ AS_GOOD = 1.03
 
 
 @pytest.mark.parametrize(
-    ("devices", "near", "max_staleness"),
+    ("devices", "num_splits", "max_staleness"),
     [
-        (4, 1, 0),
-        *(pytest.param(8, 1, staleness, marks=pytest.mark.slow) for staleness in (0, 1)),
+        (4, 3, 0),
+        *(pytest.param(8, 3, staleness, marks=pytest.mark.slow) for staleness in (0, 1)),
         *(
             pytest.param(
-                devices, 4, staleness, marks=[pytest.mark.night, pytest.mark.timeout(1200)]
+                devices, 8, staleness, marks=[pytest.mark.night, pytest.mark.timeout(1200)]
             )
             for devices in (64, 256)
             for staleness in (0, 1)
@@ -39,11 +38,10 @@ AS_GOOD = 1.03
     ],
 )
 def test_no_setting_of_a_sweep_is_clearly_faster_than_a_plan(
-    devices: int, near: int, max_staleness: Literal[0, 1]
+    devices: int, num_splits: int, max_staleness: Literal[0, 1]
 ) -> None:
     case = Case(devices, max_staleness)
-    best, roles = planned(case.plan())
-    swept = settings(case, roles, near)
+    best, swept = setting_of(case.plan().best), settings(case, num_splits)
     assert case.in_full(best) <= AS_GOOD * min(simulated(case, swept).values())
 
 
@@ -123,7 +121,7 @@ def test_pieces_of_fluid_devices_are_as_coarse_in_a_plan_as_in_a_run() -> None:
 
 @pytest.mark.slow
 def test_a_plan_counts_what_the_scheduler_takes() -> None:
-    """A small model's pieces for 4,096 devices keep it busy for longer than what has roles."""
+    """A small model's pieces for 4,096 devices keep it busy for longer than a split does."""
     profile = load_profile("flux2-klein-base-4b")
 
     shape = profile.shape.model_copy(update={"groups": 4096})

@@ -139,7 +139,7 @@ def _setting(random: Random, folder: Path, is_fluid: bool, staleness: Literal[0,
 
 
 def _rollout(random: Random, is_fluid: bool) -> dict[str, int]:
-    """Fluid devices may be helped by some that only generate; roles need at least one."""
+    """Fluid devices may have workers that only generate; other modes need one at least."""
     kinds = ("H100", "H20", "A100")
     number = random.choice((0, 0, 1)) if is_fluid else random.choice((1, 2, 2, 3))
     found: dict[str, int] = {}

@@ -83,7 +83,7 @@ def counting_member(
     return CountingMember(
         EmulatedDevice(emulation.profile, named.kind, held, emulation.sizes, first),
         held, ready, emulation.setting.shard_bytes,
-        steps_beside=recipe.schedule.staleness_limit > 0 and not is_group,
+        steps_concurrently=recipe.schedule.staleness_limit > 0 and not is_group,
         trained=first, lags=recipe.algorithm.nft_decay > 0,
         layout=layout_of(emulation.profile.shape),
         by_group=recipe.trainer.deterministic, updates=recipe.trainer.updates,
@@ -197,7 +197,7 @@ class CountingMember(EmulatedMember):
         return old.digest if self._taken else old.following(self.trained).digest
 
     def _sample_by(self, weights: str) -> None:
-        if self.steps_beside:
+        if self.steps_concurrently:
             self.ahead = weights
         else:
             self.generating.weights = weights

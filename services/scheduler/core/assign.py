@@ -88,7 +88,7 @@ class Round:
     with_lent: bool
     """Whether members that are lent take part."""
     candidates: list[tuple[float, int]]
-    """Heap of the devices that have room: when each is free, and its place."""
+    """Heap of the devices with free capacity: when each is free, and its place."""
     schedule: ListSchedule | None = None
     """None until it is needed."""
 
@@ -259,10 +259,11 @@ class PooledAssigner:
         return found
 
     def _next_for_lent(self) -> NextFragment | None:
-        """What a lent member takes next, one alone from the end of the batch; None if nothing.
+        """Return the next fragment of lent members, from the end of the batch if one member is
+        lent alone.
 
-        It takes nothing of the next batch, since its weights change before that would be done, and
-        nothing beyond the share of all.
+        They generate nothing of the next batch, since their weights change before that would be
+        done, and no more than the samples that are left.
         """
         state, left = self._draft.state, self._draft.samples_left
         if not self._num_lent_queues or not left:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from services.scheduler.core.device_queues import sample_seconds
+from services.scheduler.core.fluid.modes import has_loans
 from services.scheduler.core.lending import lendable, tag_inputs
 from services.scheduler.core.state import Plan, Sizing, State, WorkerState
 from services.scheduler.core.supply import fragment_sizes
@@ -69,7 +70,7 @@ def chosen_size(seconds: Mapping[int, float], group_size: int) -> int | None:
 def situation(plan: Plan, state: State, size: int) -> Situation:
     """Return the current batch in fragments of such a size, as far as devices are known."""
     members = state.members
-    if plan.schedule.mode != "disaggregated":
+    if not has_loans(plan):
         return _of_members(plan, state, members, size)
     lent = lendable(state) or members
     seen = _thinned(_alike(tag_inputs(plan, state, lent, size)))
@@ -82,7 +83,7 @@ def situation(plan: Plan, state: State, size: int) -> Situation:
 
 
 def _of_members(plan: Plan, state: State, members: list[WorkerState], size: int) -> Situation:
-    """Return the same for fluid devices, which generate and then train, or only train."""
+    """Return the same where no member is lent: members generate and then train, or only train."""
     costs, samples = state.costs, state.costs.whole_samples(size)
     rollout = state.only_generate
     members = sorted(members, key=lambda each: not each.concurrency)  # those last that only train

@@ -1,1 +1,1 @@
-"""A cluster in virtual time, around the scheduler's own core: planner's look-ahead and test bed."""
+"""A cluster in virtual time, around the scheduler's own core: for forecasts and plans."""

@@ -35,8 +35,8 @@ class EngineMember:
         """Holds the gradient of each group in main memory, in deterministic mode."""
 
     @property
-    def steps_beside(self) -> bool:
-        return self.engine.steps_beside
+    def steps_concurrently(self) -> bool:
+        return self.engine.steps_concurrently
 
     def weights_digest(self) -> str:
         return self.engine.newest_digest()
@@ -108,7 +108,7 @@ class EngineMember:
         norm = math.nan if measure.norm is None else measure.norm
         given = StepScale(norm, measure.scale)
         self._terms = {}
-        take = self.engine.take_beside if self.steps_beside else self.engine.take
+        take = self.engine.take_concurrently if self.steps_concurrently else self.engine.take
         metrics = await asyncio.to_thread(take, batch, total, given)
         self.begin()
         return metrics

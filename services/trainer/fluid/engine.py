@@ -51,7 +51,7 @@ class FluidEngine(TrainerEngine):
         """Tallies of their totals: metrics are of all rows of the batch."""
         self._decay: float | None = None
         """How the old policy follows the update that is being taken, if it does."""
-        self.steps_beside = recipe.schedule.staleness_limit > 0 and num_ranks() == 1
+        self.steps_concurrently = recipe.schedule.staleness_limit > 0 and num_ranks() == 1
         self._sets.settle()
 
     @property
@@ -61,7 +61,7 @@ class FluidEngine(TrainerEngine):
 
     def newest_digest(self) -> str:
         """Return the digest of what samples the newest version, in use or not yet."""
-        if not self.steps_beside:
+        if not self.steps_concurrently:
             return self.sampling_digest()
         return self._digest(self._sets.newest.sampling)
 
@@ -69,7 +69,7 @@ class FluidEngine(TrainerEngine):
         return weights_digest(tensors)
 
     def take_ahead(self) -> None:
-        """Use what `take_beside` has made."""
+        """Use what `take_concurrently` has made."""
         self._sets.take()
 
     def before(self) -> AbstractContextManager[None]:
@@ -155,7 +155,7 @@ class FluidEngine(TrainerEngine):
             self._counted = []
         return metrics
 
-    def take_beside(self, batch: int, total: Term, given: StepScale) -> dict[str, float]:
+    def take_concurrently(self, batch: int, total: Term, given: StepScale) -> dict[str, float]:
         """Take the step of a total in a set of weights ahead of those in use, which stay as they
         are; return its metrics."""
         own, ahead = self._trained, self._trained.ahead_of(self._sets.newest.trained)
@@ -168,7 +168,7 @@ class FluidEngine(TrainerEngine):
         return metrics
 
     def _move_old_policy(self, batch: int) -> None:
-        if self.steps_beside:
+        if self.steps_concurrently:
             self._decay = self._old_decay(batch)
         else:
             super()._move_old_policy(batch)

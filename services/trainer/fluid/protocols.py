@@ -27,12 +27,12 @@ class TotalMeasure:
 
 class FluidDevice(Protocol):
     """Trains, sums and steps with the weights that it also generates with. One call at a time,
-    but `own_sum` and `measure` touch no weights. Where it `steps_beside`, nor do `step` and
+    but `own_sum` and `measure` touch no weights. Where it `steps_concurrently`, nor do `step` and
     `weights`: another set of weights is made beside the one in use, which goes on generating until
     `take`, and lies beside afterwards."""
 
     @property
-    def steps_beside(self) -> bool:
+    def steps_concurrently(self) -> bool:
         """Whether it has a second set of weights."""
 
     def weights_digest(self) -> str:

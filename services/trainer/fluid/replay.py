@@ -101,7 +101,7 @@ class Replay:
                 each for each in record.shares if each.pieces and each.pieces[0].group in part
             )
             await self._update(record, update, shares, groups)
-        if self._device.steps_beside:
+        if self._device.steps_concurrently:
             self._device.take()
         log.info("batch_trained_again", batch=record.batch)
 

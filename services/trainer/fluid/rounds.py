@@ -52,7 +52,7 @@ class Rounds:
         self._worker = context.worker
         self._by_group = by_group
         self._num_updates = num_updates
-        state.steps_beside = device.steps_beside
+        state.steps_concurrently = device.steps_concurrently
         self._round: asyncio.Task[None] | None = None
         """The round that this member takes part in."""
         self._committers: dict[tuple[int, int, int], set[str]] = {}
@@ -174,7 +174,7 @@ class Rounds:
         if message.update < self._num_updates - 1:
             await self._step_between(message, held)
             return
-        step = self._step_beside if self._device.steps_beside else self._step
+        step = self._step_concurrently if self._device.steps_concurrently else self._step
         made = await step(message, held)
         self._versions.made = made
         if message.committer == self._worker.address:
@@ -184,7 +184,7 @@ class Rounds:
         reach("fluid.stepped")
         for taken in self._steps.values():
             self._compare(taken)
-        if self._device.steps_beside:
+        if self._device.steps_concurrently:
             tasks.create_task(self._take(made))
 
     def _stepped(self, made: MadeVersion, update: int, *, is_reference: bool) -> Stepped:
@@ -226,7 +226,7 @@ class Rounds:
     @contextlib.asynccontextmanager
     async def _changing(self) -> AsyncIterator[None]:
         """Hold what a step changes: the device itself, unless the step is beside what it uses."""
-        if self._device.steps_beside:
+        if self._device.steps_concurrently:
             async with self._state.sums:
                 yield
         else:
@@ -254,7 +254,7 @@ class Rounds:
         self._state.take()
         log.info("version_taken", version=self._state.version_in_use)
 
-    async def _step_beside(self, message: TakeStep, held: HeldTotal) -> MadeVersion:
+    async def _step_concurrently(self, message: TakeStep, held: HeldTotal) -> MadeVersion:
         """Take the step, once for ever, beside the version in use, which goes on generating."""
         began, earlier = time.monotonic(), self._state.updates
         async with self._changing():

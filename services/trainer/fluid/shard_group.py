@@ -53,7 +53,7 @@ class ShardGroup:
         self._is_new = False
         """Whether the next piece begins a sum."""
 
-    steps_beside = False
+    steps_concurrently = False
 
     def weights_digest(self) -> str:
         return self._all("digest", self._shard.engine.newest_digest)

@@ -71,7 +71,7 @@ class MemberState:
     """The version before, where its weights lie beside and still generate."""
     ahead: tuple[Policy, str] | None = None
     """Version and checksum that the step has made beside what is in use, until it is taken."""
-    steps_beside: bool = False
+    steps_concurrently: bool = False
     """Whether the version in use stays as it is while the batch's updates are taken."""
     updates: Updates | None = None
     """Those that were taken since the newest version."""
@@ -145,7 +145,7 @@ class MemberState:
 
     def can_generate(self, policy: Policy) -> bool:
         """Whether the weights of a version are here."""
-        if self.updates is not None and not self.steps_beside:
+        if self.updates is not None and not self.steps_concurrently:
             return False
         return policy in (self.policy, self.before)
 

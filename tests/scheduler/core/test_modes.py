@@ -1,4 +1,4 @@
-"""What `schedule.mode` lets members do: when they generate, and when they train."""
+"""Permissions of members by `schedule.mode`: when they generate, and when they train."""
 
 from typing import Literal
 

@@ -100,7 +100,7 @@ def test_a_fluid_member_has_the_weights_of_one_trainer(
             with member.in_training():
                 member.train(member.read(data(group, batch)))
             total = member.term()
-            take = member.take_beside if max_staleness else member.take
+            take = member.take_concurrently if max_staleness else member.take
             take(batch, total, member.measured(total))
         if max_staleness:
             member.take_ahead()

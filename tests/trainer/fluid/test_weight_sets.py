@@ -82,7 +82,7 @@ def test_stepping_ahead_makes_the_bits_of_stepping_in_place(
         for update in range(updates):
             seed = 10 * batch + update
             in_place.take(batch, total_of(in_place, seed), given)
-            ahead.take_beside(batch, total_of(ahead, seed), given)
+            ahead.take_concurrently(batch, total_of(ahead, seed), given)
             assert are_equal(held(ahead), before) and are_equal(sampling(ahead), sampled)
             assert ahead.checksum() == in_place.checksum()
             if update < updates - 1:
@@ -107,7 +107,7 @@ async def test_a_version_that_was_made_ahead_is_restored_to_the_last_bit(
     given = StepScale(2.0, 0.5)
     for batch in range(FIRST_BATCH, FIRST_BATCH + 2):
         ahead.take_ahead() if batch > FIRST_BATCH else None
-        ahead.take_beside(batch, total_of(ahead, batch), given)
+        ahead.take_concurrently(batch, total_of(ahead, batch), given)
     saved = ahead.weights()
     assert (saved.sampling is not None) == (kind == "old policy")
     assert saved.digest == ahead._digest(ahead._sets.newest.trained)
@@ -117,7 +117,7 @@ async def test_a_version_that_was_made_ahead_is_restored_to_the_last_bit(
     await ahead.restore(read_back(saved.weights), read_back(saved.checkpoint))
     assert (other.newest_digest(), other.checksum()) == (ahead.newest_digest(), ahead.checksum())
     other.take(FIRST_BATCH + 2, total_of(other, 3), given)
-    ahead.take_beside(FIRST_BATCH + 2, total_of(ahead, 3), given)
+    ahead.take_concurrently(FIRST_BATCH + 2, total_of(ahead, 3), given)
     assert other.checksum() == ahead.checksum()
 
 
@@ -128,7 +128,7 @@ def test_what_is_stored_is_the_newest_version_whatever_is_in_use(
     in_place, ahead = made(kind)
     given = StepScale(2.0, 0.5)
     in_place.take(FIRST_BATCH, total_of(in_place, 0), given)
-    ahead.take_beside(FIRST_BATCH, total_of(ahead, 0), given)
+    ahead.take_concurrently(FIRST_BATCH, total_of(ahead, 0), given)
     one, other = in_place.weights(), ahead.weights()
     assert one.digest == other.digest
     pairs = [(one.weights, other.weights), (one.checkpoint, other.checkpoint)]

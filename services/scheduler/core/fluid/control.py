@@ -1,10 +1,10 @@
 """Issues the commands that follow from the state: (plan, state, now) -> (state, commands).
 
 Whole groups go to DG_TRAIN, pieces of them to members, the rounds decide about sums, members are
-lent or called back, and fragments go to whoever has room. As soon as the committer has taken the
-step, members that made the same version to the last bit begin the next batch with it, while it is
-stored and committed; devices that only generate follow once its weights are stored. Groups of that
-batch are trained once the record is known.
+lent or called back, and fragments go to workers with free capacity. As soon as the committer has
+taken the step, members that made the same version to the last bit begin the next batch with it,
+while it is stored and committed; devices that only generate follow once its weights are stored.
+Groups of that batch are trained once the record is known.
 """
 
 from dataclasses import replace

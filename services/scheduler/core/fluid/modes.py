@@ -1,4 +1,4 @@
-"""What `schedule.mode` lets a member do; exchange, step, commit and recovery know no mode.
+"""Permissions of members by `schedule.mode`; exchange, step, commit and recovery know no mode.
 
                     may be given fragments    may be given pieces of groups
     fluid           all members               as the groups come
@@ -13,6 +13,11 @@ Workers that do not train generate in every mode. How early the next batch may b
 from services.scheduler.core.state import BatchState, Plan
 
 
+def has_loans(plan: Plan) -> bool:
+    """Return whether members generate only while they are lent."""
+    return plan.schedule.mode == "disaggregated"
+
+
 def concurrency(plan: Plan, declared: int) -> int:
     """Return how many fragments a member is given at a time, of those that it declares."""
     return declared if plan.schedule.members_generate else 0
@@ -20,7 +25,7 @@ def concurrency(plan: Plan, declared: int) -> int:
 
 def lends(plan: Plan, declared: int) -> int:
     """Return how many fragments a member is given at a time while it is lent."""
-    return declared if plan.schedule.mode == "disaggregated" else 0
+    return declared if has_loans(plan) else 0
 
 
 def may_train(plan: Plan, batch: BatchState) -> bool:

@@ -19,6 +19,7 @@ from services.scheduler.core.fluid.cutting import (
     trained_samples,
 )
 from services.scheduler.core.fluid.members import member_addresses
+from services.scheduler.core.fluid.modes import has_loans
 from services.scheduler.core.fluid.state import (
     AHEAD,
     FluidState,
@@ -87,7 +88,7 @@ def _at_hand_now(plan: Plan, fluid: FluidState) -> tuple[float, float]:
     """Return how many groups are divided among all members now, and the part of a group that each
     gets at least: half of a pass. Where groups come while members wait for them, they divide those
     that are ready; else there is no such limit."""
-    if plan.schedule.mode != "disaggregated":
+    if not has_loans(plan):
         return math.inf, 0.0
     groups = (fluid.groups[index] for index in trainable(plan, fluid))
     own = max(1, plan.trained_steps - plan.merged_steps)

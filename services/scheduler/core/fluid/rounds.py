@@ -15,6 +15,7 @@ taken the updates so far, the batch begins again from its version.
 from dataclasses import replace
 
 from services.scheduler.core.fluid.members import are_together, members
+from services.scheduler.core.fluid.modes import has_loans
 from services.scheduler.core.fluid.state import (
     Exchange,
     FluidState,
@@ -146,7 +147,7 @@ def _is_wanted_to_generate(plan: Plan, state: State, fluid: FluidState) -> bool:
     generate there: lent members finish those that they have."""
     if fluid.update == plan.updates - 1 or plan.early_groups:
         return False
-    if plan.schedule.mode != "disaggregated":
+    if not has_loans(plan):
         return len(fluid.groups) < plan.num_groups
     lent = (state.workers[address] for address in state.workers.roles.lendable)
     return any(held.slot.batch == fluid.batch for each in lent for held in each.assigned)

@@ -34,15 +34,15 @@ class MemberPool:
     last: float
     """Seconds of a piece of a group: at a batch's end some devices train one and others none."""
     lanes: tuple[tuple[float, float], ...] = ()
-    """Seconds of a fragment and of a group's gradient on each of the trainer's devices, where they
-    are unlike; else all are as `tag_inputs` says."""
+    """Seconds of a fragment and of a group's gradient on each member, where members are unlike;
+    else all are as `tag_inputs` says."""
 
 
 def strict(
     pool: MemberPool, most: int | None = None, *, near: int | None = None
 ) -> tuple[float, int]:
-    """Seconds of a batch, and how many groups the trainer generates: the best, or ``most``; looked
-    for ``near`` a number, by default the wave model's."""
+    """Seconds of a batch, and how many groups members generate: the best, or ``most``; the search
+    starts at ``near``, by default the wave model's number."""
     tag_inputs = pool.tag_inputs
     if most is not None:
         return makespan(pool, most), most
@@ -81,7 +81,7 @@ def makespan(pool: MemberPool, k: int) -> float:
     else:
         helped = generate(((tag_inputs.help, queues),) if queues else (), k, fragments)
     ready = [time + tag_inputs.ready for time in (*rollout.ready, *helped.ready)]
-    work = tag_inputs.train * pool.num_trainer  # of a group, on one of the trainer's devices
+    work = tag_inputs.train * pool.num_trainer  # of a group, on one member
     rates = [(0.0, float(pool.num_trainer - queues))]
     for time, count, place in helped.free:
         rates.append((time, count * (work / lanes[place][0][1] if lanes else 1.0)))

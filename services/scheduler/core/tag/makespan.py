@@ -38,9 +38,9 @@ class TagInputs:
     rollout: tuple[float, ...]
     """Seconds per fragment of every rollout queue; they may differ."""
     trainer_queues: int
-    """Fragments that the trainer's devices generate at the same time; 0: they cannot."""
+    """Fragments that members generate at the same time; 0: they cannot."""
     help: float
-    """Seconds per fragment on one of the trainer's queues."""
+    """Seconds per fragment on a queue of a member."""
     train: float
     """Seconds to train a group."""
     switch: float
