@@ -129,6 +129,8 @@ def held_bytes(
     if set(parts) == {"text"}:
         return held
     network = weight_bytes(model.folder, model.dtype, {"transformer"})
+    if trains and trainer.is_sharded and "decoder" in parts:
+        held += network  # it is gathered to generate
     if model.trained == "full":
         return held + (_beside_all_weights(recipe, network) if trains else network)
     targets = model.lora.targets or checked_family_of(model.folder).lora_targets

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from shared.diffusion.weights import is_adapter, trained_parameters
 
@@ -42,3 +42,22 @@ def shard(
         fully_shard(
             module, mesh=mesh, reshard_after_forward=True, mp_policy=policy, ignored_params=whole
         )
+
+
+def hold_whole(network: nn.Module) -> None:
+    """Gather all weights on each rank, as passes use them: passes exchange nothing until
+    `hold_part`. All ranks do it together."""
+    for module in _sharded(network):
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+
+
+def hold_part(network: nn.Module) -> None:
+    """Leave each rank its part of the weights alone; each pass gathers a block for itself."""
+    for module in _sharded(network):
+        module.set_reshard_after_forward(True, recurse=False)
+        module.reshard()
+
+
+def _sharded(network: nn.Module) -> list[FSDPModule]:
+    return [each for each in network.modules() if isinstance(each, FSDPModule)]

@@ -1,5 +1,6 @@
 """Tensors to safetensors bytes and back, with bounds checked before anything is allocated."""
 
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 
 import safetensors.torch
@@ -53,6 +54,25 @@ def pack_trajectory(trajectory: Trajectory) -> bytes:
     """Writes a trajectory's tensors by the names of its fields."""
     tensors = {field.name: getattr(trajectory, field.name) for field in fields(trajectory)}
     return pack({name: tensor for name, tensor in tensors.items() if tensor is not None})
+
+
+def joined(parts: Sequence[bytes], shared: Collection[str] = ()) -> bytes:
+    """Joins packed tensors (B, ...) of samples that follow one another; those that are ``shared``
+    are the same in all parts."""
+    if len(parts) == 1:
+        return parts[0]
+    opened = [unpack(each) for each in parts]
+    return pack(
+        {
+            name: first if name in shared else torch.cat([each[name] for each in opened])
+            for name, first in opened[0].items()
+        }
+    )
+
+
+def joined_trajectories(parts: Sequence[bytes]) -> bytes:
+    """Joins packed trajectories of samples that follow one another, of the same steps."""
+    return joined(parts, shared=("step_indices", "sigmas", "start"))
 
 
 def unpack_trajectory(data: bytes) -> Trajectory:

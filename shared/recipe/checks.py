@@ -167,22 +167,8 @@ def _check_members(tables: Tables) -> None:
 
 def _check_shard_groups(tables: Tables) -> None:
     trainer, field = tables.trainer, "trainer.shard_devices"
-    if not trainer.is_sharded:
-        return
-    if not tables.rollout.workers:
-        raise ValueError(
-            "rollout.workers: devices that share weights do not generate; set it to 1 or more, or "
-            f"{field} to 1"
-        )
-    check_divides(trainer.shard_devices, trainer.devices, field, "trainer.devices")
-
-
-def _check_lending(tables: Tables) -> None:
-    if tables.trainer.is_sharded and tables.schedule.fixed_tag:
-        raise ValueError(
-            'schedule.tag: devices that share weights are not lent; set it to "off", or '
-            "trainer.shard_devices to 1"
-        )
+    if trainer.is_sharded:
+        check_divides(trainer.shard_devices, trainer.devices, field, "trainer.devices")
 
 
 def _check_updates(tables: Tables) -> None:
@@ -331,7 +317,7 @@ def _check_trained(tables: Tables, part: int, field: str) -> None:
 
 CHECKS = (
     _check_batch, _check_fragments, _check_messages, _check_scorers, _check_pieces,
-    _check_generating, _check_members, _check_shard_groups, _check_lending, _check_full,
+    _check_generating, _check_members, _check_shard_groups, _check_full,
     _check_updates, _check_old_policy, _check_streamed, _check_compiled, _check_weights,
     _check_variant, _check_tail, _check_noise, _check_guidance, _check_best, _check_curriculum,
     _check_adapter, lambda tables: check_evaluation(tables.evaluation, tables.sampling),

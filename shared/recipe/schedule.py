@@ -39,7 +39,7 @@ class Schedule(Table):
 
     @property
     def members_generate(self) -> bool:
-        """Whether members are given fragments as well, unless their weights are sharded."""
+        """Whether members are given fragments as well."""
         return self.mode in ("fluid", "colocated")
 
     @property

@@ -95,15 +95,14 @@ def draw(seed: int, folder: Path) -> Draw:
         slowest_request=random.choice((0.002, 0.01, 0.1)),
         between_faults=random.uniform(0.5, 4.0),
         fault_seconds=0.0 if calm else random.uniform(2.0, random.choice((8.0, 15.0, 30.0))),
-        num_groups=_num_groups(seed, setting) if setting.schedule.mode != "colocated" else 0,
+        num_groups=_num_groups(seed, setting.num_trainer),
         intruder=random.choice(INTRUDERS) if random.random() < 0.25 else None,
     )
 
 
-def _num_groups(seed: int, setting: Setting) -> int:
+def _num_groups(seed: int, most: int) -> int:
     random = Random(f"{seed}/groups")
-    most = setting.num_trainer - (not setting.rollout)  # one device at least generates
-    return random.randint(1, most) if most and random.random() < SHARED else 0
+    return random.randint(1, most) if random.random() < SHARED else 0
 
 
 def _setting(random: Random, folder: Path, is_fluid: bool, staleness: Literal[0, 1]) -> Setting:

@@ -109,7 +109,7 @@ class Site:
         member = counting_member(
             self.emulation, named, process.recipe, _ready, is_group=is_group, flawed=self.flawed
         )
-        generates = process.recipe.run_schedule.trainer_generates and not is_group
+        generates = process.recipe.run_schedule.trainer_generates
         concurrency, ranks = int(generates), RANKS if is_group else 1
         registered = self.emulation.registered(
             named.kind, "trainer", concurrency=concurrency

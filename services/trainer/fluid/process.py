@@ -14,18 +14,20 @@ from services.trainer.fluid.group_exchange import GroupExchange
 from services.trainer.fluid.host_exchange import SUMS_AT_A_TIME, HostExchange, HostMemory
 from services.trainer.fluid.links import Message, join
 from services.trainer.fluid.member import MemberApp
-from services.trainer.fluid.shard import Shard
+from services.trainer.fluid.shard import Shard, parts_of
 from services.trainer.fluid.shard_exchange import ShardExchange
-from services.trainer.fluid.shard_group import OnlyTrains, ShardGroup
+from services.trainer.fluid.shard_fragments import GroupGenerator, RankFragments
+from services.trainer.fluid.shard_group import ShardGroup
 from services.trainer.fluid.store_exchange import StoreExchange
 from services.trainer.fluid.sums import SumLayout
 from shared.devices.conditions import encoded_conditions
-from shared.devices.protocols import GeneratingDevice
+from shared.devices.protocols import GeneratingDevice, Generation
 from shared.diffusion.device import this_device
 from shared.diffusion.generation import Generator, LocalGenerator
 from shared.diffusion.policy import load_policy
 from shared.diffusion.training.rows import check_stored
-from shared.errors import RanksLost
+from shared.errors import ContractError, RanksLost
+from shared.messages.contracts import GenerateFragment
 from shared.models.memory import Part
 from shared.process.service import end_soon
 from shared.process.worker_process import WorkerProcess
@@ -70,6 +72,23 @@ async def be_a_member(process: WorkerProcess) -> None:
         await process.run(app.run(), context)
 
 
+class OnlyTrains:
+    """Stands in the place of the generator of a member that is given no fragments."""
+
+    def weights_digest(self) -> str:
+        return ""
+
+    async def begin(
+        self, task: GenerateFragment, conditions: bytes | None = None, source: bytes | None = None
+    ) -> Generation:
+        raise ContractError("this member does not generate")
+
+    async def conditions(
+        self, prompt: str, source: bytes | None = None, negative: str | None = None
+    ) -> bytes:
+        raise ContractError("this member does not generate")
+
+
 def as_whole(recipe: Recipe) -> Recipe:
     """Return the recipe as a process follows it that holds all weights, whatever others do."""
     return override(recipe, {"trainer.shard_devices": 1})
@@ -77,9 +96,11 @@ def as_whole(recipe: Recipe) -> Recipe:
 
 async def _lead_a_group(process: WorkerProcess) -> None:
     settings, recipe = process.settings, as_shared(process.recipe, num_ranks())
+    generates = recipe.run_schedule.trainer_generates
     device = this_device(
-        recipe, {"transformer"}, trains=True, concurrency=0, memory_gib=settings.memory_gib
-    ).model_copy(update={"ranks": num_ranks()})
+        recipe, parts_of(recipe, 0), trains=True, concurrency=int(generates),
+        memory_gib=settings.memory_gib,
+    ).model_copy(update={"ranks": num_ranks()})  # fmt: skip
     async with (
         process.sharing() as sharing,
         sharing.connect("waiting_for_rollout", device) as context,
@@ -94,10 +115,16 @@ async def _lead_a_group(process: WorkerProcess) -> None:
                 settings.nats_url.get_secret_value(), context.worker.address,
             )
         )  # fmt: skip
-        app = MemberApp(
-            group, OnlyTrains(), exchange, recipe, context, check=partial(check_stored, recipe)
-        )
+        generator: GeneratingDevice = OnlyTrains()
         try:
+            if generates:
+                together = generator = GroupGenerator(group, RankFragments(shard))
+                await process.compare_kinds(context, together.canary)
+            app = MemberApp(
+                group, generator, exchange, recipe, context,
+                encoded=await encoded_conditions(process.store, recipe),
+                check=partial(check_stored, recipe),
+            )  # fmt: skip
             finished = await process.run(app.run(), context)
         except* RanksLost:
             end_soon()  # a thread of this process waits for the other ranks
@@ -112,9 +139,7 @@ def as_shared(recipe: Recipe, ranks: int) -> Recipe:
     Raises:
         UserError: if these cannot share the weights.
     """
-    generating = max(1, recipe.rollout.workers)  # of a group; others may generate as well
-    changes = {"trainer.shard_devices": ranks, "trainer.devices": ranks}
-    return override(recipe, {**changes, "rollout.workers": generating})
+    return override(recipe, {"trainer.shard_devices": ranks, "trainer.devices": ranks})
 
 
 def load_group(recipe: Recipe, store: ObjectStore) -> tuple[ShardGroup, Shard]:

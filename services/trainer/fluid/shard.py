@@ -18,16 +18,30 @@ from services.trainer.fluid.store_exchange import SumObjects
 from services.trainer.fluid.sums import StoredSum, SumPart, Term, added
 from shared.devices.chunks import Chunk
 from shared.devices.slices import GroupSlice
+from shared.diffusion.device import fits
 from shared.diffusion.policy import load_policy
+from shared.diffusion.sharding import hold_part, hold_whole
 from shared.diffusion.training.rows import TrainingGroup
 from shared.messages.fluid import Piece
+from shared.models.memory import Part
 from shared.recipe.recipe import Recipe
 from shared.run.layout import batch_folder
 from shared.run.manifest import StoredTensors
 from shared.store import ObjectStore
 
+GATHER_REMEDY = (
+    'use GPUs with more memory, or have groups train only: schedule.mode = "disaggregated" and '
+    'schedule.tag = "off"'
+)
 Order = Sequence[tuple[str, int]]
 """Members and keys of the terms of a total, in the order in which they are added."""
+
+
+def parts_of(recipe: Recipe, rank: int) -> set[Part]:
+    """Return the parts of the model that a rank holds. The first one encodes prompts for all."""
+    if not recipe.run_schedule.trainer_generates:
+        return {"transformer"}
+    return set(recipe.generating_parts) - (set[Part]() if rank == 0 else {"text"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +72,10 @@ def part_of(piece: Piece, rank: int, ranks: int) -> RankPart:
 
 class Shard:
     def __init__(self, recipe: Recipe, store: ObjectStore) -> None:
-        loaded = load_policy(recipe, {"transformer"}, local_rank(), trains=True)
+        parts = parts_of(recipe, this_rank())
+        self.recipe, self.loaded = recipe, load_policy(recipe, parts, local_rank(), trains=True)
         num_samples = max(1, recipe.trained_samples // num_ranks())
-        self.engine = FluidEngine(recipe, loaded, num_samples=num_samples)
+        self.engine = FluidEngine(recipe, self.loaded, num_samples=num_samples)
         self.is_sharded = self.engine.is_sharded
         """Whether each rank holds a part of the sum; otherwise the first rank holds the whole."""
         self._by_group = recipe.trainer.deterministic
@@ -70,10 +85,25 @@ class Shard:
         self._sums: dict[int, Sum] = {}
         """Sums that were copied, by their numbers."""
         self.total: Term | None = None
+        self._is_whole = False
+        """Whether this rank has gathered the whole network."""
+
+    def hold_whole(self) -> None:
+        """Gather the network on every rank, unless it is; all ranks do it together."""
+        if not self._is_whole:
+            with fits(self.loaded.device, "the whole network beside a share of it", GATHER_REMEDY):
+                hold_whole(self.loaded.model.transformer)
+            self._is_whole = True
+
+    def _hold_part(self) -> None:
+        if self._is_whole:
+            hold_part(self.loaded.model.transformer)
+            self._is_whole = False
 
     def train(self, group: TrainingGroup, piece: Piece, chunk: Chunk) -> None:
         """Add the gradient of this rank's part of a piece, in chunks that the first rank has
         chosen; only that one measures how long they take."""
+        self._hold_part()
         part, measures = part_of(piece, this_rank(), num_ranks()), this_rank() == 0
         if self._by_group:
             self.engine.begin()
@@ -164,6 +194,7 @@ class Shard:
 
     def step(self, batch: int, tally: Mapping[str, float], given: StepScale) -> dict[str, float]:
         """Take the step of the total; where the first rank holds all of it, it spreads it."""
+        self._hold_part()
         total = self.total if self.total is not None else Term(self.engine.layout.zeros(), tally)
         self._terms, self.total = {}, None
         metrics = self.engine.take(batch, replace(total, tally=tally), given)
@@ -171,6 +202,7 @@ class Shard:
         return metrics
 
     async def restore(self, weights: StoredTensors, checkpoint: StoredTensors) -> None:
+        self._hold_part()
         await self.engine.restore(weights, checkpoint)
         self.begin()
         self.total = None

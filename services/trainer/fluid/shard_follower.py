@@ -13,6 +13,7 @@ import structlog
 from services.trainer.engine.world import this_rank
 from services.trainer.fluid.links import KEPT_GROUPS, Link, Message, join
 from services.trainer.fluid.shard import Shard, scale_of
+from services.trainer.fluid.shard_fragments import RankFragments
 from services.trainer.fluid.sums import StoredSum, SumPart, Term
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData, Snapshot
@@ -33,7 +34,9 @@ def follow(settings: StoreSettings) -> None:
     link = links.training
     recipe = Recipe.model_validate_json(link.receive().blobs[0])
     store = open_store(settings)
-    follower = Follower(Shard(recipe, store), recipe.run.name, store)
+    shard = Shard(recipe, store)
+    fragments = RankFragments(shard) if recipe.run_schedule.trainer_generates else None
+    follower = Follower(shard, recipe.run.name, store, fragments)
     storing = threading.Thread(target=follower.store, args=(links.storing,), daemon=True)
     storing.start()
     try:
@@ -54,6 +57,7 @@ class Follower:
     shard: Shard
     run: str
     objects: ObjectStore
+    fragments: RankFragments | None
     _snapshots: dict[int, Snapshot] = field(default_factory=dict)
     """This rank's part of the version that is to be stored, by the first rank's number."""
     _groups: "deque[tuple[int, TrainingGroup]]" = field(
@@ -95,6 +99,10 @@ class Follower:
 
         asyncio.run(restore())
         return DONE
+
+    def _fragment(self, message: Message) -> Message:
+        assert self.fragments is not None
+        return self.fragments.answer(message)
 
     def _train(self, message: Message) -> Message:
         values = message.values

@@ -1,5 +1,5 @@
 """A shard group as one member. Its first rank follows the scheduler's messages, and makes the other
-ranks do the same work at the same time. A group trains, sums and steps; it does not generate."""
+ranks do the same work at the same time."""
 
 import asyncio
 import itertools
@@ -13,14 +13,12 @@ from typing import Any, TypeVar
 
 from services.trainer.engine.parsed_groups import ParsedGroups
 from services.trainer.fluid.exchange import Sum
-from services.trainer.fluid.links import KEPT_GROUPS, Links, Message
+from services.trainer.fluid.links import KEPT_GROUPS, Link, Links, Message
 from services.trainer.fluid.other_ranks import StoringRank, answer_of, together
 from services.trainer.fluid.protocols import TotalMeasure
 from services.trainer.fluid.shard import Order, Shard, scale_of
 from services.trainer.fluid.sums import StoredSum, SumPart, Term
-from shared.devices.protocols import Generation, GroupData, Snapshot
-from shared.errors import ContractError
-from shared.messages.contracts import GenerateFragment
+from shared.devices.protocols import GroupData, Snapshot
 from shared.messages.fluid import Piece
 from shared.messages.workers import MemoryShortage
 from shared.process.failpoints import reach
@@ -196,6 +194,12 @@ class ShardGroup:
         self._sent = [*self._sent, (number, group)][-KEPT_GROUPS:]
         return number, (*group.trajectories, group.conditions)
 
+    async def each(self, message: Message, mine: Callable[[], Message]) -> list[Message]:
+        """Send a message to all other ranks; return the answers of all ranks, in their order."""
+        others: list[Message] = []
+        first = await self._do(message.name, mine, message.values, message.blobs, others)
+        return [first, *others]
+
     async def _do(
         self, name: str, mine: Callable[[], T], values: Mapping[str, Any] | None = None,
         blobs: Sequence[bytes] = (), answers: list[Message] | None = None,
@@ -215,23 +219,13 @@ class ShardGroup:
         with self._one_at_a_time:
             for link in self._links:
                 link.send(Message(name, values or {}, blobs))
-            told = [] if answers is None else answers
-            receive = [partial(lambda link: told.append(answer_of(link)), x) for x in self._links]
-            return together(mine, others=receive)
+            told: dict[int, Message] = {}
 
+            def receive(rank: int, link: Link) -> None:
+                told[rank] = answer_of(link)
 
-class OnlyTrains:
-    """Stands in the place of the generator of a member that is given no fragments."""
-
-    def weights_digest(self) -> str:
-        return ""
-
-    async def begin(
-        self, task: GenerateFragment, conditions: bytes | None = None, source: bytes | None = None
-    ) -> Generation:
-        raise ContractError("this member does not generate")
-
-    async def conditions(
-        self, prompt: str, source: bytes | None = None, negative: str | None = None
-    ) -> bytes:
-        raise ContractError("this member does not generate")
+            others = [partial(receive, rank, link) for rank, link in enumerate(self._links)]
+            found = together(mine, others=others)
+            if answers is not None:
+                answers += [told[rank] for rank in sorted(told)]
+            return found

@@ -73,10 +73,6 @@ SHARED = {"schedule.mode": "fluid", "trainer.devices": 2, "trainer.shard_devices
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {**SHARED, "schedule.mode": "disaggregated", "schedule.tag": 2},
-            'schedule.tag: devices that share weights are not lent; set it to "off", or trainer.sh',
-        ),
         ({"model.trained": "full", "model.dtype": "float16"}, "model.dtype: gradients of all"),
         (
             {

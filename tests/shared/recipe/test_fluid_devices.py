@@ -25,7 +25,6 @@ def test_there_may_be_as_many_as_one_message_names() -> None:
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"trainer.shard_devices": 4, "trainer.devices": 4}, "rollout.workers"),
         ({**SHARDED, "trainer.shard_devices": 3}, "trainer.shard_devices"),
         ({**SHARDED, "trainer.shard_devices": 8}, "trainer.shard_devices"),
     ],

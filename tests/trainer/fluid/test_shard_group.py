@@ -10,10 +10,14 @@ import pytest
 import torch
 
 from services.trainer.fluid.process import as_whole
+from shared.diffusion.generation import Generator, LocalGenerator
 from shared.diffusion.shards import whole_tensors
+from shared.diffusion.tensors import unpack
+from shared.messages.contracts import ObjectRef
 from shared.messages.fluid import Piece
 from shared.recipe.recipe import Recipe, override
 from shared.run.shards import open_tensors
+from tests import examples
 from tests.trainer.batches import groups_of
 from tests.trainer.fluid.director import part, whole
 from tests.trainer.fluid.group_program import (
@@ -85,9 +89,48 @@ def of_three(recipe: Recipe) -> list[Piece]:
 async def on_a_card(folder: Path, recipe: Recipe, task: Task) -> list[Seen]:
     """Train on a member with all weights, in this process."""
     store = store_in(folder)
-    device, exchange, _ = card_of(as_whole(recipe), store)
+    device, exchange, loaded = card_of(as_whole(recipe), store)
     await restore(device, task, store)
-    return await train(device, exchange, groups_of(recipe), task, CARD, store)
+    generator = LocalGenerator(Generator(as_whole(recipe), loaded))
+    return await train(device, exchange, groups_of(recipe), task, CARD, store, generator=generator)
+
+
+GENERATED = [examples.task(first_sample=first, num_samples=n) for first, n in ((0, 3), (3, 1))]
+"""Fragments that two ranks cannot divide evenly, or not at all."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=() if k == "masters" else pytest.mark.slow) for k in KINDS]
+)
+def test_a_group_generates_as_a_card_does_before_and_after_a_step(
+    ranks: Ranks, shared_as: Callable[[str], Recipe], tmp_path: Path, kind: str
+) -> None:
+    shared = override(shared_as(kind), {"schedule.mode": "fluid", "rollout.workers": 0})
+    task = Task(parts={GROUP: of_three(shared)}, committer=GROUP, batches=2, fragments=GENERATED)
+    found = on_a_group(ranks, tmp_path, shared, task)
+    own = task.model_copy(update={"parts": {CARD: of_three(shared)}, "committer": CARD})
+    for mine, theirs in zip(found, asyncio.run(on_a_card(tmp_path, shared, own)), strict=True):
+        for one, other in zip(mine.generated, theirs.generated, strict=True):
+            check_samples(kind, *(opened(tmp_path, each) for each in (one, other)))
+
+
+def opened(folder: Path, made: tuple[ObjectRef, ObjectRef]) -> dict[str, torch.Tensor]:
+    async def read(ref: ObjectRef) -> bytes:
+        return await store_in(folder).get(ref)
+
+    trajectory, media = (unpack(asyncio.run(read(each))) for each in made)
+    return trajectory | media
+
+
+def check_samples(
+    kind: str, mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]
+) -> None:
+    assert mine.keys() == theirs.keys()
+    near = 0.03 if kind == "masters" else 1e-4
+    for name, tensor in theirs.items():
+        assert mine[name].shape == tensor.shape
+        away = (mine[name].double() - tensor.double()).norm() / (1e-9 + tensor.double().norm())
+        assert float(away) < near, name
 
 
 @pytest.mark.slow
