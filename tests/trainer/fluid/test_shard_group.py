@@ -100,7 +100,7 @@ GENERATED = [examples.task(first_sample=first, num_samples=n) for first, n in ((
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=() if k == "masters" else pytest.mark.slow) for k in KINDS]
+    "kind", [pytest.param(k, marks=() if k == "all weights" else pytest.mark.slow) for k in KINDS]
 )
 def test_a_group_generates_as_a_card_does_before_and_after_a_step(
     ranks: Ranks, shared_as: Callable[[str], Recipe], tmp_path: Path, kind: str
