@@ -76,7 +76,9 @@ class GoalReached:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """Everything stored has been read; from here on commands are issued."""
+    """Everything stored has been read; from here on commands are issued, in this epoch."""
+
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def standstill(plan: Plan, state: State, seconds: float) -> str:
     ]
     lines = [f"{what}: {number}" for what, number in waits if number]
     if fluid is not None:
-        lines.append(f"attempt {fluid.attempt}, update {fluid.update + 1} of {plan.updates}")
+        lines.append(f"attempt {fluid.num_given_up}, update {fluid.update + 1} of {plan.updates}")
         if fluid.num_given:
             lines.append(f"pieces that members do not report: {fluid.num_given}")
         elif fluid.step is not None:

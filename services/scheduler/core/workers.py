@@ -174,13 +174,15 @@ class HasRoom:
 
 @dataclass(frozen=True, slots=True)
 class HasFewOf:
-    """Asks who has less than a number of fragments of a batch and those before it."""
+    """Asks who has less than a number of fragments of a batch and those before it; what a member
+    that is not lent has kept does not count."""
 
     batch: int
     number: int
 
     def holds_for(self, worker: WorkerState) -> bool:
-        return sum(held.slot.batch <= self.batch for held in worker.assigned) < self.number
+        due = sum(held.slot.batch <= self.batch for held in worker.assigned)
+        return due < self.number or not worker.concurrency
 
 
 @dataclass(frozen=True, slots=True)

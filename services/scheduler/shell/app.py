@@ -227,7 +227,7 @@ class Scheduler:
         last = await self._read_back()
         if before is not None:
             self.state = restart_batches(self.plan, self.state, before)
-        await self._apply(Recovered())
+        await self._apply(Recovered(self.bus.epoch))
         self.roster.leases.expect(busy_addresses(self.state), time.monotonic())
         if before is not None and before.phase in STANDING:
             request = OperatorRequest(action=STANDING[before.phase], id=uuid.uuid4().hex)

@@ -74,10 +74,10 @@ class Ledger:
     def begin_piece(self, message: TrainPiece) -> bool:
         """Whether to train a piece. The caller empties the sum if `is_empty` after this."""
         key = SumKey(message.batch, message.attempt, message.sum_number)
-        if not self._is_next(message) or key < self.key or message.piece in self.pieces:
+        if not self._is_next(message) or key < self.key:
             return False
         self._advance(key)
-        return True
+        return message.piece not in self.pieces
 
     def add(self, piece: Piece) -> None:
         self.pieces.add(piece)

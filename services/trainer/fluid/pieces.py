@@ -46,8 +46,8 @@ IN_STORE = 2
 
 log = structlog.get_logger()
 
-Attempt = tuple[int, int, int]
-"""Batch, group and attempt."""
+Attempt = tuple[int, int, int, int]
+"""Batch and attempt at it, group and attempt at that."""
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class DeviceWork:
         self, message: TrainPiece, tasks: asyncio.TaskGroup
     ) -> "asyncio.Task[AdmittedGroup | None]":
         piece = message.piece
-        which = message.batch, piece.group, piece.attempt
+        which = message.batch, message.attempt, piece.group, piece.attempt
         if which not in self._groups:
             fetching = tasks.create_task(self._fetched(message))
             fetching.add_done_callback(lambda _: self.wake())
@@ -144,7 +144,7 @@ class DeviceWork:
         subject = subjects.train_subject(run, message.batch, piece.group, piece.attempt)
         command = await self._command(subject)
         if not isinstance(command, TrainGroup):
-            self._groups.pop((message.batch, piece.group, piece.attempt), None)
+            self._groups.pop((message.batch, message.attempt, piece.group, piece.attempt), None)
             return None
         return await patiently(lambda: self._admitted(command, message.policy), "store_unavailable")
 

@@ -75,7 +75,7 @@ class Rounds:
                     self._compare(message)
                 case CommitVersion() as message:
                     await self._hear_committer(message, tasks)
-                case BeginAgain() as message if self._has_updates_before(message):
+                case BeginAgain() as message if self._is_over(message):
                     await self._end_round()
                     await self._go_back(message)
                 case _:
@@ -92,7 +92,7 @@ class Rounds:
             await self._bus.publish(self._stepped(made, last, is_reference=True))
 
     async def _hear_round(self, message: ExchangeSums, tasks: asyncio.TaskGroup) -> None:
-        if self._is_undone(message) or self._has_updates_before(message):
+        if self._is_over(message):
             await self._go_back(message)
         verdict = self._state.ledger.hear_round(message)
         if verdict == "drop":
@@ -320,22 +320,19 @@ class Rounds:
         kept.setdefault((batch, attempt, update), set()).add(worker)
         self._committers = kept
 
-    def _is_undone(self, message: ExchangeSums) -> bool:
-        """Whether others train a batch again that this member has stepped from: all others that
-        had are lost, and nobody has committed it."""
-        made = self._versions.made
+    def _is_over(self, message: ExchangeSums | BeginAgain) -> bool:
+        """Whether others train a batch again that this member has taken the step of, or an update:
+        all others that had are lost, and nobody has committed it."""
+        made, updates = self._versions.made, self._state.updates
+        if updates is not None:
+            is_here = message.batch == self._state.version
+            return is_here and message.attempt > updates.attempt
         return (
             made is not None
             and made.policy == self._state.newest
             and made.batch == message.batch
             and message.attempt > made.attempt
         )
-
-    def _has_updates_before(self, message: FluidMessage) -> bool:
-        """Whether updates were taken here in an attempt at the batch that is over."""
-        updates = self._state.updates
-        is_here = updates is not None and message.batch == self._state.version
-        return is_here and updates is not None and message.attempt > updates.attempt
 
     async def _go_back(self, message: FluidMessage) -> None:
         log.warning("step_undone", batch=message.batch, attempt=message.attempt)

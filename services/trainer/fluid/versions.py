@@ -68,8 +68,8 @@ class MemberVersions:
         subject = subjects.event_subject(self._bus.run, "policy_published")
         async for received in self._bus.follow(subjects.EVT, [subject]):
             event = received.message
-            if isinstance(event, PolicyPublished) and event.policy.version >= self._published:
-                self._published = event.policy.version
+            if isinstance(event, PolicyPublished):
+                self._published = max(self._published, event.policy.version)
                 if event.checksum is not None:
                     self.compare(Reference(event.policy, event.checksum, event.worker))
                 self._news.set()

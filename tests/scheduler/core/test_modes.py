@@ -6,7 +6,7 @@ import pytest
 
 from services.scheduler.core.inputs import Tick, WorkerJoined, WorkerLeft
 from services.scheduler.core.waiting import standstill
-from shared.messages.contracts import FragmentFailed, GenerateFragment, TrainGroup
+from shared.messages.contracts import FragmentFailed, GenerateFragment, TagRequest, TrainGroup
 from shared.messages.fluid import ExchangeSums, TrainPiece
 from tests import examples
 from tests.scheduler.core.test_fluid import Run
@@ -99,3 +99,18 @@ def test_without_a_worker_that_generates_an_alarm_names_the_fragments() -> None:
     run.give(WorkerLeft("rollout-0-a"))
     assert run.take(GenerateFragment) == []
     assert "fragments that no device is given: " in standstill(run.plan, run.state, 12.0)
+
+
+def test_what_a_member_keeps_for_its_next_loan_takes_no_place_of_its_pieces() -> None:
+    run = Run(0, mode="disaggregated", max_staleness=1, num_groups=3)
+    run.give(TagRequest(mode="fixed", groups=1, id="x"))
+    run.give(WorkerJoined("rollout-0-a", "rollout-0", "rollout", concurrency=1))
+    run.join(0)
+    tasks = run.take(GenerateFragment)
+    kept = [task for task in tasks if task.worker == "trainer-0-a"]
+    assert [task.fragment.group for task in kept] == [2, 2]
+    for task in tasks:
+        if task not in kept:
+            run.give(examples.generated(task), examples.scored(task))
+    assert run.state.workers["trainer-0-a"].assigned and run.take(TrainGroup)
+    assert [piece.piece.group for piece in run.take(TrainPiece)] == [0]

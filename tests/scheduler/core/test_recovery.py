@@ -1,10 +1,15 @@
+from typing import Any
+
+from services.scheduler.core.fluid.state import ATTEMPTS
 from services.scheduler.core.fragments import worker_lost
 from services.scheduler.core.inputs import Recovered, WorkerJoined
 from services.scheduler.core.machine import step
 from services.scheduler.core.state import BatchState, FragmentState, GroupState, State
 from shared.messages.contracts import Command, GenerateFragment, TrainGroup
+from shared.messages.fluid import BeginAgain, TrainPiece
 from tests import examples
 from tests.scheduler.core.machine_driver import EARLY, Machine, joined
+from tests.scheduler.core.test_fluid import Run
 
 
 def test_a_group_that_two_schedulers_have_cut_is_begun_anew_after_a_restart() -> None:
@@ -65,3 +70,35 @@ def test_a_device_is_lost_with_two_fragments_of_a_superseded_group() -> None:
     plan = examples.plan(num_groups=1, group_size=4)
     state = worker_lost(plan, state, "a-0")
     assert state.find_group(1, 0) == GroupState(first_attempt=1)
+
+
+def test_a_scheduler_that_finds_nothing_of_a_batch_begins_with_an_attempt_of_its_own() -> None:
+    """Members may have a sum, an update or a version of which nothing is stored any more."""
+    run = restarted(epoch=3)
+    assert run.take(BeginAgain) == [BeginAgain(batch=0, attempt=2 * ATTEMPTS)]
+    run.generate()
+    assert {piece.attempt for piece in run.take(TrainPiece)} == {2 * ATTEMPTS}
+
+
+def test_a_group_whose_message_is_lost_is_sent_under_another_attempt_than_its_pieces() -> None:
+    """They are stored, so that pieces of the same names could not be."""
+    before = Run()
+    tasks = before.take(GenerateFragment)
+    results = [each for t in tasks for each in (examples.generated(t), examples.scored(t))]
+    before.give(*results)
+    given = before.take(TrainPiece)
+    [sent, *_] = before.take(TrainGroup)
+    after = restarted(*tasks, *results, *given)
+    pieces = {(each.piece.group, each.piece.attempt) for each in after.take(TrainPiece)}
+    assert given and (sent.group, sent.attempt + 1) in pieces
+    assert {group.attempt for group in after.take(TrainGroup)} == {sent.attempt + 1}
+
+
+def restarted(*stored: Any, epoch: int = 2) -> Run:
+    """A run whose scheduler has found these messages when it was started."""
+    run = Run(0)
+    run.state = State(recovering=True)
+    run.give(run.published(0), *stored, Recovered(epoch))
+    run.join(0)
+    run.join(1)
+    return run

@@ -102,6 +102,13 @@ def test_a_voided_sum_of_nothing_takes_part_in_the_step() -> None:
     assert ledger.is_empty
 
 
+def test_a_piece_counts_once_in_a_sum_and_again_in_the_next() -> None:
+    """A scheduler that knows nothing of the first sum gives the same names to its pieces."""
+    ledger = trained(a_member(), 0)
+    assert not ledger.begin_piece(train(0))
+    assert ledger.begin_piece(train(0, attempt=1000)) and ledger.is_empty
+
+
 def test_another_attempt_at_the_batch_begins_an_empty_sum() -> None:
     ledger = trained(a_member(), 0)
     assert ledger.hear_round(exchange(0, attempt=1)) == "missed"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from services.scheduler.core.fluid import batch_std
 from services.scheduler.core.fluid.cutting import cut_to, whole_group
 from services.scheduler.core.fluid.state import (
+    ATTEMPTS,
     FluidState,
     GroupPieces,
     PieceState,
@@ -18,6 +19,7 @@ from services.scheduler.core.fluid.state import (
     next_update,
 )
 from services.scheduler.core.fragments import discard_group
+from services.scheduler.core.inputs import Recovered
 from services.scheduler.core.state import Plan, State
 from shared.messages.fluid import (
     BeginAgain,
@@ -65,26 +67,35 @@ def _at_update(
     return next_update(fluid, plan.part(fluid.update), made.checksum)
 
 
-def finish(plan: Plan, state: State, _event: object, _now: float) -> State:
+def finish(plan: Plan, state: State, event: Recovered, _now: float) -> State:
     """Find what no member has, once all is read; and drop what was begun by a lost version."""
     fluid = state.fluid
     if fluid is None:
         return state
+    if not (fluid.attempt or fluid.groups or fluid.exchange or fluid.step):
+        fluid = replace(fluid, attempt=ATTEMPTS * max(0, event.epoch - 1))
     state = batch_std.under_one_attempt(plan, state, fluid.batch)
-    batch = state.find_batch(fluid.batch)
     for index, group in list(fluid.groups.items()):
-        of = None if batch is None else batch.groups[index]
-        if of is None or not of.sent or of.attempt != group.attempt:
-            for owner in sorted(fluid.owners(index)):
-                fluid = fluid.void(owner)
-            fluid = fluid.without_group(index)
-        else:
+        of = state.find_group(fluid.batch, index)
+        if of is not None and of.sent and of.attempt == group.attempt:
             fluid = _with_queues(fluid.with_group(index, _completed(plan, index, group)), index)
-    if batch is not None:
-        for index, of in enumerate(batch.groups):
-            if of.sent and index not in fluid.groups:
-                fluid = fluid.with_group(index, whole_group(plan, of.attempt))
-    return drop_lost_version(replace(state, fluid=fluid))
+            continue
+        for owner in sorted(fluid.owners(index)):
+            fluid = fluid.void(owner)
+        fluid = fluid.without_group(index)
+        if of is not None and not of.sent:  # its message is lost, and names of pieces are taken
+            of = replace(of, attempt=max(of.attempt, group.attempt + 1))
+            state = state.with_group(fluid.batch, index, of)
+    return drop_lost_version(replace(state, fluid=_with_sent_groups(plan, state, fluid)))
+
+
+def _with_sent_groups(plan: Plan, state: State, fluid: FluidState) -> FluidState:
+    """Add the groups that were sent and of which nobody was given anything."""
+    batch = state.find_batch(fluid.batch)
+    for index, of in enumerate(() if batch is None else batch.groups):
+        if of.sent and index not in fluid.groups:
+            fluid = fluid.with_group(index, whole_group(plan, of.attempt))
+    return fluid
 
 
 def again(state: State, before: State) -> State:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from services.scheduler.core.fluid.members import are_together, members
 from services.scheduler.core.fluid.modes import has_loans
 from services.scheduler.core.fluid.state import (
+    ATTEMPTS,
     Exchange,
     FluidState,
     Step,
@@ -63,16 +64,16 @@ def decide(plan: Plan, state: State, now: float) -> Decided:
     if state.fluid is not None and state.fluid.step is None:
         state = _begin_round(plan, state, now, commands)
     state = _commit(plan, state, now, commands)
-    if plan.updates > 1:
-        state = _tell_attempt(state, commands)
-    return state, commands
+    return _tell_attempt(plan, state, commands), commands
 
 
-def _tell_attempt(state: State, commands: list[FluidCommand]) -> State:
-    """Have members that have taken updates of an attempt that is over load the batch's version."""
+def _tell_attempt(plan: Plan, state: State, commands: list[FluidCommand]) -> State:
+    """Have members that have taken updates of an attempt that is over load the batch's version; and
+    those that have made a version of which nothing is known any more."""
     fluid = state.fluid
     assert fluid is not None
-    if fluid.told_attempt >= fluid.attempt:
+    is_told = fluid.told_attempt >= fluid.attempt
+    if is_told or (plan.updates == 1 and fluid.attempt < ATTEMPTS):
         return state
     commands.insert(0, BeginAgain(batch=fluid.batch, attempt=fluid.attempt))
     return replace(state, fluid=replace(fluid, told_attempt=fluid.attempt))
@@ -306,9 +307,9 @@ def _again(
     plan: Plan, state: State, fluid: FluidState, now: float, commands: list[FluidCommand]
 ) -> State:
     """Everybody who has stepped is lost: train the batch again, if anybody could."""
-    if fluid.attempt + 1 >= MAX_BATCH_ATTEMPTS:
-        where = f"batch {fluid.batch}"
-        return fail_run(state, f"{where} lost all that had taken its step {fluid.attempt} times")
+    if fluid.num_given_up + 1 >= MAX_BATCH_ATTEMPTS:
+        lost = f"batch {fluid.batch} lost all that had taken its step {fluid.num_given_up} times"
+        return fail_run(state, lost)
     state = replace(state, fluid=next_attempt(fluid, fluid.attempt + 1))
     if fluid.update or members(state):  # whoever has taken updates goes back before them
         return state

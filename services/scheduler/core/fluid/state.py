@@ -21,6 +21,10 @@ Key = tuple[int, int]
 
 STEPPED = ""
 """Is written in the place of an address where a gradient is in a step that was taken already."""
+ATTEMPTS = 1000
+"""More attempts than a batch needs within one epoch of the scheduler. One that finds nothing of the
+batch begins with an attempt that none before it had: members may have sums, or a version, of which
+nothing is stored any more."""
 AHEAD = 2
 """Fragments and pieces that a member has: one in work, and one waiting, so that it never waits for
 a message."""
@@ -264,6 +268,11 @@ class FluidState:
         """Whether somebody holds the total of the update: nothing of it is trained again, unless
         all that hold it are lost."""
         return self.step is not None or (self.exchange is not None and bool(self.exchange.held))
+
+    @property
+    def num_given_up(self) -> int:
+        """Attempts that this epoch, or the one whose streams it has read, has given up."""
+        return self.attempt % ATTEMPTS
 
     def sum_number(self, address: str) -> int:
         return self.sums.get(address, 0)

@@ -1,0 +1,82 @@
+"""Members that know more than the scheduler, or are told what is not true."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from services.trainer.fluid.exchange import ALL
+from shared.messages.contracts import Policy, PolicyPublished
+from shared.messages.fluid import BeginAgain
+from shared.recipe.recipe import Recipe, override
+from tests import examples
+from tests.trainer.fluid.director import directing, whole
+
+pytestmark = pytest.mark.broker
+CHANGES = {"schedule.mode": "fluid", "rollout.workers": 0, "batch.groups": 1, "trainer.updates": 1}
+
+
+def test_a_group_is_read_again_at_another_attempt_of_the_batch(
+    nats_url: str, tmp_path: Path, recipe: Recipe
+) -> None:
+    """A scheduler that knows nothing of the streams before has made another group of that name."""
+    changed = override(recipe, {**CHANGES, "algorithm.kl_beta": 0.0})
+    parts = {"a": [whole(changed, 0)]}
+
+    async def scenario() -> None:
+        async with directing(nats_url, tmp_path, changed) as director:
+            await director.start("a")
+            await director.open(0, by="a")
+            await director.train(0, parts)
+            await director.bus.forget_batch(0)
+            await director.open(0, by="a", advantages=[0.0] * 4)
+            await director.train(0, parts, attempt=1000)
+            found = (await director.members["a"].device.own_sum())[ALL].gradient
+            assert found is None
+
+    asyncio.run(scenario())
+
+
+def test_who_has_a_version_that_nobody_knows_goes_back_when_the_batch_begins_again(
+    nats_url: str, tmp_path: Path, recipe: Recipe
+) -> None:
+    changed = override(recipe, CHANGES)
+    parts = {"a": [whole(changed, 0)]}
+
+    async def scenario() -> None:
+        async with directing(nats_url, tmp_path, changed) as director:
+            await director.start("a", "b")
+            await director.open(0, by="a")
+            await director.train(0, parts)
+            shares = [*director.shares(parts), *director.shares({"b": []})]
+            message = await director.exchange(0, shares, committer="a")
+            async with director.members["a"].lock:  # it cannot step, so nobody commits
+                await director.held(message, 2)
+                await director.take(message, (await director.held(message, 2))[0])
+                worker = director.members["b"].worker
+                await director.until(lambda: worker.holds and worker.holds.version == 1)
+                await director.kill("a")
+            await director.bus.publish(BeginAgain(batch=0, attempt=1000))
+            await director.until(lambda: worker.holds and worker.holds.version == 0)
+
+    asyncio.run(scenario())
+
+
+def test_an_announcement_of_a_version_that_nobody_has_made_hides_none(
+    nats_url: str, tmp_path: Path, recipe: Recipe
+) -> None:
+    changed = override(recipe, CHANGES)
+
+    async def scenario() -> None:
+        async with directing(nats_url, tmp_path, changed) as director:
+            await director.start("a", "b")
+            forged = PolicyPublished(
+                policy=Policy(version=9, weights_digest="f" * 64), weights=examples.ref("none"),
+                worker="x", seconds=0.0, checksum=None,
+            )  # fmt: skip
+            await director.bus.publish(forged)
+            await director.batch(0, {"a": [whole(changed, 0)]}, committer="a")
+            worker = director.members["b"].worker
+            await director.until(lambda: worker.holds and worker.holds.version == 1)
+
+    asyncio.run(scenario())
