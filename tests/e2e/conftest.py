@@ -8,17 +8,13 @@ from pathlib import Path
 import pytest
 
 from digenrl.local.ports import free_ports
-from shared.recipe.recipe import load_recipe, override
-from tests.e2e.local_run import SMALL, LocalRun, StartRun
+from tests.e2e.local_run import SMALL, LocalRun, StartRun, recipe_of
 from tests.e2e.surroundings import Surroundings, make_writable
-from tests.paths import DIGITS
 
 
 @pytest.fixture
 def small_recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "small.json"
-    path.write_text(override(load_recipe(DIGITS), SMALL).model_dump_json())
-    return path
+    return recipe_of(tmp_path, SMALL)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ import psutil
 from digenrl.local.ports import free_ports
 from digenrl.local.tokens import KEYS, Tokens
 from shared.errors import UserError
+from shared.recipe.recipe import load_recipe, override
+from tests.paths import DIGITS
 
 PATIENCE_S = 500
 
@@ -28,6 +30,13 @@ SMALL = {
     "evaluation.samples_per_prompt": 1,
 }
 """Changes that cut the plain recipe of the digits down to batches of a second."""
+
+
+def recipe_of(folder: Path, changes: Mapping[str, Any]) -> Path:
+    """Write the digits' recipe with these changes to a file of its own."""
+    path = folder / f"recipe-{len(list(folder.iterdir()))}.json"
+    path.write_text(override(load_recipe(DIGITS), changes).model_dump_json())
+    return path
 
 
 @dataclass

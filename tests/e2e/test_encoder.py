@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.recipe.recipe import load_recipe, override
-from tests.e2e.local_run import SMALL, StartRun
-from tests.paths import DIGITS
+from tests.e2e.local_run import SMALL, StartRun, recipe_of
 
 pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -18,9 +16,7 @@ def test_with_an_encoder_a_run_ends_with_the_same_bytes_as_without(
 ) -> None:
     arguments = ("--steps", str(STEPS), "--deterministic")
     expected = start_run(*arguments, name="whole").finish()
-    path = tmp_path / "encoder.json"
-    changes = {**SMALL, "encoder.workers": 2, "encoder.ahead": 1}
-    path.write_text(override(load_recipe(DIGITS), changes).model_dump_json())
+    path = recipe_of(tmp_path, {**SMALL, "encoder.workers": 2, "encoder.ahead": 1})
     run = start_run(*arguments, name="encoded", recipe=path)
     run.wait_for(lambda view: view["step"] >= 1)
     encoders = [each for each in run.get("/v1/workers") if each["service"] == "encoder"]

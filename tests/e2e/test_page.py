@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from digenrl.local.address import address_of
-from shared.recipe.recipe import load_recipe, override
-from tests.e2e.local_run import SMALL, StartRun
-from tests.paths import DIGITS
+from tests.e2e.local_run import SMALL, StartRun, recipe_of
 from tests.view.browser import browsing
 
 pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -26,9 +24,7 @@ PIXELS = """(() => {
 async def test_the_demo_is_seen_and_steered_while_it_goes_on(
     start_run: StartRun, tmp_path: Path
 ) -> None:
-    recipe = tmp_path / "demo.json"
-    changes = {**SMALL, "evaluation.every": 1, "schedule.tag": "auto"}
-    recipe.write_text(override(load_recipe(DIGITS), changes).model_dump_json())
+    recipe = recipe_of(tmp_path, {**SMALL, "evaluation.every": 1, "schedule.tag": "auto"})
     run = start_run("--steps", str(STEPS), recipe=recipe)
     run.wait_for(lambda now: now["step"] >= 1)
     headers = run.tokens.headers("operator")

@@ -1,7 +1,7 @@
 """How a whole run is steered and stopped, with every service and broker real.
 
 Starting the services takes most of the time here, so each test does several things with its run.
-What needs no real model is shown on the emulated cluster as well, in seconds (test_emulated.py).
+The emulated cluster shows what needs no real model, in seconds (test_emulated_faults.py).
 """
 
 import asyncio
@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 
 import httpx
+import nats
 import pytest
 
 from digenrl.local.tokens import KEYS
-from shared.messages.rights import Role
+from shared.messages.rights import RIGHTS, Role, inbox_of
 from tests.e2e.canary import check_no_secret_is_said
-from tests.e2e.garbage import publish_garbage
 from tests.e2e.local_run import LocalRun, StartRun, wait_until
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
@@ -90,9 +90,21 @@ def one_process_of_each_service(children: list[int]) -> list[int]:
 def write_garbage(run: LocalRun) -> None:
     """Bytes that are no message, into slots of the batches to come and among the events."""
 
-    def url_of(role: Role) -> str:
-        return (run.folder / KEYS / role / "digenrl_nats_url").read_text()
+    async def publish(subject: str) -> None:
+        role = publisher_of(subject)
+        url = (run.folder / KEYS / role / "digenrl_nats_url").read_text()
+        client = await nats.connect(url, inbox_prefix=inbox_of(role))
+        await client.jetstream().publish(f"dg.small.{subject}", b"\xc1 this is no message")
+        await client.close()
 
-    subjects = ["task.4.0.0.0", "traj.3.1.2.0", "rew.4.2.0.0", "train.3.0.0",
-                "evt.policy_published"]  # fmt: skip
-    asyncio.run(publish_garbage(url_of, "small", subjects))
+    for subject in ("task.4.0.0.0", "traj.3.1.2.0", "rew.4.2.0.0", "train.3.0.0",
+                    "evt.policy_published"):  # fmt: skip
+        asyncio.run(publish(subject))
+
+
+def publisher_of(subject: str) -> Role:
+    """A role that may publish to a subject, without the run."""
+    word = ".".join(
+        subject.split(".")[:2] if subject.startswith("evt.") else subject.split(".")[:1]
+    )
+    return next(right.publishers[0] for right in RIGHTS if right.subject.startswith(f"dg.*.{word}"))

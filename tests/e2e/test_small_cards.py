@@ -1,21 +1,12 @@
 """Runs whose rollout holds another network than the trainer's, or holds it elsewhere."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from shared.recipe.recipe import load_recipe, override
-from tests.e2e.local_run import SMALL, StartRun
-from tests.paths import DIGITS
+from tests.e2e.local_run import SMALL, StartRun, recipe_of
 
 pytestmark = pytest.mark.run
-
-
-def recipe_of(folder: Path, changes: dict[str, Any]) -> Path:
-    path = folder / "recipe.json"
-    path.write_text(override(load_recipe(DIGITS), changes).model_dump_json())
-    return path
 
 
 @pytest.mark.slow

@@ -5,14 +5,14 @@ import base64
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from tests.http_server import QuietHandler, serving
 
 LARGE = (".safetensors", ".bin", ".png")
 """Suffixes of files that the hub keeps in LFS."""
@@ -67,12 +67,9 @@ class Mirror:
         return [file for each, file, _ in self.asked if each == method]
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     mirror: Mirror
     protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
     def do_GET(self) -> None:
         self._route("GET")
@@ -276,13 +273,5 @@ def mirror() -> Iterator[Mirror]:
     """A mirror that listens at a port of its own."""
     found = Mirror()
     handler = type("OfThisMirror", (Handler,), {"mirror": found})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        found.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield found
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(handler) as found.url:
+        yield found

@@ -6,9 +6,7 @@ import re
 import shutil
 import time
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +16,7 @@ from typer.testing import CliRunner
 from digenrl.cli import app
 from digenrl.local import doctor
 from shared.errors import UserError
+from tests.http_server import QuietHandler, serving
 from tests.paths import DIGITS
 
 CLOSED = "127.0.0.1:1"
@@ -128,23 +127,15 @@ def test_a_secrets_folder_that_is_not_there(
 
 
 def test_a_store_whose_clock_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Late(BaseHTTPRequestHandler):
+    class Late(QuietHandler):
         def do_HEAD(self) -> None:
             self.send_response_only(403)
             self.send_header("date", formatdate(time.time() - 3600, usegmt=True))
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Late)
-    Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("DIGENRL_S3_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    try:
+    with serving(Late) as url:
+        monkeypatch.setenv("DIGENRL_S3_ENDPOINT", url)
         [clock] = examined("--runs", str(tmp_path))[1]["clock"]
-    finally:
-        server.shutdown()
-        server.server_close()
     assert re.search(r"differs by \+36\d\d s", clock["found"]) and "NTP" in clock["found"]
 
 

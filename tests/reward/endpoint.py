@@ -4,17 +4,17 @@ import base64
 import contextlib
 import io
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
+
+from tests.http_server import QuietHandler, serving
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Endpoint:
 def endpoint(reply: Callable[[Asked], Reply | None]) -> Iterator[Endpoint]:
     """Answers each request as ``reply`` says; None hangs up without an answer."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             asked = Asked(self.path, self.headers["authorization"], body)
@@ -87,15 +87,6 @@ def endpoint(reply: Callable[[Asked], Reply | None]) -> Iterator[Endpoint]:
                 self.wfile.flush()
                 time.sleep(pause_s)
 
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        made = Endpoint(f"http://127.0.0.1:{server.server_port}/v1")
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield made
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Handler) as url:
+        made = Endpoint(f"{url}/v1")
+        yield made

@@ -3,21 +3,16 @@
 import asyncio
 import json
 
-import numpy as np
 import pytest
-import safetensors.numpy
 
-from services.reward.app import RewardApp
-from services.reward.scorer import WeightedScorer
 from services.scheduler.shell.dead_letters import DeadLetters
 from shared.bus.bus import Bus
 from shared.errors import SamplesFailed
 from shared.messages import subjects
 from shared.messages.contracts import FragmentFailed, FragmentScored
-from shared.process.worker import Worker, WorkerContext
 from shared.store import ObjectStore
 from tests import examples
-from tests.reward.test_poison import first
+from tests.reward.on_bus import app_of, first, generated
 
 pytestmark = pytest.mark.broker
 
@@ -32,18 +27,12 @@ async def test_why_a_sample_has_no_score_is_a_dead_letter_and_no_failure_of_its_
 ) -> None:
     async with Bus.connect(nats_url, run="test", name="test") as bus:
         await bus.ensure_streams()
-        images = safetensors.numpy.save({"images": np.zeros((2, 1, 8, 8), np.uint8)})
-        media = await folder_store.put("test", images, suffix=".safetensors")
         await bus.publish(examples.task())
-        event = examples.generated(examples.task())
-        stored = event.stored.model_copy(update={"media": media})
-        event = event.model_copy(update={"stored": stored})
+        event = await generated(folder_store)
         await bus.publish(event)
         put: asyncio.Queue[object] = asyncio.Queue()
         letters = DeadLetters(bus, folder_store, put.put_nowait, lambda _: False, lambda _: False)
-        worker = Worker("reward", "reward", "waiting_for_rollout")
-        scorers = [WeightedScorer("mine", 1.0, Afraid())]
-        app = RewardApp(scorers, WorkerContext(bus, folder_store, worker))
+        app = app_of(bus, folder_store, Afraid())
         running = [asyncio.create_task(each) for each in (app.run(), letters.follow())]
         [scored] = await first(bus, subjects.REW, 1)
         assert isinstance(scored, FragmentScored) and scored.rewards == (0.5, None)
@@ -52,10 +41,10 @@ async def test_why_a_sample_has_no_score_is_a_dead_letter_and_no_failure_of_its_
         letter = await bus.jetstream.get_last_msg("DG_DLQ", subject)
         sample = event.fragment.first_sample + 1
         assert json.loads(letter.data or b"") == {
-            "scorer": "mine", "samples": {str(sample): "it hangs"},
+            "scorer": "proxy", "samples": {str(sample): "it hangs"},
         }  # fmt: skip
         assert letter.headers is not None
-        assert letter.headers["dg-reason"] == "mine: it hangs"
+        assert letter.headers["dg-reason"] == "proxy: it hangs"
         assert letter.headers["dg-subject"] == subjects.subject_of("test", event)
         await bus.jetstream.publish("dg.test.quarantine.DG_TRAJ.1", b"")
         assert isinstance(await asyncio.wait_for(put.get(), 20), FragmentFailed)

@@ -1,22 +1,19 @@
 """A reward worker that hangs and still reports: another one scores what it was at."""
 
 import asyncio
-import contextlib
 import threading
 
-import numpy as np
 import pytest
-import safetensors.numpy
 
 from services.reward.app import LOOK_S, SHORTEST_S, UNLEARNED_S, RewardApp
-from services.reward.scorer import WeightedScorer
 from shared.bus import queue as bus_queue
 from shared.bus.bus import Bus
 from shared.messages import subjects
 from shared.messages.contracts import FragmentScored
-from shared.process.worker import Worker, WorkerContext
+from shared.process.worker import WorkerContext
 from shared.store import ObjectStore
 from tests import examples
+from tests.reward.on_bus import Works, app_of, first, generated
 
 
 class Stuck:
@@ -31,11 +28,6 @@ class Stuck:
         return [0.0, 0.0]
 
 
-class Works:
-    def score(self, images: object, metadata: object, /) -> list[float]:
-        return [0.5, 0.5]
-
-
 @pytest.mark.broker
 @pytest.mark.slow
 async def test_what_a_scorer_hangs_at_is_scored_by_another_and_the_first_result_counts(
@@ -45,33 +37,25 @@ async def test_what_a_scorer_hangs_at_is_scored_by_another_and_the_first_result_
     stuck = Stuck()
     async with Bus.connect(nats_url, run="test", name="test") as bus:
         await bus.ensure_streams()
-        images = safetensors.numpy.save({"images": np.zeros((2, 1, 8, 8), np.uint8)})
-        media = await folder_store.put("test", images, suffix=".safetensors")
         await bus.publish(examples.task())
-        event = examples.generated(examples.task())
-        stored = event.stored.model_copy(update={"media": media})
-        await bus.publish(event.model_copy(update={"stored": stored}))
+        await bus.publish(await generated(folder_store))
 
         def start(scorer: Stuck | Works, name: str) -> asyncio.Task[None]:
-            worker = Worker("reward", name, "waiting_for_rollout")
-            scorers = [WeightedScorer("proxy", 1.0, scorer)]
-            app = RewardApp(scorers, WorkerContext(bus, folder_store, worker), deadline_s=0.5)
+            app = app_of(bus, folder_store, scorer, worker=name, deadline_s=0.5)
             return asyncio.create_task(app.run())
 
-        first = start(stuck, "first")
+        stuck_one = start(stuck, "first")
         async with asyncio.timeout(30):
             await asyncio.to_thread(stuck.began.wait)
             second = start(Works(), "second")
-            async with contextlib.aclosing(bus.follow(subjects.REW)) as scores:
-                received = await anext(scores)
+            [received] = await first(bus, subjects.REW, 1)
         stuck.let_go.set()
-        assert isinstance(received.message, FragmentScored)
-        assert received.message.rewards == (0.5, 0.5)
-        for task in (first, second):
+        assert isinstance(received, FragmentScored) and received.rewards == (0.5, 0.5)
+        for task in (stuck_one, second):
             task.cancel()
-        await asyncio.gather(first, second, return_exceptions=True)
+        await asyncio.gather(stuck_one, second, return_exceptions=True)
         found, _ = await bus.stored(subjects.REW)
-        assert found[0].message == received.message, "the scheduler takes the first"
+        assert found[0].message == received, "the scheduler takes the first"
 
 
 def test_a_scorer_may_take_ten_times_what_it_took_before() -> None:
@@ -91,22 +75,12 @@ async def test_a_result_that_comes_before_its_task_is_scored_and_one_without_is_
     """NATS has lost both, and the device has sent its result once more."""
     async with Bus.connect(nats_url, run="test", name="test") as bus:
         await bus.ensure_streams()
-        images = safetensors.numpy.save({"images": np.zeros((2, 1, 8, 8), np.uint8)})
-        media = await folder_store.put("test", images, suffix=".safetensors")
         for group in (1, 0):
-            event = examples.generated(examples.task(group=group))
-            stored = event.stored.model_copy(update={"media": media})
-            await bus.publish(event.model_copy(update={"stored": stored}))
-        worker = Worker("reward", "reward-0", "waiting_for_rollout")
-        scorers = [WeightedScorer("proxy", 1.0, Works())]
-        scoring = asyncio.create_task(
-            RewardApp(scorers, WorkerContext(bus, folder_store, worker)).run()
-        )
+            await bus.publish(await generated(folder_store, group))
+        scoring = asyncio.create_task(app_of(bus, folder_store, Works()).run())
         await asyncio.sleep(LOOK_S / 2)
         await bus.publish(examples.task(group=0))
-        async with asyncio.timeout(30), contextlib.aclosing(bus.follow(subjects.REW)) as scores:
-            received = await anext(scores)
-        assert isinstance(received.message, FragmentScored)
-        assert received.message.fragment.group == 0
+        [received] = await first(bus, subjects.REW, 1)
+        assert isinstance(received, FragmentScored) and received.fragment.group == 0
         scoring.cancel()
         await asyncio.wait([scoring])

@@ -3,39 +3,19 @@
 import asyncio
 import contextlib
 
-import numpy as np
 import pytest
-import safetensors.numpy
 
-from services.reward.app import RewardApp
-from services.reward.scorer import WeightedScorer
 from services.reward.scoring import MediaSize
 from services.scheduler.shell.dead_letters import failure_of, letter_of
 from shared.bus.bus import Bus
 from shared.messages import subjects
 from shared.messages.codec import encode
-from shared.messages.contracts import FragmentFailed, FragmentScored, Message
-from shared.process.worker import Worker, WorkerContext
+from shared.messages.contracts import FragmentFailed, FragmentScored
 from shared.store import ObjectStore
 from tests import examples
+from tests.reward.on_bus import Works, app_of, first, generated
 
 pytestmark = pytest.mark.broker
-
-
-class Works:
-    def score(self, images: object, metadata: object, /) -> list[float]:
-        return [0.5, 0.5]
-
-
-async def first(bus: Bus, stream: subjects.Stream, count: int) -> list[Message]:
-    found: list[Message] = []
-    async with asyncio.timeout(20), contextlib.aclosing(bus.follow(stream)) as stored:
-        async for received in stored:
-            assert received.message is not None
-            found.append(received.message)
-            if len(found) == count:
-                break
-    return found
 
 
 async def test_poison_fails_its_fragment_and_the_next_one_is_scored(
@@ -43,27 +23,13 @@ async def test_poison_fails_its_fragment_and_the_next_one_is_scored(
 ) -> None:
     async with Bus.connect(nats_url, run="test", name="test") as bus:
         await bus.ensure_streams()
-
-        async def generated(group: int, *shape: int) -> None:
-            images = safetensors.numpy.save({"images": np.zeros(shape, np.uint8)})
-            media = await folder_store.put("test", images, suffix=".safetensors")
-            task = examples.task(group=group)
-            await bus.publish(task)
-            event = examples.generated(task)
-            stored = event.stored.model_copy(update={"media": media})
-            await bus.publish(event.model_copy(update={"stored": stored}))
-
         other = encode(examples.task())
         await bus.jetstream.publish("dg.test.traj.rollout-0.0.7.0.0", other)
-        await generated(0)
-        await generated(1, 2000, 1, 8, 8)
-        await generated(2, 2, 1, 8, 8)
-        worker = Worker("reward", "reward", "waiting_for_rollout")
-        scorers = [WeightedScorer("proxy", 1.0, Works())]
-        size = MediaSize(height=8, width=8)
-        running = asyncio.create_task(
-            RewardApp(scorers, WorkerContext(bus, folder_store, worker), size=size).run()
-        )
+        for group, shape in enumerate([(), (2000, 1, 8, 8), (2, 1, 8, 8)]):
+            await bus.publish(examples.task(group=group))
+            await bus.publish(await generated(folder_store, group, shape))
+        app = app_of(bus, folder_store, Works(), size=MediaSize(height=8, width=8))
+        running = asyncio.create_task(app.run())
         [scored] = await first(bus, subjects.REW, 1)
         assert isinstance(scored, FragmentScored) and scored.fragment.group == 2
         failed = [e for e in await first(bus, subjects.EVT, 2) if isinstance(e, FragmentFailed)]

@@ -32,7 +32,6 @@ from tests.world.web import Web
 
 AGAIN_S = 0.3
 """Seconds after which a process that has ended is started again, at most."""
-SCHEDULERS = ("scheduler", "scheduler-1")
 NATS = ("nats", 4222)
 NATS_CONFIG = server_config("/", listen="nats:4222", keys=KEYS)
 PORTS = {"scheduler": 8000, "scheduler-1": 8001}

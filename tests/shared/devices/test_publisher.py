@@ -9,26 +9,16 @@ import safetensors.numpy
 
 from shared.devices.protocols import Generated, GeneratingDevice
 from shared.devices.publisher import FragmentPublisher
-from shared.messages.contracts import Fragment, Message
+from shared.messages.contracts import Fragment
 from shared.process.worker import WorkerContext
 from shared.run.previews import PreviewRule, preview_key
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from shared.store.previews import unpacked_previews
 from tests import examples
+from tests.scheduler.shell.served import Outbox
 
 MEDIA = safetensors.numpy.save({"images": np.zeros((2, 1, 8, 8), np.uint8)})
-
-
-class Outbox:
-    run = "test"
-
-    def __init__(self) -> None:
-        self.published: list[Message] = []
-
-    async def publish(self, message: Message) -> bool:
-        self.published.append(message)
-        return True
 
 
 class Device:

@@ -2,8 +2,6 @@
 
 import asyncio
 import dataclasses
-import http.server
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +21,7 @@ from shared.run.versions import VersionIndex
 from shared.store import ObjectStore, StoreSettings
 from shared.store.redis_client import _check_version
 from tests.brokers import PASSWORD, StartProgram, program
+from tests.http_server import QuietHandler, serving
 
 
 @pytest.fixture
@@ -127,21 +126,13 @@ class Forgetful:
 
 @contextmanager
 def answering(status: int) -> Iterator[str]:
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.send_response(status)
             self.end_headers()
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(Handler) as url:
+        yield url
 
 
 async def test_a_store_that_shows_its_objects_or_creates_one_twice_is_refused() -> None:

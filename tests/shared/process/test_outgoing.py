@@ -1,9 +1,7 @@
 """What a recipe may have a worker ask: 200 addresses that nobody reaches by a URL of a recipe."""
 
-import http.server
 import ipaddress
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +15,7 @@ from services.reward.scorers.remote import RemoteScorer
 from shared.errors import ScoringError, UserError
 from shared.process.outgoing import SETTING, Outgoing, check_url, kind_of, named_in, private_hosts
 from shared.recipe.rewards import Judge
+from tests.http_server import QuietHandler, serving
 
 LOOPBACK = [
     "127.0.0.1", "127.0.0.2", "127.1", "127.0.1", "127.255.255.254", "2130706433", "0x7f000001",
@@ -133,23 +132,15 @@ def test_a_request_goes_to_the_address_that_was_looked_at(monkeypatch: pytest.Mo
 def redirecting(to: str) -> Iterator[tuple[str, list[str]]]:
     seen: list[str] = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             seen.append(self.path)
             self.send_response(307)
             self.send_header("location", to)
             self.end_headers()
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", seen
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(Handler) as url:
+        yield url, seen
 
 
 def test_nobody_is_sent_on_to_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
