@@ -20,7 +20,7 @@ async def follow_run(settings: ServiceSettings, *, every: int | None) -> None:
     async def work() -> None:
         store = open_store(settings.store)
         recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
-        await check_files(store, recipe, FILES, needed=False)
+        await check_files(store, recipe, FILES, needed=False, stores=False)
         prepare_libraries(recipe, threads=recipe.evaluation.threads)
         from digenrl.evaluation.follower import Follower  # torch: the probes answer first
 
@@ -39,7 +39,7 @@ async def catch_up(settings: ServiceSettings, *, every: int | None) -> None:
     """
     store = open_store(settings.store)
     recipe = await needed_recipe(store, settings.run)
-    await check_files(store, recipe, FILES, needed=False)
+    await check_files(store, recipe, FILES, needed=False, stores=False)
     prepare_libraries(recipe, threads=recipe.evaluation.threads)
     from digenrl.evaluation.follower import Follower
 

@@ -179,7 +179,8 @@ async def run_worker(
     async def begin() -> None:
         store = open_store(settings.store)
         recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
-        await check_files(store, recipe, READS[service], needed=True)
+        stores = service in ("trainer", "reward")
+        await check_files(store, recipe, READS[service], needed=True, stores=stores)
         await record_versions(store, settings.run, service)
         prepare_libraries(
             recipe,

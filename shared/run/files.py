@@ -37,6 +37,8 @@ HEAD_BYTES = 1 << 20
 NUM_SLICES = 16
 SLICE_BYTES = 64 << 10
 PROMPTS = "data.prompts"
+LOOK_S = 0.5
+"""Seconds between two looks for a digest that another role stores."""
 NOT_READ = (".md", ".gitattributes", ".pyc")
 
 RecordT = TypeVar("RecordT", bound=Record)
@@ -77,13 +79,14 @@ def digest_of(path: Path) -> str:
 
 
 async def check_files(
-    store: ObjectStore, recipe: Recipe, keys: Collection[str], *, needed: bool
+    store: ObjectStore, recipe: Recipe, keys: Collection[str], *, needed: bool, stores: bool = True
 ) -> None:
     """Compare the files that ``keys`` name on this host with the run's, and store their digests
     if nobody has.
 
     A key that ends with a dot stands for all that begin with it. With ``needed``, a file that is
-    missing on this host is an error.
+    missing on this host is an error. Without ``stores``, a role that may not say which files a run
+    has compares alone: it waits for the digests of those that it needs.
 
     Raises:
         UserError: one line that names the key, the path and the remedy.
@@ -95,9 +98,12 @@ async def check_files(
             continue
         found = await asyncio.to_thread(record_of, key, path)
         stored = await _stored(store, recipe.run.name, key)
-        if stored is None:
-            data = found.model_dump_json(indent=1).encode()
-            await create_kept(store, recipe.run.name, f"files/{key}", data)
+        while stored is None and (stores or needed):
+            if stores:
+                data = found.model_dump_json(indent=1).encode()
+                await create_kept(store, recipe.run.name, f"files/{key}", data)
+            else:
+                await asyncio.sleep(LOOK_S)
             stored = await _stored(store, recipe.run.name, key)
         if stored is not None:
             check_same_file(key, stored, found)

@@ -7,6 +7,7 @@ read by its own model. An object whose name is none of its folder's is moved awa
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import re
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from shared.errors import DigenRLError, UserError
+from shared.errors import DigenRLError, IntegrityError, UserError
 from shared.run.chain import Segment
 from shared.run.commits import StoredRecord, decoded, whole_bytes
 from shared.run.conditions import ConditionsRecord
@@ -144,24 +145,29 @@ async def _objects(
         elif folder in LEFT_ALONE:
             continue
         elif named is not None and "/by/" not in entry.key:
-            if await _digest(store, entry.key) != named[1]:
+            if await _digest(store, entry.key) not in (None, named[1]):
                 what = "its bytes are not what its name says"
                 yield Damage(entry.key, what, "move", THEN.get(folder, MISSING))
         elif name.endswith(".json") and (found := await _fault(store, run, name, more)) is not None:
             yield found
 
 
-async def _digest(store: ObjectStore, key: str) -> str:
+async def _digest(store: ObjectStore, key: str) -> str | None:
+    """Return the digest of an object's bytes; None if it was deleted since it was listed."""
     digest = hashlib.sha256()
-    async for chunk in store.backend.stream(key, 0):
-        await asyncio.to_thread(digest.update, chunk)
-    return digest.hexdigest()
+    with contextlib.suppress(IntegrityError):
+        async for chunk in store.backend.stream(key, 0):
+            await asyncio.to_thread(digest.update, chunk)
+        return digest.hexdigest()
+    return None
 
 
 async def _fault(store: ObjectStore, run: str, name: str, more: Parsers) -> Damage | None:
     """Return what is wrong with a record: it is not what its copy is, or not of its model."""
     key, folder = f"{run}/{name}", name.split("/", 1)[0]
-    data = await store.read(key) or b""
+    data = await store.read(key)
+    if data is None:  # deleted since it was listed
+        return None
     copies = await copies_of(store, run, name.removesuffix(".json")) if folder in COPIED else {}
     if copies and record_digest(data) not in copies:
         copy = next(iter(copies.values()))

@@ -1,8 +1,9 @@
 """What each role may do in the object store and in Redis: the one description.
 
 All of a run lies below its name in the store (`shared.run.layout`). Every role reads all of it; a
-role writes, overwrites and deletes below the folders named here, and nowhere else. So only a
-trainer makes commit records, and whoever generates changes neither weights nor recipe.
+role writes, overwrites and deletes what begins with a name given here, and nothing else. So only a
+trainer makes commit records, whoever generates changes neither weights nor recipe, and which model
+and prompts a run has say the scheduler and trainers alone.
 """
 
 from shared.messages.rights import Role
@@ -17,13 +18,22 @@ WRITES: dict[Role, tuple[str, ...]] = {
         "commits/", "copies/", "chain/", "weights/", "checkpoints/", "batches/",
         "conditions/", "files/", "previews/",
     ),
-    "rollout": ("batches/", "conditions/", "files/", "copies/files/", "previews/"),
-    "encoder": ("conditions/", "files/", "copies/files/"),
-    "reward": ("files/", "copies/files/"),
-    "client": ("evaluations/", "chain/", "files/", "copies/files/"),
+    "rollout": (
+        "batches/", "conditions/", "previews/", "files/canary.", "files/libraries.rollout.",
+        "files/doctor.json", "copies/files/canary.", "copies/files/libraries.rollout.",
+    ),
+    "encoder": (
+        "conditions/", "files/libraries.encoder.", "files/doctor.json",
+        "copies/files/libraries.encoder.",
+    ),
+    "reward": (
+        "files/reward.", "files/libraries.reward.", "files/doctor.json", "copies/files/reward.",
+        "copies/files/libraries.reward.",
+    ),
+    "client": ("evaluations/", "chain/", "files/doctor.json"),
 }  # fmt: skip
-"""Objects and folders of a run that a role may write and delete. The scheduler deletes weights,
-checkpoints and batches that nobody needs."""
+"""Beginnings of the names of a run's objects that a role may write and delete. The scheduler
+deletes weights, checkpoints and batches that nobody needs."""
 
 _VERSIONS = "dg:wv:*"
 _PEERS = "dg:peers:*"

@@ -146,7 +146,7 @@ class Intruder:
             self.violations.append(f"a key of {self.role} has deleted {key}")
 
     async def _write_odd(self) -> None:
-        folder = self.random.choice([each for each in WRITES[self.role] if each.endswith("/")])
+        folder = self.random.choice([e for e in WRITES[self.role] if not e.endswith(".json")])
         name = self.random.choice(NAMES[:5] if self.role == "trainer" else NAMES)
         await self.store.create(f"{RUN}/{folder}{name}", self._junk())
 

@@ -1,5 +1,6 @@
 """A run whose hosts keep its model in different places, or keep another model."""
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ from shared.errors import UserError
 from shared.models.hub import ROOT
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.files import check_files, digest_of
+from shared.run.rights import WRITES
 from shared.run.run_recipe import FILES, check_same_run, read_recipe, store_recipe
 from shared.store import ObjectStore
 
@@ -158,6 +160,26 @@ async def test_the_first_host_that_has_the_model_says_which_it_is(
     second = override(recipe, {"model.folder": tmp_path / "b" / "models" / "sd3"})
     with pytest.raises(UserError, match=r"model\.folder"):
         await check_files(folder_store, second, ("model.folder",), needed=True)
+
+
+async def test_a_role_that_may_not_say_which_model_a_run_has_waits_for_one_that_may(
+    folder_store: ObjectStore, tmp_path: Path
+) -> None:
+    recipe, key = load_recipe(a_host(tmp_path / "a")), "model.folder"
+    await check_files(folder_store, recipe, (key,), needed=False, stores=False)
+    checking = check_files(folder_store, recipe, (key,), needed=True, stores=False)
+    waiting = asyncio.create_task(checking)
+    await asyncio.sleep(0.1)
+    assert await folder_store.keys("hosts/files") == [] and not waiting.done()
+    await check_files(folder_store, recipe, (key,), needed=True)
+    await asyncio.wait_for(waiting, 5)
+
+
+@pytest.mark.parametrize("key", ["model.folder", "model.adapter", "data.prompts"])
+def test_the_scheduler_and_trainers_alone_say_which_model_and_prompts_a_run_has(key: str) -> None:
+    for name in (f"files/{key}.json", f"copies/files/{key}/{'0' * 64}.z"):
+        may = {role for role, places in WRITES.items() if name.startswith(places)}
+        assert may == {"scheduler", "trainer"}
 
 
 async def test_a_scheduler_goes_on_from_another_checkout_with_the_same_files(

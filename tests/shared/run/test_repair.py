@@ -23,6 +23,7 @@ from shared.run.journal import newest_number
 from shared.run.layout import commit_key, copy_key, measured_versions, numbers_in, weights_folder
 from shared.run.repair import find_damage, mend
 from shared.store import ObjectStore
+from shared.store.objects import StoredObject
 from shared.telemetry import CORRUPT
 from tests.shared.run.test_chain import RUN, record
 
@@ -105,6 +106,21 @@ async def test_a_damaged_object_of_any_kind_is_found_and_moved_away(store: Objec
     assert await mend_all(store) == ["move"] * 5
     assert await find_damage(store, RUN) == []
     assert len(await store.keys(f"{RUN}/quarantine")) == 5
+
+
+async def test_what_was_deleted_since_it_was_listed_is_no_damage(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await store.put(f"{RUN}/batches/00000001", b"made", suffix=".x")
+    await store.write(f"{RUN}/journal/00000001.json", b"{")
+    entries = await store.entries(RUN)
+    await store.delete([made.key, f"{RUN}/journal/00000001.json"])
+
+    async def listed(self: ObjectStore, prefix: str) -> list[StoredObject]:
+        return entries
+
+    monkeypatch.setattr(ObjectStore, "entries", listed)
+    assert await find_damage(store, RUN) == []
 
 
 RECORDS = (
