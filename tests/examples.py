@@ -17,7 +17,9 @@ from shared.messages.contracts import (
     Prompt,
     Trajectories,
 )
+from shared.messages.workers import Activity, Service, WorkerStatus
 from shared.recipe.schedule import RunSchedule
+from shared.run.commits import CommitRecord, TrainedGroup, record_digest
 from shared.run.conditions import Encoding
 
 ENCODING = Encoding(
@@ -59,14 +61,45 @@ def policy(version: int, weights: int | None = None) -> Policy:
     return Policy(version=version, weights_digest=digest(version if weights is None else weights))
 
 
-def published(version: int) -> PolicyPublished:
-    return PolicyPublished(
-        policy=policy(version),
-        weights=ref("weights"),
-        worker="trainer-0",
-        seconds=0.0,
-        checksum=None,
-    )
+def published(version: int, **changes: Any) -> PolicyPublished:
+    fields: dict[str, Any] = {
+        "policy": policy(version), "weights": ref("weights"), "worker": "trainer-0",
+        "seconds": 0.0, "checksum": None,
+    }  # fmt: skip
+    return PolicyPublished(**fields | changes)
+
+
+def record(version: int, after: CommitRecord | None = None, **changes: Any) -> CommitRecord:
+    """``after``: the record of the version before; None: it names no parent."""
+    fields: dict[str, Any] = {
+        "run": "test", "policy": policy(version), "weights": ref("weights"),
+        "checkpoint": ref("checkpoint"), "worker": "trainer-0",
+        "parent": None if after is None else record_digest(after.encode()),
+    }  # fmt: skip
+    return CommitRecord(**fields | changes)
+
+
+def trained_group(
+    group: int = 0,
+    version: int = 0,
+    rewards: tuple[float | None, ...] = (0.0, 1.0, 1.0, 0.0),
+    **changes: Any,
+) -> TrainedGroup:
+    """``version``: the one that generated it."""
+    fields: dict[str, Any] = {
+        "group": group, "attempt": 0, "policy_version": version, "rewards": rewards, "parts": {},
+        "fragments": ((0, len(rewards), 0),), "workers": ("rollout-0-a",),
+    }  # fmt: skip
+    return TrainedGroup(**fields | changes)
+
+
+def status(service: Service, activity: Activity = "generating", **changes: Any) -> WorkerStatus:
+    """A report of the first worker of a service, or of ``worker``."""
+    worker = changes.pop("worker", f"{service}-0")
+    fields: dict[str, Any] = {
+        "service": service, "worker": worker, "address": f"{worker}-a", "activity": activity
+    }  # fmt: skip
+    return WorkerStatus(**fields | changes)
 
 
 def ref(name: str) -> ObjectRef:

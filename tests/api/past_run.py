@@ -14,7 +14,7 @@ from shared.messages.contracts import (
     Trajectories,
 )
 from shared.run.commands import store_commands
-from shared.run.commits import CommitRecord, TrainedGroup, commit, record_digest
+from shared.run.commits import commit
 from shared.run.dead_letters import DeadLetter, Work, add_letter
 from shared.run.layout import batch_folder
 from tests import examples
@@ -37,18 +37,15 @@ async def _commit_batch(run: Run) -> None:
     groups = [_group(number, media) for number in range(len(REWARDS))]
     commands = await store_commands(run.store, RUN, 0, groups)
     assert run.head is not None
-    run.head = CommitRecord(
-        run=RUN, policy=examples.policy(1), parent=record_digest(run.head.encode()),
-        weights=examples.ref("weights"), checkpoint=examples.ref("checkpoint"), commands=commands,
-        worker="trainer-0", metrics={"reward_mean": 0.5},
-        trained=tuple(
-            TrainedGroup(
-                group=number, attempt=0, policy_version=0, fragments=((0, 4, number),),
-                workers=("rollout-0-a",), rewards=rewards, parts={"proxy": rewards},
-            )
-            for number, rewards in enumerate(REWARDS)
-        ),
-    )  # fmt: skip
+    trained = tuple(
+        examples.trained_group(
+            number, rewards=rewards, parts={"proxy": rewards}, fragments=((0, 4, number),)
+        )
+        for number, rewards in enumerate(REWARDS)
+    )
+    run.head = examples.record(
+        1, run.head, run=RUN, commands=commands, metrics={"reward_mean": 0.5}, trained=trained
+    )
     await commit(run.store, run.head)
     letter = DeadLetter(
         number=1, digest="1", kind="failed", stream="DG_EVT", subject="s", reason="out of memory",

@@ -9,7 +9,7 @@ from nats.aio.msg import Msg
 
 from bench.learning.services import Heard, compared
 from shared.messages.codec import encode
-from shared.messages.contracts import Message, PolicyPublished
+from shared.messages.contracts import Message
 from shared.messages.fluid import Piece, PieceTrained
 from tests import examples
 
@@ -29,14 +29,7 @@ async def test_device_seconds_are_those_of_the_batches_before_a_version() -> Non
             ),
         )  # fmt: skip
         await found.receive(heard(trained))
-        made = PolicyPublished(
-            policy=examples.policy(batch + 1),
-            weights=examples.ref("w"),
-            worker="t-0",
-            seconds=0.5,
-            checksum=None,
-        )
-        await found.receive(heard(made))
+        await found.receive(heard(examples.published(batch + 1, worker="t-0", seconds=0.5)))
     await found.receive(Msg(_client=None, data=b"the broker's own"))
     assert found.until(0) == {}
     assert found.until(2) == {"committing": 1.0, "training": 4.0}

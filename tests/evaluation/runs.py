@@ -9,10 +9,11 @@ from shared.diffusion.tensors import pack
 from shared.diffusion.weights import trained_tensors, weights_digest
 from shared.messages.contracts import Policy
 from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.run.commits import CommitRecord, commit, newest_commit, record_digest
+from shared.run.commits import commit, newest_commit
 from shared.run.layout import weights_folder
 from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
+from tests import examples
 from tests.paths import DIGITS
 
 SMALL = {"run.steps": 5, "evaluation.every": 2, "evaluation.samples_per_prompt": 2}
@@ -44,13 +45,8 @@ async def commit_up_to(store: ObjectStore, recipe: Recipe, last: int) -> None:
         weights = await store.put(
             weights_folder(recipe.run.name), pack(tensors), suffix=".safetensors"
         )
-        record = CommitRecord(
-            run=recipe.run.name,
-            policy=Policy(version=version, weights_digest=weights_digest(tensors)),
-            parent=None if parent is None else record_digest(parent.encode()),
-            weights=weights,
-            checkpoint=weights,
-            worker="trainer-0",
+        policy = Policy(version=version, weights_digest=weights_digest(tensors))
+        parent = examples.record(
+            version, parent, run=recipe.run.name, policy=policy, weights=weights, checkpoint=weights
         )
-        await commit(store, record)
-        parent = record
+        await commit(store, parent)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import load_recipe, override
-from shared.run.commits import CommitRecord, commit, record_digest
+from shared.run.commits import CommitRecord, commit
 from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
@@ -37,14 +37,9 @@ class Run:
     def commit(self, count: int) -> None:
         for _ in range(count):
             version = 0 if self.head is None else self.head.policy.version + 1
-            self.head = CommitRecord(
-                run=RUN,
-                policy=examples.policy(version),
-                parent=None if self.head is None else record_digest(self.head.encode()),
-                weights=examples.ref("weights"),
-                checkpoint=examples.ref("checkpoint"),
-                metrics=metrics_of(version) if version else {},
-                worker=self.trainer,
+            metrics = metrics_of(version) if version else {}
+            self.head = examples.record(
+                version, self.head, run=RUN, metrics=metrics, worker=self.trainer
             )
             asyncio.run(commit(self.store, self.head))
 

@@ -25,7 +25,7 @@ from digenrl.report.output import rows_of, table_of
 from digenrl.report.summary import Summary, summarise_schedule
 from shared.diffusion.weights import load_weights, trained_tensors
 from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.run.commits import CommitRecord, TrainedGroup
+from shared.run.commits import CommitRecord
 from tests import examples, tiny_models
 from tests.paths import DIGITS, ROOT
 from tests.report.tiny_recipes import HEIGHT, WIDTH, recipe_of
@@ -41,15 +41,11 @@ AFTER = Quality(
 
 
 def record(version: int) -> CommitRecord:
-    group = TrainedGroup(
-        group=0, attempt=0, policy_version=version - 1 if version else 0, fragments=((0, 4, 0),),
-        workers=("a-0",), rewards=(0.0, 1.0, 1.0, 0.0), parts={},
-    )  # fmt: skip
-    return CommitRecord(
-        run="test", policy=examples.policy(version), parent=None, weights=examples.ref("w"),
-        checkpoint=examples.ref("c"), trained=(group,) if version else (), worker="t-0",
-        metrics={"reward_mean": 0.1 + version / 16, "onpolicy_ratio_error": 0.0} if version else {},
-    )  # fmt: skip
+    if not version:
+        return examples.record(0)
+    metrics = {"reward_mean": 0.1 + version / 16, "onpolicy_ratio_error": 0.0}
+    group = examples.trained_group(version=version - 1)
+    return examples.record(version, trained=(group,), metrics=metrics)
 
 
 def evaluated(chain: list[CommitRecord]) -> list[EvaluationRecord]:

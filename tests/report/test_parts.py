@@ -20,11 +20,12 @@ from shared.diffusion.policy import load_policy
 from shared.errors import UserError
 from shared.messages.contracts import Policy
 from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.run.commits import CommitRecord, TrainedGroup, commit, record_digest
+from shared.run.commits import commit
 from shared.run.layout import weights_folder
 from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
+from tests import examples
 from tests.paths import DIGITS
 
 SCORER = "def score(images):\n    raise RuntimeError('no licence')\n"
@@ -34,11 +35,7 @@ async def store_run(store: ObjectStore, recipe: Recipe) -> None:
     """Store a run of two versions: an untrained adapter, and one of random numbers."""
     await store_recipe(store, recipe)
     loaded, run = load_policy(recipe, {"transformer"}, trains=True), recipe.run.name
-    group = TrainedGroup(
-        group=0, attempt=0, policy_version=0, fragments=((0, 2, 0),), workers=("a-0",),
-        rewards=(0.0, 1.0), parts={},
-    )  # fmt: skip
-    parent = None
+    group, head = examples.trained_group(rewards=(0.0, 1.0)), None
     for version in (0, 1):
         if version:
             for tensor in loaded.trained.parameters.values():
@@ -46,13 +43,12 @@ async def store_run(store: ObjectStore, recipe: Recipe) -> None:
         made = TrainerEngine(recipe, loaded).weights()
         [part] = made.weights
         ref = await store.put(weights_folder(run), bytes(part.pack()), suffix=".safetensors")
-        record = CommitRecord(
-            run=run, policy=Policy(version=version, weights_digest=made.digest), weights=ref,
-            parent=parent, checkpoint=ref, worker="t-0", trained=(group,) * version,
+        head = examples.record(
+            version, head, run=run, policy=Policy(version=version, weights_digest=made.digest),
+            weights=ref, checkpoint=ref, trained=(group,) * version,
             metrics={"reward_mean": 0.5, "onpolicy_ratio_error": 0.0} if version else {},
         )  # fmt: skip
-        await commit(store, record)
-        parent = record_digest(record.encode())
+        await commit(store, head)
 
 
 Report = Callable[..., Result]

@@ -8,19 +8,13 @@ from rich.console import Console
 from digenrl.local.display import Display, doing
 from digenrl.report.summary import summarise_schedule
 from services.scheduler.core.usage import BatchUsage, TagUsage
-from shared.run.commits import CommitRecord, TrainedGroup
+from shared.run.commits import CommitRecord
 from tests import examples
 
 
 def record(version: int, generated_by: int) -> CommitRecord:
-    group = TrainedGroup(
-        group=0, attempt=0, policy_version=generated_by, fragments=((0, 4, 0),),
-        workers=("a-0",), rewards=(0.0, 1.0, 1.0, 0.0), parts={},
-    )  # fmt: skip
-    return CommitRecord(
-        run="test", policy=examples.policy(version), parent=None, weights=examples.ref("w"),
-        checkpoint=examples.ref("c"), trained=(group,) if version else (), metrics={}, worker="t-0",
-    )  # fmt: skip
+    group = examples.trained_group(version=generated_by)
+    return examples.record(version, trained=(group,) if version else ())
 
 
 def usage(batch: int, seconds: float) -> BatchUsage:

@@ -18,11 +18,10 @@ from shared.bus.bus import Bus
 from shared.errors import ContractError, FaultyConditions, UserError
 from shared.learning.curriculum import Saturated
 from shared.learning.prompts import PromptOrder, read_prompts
-from shared.messages.contracts import PolicyPublished
 from shared.process.worker import Worker, WorkerContext
 from shared.process.worker_process import WorkerProcess
 from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.run.commits import CommitRecord, TrainedGroup, commit, record_digest, saturated_groups
+from shared.run.commits import TrainedGroup, commit, record_digest, saturated_groups
 from shared.run.conditions import forget_conditions, read_conditions
 from shared.run.run_recipe import prompt_order, store_recipe
 from shared.store import ObjectStore
@@ -92,11 +91,7 @@ class Encoders:
     async def publish_version(
         self, number: int, *, announce: bool = True, trained: tuple[TrainedGroup, ...] = ()
     ) -> None:
-        record = CommitRecord(
-            run=self.run, policy=examples.policy(number), parent=self.parent,
-            weights=examples.ref("w"), checkpoint=examples.ref("c"), trained=trained,
-            worker="trainer-0",
-        )  # fmt: skip
+        record = examples.record(number, run=self.run, parent=self.parent, trained=trained)
         self.parent = record_digest(record.encode())
         self.seen += [saturated_groups(record)] if number else []
         await commit(self.store, record)
@@ -185,14 +180,7 @@ async def test_what_nobody_has_committed_is_not_believed(start: Start) -> None:
     async with start() as run:
         run.devices[0].free.set()
         await run.has(0, 1, 2)
-        forged = PolicyPublished(
-            policy=examples.policy(9),
-            weights=examples.ref("w"),
-            worker="trainer-0",
-            seconds=0.0,
-            checksum=None,
-        )
-        await run.bus.publish(forged)
+        await run.bus.publish(examples.published(9))
         await asyncio.sleep(0.3)
         assert run.devices[0].done == run.prompts(0, 1, 2)
 
@@ -285,16 +273,7 @@ async def test_encoders_draw_the_prompts_of_a_curriculum_from_the_commit_records
         for number in range(8):
             rewards = [(1.0, 1.0), *[(0.0, 1.0)] * (GROUPS - 1)]
             trained = tuple(
-                TrainedGroup(
-                    group=group,
-                    attempt=0,
-                    policy_version=0,
-                    fragments=(),
-                    workers=(),
-                    rewards=each,
-                    parts={},
-                )
-                for group, each in enumerate(rewards)
+                examples.trained_group(group, rewards=each) for group, each in enumerate(rewards)
             )
             await run.publish_version(number, announce=number in (0, 7), trained=trained)
         device.free.set()

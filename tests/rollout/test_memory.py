@@ -10,8 +10,8 @@ from services.rollout.rollout_engine import RolloutEngine
 from shared.diffusion.models import Conditions
 from shared.diffusion.tensors import unpack
 from shared.diffusion.weights import weights_digest
-from shared.messages.contracts import FragmentFailed, FragmentGenerated, Policy, PolicyPublished
-from shared.run.commits import CommitRecord, commit
+from shared.messages.contracts import FragmentFailed, FragmentGenerated, Policy
+from shared.run.commits import commit
 from tests import examples
 from tests.rollout.worker import RUN, cluster
 from tests.shared.diffusion.digits import RECIPE, adapter, load_digits
@@ -37,13 +37,11 @@ async def test_memory_that_is_short_at_some_step_fails_the_fragment_and_not_the_
     policy = Policy(version=1, weights_digest=weights_digest(unpack(weights)))
     async with cluster(nats_url, tmp_path / "objects", device=engine) as run:
         ref = await run.store.put(f"{RUN}/weights", weights, suffix=".safetensors")
-        record = CommitRecord(
-            run=RUN, policy=policy, parent=run.parent, weights=ref, checkpoint=ref, worker="t"
+        record = examples.record(
+            1, run=RUN, policy=policy, parent=run.parent, weights=ref, checkpoint=ref
         )
         await commit(run.store, record)
-        await run.bus.publish(
-            PolicyPublished(policy=policy, weights=ref, worker="t", seconds=0.0, checksum=None)
-        )
+        await run.bus.publish(examples.published(1, policy=policy, weights=ref))
         for group in (0, 1):
             update = {"policy": policy}
             await run.bus.publish(examples.task(batch=1, group=group).model_copy(update=update))

@@ -8,7 +8,6 @@ from shared.errors import IntegrityError, Unavailable
 from shared.messages.contracts import (
     FragmentFailed,
     FragmentReleased,
-    PolicyPublished,
 )
 from shared.run.commits import read_commit
 from shared.run.manifest import StoredTensors
@@ -47,15 +46,8 @@ async def test_a_version_that_nobody_has_committed_is_not_believed(worker: Start
     async with worker() as cluster:
         cluster.device.free.set()
         refused = ANNOUNCEMENTS_REFUSED._value.get()
-        for forged in (examples.policy(2**40), examples.policy(1)):
-            event = PolicyPublished(
-                policy=forged,
-                weights=examples.ref("w"),
-                worker="trainer-0",
-                seconds=0.0,
-                checksum=None,
-            )
-            await cluster.bus.publish(event)
+        for forged in (2**40, 1):
+            await cluster.bus.publish(examples.published(forged))
         await cluster.until(lambda: ANNOUNCEMENTS_REFUSED._value.get() == refused + 2)
         await cluster.generate(0)
         await cluster.told("fragment_generated")

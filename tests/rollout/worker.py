@@ -17,11 +17,10 @@ from shared.messages.contracts import (
     GenerateFragment,
     Message,
     ObjectRef,
-    PolicyPublished,
 )
 from shared.messages.workers import Device
 from shared.process.worker import Worker, WorkerContext
-from shared.run.commits import CommitRecord, commit, record_digest
+from shared.run.commits import commit, record_digest
 from shared.run.conditions import Encoding
 from shared.run.manifest import StoredTensors
 from shared.store import ObjectStore
@@ -190,27 +189,15 @@ class Cluster:
     ) -> None:
         """``trained``: digest of the trained weights, if they are not those that generate."""
         weights = await self.weights(examples.digest(number))
-        record = CommitRecord(
-            run=RUN,
-            policy=examples.policy(number),
-            parent=self.parent,
-            weights=weights,
-            trained_digest=trained,
+        record = examples.record(
+            number, run=RUN, parent=self.parent, weights=weights, trained_digest=trained,
             trained_weights=None if trained is None else await self.weights(trained),
             checkpoint=weights,
-            worker="trainer-0",
-        )
+        )  # fmt: skip
         await commit(self.store, record)
         self.parent = record_digest(record.encode())
         if announce:
-            event = PolicyPublished(
-                policy=record.policy,
-                weights=weights,
-                worker="trainer-0",
-                seconds=0.0,
-                checksum=None,
-            )
-            await self.bus.publish(event)
+            await self.bus.publish(examples.published(number, weights=weights))
 
     async def weights(self, digest: str) -> ObjectRef:
         return await self.store.put(f"{RUN}/weights", digest.encode(), suffix=".safetensors")

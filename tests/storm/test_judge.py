@@ -10,6 +10,7 @@ from bench.cluster.setting import recipe_of, write_prompts
 from shared.messages.contracts import ObjectRef, Policy
 from shared.run.commits import CommitRecord, TrainedGroup, record_digest
 from shared.store import ObjectStore
+from tests import examples
 from tests.profile.tiny import GROUP_SIZE, GROUPS
 from tests.storm.judge import Rules, judge, judge_objects
 from tests.storm.reference import Expected, Reference
@@ -44,25 +45,19 @@ def chain(reference: Reference, planted: Change | None = None, at: int = 2) -> l
 
 def record_of(expected: Expected, before: Sequence[CommitRecord]) -> CommitRecord:
     version = len(before)
-    return CommitRecord(
-        run="small",
-        policy=Policy(version=version, weights_digest=expected.weights_digest),
-        parent=record_digest(before[-1].encode()) if before else None,
-        weights=REF,
-        checkpoint=REF,
-        trained=tuple(
-            trained_group(version - 1, group, rewards)
-            for group, rewards in enumerate(expected.rewards)
-        ),
-        worker="trainer",
+    trained = tuple(
+        trained_group(version - 1, group, rewards) for group, rewards in enumerate(expected.rewards)
     )
+    return examples.record(
+        version, before[-1] if before else None, run="small", weights=REF, checkpoint=REF,
+        policy=Policy(version=version, weights_digest=expected.weights_digest), trained=trained,
+    )  # fmt: skip
 
 
 def trained_group(batch: int, group: int, rewards: tuple[float, ...]) -> TrainedGroup:
-    return TrainedGroup(
-        group=group, attempt=0, policy_version=batch, fragments=((0, 2, 0), (2, 2, 1)),
-        workers=("a", "b"), rewards=rewards, parts={},
-    )  # fmt: skip
+    return examples.trained_group(
+        group, batch, rewards, fragments=((0, 2, 0), (2, 2, 1)), workers=("a", "b")
+    )
 
 
 def with_group(**changes: object) -> Change:

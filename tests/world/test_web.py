@@ -21,7 +21,7 @@ from shared.process.http_access import Access
 from shared.process.service import Health, worker_app
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import load_recipe, override
-from shared.run.commits import CommitRecord, commit, record_digest
+from shared.run.commits import commit
 from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
 from tests import examples
@@ -228,10 +228,7 @@ async def test_the_evaluator_follows_a_run_without_a_network(
     head = None
     for version in range(3):
         weights = await folder_store.put("digits/weights", bytes([version]), suffix=".w")
-        head = CommitRecord(
-            run="digits", policy=examples.policy(version), weights=weights, checkpoint=weights,
-            parent=None if head is None else record_digest(head.encode()), worker="trainer-0",
-        )  # fmt: skip
+        head = examples.record(version, head, run="digits", weights=weights, checkpoint=weights)
         await commit(folder_store, head)
     settings = ServiceSettings(run="digits", port=7000, open_api=True)
     with companions_installed(lambda _: folder_store):

@@ -13,7 +13,6 @@ from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.roster import Seen
 from shared.bus.bus import Bus
-from shared.messages.workers import WorkerStatus
 from shared.process.service import Health
 from shared.run.layout import commit_key
 from shared.run.versions import VersionIndex
@@ -36,9 +35,6 @@ def scheduler(folder: CountedReads) -> Scheduler:
     plan = examples.plan()
     state, _ = step(plan, State(), WorkerJoined("rollout-0-a", "rollout-0", "rollout"), 0.0)
     state, _ = step(plan, state, examples.published(1), 1.0)
-    status = WorkerStatus(
-        service="rollout", worker="rollout-0", address="rollout-0-a", activity="generating"
-    )
     scheduler = Scheduler(
         plan,
         cast(Bus, Outbox()),
@@ -50,7 +46,7 @@ def scheduler(folder: CountedReads) -> Scheduler:
     )
     for version in (0, 1):
         scheduler.chain.add(stored(version))
-    scheduler.roster.seen["rollout-0-a"] = Seen(status, 0.0)
+    scheduler.roster.seen["rollout-0-a"] = Seen(examples.status("rollout"), 0.0)
     return scheduler
 
 

@@ -1,7 +1,7 @@
 """A scheduler in mid-run without brokers, and what its HTTP API is asked."""
 
 from shared.messages.contracts import Message
-from shared.run.commits import CommitRecord, StoredRecord, TrainedGroup, record_digest
+from shared.run.commits import CommitRecord, StoredRecord, record_digest
 from shared.store.folder import FolderBackend
 from tests import examples
 
@@ -22,25 +22,10 @@ class Outbox:
 
 
 def commit(version: int) -> CommitRecord:
-    group = TrainedGroup(
-        group=0,
-        attempt=0,
-        policy_version=version - 1 if version else 0,
-        fragments=((0, 4, 0),),
-        rewards=(0.0, 1.0, 1.0, 0.0),
-        parts={},
-        workers=("rollout-0-a",),
-    )
-    return CommitRecord(
-        run="test",
-        policy=examples.policy(version),
-        parent=None,
-        weights=examples.ref("weights"),
-        checkpoint=examples.ref("checkpoint"),
-        trained=(group,) if version else (),
-        metrics=METRICS if version else {},
-        worker="trainer-0",
-    )
+    if not version:
+        return examples.record(0)
+    group = examples.trained_group(version=version - 1)
+    return examples.record(version, trained=(group,), metrics=METRICS)
 
 
 def stored(version: int) -> StoredRecord:

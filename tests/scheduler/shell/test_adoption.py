@@ -5,13 +5,11 @@ import pytest
 from services.scheduler.shell import adoption
 from services.scheduler.shell.adoption import UNKNOWN, Adoption, Lag
 from shared.messages.workers import Service, WorkerStatus
+from tests import examples
 
 
 def status(worker: str, version: int | None, service: Service = "rollout") -> WorkerStatus:
-    return WorkerStatus(
-        service=service, worker=worker, address=f"{worker}-a", activity="generating",
-        policy_version=version,
-    )  # fmt: skip
+    return examples.status(service, worker=worker, policy_version=version)
 
 
 def test_a_version_is_adopted_from_the_first_to_the_last_rollout_worker() -> None:

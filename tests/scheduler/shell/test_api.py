@@ -22,7 +22,7 @@ from services.scheduler.shell.metrics import RUN, StepMetrics, measure_commit
 from services.scheduler.shell.roster import Seen
 from services.scheduler.shell.views import run_figures
 from services.scheduler.sim.staleness import StalenessDecision
-from shared.messages.workers import Device, WorkerStatus
+from shared.messages.workers import Device
 from shared.process.http_access import CodeView
 from shared.process.http_api import Problem
 from shared.process.service import ProbeView
@@ -205,9 +205,7 @@ def test_workers_show_what_they_wait_for_and_why_they_are_refused(
     client: TestClient, scheduler: Scheduler
 ) -> None:
     small = Device(kind="RTX", memory_bytes=2**30, needs_bytes=3 * 2**30)
-    status = WorkerStatus(
-        service="rollout", worker="small", address="small-a", activity="refused", device=small
-    )
+    status = examples.status("rollout", "refused", worker="small", device=small)
     scheduler.roster.seen["small-a"] = Seen(status, 0.0)
     mine, refused = client.get("/v1/workers").json()
     assert (mine["use"], mine["num_in_hand"], mine["refused"]) == ("generating", 2, None)
@@ -218,15 +216,8 @@ def test_workers_show_what_they_wait_for_and_why_they_are_refused(
 def test_workers_show_their_host_their_gpu_and_where_their_probes_are(
     client: TestClient, scheduler: Scheduler
 ) -> None:
-    status = WorkerStatus(
-        service="trainer",
-        worker="trainer-0",
-        address="trainer-0-a",
-        activity="training",
-        device=Device(kind="H100", gpu="2,3"),
-        host="node7",
-        url="http://10.0.0.7:8001",
-    )
+    device, url = Device(kind="H100", gpu="2,3"), "http://10.0.0.7:8001"
+    status = examples.status("trainer", "training", device=device, host="node7", url=url)
     scheduler.roster.seen["trainer-0-a"] = Seen(status, 0.0)
     _, trainer = client.get("/v1/workers").json()
     assert (trainer["host"], trainer["gpu"]) == ("node7", "2,3")
@@ -244,7 +235,7 @@ def test_a_worker_is_drained_by_its_name_and_shows_it(
     scheduler.state, _ = step(scheduler.plan, scheduler.state, request, 2.0)
     [shown] = client.get("/v1/workers").json()
     assert (shown["drain"], shown["num_in_hand"]) == ("draining", 2)
-    status = WorkerStatus(service="reward", worker="r", address="r-a", activity="scoring")
+    status = examples.status("reward", "scoring", worker="r")
     scheduler.roster.seen["r-a"] = Seen(status, 0.0)
     refused = client.post("/v1/workers/r/drain")
     assert refused.status_code == 409 and "SIGTERM" in refused.json()["detail"]

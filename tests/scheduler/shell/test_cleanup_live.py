@@ -8,9 +8,8 @@ import pytest
 from services.scheduler.shell import housekeeping
 from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
-from shared.messages.workers import WorkerStatus
 from shared.process.service import Health
-from shared.run.commits import CommitRecord, commit, record_digest
+from shared.run.commits import commit
 from shared.run.layout import (
     batches_with_previews,
     checkpoints_folder,
@@ -37,13 +36,11 @@ class StoringTrainer(Trainer):
         assert not rewards, "what is deleted does not depend on them"
         number = 0 if self.head is None else self.head.policy.version + 1
         data = b"%d" % number
-        self.head = CommitRecord(
-            run=RUN,
-            policy=examples.policy(number),
-            parent=None if self.head is None else record_digest(self.head.encode()),
+        self.head = examples.record(
+            number,
+            self.head,
             weights=await self.store.put(weights_folder(RUN), data, suffix=".safetensors"),
             checkpoint=await self.store.put(checkpoints_folder(RUN), data, suffix=".safetensors"),
-            worker="trainer-0",
         )
         await commit(self.store, self.head)
         if announce:
@@ -76,10 +73,7 @@ async def test_the_last_versions_and_those_that_are_needed_are_left(live: Live) 
     await trainer.store.write(f"{evaluations_folder(RUN)}/0123/records/00000002.json", b"{}")
     async with live.running():
         await live.recovered()
-        status = WorkerStatus(
-            service="rollout", worker="rollout-0", address="rollout-0-12345678",
-            activity="generating", policy_version=3,
-        )  # fmt: skip
+        status = examples.status("rollout", policy_version=3)
         await trainer.bus.send(status)
         for _ in range(8):
             await trainer.commit(announce=True)

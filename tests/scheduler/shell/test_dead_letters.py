@@ -18,7 +18,6 @@ from shared.messages.contracts import (
     GroupFailed,
     GroupRequest,
     OperatorRequest,
-    PolicyPublished,
 )
 from shared.messages.subjects import event_subject, unscored_subject
 from shared.run.dead_letters import Settled, Work, read_letters, settle
@@ -194,13 +193,7 @@ def test_what_could_not_be_scored_is_done_again_until_its_group_is_trained(
 def test_what_is_not_true_is_kept_and_never_sent_again(
     scheduler: Scheduler, client: TestClient
 ) -> None:
-    forged = PolicyPublished(
-        policy=examples.policy(1 << 40),
-        weights=examples.ref("w"),
-        worker="nobody",
-        seconds=0.0,
-        checksum=None,
-    )
+    forged = examples.published(1 << 40, worker="nobody")
     scheduler.dead_letters.refuse(forged, "there is no such commit record")
     keep(scheduler.dead_letters, 1)
     assert client.get("/v1/dead-letters").json()[0]["kind"] == "refused"

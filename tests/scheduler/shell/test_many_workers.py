@@ -25,12 +25,11 @@ LEFT = "worker_left"
 
 def statuses() -> list[WorkerStatus]:
     return [
-        WorkerStatus(
-            service="rollout", worker=f"r{number}", address=f"r{number}-0",
-            activity="waiting_for_trainer", device=Device(concurrency=1),
+        examples.status(
+            "rollout", "waiting_for_trainer", worker=f"r{number}", device=Device(concurrency=1)
         )
         for number in range(NUM_WORKERS)
-    ]  # fmt: skip
+    ]
 
 
 async def report(url: str) -> None:

@@ -17,7 +17,6 @@ from shared.bus.bus import Bus
 from shared.bus.streams import stream_config
 from shared.messages import subjects, workers
 from shared.messages.contracts import FragmentGenerated, GenerateFragment, OperatorRequest
-from shared.messages.workers import WorkerStatus
 from shared.process.service import Health
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
@@ -61,14 +60,8 @@ class Device:
 
     async def _report(self) -> None:
         while True:
-            status = WorkerStatus(
-                service="rollout",
-                worker="rollout-0",
-                address=DEVICE,
-                activity="generating",
-                device=workers.Device(concurrency=1),
-            )
-            await self.bus.send(status)
+            device = workers.Device(concurrency=1)
+            await self.bus.send(examples.status("rollout", address=DEVICE, device=device))
             await asyncio.sleep(0.2)
 
     async def _receive(self) -> None:

@@ -14,14 +14,11 @@ from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
 from shared.cancellation import stop
 from shared.learning.prompts import PromptOrder
-from shared.messages.contracts import PolicyPublished
 from shared.process.service import Health
 from shared.run.chain import Chain, read_chain
 from shared.run.commits import (
     CommitRecord,
-    TrainedGroup,
     commit,
-    record_digest,
 )
 from shared.run.evaluations import GoldFigures
 from shared.run.layout import batch_folder, evaluations_folder, stored_batches
@@ -46,42 +43,23 @@ class Trainer:
         self, *, announce: bool, rewards: tuple[tuple[float | None, ...], ...] = ()
     ) -> None:
         number = 0 if self.head is None else self.head.policy.version + 1
-        self.head = CommitRecord(
-            run=RUN,
-            policy=examples.policy(number),
-            parent=None if self.head is None else record_digest(self.head.encode()),
-            weights=examples.ref(f"weights-{number}"),
-            checkpoint=examples.ref("checkpoint"),
-            trained=tuple(
-                TrainedGroup(
-                    group=group,
-                    attempt=0,
-                    policy_version=max(0, number - 1),
-                    fragments=(),
-                    workers=(),
-                    rewards=each,
-                    parts={},
-                )
-                for group, each in enumerate(rewards)
-            ),
-            metrics=METRICS if number else {},
-            worker="trainer-0",
+        trained = tuple(
+            examples.trained_group(group, max(0, number - 1), each)
+            for group, each in enumerate(rewards)
         )
+        metrics = METRICS if number else {}
+        self.head = examples.record(
+            number, self.head, weights=examples.ref(f"weights-{number}"), trained=trained,
+            metrics=metrics,
+        )  # fmt: skip
         await commit(self.store, self.head)
         if announce:
             await self.announce()
 
     async def announce(self) -> None:
         assert self.head is not None
-        await self.bus.publish(
-            PolicyPublished(
-                policy=self.head.policy,
-                weights=self.head.weights,
-                worker="trainer-0",
-                seconds=0.0,
-                checksum=None,
-            )
-        )
+        version = self.head.policy.version
+        await self.bus.publish(examples.published(version, weights=self.head.weights))
 
 
 @dataclass

@@ -20,15 +20,13 @@ from services.scheduler.shell.roster import Roster
 from shared.bus.bus import Bus
 from shared.cancellation import stop
 from shared.messages.workers import Activity, Service, WorkerStatus
+from tests import examples
 
 
 def status(
     service: Service, activity: Activity, seconds: dict[Activity, float] | None = None
 ) -> WorkerStatus:
-    return WorkerStatus(
-        service=service, worker=f"{service}-0", address=f"{service}-0-a", activity=activity,
-        seconds=seconds or {},
-    )  # fmt: skip
+    return examples.status(service, activity, seconds=seconds or {})
 
 
 @pytest.fixture

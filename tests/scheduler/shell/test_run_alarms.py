@@ -14,15 +14,13 @@ from shared.messages.workers import Activity, WorkerStatus
 from shared.run.journal import Alarm, read_entry
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
+from tests import examples
 from tests.scheduler.core.test_fluid import Run, trained
 from tests.scheduler.core.test_fluid_updates import exchanged, take_update
 
 
 def worker(activity: Activity, busy_seconds: float = 3.0) -> WorkerStatus:
-    return WorkerStatus(
-        service="trainer", worker="trainer-0", address="trainer-0-a", activity=activity,
-        busy_seconds=busy_seconds,
-    )  # fmt: skip
+    return examples.status("trainer", activity, busy_seconds=busy_seconds)
 
 
 def test_members_that_answer_for_another_update_stand_still_and_an_alarm_says_so() -> None:

@@ -11,7 +11,7 @@ from shared.learning.metrics import (
     of_scorer,
     scorer_of,
 )
-from shared.run.commits import TrainedGroup
+from tests import examples
 from tests.paths import ROOT
 
 PAGE = ROOT / "docs" / "metrics.md"
@@ -33,12 +33,8 @@ def test_a_scorer_s_metric_names_it() -> None:
 def step(*groups: tuple[float | None, ...]) -> dict[str, float]:
     """Return the metrics of a step of groups with these rewards."""
     trained = [
-        TrainedGroup(
-            group=number, attempt=0, policy_version=0, fragments=((0, len(rewards), 0),),
-            rewards=rewards, parts={}, workers=("rollout-0-a",),
-        )
-        for number, rewards in enumerate(groups)
-    ]  # fmt: skip
+        examples.trained_group(number, rewards=rewards) for number, rewards in enumerate(groups)
+    ]
     known = [[each for each in rewards if each is not None] for rewards in groups]
     zeros = [0.0] * len(groups[0])
     advantages = [each for some in known for each in (group_advantages(some) if some else zeros)]

@@ -18,7 +18,6 @@ import pytest
 
 from shared.bus.bus import Bus
 from shared.errors import UserError
-from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
 from shared.process.service import give_threads, listen
 from shared.process.worker_process import until_finished
 from shared.recipe.recipe import load_recipe, override
@@ -26,6 +25,7 @@ from shared.run.layout import commit_key
 from shared.run.run_recipe import store_recipe
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
+from tests import examples
 from tests.brokers import PASSWORD
 from tests.paths import DIGITS
 
@@ -176,15 +176,6 @@ async def bus(nats_url: str) -> AsyncIterator[Bus]:
         yield connected
 
 
-def published(version: int) -> PolicyPublished:
-    digest = "0" * 64
-    weights = ObjectRef(key="weights", sha256=digest, size=0)
-    policy = Policy(version=version, weights_digest=digest)
-    return PolicyPublished(
-        policy=policy, weights=weights, worker="trainer-0", seconds=0.0, checksum=None
-    )
-
-
 @pytest.mark.slow
 async def test_a_worker_ends_with_its_finished_run_and_says_where_it_got_before(
     serve: Serve, stored_run: None, folder_store: ObjectStore, nats_url: str, bus: Bus
@@ -195,7 +186,7 @@ async def test_a_worker_ends_with_its_finished_run_and_says_where_it_got_before(
     place = (await asyncio.to_thread(said, process, "connected"))["nats"]
     assert place.startswith("nats://127.0.0.1:") and PASSWORD not in place
     assert (await asyncio.to_thread(said, process, "ready"))["device"] == "cpu"
-    await bus.publish(published(steps))
+    await bus.publish(examples.published(steps))
     await asyncio.to_thread(said, process, "run_finished")
     _, rest = await asyncio.to_thread(process.communicate, timeout=10)
     assert (process.returncode, "Traceback" in rest) == (0, False)
@@ -207,7 +198,7 @@ async def test_a_worker_that_is_to_stay_outlives_its_run_and_leaves_no_traceback
 ) -> None:
     steps = load_recipe(DIGITS).run.steps
     await folder_store.write(commit_key("digits", steps), b"")
-    await bus.publish(published(steps))
+    await bus.publish(examples.published(steps))
     process = serve("reward", "--stay", environment={"DIGENRL_NATS_URL": nats_url})
     await asyncio.to_thread(said, process, "ready")
     with pytest.raises(subprocess.TimeoutExpired):
@@ -222,7 +213,7 @@ async def test_a_run_that_was_given_more_steps_is_finished_after_those_are_commi
     await store_recipe(folder_store, override(first, {"run.steps": 2}))
     finishing = asyncio.create_task(until_finished(bus, folder_store, first))
     for version in (1, 2):  # nobody has committed the second one
-        await bus.publish(published(version))
+        await bus.publish(examples.published(version))
         assert not (await asyncio.wait({finishing}, timeout=0.5))[0]
     await folder_store.write(commit_key("digits", 2), b"")
     await asyncio.wait_for(finishing, 5)

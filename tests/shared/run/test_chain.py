@@ -6,7 +6,7 @@ import pytest
 
 from shared.errors import ContractError
 from shared.run.chain import LONG, RECENT, SHORT, Chain, Step, read_chain, step_of
-from shared.run.commits import CommitRecord, StoredRecord, TrainedGroup, record_digest
+from shared.run.commits import CommitRecord, StoredRecord, record_digest
 from shared.run.layout import chain_folder, commit_key, segment_key
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
@@ -27,27 +27,14 @@ class CountedReads(FolderBackend):
 
 def record(version: int, parent: str | None, *, late: bool = False) -> CommitRecord:
     groups = tuple(
-        TrainedGroup(
-            group=group,
-            attempt=0,
-            policy_version=max(0, version - 1 - late),
-            fragments=(),
-            workers=(),
-            rewards=rewards,
-            parts={},
-        )
+        examples.trained_group(group, max(0, version - 1 - late), rewards)
         for group, rewards in enumerate(((0.0, 1.0), (1.0, 1.0)))
     )
-    return CommitRecord(
-        run=RUN,
-        policy=examples.policy(version),
-        parent=parent,
-        weights=examples.ref(f"weights-{version}"),
-        checkpoint=examples.ref(f"checkpoint-{version}"),
-        trained=groups if version else (),
+    return examples.record(
+        version, run=RUN, parent=parent, weights=examples.ref(f"weights-{version}"),
+        checkpoint=examples.ref(f"checkpoint-{version}"), trained=groups if version else (),
         metrics={"reward_mean": version / 2} if version else {},
-        worker="trainer-0",
-    )
+    )  # fmt: skip
 
 
 def write(root: Path, count: int, first: int = 0, *, late: bool = False) -> list[StoredRecord]:

@@ -1,27 +1,16 @@
 import pytest
 
 from shared.errors import CommitConflict, ContractError
-from shared.run.commits import CommitRecord, commit, commit_chain, newest_commit, record_digest
+from shared.run.commits import CommitRecord, commit, commit_chain, newest_commit
 from shared.run.layout import commit_key
 from shared.store import ObjectStore
 from tests import examples
 
 
-def record(version: int, parent: CommitRecord | None) -> CommitRecord:
-    return CommitRecord(
-        run="test",
-        policy=examples.policy(version),
-        parent=record_digest(parent.encode()) if parent else None,
-        weights=examples.ref("weights"),
-        checkpoint=examples.ref("checkpoint"),
-        worker="trainer-0",
-    )
-
-
 async def chain_of(store: ObjectStore, length: int) -> list[CommitRecord]:
     chain: list[CommitRecord] = []
     for version in range(length):
-        chain.append(record(version, chain[-1] if chain else None))
+        chain.append(examples.record(version, chain[-1] if chain else None))
         await commit(store, chain[-1])
     return chain
 
@@ -43,7 +32,7 @@ async def test_a_version_is_committed_once(folder_store: ObjectStore) -> None:
 
 async def test_a_chain_with_a_foreign_link_is_refused(folder_store: ObjectStore) -> None:
     chain = await chain_of(folder_store, 2)
-    await commit(folder_store, record(2, parent=chain[0]))
+    await commit(folder_store, examples.record(2, chain[0]))
     with pytest.raises(ContractError, match="version 2"):
         await commit_chain(folder_store, "test")
 

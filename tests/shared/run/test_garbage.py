@@ -11,9 +11,9 @@ import pytest
 
 from services.scheduler.shell.housekeeping import VersionCleanup
 from shared.errors import IntegrityError, UserError
-from shared.messages.contracts import ObjectRef, Policy
+from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.run.commits import CommitRecord, commit, record_digest
+from shared.run.commits import CommitRecord, commit
 from shared.run.garbage import delete_garbage, find_garbage
 from shared.run.layout import (
     batch_folder,
@@ -120,14 +120,8 @@ class Trainer:
             self._write()
             refs.append(await store_manifest(self.store, folder, each, examples.digest(number)))
         self._write()
-        record = CommitRecord(
-            run=RUN,
-            policy=Policy(version=number, weights_digest=examples.digest(number)),
-            parent=record_digest(self.chain[-1].encode()) if self.chain else None,
-            weights=refs[0],
-            checkpoint=refs[1],
-            worker="trainer-0",
-        )
+        before = self.chain[-1] if self.chain else None
+        record = examples.record(number, before, run=RUN, weights=refs[0], checkpoint=refs[1])
         await commit(self.store, record)
         self.chain.append(record)
 

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.messages.contracts import ObjectRef, Policy
+from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.commits import CommitRecord
 from shared.run.layout import KEPT_BATCHES, checkpoints_folder, weights_folder
@@ -32,14 +32,10 @@ def record(version: int, content: int) -> CommitRecord:
         key = f"{folder}/{content:08d}{MANIFEST}"
         return ObjectRef(key=key, sha256=examples.digest(content), size=1)
 
-    return CommitRecord(
-        run=RUN,
-        policy=Policy(version=version, weights_digest=examples.digest(content)),
-        parent=None,
-        weights=ref(weights_folder(RUN)),
+    return examples.record(
+        version, policy=examples.policy(version, content), weights=ref(weights_folder(RUN)),
         checkpoint=ref(checkpoints_folder(RUN)),
-        worker="trainer-0",
-    )
+    )  # fmt: skip
 
 
 def shards_of(record: CommitRecord) -> dict[str, list[str]]:

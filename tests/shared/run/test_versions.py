@@ -14,14 +14,7 @@ def version(number: int) -> Version:
 
 
 def record_of(number: int) -> CommitRecord:
-    return CommitRecord(
-        run="test",
-        policy=examples.policy(number),
-        parent=None,
-        weights=examples.ref(f"weights-{number}"),
-        checkpoint=examples.ref("checkpoint"),
-        worker="trainer-0",
-    )
+    return examples.record(number, weights=examples.ref(f"weights-{number}"))
 
 
 async def test_versions_are_published_in_turn_and_only_once(redis_url: str) -> None:

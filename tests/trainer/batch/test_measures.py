@@ -10,6 +10,7 @@ from shared.diffusion.training.loss import Surrogate
 from shared.diffusion.training.row_sums import RowSums
 from shared.diffusion.training.tally import Tally
 from shared.run.commits import TrainedGroup
+from tests import examples
 
 
 def group(
@@ -19,10 +20,7 @@ def group(
         None if None in given else math.fsum(score for score in given if score is not None)
         for given in zip(*scores.values(), strict=True)
     )
-    return TrainedGroup(
-        group=number, attempt=0, policy_version=version, fragments=((0, len(rewards), 0),),
-        workers=("a",), rewards=rewards, parts=scores, dropped=dropped,
-    )  # fmt: skip
+    return examples.trained_group(number, version, rewards, parts=scores, dropped=dropped)
 
 
 def test_rewards_are_said_together_and_by_scorer() -> None:

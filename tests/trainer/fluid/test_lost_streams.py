@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from services.trainer.fluid.exchange import ALL
-from shared.messages.contracts import Policy, PolicyPublished
 from shared.messages.fluid import BeginAgain
 from shared.recipe.recipe import Recipe, override
 from tests import examples
@@ -70,11 +69,7 @@ def test_an_announcement_of_a_version_that_nobody_has_made_hides_none(
     async def scenario() -> None:
         async with directing(nats_url, tmp_path, changed) as director:
             await director.start("a", "b")
-            forged = PolicyPublished(
-                policy=Policy(version=9, weights_digest="f" * 64), weights=examples.ref("none"),
-                worker="x", seconds=0.0, checksum=None,
-            )  # fmt: skip
-            await director.bus.publish(forged)
+            await director.bus.publish(examples.published(9, weights=examples.ref("none")))
             await director.batch(0, {"a": [whole(changed, 0)]}, committer="a")
             worker = director.members["b"].worker
             await director.until(lambda: worker.holds and worker.holds.version == 1)
