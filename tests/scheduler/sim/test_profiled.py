@@ -183,6 +183,11 @@ def test_members_that_are_lent_generate_the_share_that_is_forecast_best() -> Non
     assert all(18 <= batch.groups_generated <= 25 for batch in found.tag)
 
 
+def test_what_generates_ahead_of_a_batch_leaves_the_share_of_members_that_will_be_lent() -> None:
+    found = _qwen(8, 8, GAP.changed(fragment_size=16, tag=16), batches=2)
+    assert [batch.groups_generated for batch in found.tag] == [16, 16]
+
+
 def test_the_same_seed_gives_the_same_result() -> None:
     first, again = (_qwen(8, 8, GAP, batches=1) for _ in range(2))
     other = simulate(

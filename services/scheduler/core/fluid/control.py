@@ -24,7 +24,7 @@ from services.scheduler.core.fluid.pieces import train_pieces
 from services.scheduler.core.fluid.recovery import drop_lost_version
 from services.scheduler.core.fluid.rounds import decide
 from services.scheduler.core.fluid.state import FluidState, next_attempt
-from services.scheduler.core.lending import lend_or_return, open_loans
+from services.scheduler.core.lending import lend_or_return, lendable, open_loans
 from services.scheduler.core.ready_groups import ready_groups, train_command, waits_for_a_mend
 from services.scheduler.core.state import Plan, State, WorkerState, new_batch
 from services.scheduler.core.supply import unissued_samples
@@ -203,6 +203,7 @@ def _assign_next(plan: Plan, state: State, now: float) -> Issued:
     if made is None or is_last or state.batch is None or not are_together(fluid, now):
         return state, []
     able = may_begin_next(state, fluid)
+    plan = _leaving_shares(plan, state)
     if not able & state.workers.with_room(plan.queue_depth):
         return state, []
     batch = state.find_batch(following) or new_batch(plan, following, now)
@@ -213,3 +214,10 @@ def _assign_next(plan: Plan, state: State, now: float) -> Issued:
     workers = state.workers.changed(view.workers.values())
     state = replace(state, batches=(state.batch, *view.batches), workers=workers)
     return state, issued
+
+
+def _leaving_shares(plan: Plan, state: State) -> Plan:
+    """Give one fragment at a time where several members will be lent for a share of the batch once
+    it opens: what others have in store by then cannot be lent."""
+    shares = len(lendable(state)) > 1 and state.tag.controller.mode != "off"
+    return replace(plan, queue_depth=1) if shares else plan
