@@ -24,7 +24,7 @@ from shared.bus.traces import did
 from shared.devices.conditions import EncodedConditions, FragmentQueue, QueuedFragment
 from shared.devices.protocols import Generated, GeneratingDevice, Generation, GroupData
 from shared.devices.publisher import FragmentPublisher
-from shared.errors import ContractError, DigenRLError, OutOfMemory, Untrainable
+from shared.errors import ContractError, DigenRLError, OutOfMemory, RanksLost, Untrainable
 from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment, Message, Policy, TrainGroup
 from shared.messages.fluid import PieceReleased, PieceTrained, TrainPiece
@@ -294,6 +294,9 @@ class DeviceWork:
             except (ContractError, OutOfMemory) as error:
                 await self._failed(message, group, error)
                 return
+            except RanksLost:  # this process ends: a piece that always ends it has to count
+                await self._release(message, "failed")
+                raise
             ledger.add(message.piece)
         seconds = 0.0 if group.work is None else time.monotonic() - began
         STAGE_SECONDS.labels(stage="trainer").observe(seconds)

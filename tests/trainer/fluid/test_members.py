@@ -12,7 +12,7 @@ import torch
 
 from services.trainer.fluid.engine import FluidEngine
 from services.trainer.fluid.exchange import ALL
-from shared.errors import OutOfMemory
+from shared.errors import OutOfMemory, RanksLost
 from shared.messages.fluid import CommitVersion, Piece, PieceReleased, Stepped
 from shared.recipe.recipe import Recipe, override
 from tests.trainer.fluid.director import WAIT_S, Director, directing, part, whole
@@ -303,6 +303,28 @@ def test_a_sum_that_is_spoilt_is_said_to_be_and_trained_again(direct: Start) -> 
             await director.held(message, 2)
             await director.step(message, 2)
             await director.record(1)
+
+    asyncio.run(scenario())
+
+
+def test_a_piece_at_which_a_shard_group_lost_a_rank_counts_as_failed(direct: Start) -> None:
+    async def scenario() -> None:
+        async with direct() as director:
+            await director.start("a")
+            await director.open(0, by="a")
+            member = director.members["a"]
+
+            def lose_a_rank(*_: Any, **__: Any) -> None:
+                raise RanksLost("no room (on rank 1)")
+
+            member.device.engine.train = lose_a_rank  # type: ignore[method-assign]
+            await director.give(0, {"a": thirds(director.recipe, "a")["a"]})
+            await asyncio.wait({member.running})
+            del director.members["a"]
+            [released] = await director.told(PieceReleased, 1)
+            assert released.reason == "failed"
+            with pytest.raises(ExceptionGroup, match="TaskGroup"):
+                member.running.result()
 
     asyncio.run(scenario())
 
