@@ -167,8 +167,15 @@ def _check_members(tables: Tables) -> None:
 
 def _check_shard_groups(tables: Tables) -> None:
     trainer, field = tables.trainer, "trainer.shard_devices"
-    if trainer.is_sharded:
-        check_divides(trainer.shard_devices, trainer.devices, field, "trainer.devices")
+    if not trainer.is_sharded:
+        return
+    check_divides(trainer.shard_devices, trainer.devices, field, "trainer.devices")
+    if trainer.deterministic and tables.rollout.workers and tables.schedule.trainer_generates:
+        raise ValueError(
+            "trainer.deterministic: ranks take fewer samples of a fragment at a time than rollout "
+            'workers, and round otherwise; set rollout.workers to 0, or schedule.tag to "off" with '
+            'schedule.mode "disaggregated", so that groups only train'
+        )
 
 
 def _check_updates(tables: Tables) -> None:

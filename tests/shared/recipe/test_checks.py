@@ -73,6 +73,7 @@ SHARED = {"schedule.mode": "fluid", "trainer.devices": 2, "trainer.shard_devices
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({**SHARED, "trainer.deterministic": True}, "trainer.deterministic: ranks take fewer"),
         ({"model.trained": "full", "model.dtype": "float16"}, "model.dtype: gradients of all"),
         (
             {
