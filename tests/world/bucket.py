@@ -164,6 +164,8 @@ class BucketHandle:
     """What it reads and lists is so many seconds old."""
     num_misdirected: int = 0
     """So many of the next reads return another object of the folder."""
+    spoils: str = "nothing"
+    """How the keys end of what it stores with a wrong byte."""
 
     async def write(self, key: str, data: Content) -> None:
         sent = bytes(data)
@@ -214,7 +216,7 @@ class BucketHandle:
         self._check("Write", key)
         if self.bucket.is_full:
             raise Repeat("500 Internal Server Error: no space left on device")
-        self.bucket.put(key, data)
+        self.bucket.put(key, data[:-1] + b"?" if key.endswith(self.spoils) else data)
 
     def _create(self, key: str, data: bytes) -> bool:
         self._check("Write", key)

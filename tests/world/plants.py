@@ -11,14 +11,16 @@ a refused version is kept (a batch is an object of its own); a device that retur
 ever (no real worker is led to believe so).
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
 from tests.world.draws import Draw
 from tests.world.faults import promise
+from tests.world.rare_faults import SETS
 
 Reaches = Callable[[Draw], bool]
 Planting = Callable[[], AbstractContextManager[None]]
@@ -114,6 +116,12 @@ def is_patient(drawn: Draw) -> bool:
 
 def all_of(*reaches: Reaches) -> Reaches:
     return lambda drawn: all(each(drawn) for each in reaches)
+
+
+def strikes(faults: Mapping[str, Any]) -> Reaches:
+    """Return whether a world has rare faults of such a set."""
+    [(drawn_by, share)] = [(each[2], each[4]) for each in SETS if each[0] is faults]
+    return lambda drawn: Random(f"{drawn.seed}/{drawn_by}").random() < share
 
 
 def has_standby(drawn: Draw) -> bool:

@@ -37,7 +37,9 @@ from tests.world.plants import (
     is_stale,
     patched,
     plant,
+    strikes,
 )
+from tests.world.rare_faults import LOSSES, SHORT_S, SPOILT
 
 
 def intrudes_by_its_own_name(drawn: Draw) -> bool:
@@ -139,7 +141,7 @@ def r11_a_standby_passes_nothing_on() -> AbstractContextManager[None]:
     return patched((companions, "create_standby_app", silent))
 
 
-@plant(anywhere, "cut store")
+@plant(all_of(strikes(SPOILT), lambda drawn: drawn.setting.schedule.slot_deadline_s == SHORT_S))
 def m02_after_vain_rounds_the_missed_stay() -> AbstractContextManager[None]:
     """Those that are gone are excluded instead."""
     original = rounds._void_missed
@@ -169,7 +171,7 @@ def m11_a_scheduler_commands_after_its_lease_has_ended() -> AbstractContextManag
     return patched((lease, "FRESH_S", 5.5))
 
 
-@plant(anywhere)
+@plant(lambda drawn: drawn.intruder == "trainer")
 def m14_a_sum_that_lacks_a_share_ends_its_reader() -> AbstractContextManager[None]:
     def in_order(sums: Mapping[str, Sum], meeting: Meeting) -> list[Term]:
         if meeting.by_group:
@@ -197,7 +199,7 @@ def m16_an_empty_register_takes_two_entries() -> AbstractContextManager[None]:
     return patched((Register, "write", write))
 
 
-@plant(anywhere, "wipe nats")
+@plant(strikes(LOSSES))
 def m18_what_is_left_of_lost_streams_is_read() -> AbstractContextManager[None]:
     original = housekeeping.retry
 

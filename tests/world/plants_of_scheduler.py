@@ -278,7 +278,7 @@ def a_group_that_was_begun_early_goes_on_with_the_new_version() -> AbstractConte
 @plant(has_updates)
 def nothing_begins_again() -> AbstractContextManager[None]:
     """Who has taken updates of an attempt that is over keeps them."""
-    return patched((rounds, "_tell_attempt", lambda state, commands: state))
+    return patched((rounds, "_tell_attempt", lambda plan, state, commands: state))
 
 
 @plant(only_generate)

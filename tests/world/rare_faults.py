@@ -23,6 +23,8 @@ from tests.world.world import PORTS, World
 SLOWER = 1.5
 """They strike so much more seldom."""
 LEAVES_S = 40.0
+SHORT_S, SPOILT_S = 5.0, 45.0
+"""Longest time of a round where sums are spoilt, and for how long."""
 POINTS = (
     "fluid.generates", "fluid.trains",
     "fluid.exchanges", "fluid.holds", "fluid.stepped", "fluid.updated", "fluid.offered",
@@ -186,6 +188,16 @@ def lose_stream(nemesis: Nemesis, random: Random, _: str) -> None:
         nats.lose_stream(random.choice(names))
 
 
+def spoil_sums(nemesis: Nemesis, _: Random, name: str) -> None:
+    """A member's sums have a wrong byte in the store, in peace as well: for more rounds than may
+    come to nothing. Where one may last a minute, the run would not end in time."""
+    deadline = nemesis.world.drawn.setting.schedule.slot_deadline_s
+    if name.startswith("trainer") and deadline == SHORT_S:
+        handle = nemesis.world.handles[name]
+        handle.spoils = ".sum.safetensors"
+        asyncio.get_running_loop().call_later(SPOILT_S, setattr, handle, "spoils", "nothing")
+
+
 def flaw(kind: Flaw, nemesis: Nemesis, _: Random, name: str) -> None:
     """A fluid device steps to other bits, or runs out of memory within a piece, once."""
     process = nemesis.world.services[name].process
@@ -215,6 +227,7 @@ LATE: dict[str, tuple[Strike, str]] = {
     "lose objects": (lose_objects, ""),
 }
 
+SPOILT: dict[str, tuple[Strike, str]] = {"spoil sums": (spoil_sums, "client")}
 LOSSES: dict[str, tuple[Strike, str]] = {"lose stream": (lose_stream, "")}
 FLAWS: dict[str, tuple[Strike, str]] = {
     "other bits": (partial(flaw, "other bits"), "service"),
@@ -229,6 +242,7 @@ SETS = (
     (LATE, "late faults", "late 325", 2000, 0.3),
     (LOSSES, "lost streams", "losses", 3000, 0.1),
     (FLAWS, "flawed devices", "flaws", 4000, 0.3),
+    (SPOILT, "spoilt sums", "sums", 5000, 0.1),
 )
 """Faults, the name by which they are drawn, that by which worlds that have them are drawn, the
 number of the first in a schedule, and the share of the worlds that have them. The seeds at which
