@@ -53,6 +53,9 @@ def start_run(tmp_path: Path, small_recipe: Path) -> Iterator[StartRun]:
     for run in started:
         if run.process.poll() is None:
             run.kill_everything()
+        for joined in run.joined:
+            joined.kill()
+            joined.wait()
         if run.process.stdout is not None:
             run.process.stdout.close()
     make_writable(tmp_path)

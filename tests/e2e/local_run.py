@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class LocalRun:
     url: str
     output: str = ""
     """What it printed, once it is finished."""
+    joined: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
 
     def get(self, path: str) -> Any:
         return self.ask(path).raise_for_status().json()
@@ -96,6 +97,32 @@ class LocalRun:
 
     def children(self) -> list[int]:
         return [child.pid for child in psutil.Process(self.process.pid).children()]
+
+    def member(self, name: str) -> psutil.Process:
+        """Return the process of one member."""
+        found: psutil.Process = next(
+            child for child in psutil.Process(self.process.pid).children()
+            if name in child.cmdline()
+        )  # fmt: skip
+        return found
+
+    def join(
+        self, name: str, variables: Mapping[str, str], ranks: int | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Start another member as the first one was, of another number of ranks if one is given.
+        What the starter has forked shows neither its command nor its environment to others."""
+        first = self.member("trainer-0")
+        command = [each.replace("trainer-0", name) for each in first.cmdline()]
+        command[command.index("--port") + 1] = "0"
+        if ranks is not None:
+            command[command.index("digenrl.local.ranks") + 1] = str(ranks)
+        given = {key: value.replace("trainer-0", name) for key, value in first.environ().items()}
+        environment = {**given, **variables, "DIGENRL_PORT": "0"}
+        with (self.folder / "logs" / f"{name}.log").open("wb") as log:
+            self.joined.append(
+                subprocess.Popen(command, cwd=first.cwd(), env=environment, stdout=log, stderr=log)
+            )
+        return self.joined[-1]
 
     def kill_everything(self) -> None:
         """SIGKILL for the supervisor and every child of it."""

@@ -2,13 +2,13 @@
 
 Of the project it takes seeds, sigmas, the order of prompts, where windows begin, and the scorer.
 Which version generates a group is what the commit record says. A batch begins with the stored
-weights of its version; the optimizer's moments are the loop's own from the first batch on.
+weights and moments of its version; updates after its first one go on from the loop's own.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +19,28 @@ from shared.learning.seeds import group_seed, sample_seed
 from shared.learning.windows import Windows
 from shared.recipe.grid import sigmas_of
 from shared.recipe.recipe import Recipe
-from shared.run.commits import TrainedGroup
+from shared.run.commits import CommitRecord, TrainedGroup
 
 Weights = Mapping[str, Tensor]
+
+
+class Version(NamedTuple):
+    """What a run stores of one."""
+
+    record: CommitRecord
+    weights: Weights
+    """Those that are trained."""
+    sampling: Weights
+    states: Weights
+    """The optimizer's, and others: `<state>/<parameter>`."""
+
+
+class Trained(NamedTuple):
+    weights: Weights
+    gradient: Weights
+    """Sum of the clipped gradients of a batch's updates, each weighing b1 times the next."""
+    norm: float
+    """Mean norm of the gradients before they were clipped."""
 
 
 @dataclass
@@ -41,7 +60,7 @@ class Group:
 
 
 class PlainLoop:
-    def __init__(self, recipe: Recipe, versions: Sequence[Weights]) -> None:
+    def __init__(self, recipe: Recipe, versions: Sequence[Version]) -> None:
         from diffusers import StableDiffusion3Pipeline
         from peft import LoraConfig
 
@@ -49,17 +68,18 @@ class PlainLoop:
         self.recipe, self.seed = recipe, recipe.run.seed
         self.sigmas = torch.tensor(sigmas_of(recipe.sampling), dtype=torch.float32)
         self.pipeline: Any = StableDiffusion3Pipeline.from_pretrained(recipe.model.folder)
-        self.network = self.pipeline.transformer.requires_grad_(False).eval()
-        lora = recipe.model.lora
-        self.network.add_adapter(LoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha,
-            target_modules=sorted({name.rsplit(".lora_", 1)[0] for name in versions[0]}),
-        ))  # fmt: skip
+        self.network = self.pipeline.transformer.eval()
+        if recipe.model.trained == "lora":
+            lora = recipe.model.lora
+            self.network.requires_grad_(False).add_adapter(LoraConfig(
+                r=lora.rank, lora_alpha=lora.alpha,
+                target_modules=sorted({n.rsplit(".lora_", 1)[0] for n in versions[0].weights}),
+            ))  # fmt: skip
         self.weights = {
             name.replace(".default.", "."): each
             for name, each in self.network.named_parameters() if each.requires_grad
         }  # fmt: skip
-        assert self.weights.keys() == versions[0].keys()
+        assert self.weights.keys() == versions[0].weights.keys()
         table = recipe.trainer
         self.optimizer = torch.optim.AdamW(
             self.weights.values(), lr=table.learning_rate, betas=table.betas,
@@ -73,22 +93,42 @@ class PlainLoop:
         low, high = recipe.sampling.first_window_starts
         self.windows = Windows(first=low, last=high)
 
-    def train(self, batch: int, trained: Sequence[TrainedGroup]) -> Weights:
-        """Train a batch of groups that were committed so; return the weights that it makes."""
-        groups = [self.generate(batch, each) for each in trained]
-        self.use(self.versions[batch])
+    def train(self, batch: int) -> Trained:
+        """Train a batch again."""
+        groups = [self.generate(batch, each) for each in self.versions[batch + 1].record.trained]
         table, size = self.recipe.trainer, len(groups) // self.recipe.trainer.updates
-        self.set_learning_rate(batch)
+        self.begin(batch)
+        gradient = {name: torch.zeros_like(each).double() for name, each in self.weights.items()}
+        norms = []
         for update in range(table.updates):
-            part = groups[update * size : (update + 1) * size]
-            proximal = [self.log_prob_by(group, self.versions[batch]) for group in part]
             self.optimizer.zero_grad()
-            for group, log_prob in zip(part, proximal, strict=True):
-                loss = self.loss(group, log_prob, is_first=update == 0)
-                (loss.sum() / (size * len(loss))).backward()
-            torch.nn.utils.clip_grad_norm_(self.weights.values(), table.max_grad_norm)
+            self.backward(batch, groups[update * size : (update + 1) * size], update)
+            norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), table.max_grad_norm)
+            norms.append(float(norm))
+            for name, each in self.weights.items():
+                assert each.grad is not None
+                gradient[name].mul_(table.betas[0]).add_(each.grad)
             self.optimizer.step()
-        return {name: each.detach().clone() for name, each in self.weights.items()}
+        made = {name: each.detach().clone() for name, each in self.weights.items()}
+        return Trained(made, gradient, math.fsum(norms) / len(norms))
+
+    def begin(self, batch: int) -> None:
+        """Go back to what is stored of the batch's version."""
+        self.use(self.versions[batch].weights)
+        self.optimizer.state.clear()
+        for name, each in self.weights.items() if batch else ():
+            self.optimizer.state[each] = {
+                key: self.versions[batch].states[f"{key}/{name}"].clone()
+                for key in ("step", "exp_avg", "exp_avg_sq")
+            }
+        self.set_learning_rate(batch)
+
+    def backward(self, batch: int, groups: Sequence[Any], update: int) -> None:
+        """Add up the gradient of an update."""
+        proximal = [self.log_prob_by(each, self.versions[batch].weights) for each in groups]
+        for group, log_prob in zip(groups, proximal, strict=True):
+            loss = self.loss(group, log_prob, is_first=update == 0)
+            (loss.sum() / (len(groups) * len(loss))).backward()
 
     def set_learning_rate(self, batch: int) -> None:
         table = self.recipe.trainer
@@ -98,9 +138,9 @@ class PlainLoop:
             each["lr"] = table.learning_rate * (1 + math.cos(math.pi * progress)) / 2
 
     @torch.no_grad()
-    def generate(self, batch: int, committed: TrainedGroup) -> Group:
+    def generate(self, batch: int, committed: TrainedGroup) -> Any:
         number, version = committed.group, committed.policy_version
-        self.use(self.versions[version])
+        self.use(self.versions[version].sampling)
         size = self.recipe.batch.group_size
         prompt = self.prompts.of_group(batch, number, self.recipe.batch.groups)
         text, _, pooled, _ = self.pipeline.encode_prompt(
@@ -157,6 +197,8 @@ class PlainLoop:
         clipped = ratio.clamp(1 - table.clip_range, 1 + table.clip_range)
         a = group.advantages.clamp(-table.advantage_clip, table.advantage_clip)
         surrogate = -weight * torch.minimum(ratio * a, clipped * a)
+        if not table.kl_beta:
+            return surrogate
         with torch.no_grad():
             self.network.disable_adapters()
             v = self.velocity(group.start, group.index, group.text, group.pooled)

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from shared.learning.algorithms import old_policy_decay
 from shared.learning.seeds import derive, permutation, sample_seed
-from shared.recipe.recipe import Recipe
 from shared.run.commits import TrainedGroup
 from tests.e2e.plain_loop import PlainLoop, Weights
 
@@ -28,34 +27,20 @@ class Finished:
 
 
 class PlainNft(PlainLoop):
-    def __init__(
-        self, recipe: Recipe, trained: Sequence[Weights], sampling: Sequence[Weights]
-    ) -> None:
-        super().__init__(recipe, trained)
-        self.sampling = sampling
+    def backward(self, batch: int, groups: Sequence[Finished], update: int) -> None:
+        for group in groups:
+            (self.nft_loss(group, self.versions[batch].sampling).mean() / len(groups)).backward()
 
-    def update(self, batch: int, trained: Sequence[TrainedGroup]) -> tuple[Weights, Weights]:
-        """Train a batch; return the weights that it makes, and those that sample then."""
-        groups = [self.finish(batch, each) for each in trained]
-        self.use(self.versions[batch])
-        self.set_learning_rate(batch)
-        updates, old = self.recipe.trainer.updates, self.sampling[batch]
-        size = len(groups) // updates
-        for update in range(updates):
-            self.optimizer.zero_grad()
-            for group in groups[update * size : (update + 1) * size]:
-                (self.nft_loss(group, old).mean() / size).backward()
-            norm = self.recipe.trainer.max_grad_norm
-            torch.nn.utils.clip_grad_norm_(self.weights.values(), norm)
-            self.optimizer.step()
-        made = {name: each.detach().clone() for name, each in self.weights.items()}
-        decay = old_policy_decay(self.recipe.algorithm.nft_decay, (batch + 1) * updates)
-        return made, {n: decay * old[n] + (1 - decay) * each for n, each in made.items()}
+    def followed(self, batch: int, made: Weights) -> Weights:
+        """Return what samples next, if the batch makes these weights."""
+        old, done = self.versions[batch].sampling, (batch + 1) * self.recipe.trainer.updates
+        decay = old_policy_decay(self.recipe.algorithm.nft_decay, done)
+        return {n: decay * old[n] + (1 - decay) * each for n, each in made.items()}
 
     @torch.no_grad()
-    def finish(self, batch: int, committed: TrainedGroup) -> Finished:
+    def generate(self, batch: int, committed: TrainedGroup) -> Finished:
         number, size = committed.group, self.recipe.batch.group_size
-        self.use(self.sampling[committed.policy_version])
+        self.use(self.versions[committed.policy_version].sampling)
         prompt = self.prompts.of_group(batch, number, self.recipe.batch.groups)
         text, _, pooled, _ = self.pipeline.encode_prompt(
             prompt.text, prompt.text, prompt.text, do_classifier_free_guidance=False,

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from digenrl.local.starter import SWITCH
@@ -31,14 +30,6 @@ def recipe_with(tmp_path: Path) -> Write:
     return write
 
 
-def member(run: LocalRun, name: str) -> psutil.Process:
-    """The process of one member."""
-    found: psutil.Process = next(
-        child for child in psutil.Process(run.process.pid).children() if name in child.cmdline()
-    )
-    return found
-
-
 def test_every_member_may_be_killed_while_sums_go_through_a_process_group(
     start_run: StartRun, recipe_with: Write
 ) -> None:
@@ -46,7 +37,7 @@ def test_every_member_may_be_killed_while_sums_go_through_a_process_group(
     run = start_run("--steps", str(steps), recipe=recipe_with(trainer__exchange="group"))
     for step in range(1, steps - 1):
         run.wait_for(partial(_is_past, step))
-        member(run, f"trainer-{step % 3}").kill()
+        run.member(f"trainer-{step % 3}").kill()
     summary = run.finish()
     assert summary["commits"] == steps
     assert summary["samples_trained"] == steps * 3 * 4
@@ -60,7 +51,7 @@ def test_members_step_while_they_generate_and_no_group_is_staler_than_one(
     recipe = recipe_with(schedule__max_staleness=1, trainer__devices=2)
     run = start_run("--steps", str(steps), recipe=recipe)
     run.wait_for(partial(_is_past, 2))
-    member(run, "trainer-1").kill()
+    run.member("trainer-1").kill()
     summary = run.finish()
     assert summary["commits"] == steps
     assert summary["samples_trained"] == steps * 3 * 4
@@ -72,6 +63,7 @@ POINTS = ("generates", "trains", "exchanges", "holds", "stepped")
 
 
 @pytest.mark.night
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_members_that_are_killed_at_each_point_cost_no_sample_and_no_batch(
     start_run: StartRun, recipe_with: Write, staleness: int, monkeypatch: pytest.MonkeyPatch
@@ -80,7 +72,6 @@ def test_members_that_are_killed_at_each_point_cost_no_sample_and_no_batch(
     backward pass, in the exchange, between the sum and the step, after the step, before the record
     of its version, and as the one that commits it: once others may fetch its weights, and with all
     of it stored."""
-    # What the starter has forked shows neither its command nor its environment to others.
     monkeypatch.setenv(SWITCH, "off")
     recipe = recipe_with(
         trainer__devices=1, rollout__workers=1 - staleness, schedule__max_staleness=staleness
@@ -93,7 +84,7 @@ def test_members_that_are_killed_at_each_point_cost_no_sample_and_no_batch(
     for point in ("offered", "commits"):
         committing = _joins(run, point)
         run.wait_for(partial(_is_at_work, run, f"trainer-z-{point}"))
-        member(run, "trainer-0").kill()
+        run.member("trainer-0").kill()
         assert committing.wait(PATIENCE_S) == -signal.SIGKILL
     step = run.get("/v1/run")["step"]
     run.wait_for(partial(_is_past, step + 2))  # it goes on without them
@@ -119,7 +110,7 @@ def test_a_lost_rank_costs_its_group_and_nothing_else(
     run = start_run("--steps", str(steps), recipe=recipe_with(**GROUPS))
     for step in (1, 3):
         run.wait_for(partial(_is_past, step))
-        ranks = member(run, f"trainer-{step // 2}").children()
+        ranks = run.member(f"trainer-{step // 2}").children()
         max(ranks, key=lambda each: each.pid).kill()  # the follower
     summary = run.finish()
     assert summary["commits"] == steps
@@ -129,6 +120,7 @@ def test_a_lost_rank_costs_its_group_and_nothing_else(
 
 
 @pytest.mark.night
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("updates", [1, 3])
 def test_groups_that_lose_a_rank_at_each_point_cost_no_sample_and_no_batch(
     start_run: StartRun, recipe_with: Write, updates: int, monkeypatch: pytest.MonkeyPatch
@@ -143,7 +135,7 @@ def test_groups_that_lose_a_rank_at_each_point_cost_no_sample_and_no_batch(
     for point in ("offered", "commits"):
         committing = _joins(run, point)
         run.wait_for(partial(_is_at_work, run, f"trainer-z-{point}"))
-        member(run, "trainer-0").kill()
+        run.member("trainer-0").kill()
         assert committing.wait(PATIENCE_S) == 1, point
     step = run.get("/v1/run")["step"]
     run.wait_for(partial(_is_past, step + 2))
@@ -163,15 +155,8 @@ def _is_committed(batch: dict[str, Any]) -> bool:
 
 
 def _joins(run: LocalRun, point: str) -> "subprocess.Popen[bytes]":
-    """Start another member as the run's own were, that ends when it comes to a point."""
-    own, name = member(run, "trainer-0"), f"trainer-z-{point}"
-    command = [each.replace("trainer-0", name) for each in own.cmdline()]
-    if "--port" in command:
-        command[command.index("--port") + 1] = "0"
-    given = {key: value.replace("trainer-0", name) for key, value in own.environ().items()}
-    environment = {**given, VARIABLE: f"fluid.{point}", "DIGENRL_PORT": "0"}
-    with (run.folder / "logs" / f"{name}.log").open("wb") as log:
-        return subprocess.Popen(command, cwd=own.cwd(), env=environment, stdout=log, stderr=log)
+    """Start another member that ends when it comes to a point."""
+    return run.join(f"trainer-z-{point}", {VARIABLE: f"fluid.{point}"})
 
 
 def _is_past(step: int, view: dict[str, Any]) -> bool:
