@@ -4,8 +4,8 @@
     dg.<run>.traj.<address>.<batch>.<group>.<first>.<attempt>  DG_TRAJ    FragmentGenerated
     dg.<run>.rew.<address>.<batch>.<group>.<first>.<attempt>   DG_REW     FragmentScored
     dg.<run>.train.<batch>.<group>.<attempt>                   DG_TRAIN   TrainGroup
-    dg.<run>.fluid.<batch>.piece.<address>.<group>.<attempt>.<number>   DG_FLUID  TrainPiece
-    dg.<run>.fluid.<batch>.trained.<group>.<attempt>.<number>  DG_FLUID   PieceTrained, -Released
+    dg.<run>.fluid.<batch>.piece.<address>.<piece>             DG_FLUID   TrainPiece
+    dg.<run>.fluid.<batch>.trained.<piece>                     DG_FLUID   PieceTrained, -Released
     dg.<run>.fluid.<batch>.exchange.<attempt>.<round>          DG_FLUID   ExchangeSums
     dg.<run>.fluid.<batch>.sum.<attempt>.<round>.<address>     DG_FLUID   SumHeld, ExchangeMissed
     dg.<run>.fluid.<batch>.step.<attempt>[.<update>]           DG_FLUID   TakeStep
@@ -23,7 +23,8 @@
     dg.<run>.live.<service>.<worker>                           (none)     WorkerStatus
     dg.<run>.refused.<worker>                                  (none)     WorkerRefused
 
-The first five streams keep one message per subject and refuse a second, for ever and over
+A piece is <group>.<its attempt>.<number>, and behind it the attempt at the batch, unless it is the
+first. The first five streams keep one message per subject and refuse a second, for ever and over
 restarts: a worker that does a piece of work twice finds its slot taken. Tasks and results name the
 worker, so nobody takes the slot of another's result; of several, the scheduler takes the first.
 All of a batch that concerns fluid devices is in one stream, so that a scheduler that is started
@@ -52,7 +53,6 @@ from shared.messages.fluid import (
     ExchangeMissed,
     ExchangeSums,
     FluidMessage,
-    Piece,
     PieceReleased,
     PieceTrained,
     Stepped,
@@ -143,10 +143,10 @@ def subject_of(run: str, message: Message) -> str:
 
 def _subject_of_fluid(run: str, message: FluidMessage) -> str:
     match message:
-        case TrainPiece(worker=worker, piece=piece):
-            slot = f"piece.{worker}.{_piece(piece)}"
-        case PieceTrained(piece=piece) | PieceReleased(piece=piece):
-            slot = f"trained.{_piece(piece)}"
+        case TrainPiece(worker=worker):
+            slot = f"piece.{worker}.{_piece(message)}"
+        case PieceTrained() | PieceReleased():
+            slot = f"trained.{_piece(message)}"
         case _:
             slot = _slot_of_all(message)
     return f"dg.{run}.fluid.{message.batch}.{slot}"
@@ -291,8 +291,9 @@ def _marks(run: str, stream: Stream) -> str:
     return f"dg.{run}.{stream.subjects[0].split('.')[2]}.epoch"
 
 
-def _piece(piece: Piece) -> str:
-    return f"{piece.group}.{piece.attempt}.{piece.number}"
+def _piece(message: TrainPiece | PieceTrained | PieceReleased) -> str:
+    piece, attempt = message.piece, f".{message.attempt}" if message.attempt else ""
+    return f"{piece.group}.{piece.attempt}.{piece.number}{attempt}"
 
 
 def _numbers(fragment: FragmentSlot) -> str:

@@ -13,6 +13,7 @@ from shared.messages.fluid import (
     MAX_SUMS_BYTES,
     ExchangeSums,
     Piece,
+    PieceTrained,
     Share,
 )
 from shared.process.worker import new_address
@@ -39,6 +40,18 @@ def pieces_of(number: int) -> list[Piece]:
         )
         for n in range(number)
     ]  # fmt: skip
+
+
+def test_a_piece_has_a_slot_of_its_own_at_each_attempt_of_the_batch() -> None:
+    """A scheduler that knows nothing of the attempt before gives the same numbers again."""
+    [piece] = pieces_of(1)
+    answers = [
+        PieceTrained(
+            batch=0, attempt=attempt, update=0, worker="a", piece=piece, sum_number=0, seconds=1.0
+        )
+        for attempt in (0, 1000)
+    ]
+    assert len({subjects.subject_of("demo", each) for each in answers}) == 2
 
 
 @pytest.mark.parametrize("members", [1, 64, 1024, MAX_MEMBERS])
