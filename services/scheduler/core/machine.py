@@ -44,7 +44,7 @@ from services.scheduler.core.lending import (
 )
 from services.scheduler.core.senders import is_foreign
 from services.scheduler.core.sizing import size_fragments
-from services.scheduler.core.state import Plan, State, WorkerState
+from services.scheduler.core.state import Phase, Plan, State, WorkerState
 from services.scheduler.core.workers import GENERATES, Loan
 from shared.messages.contracts import (
     Command,
@@ -171,14 +171,15 @@ def _set_phase(_plan: Plan, state: State, event: OperatorRequest, _now: float) -
     state = replace(state, pause_at_failure=asked or action == "pause_at_failure")
     state = again.unsettled_forgotten(state) if asked else state
     match action, state.phase:
-        case "pause", "running":
+        case "pause", "waiting" | "running":
             return replace(state, phase="paused")
         case "pause_at_failure", "running":
             return again.pause_where_asked(state)
         case "resume", "paused" | "stopped" | "failed":
             if state.phase == "failed":
                 state = again.forget_failures(state)
-            return exclusion.readmit_returning(replace(state, phase="running", failure=None))
+            phase: Phase = "waiting" if state.policy is None else "running"
+            return exclusion.readmit_returning(replace(state, phase=phase, failure=None))
         case "stop", "waiting" | "running" | "paused":
             return replace(state, phase="stopped")
         case _:

@@ -104,6 +104,14 @@ def test_a_paused_run_issues_nothing_until_resumed() -> None:
     assert machine.tasks(OperatorRequest(action="resume", id="y")) != []
 
 
+def test_a_run_is_paused_before_its_first_version() -> None:
+    machine = Machine(num_groups=10)
+    machine.handle(OperatorRequest(action="pause", id="x"))
+    assert machine.tasks(examples.published(0)) == []
+    assert machine.tasks(OperatorRequest(action="resume", id="y")) != []
+    assert machine.state.phase == "running"
+
+
 def test_a_stopped_run_can_be_resumed_and_a_finished_one_cannot_be_stopped() -> None:
     machine = Machine(num_batches=1, num_groups=1)
     tasks = machine.tasks(examples.published(0))
