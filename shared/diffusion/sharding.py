@@ -54,9 +54,12 @@ def hold_whole(network: nn.Module) -> None:
 
 def hold_part(network: nn.Module) -> None:
     """Leave each rank its part of the weights alone; each pass gathers a block for itself."""
-    for module in _sharded(network):
+    modules = _sharded(network)
+    for module in modules:
         module.set_reshard_after_forward(True, recurse=False)
         module.reshard()
+    # Backward passes prefetch by the order of the passes before. Ranks have taken unlike numbers.
+    modules[0].reset_iter_state()
 
 
 def _sharded(network: nn.Module) -> list[FSDPModule]:
