@@ -20,7 +20,7 @@ SHARD = "diffusion_pytorch_model-{:05}.safetensors"
 INDEX = "diffusion_pytorch_model.safetensors.index.json"
 HEAD = 64
 SHARED = {
-    "schedule.mode": "fluid", "rollout.workers": 1,
+    "schedule.mode": "disaggregated", "schedule.tag": "off", "rollout.workers": 1,
     "trainer.devices": RANKS, "trainer.shard_devices": RANKS,
 }  # fmt: skip
 
