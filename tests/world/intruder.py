@@ -23,6 +23,7 @@ from random import Random
 import nats.errors
 from nats.js.errors import APIError
 
+from services.trainer.fluid.sums import StoredSum, SumPart
 from shared.bus.bus import Bus
 from shared.bus.marks import in_epoch
 from shared.diffusion.tensors import pack
@@ -167,7 +168,8 @@ class Intruder:
             batch, name = self.world.num_commits - 1, self.random.choice(told).rsplit("/", 1)[1]
             folder = batch_folder(RUN, batch)
             forged = await self.store.put(folder, pack({}), suffix=".sum.safetensors")
-            said = self.random.choice((self._junk(), forged.model_dump_json().encode()))
+            of_nothing = StoredSum(parts=(SumPart(ref=forged, ranges=()),))
+            said = self.random.choice((self._junk(), of_nothing.model_dump_json().encode()))
             await self.store.write(f"{folder}/exchange/0.0/{name}", said)
 
     def _junk(self) -> bytes:
