@@ -121,6 +121,8 @@ class Intruder:
         ]  # fmt: skip
         if self.role == "trainer":
             acts += [on(self._announce), self._forge_sum]
+        if self.role == "rollout":  # a fragment is with a device for a moment only
+            acts += [on(self._answer)] * 8
         if self.as_others:
             acts += [
                 self._overwrite, self._delete_own,

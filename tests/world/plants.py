@@ -9,6 +9,12 @@ trains, trains in the middle of a step or does two things at once (real devices 
 commit that does not wait for the one before (a record needs its parent's); what was trained beside
 a refused version is kept (a batch is an object of its own); a device that returns everything for
 ever (no real worker is led to believe so).
+
+These can do no harm in a world, since something else holds: a loan that never ends, or follows an
+older command (pieces come first, and a stream keeps the newest command alone); a device that begins
+a superseded version, waiting groups that keep one, or a device that is told of a version before it
+can fetch it (results count by their policy, and fetching waits); a device that hangs and is given
+work again (its watchdog ends it); more groups begun early than `early_fraction` (none is drawn).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -86,11 +92,6 @@ class Except:
     def __getattr__(self, name: str) -> Any:
         other = self._others.get(name)
         return getattr(self._whole, name) if other is None else other(self._whole)
-
-
-def only_generate(drawn: Draw) -> bool:
-    """Whether some devices only generate."""
-    return drawn.setting.num_rollout > 0
 
 
 def has_updates(drawn: Draw) -> bool:

@@ -5,21 +5,19 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from services.rollout.policy_loader import PolicyLoader
 from services.scheduler.core.fluid import members
 from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.state import State, WorkerState
 from services.trainer.batch import fetcher
 from services.trainer.engine.storing import store_sets
-from services.trainer.fluid import committing, loans
+from services.trainer.fluid import committing
 from services.trainer.fluid.ledger import Ledger
 from services.trainer.fluid.pieces import DeviceWork
 from services.trainer.fluid.rounds import Rounds
 from services.trainer.fluid.state import MemberState
 from services.trainer.fluid.versions import MemberVersions
 from shared.bus.queue import Delivery
-from shared.devices.loan import Loan, apply
-from shared.messages.contracts import ObjectRef, Policy, SetDevice
+from shared.messages.contracts import ObjectRef
 from tests.world.draws import Draw
 from tests.world.plants import (
     all_of,
@@ -28,7 +26,6 @@ from tests.world.plants import (
     is_patient,
     is_stale,
     lends,
-    only_generate,
     patched,
     plant,
 )
@@ -59,30 +56,6 @@ def rewards_are_acknowledged_before_they_are_published() -> AbstractContextManag
         return await original(self)
 
     return patched((Delivery, "__aenter__", enter))
-
-
-@plant(only_generate)
-def devices_begin_superseded_versions() -> AbstractContextManager[None]:
-    async def adopt(self: PolicyLoader, policy: Policy, weights: Any = None) -> bool:
-        if self._policy != policy:
-            await self._adopt(policy, weights)
-        return True
-
-    return patched((PolicyLoader, "adopt", adopt))
-
-
-@plant(lends)
-def devices_follow_old_commands() -> AbstractContextManager[None]:
-    def apply_any(loan: Loan, command: SetDevice, now: float) -> Loan:
-        return apply(Loan(), command, now)
-
-    return patched((loans, "apply", apply_any))
-
-
-@plant(all_of(lends, is_patient), "kill")
-def loans_never_end() -> AbstractContextManager[None]:
-    lent = lambda loan, now: loan.mode == "generate"  # noqa: E731
-    return patched((loans, "may_generate", lent), (loans, "tick", lambda loan, now: loan))
 
 
 @plant(lends)

@@ -12,9 +12,8 @@ from services.scheduler.core import (
     fragments,
     issuing,
     ready_groups,
-    supply,
 )
-from services.scheduler.core.fluid import control, events, members, pieces, recovery, rounds
+from services.scheduler.core.fluid import control, events, pieces, recovery, rounds
 from services.scheduler.core.recovery import READ_BACK
 from services.scheduler.core.state import (
     BatchState,
@@ -34,13 +33,11 @@ from shared.bus import streams
 from shared.messages import subjects
 from shared.messages.contracts import FragmentSlot
 from shared.run import commits, copies, layout
-from tests.examples import with_schedule
 from tests.world.plants import (
     anywhere,
     has_updates,
     is_patient,
     is_stale,
-    only_generate,
     patched,
     plant,
 )
@@ -115,23 +112,6 @@ def nobody_checks_the_staleness_of_tasks() -> AbstractContextManager[None]:
     )  # fmt: skip
 
 
-@plant(is_stale)
-def any_number_of_groups_is_begun_early() -> AbstractContextManager[None]:
-    original = supply.open_supply
-
-    def any_group(
-        plan: Plan, state: State, *, after: int | None = None
-    ) -> tuple[BatchState, int] | None:
-        return original(with_schedule(plan, early_fraction=1.0), state, after=after)
-
-    return patched((assign, "open_supply", any_group))
-
-
-@plant()
-def waiting_groups_keep_a_superseded_version() -> AbstractContextManager[None]:
-    return patched((fragments, "drop_stale_groups", lambda plan, state: state))
-
-
 @plant()
 def a_group_is_finished_with_the_next_version() -> AbstractContextManager[None]:
     def kept(group: GroupState) -> GroupState:
@@ -179,18 +159,6 @@ def recovery_skips_the_scores() -> AbstractContextManager[None]:
 @plant(anywhere, "hang")
 def a_device_that_hangs_keeps_its_fragments() -> AbstractContextManager[None]:
     return patched((exclusion, "_exclude_late", lambda plan, state, worker: state))
-
-
-@plant(anywhere, "hang")
-def a_device_that_hangs_is_given_work_again() -> AbstractContextManager[None]:
-    original = exclusion._exclude_late
-
-    def given(plan: Plan, state: State, worker: WorkerState) -> State:
-        state = original(plan, state, worker)
-        again = replace(state.workers[worker.address], excluded=None, assigned=())
-        return state.with_worker(again)
-
-    return patched((exclusion, "_exclude_late", given))
 
 
 @plant(anywhere)
@@ -279,11 +247,3 @@ def a_group_that_was_begun_early_goes_on_with_the_new_version() -> AbstractConte
 def nothing_begins_again() -> AbstractContextManager[None]:
     """Who has taken updates of an attempt that is over keeps them."""
     return patched((rounds, "_tell_attempt", lambda plan, state, commands: state))
-
-
-@plant(only_generate)
-def who_only_generates_goes_on_before_there_is_anything_to_fetch() -> AbstractContextManager[None]:
-    def able(state: State, fluid: Any) -> frozenset[str]:
-        return members.have_made(fluid) | state.workers.roles.rollout
-
-    return patched((control, "may_begin_next", able))
