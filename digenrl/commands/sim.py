@@ -14,6 +14,10 @@ def sim(
     ],
     trainer: Annotated[str, typer.Option(help="devices that train, kind=count,...")],
     variant: ProfileVariant = Variant.lora,
+    shard_devices: Annotated[
+        int | None,
+        typer.Option(min=1, help="with --variant full: devices of a shard group"),
+    ] = None,
     mode: Annotated[
         str,
         typer.Option(
@@ -40,6 +44,7 @@ def sim(
     found = simulated(
         profile=profile,
         variant=variant.value,
+        shard_devices=shard_devices,
         rollout=rollout,
         trainer=trainer,
         schedule=typed_schedule(

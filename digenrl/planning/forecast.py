@@ -58,7 +58,7 @@ class Forecast:
     profile: Profile
     own: Own
     simulated: Simulated | None
-    """Simulation of the recipe; None if it was not asked for, or the profile lacks the costs."""
+    """Simulation of the recipe; None if it was not asked for."""
     better: Choice | None
     """The planner's choice for the same devices, if it is faster."""
     needs: tuple["Need", ...]
@@ -129,8 +129,8 @@ def forecast(
         return held, own_split(recipe, held, kinds, host_gpus=hosts.gpus, remedy=remedy)
 
     held, own = own_of(replace(use, fragment=1))
-    if _is_timed(recipe):  # by the costs that a run learns
-        use = replace(use, fragment=largest_fragment(held, own.split, own.schedule))
+    # By the costs that a run learns.
+    use = replace(use, fragment=largest_fragment(held, own.split, own.schedule))
     held, own = own_of(use)
     check_host_memory(held, hosts, own.split)
     schedule, decision = recipe.run_schedule, None
@@ -139,7 +139,7 @@ def forecast(
         schedule = schedule.changed(max_staleness=decision.max_staleness)
         own = replace(own, schedule=own.schedule.changed(max_staleness=decision.max_staleness))
     simulated = better = None
-    if timing and _is_timed(recipe):
+    if timing:
         simulated = _simulated(held, own)
         if own.schedule.mode in ("disaggregated", "fluid"):
             smallest = with_memory(costs, replace(use, fragment=1), streams)
@@ -170,9 +170,7 @@ def lines(found: Forecast) -> Iterator[str]:
     who = f"generating {words(split.rollout)}, training {words(split.trainer)}"
     if not split.rollout:
         who = f"generating and training in turn: {words(split.trainer)}"
-    if found.simulated is None:
-        yield f"{who}; the step time is unknown: {name} has only the costs of LoRA on whole weights"
-    else:
+    if found.simulated is not None:
         yield (
             f"by the cost profile {name}: {found.simulated.step_seconds:.0f} s per step, devices "
             f"{found.simulated.utilisation:.0%} at work; {who}"
@@ -254,7 +252,7 @@ def _costs(recipe: Recipe, name: str | None, trace: Trace | None) -> Profile:
         made = traced_profile(recipe, trace)
         plain = {key: getattr(made, key) for key in type(made).model_fields if key != "variants"}
         return Profile(**plain, variant=made.variants["lora"])
-    return load_profile(name or profile_of(recipe))
+    return load_profile(name or profile_of(recipe), recipe.model.trained)
 
 
 def with_trace(profile: Profile, trace: Trace, use: Use) -> Profile:
@@ -279,11 +277,6 @@ def _simulated(profile: Profile, own: Own) -> Simulated:
     )
 
 
-def _is_timed(recipe: Recipe) -> bool:
-    """Whether profiles have the costs: of an adapter beside weights that each device has whole."""
-    return recipe.model.trained == "lora" and not recipe.trainer.is_sharded
-
-
 def _needs(profile: Profile, use: Use, own: Own) -> Iterator[Need]:
     memory, split = profile.memory, own.split
     if memory is None:
@@ -296,12 +289,12 @@ def _needs(profile: Profile, use: Use, own: Own) -> Iterator[Need]:
         needed = rollout_needs(memory, replace(use, streams=True))
         words = "generate with a streamed network"
         yield Need("generate_streamed", words, streaming, needed)
-    if own.schedule.members_generate:
-        words = (
-            "train as a shard group" if use.ranks > 1 else "generate and train as a fluid device"
-        )
-        yield Need("fluid", words, split.trainer, member_needs(memory, use))
+    group = f" as one of {use.ranks} that share the weights" if use.ranks > 1 else ""
+    role = "fluid" if own.schedule.members_generate else "train"
+    if own.schedule.trainer_generates:
+        words = f"generate and train{group}"
+        yield Need(role, words, split.trainer, member_needs(memory, use))
     else:
-        yield Need("train", "train", split.trainer, trainer_needs(memory, use))
+        yield Need(role, f"train{group}", split.trainer, trainer_needs(memory, use))
     if not use.encodes:
         yield Need("encode", "encode prompts", {}, encoder_needs(memory, use))

@@ -157,13 +157,16 @@ class Placed:
     """Rollout workers, on the GPUs after those that train."""
 
 
-def place(hosts: Hosts, split: Split) -> list[Placed]:
+def place(hosts: Hosts, split: Split, ranks: int = 1) -> list[Placed]:
     """Put the members of a kind on as few hosts as hold them, in equal parts where that goes, and a
-    rollout worker on each other GPU that the split uses."""
+    rollout worker on each other GPU that the split uses. ``ranks``: of a shard group."""
     trains, left = Counter[str](), Counter(split.rollout)
     for kind, number in split.trainer.items():
         own = [(name, gpus) for name, its, gpus in hosts.named() if its == kind]
-        trains.update(_shares(own, number))
+        # A group that no host holds is on several.
+        unit = ranks if sum(gpus // ranks for _, gpus in own) * ranks >= number else 1
+        parts = _shares([(name, gpus // unit) for name, gpus in own], number // unit)
+        trains.update({name: part * unit for name, part in parts.items()})
     found = []
     for name, kind, gpus in hosts.named():
         generates = min(gpus - trains[name], left[kind])
@@ -177,7 +180,7 @@ def streaming_needs(profile: Profile, hosts: Hosts, split: Split) -> dict[str, t
     they keep pinned."""
     return {
         host.name: (host.kind, host.generates * profile.streaming[host.kind].host_gib)
-        for host in place(hosts, split)
+        for host in place(hosts, split, profile.variant.ranks)
         if host.kind in profile.streaming and host.generates
     }
 
@@ -239,6 +242,7 @@ def commands(
     *,
     recipe: str,
     run: str = "RUN",
+    ranks: int = 1,
     environment: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[tuple[str, str]]:
     """Return host -> the command that starts all of its processes, as one line of a shell.
@@ -248,6 +252,7 @@ def commands(
 
     Args:
         keys: of the recipe, of which encoders count.
+        ranks: of a shard group.
         environment: kind -> variables that its rollout workers need.
     """
     found = []
@@ -260,7 +265,14 @@ def commands(
                 free = range(each.trains + each.generates, each.gpus)
                 gpu = free[0] if free else ""
                 parts.append(f"CUDA_VISIBLE_DEVICES={gpu} digenrl serve encoder --run {run}")
-        parts += _one_per_gpu("trainer", range(each.trains), run)
+        for first in range(0, each.trains, ranks) if ranks > 1 else ():
+            visible = ",".join(map(str, range(first, first + ranks)))
+            parts.append(
+                f"CUDA_VISIBLE_DEVICES={visible} torchrun --standalone --nproc-per-node {ranks} "
+                f"-m digenrl serve trainer --run {run}"
+            )
+        if ranks == 1:
+            parts += _one_per_gpu("trainer", range(each.trains), run)
         generating = range(each.trains, each.trains + each.generates)
         parts += _one_per_gpu("rollout", generating, run, (environment or {}).get(each.kind, {}))
         if parts:

@@ -257,16 +257,17 @@ def _commands(advice: Advice, choice: Choice) -> list[tuple[str, str]]:
     keys, recipe = _keys(advice, choice), advice.recipe
     if recipe is not None:
         keys.setdefault("encoder.workers", recipe.encoder.workers)
-        keys.setdefault("schedule.mode", recipe.schedule.mode)
     return commands(
-        place(advice.hosts, choice.split), keys, recipe="RECIPE",
+        _placed(advice, choice), keys, recipe="RECIPE",
+        ranks=advice.planned.profile.variant.ranks,
         environment=advice.placement.environment(choice.split),
     )  # fmt: skip
 
 
 def _placed(advice: Advice, choice: Choice) -> list[Placed]:
     """Return what runs where; nothing where hosts are unknown."""
-    return [] if advice.hosts is None else place(advice.hosts, choice.split)
+    ranks = advice.planned.profile.variant.ranks
+    return [] if advice.hosts is None else place(advice.hosts, choice.split, ranks)
 
 
 def _largest_host(host_gpus: HostGpus | None) -> int | None:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from digenrl.planning.runnable import HostGpus, training_role
-from services.scheduler.costs.profile import Profile, Role, fits
+from digenrl.planning.runnable import HostGpus
+from services.scheduler.costs.profile import Profile, Role, fits, training_role
 from services.scheduler.costs.split import Devices, Split, words
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
@@ -32,7 +32,7 @@ def own_split(
     """
     _check_number(recipe, devices)
     wanted, size = recipe.trainer.devices, recipe.trainer.shard_devices
-    role = "trainer" if size > 1 else training_role(recipe.schedule)  # a group does not generate
+    role = training_role(recipe.run_schedule)
     chosen = _fastest(profile, devices, wanted, role, size)
     if sum(chosen.values()) < wanted:
         small = [k for k, count in devices.items() if count and fits(profile, k, role)]
@@ -74,12 +74,16 @@ def _rollout(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy)
 
 
 def _fastest(profile: Profile, devices: Devices, wanted: int, role: Role, size: int = 1) -> Devices:
-    """Return so many devices that can take a role, those of the fastest kinds; fewer if there are
-    no more. They are groups of this size."""
+    """Return so many devices that can take a role, those of the fastest kinds, and before these of
+    kinds that cannot generate; fewer if there are no more. They are groups of this size."""
     speed = "generation_speed" if role == "rollout" else "training_speed"
     chosen = dict[str, int]()
     able = [kind for kind in devices if fits(profile, kind, role) is None]
-    for kind in sorted(able, key=lambda kind: getattr(profile.devices[kind], speed), reverse=True):
+
+    def order(kind: str) -> tuple[bool, float]:
+        return fits(profile, kind, "rollout") is None, -getattr(profile.devices[kind], speed)
+
+    for kind in sorted(able, key=order):
         taken = min(devices[kind], wanted - sum(chosen.values()))
         if taken >= size:
             chosen[kind] = taken - taken % size

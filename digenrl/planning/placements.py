@@ -9,20 +9,21 @@ step is clearly faster, so weights stay exact unless that costs time.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from digenrl.planning.hosts import Hosts
 from digenrl.planning.planner import Planned, plan_split
-from digenrl.planning.remedies import generating, keys, would_fit
+from digenrl.planning.remedies import generating, keys, sharing, would_fit
 from digenrl.planning.runnable import HostGpus, as_toml
 from digenrl.planning.search import EFFORT
 from digenrl.trace.memory import Use, encoder_needs, rollout_needs, with_memory
 from services.scheduler.costs.profile import Profile, Role, device, speed
-from services.scheduler.costs.split import Devices, Split
+from services.scheduler.costs.split import Devices, Split, present
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
 from shared.recipe.schedule import RunSchedule
 
+ROLES: tuple[Role, ...] = get_args(Role)
 WORDS: Mapping[Role, str] = {"rollout": "generate", "trainer": "train"}
 WORTHWHILE = 0.97
 """A placement is taken if its step takes less than this share of the one before: simulations of few
@@ -129,20 +130,34 @@ def advise(
 
 def placements(costs: Profile, use: Use | None, devices: Devices) -> Iterator[ModelPlacement]:
     """Yield the model as it is, and placements by which more kinds of device take part, or the same
-    without streaming."""
+    without streaming. Weights are shared by groups only if no kind holds all that it takes to
+    generate and to train."""
     if use is None or costs.memory is None:
         yield ModelPlacement(costs, None, {})
         return
-    kinds = [kind for kind, count in devices.items() if count]
     most: set[tuple[str, Role]] = set()
     streamed = False
-    for wanted in (use, *generating(use)):
-        profile, held = _on(costs, use, wanted, kinds)
-        able = {(kind, role) for kind in kinds for role in WORDS if speed(profile, kind, role)}
-        quantised = held.weights != use.weights
-        if wanted is use or able > most or (streamed and quantised and able == most):
-            most, streamed = able, bool(profile.streaming) and not use.streams
-            yield ModelPlacement(profile, held, keys(use, held))
+    whole = replace(use, ranks=1)
+    for shared in (whole, *sharing(whole)):
+        if shared is not whole and any(role == "member" for _, role in most):
+            return
+        for wanted in (shared, *generating(shared)):
+            profile, held = _on(costs, shared, wanted, list(present(devices)))
+            able = _able(profile, devices)
+            quantised = held.weights != use.weights
+            if wanted is whole or able > most or (streamed and quantised and able == most):
+                most, streamed = able, bool(profile.streaming) and not use.streams
+                yield ModelPlacement(profile, held, keys(use, held))
+
+
+def _able(profile: Profile, devices: Devices) -> set[tuple[str, Role]]:
+    """Return what devices of each kind can do; as ranks, if there are enough for a group."""
+    return {
+        (kind, role)
+        for kind, count in present(devices).items()
+        for role in ROLES
+        if speed(profile, kind, role) and (role == "rollout" or count >= profile.variant.ranks)
+    }
 
 
 def _on(costs: Profile, use: Use, wanted: Use, kinds: list[str]) -> tuple[Profile, Use]:

@@ -20,7 +20,7 @@ from digenrl.planning.work import work_line
 from digenrl.trace.memory import FIGURES_BYTES, Use, usual
 from services.scheduler.costs.devices import kind_named
 from services.scheduler.costs.profile import Profile, VariantName, load_profile, profile_names
-from services.scheduler.costs.recipes import profile_of, with_shape_of
+from services.scheduler.costs.recipes import recipe_costs
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.staleness import decide_by_seconds
 from services.scheduler.sim.staleness import line as staleness_line
@@ -87,11 +87,6 @@ def plan(
     Raises:
         UserError: names the option and the remedy.
     """
-    if variant == "full":
-        raise UserError(
-            "--variant: what all weights take of a device depends on the ranks that share them, "
-            "which no plan chooses; leave it out, or simulate one split with `digenrl sim`"
-        )
     pool = given_pool(devices, hosts)
     if pool is None:
         raise UserError("--hosts: say which GPUs there are, e.g. h100x8*4, or --devices h100=32")
@@ -100,9 +95,11 @@ def plan(
             raise UserError("give a recipe, or --profile; known are " + ", ".join(profile_names()))
         costs = load_profile(profile, variant)
         use = None if costs.memory is None else usual(costs.memory)
+        if use is not None and variant == "full":
+            use = replace(use, rank=0)
         schedule = RunSchedule()
     else:
-        costs, use = costs_and_use(recipe, profile or profile_of(recipe))
+        costs, use = costs_and_use(recipe, profile)
         schedule = recipe.run_schedule
     costs = with_devices_of(pool[1], costs)
     given = parse_hosts(*pool, costs, host_gpus=host_gpus, host_memory=host_memory)
@@ -170,29 +167,17 @@ def _with_decision(advised: Callable[[RunSchedule], Advice], schedule: RunSchedu
     return replace(chosen, reasons=(*chosen.reasons, staleness_line(found)))
 
 
-def costs_and_use(recipe: Recipe, profile: str, *, fragment: int = 1) -> tuple[Profile, Use]:
+def costs_and_use(recipe: Recipe, profile: str | None, *, fragment: int = 1) -> tuple[Profile, Use]:
     """Return the profile's costs for this recipe's batch, model and shape, and what memory depends
-    on where a trainer may be lent.
+    on.
 
     ``fragment``: samples per fragment, which decide the memory.
 
     Raises:
-        UserError: if there is no such profile, or it has no costs for this recipe.
+        UserError: if there is no such profile.
     """
-    if recipe.model.trained == "full":
-        raise UserError(
-            'model.trained: only "lora" can be planned; what all weights take of a device depends '
-            "on the ranks that share them, which no plan chooses"
-        )
-    if recipe.trainer.is_sharded:
-        raise UserError(
-            "trainer.shard_devices: what gathering shared weights takes is in no profile, so such "
-            "steps are not planned; `digenrl check` says what the recipe's own split needs"
-        )
-    costs = with_weights(with_shape_of(load_profile(profile), recipe), recipe.model.folder)
-    use = use_of(recipe, costs, fragment=fragment)
-    lends = recipe.run_schedule.trainer_generates
-    return costs, replace(use, helps=lends)
+    costs = with_weights(recipe_costs(recipe, profile), recipe.model.folder)
+    return costs, use_of(recipe, costs, fragment=fragment)
 
 
 def with_weights(profile: Profile, folder: Path) -> Profile:

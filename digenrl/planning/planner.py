@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from digenrl.planning.colocated import BASELINES, Baseline, colocated_seconds
-from digenrl.planning.runnable import HostGpus, too_small, training_role, why_not
+from digenrl.planning.runnable import HostGpus, too_small, why_not
 from digenrl.planning.scheduler_load import scheduler_seconds
 from digenrl.planning.search import EFFORT, Candidate, Found, run, search
 from digenrl.planning.splits import excluded, fluid_splits, splits
 from digenrl.planning.symmetry import Part, part_of
 from services.scheduler.core.tag.forecast import NEGLIGIBLE_GAIN
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.costs.profile import Profile, Role, fits, holds_fragments
+from services.scheduler.costs.profile import Profile, Role, fits, holds_fragments, training_role
 from services.scheduler.costs.split import Devices, Split, present, words
 from services.scheduler.sim.forecast import forecast, fragment_sizes
 from services.scheduler.sim.measured import Simulated
@@ -184,8 +184,10 @@ def _splits(profile: Profile, devices: Devices, schedule: RunSchedule) -> list[S
         return fluid_splits(profile, devices)
     if schedule.mode != "colocated":
         return splits(profile, devices)
-    able = {kind: n for kind, n in devices.items() if n and fits(profile, kind, "member") is None}
-    return [Split({}, able)] if able else []
+    able = [kind for kind in present(devices) if fits(profile, kind, "member") is None]
+    ranks = profile.variant.ranks
+    members = present({kind: devices[kind] // ranks * ranks for kind in able})
+    return [Split({}, members)] if members else []
 
 
 def _candidates(part: Part, schedule: RunSchedule, can_say: "CanSay") -> list[Candidate]:
@@ -223,8 +225,6 @@ class CanSay:
     def way(self, split: Split, schedule: RunSchedule) -> RunSchedule | None:
         """Return the schedule as a recipe can say it of this split: without TAG where the
         choice is open and no recipe can have TAG. None if there is no such recipe."""
-        if self.host_gpus is None:
-            return schedule
         key = str(split), schedule
         if key not in self._known:
             ways = [schedule]
@@ -235,7 +235,8 @@ class CanSay:
         return self._known[key]
 
     def _is_said(self, split: Split, way: RunSchedule) -> bool:
-        if why_not(self.part.profile, split, way) is not None:
+        small = why_not if self.host_gpus is not None else too_small
+        if small(self.part.profile, split, way) is not None:
             return False
         return self.accepts is None or self.accepts(split, way)
 
@@ -271,7 +272,7 @@ def with_help(profile: Profile, split: Split, schedule: RunSchedule, groups: int
     """Give the trainer as many groups as are forecast best, if the schedule leaves it open."""
     if schedule.fixed_tag is not None:
         return schedule
-    if schedule.staleness_limit and sum(split.trainer.values()) == 1:
+    if schedule.staleness_limit and sum(split.trainer.values()) == profile.variant.ranks:
         # A switch costs nothing and work is never short: it helps whenever it waits.
         groups = profile.shape.groups
     return schedule.changed(tag=groups)

@@ -31,7 +31,6 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         rows=make_tuner(recipe, math.inf).candidates[0].rows,
         fragment=fragment,
         ranks=trainer.shard_devices,
-        helps=recipe.run_schedule.trainer_generates and not trainer.is_sharded,
         sets=recipe.trained_sets,
         encodes="text" in recipe.generating_parts,
         tiles=model.vae_tiling,

@@ -10,7 +10,7 @@ streamed     the network's blocks come from the host's memory, one after the oth
              weights, and no faster than PCIe
 int8         the network is quantised on rollout devices, and what that changes is weighted
 
-and for a device that trains, not to be lent, and to share the weights in a shard group.
+and for a device that trains, not to generate, and to share the weights in a shard group.
 """
 
 from collections.abc import Iterator
@@ -30,6 +30,9 @@ from services.scheduler.costs.profile import Profile, Role, device
 
 SHARD_DEVICES = (2, 4, 8)
 """Sizes of shard groups that are tried."""
+NEEDS = {"rollout": rollout_needs, "trainer": trainer_needs, "member": member_needs}
+ONLY_TRAINS = {"schedule.mode": "disaggregated", "schedule.tag": "off"}
+"""Keys of a recipe in which devices that train do not generate."""
 
 
 def would_fit(profile: Profile, use: Use, kind: str, role: Role) -> str:
@@ -37,19 +40,34 @@ def would_fit(profile: Profile, use: Use, kind: str, role: Role) -> str:
     if the profile does not know."""
     if profile.memory is None:
         return ""
-    needs = {"rollout": rollout_needs, "trainer": trainer_needs, "member": member_needs}[role]
     has = device(profile, kind).memory_gib
     least: Needed | None = None
-    tried = {"rollout": generating(use), "trainer": _training(use), "member": _fluid(use)}
-    for each in tried[role]:
-        needed = (member_needs if each.ranks > 1 else needs)(profile.memory, each)
+    for each, does in _ways(use, role):
+        needed = NEEDS[does](profile.memory, each)
         if needed.total <= has * MEMORY_SHARE:
-            return f"it would take {needed.total:.3g} GiB with {as_toml(keys(use, each))}"
+            said = keys(use, each)
+            if "trainer.shard_devices" in said:
+                said = {"trainer.devices": each.ranks, **said}
+            said |= ONLY_TRAINS if does != role else {}
+            return f"it would take {needed.total:.3g} GiB with {as_toml(said)}"
         if least is None or needed.total < least.total:
             least = needed
-    if least is None:
-        return ""
-    return f"no key makes it fit, {least.total:.3g} GiB are the least"
+    return "" if least is None else f"no key makes it fit, {least.total:.3g} GiB are the least"
+
+
+def _ways(use: Use, role: Role) -> Iterator[tuple[Use, Role]]:
+    """Yield the uses that take less of a device than ``use`` does in this role; of one that
+    generates and trains, also as one that only trains."""
+    if role == "rollout":
+        yield from ((each, role) for each in generating(use))
+        return
+    if role == "member":
+        apart = replace(use, encodes=False)
+        for each in (replace(use, fragment=1), apart, replace(apart, tiles=True)):
+            yield each, role
+        yield use, "trainer"
+    roles: tuple[Role, ...] = ("member", "trainer") if role == "member" else ("trainer",)
+    yield from ((each, does) for does in roles for each in sharing(use))
 
 
 def generating(use: Use) -> Iterator[Use]:
@@ -67,27 +85,8 @@ def generating(use: Use) -> Iterator[Use]:
         yield replace(held, tiles=True)
 
 
-def _training(use: Use) -> Iterator[Use]:
-    """Yield the uses that take less of a device that trains than ``use`` does."""
-    if use.helps:
-        yield from _generating_and_training(use)
-        yield replace(use, helps=False)
-    yield from _sharing(use)
-
-
-def _fluid(use: Use) -> Iterator[Use]:
-    """Yield the uses that take less of a fluid device than ``use`` does."""
-    yield from _generating_and_training(use)
-    yield from _sharing(use)
-
-
-def _generating_and_training(use: Use) -> Iterator[Use]:
-    apart = replace(use, encodes=False)
-    yield from (replace(use, fragment=1), apart, replace(apart, tiles=True))
-
-
-def _sharing(use: Use) -> Iterator[Use]:
-    """Yield the uses of larger shard groups, which do not generate."""
+def sharing(use: Use) -> Iterator[Use]:
+    """Yield the uses of larger shard groups."""
     yield from (replace(use, ranks=size) for size in SHARD_DEVICES if size > use.ranks)
 
 
@@ -104,8 +103,5 @@ def _keys(use: Use) -> dict[str, Any]:
         "model.vae_tiling": use.tiles,
         "rollout.memory": "streamed" if use.streams else "resident",
         "rollout.weights": use.weights,
-        "schedule.tag": "auto" if use.helps else "off",
-        "schedule.mode": "fluid" if use.ranks > 1 else None,
-        "trainer.devices": use.ranks,
         "trainer.shard_devices": use.ranks,
     }

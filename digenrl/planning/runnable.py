@@ -6,7 +6,7 @@ Devices that train are processes with a GPU each, on any hosts.
 from collections.abc import Mapping
 from typing import Any
 
-from services.scheduler.costs.profile import Profile, Role, fits
+from services.scheduler.costs.profile import Profile, Role, fits, training_role
 from services.scheduler.costs.split import Devices, Split, present
 from shared.recipe.fields import Table
 from shared.recipe.fluid_devices import refusal
@@ -27,8 +27,6 @@ HostGpus = int | Mapping[str, int]
 
 def why_not(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:
     """Why no recipe says this, in a few words; None if one does."""
-    if profile.variant.sharded:
-        return "shares weights, which is not simulated"
     return refusal(sum(split.trainer.values())) or too_small(profile, split, schedule)
 
 
@@ -71,11 +69,6 @@ def as_toml(keys: Mapping[str, Any]) -> str:
         return f'"{given}"' if isinstance(given, str) else str(given)
 
     return ", ".join(f"{key} = {value(given)}" for key, given in keys.items())
-
-
-def training_role(schedule: Schedule) -> Role:
-    """Return the role of the devices that train: a member that generates holds all of the model."""
-    return "member" if schedule.members_generate else "trainer"
 
 
 def too_small(profile: Profile, split: Split, schedule: RunSchedule) -> str | None:

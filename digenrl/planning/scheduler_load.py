@@ -24,7 +24,7 @@ def scheduler_seconds(
     """
     shape, devices = profile.shape, factor * sum(split.devices.values())
     fragments = shape.samples / (schedule.fixed_fragment or shape.group_size)
-    members = sum(split.trainer.values())
+    members = sum(split.trainer.values()) // profile.variant.ranks
     pieces = factor * min(shape.most_pieces, fluid.PIECES_EACH * members)
     results = factor * 2 * fragments  # generated, and scored
     result = RESULT_SECONDS + RESULT_SECONDS_EACH * devices

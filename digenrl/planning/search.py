@@ -168,18 +168,19 @@ def _near(
         place = sizes.index(size)
         for other in (*sizes[place + 1 : place + 2], *reversed(sizes[max(0, place - 1) : place])):
             yield split, other, None
-    for moved in () if candidate.schedule.members_generate else _moved(split):
+    ranks = profile.variant.ranks
+    for moved in () if candidate.schedule.members_generate else _moved(split, ranks):
         yield moved, size, None
     if tags and candidate.schedule.mode == "disaggregated":
         for groups in (0, profile.shape.groups):
             yield split, size, groups
 
 
-def _moved(split: Split) -> Iterator[Split]:
-    """Yield the split with one or two devices of a kind more on either side."""
+def _moved(split: Split, ranks: int) -> Iterator[Split]:
+    """Yield the split with one or two devices or shard groups of a kind more on either side."""
     for kind in split.devices:
         have = split.rollout.get(kind, 0), split.trainer.get(kind, 0)
-        for step in (1, -1, 2, -2):
+        for step in (ranks, -ranks, 2 * ranks, -2 * ranks):
             rollout = {**split.rollout, kind: have[0] + step}
             trainer = {**split.trainer, kind: have[1] - step}
             if rollout[kind] >= 0 and trainer[kind] >= 0:

@@ -1,5 +1,6 @@
 """Simulates one split of the devices, for ``digenrl sim``."""
 
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import ValidationError
@@ -10,6 +11,7 @@ from digenrl.planning.output import Comparison
 from digenrl.planning.plan import parse_devices
 from digenrl.planning.recipes import with_staleness
 from digenrl.planning.techniques import Technique, compare
+from digenrl.trace.memory import usual, with_memory
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.profiled import simulate
@@ -22,6 +24,7 @@ def simulated(
     *,
     profile: str,
     variant: VariantName,
+    shard_devices: int | None,
     rollout: str,
     trainer: str,
     schedule: RunSchedule,
@@ -35,8 +38,11 @@ def simulated(
         UserError: names the option and the remedy.
     """
     costs = with_devices_of(f"{rollout},{trainer}", load_profile(profile, variant))
-    if schedule.mode == "fluid":
-        _check_fluid(costs, comparing)
+    if costs.memory is not None and variant == "full":
+        ranks = shard_devices or costs.variant.ranks
+        costs = with_memory(costs, replace(usual(costs.memory), rank=0, ranks=ranks))
+    if schedule.mode == "fluid" and comparing:
+        raise UserError("--compare: adds one technique after the other; leave out --mode fluid")
     alone = schedule.mode == "fluid" and rollout == "none"
     split = Split(
         {} if alone else parse_devices("--rollout", rollout, costs),
@@ -60,15 +66,6 @@ def simulated(
         rows = [Technique(fitted.mode, fitted, found)]
     colocated = {each: colocated_seconds(costs, split.devices, each) for each in BASELINES}
     return Comparison(costs, split, colocated, tuple(rows))
-
-
-def _check_fluid(profile: Profile, comparing: bool) -> None:
-    if profile.variant.sharded:
-        raise UserError(
-            "--mode: fluid devices that share their weights are not simulated; use --variant lora"
-        )
-    if comparing:
-        raise UserError("--compare: adds one technique after the other; leave out --mode fluid")
 
 
 def typed_schedule(
@@ -104,9 +101,7 @@ def _fitted(schedule: RunSchedule, profile: Profile) -> RunSchedule:
     groups = schedule.fixed_tag or 0
     if groups > profile.shape.groups:
         raise UserError(f"--tag: {groups} groups of {profile.shape.groups}; at most all of them")
-    if groups and profile.variant.sharded:
-        raise UserError("--tag: ranks that share their weights are not lent; use off")
-    return schedule.changed(tag=0) if profile.variant.sharded else schedule
+    return schedule
 
 
 def _number(option: str, text: str, words: tuple[str, ...]) -> int | str:

@@ -10,7 +10,7 @@ one that trains delays a batch.
 import math
 
 from services.scheduler.costs.profile import Profile, fits, speed
-from services.scheduler.costs.split import Devices, Split
+from services.scheduler.costs.split import Devices, Split, present
 
 MAX_PER_KIND = 64
 """Ways to split a kind; of more devices, every second, third ... way is looked at."""
@@ -30,14 +30,15 @@ def splits(profile: Profile, devices: Devices) -> list[Split]:
     """Every split worth a look; none if a role is without a device."""
     able = [kind for kind, count in devices.items() if count and any(_speeds(profile, kind))]
     able.sort(key=lambda kind: _order(profile, kind))
+    ranks = profile.variant.ranks
     found: dict[tuple[int, ...], Split] = {}
     for index, kind in enumerate(able):
         for count in _counts(profile, kind, devices[kind]):
             numbers = [
-                devices[k] if place < index else count if place == index else 0
+                devices[k] if place < index else count if place == index else devices[k] % ranks
                 for place, k in enumerate(able)
             ]
-            split = _split(able, numbers, devices)
+            split = _split(profile, able, numbers, devices)
             if split.rollout and split.trainer:
                 found.setdefault(tuple(numbers), split)
     return list(found.values())
@@ -49,17 +50,19 @@ def fluid_splits(profile: Profile, devices: Devices) -> list[Split]:
     members divide their time themselves."""
     able = [kind for kind, count in devices.items() if count and any(_speeds(profile, kind))]
     able.sort(key=lambda kind: _order(profile, kind))
-    may_be = [kind for kind in able if fits(profile, kind, "member") is None]
+    may_be, ranks = [k for k in able if fits(profile, k, "member") is None], profile.variant.ranks
     found: list[Split] = []
     for first in range(len(may_be)):
-        members = {kind: devices[kind] for kind in may_be[first:]}
+        members = {kind: devices[kind] // ranks * ranks for kind in may_be[first:]}
         others = {
-            kind: devices[kind]
+            kind: devices[kind] - members.get(kind, 0)
             for kind in able
-            if kind not in members and fits(profile, kind, "rollout") is None
+            if fits(profile, kind, "rollout") is None
         }
-        found.append(Split(others, members))
-    return found
+        found.append(Split(present(others), present(members)))
+    if ranks > 1:  # a device generates more than its part of a group does
+        found += [each for each in splits(profile, devices) if set(each.trainer) <= set(may_be)]
+    return [each for each in found if each.trainer]
 
 
 def _speeds(profile: Profile, kind: str) -> tuple[float, float]:
@@ -72,18 +75,17 @@ def _order(profile: Profile, kind: str) -> tuple[float, float]:
 
 
 def _counts(profile: Profile, kind: str, number: int) -> range:
-    """How many of a kind may generate."""
-    generates, trains = _speeds(profile, kind)
+    """How many of a kind may generate; the others are whole shard groups."""
+    (generates, trains), ranks = _speeds(profile, kind), profile.variant.ranks
     if not trains:
         return range(number, number + 1)
     if not generates:
         return range(1)
-    return range(0, number + 1, -(-number // MAX_PER_KIND))
+    return range(number % ranks, number + 1, -(-number // (MAX_PER_KIND * ranks)) * ranks)
 
 
-def _split(able: list[str], numbers: list[int], devices: Devices) -> Split:
-    pairs = list(zip(able, numbers, strict=True))
-    return Split(
-        {kind: number for kind, number in pairs if number},
-        {kind: devices[kind] - number for kind, number in pairs if devices[kind] - number},
-    )
+def _split(profile: Profile, able: list[str], numbers: list[int], devices: Devices) -> Split:
+    pairs, ranks = list(zip(able, numbers, strict=True)), profile.variant.ranks
+    trainer = {kind: (devices[kind] - number) // ranks * ranks for kind, number in pairs}
+    rollout = {kind: number for kind, number in pairs if _speeds(profile, kind)[0]}
+    return Split(present(rollout), present(trainer))

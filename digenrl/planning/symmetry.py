@@ -42,7 +42,8 @@ class Part:
             kind: round(split.rollout.get(kind, 0) / self.devices[kind] * self.whole[kind])
             for kind in split.devices
         }
-        trainer = {kind: self.whole[kind] - count for kind, count in rollout.items()}
+        ranks = self.profile.variant.ranks
+        trainer = {kind: (self.whole[kind] - n) // ranks * ranks for kind, n in rollout.items()}
         return Split(present(rollout), present(trainer))
 
     def part_of(self, schedule: RunSchedule) -> RunSchedule:
@@ -57,7 +58,7 @@ class Part:
 def part_of(profile: Profile, devices: Devices) -> Part:
     """Return the part by which these devices are planned: all of them, if they are few."""
     given = present(devices)
-    factor = _factor(profile.shape.groups, given)
+    factor = _factor(profile.shape.groups, given, profile.variant.ranks)
     if factor == 1:
         return Part(1, profile, devices, devices)
     groups = round(profile.shape.groups / factor)
@@ -65,7 +66,8 @@ def part_of(profile: Profile, devices: Devices) -> Part:
     shape = profile.shape.model_copy(update={"groups": groups, "most_pieces": pieces})
     exchange = exchange_seconds(profile, sum(given.values()))
     variant = profile.variant.model_copy(update={"exchange_seconds": exchange})
-    part = {kind: round(count / factor) for kind, count in given.items()}
+    ranks = profile.variant.ranks
+    part = {kind: round(count / factor / ranks) * ranks for kind, count in given.items()}
     changed = profile.model_copy(update={"shape": shape, "variant": variant})
     return Part(factor, changed, part, given)
 
@@ -77,12 +79,12 @@ def _scaled(schedule: RunSchedule, factor: float) -> RunSchedule:
     return schedule.changed(tag=max(1, round(tag * factor)))
 
 
-def _factor(groups: int, devices: Mapping[str, int]) -> int:
+def _factor(groups: int, devices: Mapping[str, int], ranks: int) -> int:
     """The smallest that makes the part small enough, or a little larger one that divides evenly."""
     wanted = -(-sum(devices.values()) // MAX_PART_DEVICES)
     is_spread = sum(devices.values()) >= SPREAD * groups
     least = MIN_SPREAD_GROUPS if is_spread else MIN_PART_GROUPS
-    most = min([groups // least, *(n // MIN_PART_OF_KIND for n in devices.values())])
+    most = min([groups // least, *(n // (MIN_PART_OF_KIND * ranks) for n in devices.values())])
     if most < 2 or wanted < 2:
         return 1
     if wanted >= most:

@@ -41,15 +41,10 @@ def compare(
 ) -> list[Technique]:
     """Simulates one technique after the other, the sequential mode first.
 
-    Without a fragment size, each row has the one that is forecast best. Sharded trainers have no
-    TAG: ranks that share their weights are not lent.
+    Without a fragment size, each row has the one that is forecast best.
     """
     rows = []
     for name, technique in TECHNIQUES.items():
-        if profile.variant.sharded:
-            if technique is TAG:
-                continue
-            technique = technique.changed(tag=0)
         schedule = _best(profile, split, technique.changed(fragment_size=fragment_size or "auto"))
         simulated = simulate(
             profile,

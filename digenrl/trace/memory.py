@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from services.scheduler.costs.profile import Profile, Streaming
-from services.scheduler.costs.sizes import Memory
+from services.scheduler.costs.sizes import GIB_TO_GB, Memory
 from shared.models.memory import Form, TrainedSets
 
 FIGURES_BYTES = 2
@@ -19,7 +19,6 @@ QUANTISED_BYTES = {"int8": 1.004, "fp8": 1.004, "nf4": 0.5625}
 """Bytes of a quantised weight with its scales: of a row of at least 1,500 weights, or of 64."""
 MEMORY_SHARE = 0.92
 """Share of a device that an estimate may fill: it leaves out what allocator and kernels take."""
-GIB_TO_GB = 2**30 / 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +40,6 @@ class Use:
     """Number of samples that a device generates at a time."""
     ranks: int = 1
     """Number of ranks that share the weights."""
-    helps: bool = True
-    """Whether devices that train also generate."""
     sets: TrainedSets = field(default_factory=TrainedSets)
     """Sets of the trained weights that a device holds in addition to those of its network."""
     encodes: bool = True
@@ -106,16 +103,12 @@ def rollout_needs(memory: Memory, use: Use) -> Needed:
 
 
 def trainer_needs(memory: Memory, use: Use) -> Needed:
-    """Return what a training device needs: a peak has the gradient. A device that is lent keeps its
-    gradient meanwhile.
+    """Return what a device needs that only trains: a peak has the gradient.
 
     Ranks that share the weights hold a part each, and gather one block after the other. Weights
     that are all trained are kept in float32: the parts of ranks are these, and gathered as
     `model.dtype`; a device alone holds them beside those that it computes with.
     """
-    peak = _train(memory, use)
-    if use.helps:
-        peak = max(peak, _gradients(memory, use) + max(_denoise(memory, use), _decode(memory, use)))
     network, adapter = _network(memory, use) / use.ranks, _adapter(memory, use)
     if use.rank:
         trained = adapter + use.sets.size(adapter, adapter)
@@ -125,17 +118,27 @@ def trainer_needs(memory: Memory, use: Use) -> Needed:
         trained = use.sets.size(network, masters)
     return Needed(
         network=network,
-        text=_text(memory, use) if use.helps and use.encodes else 0.0,
-        decoder=memory.decoder_gib if use.helps else 0.0,
+        text=0.0,
+        decoder=0.0,
         trained=trained,
-        peak=peak,
+        peak=_train(memory, use),
         host=use.sets.on_host * _network(memory, use),
     )
 
 
 def member_needs(memory: Memory, use: Use) -> Needed:
-    """Return what a member needs: it generates as well, unless it shares its weights."""
-    return trainer_needs(memory, replace(use, helps=use.ranks == 1))
+    """Return what a device needs that generates as well, and keeps its gradient meanwhile. A rank
+    gathers the whole network for that, and generates its part of a fragment; the first one of a
+    shard group encodes prompts."""
+    trains, each = trainer_needs(memory, use), -(-use.fragment // use.ranks)
+    gathered = _network(memory, use) if use.ranks > 1 else 0.0
+    works = max(_denoise(memory, replace(use, fragment=each)), _decode(memory, use))
+    return replace(
+        trains,
+        text=_text(memory, use) if use.encodes else 0.0,
+        decoder=memory.decoder_gib,
+        peak=max(trains.peak, _gradients(memory, use) + gathered + works),
+    )
 
 
 def encoder_needs(memory: Memory, use: Use) -> Needed:
@@ -169,7 +172,9 @@ def with_memory(profile: Profile, use: Use, streams: Collection[str] = ()) -> Pr
     resident = rollout_needs(profile.memory, replace(use, streams=False))
     trainer = trainer_needs(profile.memory, use)
     member = member_needs(profile.memory, use)
-    gradients = _gradients(profile.memory, use)
+    beside = _gradients(profile.memory, use)
+    if use.ranks > 1:
+        beside += _network(profile.memory, use)
     streaming = _streaming(profile.memory, use)
     return profile.model_copy(
         update={
@@ -183,9 +188,10 @@ def with_memory(profile: Profile, use: Use, streams: Collection[str] = ()) -> Pr
             "variant": profile.variant.model_copy(
                 update={
                     "memory_gib": trainer.total,
-                    "optimizer_gib": max(0.0, trainer.held + gradients - resident.held),
                     "member_gib": member.total,
-                    "beside_gib": max(0.0, member.held + gradients - resident.held),
+                    "beside_gib": max(0.0, member.held + beside - resident.held),
+                    "ranks": use.ranks,
+                    "network_gb": _network(profile.memory, use) * GIB_TO_GB,
                 }
             ),
             "streaming": dict.fromkeys(profile.devices if use.streams else streams, streaming),

@@ -8,7 +8,7 @@ them. Imports no torch.
 import math
 from typing import Any
 
-from digenrl.trace.memory import rollout_needs, trainer_needs, usual
+from digenrl.trace.memory import member_needs, rollout_needs, usual
 from digenrl.trace.record import Trace
 from services.scheduler.costs.profile import PROFILES, ProfileFile
 from services.scheduler.costs.recipes import shape_of
@@ -75,8 +75,7 @@ def traced_profile(recipe: Recipe, trace: Trace, *, name: str | None = None) -> 
                 **like.variants["lora"].model_dump(exclude_defaults=True),
                 "forwards_per_step": trace.shape.forwards,
                 "rho": trace.rho,
-                "memory_gib": trainer_needs(memory, alone).total - memory.text_gib,
-                "sharded": recipe.trainer.is_sharded,
+                "memory_gib": member_needs(memory, alone).total - memory.text_gib,
                 "published_gb": published,
                 "publish_seconds": published,
             }

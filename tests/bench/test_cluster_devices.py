@@ -34,8 +34,8 @@ from services.scheduler.costs.profile import (
     PROFILES,
     Profile,
     fragment_seconds,
+    gradient_seconds,
     load_profile,
-    train_group_seconds,
 )
 from services.scheduler.sim.cluster import build
 from services.scheduler.sim.profiled import steady_plan, timing_of
@@ -266,7 +266,7 @@ async def test_training_takes_what_the_profile_says() -> None:
     assert len(found) == 4
     await found[0].train(whole_group(), piece(range(16), range(profile.shape.trained_steps)))
     [interval] = found[0].held.intervals
-    mean = train_group_seconds(profile, {"H100": 1})
+    mean = gradient_seconds(profile, "H100", 16)
     assert interval.end - interval.begin >= 0.85 * mean / SCALE  # a busy machine sleeps longer
 
 

@@ -15,7 +15,6 @@ from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS, RECIPES
 
 QWEN = load_profile("qwen-image")
-SHARED = RECIPES / "flux1-dev.24gb.toml"
 
 
 SIZE = ", or the memory, e.g. 32GiB"
@@ -70,17 +69,11 @@ def test_other_bad_input_is_refused_in_one_line() -> None:
             "--devices",
             "h100=2",
         ): "--profile: no cost profile has a network",
-        (
-            "plan",
-            str(SHARED),
-            "--devices",
-            "4090=8",
-        ): "trainer.shard_devices: what gathering shared",
         (*sim, "--tag", "some"): "--tag: 'some' is neither a number nor auto nor off",
         (*sim, "--tag", "99"): "--tag: 99 groups of 32; at most all of them",
         (*sim, "--fragment-size", "5"): "--fragment-size: 5 does not divide the group; these do: 1",
         (*sim, "--batches", "0"): "--batches: at least 1",
-        (*sim, "--variant", "full", "--tag", "3"): "--tag: ranks that share their weights are not",
+        (*sim, "--variant", "full"): "1 H100 are no shard groups of 8; give a multiple",
         (*sim, "--mode", "colocated"): "--mode: colocated has no split",
         (*sim, "--mode", "serial"): "--mode: input should be 'disaggregated', 'sequential'",
         (*sim, "--mode", "sequential", "--staleness", "1"): "--staleness: 1 needs schedule.mode",

@@ -126,11 +126,13 @@ def test_every_row_of_a_plan_is_accepted(model: str, pool: str, tmp_path: Path) 
         assert refused(model, pool, staleness, ALL, tmp_path) == []
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_all_weights_have_no_row_and_it_is_said_why(model: str, tmp_path: Path) -> None:
-    path = recipe_of(model, 'model.trained = "full"\nalgorithm.kl_beta = 0.0\n', tmp_path)
-    with pytest.raises(UserError, match=r'model\.trained: only "lora" can be planned'):
-        rows_of(load_recipe(path), model, "h100x8*4", 0)
+def test_all_weights_are_planned_in_groups_of_every_size_that_fits(tmp_path: Path) -> None:
+    """Of four, they only train; a rank of eight holds the whole network as well."""
+    path = recipe_of("flux1-dev", 'model.trained = "full"\n', tmp_path)
+    rows = rows_of(load_recipe(path), "flux1-dev", "h100x8*4", 0)
+    ways = {(placement.profile.variant.ranks, each.chosen.mode) for _, placement, each in rows}
+    assert ways == {(4, "disaggregated"), (8, "disaggregated"), (8, "fluid")}
+    assert all(each.chosen.tag == 0 for _, p, each in rows if p.profile.variant.ranks == 4)
 
 
 @pytest.mark.night

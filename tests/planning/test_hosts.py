@@ -127,6 +127,9 @@ def test_each_host_has_one_command() -> None:
     assert found["h100-1"].startswith("digenrl serve scheduler --recipe r.toml")
     assert [processes(line, "rollout") for line in found.values()] == [0, 8, 8, 8]
     assert [processes(line, "trainer") for line in found.values()] == [8, 0, 0, 0]
+    grouped = dict(commands(placed, {}, recipe="r.toml", run="x", ranks=4))
+    started = "CUDA_VISIBLE_DEVICES=4,5,6,7 torchrun --standalone --nproc-per-node 4 -m digenrl "
+    assert f"{started}serve trainer --run x" in grouped["h100-1"]
 
 
 @pytest.mark.slow

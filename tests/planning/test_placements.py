@@ -119,7 +119,7 @@ def test_devices_that_no_remedy_lets_train_are_refused_in_one_line() -> None:
     assert "no split of 8 4090 can both generate and train" in line and "\n" not in line
     assert "to generate on 4090, it would take 6.64 GiB with encoder.workers = 1, " in line
     assert "to train on 4090, it would take " in line
-    assert line.endswith('schedule.mode = "fluid", trainer.devices = 8, trainer.shard_devices = 8')
+    assert line.endswith("with trainer.devices = 8, trainer.shard_devices = 8")
 
 
 def test_a_profile_without_a_table_of_memory_is_planned_by_its_figures() -> None:
@@ -146,8 +146,9 @@ def test_smaller_fragments_are_tried_before_anything_that_costs() -> None:
 
 
 def test_a_lent_trainer_gives_up_the_text_encoders_before_it_is_no_longer_lent() -> None:
-    tiles = would_fit(HUNYUAN, use_of(HUNYUAN), "L40S", "trainer")
+    tiles = would_fit(HUNYUAN, use_of(HUNYUAN), "L40S", "member")
     assert tiles.endswith("with encoder.workers = 1, model.vae_tiling = true")
     card = QWEN.devices["L40S"].model_copy(update={"memory_gib": 54.4})
     profile = QWEN.model_copy(update={"devices": {"L40S": card}})
-    assert would_fit(profile, use_of(QWEN), "L40S", "trainer").endswith('with schedule.tag = "off"')
+    only_trains = 'with schedule.mode = "disaggregated", schedule.tag = "off"'
+    assert would_fit(profile, use_of(QWEN), "L40S", "member").endswith(only_trains)

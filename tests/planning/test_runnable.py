@@ -13,12 +13,11 @@ from digenrl.planning.symmetry import part_of
 from digenrl.trace.memory import with_memory
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.costs.split import Split
-from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
 from shared.recipe.schedule import RunSchedule
 from tests.paths import RECIPES
 
-FLUX, FULL = load_profile("flux1-dev"), load_profile("flux1-dev", "full")
+FLUX = load_profile("flux1-dev")
 TAG, OFF = RunSchedule(tag=5), RunSchedule(tag=0)
 QUICK = 0.1
 
@@ -54,11 +53,6 @@ def test_members_are_of_any_hosts_and_kinds_that_hold_the_model(
     assert found == reason if reason is None else reason in (found or "")
 
 
-def test_weights_that_are_shared_are_not_planned() -> None:
-    split = Split({"H100": 8}, {"H100": 8})
-    assert why_not(FULL, split, OFF) == "shares weights, which is not simulated"
-
-
 @pytest.mark.parametrize(
     ("recipe", "profile", "devices", "host_gpus"),
     [
@@ -81,11 +75,6 @@ def test_every_row_of_a_plan_is_a_recipe(
         assert trains + typed.rollout.workers == sum(choice.split.devices.values())
 
 
-def test_devices_that_no_recipe_can_use_so_are_refused_with_the_reason() -> None:
-    with pytest.raises(UserError, match="no recipe says a split of 16 H100: shares weights"):
-        plan_split(FULL, {"H100": 16}, OFF, effort=QUICK, host_gpus=8)
-
-
 def test_a_plan_prints_the_keys_of_its_rows(planned_once: None) -> None:
     words = ["plan", "--profile", "qwen-image", "--devices", "h100=3", "--host-gpus", "3"]
     shown = CliRunner().invoke(app, words, catch_exceptions=False).output
@@ -100,10 +89,12 @@ def test_a_plan_prints_the_keys_of_its_rows(planned_once: None) -> None:
     assert ", ".join(f"{key} = {json.dumps(value)}" for key, value in best.items()) in shown
 
 
-def test_costs_of_all_weights_are_not_those_of_a_run_and_are_refused() -> None:
-    words = ["plan", "--profile", "qwen-image", "--devices", "h100=16", "--variant", "full"]
-    refused = CliRunner().invoke(app, words).exception
-    assert isinstance(refused, UserError) and str(refused).startswith("--variant: ")
+def test_all_weights_are_planned_in_shard_groups_that_generate() -> None:
+    words = ["plan", "--profile", "flux1-dev", "--devices", "h100=8", "--variant", "full"]
+    result = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
+    best = json.loads(result.output)["choices"][0]
+    assert best["recipe"]["trainer.shard_devices"] == best["recipe"]["trainer.devices"] == 8
+    assert best["recipe"]["schedule.mode"] == "fluid" and best["recipe"]["rollout.workers"] == 0
 
 
 def test_of_fragments_that_are_forecast_equal_the_larger_ones_are_looked_at_first() -> None:

@@ -19,9 +19,9 @@ from digenrl.profile.profile import (
 )
 from services.scheduler.costs.profile import (
     PROFILES,
+    gradient_seconds,
     load_profile,
     pass_seconds,
-    train_group_seconds,
 )
 
 SIZES = (1, 2, 4, 8, 16)
@@ -128,7 +128,7 @@ def test_an_h100_s_seconds_are_the_profiles(tmp_path: Path) -> None:
     assert profile.rollout.sample_seconds == pytest.approx(0.1)
     assert profile.rollout.memory_gib == (24 + 4) and profile.variant.memory_gib == 25
     # What the profile says of training is what was measured: 16 samples of 9 rows.
-    seconds = train_group_seconds(profile, {"H100": 1})
+    seconds = gradient_seconds(profile, "H100", 16)
     assert seconds == pytest.approx(16 * 9 * 0.27, rel=1e-3)
     assert pass_seconds(profile, rows=1) == pytest.approx(0.27, rel=1e-3)
     assert profile.variant.published_gb == pytest.approx(0.418)
@@ -152,7 +152,7 @@ def test_a_known_device_of_another_speed_is_converted() -> None:
     )
     assert found.rollout.sample_seconds == pytest.approx(0.1, rel=1e-3)
     profile = profile_of(found)
-    seconds = train_group_seconds(profile, {"A100": 1})
+    seconds = gradient_seconds(profile, "A100", 16)
     assert seconds == pytest.approx(16 * 9 * 0.27 / speed, rel=1e-3)
     for path, converted in (("variants.lora.rho", True), ("variants.lora.adopt_seconds", False)):
         assert ("Converted" in found.sources[path].note) is converted
@@ -170,7 +170,7 @@ def test_an_unknown_device_enters_with_the_speed_that_was_measured() -> None:
     assert device.generation_speed == pytest.approx(before.forward_seconds / 0.2, rel=1e-3)
     profile = profile_of(found)
     assert profile.forward_seconds == pytest.approx(before.forward_seconds, rel=1e-3)
-    seconds = train_group_seconds(profile, {"RTX-6000-Ada-Generation": 1})
+    seconds = gradient_seconds(profile, "RTX-6000-Ada-Generation", 16)
     assert seconds == pytest.approx(16 * 9 * 0.9, rel=1e-3)
 
 

@@ -16,14 +16,14 @@ ALMOST_NOTHING = 1e-9
 
 
 def counted_profile(
-    shape: Shape, *, beside: float, sharded: bool, differentiated: float = 1.0
+    shape: Shape, *, beside: float, ranks: int = 1, differentiated: float = 1.0
 ) -> Profile:
     """Return a profile in which seconds are rows of the network.
 
     Args:
         beside: forward passes of a trained row beside the one that has a backward pass.
         differentiated: share of a trained row's forward pass that a backward pass follows.
-        sharded: ranks share the weights, so that they train a group together.
+        ranks: devices of a shard group.
     """
     return Profile(
         name=COUNTED,
@@ -42,7 +42,8 @@ def counted_profile(
             forwards_per_step=1,
             rho=1 + BACKWARD * differentiated + beside,
             memory_gib=ALMOST_NOTHING,
-            sharded=sharded,
+            ranks=ranks,
+            network_gb=ALMOST_NOTHING,
             optimizer_seconds=0.0,
             published_gb=ALMOST_NOTHING,
             publish_seconds=0.0,

@@ -1,12 +1,26 @@
-"""What fluid devices take beside generating and training: exchange, step, snapshot, loading.
+"""What members take: fragments, pieces, exchange, step, snapshot, loading.
 
-Each is a named part of a profile's variant; where the profile does not name it, it follows from the
-bytes that it moves and the speeds below.
+Exchange and step are named parts of a profile's variant; where the profile does not name them, they
+follow from the bytes that they move and the speeds below.
+
+A member may be a shard group of n ranks. It divides the samples of a fragment and of a piece among
+them, and takes as long as the rank that has most; each rank gathers the whole network before
+fragments that follow one another. In training, passes gather blocks while others compute, as FSDP2
+does: a pass takes what computing or gathering takes, whichever is more. Gradients are scattered in
+float32 after each.
 """
 
 import math
 
-from services.scheduler.costs.profile import Profile, device, pass_seconds, speed
+from services.scheduler.costs.profile import (
+    Profile,
+    device,
+    fragment_seconds,
+    gradient_seconds,
+    pass_seconds,
+    speed,
+)
+from services.scheduler.costs.sizes import GIB_TO_GB
 from shared.messages.fluid import MAX_PIECES
 
 HOST_DEVICES = 8
@@ -43,16 +57,26 @@ def gradient_gb(profile: Profile) -> float:
     return 2 * profile.variant.published_gb
 
 
+def network_gb(profile: Profile) -> float:
+    """Return the size of the network as a rank gathers it."""
+    if profile.variant.network_gb or profile.memory is None:
+        return profile.variant.network_gb or profile.colocated.engine_gb
+    return profile.memory.network_gib * GIB_TO_GB
+
+
 def exchange_seconds(profile: Profile, devices: int) -> float:
     """Return the seconds in which so many devices form the total of their sums: they are told whose
-    those are, and add them up by a ring within each host, and one of the hosts."""
+    those are, and add them up by a ring within each host, and one of the hosts. Of a shard group,
+    each rank adds its part up with its like."""
     if profile.variant.exchange_seconds is not None:
         return profile.variant.exchange_seconds
-    size, hosts = gradient_gb(profile), math.ceil(devices / HOST_DEVICES)
-    inside = min(devices, HOST_DEVICES)
-    between = 2 * (hosts - 1) / hosts * size / LINE_GB_PER_SECOND
-    ring = between + 2 * (inside - 1) / inside * size / DEVICE_GB_PER_SECOND
-    return order_seconds(devices) + ring
+    ranks, size = profile.variant.ranks, gradient_gb(profile)
+    hosts, of_member = math.ceil(devices / HOST_DEVICES), math.ceil(ranks / HOST_DEVICES)
+    inside = max(1, min(devices, HOST_DEVICES) // ranks)
+    places = hosts if of_member == 1 else devices // ranks
+    between = 2 * (places - 1) / places * (size / of_member) / LINE_GB_PER_SECOND
+    ring = between + 2 * (inside - 1) / inside * (size / ranks) / DEVICE_GB_PER_SECOND
+    return order_seconds(devices // ranks) + ring
 
 
 def order_seconds(devices: int) -> float:
@@ -67,17 +91,18 @@ def step_seconds(profile: Profile) -> float:
     """Return the seconds of the elementwise optimizer step, clipping and checksum included."""
     if profile.variant.step_seconds is not None:
         return profile.variant.step_seconds
-    return STEP_PASSES * gradient_gb(profile) / STEP_GB_PER_SECOND
+    return STEP_PASSES * gradient_gb(profile) / STEP_GB_PER_SECOND / profile.variant.ranks
 
 
 def snapshot_seconds(profile: Profile, kind: str) -> float:
-    """Return the seconds for which the committing device copies its state to its host."""
-    return STATE_PARTS * gradient_gb(profile) / device(profile, kind).host_gb_per_second
+    """Return the seconds for which the committing member copies its state to its host."""
+    each = STATE_PARTS * gradient_gb(profile) / profile.variant.ranks
+    return each / device(profile, kind).host_gb_per_second
 
 
 def load_seconds(profile: Profile) -> float:
     """Return the seconds of fetching a version's weights, moments and average over the line."""
-    return STATE_PARTS * gradient_gb(profile) / LINE_GB_PER_SECOND
+    return STATE_PARTS * _line_seconds(profile)
 
 
 def weights_seconds(profile: Profile) -> float:
@@ -87,8 +112,15 @@ def weights_seconds(profile: Profile) -> float:
 
 
 def checkpoint_seconds(profile: Profile) -> float:
-    """Return the seconds in which it then stores moments and average, as fast as the weights."""
-    return CHECKPOINT_PARTS * weights_seconds(profile)
+    """Return the seconds in which it then stores moments and average, as fast as the weights, and
+    no faster than the line."""
+    return CHECKPOINT_PARTS * max(weights_seconds(profile), _line_seconds(profile))
+
+
+def _line_seconds(profile: Profile) -> float:
+    """Return the seconds in which what is trained crosses the lines of a member's hosts."""
+    hosts = math.ceil(profile.variant.ranks / HOST_DEVICES)
+    return gradient_gb(profile) / LINE_GB_PER_SECOND / hosts
 
 
 def commit_seconds(profile: Profile) -> float:
@@ -97,13 +129,47 @@ def commit_seconds(profile: Profile) -> float:
     return weights_seconds(profile) + checkpoint_seconds(profile)
 
 
-def piece_seconds(profile: Profile, kind: str, rows: int) -> float:
-    """Return the mean seconds of the gradient of a piece of so many rows. A pass has as many rows
-    as a group has samples at most, and a smaller one takes as long to call.
+def help_seconds(profile: Profile, kind: str, samples: int) -> float:
+    """Return the mean seconds in which a member generates a fragment, and scores it.
 
     Infinite if the device cannot hold the model.
     """
-    rate = speed(profile, kind, "trainer")
+    most = math.ceil(samples / profile.variant.ranks)
+    return fragment_seconds(profile, kind, most, "member")
+
+
+def gather_seconds(profile: Profile) -> float:
+    """Return the seconds in which each rank gathers the whole network from the others."""
+    return _between_ranks(profile, network_gb(profile))
+
+
+def piece_seconds(profile: Profile, kind: str, rows: int) -> float:
+    """Return the mean seconds of the gradient of a piece of which a device, or the rank that has
+    most, trains so many rows. A pass has as many rows as a group has samples at most, and a smaller
+    one takes as long to call.
+
+    Infinite if the device cannot hold the model.
+    """
+    rate, variant = speed(profile, kind, "trainer"), profile.variant
     if not rate:
         return math.inf
-    return pass_seconds(profile, rows=rows, calls=math.ceil(rows / profile.shape.group_size)) / rate
+    calls = math.ceil(rows / profile.shape.group_size)
+    moved = variant.gathers * network_gb(profile) + gradient_gb(profile)
+    gathers = calls * variant.forwards_per_step * _between_ranks(profile, moved)
+    return max(pass_seconds(profile, rows=rows, calls=calls) / rate, gathers)
+
+
+def group_seconds(profile: Profile, kind: str, samples: int) -> float:
+    """Return the mean seconds of the gradient of so many samples of one group on a member."""
+    if profile.variant.ranks == 1:
+        return gradient_seconds(profile, kind, samples)
+    most = math.ceil(samples / profile.variant.ranks)
+    return piece_seconds(profile, kind, math.ceil(profile.shape.trained_rows(most)))
+
+
+def _between_ranks(profile: Profile, size: float) -> float:
+    """Return the seconds in which each rank of a shard group gets from the others what it lacks of
+    so many GB, or gives it; over the line, if the group is on several hosts."""
+    ranks = profile.variant.ranks
+    link = DEVICE_GB_PER_SECOND if ranks <= HOST_DEVICES else LINE_GB_PER_SECOND
+    return size * (ranks - 1) / ranks / link

@@ -25,15 +25,21 @@ from pydantic import Field, ValidationError, field_validator
 from services.scheduler.costs.devices import FORECASTS
 from services.scheduler.costs.devices import Device as Device
 from services.scheduler.costs.shape import Shape
-from services.scheduler.costs.sizes import Factor, Memory, Positive, Work
+from services.scheduler.costs.sizes import GIB_TO_GB, Factor, Memory, Positive, Work
 from shared.errors import UserError
 from shared.messages.records import Record, Seconds, Text, Token
+from shared.recipe.schedule import Schedule
 
 PROFILES = Path(__file__).parent / "profiles"
 
 Role = Literal["rollout", "trainer", "member"]
-"""member: a fluid device, which holds what it takes to generate and to train."""
+"""trainer: it only trains; member: it generates as well."""
 VariantName = Literal["lora", "full"]
+OWN_GATHERS = 2
+"""Times that a training pass gathers a network that ranks share: forward, and backward with what is
+computed again."""
+PUBLISHED_GB_PER_SECOND = 8.0
+"""Speed at which all weights are published and fetched, where a profile does not say it."""
 
 
 class Rollout(Record):
@@ -59,7 +65,7 @@ class Rollout(Record):
 
 
 class Variant(Record):
-    """What is trained, and how: a LoRA adapter on every device, or all weights, sharded."""
+    """What is trained, and how: a LoRA adapter, or all weights, on every device or by groups."""
 
     forwards_per_step: Literal[1, 2]
     """Forward passes per step: 2 with classifier-free guidance, in rollout and training."""
@@ -69,15 +75,17 @@ class Variant(Record):
     """The seconds that a training pass takes whatever its rows, over rho times those of a rollout's
     call. A trainer also reads, and goes back through, what no row adds to."""
     memory_gib: Factor
-    """Memory that each training device needs."""
-    optimizer_gib: Annotated[float, Field(ge=0)] = 0.0
-    """Part of the memory, gradients included, that a rollout device does not hold; 0 if unknown."""
+    """Memory that each device needs that only trains."""
     member_gib: Annotated[float, Field(ge=0)] = 0.0
-    """Memory that each fluid device needs; 0 if unknown, and then it is a training device's."""
+    """Memory that it needs if it generates as well; 0 if unknown: what either takes at most."""
     beside_gib: Annotated[float, Field(ge=0)] = 0.0
     """Part of it, gradients and sums included, that a rollout device does not hold."""
-    sharded: bool
-    """Whether a node's devices share the weights; if not, each can be lent on its own."""
+    ranks: Positive = 1
+    """Devices that share the weights: a shard group, which is one member."""
+    network_gb: Annotated[float, Field(ge=0)] = 0.0
+    """Size of the network as ranks gather it; 0: that of the table of memory."""
+    gathers: float = OWN_GATHERS
+    """Times that a training pass gathers it."""
     optimizer_seconds: Seconds
     """Seconds of one optimizer update."""
     published_gb: Factor
@@ -199,10 +207,26 @@ def load_profile(name_or_path: str | Path, variant: VariantName = "lora") -> Pro
         fault = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in fault["loc"])
         raise UserError(f"{path}: {where}: {fault['msg']}") from error
+    plain: dict[str, Any] = {field: getattr(costs, field) for field in _Costs.model_fields}
+    if variant == "full" and variant not in costs.variants:
+        return Profile(**plain, variant=_of_all_weights(path, costs))
     if variant not in costs.variants:
         raise UserError(f"{path}: no variant {variant}; it has {', '.join(costs.variants)}")
-    plain: dict[str, Any] = {field: getattr(costs, field) for field in _Costs.model_fields}
     return Profile(**plain, variant=costs.variants[variant])
+
+
+def _of_all_weights(path: Path, costs: ProfileFile) -> Variant:
+    """Return what training all weights takes, from the costs of an adapter and the network's
+    size."""
+    if costs.memory is None:
+        raise UserError(f"{path}: no variant full, and no memory that it would follow from")
+    size = costs.memory.network_gib * GIB_TO_GB
+    changes = {
+        "rho": costs.variants["lora"].rho + 1,  # the backward pass of the weights
+        "published_gb": size,
+        "publish_seconds": size / PUBLISHED_GB_PER_SECOND,
+    }
+    return costs.variants["lora"].model_copy(update=changes)
 
 
 def profile_names() -> list[str]:
@@ -227,14 +251,19 @@ def device(profile: Profile, kind: str) -> Device:
     return profile.devices[kind]
 
 
+def training_role(schedule: Schedule) -> Role:
+    """Return the role of the devices that train: a member that generates holds all of the model."""
+    return "member" if schedule.trainer_generates else "trainer"
+
+
 def fits(profile: Profile, kind: str, role: Role) -> str | None:
     """Return why a device of this kind cannot hold the model in this role; None if it can."""
     needed = _needed_gib(profile, kind, role)
     has = device(profile, kind).memory_gib
     if needed <= has * profile.memory_share:
         return None
-    who = "fluid" if role == "member" else role
-    reason = f"{profile.name} needs {needed:.4g} GiB on a {who} device; {kind} has {has:g} GiB"
+    who = "device that generates and trains" if role == "member" else f"{role} device"
+    reason = f"{profile.name} needs {needed:.4g} GiB on a {who}; {kind} has {has:g} GiB"
     return reason if needed > has else f"{reason}, of which {profile.memory_share:.0%} count"
 
 
@@ -244,19 +273,18 @@ def _needed_gib(profile: Profile, kind: str, role: Role) -> float:
         return profile.streaming[kind].memory_gib if kind in profile.streaming else rollout
     if role == "trainer":
         return variant.memory_gib
-    return max(rollout, variant.memory_gib, variant.member_gib)
+    return variant.member_gib or max(rollout, variant.memory_gib)
 
 
 def holds_fragments(profile: Profile, kind: str, role: Role, samples: int) -> bool:
     """Return whether a device of this kind can denoise so many samples at a time."""
-    held = profile.rollout.held_gib
-    if role == "trainer":
-        held += profile.variant.optimizer_gib
-    elif role == "member":
-        held += max(profile.variant.optimizer_gib, profile.variant.beside_gib)
+    held, at_once = profile.rollout.held_gib, samples
+    if role == "member":
+        held += profile.variant.beside_gib
+        at_once = math.ceil(samples / profile.variant.ranks)
     elif kind in profile.streaming:
         held = profile.streaming[kind].held_gib
-    needed = held + samples * profile.rollout.sample_gib
+    needed = held + at_once * profile.rollout.sample_gib
     return needed <= device(profile, kind).memory_gib * profile.memory_share
 
 
@@ -278,40 +306,15 @@ def speed(profile: Profile, kind: str, role: Role) -> float:
 
 def fragment_seconds(profile: Profile, kind: str, samples: int, role: Role = "rollout") -> float:
     """Return the mean seconds to generate a fragment, in one call per step, and score it, on a
-    rollout device or on one of the trainer's.
+    rollout device or, with the network on it, on one that trains.
 
     Infinite if the device cannot hold the model.
     """
-    if fits(profile, kind, "rollout") is not None:
+    if fits(profile, kind, role) is not None:
         return math.inf
     if role == "rollout" and kind in profile.streaming:
         return _streaming_seconds(profile, kind, samples)
     return _generation_seconds(profile, samples) / device(profile, kind).generation_speed
-
-
-def train_group_seconds(
-    profile: Profile, devices: Mapping[str, int], tsp: bool = True, groups: int = 1
-) -> float:
-    """Return the mean seconds of whole groups on a synchronous data-parallel trainer.
-
-    Devices get shares in proportion to their speeds: with TSP whole (sample, step) rows, without
-    it whole samples, so that 16 samples on 10 devices take as long as on 8. Several groups that
-    are ready at once are sliced finer. Infinite if no device can hold the model.
-    """
-    shape, row = profile.shape, row_seconds(profile)
-    rates = {kind: speed(profile, kind, "trainer") for kind in devices}
-    samples = groups * round(shape.group_size * shape.trained_share)
-    apart = shape.trained_steps - shape.merged_steps
-
-    def seconds(number: int, each_takes: float) -> float:
-        each = {kind: each_takes / rate for kind, rate in rates.items() if rate}
-        shares = whole_shares(number, devices, each)
-        return max((share * each[kind] for kind, share in shares.items()), default=math.inf)
-
-    found = seconds(samples * apart, row) if tsp else seconds(samples, apart * row)
-    if not shape.merged_steps:
-        return found
-    return found + seconds(groups * shape.merged_steps, merged_row_seconds(profile))
 
 
 def gradient_seconds(profile: Profile, kind: str, samples: int) -> float:

@@ -3,7 +3,13 @@
 import contextlib
 from typing import Literal
 
-from services.scheduler.costs.profile import Profile, Rollout, profile_names
+from services.scheduler.costs.profile import (
+    OWN_GATHERS,
+    Profile,
+    Rollout,
+    load_profile,
+    profile_names,
+)
 from services.scheduler.costs.shape import Shape
 from services.scheduler.costs.sizes import Size, Work, forward_tflop, rho
 from shared.errors import UserError
@@ -29,6 +35,16 @@ def profile_of(recipe: Recipe) -> str:
     )
 
 
+def recipe_costs(recipe: Recipe, name: str | None = None) -> Profile:
+    """The costs of this recipe's batch by the profile of that name, or of the model's network.
+
+    Raises:
+        UserError: if there is none.
+    """
+    profile = load_profile(name or profile_of(recipe), recipe.model.trained)
+    return with_shape_of(profile, recipe)
+
+
 def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
     """The same costs for this recipe's batch, its samples' size and its training passes.
 
@@ -38,7 +54,11 @@ def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
     guided = recipe.model.guidance > 1 and not profile.embeds_guidance
     forwards: Literal[1, 2] = 2 if guided else 1
     shape = shape_of(recipe)
-    changes: dict[str, object] = {"forwards_per_step": forwards}
+    changes: dict[str, object] = {
+        "forwards_per_step": forwards,
+        "ranks": recipe.trainer.shard_devices,
+        "gathers": OWN_GATHERS + passes_beside(recipe),
+    }
     rollout = profile.rollout
     if profile.work is not None:
         size = _size_of(recipe, profile.work)

@@ -21,6 +21,7 @@ Positive = Annotated[int, Field(gt=0, le=2**31)]
 Factor = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+GIB_TO_GB = 2**30 / 1e9
 ATTENTION_BACKWARD = 2.5
 """Operations of the attention's backward pass over its forward pass: scores are computed again."""
 

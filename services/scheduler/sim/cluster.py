@@ -68,7 +68,7 @@ class Cluster:
         self.members[name] = member
         joined = WorkerJoined(
             member.address, name, "trainer", kind=kind,
-            concurrency=int(generates),
+            concurrency=int(generates), ranks=self.timing.ranks,
         )  # fmt: skip
         scheduler = self.scheduler
         if scheduler.leases:

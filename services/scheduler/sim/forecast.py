@@ -1,6 +1,7 @@
 """Forecasts a batch on a split of devices, in a millisecond, by the scheduler's own formula."""
 
 import math
+from dataclasses import replace
 
 from services.scheduler.core.supply import fragment_sizes as sizes_of
 from services.scheduler.core.tag import forecast as core
@@ -9,7 +10,7 @@ from services.scheduler.core.tag.forecast import Forecast, Situation, last_piece
 from services.scheduler.core.tag.makespan import TagInputs
 from services.scheduler.costs.profile import Profile, fragment_seconds, merged_part
 from services.scheduler.costs.split import Split
-from services.scheduler.sim.profiled import timing_of
+from services.scheduler.sim.profiled import members_of, timing_of
 from shared.recipe.schedule import RunSchedule
 
 HOPS_TO_TRAINING = 3
@@ -21,7 +22,14 @@ the piece, the exchange, the sums, the step, who has taken it, and the fragment.
 
 def forecast(profile: Profile, split: Split, size: int, schedule: RunSchedule) -> Forecast:
     """Forecast a batch in fragments of `size` samples, with as much help as is best or fixed."""
-    return core.forecast(situation_of(profile, split, size, schedule=schedule), schedule)
+    situation = situation_of(profile, split, size, schedule=schedule)
+    timing = timing_of(profile, split.trainer)
+    found, shape = core.forecast(situation, schedule), profile.shape
+    # Nothing is trained before the record of its version.
+    record = timing.snapshot + timing.publish + timing.states
+    training = shape.groups * situation.tag_inputs.train
+    least = record + training + shape.updates * (timing.exchange + timing.step)
+    return replace(found, seconds=max(found.seconds, least))
 
 
 def fragment_sizes(profile: Profile, schedule: RunSchedule) -> list[int]:
@@ -83,18 +91,17 @@ def _lanes(
     """Return seconds of a fragment and of a group's gradient on each member. Where groups come
     while members wait for them, these train them in pieces of half a pass at first."""
     timing, shape = timing_of(profile, split.trainer), profile.shape
-    numbers = {next(iter(split.trainer)): 1} if profile.variant.sharded else split.trainer
     own = shape.trained_steps - shape.merged_steps
     rows, each_rows = shape.trained_rows(shape.group_size), max(own, shape.group_size // 2)
 
     def gradient(kind: str) -> float:
         whole = timing.gradient(kind, shape.group_size)
-        if timing.piece is None or schedule.mode != "disaggregated":
+        if timing.piece is None or timing.ranks > 1 or schedule.mode != "disaggregated":
             return whole
         return max(whole, timing.piece(kind, each_rows) * rows / each_rows)
 
     return [
         each
-        for kind, count in numbers.items()
+        for kind, count in members_of(profile, split.trainer).items()
         for each in [(timing.help(kind, size), gradient(kind))] * count
     ]

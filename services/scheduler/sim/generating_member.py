@@ -87,6 +87,8 @@ class GeneratingMember(ABC):
     beside: float = 0.0
     """Seconds of the device that a step or a copy beside its work has taken: what it does next
     takes as much longer."""
+    gathered: Policy | None = None
+    """Version of which each rank of a shard group holds the whole network."""
     _busy: bool = False
     _use: int = 0
     """Counts what it has begun: what it has stopped does not end."""
@@ -179,6 +181,9 @@ class GeneratingMember(ABC):
 
     def _generate(self, task: GenerateFragment) -> None:
         assert self.policy is not None
+        if self.gathered != task.policy:
+            self.gathered = task.policy
+            self.beside += self.timing.gather
         if self.loan is not None:
             kept = self._kept
             begun = kept.pop(slot) if (slot := task.fragment.slot) in kept else self._begun(task)
@@ -341,7 +346,7 @@ class GeneratingMember(ABC):
         self.holds = None
 
         def loaded() -> None:
-            self.made, self.before, self.ahead = None, None, None
+            self.made, self.before, self.ahead, self.gathered = None, None, None, None
             self.update, self.inner = 0, ""
             self.policy, self.checksum = commit.policy, commit.checksum or ""
             self.newest = max(self.newest, commit.policy.version)

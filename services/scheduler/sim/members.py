@@ -166,6 +166,7 @@ class SimMember(GeneratingMember):
         piece = command.piece
         if piece in self.sum.pieces:
             return  # it came twice
+        self.gathered = None
         seconds = self._seconds(piece)
         seconds = self.history.drawn(self.process.name, seconds)
         self.history.works(f"{self.address}/0", "train", 0.0, seconds)
@@ -182,7 +183,8 @@ class SimMember(GeneratingMember):
 
     def _seconds(self, piece: Piece) -> float:
         if self.timing.piece is not None:
-            return self.timing.piece(self.kind, num_rows(piece, self.plan.merged_steps))
+            rows = num_rows(piece, self.plan.merged_steps, self.timing.ranks)
+            return self.timing.piece(self.kind, rows)
         samples = self.plan.trained_samples or self.plan.group_size
         return part_of_group(self.plan, piece) * self.timing.gradient(self.kind, samples)
 

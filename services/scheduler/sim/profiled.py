@@ -1,9 +1,7 @@
 """Simulates a schedule on a split of devices, by a cost profile.
 
-Each device that trains is a member: with all weights (LoRA) it works on its own, takes pieces of
-groups that are ready, and generates as its mode lets it. If weights are sharded, all devices that
-train are one member, a shard group, which divides the samples of a group: 16 samples on 10 devices
-take as long as on 8. It is not lent.
+Each device that trains is a member, or one rank of a shard group, which is a member: it takes
+pieces of groups that are ready, and generates as its mode lets it.
 """
 
 import math
@@ -20,8 +18,6 @@ from services.scheduler.costs.profile import (
     Role,
     fits,
     fragment_seconds,
-    gradient_seconds,
-    train_group_seconds,
 )
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.measured import Pools, Simulated, Watch, measure
@@ -61,7 +57,7 @@ def simulate(
     Raises:
         UserError: a pool without devices, or one that cannot hold the model.
     """
-    _check_pool(profile, "trainer", trainer)
+    _check_pool(profile, "member" if schedule.members_generate else "trainer", trainer)
     if rollout or not schedule.members_generate:
         _check_pool(profile, "rollout", rollout)
     skipped = warm_up_of(schedule) if warm_up is None else warm_up
@@ -97,10 +93,10 @@ def timing_of(profile: Profile, trainer: Devices, *, noise: bool = False) -> Tim
     hold the whole network, whatever others stream."""
     slowest = max(trainer, key=lambda kind: fluid.snapshot_seconds(profile, kind))
     publish = profile.variant.publish_seconds
-    timing = Timing(
+    return Timing(
         fragment=lambda kind, samples: fragment_seconds(profile, kind, samples),
-        help=lambda kind, samples: fragment_seconds(profile, kind, samples, "trainer"),
-        gradient=lambda kind, samples: gradient_seconds(profile, kind, samples),
+        help=lambda kind, samples: fluid.help_seconds(profile, kind, samples),
+        gradient=lambda kind, samples: fluid.group_seconds(profile, kind, samples),
         score=lambda _: 0.0,
         publish=publish,
         states=fluid.commit_seconds(profile) - publish,
@@ -108,28 +104,18 @@ def timing_of(profile: Profile, trainer: Devices, *, noise: bool = False) -> Tim
         steps=profile.shape.steps,
         noise=profile.rollout.noise_cv if noise else 0.0,
         piece=lambda kind, rows: fluid.piece_seconds(profile, kind, rows),
+        ranks=profile.variant.ranks,
+        gather=fluid.gather_seconds(profile),
         exchange=fluid.exchange_seconds(profile, sum(trainer.values())),
         step=fluid.step_seconds(profile),
         snapshot=fluid.snapshot_seconds(profile, slowest),
         adopt_state=fluid.load_seconds(profile),
     )
-    return _of_shard_group(profile, trainer, timing) if profile.variant.sharded else timing
 
 
-def _of_shard_group(profile: Profile, devices: Devices, timing: Timing) -> Timing:
-    """Return the seconds of devices that share the weights and are one member, which does not
-    generate: they divide the samples of a group, and each steps, copies and loads its part."""
-    number, group = sum(devices.values()), train_group_seconds(profile, devices, tsp=False)
-    return replace(
-        timing,
-        help=lambda _kind, _samples: math.inf,
-        gradient=lambda _, samples: group * samples / profile.shape.group_size,
-        piece=None,
-        exchange=0.0,
-        step=timing.step / number,
-        snapshot=timing.snapshot / number,
-        adopt_state=timing.adopt_state / number,
-    )
+def members_of(profile: Profile, devices: Devices) -> Devices:
+    """Return the members by kind that so many devices form."""
+    return {kind: count // profile.variant.ranks for kind, count in devices.items()}
 
 
 def _check_pool(profile: Profile, role: Role, devices: Devices) -> None:
@@ -139,6 +125,10 @@ def _check_pool(profile: Profile, role: Role, devices: Devices) -> None:
         reason = fits(profile, kind, role)
         if count and reason is not None:
             raise UserError(reason)
+        if role != "rollout" and count % profile.variant.ranks:
+            raise UserError(
+                f"{count} {kind} are no shard groups of {profile.variant.ranks}; give a multiple"
+            )
 
 
 def _cluster(
@@ -154,7 +144,7 @@ def _cluster(
     plan = steady_plan(profile.shape, batches=batches + 1, schedule=schedule)
     return build(
         plan, timing_of(profile, trainer, noise=seed is not None), rollout=rollout,
-        members={next(iter(trainer)): 1} if profile.variant.sharded else trainer,
+        members=members_of(profile, trainer),
         seed=seed or 0, delay=lambda: hop, first_state=first_state(plan),
     )  # fmt: skip
 

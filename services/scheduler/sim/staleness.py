@@ -9,13 +9,12 @@ import math
 from typing import Literal
 
 from services.scheduler.costs.counted import COUNTED, DEVICE, counted_profile
-from services.scheduler.costs.profile import Profile, load_profile
+from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.recipes import (
     differentiated,
     passes_beside,
-    profile_of,
+    recipe_costs,
     shape_of,
-    with_shape_of,
 )
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.forecast import forecast, fragment_sizes
@@ -101,15 +100,11 @@ def _step_seconds(
 
 
 def _profile(recipe: Recipe) -> Profile | None:
-    """Returns the costs of the profile of the model's network, if it has them for what the
-    recipe trains."""
-    if recipe.model.trained == "full" or recipe.trainer.is_sharded:
-        return None
+    """Returns the costs of the profile of the model's network, if there is one."""
     try:
-        name = profile_of(recipe)
+        return recipe_costs(recipe)
     except UserError:
         return None
-    return with_shape_of(load_profile(name), recipe)
 
 
 def _counted(recipe: Recipe) -> tuple[Profile, Split]:
@@ -118,7 +113,7 @@ def _counted(recipe: Recipe) -> tuple[Profile, Split]:
         shape_of(recipe),
         beside=passes_beside(recipe) + bool(trainer.gradient_checkpointing) * share,
         differentiated=share,
-        sharded=trainer.is_sharded,
+        ranks=trainer.shard_devices,
     )
     trains = trainer.devices
     return profile, Split({DEVICE: recipe.rollout.workers}, {DEVICE: trains})

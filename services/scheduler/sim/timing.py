@@ -28,8 +28,12 @@ class Timing:
     noise: float = 0.0
     """Coefficient of variation of every duration."""
     piece: Callable[[str, int], float] | None = None
-    """(device kind, rows) -> a piece's gradient. None: as many parts of what a group's takes as it
-    has rows."""
+    """(device kind, rows of the device, or of the rank that has most) -> a piece's gradient. None:
+    as many parts of what a group's takes as it has rows."""
+    ranks: int = 1
+    """Devices of a member, which divide the samples of its pieces."""
+    gather: float = 0.0
+    """Seconds in which they gather the whole network, before fragments that follow one another."""
     exchange: float = 0.0
     """Seconds from the last member's arrival to the total of all sums, on every member."""
     step: float = 0.0

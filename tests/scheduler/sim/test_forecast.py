@@ -28,7 +28,7 @@ schedules = st.sampled_from([STRICT, ONE_STEP, SEQUENTIAL, ONE_STEP.changed(earl
 
 @given(profiles, st.integers(1, 20), st.integers(1, 20), kinds, schedules)
 def test_no_forecast_beats_the_bound(profile, generate, train, kind, schedule):  # type: ignore[no-untyped-def]
-    split = Split({kind: generate}, {"H100": train})
+    split = Split({kind: generate}, {"H100": train * profile.variant.ranks})
     bound = floor_seconds(profile, split.devices)
     for size in (4, profile.shape.group_size):
         assert forecast(profile, split, size, schedule).seconds > bound
@@ -36,7 +36,7 @@ def test_no_forecast_beats_the_bound(profile, generate, train, kind, schedule): 
 
 @given(profiles, st.integers(1, 20), st.integers(1, 20))
 def test_asynchrony_and_help_never_make_a_forecast_slower(profile, generate, train):  # type: ignore[no-untyped-def]
-    split = Split({"A100": generate}, {"H100": train})
+    split = Split({"A100": generate}, {"H100": train * profile.variant.ranks})
     sequential = forecast(profile, split, 4, SEQUENTIAL).seconds
     gap = forecast(profile, split, 4, RunSchedule(tag=0)).seconds
     helped = forecast(profile, split, 4, STRICT).seconds
@@ -56,7 +56,8 @@ def test_another_device_is_never_forecast_slower(profile, number, kind, schedule
             for size in fragment_sizes(profile, schedule)
         )
 
-    assert best({"H100": number, kind: number + 1}) <= best({"H100": number, kind: number}) * 1.01
+    whole = number * profile.variant.ranks
+    assert best({"H100": whole, kind: whole + 1}) <= best({"H100": whole, kind: whole}) * 1.01
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -6,8 +8,9 @@ from hypothesis import strategies as st
 
 from digenrl.planning.colocated import colocated_seconds
 from digenrl.planning.techniques import compare
+from digenrl.trace.memory import usual, with_memory
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.costs.profile import load_profile
+from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import simulate, timing_of
@@ -116,12 +119,38 @@ def test_work_taken_from_stock_is_paid_for() -> None:
     assert found.utilisation < 1
 
 
+def all_weights(ranks: int) -> Profile:
+    profile = load_profile("flux1-dev", "full")
+    assert profile.memory is not None
+    return with_memory(profile, replace(usual(profile.memory), rank=0, ranks=ranks))
+
+
 def test_uneven_shares_of_shared_weights_cost_time() -> None:
-    """16 samples on 10 ranks take as long as on 8."""
-    full = load_profile("flux1-dev", "full")
-    ten, eight = (timing_of(full, {"H100": n}).gradient("H100", 16) for n in (10, 8))
-    assert ten == pytest.approx(eight)
-    assert eight * full.shape.groups == pytest.approx(full.training_work / 8)
+    """16 samples on 5 ranks take as long as on 4, and 16 GPUs on two hosts gather over the line."""
+    four, five, sixteen = (timing_of(all_weights(n), {"H100": n}) for n in (4, 5, 16))
+    assert five.piece is not None and five.gradient("H100", 16) == four.gradient("H100", 16)
+    assert five.help("H100", 16) == math.inf, "what it gathers does not fit"
+    moved = 2 * 23.8 + 4 * 11.9
+    assert sixteen.gradient("H100", 16) == pytest.approx(moved * 15 / 16 / 12.5, rel=0.01)
+    assert sixteen.gather == pytest.approx(23.8 * 15 / 16 / 12.5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        RunSchedule(mode="fluid", fragment_size=16),
+        RunSchedule(mode="fluid", fragment_size=16, max_staleness=1),
+        RunSchedule(fragment_size=16, tag=16),
+    ],
+)
+def test_shard_groups_generate_and_train_as_devices_do(schedule: RunSchedule) -> None:
+    profile = all_weights(8)
+    found = simulate(
+        profile, rollout={} if schedule.members_generate else {"H100": 8}, trainer={"H100": 16},
+        schedule=schedule, batches=2, causes=False,
+    )  # fmt: skip
+    assert found.floor_seconds < found.step_seconds < 1.6 * found.floor_seconds
+    assert found.busy["trainer"]["generate"] > 0.05
 
 
 def test_colocated_devices_generate_and_then_train() -> None:

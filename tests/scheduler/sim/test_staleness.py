@@ -60,7 +60,7 @@ def test_where_the_trainer_is_the_bottleneck_it_does_not_pay(workers: int) -> No
 @pytest.mark.parametrize("workers", [1, 12])
 def test_what_is_forecast_is_what_the_simulator_shows(workers: int) -> None:
     recipe = digits(SHARED, workers, schedule__tag="off", schedule__fragment_size=12)
-    profile = counted_profile(shape_of(recipe), beside=1, sharded=False)
+    profile = counted_profile(shape_of(recipe), beside=1)
     split = Split({DEVICE: workers}, {DEVICE: 1})
     schedule = recipe.run_schedule
     strict, ahead = (
@@ -97,8 +97,6 @@ def test_modes_without_asynchrony_and_models_of_a_profile() -> None:
         }
     )
     assert "the cost profile flux1-dev" in decide_at_start(recipe).reason
-    full = digits(SHARED, 4, model__trained="full", algorithm__kl_beta=0.0)
-    assert "counted" in decide_at_start(full).reason
 
 
 def test_the_share_of_training_falls_where_a_group_shares_its_noise() -> None:

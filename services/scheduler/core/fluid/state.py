@@ -49,11 +49,11 @@ class PieceState:
     """When it was given out."""
 
 
-def num_rows(piece: Piece, merged_steps: int) -> int:
-    """Return the rows (sample, step) of a piece; the first ``merged_steps`` of a group's trained
-    steps are one row for all its samples."""
+def num_rows(piece: Piece, merged_steps: int, ranks: int = 1) -> int:
+    """Return the rows (sample, step) of a piece, or of the one of several ranks that trains most of
+    its samples; the first ``merged_steps`` of a group's trained steps are one row for all."""
     once = max(0, min(piece.steps.stop, merged_steps) - piece.first_step)
-    return piece.num_samples * (piece.num_steps - once) + once
+    return -(-piece.num_samples // ranks) * (piece.num_steps - once) + once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
