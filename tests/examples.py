@@ -15,6 +15,7 @@ from shared.messages.contracts import (
     Policy,
     PolicyPublished,
     Prompt,
+    TrainGroup,
     Trajectories,
 )
 from shared.messages.workers import Activity, Service, WorkerStatus
@@ -145,6 +146,14 @@ def scored(
 def fragment(**changes: int) -> Fragment:
     fields = {"batch": 0, "group": 0, "first_sample": 0, "num_samples": 2, "attempt": 0}
     return Fragment(**{**fields, **changes})
+
+
+def group(*fragments: FragmentScored, **changes: Any) -> TrainGroup:
+    fields: dict[str, Any] = {
+        "batch": 0, "group": 0, "attempt": 0, "policy": policy(0), "fragments": fragments,
+        "advantages": (),
+    }  # fmt: skip
+    return TrainGroup(**fields | changes)
 
 
 def task(**changes: int) -> GenerateFragment:

@@ -41,10 +41,11 @@ from services.scheduler.sim.cluster import build
 from services.scheduler.sim.profiled import steady_plan, timing_of
 from shared.devices.protocols import GroupData
 from shared.errors import ContractError, IntegrityError
-from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.messages.contracts import Fragment, GenerateFragment, Policy
 from shared.messages.fluid import Piece
 from shared.recipe.schedule import RunSchedule
 from shared.store.folder import FolderBackend
+from tests import examples
 from tests.shared.store.hosts import Counting, process_on
 from tests.stored import one_object, packed, read_back
 
@@ -60,13 +61,9 @@ def with_schedule(**keys: object) -> Setting:
 
 
 def task(samples: int = 4, batch: int = 0, digest: str = "0" * 64) -> GenerateFragment:
-    return GenerateFragment(
-        fragment=Fragment(batch=batch, group=1, first_sample=0, num_samples=samples, attempt=0),
-        policy=Policy(version=batch, weights_digest=digest),
-        prompt=Prompt(text="a prompt"),
-        window_start=0,
-        worker="w",
-    )
+    policy = Policy(version=batch, weights_digest=digest)
+    found = examples.task(batch=batch, group=1, num_samples=samples)
+    return found.model_copy(update={"policy": policy, "worker": "w"})
 
 
 def whole_group(size: int = 16, group: int = 1) -> GroupData:

@@ -16,10 +16,10 @@ from shared.devices.protocols import Generated
 from shared.diffusion.device import held_bytes
 from shared.diffusion.tensors import pack, unpack
 from shared.errors import FaultyConditions
-from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.messages.contracts import Policy, Prompt
 from shared.models.memory import weight_bytes
 from shared.recipe.recipe import Recipe, load_recipe, override
-from tests import tiny_models
+from tests import examples, tiny_models
 from tests.paths import DIGITS
 
 OTHERS = [pytest.param(family, marks=pytest.mark.slow) for family in tiny_models.OTHERS]
@@ -46,13 +46,9 @@ def source_of(family: str) -> bytes | None:
 
 
 def made(engine: RolloutEngine, conditions: bytes | None, source: bytes | None = None) -> Generated:
-    task = GenerateFragment(
-        fragment=Fragment(batch=0, group=0, first_sample=0, num_samples=2, attempt=0),
-        policy=Policy(version=0, weights_digest=engine.weights_digest()),
-        prompt=Prompt(text=tiny_models.PROMPT),
-        window_start=0,
-        worker="rollout-0",
-    )
+    policy = Policy(version=0, weights_digest=engine.weights_digest())
+    update = {"policy": policy, "prompt": Prompt(text=tiny_models.PROMPT)}
+    task = examples.task().model_copy(update=update)
 
     async def work() -> Generated:
         generation = await engine.begin(task, conditions, source)

@@ -9,10 +9,11 @@ from shared.devices.protocols import Generated
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.weights import weights_digest
 from shared.errors import ContractError, IntegrityError, UserError
-from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.messages.contracts import Policy, Prompt
 from shared.models.memory import Holding
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import override
+from tests import examples
 from tests.shared.diffusion.digits import PROMPT, adapter, load_digits
 from tests.shared.diffusion.digits import RECIPE as DIGITS
 from tests.stored import one_object
@@ -37,13 +38,9 @@ def versions() -> list[bytes]:
 
 
 async def generated(engine: RolloutEngine, first: int = 0, count: int = 4) -> Generated:
-    task = GenerateFragment(
-        fragment=Fragment(batch=0, group=0, first_sample=first, num_samples=count, attempt=0),
-        policy=Policy(version=0, weights_digest=engine.weights_digest()),
-        prompt=Prompt(text=PROMPT),
-        window_start=1,
-        worker="rollout-0",
-    )
+    policy = Policy(version=0, weights_digest=engine.weights_digest())
+    update = {"policy": policy, "prompt": Prompt(text=PROMPT), "window_start": 1}
+    task = examples.task(first_sample=first, num_samples=count).model_copy(update=update)
     work = await engine.begin(task)
     while not work.done:
         await work.advance()

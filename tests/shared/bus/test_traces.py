@@ -21,10 +21,7 @@ def spans() -> Iterator[list[Span]]:
 
 
 def train_group(*fragments: int) -> TrainGroup:
-    scored = tuple(examples.scored(examples.task(first_sample=first)) for first in fragments)
-    return TrainGroup(
-        batch=0, group=0, attempt=0, policy=examples.policy(0), fragments=scored, advantages=()
-    )
+    return examples.group(*(examples.scored(examples.task(first_sample=n)) for n in fragments))
 
 
 def test_without_a_collector_no_message_has_a_header_and_logs_say_what_they_are_about() -> None:

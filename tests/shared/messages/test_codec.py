@@ -161,20 +161,14 @@ def test_a_message_too_large_for_the_bus_is_refused_by_its_sender() -> None:
 def test_a_message_too_large_for_its_reader_is_refused_by_its_sender() -> None:
     scored = examples.scored(examples.task(num_samples=1024))
     parts = {f"scorer-{number}": scored.rewards for number in range(32)}
-    alike = (scored.model_copy(update={"parts": parts}),) * 8
-    group = TrainGroup(
-        batch=0, group=0, attempt=0, policy=examples.policy(0), fragments=alike, advantages=()
-    )
+    group = examples.group(*[scored.model_copy(update={"parts": parts})] * 8)
     with pytest.raises(ContractError, match="exceeds"):
         encode(group)
 
 
 def test_only_sums_may_be_larger_than_other_messages() -> None:
     scored = examples.scored(examples.task(num_samples=1024))
-    group = TrainGroup(
-        batch=0, group=0, attempt=0, policy=examples.policy(0), fragments=(scored,) * 4,
-        advantages=(),
-    )  # fmt: skip
+    group = examples.group(*[scored] * 4)
     plain = msgpack.packb(group.model_dump())
     stored = zlib.compress(plain, 0)
     assert decode(zlib.compress(plain)) == group

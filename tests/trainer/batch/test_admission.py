@@ -9,14 +9,8 @@ from tests import examples
 
 
 def group_of(fragment: FragmentScored, version: int = 0, batch: int = 0) -> TrainGroup:
-    return TrainGroup(
-        batch=batch,
-        group=0,
-        attempt=0,
-        policy=examples.policy(version),
-        fragments=(fragment,),
-        advantages=(0.0, 0.0),
-    )
+    policy = examples.policy(version)
+    return examples.group(fragment, batch=batch, policy=policy, advantages=(0.0, 0.0))
 
 
 def test_a_fragment_of_the_version_and_weights_in_hand_is_admitted() -> None:
