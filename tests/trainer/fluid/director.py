@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,10 +45,15 @@ from tests.trainer.batches import fresh_groups
 
 RUN = "test"
 WAIT_S = 30.0
+FLUID = {
+    "schedule.mode": "fluid", "rollout.workers": 0, "trainer.updates": 1, "batch.groups": 3,
+    "trainer.ema": 0.9,
+}  # fmt: skip
 M = TypeVar("M", bound=FluidMessage)
 Parts = Mapping[str, Sequence[Piece]]
 """What each member is to train."""
 MakeExchange = Callable[[ObjectStore, SumLayout], Exchange]
+Start = Callable[..., "AbstractAsyncContextManager[Director]"]
 
 
 def whole(recipe: Recipe, group: int, *, number: int = 0, attempt: int = 0) -> Piece:
@@ -217,6 +223,12 @@ class Director:
         await self.bus.publish(message)
         return message
 
+    async def summed(self, batch: int, parts: Parts, *, committer: str) -> ExchangeSums:
+        """Train a batch from its groups to its exchange."""
+        await self.open(batch, by=committer)
+        await self.train(batch, parts)
+        return await self.exchange(batch, self.shares(parts), committer=committer)
+
     async def held(self, message: ExchangeSums, count: int) -> list[SumHeld]:
         return await self.told(SumHeld, count, lambda each: _is_of(each, message))
 
@@ -248,10 +260,7 @@ class Director:
 
     async def batch(self, number: int, parts: Parts, *, committer: str) -> CommitRecord:
         """Train a batch from its groups to its record, without anything going wrong."""
-        await self.open(number, by=committer)
-        await self.train(number, parts)
-        message = await self.exchange(number, self.shares(parts), committer=committer)
-        await self.held(message, len(parts))
+        message = await self.summed(number, parts, committer=committer)
         await self.step(message, len(parts))
         return await self.record(number + 1)
 

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, MutableMapping
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
+from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
@@ -16,53 +14,39 @@ from shared.messages import subjects
 from shared.messages.contracts import ObjectRef, PolicyPublished
 from shared.messages.fluid import CommitVersion, WeightsStored
 from shared.process.worker import Worker
-from shared.recipe.recipe import Recipe, override
 from shared.run.commits import CommitRecord, commit, newest_commit
 from shared.run.layout import first_version_key
 from shared.run.shards import open_tensors
 from shared.store import ObjectStore
-from tests.trainer.fluid.director import Director, directing
-from tests.trainer.fluid.test_members import FLUID, thirds
-
-Start = Callable[[], AbstractAsyncContextManager[Director]]
+from tests.trainer.fluid.director import Director
+from tests.trainer.fluid.test_members import thirds
 
 
-@pytest.fixture
-def direct(nats_url: str, tmp_path: Path, recipe: Recipe) -> Start:
-    return lambda: directing(nats_url, tmp_path / "objects", override(recipe, FLUID))
-
-
-def test_weights_can_be_fetched_before_the_states_and_the_record_are_stored(
-    direct: Start, monkeypatch: pytest.MonkeyPatch
+async def test_weights_can_be_fetched_before_the_states_and_the_record_are_stored(
+    director: Director, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        released = asyncio.Event()
+    released = asyncio.Event()
 
-        async def held_back(*given: Any) -> ObjectRef:
-            await released.wait()
-            return await store_states(*given)
+    async def held_back(*given: Any) -> ObjectRef:
+        await released.wait()
+        return await store_states(*given)
 
-        async with direct() as director:
-            await director.start("a", "b")
-            monkeypatch.setattr(committing, "store_states", held_back)
-            await director.open(0, by="a")
-            parts = thirds(director.recipe, "abb")
-            await director.train(0, parts)
-            message = await director.exchange(0, director.shares(parts), committer="a")
-            [first, _] = await director.step(message, 2)
-            [told] = await director.told(WeightsStored, 1)
-            assert (told.worker, told.policy, told.attempt) == ("a", first.policy, 0)
-            parts_of = await open_tensors(director.store, told.weights)
-            assert [part async for part in parts_of.parts()] != []
-            await director.chain_has(1)
-            released.set()
-            assert (await director.record(1)).weights == told.weights
-
-    asyncio.run(scenario())
+    await director.start("a", "b")
+    monkeypatch.setattr(committing, "store_states", held_back)
+    parts = thirds(director.recipe, "abb")
+    message = await director.summed(0, parts, committer="a")
+    [first, _] = await director.step(message, 2)
+    [told] = await director.told(WeightsStored, 1)
+    assert (told.worker, told.policy, told.attempt) == ("a", first.policy, 0)
+    parts_of = await open_tensors(director.store, told.weights)
+    assert [part async for part in parts_of.parts()] != []
+    await director.chain_has(1)
+    released.set()
+    assert (await director.record(1)).weights == told.weights
 
 
-def test_a_version_is_announced_though_the_answer_to_its_commit_was_lost(
-    direct: Start, monkeypatch: pytest.MonkeyPatch
+async def test_a_version_is_announced_though_the_answer_to_its_commit_was_lost(
+    director: Director, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store's client sends the record again, and finds it there."""
 
@@ -70,37 +54,27 @@ def test_a_version_is_announced_though_the_answer_to_its_commit_was_lost(
         await commit(*given)
         await commit(*given)
 
-    async def scenario() -> None:
-        monkeypatch.setattr(committing, "commit", loses_the_answer)
-        async with direct() as director:
-            await director.start("a", "b")
-            await director.batch(0, thirds(director.recipe, "abb"), committer="a")
-            subject = subjects.event_subject(director.bus.run, "policy_published")
-            follow = director.bus.follow(subjects.EVT, [subject])
-            async with asyncio.timeout(20), contextlib.aclosing(follow) as announced:
-                async for each in announced:
-                    if isinstance(each.message, PolicyPublished) and each.message.policy.version:
-                        break
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(committing, "commit", loses_the_answer)
+    await director.start("a", "b")
+    await director.batch(0, thirds(director.recipe, "abb"), committer="a")
+    subject = subjects.event_subject(director.bus.run, "policy_published")
+    follow = director.bus.follow(subjects.EVT, [subject])
+    async with asyncio.timeout(20), contextlib.aclosing(follow) as announced:
+        async for each in announced:
+            if isinstance(each.message, PolicyPublished) and each.message.policy.version:
+                break
 
 
 @pytest.mark.slow
-def test_two_that_commit_at_once_make_one_version(direct: Start) -> None:
-    async def scenario() -> None:
-        async with direct() as director:
-            await director.start("a", "b")
-            await director.open(0, by="a")
-            parts = thirds(director.recipe, "abb")
-            await director.train(0, parts)
-            message = await director.exchange(0, director.shares(parts), committer="a")
-            await director.step(message, 2)
-            await director.bus.publish(CommitVersion(batch=0, attempt=0, number=0, worker="b"))
-            record = await director.batch(1, thirds(director.recipe, "abb"), committer="b")
-            assert record.policy.version == 2
-            await director.chain_has(3)
-
-    asyncio.run(scenario())
+async def test_two_that_commit_at_once_make_one_version(director: Director) -> None:
+    await director.start("a", "b")
+    parts = thirds(director.recipe, "abb")
+    message = await director.summed(0, parts, committer="a")
+    await director.step(message, 2)
+    await director.bus.publish(CommitVersion(batch=0, attempt=0, number=0, worker="b"))
+    record = await director.batch(1, thirds(director.recipe, "abb"), committer="b")
+    assert record.policy.version == 2
+    await director.chain_has(3)
 
 
 def _has_failed(logs: list[MutableMapping[str, Any]]) -> bool:
@@ -111,71 +85,52 @@ def _version_of(worker: Worker) -> int | None:
     return None if worker.holds is None else worker.holds.version
 
 
-def test_a_member_whose_groups_the_bus_has_lost_goes_back_to_the_version_before(
-    direct: Start,
+async def test_a_member_whose_groups_the_bus_has_lost_goes_back_to_the_version_before(
+    director: Director,
 ) -> None:
     """It could never commit its step, and would train nothing else."""
-
-    async def scenario() -> None:
-        async with direct() as director:
-            await director.start("a")
-            await director.open(0, by="a")
-            parts = thirds(director.recipe, "aaa")
-            await director.train(0, parts)
-            message = await director.exchange(0, director.shares(parts), committer="a")
-            await director.bus.jetstream.purge_stream(subjects.TRAIN.name)
-            worker = director.members["a"].worker
-            with structlog.testing.capture_logs() as logs:
-                await director.step(message, 1)
-                await director.until(lambda: _has_failed(logs) and _version_of(worker) == 0)
-            await director.chain_has(1)
-
-    asyncio.run(scenario())
+    await director.start("a")
+    parts = thirds(director.recipe, "aaa")
+    message = await director.summed(0, parts, committer="a")
+    await director.bus.jetstream.purge_stream(subjects.TRAIN.name)
+    worker = director.members["a"].worker
+    with structlog.testing.capture_logs() as logs:
+        await director.step(message, 1)
+        await director.until(lambda: _has_failed(logs) and _version_of(worker) == 0)
+    await director.chain_has(1)
 
 
-def test_one_member_makes_the_first_version_and_nobody_reads_it(direct: Start) -> None:
+async def test_one_member_makes_the_first_version_and_nobody_reads_it(director: Director) -> None:
     """Its weights and states are many bytes, and all begin with the same."""
-
-    async def scenario() -> None:
-        async with direct() as director:
-            with structlog.testing.capture_logs() as logs:
-                await director.start("a", "b", "c")
-            events = [each["event"] for each in logs]
-            assert events.count("committed") == 1 and "committed_by_another" not in events
-            assert "version_fetched" not in events
-            assert {each.worker.policy_version for each in director.members.values()} == {0}
-
-    asyncio.run(scenario())
+    with structlog.testing.capture_logs() as logs:
+        await director.start("a", "b", "c")
+    events = [each["event"] for each in logs]
+    assert events.count("committed") == 1 and "committed_by_another" not in events
+    assert "version_fetched" not in events
+    assert {each.worker.policy_version for each in director.members.values()} == {0}
 
 
 @pytest.mark.parametrize("claim", [b'{"maker": "gone"}', b"{"])
-def test_the_first_version_is_made_though_the_one_that_wanted_to_has_died(
-    claim: bytes, direct: Start, monkeypatch: pytest.MonkeyPatch
+async def test_the_first_version_is_made_though_the_one_that_wanted_to_has_died(
+    claim: bytes, director: Director, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "FIRST_S", 1.0)
-
-    async def scenario() -> None:
-        async with direct() as director:
-            await director.store.create(first_version_key(director.bus.run), claim)
-            await director.start("a")
-            assert (await director.record(0)).worker == "a"
-
-    asyncio.run(scenario())
+    await director.store.create(first_version_key(director.bus.run), claim)
+    await director.start("a")
+    assert (await director.record(0)).worker == "a"
 
 
-def test_a_member_that_is_started_again_makes_the_version_that_it_wanted_to(direct: Start) -> None:
-    async def scenario() -> None:
-        async with direct() as director:
-            await director.store.create(first_version_key(director.bus.run), b'{"maker": "a"}')
-            with structlog.testing.capture_logs() as logs:
-                await director.start("a")
-            assert "first_version_late" not in {each["event"] for each in logs}
-
-    asyncio.run(scenario())
+async def test_a_member_that_is_started_again_makes_the_version_that_it_wanted_to(
+    director: Director,
+) -> None:
+    await director.store.create(first_version_key(director.bus.run), b'{"maker": "a"}')
+    with structlog.testing.capture_logs() as logs:
+        await director.start("a")
+    assert "first_version_late" not in {each["event"] for each in logs}
 
 
-def test_a_member_waits_for_a_first_commit_that_the_store_shows_late(
-    direct: Start, monkeypatch: pytest.MonkeyPatch
+async def test_a_member_waits_for_a_first_commit_that_the_store_shows_late(
+    director: Director, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden = list[CommitRecord]()
 
@@ -187,10 +142,5 @@ def test_a_member_waits_for_a_first_commit_that_the_store_shows_late(
         return None
 
     monkeypatch.setattr(versions, "newest_commit", late)
-
-    async def scenario() -> None:
-        async with direct() as director:
-            await director.start("a")
-            assert hidden and director.members["a"].worker.policy_version == 0
-
-    asyncio.run(scenario())
+    await director.start("a")
+    assert hidden and director.members["a"].worker.policy_version == 0

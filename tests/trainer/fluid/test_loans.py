@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -26,15 +25,12 @@ from shared.messages.contracts import (
     SetDevice,
 )
 from shared.messages.fluid import PieceTrained
-from shared.recipe.recipe import Recipe, override
+from shared.recipe.recipe import Recipe
 from shared.telemetry import LOAN_RETURN_SECONDS
 from tests import examples
-from tests.trainer.fluid.director import WAIT_S, Director, directing, whole
+from tests.trainer.fluid.director import WAIT_S, Director, Start, whole
 
 M = TypeVar("M", bound=Message)
-LENT = {
-    "schedule.mode": "disaggregated", "rollout.workers": 1, "trainer.updates": 1, "batch.groups": 3,
-}  # fmt: skip
 MANY = 100
 
 
@@ -149,23 +145,28 @@ Lend = Callable[..., AbstractAsyncContextManager[Lender]]
 
 
 @pytest.fixture
-def lending(nats_url: str, tmp_path: Path, recipe: Recipe) -> Lend:
+def lending(direct: Start) -> Lend:
     @contextlib.asynccontextmanager
     async def lend(**changes: Any) -> AsyncIterator[Lender]:
-        given = {key.replace("__", "."): value for key, value in changes.items()}
         paced: list[Paced] = []
 
         def wrap(device: GeneratingDevice) -> GeneratingDevice:
             paced.append(Paced(device))
             return paced[-1]
 
-        changed = override(recipe, {**LENT, **given})
-        async with directing(nats_url, tmp_path / "objects", changed) as director:
+        lent = {"schedule__mode": "disaggregated", "rollout__workers": 1}
+        async with direct(**lent, **changes) as director:
             director.wrap = wrap
             await director.start("a")
             yield Lender(director, paced[-1])
 
     return lend
+
+
+@pytest.fixture
+async def lender(lending: Lend) -> AsyncIterator[Lender]:
+    async with lending() as lender:
+        yield lender
 
 
 async def alone(recipe: Recipe, task: GenerateFragment) -> Generated:
@@ -184,80 +185,76 @@ def num_returns() -> float:
 
 
 async def test_a_fragment_goes_on_over_loans_as_if_it_had_not_been_interrupted(
-    lending: Lend,
+    lender: Lender,
 ) -> None:
-    async with lending() as lender:
-        director, pace = lender.director, lender.pace
-        await director.open(0, by="a")
-        before = num_returns()
-        [task] = await lender.give(0)
-        await asyncio.sleep(0.2)
-        assert pace.begun == [], "it is not lent"
-        await lender.set("generate")
-        for number in range(2):
-            await lender.steps(1)
-            await director.give(0, {"a": [whole(director.recipe, number)]})
-            await lender.set("train")
-            pace.let(1)  # the step that it was in
-            await director.told(PieceTrained, number + 1)
-            await asyncio.sleep(0.1)
-            taken = 2 * (number + 1)
-            assert (len(pace.steps), lender.director.members["a"].lock.locked()) == (taken, False)
-            await lender.set("generate")
-        pace.let(MANY)
-        [generated] = await lender.told(FragmentGenerated, 1)
-        assert pace.begun == [0]
-        stored = await director.store.get(generated.stored.trajectory)
-        wanted = await alone(director.recipe, task)
-        assert len(pace.steps) == director.recipe.sampling.steps
-        assert stored == wanted.trajectory
-        assert num_returns() == before + 2
-
-
-async def test_a_piece_comes_before_the_next_step_of_a_lent_device(lending: Lend) -> None:
-    async with lending() as lender:
-        director, pace = lender.director, lender.pace
-        await director.open(0, by="a")
-        await lender.give(0)
-        await lender.set("generate")
+    director, pace = lender.director, lender.pace
+    await director.open(0, by="a")
+    before = num_returns()
+    [task] = await lender.give(0)
+    await asyncio.sleep(0.2)
+    assert pace.begun == [], "it is not lent"
+    await lender.set("generate")
+    for number in range(2):
         await lender.steps(1)
-        await director.give(0, {"a": [whole(director.recipe, 1)]})
-        await asyncio.sleep(0.2)
-        pace.let(1)
-        await director.told(PieceTrained, 1)
-        pace.let(MANY)
-        await lender.told(FragmentGenerated, 1)
+        await director.give(0, {"a": [whole(director.recipe, number)]})
+        await lender.set("train")
+        pace.let(1)  # the step that it was in
+        await director.told(PieceTrained, number + 1)
+        await asyncio.sleep(0.1)
+        taken = 2 * (number + 1)
+        assert (len(pace.steps), lender.director.members["a"].lock.locked()) == (taken, False)
+        await lender.set("generate")
+    pace.let(MANY)
+    [generated] = await lender.told(FragmentGenerated, 1)
+    assert pace.begun == [0]
+    stored = await director.store.get(generated.stored.trajectory)
+    wanted = await alone(director.recipe, task)
+    assert len(pace.steps) == director.recipe.sampling.steps
+    assert stored == wanted.trajectory
+    assert num_returns() == before + 2
+
+
+async def test_a_piece_comes_before_the_next_step_of_a_lent_device(lender: Lender) -> None:
+    director, pace = lender.director, lender.pace
+    await director.open(0, by="a")
+    await lender.give(0)
+    await lender.set("generate")
+    await lender.steps(1)
+    await director.give(0, {"a": [whole(director.recipe, 1)]})
+    await asyncio.sleep(0.2)
+    pace.let(1)
+    await director.told(PieceTrained, 1)
+    pace.let(MANY)
+    await lender.told(FragmentGenerated, 1)
 
 
 async def test_fragments_that_are_not_kept_go_back_also_the_one_in_progress(
-    lending: Lend,
+    lender: Lender,
 ) -> None:
-    async with lending() as lender:
-        await lender.give(0, 1)
-        await lender.set("generate")
-        await lender.steps(1)
-        await lender.set("train", keep=False)
-        released = await lender.told(FragmentReleased, 2)
-        assert {each.slot.group for each in released} == {0, 1}
-        assert {each.reason for each in released} == {"returned"}
-        lender.pace.let(MANY)
-        await lender.set("generate")
-        await lender.give(2)
-        [generated] = await lender.told(FragmentGenerated, 1)
-        assert generated.fragment.group == 2 and lender.pace.begun == [0, 2]
+    await lender.give(0, 1)
+    await lender.set("generate")
+    await lender.steps(1)
+    await lender.set("train", keep=False)
+    released = await lender.told(FragmentReleased, 2)
+    assert {each.slot.group for each in released} == {0, 1}
+    assert {each.reason for each in released} == {"returned"}
+    lender.pace.let(MANY)
+    await lender.set("generate")
+    await lender.give(2)
+    [generated] = await lender.told(FragmentGenerated, 1)
+    assert generated.fragment.group == 2 and lender.pace.begun == [0, 2]
 
 
-async def test_a_kept_fragment_is_stale_once_its_version_is_not_in_use(lending: Lend) -> None:
-    async with lending() as lender:
-        director, recipe = lender.director, lender.director.recipe
-        await lender.give(0)
-        await lender.set("generate")
-        await lender.steps(1)
-        await lender.set("train")
-        lender.pace.let(1)
-        await director.batch(0, {"a": [whole(recipe, n) for n in range(3)]}, committer="a")
-        [released] = await lender.told(FragmentReleased, 1)
-        assert released.reason == "stale"
+async def test_a_kept_fragment_is_stale_once_its_version_is_not_in_use(lender: Lender) -> None:
+    director, recipe = lender.director, lender.director.recipe
+    await lender.give(0)
+    await lender.set("generate")
+    await lender.steps(1)
+    await lender.set("train")
+    lender.pace.let(1)
+    await director.batch(0, {"a": [whole(recipe, n) for n in range(3)]}, committer="a")
+    [released] = await lender.told(FragmentReleased, 1)
+    assert released.reason == "stale"
 
 
 async def test_one_step_ahead_a_kept_fragment_goes_on_by_the_version_before(
@@ -280,21 +277,20 @@ async def test_one_step_ahead_a_kept_fragment_goes_on_by_the_version_before(
         assert stored == (await alone(recipe, task)).trajectory
 
 
-async def test_a_loan_ends_by_itself_and_its_number_does_not_lend_again(lending: Lend) -> None:
-    async with lending() as lender:
-        director, pace = lender.director, lender.pace
-        await director.open(0, by="a")
-        await lender.give(0)
-        await lender.set("generate", seconds=0.4)
-        await lender.steps(1)
-        await director.until(lambda: lender.is_in("train"))
-        lender.number -= 1
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await lender.set("generate")
-        pace.let(MANY)
-        await director.train(0, {"a": [whole(director.recipe, 0)]})
-        assert len(pace.steps) == 2, "the step that it was in is its last one"
+async def test_a_loan_ends_by_itself_and_its_number_does_not_lend_again(lender: Lender) -> None:
+    director, pace = lender.director, lender.pace
+    await director.open(0, by="a")
+    await lender.give(0)
+    await lender.set("generate", seconds=0.4)
+    await lender.steps(1)
+    await director.until(lambda: lender.is_in("train"))
+    lender.number -= 1
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await lender.set("generate")
+    pace.let(MANY)
+    await director.train(0, {"a": [whole(director.recipe, 0)]})
+    assert len(pace.steps) == 2, "the step that it was in is its last one"
 
 
 KINDS: tuple[Work, ...] = ("stale", "due", "piece", "early", "later")

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -13,8 +12,7 @@ from shared.diffusion.tensors import pack
 from shared.messages import subjects
 from shared.messages.contracts import FragmentFailed, GroupFailed
 from shared.messages.fluid import PieceReleased
-from shared.recipe.recipe import Recipe, override
-from tests.trainer.fluid.director import WAIT_S, Director, directing, whole
+from tests.trainer.fluid.director import WAIT_S, Director, whole
 
 pytestmark = pytest.mark.broker
 E = TypeVar("E", FragmentFailed, GroupFailed)
@@ -32,40 +30,34 @@ async def told(director: Director, kind: type[E]) -> E:
     raise AssertionError
 
 
-def test_a_poisoned_fragment_and_a_group_that_the_network_cannot_take_are_made_anew(
-    nats_url: str, tmp_path: Path, recipe: Recipe
+async def test_a_poisoned_fragment_and_a_group_that_the_network_cannot_take_are_made_anew(
+    director: Director,
 ) -> None:
-    changed = override(recipe, {"schedule.mode": "fluid", "rollout.workers": 0})
     flat = pack({name: torch.zeros(5) for name in ("latents", "log_probs", "sigmas")} | {
         "step_indices": torch.tensor(0)
     })  # fmt: skip
     narrow = pack({"text": torch.zeros(1, 3, 5), "pooled": torch.zeros(1, 7)})
-
-    async def scenario() -> None:
-        async with directing(nats_url, tmp_path, changed) as director:
-            await director.start("a")
-            _, second, third = await director.open(0, by="a")
-            policy = await director.policy(0)
-            poisoned = replace(second, trajectories=(second.trajectories[0], flat))
-            await director.send(0, 1, poisoned, policy, attempt=1)
-            await director.send(0, 2, replace(third, conditions=narrow), policy, attempt=1)
-            faulty = [whole(changed, number, attempt=1) for number in (1, 2)]
-            await director.give(0, {"a": faulty})
-            released = await director.told(PieceReleased, 2)
-            assert sorted(each.reason for each in released) == ["failed", "faulty"]
-            refused = await told(director, FragmentFailed)
-            slot = refused.slot
-            assert (refused.stage, slot.group, slot.first_sample) == ("admission", 1, 2)
-            assert "do not fit each other" in refused.reason
-            failed = await told(director, GroupFailed)
-            assert failed.group == 2 and "the network cannot take these tensors" in failed.reason
-            parts = {"a": [whole(changed, number) for number in range(3)]}
-            await director.train(0, parts, sum_number=1)
-            shares = director.shares(parts, sum_number=1)
-            message = await director.exchange(0, shares, committer="a")
-            await director.held(message, 1)
-            await director.step(message, 1)
-            record = await director.record(1)
-            assert record.metrics["zero_advantage_fraction"] == 0, "each row was counted once"
-
-    asyncio.run(scenario())
+    await director.start("a")
+    _, second, third = await director.open(0, by="a")
+    policy = await director.policy(0)
+    poisoned = replace(second, trajectories=(second.trajectories[0], flat))
+    await director.send(0, 1, poisoned, policy, attempt=1)
+    await director.send(0, 2, replace(third, conditions=narrow), policy, attempt=1)
+    faulty = [whole(director.recipe, number, attempt=1) for number in (1, 2)]
+    await director.give(0, {"a": faulty})
+    released = await director.told(PieceReleased, 2)
+    assert sorted(each.reason for each in released) == ["failed", "faulty"]
+    refused = await told(director, FragmentFailed)
+    slot = refused.slot
+    assert (refused.stage, slot.group, slot.first_sample) == ("admission", 1, 2)
+    assert "do not fit each other" in refused.reason
+    failed = await told(director, GroupFailed)
+    assert failed.group == 2 and "the network cannot take these tensors" in failed.reason
+    parts = {"a": [whole(director.recipe, number) for number in range(3)]}
+    await director.train(0, parts, sum_number=1)
+    shares = director.shares(parts, sum_number=1)
+    message = await director.exchange(0, shares, committer="a")
+    await director.held(message, 1)
+    await director.step(message, 1)
+    record = await director.record(1)
+    assert record.metrics["zero_advantage_fraction"] == 0, "each row was counted once"

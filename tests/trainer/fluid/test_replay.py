@@ -1,31 +1,13 @@
 """Members whose newest version is damaged in the store make it again, from the one before."""
 
-import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from shared.messages.contracts import ObjectRef
-from shared.recipe.recipe import Recipe, override
 from shared.run.commits import CommitRecord
 from shared.run.shards import is_whole
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
-from tests.trainer.fluid.director import Director, directing, whole
-from tests.trainer.fluid.test_members import FLUID
-
-Start = Callable[..., AbstractAsyncContextManager[Director]]
-
-
-@pytest.fixture
-def direct(nats_url: str, tmp_path: Path, recipe: Recipe) -> Start:
-    def start(**changes: Any) -> AbstractAsyncContextManager[Director]:
-        return directing(nats_url, tmp_path / "objects", override(recipe, {**FLUID, **changes}))
-
-    return start
+from tests.trainer.fluid.director import Director, Start, whole
 
 
 def flip(store: ObjectStore, ref: ObjectRef) -> None:
@@ -54,26 +36,23 @@ async def trained(director: Director, batches: int) -> CommitRecord:
         pytest.param("checkpoint", False, marks=pytest.mark.slow),
     ],
 )
-def test_members_that_all_begin_anew_make_a_damaged_version_again(
+async def test_members_that_all_begin_anew_make_a_damaged_version_again(
     direct: Start, damaged: str, deterministic: bool
 ) -> None:
-    async def scenario() -> None:
-        async with direct(**{"trainer.deterministic": deterministic}) as director:
-            await director.start("a", "b")
-            record = await trained(director, 2)
-            for name in "ab":
-                await director.kill(name)
-            ref = getattr(record, damaged)
-            flip(director.store, ref)
-            await director.start("a", "b")
-            for name in "ab":
-                held = director.members[name].worker.holds
-                assert held is not None
-                assert (held.version, held.checksum) == (2, record.checksum)
-            assert await is_whole(director.store, ref), "what came out again was stored again"
-            await trained_once_more(director)
-
-    asyncio.run(scenario())
+    async with direct(trainer__deterministic=deterministic) as director:
+        await director.start("a", "b")
+        record = await trained(director, 2)
+        for name in "ab":
+            await director.kill(name)
+        ref = getattr(record, damaged)
+        flip(director.store, ref)
+        await director.start("a", "b")
+        for name in "ab":
+            held = director.members[name].worker.holds
+            assert held is not None
+            assert (held.version, held.checksum) == (2, record.checksum)
+        assert await is_whole(director.store, ref), "what came out again was stored again"
+        await trained_once_more(director)
 
 
 async def trained_once_more(director: Director) -> None:
@@ -84,19 +63,16 @@ async def trained_once_more(director: Director) -> None:
 
 
 @pytest.mark.slow
-def test_a_version_that_nothing_leads_to_says_what_a_person_can_do(direct: Start) -> None:
-    async def scenario() -> None:
-        async with direct(**{"trainer.deterministic": True}) as director:
-            await director.start("a", "b")
-            record = await trained(director, 1)
-            for name in "ab":
-                await director.kill(name)
-            flip(director.store, record.checkpoint)
-            assert record.commands is not None
-            await director.store.delete([record.commands.key])
-            await director._start("a")
-            worker = director.members["a"].worker
-            await director.until(lambda: "move test/commits/00000001.json" in worker._status().note)
-            assert worker.holds is None
-
-    asyncio.run(scenario())
+async def test_a_version_that_nothing_leads_to_says_what_a_person_can_do(direct: Start) -> None:
+    async with direct(trainer__deterministic=True) as director:
+        await director.start("a", "b")
+        record = await trained(director, 1)
+        for name in "ab":
+            await director.kill(name)
+        flip(director.store, record.checkpoint)
+        assert record.commands is not None
+        await director.store.delete([record.commands.key])
+        await director._start("a")
+        worker = director.members["a"].worker
+        await director.until(lambda: "move test/commits/00000001.json" in worker._status().note)
+        assert worker.holds is None

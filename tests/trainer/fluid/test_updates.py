@@ -1,7 +1,6 @@
 """Several updates per batch, by members with real engines on a real bus and store."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,21 +11,12 @@ from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.policy import load_policy
 from shared.diffusion.weights import weights_digest
 from shared.messages.fluid import BeginAgain, Piece, TakeStep
-from shared.recipe.recipe import Recipe, override
-from tests.trainer.fluid.director import Director, directing, part, whole
+from tests.trainer.fluid.director import Director, Start, part, whole
 
-FLUID = {
-    "schedule.mode": "fluid", "rollout.workers": 0, "trainer.updates": 2, "batch.groups": 2,
-    "trainer.ema": 0.9,
-}  # fmt: skip
+TWO_UPDATES: dict[str, Any] = {"trainer__updates": 2, "batch__groups": 2}
 NUM_UPDATES = 2
 """One group each."""
 ALL_WEIGHTS = {"model__trained": "full", "algorithm__kl_beta": 0.0}
-
-
-def settings(recipe: Recipe, **changes: Any) -> Recipe:
-    given = {key.replace("__", "."): value for key, value in changes.items()}
-    return override(recipe, {**FLUID, **given})
 
 
 async def take_batch(director: Director, names: str, batch: int = 0, attempt: int = 0) -> None:
@@ -65,98 +55,87 @@ def versions(director: Director) -> set[int | None]:
         ),
     ],
 )
-def test_the_updates_of_a_batch_are_those_of_one_trainer(
-    nats_url: str, tmp_path: Path, recipe: Recipe, changes: dict[str, Any]
+async def test_the_updates_of_a_batch_are_those_of_one_trainer(
+    direct: Start, changes: dict[str, Any]
 ) -> None:
-    recipe = settings(recipe, **changes)
+    async with direct(**TWO_UPDATES, **changes) as director:
+        recipe = director.recipe
+        await director.start("a", "b")
+        groups = await director.open(0, by="a")
+        await take_batch(director, "ab")
+        record = await director.record(1)
+        assert sorted({p.group for s in record.shares for p in s.pieces}) == [0, 1]
+        assert record.metrics["onpolicy_ratio_error"] < 1e-5
+        assert record.metrics["stale_fraction"] > 0
+        for name in "ab":
+            await director.until(lambda: versions(director) == {1})
+            holds = director.members[name].worker.holds
+            assert holds is not None
+            assert (holds.version, holds.update) == (1, 0)
+            assert holds.checksum == record.checksum
 
-    async def scenario() -> None:
-        async with directing(nats_url, tmp_path, recipe) as director:
-            await director.start("a", "b")
-            groups = await director.open(0, by="a")
-            await take_batch(director, "ab")
-            record = await director.record(1)
-            assert sorted({p.group for s in record.shares for p in s.pieces}) == [0, 1]
-            assert record.metrics["onpolicy_ratio_error"] < 1e-5
-            assert record.metrics["stale_fraction"] > 0
-            for name in "ab":
-                await director.until(lambda: versions(director) == {1})
-                holds = director.members[name].worker.holds
-                assert holds is not None
-                assert (holds.version, holds.update) == (1, 0)
-                assert holds.checksum == record.checksum
-
-            alone = TrainerEngine(recipe, load_policy(recipe, {"transformer"}, trains=True))
-            alone.begin()
-            for group in groups:
-                alone.train(alone.read(group))
-                last = alone.step(0)
-            assert record.metrics["stale_fraction"] == pytest.approx(last["stale_fraction"])
-            engine = director.members["b"].device.engine
-            first = load_policy(recipe, {"transformer"}, trains=True).trained.parameters
-            for name, each in alone._parameters.items():
-                assert torch.allclose(engine._parameters[name], each, rtol=0, atol=1e-5)
-            moved = [
-                float((e - first[n]).detach().abs().max()) for n, e in alone._parameters.items()
-            ]
-            assert max(moved) > 1e-4
-            for name, average in alone._averages.items():
-                assert torch.allclose(engine._averages[name], average, rtol=0, atol=1e-5)
-            await director.open(1, by="b")
-            await take_batch(director, "ba", batch=1)
-            assert (await director.record(2)).metrics["onpolicy_ratio_error"] < 1e-5
-
-    asyncio.run(scenario())
+        alone = TrainerEngine(recipe, load_policy(recipe, {"transformer"}, trains=True))
+        alone.begin()
+        for group in groups:
+            alone.train(alone.read(group))
+            last = alone.step(0)
+        assert record.metrics["stale_fraction"] == pytest.approx(last["stale_fraction"])
+        engine = director.members["b"].device.engine
+        first = load_policy(recipe, {"transformer"}, trains=True).trained.parameters
+        for name, each in alone._parameters.items():
+            assert torch.allclose(engine._parameters[name], each, rtol=0, atol=1e-5)
+        moved = [float((e - first[n]).detach().abs().max()) for n, e in alone._parameters.items()]
+        assert max(moved) > 1e-4
+        for name, average in alone._averages.items():
+            assert torch.allclose(engine._averages[name], average, rtol=0, atol=1e-5)
+        await director.open(1, by="b")
+        await take_batch(director, "ba", batch=1)
+        assert (await director.record(2)).metrics["onpolicy_ratio_error"] < 1e-5
 
 
 @pytest.mark.slow
-def test_a_fragment_that_outlasts_the_batch_before_is_not_followed_by_weights_of_no_version(
-    nats_url: str, tmp_path: Path, recipe: Recipe
+async def test_a_fragment_that_outlasts_the_batch_before_is_not_followed_by_weights_of_no_version(
+    direct: Start,
 ) -> None:
     """A step ahead, a slow device still generates by version 0 when the others update version 1: it
     uses version 1 before it takes that update."""
-    recipe = settings(recipe, schedule__max_staleness=1)
-
-    async def scenario() -> None:
-        async with directing(nats_url, tmp_path, recipe) as director:
-            await director.start("a", "b")
-            slow = director.members["b"]
-            await director.open(0, by="a")
-            await director.update(0, 0, {"a": [whole(recipe, 0)], "b": []}, committer="a")
-            async with slow.lock:
-                await director.update(0, 1, {"a": [whole(recipe, 1)], "b": []}, committer="a")
-                await director.record(1)
-                await director.open(1, by="a")
-                parts: dict[str, list[Piece]] = {"a": [whole(recipe, 0)], "b": []}
-                updating = asyncio.create_task(director.update(1, 0, parts, committer="a"))
-                message = await director.told(TakeStep, 1, lambda each: each.batch == 1)
-                assert message[0].update == 0
-                await asyncio.sleep(0.3)
-                assert not updating.done(), "it waits for the device"
-                assert slow.worker.policy_version == 0
-            await updating
-            policy = await director.policy(1)
-            assert slow.worker.policy_version == 1
-            assert weights_digest(slow.device.engine._sets._in_use) == policy.weights_digest
-            await director.update(1, 1, {"a": [whole(recipe, 1)], "b": []}, committer="a")
-            record = await director.record(2)
-            await director.until(lambda: versions(director) == {2})
-            assert slow.worker.holds is not None
-            assert slow.worker.holds.checksum == record.checksum
-
-    asyncio.run(scenario())
+    async with direct(**TWO_UPDATES, schedule__max_staleness=1) as director:
+        recipe = director.recipe
+        await director.start("a", "b")
+        slow = director.members["b"]
+        await director.open(0, by="a")
+        await director.update(0, 0, {"a": [whole(recipe, 0)], "b": []}, committer="a")
+        async with slow.lock:
+            await director.update(0, 1, {"a": [whole(recipe, 1)], "b": []}, committer="a")
+            await director.record(1)
+            await director.open(1, by="a")
+            parts: dict[str, list[Piece]] = {"a": [whole(recipe, 0)], "b": []}
+            updating = asyncio.create_task(director.update(1, 0, parts, committer="a"))
+            message = await director.told(TakeStep, 1, lambda each: each.batch == 1)
+            assert message[0].update == 0
+            await asyncio.sleep(0.3)
+            assert not updating.done(), "it waits for the device"
+            assert slow.worker.policy_version == 0
+        await updating
+        policy = await director.policy(1)
+        assert slow.worker.policy_version == 1
+        assert weights_digest(slow.device.engine._sets._in_use) == policy.weights_digest
+        await director.update(1, 1, {"a": [whole(recipe, 1)], "b": []}, committer="a")
+        record = await director.record(2)
+        await director.until(lambda: versions(director) == {2})
+        assert slow.worker.holds is not None
+        assert slow.worker.holds.checksum == record.checksum
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, ALL_WEIGHTS], ids=["LoRA", "all weights"])
-def test_the_bytes_are_the_same_by_any_number_of_members_and_if_a_batch_begins_again(
-    nats_url: str, tmp_path: Path, recipe: Recipe, changes: dict[str, Any]
+async def test_the_bytes_are_the_same_by_any_number_of_members_and_if_a_batch_begins_again(
+    direct: Start, changes: dict[str, Any]
 ) -> None:
-    recipe = settings(recipe, trainer__deterministic=True, **changes)
-
-    async def scenario(names: str, *, again: bool = False) -> tuple[Any, ...]:
-        folder = tmp_path / f"{names}-{again}"
-        async with directing(nats_url, folder, recipe) as director:
+    async def trained(names: str, *, again: bool = False) -> tuple[Any, ...]:
+        given = {**TWO_UPDATES, **changes, "trainer__deterministic": True}
+        async with direct(f"{names}-{again}", **given) as director:
+            recipe = director.recipe
             await director.start(*names)
             await director.open(0, by="a")
             if again:
@@ -173,62 +152,49 @@ def test_the_bytes_are_the_same_by_any_number_of_members_and_if_a_batch_begins_a
             gold = {key: record.metrics[key] for key in ("loss", "kl", "grad_norm")}
             return record.weights.sha256, record.checkpoint.sha256, record.checksum, gold
 
-    found = [asyncio.run(scenario(names)) for names in ("a", "abc")]
-    assert asyncio.run(scenario("ab", again=True)) == found[0] == found[1]
+    assert await trained("a") == await trained("abc") == await trained("ab", again=True)
 
 
-def test_a_step_is_not_compared_with_that_of_an_abandoned_attempt(
-    nats_url: str, tmp_path: Path, recipe: Recipe
-) -> None:
+async def test_a_step_is_not_compared_with_that_of_an_abandoned_attempt(direct: Start) -> None:
     """A group was generated again in between, so the second attempt has another sum."""
-    recipe = settings(recipe)
-
-    async def scenario() -> None:
-        async with directing(nats_url, tmp_path, recipe) as director:
-            await director.start("a", "b")
-            groups = await director.open(0, by="a")
-            parts: dict[str, list[Piece]] = {"a": [whole(recipe, 0)], "b": []}
-            before = await director.update(0, 0, parts, committer="a")
-            await director.bus.publish(BeginAgain(batch=0, attempt=1))
-            workers = [member.worker for member in director.members.values()]
-            await director.until(lambda: all(w.holds and not w.holds.update for w in workers))
-            policy, others = await director.policy(0), groups[0].advantages[::-1]
-            await director.send(0, 0, groups[0], policy, others, attempt=1)
-            parts = {"a": [], "b": [whole(recipe, 0, attempt=1)]}
-            with capture_logs() as logs:
-                after = await director.update(0, 0, parts, committer="a", attempt=1)
-                assert before[0].checksum not in {each.checksum for each in after}
-                parts = {"a": [whole(recipe, 1)], "b": []}
-                await director.update(0, 1, parts, committer="a", attempt=1)
-                await director.record(1)
-            assert [each for each in logs if each["event"] == "step_differs"] == []
-
-    asyncio.run(scenario())
+    async with direct(**TWO_UPDATES) as director:
+        recipe = director.recipe
+        await director.start("a", "b")
+        groups = await director.open(0, by="a")
+        parts: dict[str, list[Piece]] = {"a": [whole(recipe, 0)], "b": []}
+        before = await director.update(0, 0, parts, committer="a")
+        await director.bus.publish(BeginAgain(batch=0, attempt=1))
+        workers = [member.worker for member in director.members.values()]
+        await director.until(lambda: all(w.holds and not w.holds.update for w in workers))
+        policy, others = await director.policy(0), groups[0].advantages[::-1]
+        await director.send(0, 0, groups[0], policy, others, attempt=1)
+        parts = {"a": [], "b": [whole(recipe, 0, attempt=1)]}
+        with capture_logs() as logs:
+            after = await director.update(0, 0, parts, committer="a", attempt=1)
+            assert before[0].checksum not in {each.checksum for each in after}
+            parts = {"a": [whole(recipe, 1)], "b": []}
+            await director.update(0, 1, parts, committer="a", attempt=1)
+            await director.record(1)
+        assert [each for each in logs if each["event"] == "step_differs"] == []
 
 
 @pytest.mark.slow
-def test_who_has_missed_an_update_waits_for_the_version(
-    nats_url: str, tmp_path: Path, recipe: Recipe
-) -> None:
-    recipe = settings(recipe)
+async def test_who_has_missed_an_update_waits_for_the_version(direct: Start) -> None:
+    async with direct(**TWO_UPDATES) as director:
+        recipe = director.recipe
+        await director.start("a", "b")
+        await director.open(0, by="a")
+        await director.update(0, 0, {"a": [whole(recipe, 0)]}, committer="a")
+        holds = director.members["b"].worker.holds
+        assert holds is not None and (holds.version, holds.update) == (0, 0)
+        parts = {"a": [whole(recipe, 1)]}
+        await director.give(0, {"b": [whole(recipe, 1, number=1)]}, update=1)  # it drops that
+        await director.update(0, 1, parts, committer="a")
+        record = await director.record(1)
 
-    async def scenario() -> None:
-        async with directing(nats_url, tmp_path, recipe) as director:
-            await director.start("a", "b")
-            await director.open(0, by="a")
-            await director.update(0, 0, {"a": [whole(recipe, 0)]}, committer="a")
+        def has_fetched() -> bool:
             holds = director.members["b"].worker.holds
-            assert holds is not None and (holds.version, holds.update) == (0, 0)
-            parts = {"a": [whole(recipe, 1)]}
-            await director.give(0, {"b": [whole(recipe, 1, number=1)]}, update=1)  # it drops that
-            await director.update(0, 1, parts, committer="a")
-            record = await director.record(1)
+            return holds is not None and holds.checksum == record.checksum
 
-            def has_fetched() -> bool:
-                holds = director.members["b"].worker.holds
-                return holds is not None and holds.checksum == record.checksum
-
-            await director.until(has_fetched)
-            assert not director.members["b"].worker.num_done
-
-    asyncio.run(scenario())
+        await director.until(has_fetched)
+        assert not director.members["b"].worker.num_done
