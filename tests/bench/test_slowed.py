@@ -12,7 +12,6 @@ STEP_S = 0.25
 
 async def test_a_fragment_takes_as_many_times_as_long() -> None:
     device = FakeDevice(digest=examples.digest(0))
-    device.free.set()
     work = await SlowedDevice(device, 1.5).begin(examples.task())
     began = time.monotonic()
     await work.advance()

@@ -1,11 +1,13 @@
 """A rollout worker for each test, which waits for nothing any longer than it has to."""
 
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.rollout.worker import Start, cluster
+from tests.rollout import worker as workers
+from tests.rollout.worker import Cluster, Start
 
 
 @pytest.fixture
@@ -14,4 +16,10 @@ def worker(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> St
     monkeypatch.setattr("services.rollout.policy_loader.RETRY_S", 0.01)
     monkeypatch.setattr("shared.devices.conditions.LOOK_S", 0.01)
     monkeypatch.setattr("shared.process.worker.RETRY_S", 0.01)
-    return partial(cluster, nats_url, tmp_path / "objects")
+    return partial(workers.cluster, nats_url, tmp_path / "objects")
+
+
+@pytest.fixture
+async def cluster(worker: Start) -> AsyncIterator[Cluster]:
+    async with worker() as cluster:
+        yield cluster

@@ -141,48 +141,51 @@ def start(nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sta
     return partial(encoders, nats_url, tmp_path)
 
 
+@pytest.fixture
+async def run(start: Start) -> AsyncIterator[Encoders]:
+    async with start() as run:
+        yield run
+
+
 async def test_prompts_are_encoded_in_the_order_in_which_they_are_needed_and_no_further_ahead(
-    start: Start,
+    run: Encoders,
 ) -> None:
-    async with start() as run:
-        [device], [worker] = run.devices, run.workers
-        device.free.set()
-        await run.has(0, 1, 2)
-        assert device.done == run.prompts(0, 1, 2), "before there is any version"
-        assert await run.stored(device.done[0]) == device.done[0].upper().encode()
-        await run.publish_version(0)
-        await run.publish_version(1)
-        await run.has(3)
-        await asyncio.sleep(0.3)
-        assert device.done == run.prompts(0, 1, 2, 3), "once each"
-        assert (worker.num_done, worker.activity) == (4 * GROUPS, "waiting_for_trainer")
+    [device], [worker] = run.devices, run.workers
+    device.free.set()
+    await run.has(0, 1, 2)
+    assert device.done == run.prompts(0, 1, 2), "before there is any version"
+    assert await run.stored(device.done[0]) == device.done[0].upper().encode()
+    await run.publish_version(0)
+    await run.publish_version(1)
+    await run.has(3)
+    await asyncio.sleep(0.3)
+    assert device.done == run.prompts(0, 1, 2, 3), "once each"
+    assert (worker.num_done, worker.activity) == (4 * GROUPS, "waiting_for_trainer")
 
 
-async def test_a_batch_that_is_over_is_left_for_the_newest(start: Start) -> None:
-    async with start() as run:
-        await run.publish_version(0)
-        run.devices[0].free.set()
-        await run.has(0)
-        run.devices[0].free.clear()
-        for number in range(1, 6):
-            await run.publish_version(number)
-        async with asyncio.timeout(WAIT_S):
-            while run.apps[0].newest < 5:  # noqa: ASYNC110 -- it is told by the broker
-                await asyncio.sleep(0.01)
-        begun = len(run.devices[0].done)
-        run.devices[0].free.set()
-        await run.has(5, 6, 7)
-        skipped = {*run.prompts(3, 4)} - {*run.devices[0].done[: begun + 1]}
-        assert not skipped & set(run.devices[0].done)
+async def test_a_batch_that_is_over_is_left_for_the_newest(run: Encoders) -> None:
+    await run.publish_version(0)
+    run.devices[0].free.set()
+    await run.has(0)
+    run.devices[0].free.clear()
+    for number in range(1, 6):
+        await run.publish_version(number)
+    async with asyncio.timeout(WAIT_S):
+        while run.apps[0].newest < 5:  # noqa: ASYNC110 -- it is told by the broker
+            await asyncio.sleep(0.01)
+    begun = len(run.devices[0].done)
+    run.devices[0].free.set()
+    await run.has(5, 6, 7)
+    skipped = {*run.prompts(3, 4)} - {*run.devices[0].done[: begun + 1]}
+    assert not skipped & set(run.devices[0].done)
 
 
-async def test_what_nobody_has_committed_is_not_believed(start: Start) -> None:
-    async with start() as run:
-        run.devices[0].free.set()
-        await run.has(0, 1, 2)
-        await run.bus.publish(examples.published(9))
-        await asyncio.sleep(0.3)
-        assert run.devices[0].done == run.prompts(0, 1, 2)
+async def test_what_nobody_has_committed_is_not_believed(run: Encoders) -> None:
+    run.devices[0].free.set()
+    await run.has(0, 1, 2)
+    await run.bus.publish(examples.published(9))
+    await asyncio.sleep(0.3)
+    assert run.devices[0].done == run.prompts(0, 1, 2)
 
 
 async def test_several_encoders_share_the_work_and_one_is_enough_for_all_of_it(
@@ -218,30 +221,28 @@ async def test_encoders_of_one_name_find_shares_of_their_own(
         assert sum(done) <= 1.35 * 10 * GROUPS, done
 
 
-async def test_what_was_found_faulty_is_encoded_again(start: Start) -> None:
-    async with start() as run:
-        run.devices[0].free.set()
-        await run.has(0, 1, 2)
-        prompt = run.prompts(1)[0]
-        await forget_conditions(run.store, run.run, ENCODING.digest(prompt))
-        await run.has(1)
-        assert run.devices[0].done == [*run.prompts(0, 1, 2), prompt]
+async def test_what_was_found_faulty_is_encoded_again(run: Encoders) -> None:
+    run.devices[0].free.set()
+    await run.has(0, 1, 2)
+    prompt = run.prompts(1)[0]
+    await forget_conditions(run.store, run.run, ENCODING.digest(prompt))
+    await run.has(1)
+    assert run.devices[0].done == [*run.prompts(0, 1, 2), prompt]
 
 
 async def test_a_prompt_that_cannot_be_encoded_has_its_reason_stored_and_the_others_go_on(
-    start: Start,
+    run: Encoders,
 ) -> None:
-    async with start() as run:
-        [device] = run.devices
-        prompt = run.prompts(0)[1]
-        device.refused.add(prompt)
-        device.free.set()
-        await run.has(1, 2)
-        with pytest.raises(FaultyConditions, match=r"cannot be encoded: no template"):
-            await run.stored(prompt)
-        device.refused.clear()
-        await forget_conditions(run.store, run.run, ENCODING.digest(prompt))
-        await run.has(0)
+    [device] = run.devices
+    prompt = run.prompts(0)[1]
+    device.refused.add(prompt)
+    device.free.set()
+    await run.has(1, 2)
+    with pytest.raises(FaultyConditions, match=r"cannot be encoded: no template"):
+        await run.stored(prompt)
+    device.refused.clear()
+    await forget_conditions(run.store, run.run, ENCODING.digest(prompt))
+    await run.has(0)
 
 
 async def test_a_run_that_goes_on_longer_has_more_batches_to_encode(start: Start) -> None:

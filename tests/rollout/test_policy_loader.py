@@ -13,49 +13,45 @@ from shared.run.commits import read_commit
 from shared.run.manifest import StoredTensors
 from shared.telemetry import ANNOUNCEMENTS_REFUSED
 from tests import examples
-from tests.rollout.worker import RUN, FakeDevice, FakeStaged, Start
+from tests.rollout.worker import RUN, Cluster, FakeDevice, FakeStaged, Start
 
 
-async def test_a_new_version_is_used_after_the_fragment_under_way(worker: Start) -> None:
-    async with worker() as cluster:
-        await cluster.generate(0, 1)
-        await cluster.until(lambda: cluster.device.begun == ["fragment 0"])
-        await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.app._loader.newest == 1)
-        await cluster.generate(2, version=1)
-        cluster.device.free.set()
-        await cluster.told("fragment_generated", 2)
-        assert cluster.device.done == ["fragment 0 by 0", "fragment 2 by 1"]
-        [event] = await cluster.told("fragment_released")
-        assert isinstance(event, FragmentReleased)
-        assert (event.slot.group, event.reason) == (1, "stale")
+async def test_a_new_version_is_used_after_the_fragment_under_way(cluster: Cluster) -> None:
+    cluster.device.free.clear()
+    await cluster.generate(0, 1)
+    await cluster.until(lambda: cluster.device.begun == ["fragment 0"])
+    await cluster.publish_version(1)
+    await cluster.until(lambda: cluster.app._loader.newest == 1)
+    await cluster.generate(2, version=1)
+    cluster.device.free.set()
+    await cluster.told("fragment_generated", 2)
+    assert cluster.device.done == ["fragment 0 by 0", "fragment 2 by 1"]
+    [event] = await cluster.told("fragment_released")
+    assert isinstance(event, FragmentReleased)
+    assert (event.slot.group, event.reason) == (1, "stale")
 
 
 async def test_a_version_whose_announcement_is_missed_is_found_in_its_commit(
-    worker: Start,
+    cluster: Cluster,
 ) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.publish_version(1, announce=False)
-        await cluster.generate(0, version=1)
-        await cluster.told("fragment_generated")
-        assert cluster.device.done == ["fragment 0 by 1"]
+    await cluster.publish_version(1, announce=False)
+    await cluster.generate(0, version=1)
+    await cluster.told("fragment_generated")
+    assert cluster.device.done == ["fragment 0 by 1"]
 
 
-async def test_a_version_that_nobody_has_committed_is_not_believed(worker: Start) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        refused = ANNOUNCEMENTS_REFUSED._value.get()
-        for forged in (2**40, 1):
-            await cluster.bus.publish(examples.published(forged))
-        await cluster.until(lambda: ANNOUNCEMENTS_REFUSED._value.get() == refused + 2)
-        await cluster.generate(0)
-        await cluster.told("fragment_generated")
-        await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.app._loader.newest == 1)
-        await cluster.generate(1, version=1)
-        await cluster.told("fragment_generated", 2)
-        assert cluster.device.done == ["fragment 0 by 0", "fragment 1 by 1"]
+async def test_a_version_that_nobody_has_committed_is_not_believed(cluster: Cluster) -> None:
+    refused = ANNOUNCEMENTS_REFUSED._value.get()
+    for forged in (2**40, 1):
+        await cluster.bus.publish(examples.published(forged))
+    await cluster.until(lambda: ANNOUNCEMENTS_REFUSED._value.get() == refused + 2)
+    await cluster.generate(0)
+    await cluster.told("fragment_generated")
+    await cluster.publish_version(1)
+    await cluster.until(lambda: cluster.app._loader.newest == 1)
+    await cluster.generate(1, version=1)
+    await cluster.told("fragment_generated", 2)
+    assert cluster.device.done == ["fragment 0 by 0", "fragment 1 by 1"]
 
 
 async def test_a_version_that_is_stored_and_not_committed_is_generated_by_and_fetched_once(
@@ -71,6 +67,7 @@ async def test_a_version_that_is_stored_and_not_committed_is_generated_by_and_fe
 
     monkeypatch.setattr(FakeDevice, "stage", noted)
     async with worker() as cluster:
+        cluster.device.free.clear()
         await cluster.generate(0)
         await cluster.until(lambda: cluster.device.begun == ["fragment 0"])
         weights = await cluster.weights(examples.digest(1))
@@ -91,7 +88,7 @@ async def test_a_version_that_is_stored_and_not_committed_is_generated_by_and_fe
 
 
 async def test_a_version_that_is_committed_while_it_is_loaded_is_not_loaded_twice(
-    worker: Start, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, released = list[FakeDevice](), asyncio.Event()
     stage = FakeDevice.stage
@@ -101,115 +98,101 @@ async def test_a_version_that_is_committed_while_it_is_loaded_is_not_loaded_twic
         await released.wait()
         return await stage(device, weights)
 
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.generate(0)
-        await cluster.told("fragment_generated")
-        await cluster.until(lambda: cluster.app._loader.newest == 0)
-        monkeypatch.setattr(FakeDevice, "stage", slow)
-        weights = await cluster.weights(examples.digest(1))
-        await cluster.generate(1, version=1, weights=weights)
-        await cluster.until(lambda: len(begun) == 1)
-        await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.app._loader.newest == 1)
-        released.set()
-        await cluster.told("fragment_generated", 2)
-        assert len(begun) == 1
-        assert cluster.device.done == ["fragment 0 by 0", "fragment 1 by 1"]
+    await cluster.generate(0)
+    await cluster.told("fragment_generated")
+    await cluster.until(lambda: cluster.app._loader.newest == 0)
+    monkeypatch.setattr(FakeDevice, "stage", slow)
+    weights = await cluster.weights(examples.digest(1))
+    await cluster.generate(1, version=1, weights=weights)
+    await cluster.until(lambda: len(begun) == 1)
+    await cluster.publish_version(1)
+    await cluster.until(lambda: cluster.app._loader.newest == 1)
+    released.set()
+    await cluster.told("fragment_generated", 2)
+    assert len(begun) == 1
+    assert cluster.device.done == ["fragment 0 by 0", "fragment 1 by 1"]
 
 
-async def test_of_a_lost_version_another_one_of_the_same_number_is_used(worker: Start) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        lost = examples.policy(1, weights=9)
-        weights = await cluster.weights(lost.weights_digest)
-        task = examples.task(batch=1, group=0)
-        await cluster.bus.publish(task.model_copy(update={"policy": lost, "weights": weights}))
-        await cluster.told("fragment_generated")
-        await cluster.generate(1)
-        await cluster.told("fragment_generated", 2)
-        await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.app._loader.newest == 1)
-        await cluster.generate(2, version=1)
-        await cluster.told("fragment_generated", 3)
-        assert cluster.device.done == ["fragment 0 by 9", "fragment 1 by 0", "fragment 2 by 1"]
+async def test_of_a_lost_version_another_one_of_the_same_number_is_used(cluster: Cluster) -> None:
+    lost = examples.policy(1, weights=9)
+    weights = await cluster.weights(lost.weights_digest)
+    task = examples.task(batch=1, group=0)
+    await cluster.bus.publish(task.model_copy(update={"policy": lost, "weights": weights}))
+    await cluster.told("fragment_generated")
+    await cluster.generate(1)
+    await cluster.told("fragment_generated", 2)
+    await cluster.publish_version(1)
+    await cluster.until(lambda: cluster.app._loader.newest == 1)
+    await cluster.generate(2, version=1)
+    await cluster.told("fragment_generated", 3)
+    assert cluster.device.done == ["fragment 0 by 9", "fragment 1 by 0", "fragment 2 by 1"]
 
 
-async def test_stored_weights_of_another_digest_fail_the_fragment(worker: Start) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.until(lambda: cluster.app._loader.newest == 0)
-        weights = await cluster.weights(examples.digest(9))
-        await cluster.generate(0, version=1, weights=weights)
-        [event] = await cluster.told("fragment_failed")
-        assert isinstance(event, FragmentFailed)
-        assert "another digest" in event.reason
-        assert cluster.device.done == []
+async def test_stored_weights_of_another_digest_fail_the_fragment(cluster: Cluster) -> None:
+    await cluster.until(lambda: cluster.app._loader.newest == 0)
+    weights = await cluster.weights(examples.digest(9))
+    await cluster.generate(0, version=1, weights=weights)
+    [event] = await cluster.told("fragment_failed")
+    assert isinstance(event, FragmentFailed)
+    assert "another digest" in event.reason
+    assert cluster.device.done == []
 
 
-async def test_weights_that_do_not_lie_with_those_of_the_run_are_not_read(worker: Start) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.until(lambda: cluster.app._loader.newest == 0)
-        packed = examples.digest(1).encode()
-        weights = await cluster.store.put("another-run/weights", packed, suffix=".safetensors")
-        await cluster.generate(0, version=1, weights=weights)
-        [event] = await cluster.told("fragment_failed")
-        assert isinstance(event, FragmentFailed)
-        assert "no weights of this run" in event.reason
-        assert cluster.device.done == []
+async def test_weights_that_do_not_lie_with_those_of_the_run_are_not_read(cluster: Cluster) -> None:
+    await cluster.until(lambda: cluster.app._loader.newest == 0)
+    packed = examples.digest(1).encode()
+    weights = await cluster.store.put("another-run/weights", packed, suffix=".safetensors")
+    await cluster.generate(0, version=1, weights=weights)
+    [event] = await cluster.told("fragment_failed")
+    assert isinstance(event, FragmentFailed)
+    assert "no weights of this run" in event.reason
+    assert cluster.device.done == []
 
 
 @pytest.mark.parametrize("fault", [IntegrityError("cut off"), Unavailable("the store is away")])
 async def test_weights_that_could_not_be_staged_are_staged_again(
-    worker: Start, fault: IntegrityError | Unavailable
+    cluster: Cluster, fault: IntegrityError | Unavailable
 ) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.until(lambda: cluster.app._loader.newest == 0)
-        cluster.device.staging_fault = fault
-        await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.device.staging_fault is None)
-        await cluster.generate(0, version=1)
-        await cluster.told("fragment_generated")
-        assert cluster.device.done == ["fragment 0 by 1"]
+    await cluster.until(lambda: cluster.app._loader.newest == 0)
+    cluster.device.staging_fault = fault
+    await cluster.publish_version(1)
+    await cluster.until(lambda: cluster.device.staging_fault is None)
+    await cluster.generate(0, version=1)
+    await cluster.told("fragment_generated")
+    assert cluster.device.done == ["fragment 0 by 1"]
 
 
-async def test_a_fragment_waits_for_its_weights_over_an_outage(worker: Start) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.publish_version(1, announce=False)
-        cluster.backend.outages = 4
-        await cluster.generate(0, version=1)
-        await cluster.told("fragment_generated")
-        assert cluster.backend.outages == 0
+async def test_a_fragment_waits_for_its_weights_over_an_outage(cluster: Cluster) -> None:
+    await cluster.publish_version(1, announce=False)
+    cluster.backend.outages = 4
+    await cluster.generate(0, version=1)
+    await cluster.told("fragment_generated")
+    assert cluster.backend.outages == 0
 
 
-async def test_weights_that_are_not_those_of_the_version_fail_the_fragment(worker: Start) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.generate(0, version=2)  # was never committed
-        [event] = await cluster.told("fragment_failed")
-        assert isinstance(event, FragmentFailed)
-        assert "version 2 is not a committed one" in event.reason
-        await cluster.generate(1)
-        await cluster.told("fragment_generated")
+async def test_weights_that_are_not_those_of_the_version_fail_the_fragment(
+    cluster: Cluster,
+) -> None:
+    await cluster.generate(0, version=2)  # was never committed
+    [event] = await cluster.told("fragment_failed")
+    assert isinstance(event, FragmentFailed)
+    assert "version 2 is not a committed one" in event.reason
+    await cluster.generate(1)
+    await cluster.told("fragment_generated")
 
 
 async def test_weights_of_an_old_version_that_are_deleted_send_the_fragment_back(
-    worker: Start,
+    cluster: Cluster,
 ) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.publish_version(1, announce=False)
-        deleted = await read_commit(cluster.store, RUN, 1)
-        assert deleted is not None
-        await cluster.store.delete([deleted.weights.key])
-        await cluster.publish_version(2, announce=False)
-        await cluster.generate(0, version=1)
-        await cluster.generate(1, version=2)
-        [event] = await cluster.told("fragment_released")
-        assert isinstance(event, FragmentReleased)
-        assert (event.slot.group, event.reason) == (0, "stale")
-        await cluster.told("fragment_generated")
-        assert cluster.device.done == ["fragment 1 by 2"]
+    await cluster.publish_version(1, announce=False)
+    deleted = await read_commit(cluster.store, RUN, 1)
+    assert deleted is not None
+    await cluster.store.delete([deleted.weights.key])
+    await cluster.publish_version(2, announce=False)
+    await cluster.generate(0, version=1)
+    await cluster.generate(1, version=2)
+    [event] = await cluster.told("fragment_released")
+    assert isinstance(event, FragmentReleased)
+    assert (event.slot.group, event.reason) == (0, "stale")
+    await cluster.told("fragment_generated")
+    assert cluster.device.done == ["fragment 1 by 2"]

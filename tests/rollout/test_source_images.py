@@ -5,7 +5,7 @@ import hashlib
 from shared.messages.contracts import FragmentFailed, SourceImage
 from shared.run.layout import sources_folder
 from tests import examples
-from tests.rollout.worker import RUN, Cluster, Start
+from tests.rollout.worker import RUN, Cluster
 
 FILE = b"what the file of the image holds"
 IMAGE = SourceImage(sha256=hashlib.sha256(FILE).hexdigest(), size=len(FILE))
@@ -18,21 +18,17 @@ async def generate(cluster: Cluster) -> None:
     await cluster.bus.publish(task)
 
 
-async def test_the_device_is_given_the_file_that_the_task_names(worker: Start) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await cluster.store.put(sources_folder(RUN), FILE, suffix="")
-        await generate(cluster)
-        [event] = await cluster.told("fragment_generated")
-        assert cluster.device.sources == [FILE]
-        assert event.prompt.image == IMAGE  # type: ignore[union-attr]
+async def test_the_device_is_given_the_file_that_the_task_names(cluster: Cluster) -> None:
+    await cluster.store.put(sources_folder(RUN), FILE, suffix="")
+    await generate(cluster)
+    [event] = await cluster.told("fragment_generated")
+    assert cluster.device.sources == [FILE]
+    assert event.prompt.image == IMAGE  # type: ignore[union-attr]
 
 
-async def test_an_image_that_the_store_does_not_have_fails_its_fragment(worker: Start) -> None:
-    async with worker() as cluster:
-        cluster.device.free.set()
-        await generate(cluster)
-        [event] = await cluster.told("fragment_failed")
-        assert isinstance(event, FragmentFailed)
-        assert "source image" in event.reason and "is not in the store" in event.reason
-        assert cluster.device.sources == []
+async def test_an_image_that_the_store_does_not_have_fails_its_fragment(cluster: Cluster) -> None:
+    await generate(cluster)
+    [event] = await cluster.told("fragment_failed")
+    assert isinstance(event, FragmentFailed)
+    assert "source image" in event.reason and "is not in the store" in event.reason
+    assert cluster.device.sources == []

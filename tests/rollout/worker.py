@@ -68,7 +68,7 @@ class FakeDevice:
     """Names what it has done, in order, and by which version."""
     begun: list[str] = field(default_factory=list)
     free: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set to let the device finish: until then everything takes for ever."""
+    """Set unless a test holds the device back: until it is set again, everything takes for ever."""
     staging_fault: DigenRLError | None = None
     """Error of the next weights that are staged."""
     digest: str = ""
@@ -85,6 +85,7 @@ class FakeDevice:
     _used: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
+        self.free.set()
         self.decodes.set()
 
     async def decoded(self, group: int, generated: Generated) -> Generated:
