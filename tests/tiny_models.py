@@ -1,19 +1,23 @@
 """Small random models of every family, as diffusers folders: what the real ones are loaded by."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 
-from shared.diffusion.families.base import pack, unpack
+from shared.diffusion.families.base import Family, pack, unpack
+from shared.diffusion.models import ModelAdapter, load_model
+from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.models.families import FAMILIES as FAMILIES_BY_PIPELINE
+from shared.models.memory import Part
 from tests import tiny_ltx2
 from tests.tiny_pipelines import BUILDERS
 
@@ -48,6 +52,11 @@ CFG = (
 PROMPT = "a handwritten five"
 
 
+def but_slow(quick: Collection[str], names: Collection[str] = MODELS) -> list[Any]:
+    """Return models as parameters of tests, all of which but the quick ones are slow."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def build(family: str, seed: int = 0) -> Any:
     """A whole pipeline, frozen and without progress bars."""
     with torch.random.fork_rng(devices=[]):
@@ -71,6 +80,21 @@ def save(family: str, folder: Path, seed: int = 0) -> Path:
     """Copy the model, which a process builds once."""
     shutil.copytree(_saved(family, seed).name, folder, dirs_exist_ok=True)
     return folder
+
+
+def load(folder: Path, **given: Any) -> Family:
+    """Load all parts of a model in float32."""
+    given = {"dtype": torch.float32, **given}
+    model = load_model(folder, set(get_args(Part)), device=torch.device("cpu"), **given)
+    assert isinstance(model, Family)
+    return model
+
+
+def add_lora(model: ModelAdapter) -> None:
+    """Give every network of a model a small LoRA."""
+    targets, excluded = tuple(model.lora_targets), tuple(model.lora_excluded)
+    spec = LoraSpec(rank=2, alpha=4.0, targets=targets, excluded=excluded, seed=0)
+    attach_lora(model.transformer, spec)
 
 
 def run(

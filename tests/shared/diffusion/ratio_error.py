@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from shared.diffusion.models import Conditions, ModelAdapter, load_model, repeat_rows
-from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.diffusion.sampler import Denoising, SamplingPlan, Trajectory, denoise
 from shared.diffusion.streaming import stream
 from shared.diffusion.transition import transition
@@ -95,11 +94,7 @@ def load_moved(
     if trained == "full":
         model.transformer.requires_grad_(True)
     else:
-        spec = LoraSpec(
-            rank=2, alpha=4.0, targets=tuple(model.lora_targets),
-            excluded=tuple(model.lora_excluded), seed=0,
-        )  # fmt: skip
-        attach_lora(model.transformer, spec)
+        tiny_models.add_lora(model)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in trained_parameters(model.transformer).values():

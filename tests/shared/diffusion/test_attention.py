@@ -21,7 +21,6 @@ from shared.diffusion.models import (
     repeat_rows,
     without_masks,
 )
-from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.diffusion.tensors import pack, unpack_conditions
 from shared.diffusion.weights import trained_parameters
 from shared.errors import UserError
@@ -69,11 +68,7 @@ def gradient(model: ModelAdapter, name: str, conditions: Conditions) -> Tensor:
 
 
 def adapted(model: ModelAdapter) -> ModelAdapter:
-    spec = LoraSpec(
-        rank=2, alpha=4.0, targets=tuple(model.lora_targets), excluded=tuple(model.lora_excluded),
-        seed=0,
-    )  # fmt: skip
-    attach_lora(model.transformer, spec)
+    tiny_models.add_lora(model)
     model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
     return model
 

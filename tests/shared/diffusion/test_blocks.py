@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.diffusion.compilation import compile_blocks
 from shared.diffusion.families.base import Family
-from shared.diffusion.models import load_model, repeat_rows
-from shared.diffusion.policy import LoraSpec, attach_lora, load_policy
+from shared.diffusion.models import repeat_rows
+from shared.diffusion.policy import load_policy
 from shared.diffusion.recomputation import KERNELS, checkpoint_blocks
 from shared.diffusion.weights import trained_parameters
 from shared.recipe.recipe import override
@@ -25,13 +25,7 @@ OLD_WORDS = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*")
 """Torch's compiler uses what torch advises against."""
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        name if name == "flux" else pytest.param(name, marks=pytest.mark.slow)
-        for name in tiny_models.MODELS
-    ],
-)
+@pytest.fixture(scope="module", params=tiny_models.but_slow(["flux"]))
 def family(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -43,15 +37,8 @@ def folder(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path) -> Family:
-    made = load_model(
-        folder, {"transformer", "text", "decoder"}, device=torch.device("cpu"), dtype=torch.float32
-    )
-    assert isinstance(made, Family)
-    spec = LoraSpec(
-        rank=2, alpha=4.0, targets=tuple(made.lora_targets), excluded=tuple(made.lora_excluded),
-        seed=0,
-    )  # fmt: skip
-    attach_lora(made.transformer, spec)
+    made = tiny_models.load(folder)
+    tiny_models.add_lora(made)
     return made
 
 

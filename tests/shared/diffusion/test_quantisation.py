@@ -16,12 +16,7 @@ from tests import tiny_models
 from tests.shared.diffusion import ratio_error
 from tests.stored import staged
 
-
-def slow(family: str) -> Any:
-    return pytest.param(family, marks=pytest.mark.slow)
-
-
-EVERY = ["sd3", *(slow(family) for family in tiny_models.MODELS if family != "sd3")]
+EVERY = tiny_models.but_slow(["sd3"])
 
 
 @pytest.fixture(scope="module", autouse=True)

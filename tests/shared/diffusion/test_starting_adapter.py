@@ -31,19 +31,13 @@ RANK, ALPHA = 4, 16.0
 WIDTH = 64
 """LTX-2's pipeline takes multiples of 32."""
 QUICK = ("sd3", "flux")
-FAMILIES = [
-    family if family in QUICK else pytest.param(family, marks=pytest.mark.slow)
-    for family in (
-        *tiny_models.FAMILIES,
-        "wan22",
-        "flux2",
-        "flux2-klein",
-        "z-image",
-        "hunyuan-video15",
-        "ltx2",
-        *tiny_models.EDITS,
-    )
-]
+FAMILIES = tiny_models.but_slow(
+    QUICK,
+    (
+        *tiny_models.FAMILIES, "wan22", "flux2", "flux2-klein", "z-image", "hunyuan-video15",
+        "ltx2", *tiny_models.EDITS,
+    ),
+)  # fmt: skip
 GUIDANCE = {
     **tiny_recipes.GUIDANCE,
     **dict.fromkeys(("wan", "wan22", "wan-i2v", "wan22-i2v"), 2.0),

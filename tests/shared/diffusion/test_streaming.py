@@ -37,10 +37,6 @@ STREAMED = Holding(memory="streamed")
 ALL: set[Part] = {"transformer", "text", "decoder"}
 
 
-def slow(family: str) -> Any:
-    return pytest.param(family, marks=pytest.mark.slow)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
@@ -157,7 +153,7 @@ class StagedBeside:
 
 
 @pytest.mark.parametrize("form", [None, "int8"])
-@pytest.mark.parametrize("family", ["sd3", *(slow(f) for f in tiny_models.MODELS if f != "sd3")])
+@pytest.mark.parametrize("family", tiny_models.but_slow(["sd3"]))
 @pytest.mark.usefixtures("emulated")
 def test_streamed_samples_are_resident_ones_to_the_last_bit_whichever_version_is_in_use(
     family: str, form: Form | None, tmp_path: Path

@@ -10,8 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shared.diffusion.experts import networks_of
 from shared.diffusion.families.base import NEGATIVE, Family
-from shared.diffusion.models import IMAGE, Conditions, load_model, repeat_rows
-from shared.diffusion.policy import LoraSpec, attach_lora
+from shared.diffusion.models import IMAGE, Conditions, repeat_rows
 from shared.diffusion.recomputation import checkpoint_blocks
 from shared.diffusion.weights import trained_parameters
 from shared.errors import UserError
@@ -31,13 +30,7 @@ OWN_LENGTHS = ("qwen-image", "hunyuan-video15", "qwen-image-edit")
 Velocity = Callable[[Family, Tensor, Tensor, Conditions], Tensor]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in tiny_models.MODELS
-    ],
-)
+@pytest.fixture(scope="module", params=tiny_models.but_slow(QUICK))
 def family(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -54,14 +47,8 @@ def model(folder: Path) -> Family:
 
 
 def load(folder: Path) -> Family:
-    parts = {"transformer", "text", "decoder"}
-    made = load_model(folder, parts, device=torch.device("cpu"), dtype=torch.float32)  # type: ignore[arg-type]
-    assert isinstance(made, Family)
-    spec = LoraSpec(
-        rank=2, alpha=4.0, targets=tuple(made.lora_targets), excluded=tuple(made.lora_excluded),
-        seed=0,
-    )  # fmt: skip
-    attach_lora(made.transformer, spec)
+    made = tiny_models.load(folder)
+    tiny_models.add_lora(made)
     generator = torch.Generator().manual_seed(1)
     for parameter in trained_parameters(made.transformer).values():
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)

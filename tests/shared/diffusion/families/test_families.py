@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.diffusion.families.base import Family, pack, unpack
+from shared.diffusion.families.base import pack, unpack
 from shared.diffusion.models import Conditions, ModelAdapter, load_model, repeat_rows
-from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.weights import trained_parameters
 from shared.errors import UserError
@@ -70,17 +69,11 @@ class Tiny:
         )  # fmt: skip
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        *tiny_models.FAMILIES,
-        *(pytest.param(name, marks=pytest.mark.slow) for name in tiny_models.OTHERS),
-    ],
-)
+@pytest.fixture(scope="module", params=tiny_models.but_slow(tiny_models.FAMILIES))
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     family = request.param
     folder = tiny_models.save(family, tmp_path_factory.mktemp(family))
-    model = load_model(folder, {"transformer", "text", "decoder"}, device=CPU, dtype=torch.float32)
+    model = tiny_models.load(folder)
     return Tiny(family, tiny_models.build(family), model, folder)
 
 
@@ -115,9 +108,7 @@ def sampled(tiny: Tiny, sigmas: tuple[float, ...], guidance: float) -> Tensor:
 
 
 def test_the_decoder_stays_in_float32_beside_a_network_in_bfloat16(tiny: Tiny) -> None:
-    half = load_model(
-        tiny.folder, {"transformer", "text", "decoder"}, device=CPU, dtype=torch.bfloat16
-    )
+    half = tiny_models.load(tiny.folder, dtype=torch.bfloat16)
     assert {each.dtype for each in half.transformer.parameters()} >= {torch.bfloat16}
     latents = torch.randn(2, *tiny.shape, generator=torch.Generator().manual_seed(0))
     assert torch.equal(half.decode(latents), tiny.model.decode(latents))
@@ -135,13 +126,7 @@ def test_a_replay_has_the_ratio_one_in_any_batch(
 def test_every_layer_that_lora_adapts_has_a_gradient(tmp_path: Path, tiny: Tiny) -> None:
     folder = tiny_models.save(tiny.family, tmp_path)
     model = load_model(folder, {"transformer"}, device=CPU, dtype=torch.float32)
-    attach_lora(
-        model.transformer,
-        LoraSpec(
-            rank=2, alpha=4.0, targets=tuple(model.lora_targets),
-            excluded=tuple(model.lora_excluded), seed=0,
-        ),
-    )  # fmt: skip
+    tiny_models.add_lora(model)
     parameters = trained_parameters(model.transformer)
     for name, parameter in parameters.items():  # B is zero at first, and A then has no gradient
         if "lora_B" in name:
@@ -207,11 +192,7 @@ def test_checkpointed_blocks_give_the_same_gradient(tmp_path: Path, tiny: Tiny) 
     def gradient(*, checkpointed: bool) -> dict[str, Tensor]:
         nonlocal recomputed
         model = load_model(folder, {"transformer"}, device=CPU, dtype=torch.float32)
-        spec = LoraSpec(
-            rank=2, alpha=4.0, targets=tuple(model.lora_targets),
-            excluded=tuple(model.lora_excluded), seed=0,
-        )  # fmt: skip
-        attach_lora(model.transformer, spec)
+        tiny_models.add_lora(model)
         if checkpointed:
             model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
 
@@ -251,13 +232,9 @@ def test_a_text_is_cut_off_where_the_recipe_says(tiny: Tiny) -> None:
     assert text_tokens(tiny.folder, None) == default
     with pytest.raises(UserError, match=rf"model\.text_tokens: {most + 1} .* at most {most}"):
         text_tokens(tiny.folder, most + 1)
-    short = load_model(
-        tiny.folder, {"transformer", "text", "decoder"}, device=CPU, dtype=torch.float32,
-        max_text_tokens=5,
-    )  # fmt: skip
+    short = tiny_models.load(tiny.folder, max_text_tokens=5)
     prompt = "a handwritten five and a long tail of words"
     text = tiny_models.encoded(tiny.family, short, 1.0, SIZE, prompt)["text"]
-    assert isinstance(short, Family)
     before = short.pipeline.tokenizer.model_max_length if "sd3" in tiny.family else 0  # CLIP's
     assert text.shape[1] == before + 5
 

@@ -15,7 +15,7 @@ from digenrl.report.usage import usage
 from services.rollout.encoder_engine import EncoderEngine
 from shared.diffusion.encoding import encoded
 from shared.diffusion.generation import Generator
-from shared.diffusion.models import load_model, repeat_rows
+from shared.diffusion.models import repeat_rows
 from shared.diffusion.policy import load_policy
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.tensors import unpack
@@ -64,7 +64,7 @@ def source_of(family: str) -> bytes | None:
 def test_samples_are_the_pipeline_s_with_that_negative_prompt(family: str, tmp_path: Path) -> None:
     """That of a prompt goes before the recipe's, and that before its authors'."""
     folder, pipeline = tiny_models.save(family, tmp_path / family), tiny_models.build(family)
-    model = load_model(folder, {"transformer", "text", "decoder"}, device=CPU, dtype=torch.float32)
+    model = tiny_models.load(folder)
     frames = 5 if family in tiny_models.VIDEO else 1
     shape = model.latent_shape(height=SIZE, width=SIZE, frames=frames)
     plain, keyed = recipe_of(family, folder), recipe_of(family, folder, negative_prompt=KEY)

@@ -10,8 +10,8 @@ from torch import Tensor
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
-from shared.diffusion.models import ModelAdapter, load_model, repeat_rows
-from shared.diffusion.policy import LoadedPolicy, LoraSpec, attach_lora, sampling_plan
+from shared.diffusion.models import ModelAdapter, repeat_rows
+from shared.diffusion.policy import LoadedPolicy, sampling_plan
 from shared.diffusion.sampler import Denoising, denoise
 from shared.diffusion.tensors import pack
 from shared.diffusion.training.gradient import GradientTransaction
@@ -129,27 +129,15 @@ def test_a_denoising_step_reads_no_number(policy: LoadedPolicy) -> None:
         assert reads.found == []
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        name if name == "sd3" else pytest.param(name, marks=pytest.mark.slow)
-        for name in tiny_models.FAMILIES
-    ],
-)
+@pytest.fixture(scope="module", params=tiny_models.but_slow(["sd3"], tiny_models.FAMILIES))
 def elsewhere(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ModelAdapter, Recipe, TrainingGroup]]:
     """A model whose network is on a device that cannot be read, and a group for it."""
     family = request.param
     folder = tiny_models.save(family, tmp_path_factory.mktemp(family))
-    model = load_model(
-        folder, {"transformer", "text", "decoder"}, device=torch.device("cpu"), dtype=torch.float32
-    )
-    spec = LoraSpec(
-        rank=2, alpha=4.0, targets=tuple(model.lora_targets), excluded=tuple(model.lora_excluded),
-        seed=0,
-    )  # fmt: skip
-    attach_lora(model.transformer, spec)
+    model = tiny_models.load(folder)
+    tiny_models.add_lora(model)
     recipe = of("flow-grpo", model__guidance=4.0, sampling__shared_noise=True)
     frames = 5 if family in tiny_models.VIDEO else 1
     shape = model.latent_shape(height=SIZE, width=SIZE, frames=frames)
