@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 import subprocess
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from digenrl.local.brokers import Brokers, Program, plan_brokers, wait_ready
 from digenrl.local.ports import releasing_ports
+from shared.bus.bus import Bus
 from shared.process.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
 from shared.store.folder import FolderBackend
@@ -111,6 +112,14 @@ def brokers(tmp_path: Path) -> Brokers:
 def nats_url(brokers: Brokers, start: StartProgram) -> str:
     start(program(brokers, "nats"))
     return brokers.environment["DIGENRL_NATS_URL"]
+
+
+@pytest.fixture
+async def bus(nats_url: str) -> AsyncIterator[Bus]:
+    """A connection of the run "test" to a broker that has its streams."""
+    async with Bus.connect(nats_url, run="test", name="test") as bus:
+        await bus.ensure_streams()
+        yield bus
 
 
 @pytest.fixture

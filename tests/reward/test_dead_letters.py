@@ -23,32 +23,30 @@ class Afraid:
 
 
 async def test_why_a_sample_has_no_score_is_a_dead_letter_and_no_failure_of_its_fragment(
-    nats_url: str, folder_store: ObjectStore
+    bus: Bus, folder_store: ObjectStore
 ) -> None:
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        await bus.publish(examples.task())
-        event = await generated(folder_store)
-        await bus.publish(event)
-        put: asyncio.Queue[object] = asyncio.Queue()
-        letters = DeadLetters(bus, folder_store, put.put_nowait, lambda _: False, lambda _: False)
-        app = app_of(bus, folder_store, Afraid())
-        running = [asyncio.create_task(each) for each in (app.run(), letters.follow())]
-        [scored] = await first(bus, subjects.REW, 1)
-        assert isinstance(scored, FragmentScored) and scored.rewards == (0.5, None)
-        slot = event.fragment.slot
-        subject = subjects.unscored_subject("test", slot)
-        letter = await bus.jetstream.get_last_msg("DG_DLQ", subject)
-        sample = event.fragment.first_sample + 1
-        assert json.loads(letter.data or b"") == {
-            "scorer": "proxy", "samples": {str(sample): "it hangs"},
-        }  # fmt: skip
-        assert letter.headers is not None
-        assert letter.headers["dg-reason"] == "proxy: it hangs"
-        assert letter.headers["dg-subject"] == subjects.subject_of("test", event)
-        await bus.jetstream.publish("dg.test.quarantine.DG_TRAJ.1", b"")
-        assert isinstance(await asyncio.wait_for(put.get(), 20), FragmentFailed)
-        assert letters.num_quarantined == 1 and put.empty()
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+    await bus.publish(examples.task())
+    event = await generated(folder_store)
+    await bus.publish(event)
+    put: asyncio.Queue[object] = asyncio.Queue()
+    letters = DeadLetters(bus, folder_store, put.put_nowait, lambda _: False, lambda _: False)
+    app = app_of(bus, folder_store, Afraid())
+    running = [asyncio.create_task(each) for each in (app.run(), letters.follow())]
+    [scored] = await first(bus, subjects.REW, 1)
+    assert isinstance(scored, FragmentScored) and scored.rewards == (0.5, None)
+    slot = event.fragment.slot
+    subject = subjects.unscored_subject("test", slot)
+    letter = await bus.jetstream.get_last_msg("DG_DLQ", subject)
+    sample = event.fragment.first_sample + 1
+    assert json.loads(letter.data or b"") == {
+        "scorer": "proxy", "samples": {str(sample): "it hangs"},
+    }  # fmt: skip
+    assert letter.headers is not None
+    assert letter.headers["dg-reason"] == "proxy: it hangs"
+    assert letter.headers["dg-subject"] == subjects.subject_of("test", event)
+    await bus.jetstream.publish("dg.test.quarantine.DG_TRAJ.1", b"")
+    assert isinstance(await asyncio.wait_for(put.get(), 20), FragmentFailed)
+    assert letters.num_quarantined == 1 and put.empty()
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)

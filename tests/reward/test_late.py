@@ -31,31 +31,29 @@ class Stuck:
 @pytest.mark.broker
 @pytest.mark.slow
 async def test_what_a_scorer_hangs_at_is_scored_by_another_and_the_first_result_counts(
-    nats_url: str, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus_queue, "ACK_WAIT_S", 1.0)
     stuck = Stuck()
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        await bus.publish(examples.task())
-        await bus.publish(await generated(folder_store))
+    await bus.publish(examples.task())
+    await bus.publish(await generated(folder_store))
 
-        def start(scorer: Stuck | Works, name: str) -> asyncio.Task[None]:
-            app = app_of(bus, folder_store, scorer, worker=name, deadline_s=0.5)
-            return asyncio.create_task(app.run())
+    def start(scorer: Stuck | Works, name: str) -> asyncio.Task[None]:
+        app = app_of(bus, folder_store, scorer, worker=name, deadline_s=0.5)
+        return asyncio.create_task(app.run())
 
-        stuck_one = start(stuck, "first")
-        async with asyncio.timeout(30):
-            await asyncio.to_thread(stuck.began.wait)
-            second = start(Works(), "second")
-            [received] = await first(bus, subjects.REW, 1)
-        stuck.let_go.set()
-        assert isinstance(received, FragmentScored) and received.rewards == (0.5, 0.5)
-        for task in (stuck_one, second):
-            task.cancel()
-        await asyncio.gather(stuck_one, second, return_exceptions=True)
-        found, _ = await bus.stored(subjects.REW)
-        assert found[0].message == received, "the scheduler takes the first"
+    stuck_one = start(stuck, "first")
+    async with asyncio.timeout(30):
+        await asyncio.to_thread(stuck.began.wait)
+        second = start(Works(), "second")
+        [received] = await first(bus, subjects.REW, 1)
+    stuck.let_go.set()
+    assert isinstance(received, FragmentScored) and received.rewards == (0.5, 0.5)
+    for task in (stuck_one, second):
+        task.cancel()
+    await asyncio.gather(stuck_one, second, return_exceptions=True)
+    found, _ = await bus.stored(subjects.REW)
+    assert found[0].message == received, "the scheduler takes the first"
 
 
 def test_a_scorer_may_take_ten_times_what_it_took_before() -> None:
@@ -70,17 +68,15 @@ def test_a_scorer_may_take_ten_times_what_it_took_before() -> None:
 
 @pytest.mark.broker
 async def test_a_result_that_comes_before_its_task_is_scored_and_one_without_is_passed_over(
-    nats_url: str, folder_store: ObjectStore
+    bus: Bus, folder_store: ObjectStore
 ) -> None:
     """NATS has lost both, and the device has sent its result once more."""
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        for group in (1, 0):
-            await bus.publish(await generated(folder_store, group))
-        scoring = asyncio.create_task(app_of(bus, folder_store, Works()).run())
-        await asyncio.sleep(LOOK_S / 2)
-        await bus.publish(examples.task(group=0))
-        [received] = await first(bus, subjects.REW, 1)
-        assert isinstance(received, FragmentScored) and received.fragment.group == 0
-        scoring.cancel()
-        await asyncio.wait([scoring])
+    for group in (1, 0):
+        await bus.publish(await generated(folder_store, group))
+    scoring = asyncio.create_task(app_of(bus, folder_store, Works()).run())
+    await asyncio.sleep(LOOK_S / 2)
+    await bus.publish(examples.task(group=0))
+    [received] = await first(bus, subjects.REW, 1)
+    assert isinstance(received, FragmentScored) and received.fragment.group == 0
+    scoring.cancel()
+    await asyncio.wait([scoring])

@@ -19,36 +19,34 @@ pytestmark = pytest.mark.broker
 
 
 async def test_poison_fails_its_fragment_and_the_next_one_is_scored(
-    nats_url: str, folder_store: ObjectStore
+    bus: Bus, folder_store: ObjectStore
 ) -> None:
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        other = encode(examples.task())
-        await bus.jetstream.publish("dg.test.traj.rollout-0.0.7.0.0", other)
-        for group, shape in enumerate([(), (2000, 1, 8, 8), (2, 1, 8, 8)]):
-            await bus.publish(examples.task(group=group))
-            await bus.publish(await generated(folder_store, group, shape))
-        app = app_of(bus, folder_store, Works(), size=MediaSize(height=8, width=8))
-        running = asyncio.create_task(app.run())
-        [scored] = await first(bus, subjects.REW, 1)
-        assert isinstance(scored, FragmentScored) and scored.fragment.group == 2
-        failed = [e for e in await first(bus, subjects.EVT, 2) if isinstance(e, FragmentFailed)]
-        assert sorted((e.slot.group, e.stage) for e in failed) == [(0, "reward"), (1, "reward")]
-        assert "no images or videos of 2 samples" in failed[1].reason
-        assert not running.done()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+    other = encode(examples.task())
+    await bus.jetstream.publish("dg.test.traj.rollout-0.0.7.0.0", other)
+    for group, shape in enumerate([(), (2000, 1, 8, 8), (2, 1, 8, 8)]):
+        await bus.publish(examples.task(group=group))
+        await bus.publish(await generated(folder_store, group, shape))
+    app = app_of(bus, folder_store, Works(), size=MediaSize(height=8, width=8))
+    running = asyncio.create_task(app.run())
+    [scored] = await first(bus, subjects.REW, 1)
+    assert isinstance(scored, FragmentScored) and scored.fragment.group == 2
+    failed = [e for e in await first(bus, subjects.EVT, 2) if isinstance(e, FragmentFailed)]
+    assert sorted((e.slot.group, e.stage) for e in failed) == [(0, "reward"), (1, "reward")]
+    assert "no images or videos of 2 samples" in failed[1].reason
+    assert not running.done()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
-        for subject in ("DG_X.abc", "DG_TRAJ.abc", "DG_TRAJ.0", f"DG_TRAJ.{10**30}", "DG_TRAJ.²"):
-            await bus.jetstream.publish(f"dg.test.quarantine.{subject}", b"")
-        deaths = []
-        async with asyncio.timeout(20), contextlib.aclosing(bus.follow(subjects.DLQ)) as letters:
-            async for letter in letters:
-                found = await letter_of(bus, letter)
-                deaths.append(None if found is None else failure_of(found))
-                if len(deaths) == 6:
-                    break
-        [died] = [death for death in deaths if death is not None]
-        assert isinstance(died, FragmentFailed)
-        assert (died.slot.group, died.stage) == (7, "delivery")
-        assert "which is not its subject" in died.reason
+    for subject in ("DG_X.abc", "DG_TRAJ.abc", "DG_TRAJ.0", f"DG_TRAJ.{10**30}", "DG_TRAJ.²"):
+        await bus.jetstream.publish(f"dg.test.quarantine.{subject}", b"")
+    deaths = []
+    async with asyncio.timeout(20), contextlib.aclosing(bus.follow(subjects.DLQ)) as letters:
+        async for letter in letters:
+            found = await letter_of(bus, letter)
+            deaths.append(None if found is None else failure_of(found))
+            if len(deaths) == 6:
+                break
+    [died] = [death for death in deaths if death is not None]
+    assert isinstance(died, FragmentFailed)
+    assert (died.slot.group, died.stage) == (7, "delivery")
+    assert "which is not its subject" in died.reason

@@ -1,5 +1,6 @@
 """A scheduler in mid-run, whose HTTP API answers."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 
@@ -18,6 +19,7 @@ from shared.run.layout import commit_key
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from tests import examples
+from tests.scheduler.shell.live import Live, Trainer
 from tests.scheduler.shell.served import CountedReads, Outbox, commit, stored
 
 
@@ -48,6 +50,19 @@ def scheduler(folder: CountedReads) -> Scheduler:
         scheduler.chain.add(stored(version))
     scheduler.roster.seen["rollout-0-a"] = Seen(examples.status("rollout"), 0.0)
     return scheduler
+
+
+@pytest.fixture
+async def index(redis_url: str) -> AsyncIterator[VersionIndex]:
+    async with VersionIndex.connect(redis_url, run="test") as index:
+        yield index
+
+
+@pytest.fixture
+def live(bus: Bus, index: VersionIndex, folder_store: ObjectStore) -> Live:
+    """A scheduler on real brokers, which does not run yet."""
+    scheduler = Scheduler(examples.plan(num_batches=9), bus, folder_store, index, Health())
+    return Live(Trainer(bus, folder_store), scheduler, index)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A live scheduler deletes the weights and checkpoints that nobody needs any more."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -22,7 +21,7 @@ from shared.run.retention import Retention
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from tests import examples
-from tests.scheduler.shell.test_recovery_live import RUN, WAIT_S, Live, Trainer
+from tests.scheduler.shell.live import RUN, WAIT_S, Live, Trainer
 
 pytestmark = pytest.mark.broker
 
@@ -51,19 +50,13 @@ class StoringTrainer(Trainer):
 
 
 @pytest.fixture
-async def live(
-    nats_url: str, redis_url: str, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Live]:
+def live(
+    bus: Bus, index: VersionIndex, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> Live:
     monkeypatch.setattr(housekeeping, "LOOK_S", 0.02)
-    async with (
-        Bus.connect(nats_url, run=RUN, name="test") as bus,
-        VersionIndex.connect(redis_url, run=RUN) as index,
-    ):
-        await bus.ensure_streams()
-        plan = examples.plan(num_batches=9)
-        retention = Retention(keep_last=2)
-        scheduler = Scheduler(plan, bus, folder_store, index, Health(), retention=retention)
-        yield Live(StoringTrainer(bus, folder_store), scheduler, index)
+    plan, retention = examples.plan(num_batches=9), Retention(keep_last=2)
+    scheduler = Scheduler(plan, bus, folder_store, index, Health(), retention=retention)
+    return Live(StoringTrainer(bus, folder_store), scheduler, index)
 
 
 async def test_the_last_versions_and_those_that_are_needed_are_left(live: Live) -> None:

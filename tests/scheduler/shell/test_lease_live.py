@@ -42,12 +42,6 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "HOLDER_FIRST_S", 0.4)
 
 
-@pytest.fixture
-async def bus(nats_url: str) -> AsyncIterator[Bus]:
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        yield bus
-
-
 def another(bus: Bus, store: ObjectStore, name: str) -> Lease:
     """A scheduler on a host of its own: nobody sees whether its process is there."""
     found = Lease(bus, store, Health(), f"http://{name}:8000")

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from multiprocessing import get_context
-from pathlib import Path
 
 import pytest
 import structlog
@@ -17,7 +16,7 @@ from shared.process.service import Health
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from tests import examples
-from tests.scheduler.shell.test_recovery_live import RUN, Live, Trainer
+from tests.scheduler.shell.live import RUN, Live, Trainer
 
 NUM_WORKERS = 1024
 LEFT = "worker_left"
@@ -70,37 +69,33 @@ async def return_fragments(bus: Bus, scheduler: Scheduler, newest: int) -> None:
 @pytest.mark.broker
 @pytest.mark.night
 async def test_none_of_1024_living_workers_is_declared_dead_while_three_batches_open(
-    nats_url: str, redis_url: str, folder_store: ObjectStore, tmp_path: Path
+    nats_url: str, bus: Bus, index: VersionIndex, folder_store: ObjectStore
 ) -> None:
     process = get_context("spawn").Process(target=report_for_ever, args=(nats_url,), daemon=True)
-    async with (
-        Bus.connect(nats_url, run=RUN, name="scheduler") as bus,
-        VersionIndex.connect(redis_url, run=RUN) as index,
-    ):
-        plan = examples.plan(num_groups=NUM_WORKERS // 2, group_size=16, fragment_size=4)
-        scheduler = Scheduler(plan, bus, folder_store, index, Health())
-        live = Live(Trainer(bus, folder_store), scheduler, index)
-        with structlog.testing.capture_logs() as logs:
-            async with live.running():
-                await live.recovered()
-                process.start()
-                try:
-                    async with asyncio.timeout(60):
-                        while len(scheduler.state.workers) < NUM_WORKERS:
-                            assert process.is_alive(), "the workers' process has ended"
+    plan = examples.plan(num_groups=NUM_WORKERS // 2, group_size=16, fragment_size=4)
+    scheduler = Scheduler(plan, bus, folder_store, index, Health())
+    live = Live(Trainer(bus, folder_store), scheduler, index)
+    with structlog.testing.capture_logs() as logs:
+        async with live.running():
+            await live.recovered()
+            process.start()
+            try:
+                async with asyncio.timeout(60):
+                    while len(scheduler.state.workers) < NUM_WORKERS:
+                        assert process.is_alive(), "the workers' process has ended"
+                        await asyncio.sleep(0.1)
+                for version in range(3):
+                    await live.trainer.commit(announce=True)
+                    assert await live.knows(version)
+                    await return_fragments(bus, scheduler, version)
+                    async with asyncio.timeout(120):
+                        while not all_have(scheduler, version):  # noqa: ASYNC110
                             await asyncio.sleep(0.1)
-                    for version in range(3):
-                        await live.trainer.commit(announce=True)
-                        assert await live.knows(version)
-                        await return_fragments(bus, scheduler, version)
-                        async with asyncio.timeout(120):
-                            while not all_have(scheduler, version):  # noqa: ASYNC110
-                                await asyncio.sleep(0.1)
-                        await asyncio.sleep(6.0)  # longer than a lease
-                    found, _ = await bus.stored(subjects.TASK)
-                finally:
-                    process.kill()
-                    process.join()
+                    await asyncio.sleep(6.0)  # longer than a lease
+                found, _ = await bus.stored(subjects.TASK)
+            finally:
+                process.kill()
+                process.join()
     assert [entry for entry in logs if entry["event"] == LEFT] == []
     assert len(scheduler.state.workers) == NUM_WORKERS
     assert len(found) == 3 * 2 * NUM_WORKERS, "each fragment is given to one device"

@@ -2,35 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 
 import pytest
 
-from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.views import worker_views
-from shared.bus.bus import Bus
 from shared.errors import UserError
 from shared.messages.workers import Device
-from shared.process.service import Health
 from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker
 from shared.process.worker_process import one_user_error
-from shared.run.versions import VersionIndex
-from shared.store import ObjectStore
-from tests import examples
-from tests.scheduler.shell.test_recovery_live import RUN, Live, Trainer
+from tests.scheduler.shell.live import Live
 
 pytestmark = pytest.mark.broker
-
-
-@pytest.fixture
-async def live(nats_url: str, redis_url: str, folder_store: ObjectStore) -> AsyncIterator[Live]:
-    async with (
-        Bus.connect(nats_url, run=RUN, name="test") as bus,
-        VersionIndex.connect(redis_url, run=RUN) as index,
-    ):
-        scheduler = Scheduler(examples.plan(), bus, folder_store, index, Health())
-        yield Live(Trainer(bus, folder_store), scheduler, index)
 
 
 def worker(name: str) -> Worker:

@@ -22,7 +22,7 @@ from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from tests import examples
 from tests.brokers import StartProgram, program
-from tests.scheduler.shell.test_recovery_live import (
+from tests.scheduler.shell.live import (
     RUN,
     WAIT_S,
     Live,
@@ -83,9 +83,11 @@ async def stage(
     brokers: Brokers,
     start: StartProgram,
     redis_url: str,
+    index: VersionIndex,
     folder_store: ObjectStore,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Stage]:
+    """The streams are there, and version 0 is committed."""
     monkeypatch.setattr(housekeeping, "WATCH_S", 0.1)
     nats = program(brokers, "nats")
     server = await asyncio.to_thread(start, nats)
@@ -98,13 +100,12 @@ async def stage(
         server = start(nats)
 
     url = brokers.environment["DIGENRL_NATS_URL"]
-    async with (
-        Bus.connect(url, run=RUN, name="test") as bus,
-        VersionIndex.connect(redis_url, run=RUN) as index,
-    ):
+    async with Bus.connect(url, run=RUN, name="test") as bus:
+        await bus.ensure_streams()
         plan = examples.plan(num_batches=9)
         scheduler = Scheduler(plan, bus, folder_store, index, Health())
         trainer = Trainer(bus, folder_store)
+        await trainer.commit(announce=True)
         yield Stage(trainer, scheduler, index, bus, Device(bus), wipe, redis_url)
 
 
@@ -120,8 +121,6 @@ async def limit(bus: Bus, stream: subjects.Stream, max_bytes: int) -> None:
 
 
 async def test_the_run_goes_on_when_nats_has_lost_everything(stage: Stage) -> None:
-    await stage.bus.ensure_streams()
-    await stage.trainer.commit(announce=True)
     async with stage.running(), stage.device.here():
         given = stage.device.given
         await until(lambda: len(given) == 2)
@@ -142,9 +141,7 @@ async def test_what_was_given_out_last_is_not_given_out_again_when_nats_has_lost
     stage: Stage,
 ) -> None:
     """Half of a wave of commands has reached its devices when the broker is lost."""
-    await stage.bus.ensure_streams()
     await limit(stage.bus, subjects.TASK, 600)  # room for one task
-    await stage.trainer.commit(announce=True)
     async with stage.running(), stage.device.here():
         given = stage.device.given
         await until(lambda: "DG_TASK: full" in stage.scheduler.health.reason)
@@ -158,8 +155,6 @@ async def test_what_was_given_out_is_still_known_when_nats_loses_everything_twic
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second time the scheduler has not restored yet what it knew the first time."""
-    await stage.bus.ensure_streams()
-    await stage.trainer.commit(announce=True)
     num_lost = 0
 
     async def lose_again() -> None:
@@ -182,8 +177,6 @@ async def test_what_was_given_out_is_still_known_when_nats_loses_everything_twic
 async def test_a_result_that_nobody_was_asked_for_yet_does_not_stop_a_run(stage: Stage) -> None:
     """It comes from a device that waited for NATS, which has lost everything, as the scheduler died
     that had asked for it."""
-    await stage.bus.ensure_streams()
-    await stage.trainer.commit(announce=True)
     late = examples.task()
     await stage.bus.publish(examples.generated(late))
     async with stage.running():
@@ -195,8 +188,6 @@ async def test_a_result_that_nobody_was_asked_for_yet_does_not_stop_a_run(stage:
 
 
 async def test_a_run_that_was_paused_stays_so_when_nats_has_lost_everything(stage: Stage) -> None:
-    await stage.bus.ensure_streams()
-    await stage.trainer.commit(announce=True)
     async with stage.running():
         await stage.recovered()
         await stage.bus.publish(OperatorRequest(action="pause", id="1"))
@@ -210,8 +201,6 @@ async def test_a_run_that_was_paused_stays_so_when_nats_has_lost_everything(stag
 
 
 async def test_one_stream_that_is_gone_is_made_again(stage: Stage) -> None:
-    await stage.bus.ensure_streams()
-    await stage.trainer.commit(announce=True)
     async with stage.running(), stage.device.here():
         await until(lambda: len(stage.device.given) == 2)
         await stage.bus.jetstream.delete_stream(subjects.TASK.name)
@@ -225,8 +214,6 @@ async def test_results_of_both_open_batches_are_forgotten_when_a_stream_is_gone(
 ) -> None:
     """One step ahead, batch 1 is generated before version 1 is there. Its fragments are generated
     again under new numbers, so that results of the lost tasks must not be read back."""
-    await stage.bus.ensure_streams()
-    await stage.trainer.commit(announce=True)
     async with stage.running():
         await stage.recovered()
         for batch in (0, 1, 2):
@@ -242,8 +229,7 @@ async def test_results_of_both_open_batches_are_forgotten_when_a_stream_is_gone(
 
 
 async def test_the_index_is_rebuilt_when_redis_has_lost_everything(stage: Stage) -> None:
-    await stage.bus.ensure_streams()
-    for _ in range(3):
+    for _ in range(2):
         await stage.trainer.commit(announce=True)
     async with stage.running():
         assert await stage.knows(2)
@@ -254,9 +240,7 @@ async def test_the_index_is_rebuilt_when_redis_has_lost_everything(stage: Stage)
 
 
 async def test_a_full_stream_is_reported_and_waited_for(stage: Stage) -> None:
-    await stage.bus.ensure_streams()
     await limit(stage.bus, subjects.TASK, 600)  # room for one task
-    await stage.trainer.commit(announce=True)
     health = stage.scheduler.health
     async with stage.running() as _, stage.device.here():
         await until(lambda: "DG_TASK: full" in health.reason)
@@ -274,9 +258,7 @@ async def test_a_full_stream_has_room_again_once_batches_are_committed(
 ) -> None:
     """Those whose messages are kept for people to look at go first."""
     monkeypatch.setattr(housekeeping, "FORGET_AFTER_S", 3600.0)
-    await stage.bus.ensure_streams()
-    for _ in range(2):
-        await stage.trainer.commit(announce=True)
+    await stage.trainer.commit(announce=True)
     for first in range(3):
         await stage.bus.publish(examples.task(batch=0, first_sample=first))
     info = await stage.bus.jetstream.stream_info(subjects.TASK.name)

@@ -28,29 +28,25 @@ async def take(bus: Bus, stream: subjects.Stream, count: int) -> list[Received]:
     return found
 
 
-async def test_a_slot_takes_one_message_whoever_publishes_it(nats_url: str) -> None:
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        assert await bus.publish(examples.task())
-        assert not await bus.publish(examples.task())
-        assert await bus.publish(examples.task(attempt=1))
-        assert len(await take(bus, subjects.TASK, 2)) == 2
+async def test_a_slot_takes_one_message_whoever_publishes_it(bus: Bus) -> None:
+    assert await bus.publish(examples.task())
+    assert not await bus.publish(examples.task())
+    assert await bus.publish(examples.task(attempt=1))
+    assert len(await take(bus, subjects.TASK, 2)) == 2
 
 
-async def test_of_what_many_say_at_a_time_the_broker_keeps_one_message(nats_url: str) -> None:
+async def test_of_what_many_say_at_a_time_the_broker_keeps_one_message(bus: Bus) -> None:
     """Every fluid member that starts tells all others of the newest version."""
     one, other = (
         examples.published(7),
         examples.published(7).model_copy(update={"worker": "another"}),
     )
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        assert await bus.publish(one, once="again.7")
-        assert not await bus.publish(other, once="again.7")
-        assert await bus.publish(other, once="again.8")
-        assert await bus.publish(other), "of which it is not said"
-        kept = await take(bus, subjects.EVT, 3)
-        assert [each.message for each in kept] == [one, other, other]
+    assert await bus.publish(one, once="again.7")
+    assert not await bus.publish(other, once="again.7")
+    assert await bus.publish(other, once="again.8")
+    assert await bus.publish(other), "of which it is not said"
+    kept = await take(bus, subjects.EVT, 3)
+    assert [each.message for each in kept] == [one, other, other]
 
 
 async def test_a_bus_says_for_how_long_a_message_waits_to_be_stored(nats_url: str) -> None:
@@ -107,15 +103,11 @@ async def test_work_is_given_to_one_worker_and_again_if_it_fails(nats_url: str) 
                 await one.queue(subjects.TASK, "rollout").next()
 
 
-async def test_followers_see_everything_in_order_from_the_first_message(nats_url: str) -> None:
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        sent: list[Message] = [
-            OperatorRequest(action="pause", id=str(number)) for number in range(50)
-        ]
-        for message in sent:
-            await bus.publish(message)
-        assert [received.message for received in await take(bus, subjects.EVT, 50)] == sent
+async def test_followers_see_everything_in_order_from_the_first_message(bus: Bus) -> None:
+    sent: list[Message] = [OperatorRequest(action="pause", id=str(number)) for number in range(50)]
+    for message in sent:
+        await bus.publish(message)
+    assert [received.message for received in await take(bus, subjects.EVT, 50)] == sent
 
 
 async def test_a_follower_misses_nothing_when_the_server_is_killed(
@@ -138,82 +130,72 @@ async def test_a_follower_misses_nothing_when_the_server_is_killed(
 
 
 async def test_a_follower_sees_all_of_a_stream_that_takes_the_place_of_another(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NATS is wiped, and the scheduler makes the stream again just before the reader is there."""
     sent: list[Message] = [OperatorRequest(action="pause", id=str(number)) for number in range(5)]
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
+    add = bus.jetstream.add_consumer
+
+    async def add_late(*given: Any) -> Any:
+        monkeypatch.setattr(bus.jetstream, "add_consumer", add)
         await bus.ensure_streams()
-        add = bus.jetstream.add_consumer
-
-        async def add_late(*given: Any) -> Any:
-            monkeypatch.setattr(bus.jetstream, "add_consumer", add)
-            await bus.ensure_streams()
-            for message in sent[3:]:
-                await bus.publish(message)
-            return await add(*given)
-
-        for message in sent[:3]:
+        for message in sent[3:]:
             await bus.publish(message)
-        found: list[Message | None] = []
-        async with asyncio.timeout(30), contextlib.aclosing(bus.follow(subjects.EVT)) as following:
-            async for received in following:
-                found.append(received.message)
-                if len(found) == 3:
-                    monkeypatch.setattr(bus.jetstream, "add_consumer", add_late)
-                    await bus.jetstream.delete_stream(subjects.EVT.name)
-                if len(found) == 5:
-                    break
-        assert found == sent
+        return await add(*given)
+
+    for message in sent[:3]:
+        await bus.publish(message)
+    found: list[Message | None] = []
+    async with asyncio.timeout(30), contextlib.aclosing(bus.follow(subjects.EVT)) as following:
+        async for received in following:
+            found.append(received.message)
+            if len(found) == 3:
+                monkeypatch.setattr(bus.jetstream, "add_consumer", add_late)
+                await bus.jetstream.delete_stream(subjects.EVT.name)
+            if len(found) == 5:
+                break
+    assert found == sent
 
 
-async def test_bytes_that_are_no_message_are_quarantined_and_stop_nobody(nats_url: str) -> None:
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        await bus.jetstream.publish("dg.test.task.rollout-0.0.0.0.0", b"\xc1 no message")
-        await bus.publish(examples.task(group=1))
-        async with asyncio.timeout(10):
-            async with await bus.queue(subjects.TASK, "rollout").next() as task:
-                assert task == examples.task(group=1)
-        [kept] = await take(bus, subjects.DLQ, 1)
-        assert kept.data == b"\xc1 no message"
-        assert kept.subject == "dg.test.quarantine.DG_TASK.1"
+async def test_bytes_that_are_no_message_are_quarantined_and_stop_nobody(bus: Bus) -> None:
+    await bus.jetstream.publish("dg.test.task.rollout-0.0.0.0.0", b"\xc1 no message")
+    await bus.publish(examples.task(group=1))
+    async with asyncio.timeout(10):
+        async with await bus.queue(subjects.TASK, "rollout").next() as task:
+            assert task == examples.task(group=1)
+    [kept] = await take(bus, subjects.DLQ, 1)
+    assert kept.data == b"\xc1 no message"
+    assert kept.subject == "dg.test.quarantine.DG_TASK.1"
 
 
-async def test_the_publisher_to_a_slot_taken_by_garbage_gets_an_error(nats_url: str) -> None:
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        await bus.jetstream.publish("dg.test.task.rollout-0.0.0.0.0", b"garbage")
-        with pytest.raises(SlotPoisoned):
-            await bus.publish(examples.task())
+async def test_the_publisher_to_a_slot_taken_by_garbage_gets_an_error(bus: Bus) -> None:
+    await bus.jetstream.publish("dg.test.task.rollout-0.0.0.0.0", b"garbage")
+    with pytest.raises(SlotPoisoned):
+        await bus.publish(examples.task())
 
 
-async def test_a_batch_that_is_forgotten_leaves_the_others(nats_url: str) -> None:
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        await bus.publish(examples.task(batch=1))
-        await bus.publish(examples.task(batch=11))
-        await bus.forget_batch(1)
-        [left] = await take(bus, subjects.TASK, 1)
-        assert left.message == examples.task(batch=11)
+async def test_a_batch_that_is_forgotten_leaves_the_others(bus: Bus) -> None:
+    await bus.publish(examples.task(batch=1))
+    await bus.publish(examples.task(batch=11))
+    await bus.forget_batch(1)
+    [left] = await take(bus, subjects.TASK, 1)
+    assert left.message == examples.task(batch=11)
 
 
 async def test_work_that_is_never_finished_is_reported(
-    nats_url: str, monkeypatch: pytest.MonkeyPatch
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shared.bus.queue.ACK_WAIT_S", 0.3)
     monkeypatch.setattr("shared.bus.queue.MAX_DELIVER", 2)
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        await bus.publish(examples.task())
-        queue = bus.queue(subjects.TASK, "rollout")
-        for _ in range(2):
-            await queue.next()  # claimed, and then the worker dies
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(3):
-                await queue.next()
-        [advisory] = await take(bus, subjects.DLQ, 1)
-        assert json.loads(advisory.data)["stream_seq"] == 1
+    await bus.publish(examples.task())
+    queue = bus.queue(subjects.TASK, "rollout")
+    for _ in range(2):
+        await queue.next()  # claimed, and then the worker dies
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3):
+            await queue.next()
+    [advisory] = await take(bus, subjects.DLQ, 1)
+    assert json.loads(advisory.data)["stream_seq"] == 1
 
 
 async def test_nobody_answering_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,47 +207,41 @@ async def test_nobody_answering_is_an_error_that_says_so(monkeypatch: pytest.Mon
             pass
 
 
-async def test_what_is_stored_can_be_read_and_then_followed_without_a_gap(nats_url: str) -> None:
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        assert await bus.stored(subjects.TASK) == ([], 0)
-        await bus.publish(examples.task(group=0))
-        await bus.publish(examples.task(group=1))
-        found, last = await bus.stored(subjects.TASK)
-        assert [received.message for received in found] == [
-            examples.task(group=0), examples.task(group=1)
-        ]  # fmt: skip
-        await bus.publish(examples.task(group=2))
-        async with asyncio.timeout(30):
-            async for received in bus.follow(subjects.TASK, after=last):
-                assert received.message == examples.task(group=2)
-                break
+async def test_what_is_stored_can_be_read_and_then_followed_without_a_gap(bus: Bus) -> None:
+    assert await bus.stored(subjects.TASK) == ([], 0)
+    await bus.publish(examples.task(group=0))
+    await bus.publish(examples.task(group=1))
+    found, last = await bus.stored(subjects.TASK)
+    assert [received.message for received in found] == [
+        examples.task(group=0), examples.task(group=1)
+    ]  # fmt: skip
+    await bus.publish(examples.task(group=2))
+    async with asyncio.timeout(30):
+        async for received in bus.follow(subjects.TASK, after=last):
+            assert received.message == examples.task(group=2)
+            break
 
 
-async def test_a_device_that_looks_late_sees_the_newest_command_only(nats_url: str) -> None:
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        for number in range(1, 4):
-            await bus.publish(SetDevice(worker="trainer-a", loan_number=number, mode="train"))
-        await bus.publish(SetDevice(worker="trainer-b", loan_number=9, mode="train"))
-        found, _ = await bus.stored(subjects.DEVICE)
-        messages = [received.message for received in found]
-        assert [(m.worker, m.loan_number) for m in messages if isinstance(m, SetDevice)] == [
-            ("trainer-a", 3), ("trainer-b", 9)
-        ]  # fmt: skip
+async def test_a_device_that_looks_late_sees_the_newest_command_only(bus: Bus) -> None:
+    for number in range(1, 4):
+        await bus.publish(SetDevice(worker="trainer-a", loan_number=number, mode="train"))
+    await bus.publish(SetDevice(worker="trainer-b", loan_number=9, mode="train"))
+    found, _ = await bus.stored(subjects.DEVICE)
+    messages = [received.message for received in found]
+    assert [(m.worker, m.loan_number) for m in messages if isinstance(m, SetDevice)] == [
+        ("trainer-a", 3), ("trainer-b", 9)
+    ]  # fmt: skip
 
 
-async def test_a_task_reaches_the_device_it_names_alone(nats_url: str) -> None:
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        mine, other = examples.task(group=0), examples.task(group=1)
-        await bus.publish(other.model_copy(update={"worker": "rollout-1"}))
-        await bus.publish(mine)
-        async with asyncio.timeout(30):
-            subject = subjects.tasks_for("test", mine.worker)
-            async for received in bus.follow(subjects.TASK, [subject]):
-                assert received.message == mine
-                break
+async def test_a_task_reaches_the_device_it_names_alone(bus: Bus) -> None:
+    mine, other = examples.task(group=0), examples.task(group=1)
+    await bus.publish(other.model_copy(update={"worker": "rollout-1"}))
+    await bus.publish(mine)
+    async with asyncio.timeout(30):
+        subject = subjects.tasks_for("test", mine.worker)
+        async for received in bus.follow(subjects.TASK, [subject]):
+            assert received.message == mine
+            break
 
 
 async def test_a_follower_can_be_stopped_while_the_server_is_away(
@@ -325,20 +301,20 @@ async def test_a_slot_that_a_refused_command_took_goes_to_who_commands_now(nats_
         assert [each.message for each in await take(new, subjects.TASK, 1)] == [task]
 
 
-async def test_commands_before_a_takeover_and_of_earlier_releases_hold(nats_url: str) -> None:
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        await bus.publish(examples.task())  # of a release without epochs
-        async with schedulers(nats_url, 2, 5) as [_, new]:
-            assert not await new.publish(examples.task())
-            device = SetDevice(worker="t-1", loan_number=1, mode="train")
-            await new.publish(device)
-            for number in range(6, 9):  # a mark that is there already is no other one
-                await new.begin_epoch(number)
-                await new.begin_epoch(number)
-            assert len((await new.stored(subjects.TASK))[0]) == 1
-            found, _ = await new.stored(subjects.DEVICE, ["dg.test.device.t-1"])
-            assert [each.message for each in found] == [device]
+async def test_commands_before_a_takeover_and_of_earlier_releases_hold(
+    nats_url: str, bus: Bus
+) -> None:
+    await bus.publish(examples.task())  # of a release without epochs
+    async with schedulers(nats_url, 2, 5) as [_, new]:
+        assert not await new.publish(examples.task())
+        device = SetDevice(worker="t-1", loan_number=1, mode="train")
+        await new.publish(device)
+        for number in range(6, 9):  # a mark that is there already is no other one
+            await new.begin_epoch(number)
+            await new.begin_epoch(number)
+        assert len((await new.stored(subjects.TASK))[0]) == 1
+        found, _ = await new.stored(subjects.DEVICE, ["dg.test.device.t-1"])
+        assert [each.message for each in found] == [device]
 
 
 async def test_old_marks_are_removed(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,13 @@ from shared.bus.bus import Bus
 from shared.bus.register import Entry, Register
 
 
-async def test_of_two_that_write_an_empty_register_one_fails(nats_url: str) -> None:
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        register = Register(bus.jetstream, "DG_LEASE_test", seconds=60.0)
-        await register.make()
-        assert await register.read() is None
-        assert await register.write(b"first", on=0) == 1
-        assert await register.write(b"second", on=0) is None
-        assert await register.read() == Entry(1, b"first")
-        assert await register.write(b"third", on=1) == 2
-        assert await register.write(b"fourth", on=1) is None
-        assert await register.read() == Entry(2, b"third")
+async def test_of_two_that_write_an_empty_register_one_fails(bus: Bus) -> None:
+    register = Register(bus.jetstream, "DG_LEASE_test", seconds=60.0)
+    await register.make()
+    assert await register.read() is None
+    assert await register.write(b"first", on=0) == 1
+    assert await register.write(b"second", on=0) is None
+    assert await register.read() == Entry(1, b"first")
+    assert await register.write(b"third", on=1) == 2
+    assert await register.write(b"fourth", on=1) is None
+    assert await register.read() == Entry(2, b"third")

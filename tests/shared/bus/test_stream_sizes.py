@@ -31,17 +31,15 @@ async def test_a_stream_grows_with_what_a_run_needs_and_never_shrinks(nats_url: 
 
 
 async def test_a_stream_of_an_operators_size_keeps_it_and_a_run_that_needs_more_is_refused(
-    nats_url: str,
+    bus: Bus,
 ) -> None:
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        config = (await bus.jetstream.stream_info(TASK.name)).config
-        await bus.jetstream.update_stream(config.evolve(max_bytes=100 * MIB + 1))
-        await bus.ensure_streams({TASK.name: 100 * MIB})
-        assert await size_of(bus.jetstream, TASK.name) == 100 * MIB + 1
-        need = 100 * MIB + 2
-        with pytest.raises(UserError, match=r"schedule\.fragment_size: .* DG_TASK .*--max-bytes"):
-            await bus.ensure_streams({TASK.name: need})
+    config = (await bus.jetstream.stream_info(TASK.name)).config
+    await bus.jetstream.update_stream(config.evolve(max_bytes=100 * MIB + 1))
+    await bus.ensure_streams({TASK.name: 100 * MIB})
+    assert await size_of(bus.jetstream, TASK.name) == 100 * MIB + 1
+    need = 100 * MIB + 2
+    with pytest.raises(UserError, match=r"schedule\.fragment_size: .* DG_TASK .*--max-bytes"):
+        await bus.ensure_streams({TASK.name: need})
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -67,20 +65,16 @@ async def test_a_stream_of_an_earlier_release_takes_larger_messages_and_more_rea
         assert config.max_consumers == MAX_CONSUMERS
 
 
-async def test_the_sums_of_as_many_members_as_there_may_be_go_over_the_bus(nats_url: str) -> None:
+async def test_the_sums_of_as_many_members_as_there_may_be_go_over_the_bus(bus: Bus) -> None:
     message = exchange(pieces_of(MAX_PIECES), MAX_MEMBERS)
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        await bus.publish(message)
-        async with contextlib.aclosing(bus.follow(FLUID)) as messages:
-            received = await anext(messages)
+    await bus.publish(message)
+    async with contextlib.aclosing(bus.follow(FLUID)) as messages:
+        received = await anext(messages)
     assert received.message == message
 
 
-async def test_more_than_a_thousand_devices_can_read_a_stream(nats_url: str) -> None:
+async def test_more_than_a_thousand_devices_can_read_a_stream(bus: Bus) -> None:
     """NATS 2.15 allows a thousand where a stream does not say how many."""
-    async with Bus.connect(nats_url, run="test", name="test") as bus:
-        await bus.ensure_streams()
-        for number in range(1001):
-            reader = follower_config(f"_INBOX.{number}", ["dg.test.fluid.>"], 1)
-            await bus.jetstream.add_consumer(FLUID.name, reader)
+    for number in range(1001):
+        reader = follower_config(f"_INBOX.{number}", ["dg.test.fluid.>"], 1)
+        await bus.jetstream.add_consumer(FLUID.name, reader)
