@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pytest
+
 from tests.http_server import QuietHandler, serving
 
 LARGE = (".safetensors", ".bin", ".png")
@@ -266,6 +268,18 @@ ROUTES: tuple[tuple[str, Callable[..., None]], ...] = (
     (r"/lfs/([0-9a-f]{64})", Handler.upload),
     (rf"/{_NAME}/resolve/([^/]+)/(.+)", Handler.file),
 )
+
+
+@contextmanager
+def in_use(home: Path, monkeypatch: pytest.MonkeyPatch, token: str = "") -> Iterator[Mirror]:
+    """A mirror that huggingface_hub takes for the hub, and nothing that was fetched before."""
+    monkeypatch.setenv("HF_HOME", str(home))
+    monkeypatch.setenv("HF_TOKEN", token)
+    for name in ("DIGENRL_MODELS", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    with mirror() as found:
+        monkeypatch.setenv("HF_ENDPOINT", found.url)
+        yield found
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from shared.run.layout import file_key
 from shared.run.run_recipe import check_recipe, read_recipe, store_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
-from tests.hub.mirror import TOKEN, Mirror, Repository, mirror
+from tests.hub.mirror import TOKEN, Mirror, Repository, in_use
 from tests.paths import DIGITS
 
 NAME = "tiny/edits"
@@ -51,12 +51,7 @@ def row(number: int) -> dict[str, Any]:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_TOKEN", "")
-    for name in ("DIGENRL_MODELS", "HF_HUB_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    with mirror() as found:
-        monkeypatch.setenv("HF_ENDPOINT", found.url)
+    with in_use(tmp_path / "home", monkeypatch) as found:
         rows = [row(1), row(2), {**row(3), "instruction": None}, row(4)]
         found.repositories[f"datasets/{NAME}"] = Repository({
             "data/train-00000-of-00002.parquet": table(rows[:3]),

@@ -19,7 +19,7 @@ from shared.models.hub import MAX_CONFIG_BYTES, commit_of, place
 from shared.recipe.recipe import load_recipe
 from shared.run.files import digest_of
 from tests import tiny_models
-from tests.hub.mirror import TOKEN, Mirror, Repository, mirror
+from tests.hub.mirror import TOKEN, Mirror, Repository, in_use
 from tests.paths import DIGITS, ROOT
 
 NAME = "tiny/digits-model"
@@ -54,14 +54,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_TOKEN", "")
-    for name in ("DIGENRL_MODELS", "HF_HUB_CACHE"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", CHUNK)
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
-    with mirror() as found:
-        monkeypatch.setenv("HF_ENDPOINT", found.url)
+    with in_use(tmp_path / "home", monkeypatch) as found:
         found.add(NAME, model)
         yield found
 

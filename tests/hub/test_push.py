@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from digenrl import cli
-from tests.hub.mirror import TOKEN, Mirror, mirror
+from tests.hub.mirror import TOKEN, Mirror, in_use
 
 # huggingface_hub gives its HTTP library a file in an older way.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -16,11 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    with mirror() as found:
-        monkeypatch.setenv("HF_ENDPOINT", found.url)
+    with in_use(tmp_path / "home", monkeypatch, TOKEN) as found:
         yield found
 
 
