@@ -1,6 +1,5 @@
 """What a commit takes, as it is read off what the devices did."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from bench.cluster.unscaled import (
 )
 from bench.runner.figures import Interval
 from shared.errors import UserError
+from tests.waiting import until
 
 BEFORE = [
     Interval("a", "train", 0.0, 9.0),
@@ -53,9 +53,7 @@ async def test_as_many_bytes_are_written_plainly_in_the_middle_of_each_batch(
     plain = PlainWrites(tmp_path, last=2, sizes=(20_000_000, 30_000_000))
     for version in range(4):
         plain.follow(version)
-    async with asyncio.timeout(20):
-        while len(plain.seconds) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: len(plain.seconds) == 2)
     assert names_in(tmp_path) == []
     assert all(0 < weights < both for weights, both in plain.seconds)
 

@@ -20,6 +20,7 @@ from shared.errors import Unavailable, UserError
 from shared.process.settings import ServiceSettings
 from shared.store import StoreSettings, open_store
 from tests.brokers import PASSWORD
+from tests.waiting import until
 
 EVERYTHING = 'ü my (1) runs, it\'s 模型 🎩 "q" $HOME `x` #1 100%41 a=b;c&d [x] *? \\n'
 FOLDERS = ["my runs", "müller", "模型", "it's", 'a"b', "(1), 2", "50%20#1?", "$HOME", "a\\nb", "🎩"]
@@ -103,9 +104,7 @@ async def test_the_space_of_what_is_deleted_comes_back(
         await store.write("run/old", os.urandom(20 << 20))
         assert (store.bytes_on_disk() or 0) > 21 << 20
         await store.delete(["run/old"])
-        async with asyncio.timeout(60):
-            while (store.bytes_on_disk() or 0) > 7 << 20:  # noqa: ASYNC110 -- of a process
-                await asyncio.sleep(0.2)
+        await until(lambda: (store.bytes_on_disk() or 0) <= 7 << 20, seconds=60)
         assert len(await store.get(kept)) == 1 << 20
     finally:
         await supervisor.stop(["objects"], seconds=0.5)
@@ -146,9 +145,7 @@ async def test_a_broker_that_dies_otherwise_is_started_again(tmp_path: Path) -> 
         process = supervisor.children["valkey"].process
         assert process is not None
         process.send_signal(9)
-        async with asyncio.timeout(30):
-            while not supervisor.children["valkey"].num_restarts:  # noqa: ASYNC110 -- a process
-                await asyncio.sleep(0.05)
+        await until(lambda: supervisor.children["valkey"].num_restarts)
     finally:
         await supervisor.stop(["valkey"])
 

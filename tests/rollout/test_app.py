@@ -11,6 +11,7 @@ from shared.messages.contracts import (
 from shared.run.layout import conditions_folder
 from tests import examples
 from tests.rollout.worker import ADDRESS, RUN, Cluster
+from tests.waiting import until
 
 
 async def test_a_fragment_is_stored_and_reported_with_the_weights_that_made_it(
@@ -30,7 +31,7 @@ async def test_conditions_are_stored_while_their_fragment_is_generated(cluster: 
     cluster.device.free.clear()
     await cluster.generate(3, 4)
     folder = cluster.backend._root / conditions_folder(RUN)
-    await cluster.until(lambda: bool(list(folder.glob("*.safetensors"))))
+    await until(lambda: bool(list(folder.glob("*.safetensors"))))
     stored = await cluster.store.keys(conditions_folder(RUN))
     assert cluster.device.done == [], "it is at its first fragment"
     cluster.device.free.set()
@@ -45,7 +46,7 @@ async def test_conditions_that_could_not_be_stored_are_stored_with_the_fragment(
 ) -> None:
     cluster.device.free.clear()
     await cluster.generate(3)
-    await cluster.until(lambda: cluster.device.begun == ["fragment 3"])
+    await until(lambda: cluster.device.begun == ["fragment 3"])
     cluster.device.free.set()
     await cluster.told("fragment_generated")
     cluster.device.free.clear()
@@ -54,7 +55,7 @@ async def test_conditions_that_could_not_be_stored_are_stored_with_the_fragment(
     other = task.prompt.model_copy(update={"text": "another prompt"})
     update = {"policy": examples.policy(0), "prompt": other}
     await cluster.bus.publish(task.model_copy(update=update))
-    await cluster.until(lambda: not cluster.backend.outages)
+    await until(lambda: not cluster.backend.outages)
     cluster.device.free.set()
     event = (await cluster.told("fragment_generated", 2))[-1]
     assert isinstance(event, FragmentGenerated)
@@ -91,11 +92,11 @@ async def test_another_attempt_stores_the_conditions_anew(cluster: Cluster) -> N
 async def test_a_fragment_that_was_given_back_is_not_given_back_again(cluster: Cluster) -> None:
     cluster.device.free.clear()
     await cluster.publish_version(1)
-    await cluster.until(lambda: cluster.app._loader.newest == 1)
+    await until(lambda: cluster.app._loader.newest == 1)
     await cluster.generate(0)
     await cluster.told("fragment_released")
     await cluster.generate(1, 2, version=1)
-    await cluster.until(lambda: len(cluster.app._waiting) == 1)
+    await until(lambda: len(cluster.app._waiting) == 1)
     await cluster.drain()
     events = await cluster.told("fragment_released", 3)
     assert [(e.slot.group, e.reason) for e in events if isinstance(e, FragmentReleased)] == [
@@ -109,7 +110,7 @@ async def test_a_fragment_is_decoded_beside_the_steps_of_the_next_one_fragment_d
     device = cluster.device
     device.decodes.clear()
     await cluster.generate(0, 1, 2)
-    await cluster.until(lambda: len(device.done) == 2)
+    await until(lambda: len(device.done) == 2)
     for _ in range(20):
         await asyncio.sleep(0)
     assert device.decoding == [0], "the second waits for the first, and the third for both"
@@ -127,10 +128,10 @@ async def test_a_fragment_keeps_its_version_while_the_next_one_takes_another(
     device = cluster.device
     device.decodes.clear()
     await cluster.generate(0)
-    await cluster.until(lambda: device.decoding == [0])
+    await until(lambda: device.decoding == [0])
     await cluster.publish_version(1)
     await cluster.generate(1, version=1)
-    await cluster.until(lambda: device.done == ["fragment 0 by 0", "fragment 1 by 1"])
+    await until(lambda: device.done == ["fragment 0 by 0", "fragment 1 by 1"])
     device.decodes.set()
     events = await cluster.told("fragment_generated", 2)
     made = [e for e in events if isinstance(e, FragmentGenerated)]
@@ -153,7 +154,7 @@ async def test_what_cannot_be_decoded_fails_alone(cluster: Cluster) -> None:
 async def test_what_is_decoded_when_the_worker_stops_is_given_back(cluster: Cluster) -> None:
     cluster.device.decodes.clear()
     await cluster.generate(0, 1)
-    await cluster.until(lambda: len(cluster.device.done) == 2)
+    await until(lambda: len(cluster.device.done) == 2)
     await cluster.drain()
     events = await cluster.told("fragment_released", 2)
     assert [(e.slot.group, e.reason) for e in events if isinstance(e, FragmentReleased)] == [

@@ -9,6 +9,7 @@ from shared.run.conditions import read_conditions, store_conditions
 from tests import examples
 from tests.examples import ENCODING
 from tests.rollout.worker import RUN, Cluster, Start
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ async def test_a_fragment_waits_for_its_conditions_and_the_status_says_for_which
     cluster: Cluster,
 ) -> None:
     await generate(cluster, 3)
-    await cluster.until(lambda: cluster.worker.activity == "waiting_for_conditions")
+    await until(lambda: cluster.worker.activity == "waiting_for_conditions")
     status = cluster.worker._status()
     assert "'prompt 3' (batch 0, group 3)" in status.note
     assert "digenrl serve encoder" in status.note and "encoder.workers" in status.note
@@ -51,7 +52,7 @@ async def test_a_fragment_waits_for_its_conditions_and_the_status_says_for_which
     assert cluster.device.given == [b"PROMPT 3"]
     found = await read_conditions(cluster.store, RUN, ENCODING.digest(prompt_of(3)))
     assert found is not None and event.stored.conditions == found.ref
-    await cluster.until(lambda: cluster.worker.activity == "waiting_for_trainer")
+    await until(lambda: cluster.worker.activity == "waiting_for_trainer")
     assert cluster.worker._status().note == ""
 
 
@@ -62,9 +63,9 @@ async def test_conditions_are_fetched_while_the_device_is_at_another_fragment(
     await encode(cluster, 0)
     await encode(cluster, 1)
     await generate(cluster, 0)
-    await cluster.until(lambda: cluster.device.begun == ["fragment 0"])
+    await until(lambda: cluster.device.begun == ["fragment 0"])
     await generate(cluster, 1)
-    await cluster.until(lambda: cluster.app._waiting.has_ready)
+    await until(lambda: cluster.app._waiting.has_ready)
     assert cluster.worker.activity == "generating"
     await cluster.store.delete_folder(f"{RUN}/conditions")
     cluster.device.free.set()
@@ -112,7 +113,7 @@ async def test_faulty_conditions_fail_the_fragment_and_not_the_worker_and_are_ma
     assert isinstance(failed, FragmentFailed) and failed.stage == "rollout"
     assert await read_conditions(cluster.store, RUN, digest) is None, "forgotten"
     await generate(cluster, 3, attempt=1)
-    await cluster.until(lambda: cluster.worker.activity == "waiting_for_conditions")
+    await until(lambda: cluster.worker.activity == "waiting_for_conditions")
     await encode(cluster, 3)
     await cluster.told("fragment_generated")
     assert cluster.device.given == [b"PROMPT 3"]
@@ -133,17 +134,17 @@ async def test_a_fragment_that_has_become_stale_goes_back_without_its_conditions
     cluster: Cluster,
 ) -> None:
     await generate(cluster, 0)
-    await cluster.until(lambda: cluster.worker.activity == "waiting_for_conditions")
+    await until(lambda: cluster.worker.activity == "waiting_for_conditions")
     await cluster.publish_version(1)
     [event] = await cluster.told("fragment_released")
     assert isinstance(event, FragmentReleased)
     assert (event.slot.group, event.reason) == (0, "stale")
-    await cluster.until(lambda: cluster.worker.activity == "waiting_for_trainer")
+    await until(lambda: cluster.worker.activity == "waiting_for_trainer")
 
 
 async def test_a_worker_that_ends_gives_back_what_still_waits(cluster: Cluster) -> None:
     await generate(cluster, 0, 1)
-    await cluster.until(lambda: len(cluster.app._waiting) == 2)
+    await until(lambda: len(cluster.app._waiting) == 2)
     await cluster.drain()
     events = await cluster.told("fragment_released", 2)
     assert [(e.slot.group, e.reason) for e in events if isinstance(e, FragmentReleased)] == [

@@ -29,6 +29,7 @@ from shared.store.folder import FolderBackend
 from tests import examples
 from tests.examples import ENCODING
 from tests.paths import DIGITS
+from tests.waiting import until
 
 GROUPS, AHEAD, STEPS = 3, 2, 20
 WAIT_S = 20.0
@@ -170,9 +171,7 @@ async def test_a_batch_that_is_over_is_left_for_the_newest(run: Encoders) -> Non
     run.devices[0].free.clear()
     for number in range(1, 6):
         await run.publish_version(number)
-    async with asyncio.timeout(WAIT_S):
-        while run.apps[0].newest < 5:  # noqa: ASYNC110 -- it is told by the broker
-            await asyncio.sleep(0.01)
+    await until(lambda: run.apps[0].newest == 5)
     begun = len(run.devices[0].done)
     run.devices[0].free.set()
     await run.has(5, 6, 7)

@@ -14,14 +14,15 @@ from shared.run.manifest import StoredTensors
 from shared.telemetry import ANNOUNCEMENTS_REFUSED
 from tests import examples
 from tests.rollout.worker import RUN, Cluster, FakeDevice, FakeStaged, Start
+from tests.waiting import until
 
 
 async def test_a_new_version_is_used_after_the_fragment_under_way(cluster: Cluster) -> None:
     cluster.device.free.clear()
     await cluster.generate(0, 1)
-    await cluster.until(lambda: cluster.device.begun == ["fragment 0"])
+    await until(lambda: cluster.device.begun == ["fragment 0"])
     await cluster.publish_version(1)
-    await cluster.until(lambda: cluster.app._loader.newest == 1)
+    await until(lambda: cluster.app._loader.newest == 1)
     await cluster.generate(2, version=1)
     cluster.device.free.set()
     await cluster.told("fragment_generated", 2)
@@ -44,11 +45,11 @@ async def test_a_version_that_nobody_has_committed_is_not_believed(cluster: Clus
     refused = ANNOUNCEMENTS_REFUSED._value.get()
     for forged in (2**40, 1):
         await cluster.bus.publish(examples.published(forged))
-    await cluster.until(lambda: ANNOUNCEMENTS_REFUSED._value.get() == refused + 2)
+    await until(lambda: ANNOUNCEMENTS_REFUSED._value.get() == refused + 2)
     await cluster.generate(0)
     await cluster.told("fragment_generated")
     await cluster.publish_version(1)
-    await cluster.until(lambda: cluster.app._loader.newest == 1)
+    await until(lambda: cluster.app._loader.newest == 1)
     await cluster.generate(1, version=1)
     await cluster.told("fragment_generated", 2)
     assert cluster.device.done == ["fragment 0 by 0", "fragment 1 by 1"]
@@ -69,16 +70,16 @@ async def test_a_version_that_is_stored_and_not_committed_is_generated_by_and_fe
     async with worker() as cluster:
         cluster.device.free.clear()
         await cluster.generate(0)
-        await cluster.until(lambda: cluster.device.begun == ["fragment 0"])
+        await until(lambda: cluster.device.begun == ["fragment 0"])
         weights = await cluster.weights(examples.digest(1))
         await cluster.generate(1, 2, version=1, weights=weights)
-        await cluster.until(lambda: staged[-1:] == [examples.digest(1)])
+        await until(lambda: staged[-1:] == [examples.digest(1)])
         assert cluster.device.done == [], "it is staged beside generation"
         cluster.device.free.set()
         await cluster.told("fragment_generated", 3)
         assert cluster.app._loader.newest == 0, "it may be lost before it is committed"
         await cluster.publish_version(1)
-        await cluster.until(lambda: cluster.app._loader.newest == 1)
+        await until(lambda: cluster.app._loader.newest == 1)
         await cluster.generate(3, version=1)
         await cluster.told("fragment_generated", 4)
         assert cluster.device.done == [
@@ -100,13 +101,13 @@ async def test_a_version_that_is_committed_while_it_is_loaded_is_not_loaded_twic
 
     await cluster.generate(0)
     await cluster.told("fragment_generated")
-    await cluster.until(lambda: cluster.app._loader.newest == 0)
+    await until(lambda: cluster.app._loader.newest == 0)
     monkeypatch.setattr(FakeDevice, "stage", slow)
     weights = await cluster.weights(examples.digest(1))
     await cluster.generate(1, version=1, weights=weights)
-    await cluster.until(lambda: len(begun) == 1)
+    await until(lambda: len(begun) == 1)
     await cluster.publish_version(1)
-    await cluster.until(lambda: cluster.app._loader.newest == 1)
+    await until(lambda: cluster.app._loader.newest == 1)
     released.set()
     await cluster.told("fragment_generated", 2)
     assert len(begun) == 1
@@ -122,14 +123,14 @@ async def test_of_a_lost_version_another_one_of_the_same_number_is_used(cluster:
     await cluster.generate(1)
     await cluster.told("fragment_generated", 2)
     await cluster.publish_version(1)
-    await cluster.until(lambda: cluster.app._loader.newest == 1)
+    await until(lambda: cluster.app._loader.newest == 1)
     await cluster.generate(2, version=1)
     await cluster.told("fragment_generated", 3)
     assert cluster.device.done == ["fragment 0 by 9", "fragment 1 by 0", "fragment 2 by 1"]
 
 
 async def test_stored_weights_of_another_digest_fail_the_fragment(cluster: Cluster) -> None:
-    await cluster.until(lambda: cluster.app._loader.newest == 0)
+    await until(lambda: cluster.app._loader.newest == 0)
     weights = await cluster.weights(examples.digest(9))
     await cluster.generate(0, version=1, weights=weights)
     [event] = await cluster.told("fragment_failed")
@@ -139,7 +140,7 @@ async def test_stored_weights_of_another_digest_fail_the_fragment(cluster: Clust
 
 
 async def test_weights_that_do_not_lie_with_those_of_the_run_are_not_read(cluster: Cluster) -> None:
-    await cluster.until(lambda: cluster.app._loader.newest == 0)
+    await until(lambda: cluster.app._loader.newest == 0)
     packed = examples.digest(1).encode()
     weights = await cluster.store.put("another-run/weights", packed, suffix=".safetensors")
     await cluster.generate(0, version=1, weights=weights)
@@ -153,10 +154,10 @@ async def test_weights_that_do_not_lie_with_those_of_the_run_are_not_read(cluste
 async def test_weights_that_could_not_be_staged_are_staged_again(
     cluster: Cluster, fault: IntegrityError | Unavailable
 ) -> None:
-    await cluster.until(lambda: cluster.app._loader.newest == 0)
+    await until(lambda: cluster.app._loader.newest == 0)
     cluster.device.staging_fault = fault
     await cluster.publish_version(1)
-    await cluster.until(lambda: cluster.device.staging_fault is None)
+    await until(lambda: cluster.device.staging_fault is None)
     await cluster.generate(0, version=1)
     await cluster.told("fragment_generated")
     assert cluster.device.done == ["fragment 0 by 1"]

@@ -229,11 +229,6 @@ class Cluster:
                     break
         return found
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while not condition():  # noqa: ASYNC110 -- of objects that know nothing of tests
-                await asyncio.sleep(0.01)
-
     async def drain(self) -> None:
         self.running.cancel()
         with contextlib.suppress(asyncio.CancelledError):

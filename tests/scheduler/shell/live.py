@@ -18,6 +18,7 @@ from shared.run.layout import stored_batches
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from tests import examples
+from tests.waiting import until
 
 RUN = "test"
 WAIT_S = 15.0
@@ -72,9 +73,7 @@ class Live:
                 raise error
 
     async def recovered(self) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while not self.scheduler.health.ready:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: self.scheduler.health.ready)
 
     async def knows(self, version: int) -> bool:
         """Whether it comes to know of the version, and of all before it, in some seconds; they are

@@ -29,7 +29,8 @@ from shared.process.service import ProbeView
 from shared.run.chain import RECENT, SHORT
 from shared.run.layout import timeline_key, usage_key
 from tests import examples
-from tests.scheduler.shell.served import METRICS, CountedReads, Outbox, commit, stored
+from tests.scheduler.shell.served import METRICS, Outbox, commit, stored
+from tests.shared.store.hosts import CountedReads
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from shared.process.service import Health
 from shared.run.epochs import claim_epoch, newest_epoch
 from shared.store import ObjectStore
 from shared.telemetry import ALARM, NATS_STORES_NOTHING
+from tests.waiting import until
 
 pytestmark = pytest.mark.broker
 WAIT_S = 20
@@ -65,9 +66,7 @@ async def taking(lease: Lease) -> AsyncIterator["asyncio.Task[int]"]:
 
 
 async def until_held(lease: Lease) -> int:
-    async with asyncio.timeout(WAIT_S):
-        while lease._held is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: lease._held)
     return lease.epoch
 
 
@@ -78,9 +77,7 @@ async def test_one_commands_and_the_other_stands_by_until_it_is_given_the_lease(
     async with taking(first):
         before = await until_held(first)
         async with taking(second):
-            async with asyncio.timeout(WAIT_S):
-                while "first:8000 commands" not in second.health.reason:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until(lambda: "first:8000 commands" in second.health.reason)
             assert not second.health.ready
             await asyncio.sleep(2 * leases.TTL_S)  # it is renewed all the time
             assert second._held is None
@@ -223,9 +220,7 @@ async def test_who_takes_over_says_that_the_store_takes_nothing(
     monkeypatch.setattr(leases, "claim_epoch", may_claim)
     lease = another(bus, folder_store, "first")
     async with taking(lease):
-        async with asyncio.timeout(WAIT_S):
-            while "the object store takes nothing" not in lease.health.reason:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: "the object store takes nothing" in lease.health.reason)
         assert ALARM.labels(what=STORE)._value.get() == 1
         is_full = False
         await until_held(lease)
@@ -254,9 +249,7 @@ async def test_a_standby_says_that_the_broker_stores_nothing_where_nobody_comman
     monkeypatch.setattr(Register, "write", may_write)
     lease = another(bus, folder_store, "first")
     async with taking(lease):
-        async with asyncio.timeout(WAIT_S):
-            while not lease.health.reason.startswith(NATS_STORES_NOTHING):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: lease.health.reason.startswith(NATS_STORES_NOTHING))
         assert ALARM.labels(what="nats_stores_nothing")._value.get() == 1
         is_full = False
         await until_held(lease)

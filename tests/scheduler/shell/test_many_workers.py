@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 from multiprocessing import get_context
 
 import pytest
@@ -17,6 +18,7 @@ from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from tests import examples
 from tests.scheduler.shell.live import RUN, Live, Trainer
+from tests.waiting import until
 
 NUM_WORKERS = 1024
 LEFT = "worker_left"
@@ -88,9 +90,7 @@ async def test_none_of_1024_living_workers_is_declared_dead_while_three_batches_
                     await live.trainer.commit(announce=True)
                     assert await live.knows(version)
                     await return_fragments(bus, scheduler, version)
-                    async with asyncio.timeout(120):
-                        while not all_have(scheduler, version):  # noqa: ASYNC110
-                            await asyncio.sleep(0.1)
+                    await until(partial(all_have, scheduler, version), seconds=120)
                     await asyncio.sleep(6.0)  # longer than a lease
                 found, _ = await bus.stored(subjects.TASK)
             finally:

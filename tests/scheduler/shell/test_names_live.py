@@ -12,6 +12,7 @@ from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker
 from shared.process.worker_process import one_user_error
 from tests.scheduler.shell.live import Live
+from tests.waiting import until
 
 pytestmark = pytest.mark.broker
 
@@ -29,8 +30,7 @@ async def test_the_second_worker_of_a_name_ends_with_the_reason_and_the_first_go
         bus = live.trainer.bus
         await live.trainer.commit(announce=True)
         reporting = tasks.create_task(first.report(bus))
-        while first.address not in live.scheduler.state.workers:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: first.address in live.scheduler.state.workers)
         with pytest.raises(UserError, match=r"'host-1'.*--worker or DIGENRL_WORKER"):
             await second.report(bus)
         assert list(live.scheduler.state.workers) == [first.address]

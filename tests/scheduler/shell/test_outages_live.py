@@ -24,21 +24,15 @@ from tests import examples
 from tests.brokers import StartProgram, program
 from tests.scheduler.shell.live import (
     RUN,
-    WAIT_S,
     Live,
     Trainer,
     after_reading_the_chain,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.broker
 
 DEVICE = "rollout-0-12345678"
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 @dataclass

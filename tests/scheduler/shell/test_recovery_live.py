@@ -1,6 +1,5 @@
 """The scheduler learns of every version, whenever it is announced: on real brokers."""
 
-import asyncio
 import json
 
 import pytest
@@ -11,7 +10,8 @@ from shared.run.evaluations import GoldFigures
 from shared.run.layout import batch_folder, evaluations_folder
 from shared.store import ObjectStore
 from tests import examples
-from tests.scheduler.shell.live import RUN, WAIT_S, Live, after_reading_the_chain
+from tests.scheduler.shell.live import RUN, Live, after_reading_the_chain
+from tests.waiting import until
 
 
 async def test_a_version_announced_while_the_scheduler_recovers_is_not_lost(
@@ -135,13 +135,9 @@ async def test_a_run_ends_once_two_evaluations_in_a_row_have_reached_its_goal(
         if not has_died:
             assert await live.knows(2) and scheduler.state.phase == "running"
             await evaluated(store, 3, 0.9)
-            async with asyncio.timeout(WAIT_S):
-                while scheduler.state.goal_reached_by is None:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until(lambda: scheduler.state.goal_reached_by is not None)
             assert scheduler.state.phase == "running", "a batch is in training"
             await live.trainer.commit(announce=True)
-        async with asyncio.timeout(WAIT_S):
-            while scheduler.state.phase != "finished":  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: scheduler.state.phase == "finished")
         assert scheduler.state.policy == examples.policy(3)
         assert scheduler.state.goal_reached_by == 3 and not scheduler.state.batches

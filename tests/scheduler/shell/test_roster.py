@@ -21,6 +21,7 @@ from shared.bus.bus import Bus
 from shared.cancellation import stop
 from shared.messages.workers import Activity, Service, WorkerStatus
 from tests import examples
+from tests.waiting import until
 
 
 def status(
@@ -76,8 +77,6 @@ async def test_nobody_is_silent_while_statuses_wait_to_be_recorded(
     await asyncio.sleep(0.3)  # six times a lease
     assert inputs == []
     roster.num_waiting = lambda: 0
-    async with asyncio.timeout(10):
-        while not inputs:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: inputs)
     assert inputs == [WorkerLeft("rollout-0-a")]
     await stop(watching)

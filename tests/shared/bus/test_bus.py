@@ -16,6 +16,7 @@ from shared.messages import subjects
 from shared.messages.contracts import Message, OperatorRequest, SetDevice
 from tests import examples
 from tests.brokers import StartProgram, program
+from tests.waiting import until
 
 
 async def take(bus: Bus, stream: subjects.Stream, count: int) -> list[Received]:
@@ -52,11 +53,9 @@ async def test_of_what_many_say_at_a_time_the_broker_keeps_one_message(bus: Bus)
 async def test_a_bus_says_for_how_long_a_message_waits_to_be_stored(nats_url: str) -> None:
     async with Bus.connect(nats_url, run="test", name="test") as bus:
         publishing = asyncio.create_task(bus.publish(examples.task()))
-        async with asyncio.timeout(30):
-            while bus.seconds_unstored < 0.2:  # noqa: ASYNC110 -- there is no stream for it
-                await asyncio.sleep(0.02)
-            await bus.ensure_streams()
-            assert await publishing
+        await until(lambda: bus.seconds_unstored >= 0.2)  # there is no stream for it
+        await bus.ensure_streams()
+        assert await asyncio.wait_for(publishing, 30)
         assert bus.seconds_unstored == 0
 
 

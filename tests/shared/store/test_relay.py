@@ -18,6 +18,7 @@ from shared.store.peers import peer_list
 from shared.store.relay import Peer, PeerFailed, Relay
 from shared.telemetry import SHARED_BYTES
 from tests.shared.store.hosts import LIMIT, Counting, Listed, counted
+from tests.waiting import until
 
 SIZE = 4 * CHUNK + 5
 WAIT_S = 20.0
@@ -64,8 +65,7 @@ async def test_the_store_sends_once_and_every_host_passes_on_while_it_receives(
     backend.goes_on.clear()
     async with hosts(4, tmp_path, backend) as stores, asyncio.timeout(WAIT_S):
         reading = [asyncio.create_task(store.get_shared(ref)) for store in stores]
-        while received(stores[-1]) < 2 * CHUNK:  # noqa: ASYNC110 -- of files
-            await asyncio.sleep(0.01)
+        await until(lambda: received(stores[-1]) >= 2 * CHUNK)
         assert not any(task.done() for task in reading)
         with counted(SHARED_BYTES, source="store") as from_store:
             backend.goes_on.set()
