@@ -8,9 +8,10 @@ import torch
 from bench import loop
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import unpack_trajectory
-from shared.diffusion.weights import load_weights, trained_parameters, trained_tensors
+from shared.diffusion.weights import trained_parameters
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS
+from tests.shared.diffusion.shared_noise import move
 
 RECIPE = override(
     load_recipe(DIGITS),
@@ -25,10 +26,7 @@ RECIPE = override(
 def test_both_train_the_same_gradient_of_the_same_path() -> None:
     torch.set_num_threads(1)
     loaded = load_policy(RECIPE, {"transformer", "text", "decoder"})
-    generator = torch.Generator().manual_seed(0)
-    tensors = trained_tensors(loaded.model.transformer)
-    moved = {n: 0.1 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
-    load_weights(loaded.model.transformer, moved)
+    move(loaded, 0.1)
     plain = loop._Plain(RECIPE, loaded, "a handwritten three", rows=3)
     ours = loop.Ours(RECIPE, loaded, "a handwritten three")
     data = ours.generate(0)

@@ -17,6 +17,7 @@ from services.reward.scorers.digits import DigitProbability
 from shared.learning.prompts import PromptOrder, read_prompts
 from shared.learning.seeds import group_seed, sample_seed
 from shared.learning.windows import Windows
+from shared.messages.contracts import Prompt
 from shared.recipe.grid import sigmas_of
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, TrainedGroup
@@ -137,16 +138,21 @@ class PlainLoop:
         for each in self.optimizer.param_groups:
             each["lr"] = table.learning_rate * (1 + math.cos(math.pi * progress)) / 2
 
+    def encoded(self, batch: int, group: int) -> tuple[Prompt, Tensor, Tensor]:
+        """Return the prompt of a group, and what the text encoders make of it."""
+        prompt = self.prompts.of_group(batch, group, self.recipe.batch.groups)
+        text, _, pooled, _ = self.pipeline.encode_prompt(
+            prompt.text, prompt.text, prompt.text, do_classifier_free_guidance=False,
+            max_sequence_length=self.pipeline.tokenizer_3.model_max_length,
+        )  # fmt: skip
+        return prompt, text, pooled
+
     @torch.no_grad()
     def generate(self, batch: int, committed: TrainedGroup) -> Any:
         number, version = committed.group, committed.policy_version
         self.use(self.versions[version].sampling)
         size = self.recipe.batch.group_size
-        prompt = self.prompts.of_group(batch, number, self.recipe.batch.groups)
-        text, _, pooled, _ = self.pipeline.encode_prompt(
-            prompt.text, prompt.text, prompt.text, do_classifier_free_guidance=False,
-            max_sequence_length=self.pipeline.tokenizer_3.model_max_length,
-        )  # fmt: skip
+        prompt, text, pooled = self.encoded(batch, number)
         shape = self.network.config.in_channels, *(self.network.config.sample_size,) * 2
         generators = [
             torch.Generator().manual_seed(sample_seed(self.seed, batch, number, each))

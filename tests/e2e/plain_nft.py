@@ -41,11 +41,7 @@ class PlainNft(PlainLoop):
     def generate(self, batch: int, committed: TrainedGroup) -> Finished:
         number, size = committed.group, self.recipe.batch.group_size
         self.use(self.versions[committed.policy_version].sampling)
-        prompt = self.prompts.of_group(batch, number, self.recipe.batch.groups)
-        text, _, pooled, _ = self.pipeline.encode_prompt(
-            prompt.text, prompt.text, prompt.text, do_classifier_free_guidance=False,
-            max_sequence_length=self.pipeline.tokenizer_3.model_max_length,
-        )  # fmt: skip
+        prompt, text, pooled = self.encoded(batch, number)
         shape = self.network.config.in_channels, *(self.network.config.sample_size,) * 2
         seeds = [sample_seed(self.seed, batch, number, each) for each in range(size)]
         x = torch.stack([

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.recipe.recipe import Recipe, load_recipe, override
 from tests import tiny_models
 from tests.paths import DIGITS
@@ -40,6 +41,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
         "rollout.media": "raw",  # devices without torch make none
     }
     return override(plain, changes)
+
+
+@pytest.fixture(scope="module")
+def loaded(recipe: Recipe) -> LoadedPolicy:
+    return load_policy(recipe, {"transformer", "text", "decoder"})
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """A machine that a test feeds with events, one a second, and what it answers."""
 
+from collections.abc import Callable
 from typing import Any
 
 from services.scheduler.core.inputs import MachineInput, WorkerJoined
@@ -7,11 +8,13 @@ from services.scheduler.core.machine import step
 from services.scheduler.core.state import State
 from shared.messages.contracts import (
     Command,
+    Fragment,
     GenerateFragment,
     TrainGroup,
 )
 from tests import examples
 
+Rewards = tuple[float | None, ...]
 EARLY: dict[str, Any] = {"max_staleness": 1}
 
 
@@ -39,14 +42,17 @@ class Machine:
     def tasks(self, event: MachineInput) -> list[GenerateFragment]:
         return [c for c in self.handle(event) if isinstance(c, GenerateFragment)]
 
-    def finish(self, tasks: list[GenerateFragment]) -> list[TrainGroup]:
+    def finish(
+        self, tasks: list[GenerateFragment], rewards: Callable[[Fragment], Rewards] | None = None
+    ) -> list[TrainGroup]:
         """Generate and score these tasks and whatever they make room for."""
         trained: list[TrainGroup] = []
         while tasks:
             task = tasks.pop(0)
+            given = None if rewards is None else rewards(task.fragment)
             for command in [
                 *self.handle(examples.generated(task)),
-                *self.handle(examples.scored(task)),
+                *self.handle(examples.scored(task, given)),
             ]:
                 if isinstance(command, TrainGroup):
                     trained.append(command)

@@ -22,18 +22,8 @@ from tests.scheduler.core.machine_driver import Machine, joined
 
 def scored_as(machine: Machine, *rewards: float | None) -> list[TrainGroup]:
     """Every fragment of a batch, its samples scored as the first ones of a group."""
-    trained: list[TrainGroup] = []
     tasks = machine.tasks(examples.published(0))
-    while tasks:
-        task = tasks.pop(0)
-        given = tuple(rewards[sample] for sample in task.fragment.samples)
-        for event in (examples.generated(task), examples.scored(task, given)):
-            for command in machine.handle(event):
-                if isinstance(command, TrainGroup):
-                    trained.append(command)
-                elif isinstance(command, GenerateFragment):
-                    tasks.append(command)
-    return trained
+    return machine.finish(tasks, lambda each: tuple(rewards[sample] for sample in each.samples))
 
 
 def test_a_sample_without_a_score_teaches_nothing_and_the_others_do() -> None:
@@ -48,19 +38,9 @@ def test_a_sample_without_a_score_teaches_nothing_and_the_others_do() -> None:
 
 def test_a_group_that_loses_too_many_samples_is_dropped_with_the_reason() -> None:
     machine = Machine(num_groups=2)
-    first, *others = machine.tasks(examples.published(0))
-    tasks, trained = [first, *others], list[TrainGroup]()
-    while tasks:
-        task = tasks.pop(0)
-        is_broken = task.fragment.group == 0
-        rewards = (None, None) if is_broken else (1.0, 2.0)
-        for event in (examples.generated(task), examples.scored(task, rewards)):
-            for command in machine.handle(event):
-                if isinstance(command, TrainGroup):
-                    trained.append(command)
-                elif isinstance(command, GenerateFragment):
-                    tasks.append(command)
-        assert machine.state.phase == "running"
+    tasks = machine.tasks(examples.published(0))
+    trained = machine.finish(tasks, lambda each: (1.0, 2.0) if each.group else (None, None))
+    assert machine.state.phase == "running"
     dropped = next(train for train in trained if train.group == 0)
     assert dropped.dropped == "4 of 4 samples could not be scored"
     assert dropped.advantages == (0.0,) * 4

@@ -20,7 +20,8 @@ from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 from tests import examples
 from tests.scheduler.shell.live import Live, Trainer
-from tests.scheduler.shell.served import CountedReads, Outbox, commit, stored
+from tests.scheduler.shell.served import Outbox, commit, stored
+from tests.shared.store.hosts import CountedReads
 
 
 @pytest.fixture

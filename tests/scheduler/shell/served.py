@@ -2,7 +2,6 @@
 
 from shared.messages.contracts import Message
 from shared.run.commits import CommitRecord, StoredRecord, record_digest
-from shared.store.folder import FolderBackend
 from tests import examples
 
 METRICS = {"reward_mean": 0.5, "onpolicy_ratio_error": 1e-8, "reward_mean/proxy": 0.25}
@@ -31,13 +30,3 @@ def commit(version: int) -> CommitRecord:
 def stored(version: int) -> StoredRecord:
     record = commit(version)
     return StoredRecord(record, record_digest(record.encode()))
-
-
-class CountedReads(FolderBackend):
-    """A folder that counts what is read of it."""
-
-    num_reads = 0
-
-    async def read(self, key: str) -> bytes | None:
-        self.num_reads += 1
-        return await super().read(key)

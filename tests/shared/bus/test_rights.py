@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +113,7 @@ class User:
         return await self.may(read)
 
 
-@asynccontextmanager
+@pytest.fixture
 async def users(planned: Brokers) -> AsyncIterator[Mapping[Role, User]]:
     found: dict[Role, User] = {}
     for role in ROLES:
@@ -163,37 +162,35 @@ def test_nobody_but_the_scheduler_commands_and_nobody_but_the_trainer_announces(
 
 
 async def test_each_role_publishes_what_the_description_says_and_nothing_else(
-    planned: Brokers,
+    users: Mapping[Role, User],
 ) -> None:
-    async with users(planned) as connected:
-        for role, user in connected.items():
-            for subject, message in MESSAGES.items():
-                allowed = by_description(subject, role, reads=False)
-                assert await user.may_publish(subject, encode(message)) == allowed, (role, subject)
+    for role, user in users.items():
+        for subject, message in MESSAGES.items():
+            allowed = by_description(subject, role, reads=False)
+            assert await user.may_publish(subject, encode(message)) == allowed, (role, subject)
 
 
 async def test_each_role_reads_what_the_description_says_and_nothing_else(
-    planned: Brokers,
+    users: Mapping[Role, User],
 ) -> None:
-    async with users(planned) as connected:
-        for role, user in connected.items():
-            for subject, message in MESSAGES.items():
-                if kind_of(message) in TRANSIENT:
-                    allowed = role == "scheduler" or by_description(subject, role, reads=True)
-                    if kind_of(message) == "worker_refused":
-                        allowed = role in WORKERS
-                    assert await user.may_listen(subject) == allowed, (role, subject)
-                    continue
-                stream = stream_of(subject)
+    for role, user in users.items():
+        for subject, message in MESSAGES.items():
+            if kind_of(message) in TRANSIENT:
                 allowed = role == "scheduler" or by_description(subject, role, reads=True)
-                assert await user.may_read(stream, [subject]) == allowed, (role, subject)
-            for stream in STREAMS:
-                kinds = {right.subject for right in RIGHTS
-                         if right.stream is stream and role in right.readers}  # fmt: skip
-                whole = len(kinds) > 1 or (bool(kinds) and stream in COMMANDED)
-                filters = ["dg.demo.x", "dg.demo.y"]
-                allowed = role == "scheduler" or whole
-                assert await user.may_read(stream, filters) == allowed, (role, stream.name)
+                if kind_of(message) == "worker_refused":
+                    allowed = role in WORKERS
+                assert await user.may_listen(subject) == allowed, (role, subject)
+                continue
+            stream = stream_of(subject)
+            allowed = role == "scheduler" or by_description(subject, role, reads=True)
+            assert await user.may_read(stream, [subject]) == allowed, (role, subject)
+        for stream in STREAMS:
+            kinds = {right.subject for right in RIGHTS
+                     if right.stream is stream and role in right.readers}  # fmt: skip
+            whole = len(kinds) > 1 or (bool(kinds) and stream in COMMANDED)
+            filters = ["dg.demo.x", "dg.demo.y"]
+            allowed = role == "scheduler" or whole
+            assert await user.may_read(stream, filters) == allowed, (role, stream.name)
 
 
 MANAGEMENT = {
@@ -240,16 +237,15 @@ MANAGEMENT = {
 
 
 async def test_only_the_scheduler_makes_and_empties_streams_and_nobody_deletes_them(
-    planned: Brokers,
+    users: Mapping[Role, User],
 ) -> None:
-    async with users(planned) as connected:
-        for subject, allowed in MANAGEMENT.items():
-            may = {role for role, user in connected.items() if await user.may_publish(subject)}
-            assert may == allowed, subject
-        for role, user in connected.items():
-            others = [inbox_of(each) for each in ROLES if each != role]
-            for subject in (*(f"{each}.>" for each in others), "_INBOX.>", ">", "$SYS.>", "dg.>"):
-                assert not await user.may_listen(subject), (role, subject)
+    for subject, allowed in MANAGEMENT.items():
+        may = {role for role, user in users.items() if await user.may_publish(subject)}
+        assert may == allowed, subject
+    for role, user in users.items():
+        others = [inbox_of(each) for each in ROLES if each != role]
+        for subject in (*(f"{each}.>" for each in others), "_INBOX.>", ">", "$SYS.>", "dg.>"):
+            assert not await user.may_listen(subject), (role, subject)
 
 
 async def test_nobody_comes_in_without_the_secret_of_a_role(planned: Brokers, keys: Keys) -> None:
@@ -261,11 +257,12 @@ async def test_nobody_comes_in_without_the_secret_of_a_role(planned: Brokers, ke
                 pass
 
 
+@pytest.mark.usefixtures("users")
 async def test_a_message_under_the_subject_of_another_is_quarantined(planned: Brokers) -> None:
     """Who may publish a failure may not stop the run in its place."""
     forged = encode(OperatorRequest(action="stop", id="x"))
     urls = {role: planned.secrets[role]["DIGENRL_NATS_URL"] for role in ROLES}
-    async with users(planned), Bus.connect(urls["rollout"], run="demo", name="a") as rollout:
+    async with Bus.connect(urls["rollout"], run="demo", name="a") as rollout:
         await rollout.jetstream.publish("dg.demo.evt.fragment_failed.rollout", forged)
         async with Bus.connect(urls["scheduler"], run="demo", name="b") as scheduler:
             [received], _ = await scheduler.stored(subjects.EVT)

@@ -6,8 +6,9 @@ from shared.diffusion.models import repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.weights import trained_parameters, trained_tensors
-from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.messages.contracts import GenerateFragment, Prompt
 from shared.recipe.recipe import load_recipe
+from tests import examples
 from tests.paths import DIGITS
 
 RECIPE = load_recipe(DIGITS)
@@ -26,14 +27,9 @@ def adapter(policy: LoadedPolicy, seed: int) -> bytes:
     return pack({n: 0.1 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()})
 
 
-def task(group: int = 0, *, num_samples: int = 4) -> GenerateFragment:
-    return GenerateFragment(
-        fragment=Fragment(batch=0, group=group, first_sample=0, num_samples=num_samples, attempt=0),
-        policy=Policy(version=0, weights_digest="0" * 64),
-        prompt=Prompt(text=PROMPT),
-        window_start=1,
-        worker="trainer-0",
-    )
+def task(group: int = 0, *, num_samples: int = 4, first_sample: int = 0) -> GenerateFragment:
+    found = examples.task(group=group, num_samples=num_samples, first_sample=first_sample)
+    return found.model_copy(update={"prompt": Prompt(text=PROMPT), "window_start": 1})
 
 
 def accumulate(policy: LoadedPolicy, conditions: bytes, seed: int) -> None:

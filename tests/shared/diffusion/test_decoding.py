@@ -18,14 +18,9 @@ from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.tensors import pack
 from shared.diffusion.weights import trained_tensors
 from shared.errors import OutOfMemory
-from tests.shared.diffusion.digits import RECIPE, adapter, load_digits, task
+from tests.shared.diffusion.digits import RECIPE, adapter, task
 
 WAIT_S = 20.0
-
-
-@pytest.fixture(scope="module")
-def policy() -> LoadedPolicy:
-    return load_digits()
 
 
 @pytest.fixture(autouse=True)

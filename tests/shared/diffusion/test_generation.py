@@ -24,23 +24,9 @@ from tests.shared.diffusion.digits import (
     accumulate,
     adapter,
     gradient,
-    load_digits,
     same,
     task,
 )
-
-
-@pytest.fixture(scope="module")
-def policy() -> LoadedPolicy:
-    return load_digits()
-
-
-@pytest.fixture
-def generator(policy: LoadedPolicy) -> Generator:
-    made = Generator(RECIPE, policy)
-    made.load(adapter(policy, 1))
-    policy.model.transformer.zero_grad(set_to_none=True)
-    return made
 
 
 def content(generated: Generated) -> tuple[bytes, bytes, str]:

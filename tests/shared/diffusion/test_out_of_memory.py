@@ -18,11 +18,6 @@ from shared.recipe.recipe import override
 from tests.shared.diffusion.digits import RECIPE, load_digits, task
 
 
-@pytest.fixture(scope="module")
-def policy() -> LoadedPolicy:
-    return load_digits()
-
-
 @pytest.fixture
 def generator(policy: LoadedPolicy) -> Generator:
     return Generator(RECIPE, policy)

@@ -19,9 +19,7 @@ from tests.shared.diffusion.digits import (
     PROMPT,
     RECIPE,
     accumulate,
-    adapter,
     gradient,
-    load_digits,
     same,
     task,
 )
@@ -105,18 +103,6 @@ async def call_back(device: Device, loan_number: int) -> Trial:
     async with device.free:
         seconds = time.monotonic() - began
         return Trial(seconds, len(device.seconds) - num_steps, device.seconds[-1])
-
-
-@pytest.fixture(scope="module")
-def policy() -> LoadedPolicy:
-    return load_digits()
-
-
-@pytest.fixture
-def generator(policy: LoadedPolicy) -> Generator:
-    made = Generator(RECIPE, policy)
-    made.load(adapter(policy, 1))
-    return made
 
 
 @pytest.mark.clock

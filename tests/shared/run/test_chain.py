@@ -9,20 +9,10 @@ from shared.run.chain import LONG, RECENT, SHORT, Chain, Step, read_chain, step_
 from shared.run.commits import CommitRecord, StoredRecord, record_digest
 from shared.run.layout import chain_folder, commit_key, segment_key
 from shared.store import ObjectStore
-from shared.store.folder import FolderBackend
 from tests import examples
+from tests.shared.store.hosts import CountedReads
 
 RUN = "test"
-
-
-class CountedReads(FolderBackend):
-    """A folder that counts what is read of it."""
-
-    num_reads = 0
-
-    async def read(self, key: str) -> bytes | None:
-        self.num_reads += 1
-        return await super().read(key)
 
 
 def record(version: int, parent: str | None, *, late: bool = False) -> CommitRecord:

@@ -42,6 +42,16 @@ class Counting(FolderBackend):
             yield chunk
 
 
+class CountedReads(FolderBackend):
+    """A folder that counts what is read of it."""
+
+    num_reads = 0
+
+    async def read(self, key: str) -> bytes | None:
+        self.num_reads += 1
+        return await super().read(key)
+
+
 def process_on(host: Path, relay: Relay | None = None, limit: int = LIMIT) -> HostCache:
     """The cache as one process of the host in this folder uses it."""
     return HostCache(CacheFolder.open(host), limit, relay)

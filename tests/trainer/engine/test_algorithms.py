@@ -18,14 +18,11 @@ from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.loss import guarded_surrogate
 from shared.diffusion.training.rows import read_group
 from shared.diffusion.transition import Step, transition
-from shared.diffusion.weights import load_weights, trained_tensors
 from shared.errors import ContractError
-from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
-from shared.recipe.recipe import Recipe, load_recipe, override
-from tests.paths import DIGITS
+from shared.recipe.recipe import Recipe, override
+from tests.shared.diffusion.digits import PROMPT, RECIPE, task
+from tests.shared.diffusion.shared_noise import move
 
-RECIPE = load_recipe(DIGITS)
-PROMPT = "a handwritten three"
 SIZE, WINDOW = 4, 3
 NAMES = ("flow-grpo", "cps", "dance-grpo", "grpo-guard", "diffusion-nft", "awm", "dpo")
 
@@ -56,10 +53,7 @@ def policy(recipe: Recipe) -> LoadedPolicy:
     """Load two blocks of the network with an adapter that changes what is sampled."""
     small = override(recipe_of("flow-grpo"), {"model.folder": recipe.model.folder})
     loaded = load_policy(small, {"transformer", "text", "decoder"})
-    generator = torch.Generator().manual_seed(3)
-    tensors = trained_tensors(loaded.model.transformer)
-    moved = {n: 0.1 * torch.randn(t.shape, generator=generator) for n, t in tensors.items()}
-    load_weights(loaded.model.transformer, moved)
+    move(loaded, 0.1)
     return loaded
 
 
@@ -68,19 +62,10 @@ def group(recipe: Recipe, policy: LoadedPolicy, cut: tuple[int, ...] = (SIZE,)) 
     generator = Generator(recipe, policy)
     ends = [sum(cut[: place + 1]) for place in range(len(cut))]
     tasks = [
-        GenerateFragment(
-            fragment=Fragment(
-                batch=0, group=0, first_sample=end - size, num_samples=size, attempt=0
-            ),
-            policy=Policy(version=0, weights_digest="0" * 64),
-            prompt=Prompt(text=PROMPT),
-            window_start=1,
-            worker="w",
-        )
-        for end, size in zip(ends, cut, strict=True)
+        task(first_sample=end - size, num_samples=size) for end, size in zip(ends, cut, strict=True)
     ]
     return GroupData(
-        trajectories=tuple(generator.generate(task).trajectory for task in tasks),
+        trajectories=tuple(generator.generate(each).trajectory for each in tasks),
         conditions=generator.conditions(PROMPT),
         advantages=(1.5, -0.5, 0.25, -1.25),
     )

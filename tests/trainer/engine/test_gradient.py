@@ -217,11 +217,6 @@ def test_the_clip_or_the_cap_acts_on_some_rows_and_not_on_all(case: Case) -> Non
 
 
 @pytest.fixture(scope="module")
-def loaded(recipe: Recipe) -> LoadedPolicy:
-    return load_policy(recipe, {"transformer", "text", "decoder"})
-
-
-@pytest.fixture(scope="module")
 def on_policy(recipe: Recipe, loaded: LoadedPolicy) -> list[Group]:
     return make_batch(recipe, loaded=loaded)
 

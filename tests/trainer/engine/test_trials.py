@@ -9,7 +9,7 @@ from torch import Tensor
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
 from shared.diffusion.models import Conditions
-from shared.diffusion.policy import LoadedPolicy, load_policy
+from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.weights import trained_parameters
 from shared.errors import OutOfMemory
 from shared.recipe.recipe import Recipe, override
@@ -17,11 +17,6 @@ from tests.trainer.batches import make_batch
 
 AUTO = {"trainer.micro_batch": "auto", "schedule.tsp_steps": "auto"}
 Lack = Callable[[int], None]
-
-
-@pytest.fixture(scope="module")
-def loaded(recipe: Recipe) -> LoadedPolicy:
-    return load_policy(recipe, {"transformer", "text", "decoder"})
 
 
 @pytest.fixture(scope="module")

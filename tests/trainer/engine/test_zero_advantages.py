@@ -14,6 +14,7 @@ from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.weights import load_weights, trained_tensors
 from shared.recipe.recipe import Recipe, override
+from tests.shared.diffusion.shared_noise import move
 from tests.trainer.batches import Group, make_batch
 from tests.trainer.engine.test_gradient import relative_error
 
@@ -52,11 +53,7 @@ def case(request: pytest.FixtureRequest, recipe: Recipe) -> Case:
         "schedule.tsp_steps": 2,
     })  # fmt: skip
     policy = load_policy(recipe, {"transformer", "text", "decoder"})
-    tensors, generator = trained_tensors(policy.model.transformer), torch.Generator().manual_seed(3)
-    load_weights(policy.model.transformer, {
-        name: (0.1 * torch.randn(each.shape, generator=generator)).to(each.dtype)
-        for name, each in tensors.items()
-    })  # fmt: skip
+    move(policy, 0.1)
     groups = make_batch(recipe, off_policy=3e-3, loaded=policy)
     return Case(recipe, policy, groups[0], pack(trained_tensors(policy.model.transformer)))
 

@@ -4,7 +4,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,11 +29,20 @@ Make = Callable[[], Exchange]
 
 
 @pytest.fixture(params=["store", "group"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    store = ObjectStore(FolderBackend(tmp_path))
-    if request.param == "store":
-        return lambda: StoreExchange(store, LAYOUT)
-    return lambda: GroupExchange(store, LAYOUT, "127.0.0.1")
+async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
+    """Makes exchanges, and closes them at the end."""
+    store, made = ObjectStore(FolderBackend(tmp_path)), list[Exchange]()
+
+    def exchange() -> Exchange:
+        is_stored = request.param == "store"
+        made.append(
+            StoreExchange(store, LAYOUT) if is_stored else GroupExchange(store, LAYOUT, "127.0.0.1")
+        )
+        return made[-1]
+
+    yield exchange
+    for each in made:
+        await each.close()
 
 
 def term(seed: int, rows: int = 1) -> Term:
@@ -70,6 +79,10 @@ def meetings(
     }
 
 
+def found_in(folder: Path, pattern: str) -> list[Path]:
+    return list(folder.glob(pattern))
+
+
 async def totals(
     exchanges: dict[str, Exchange], met: dict[str, Meeting], sums: dict[str, Sum]
 ) -> list[Term]:
@@ -77,19 +90,12 @@ async def totals(
     return list(await asyncio.gather(*forming))
 
 
-def test_all_members_have_the_bits_of_one_total(make: Make) -> None:
-    async def scenario() -> list[list[Term]]:
-        exchanges = {name: make() for name in NAMES}
-        found = []
-        for batch in range(3):  # a membership that is kept forms the later ones
-            met = meetings([share("a", 0), share("b", 1, 2), share("c")], batch=batch)
-            sums: dict[str, Sum] = {"a": {ALL: term(batch)}, "b": {ALL: term(batch + 1, 2)}}
-            found.append(await totals(exchanges, met, sums))
-        for exchange in exchanges.values():
-            await exchange.close()
-        return found
-
-    for batch, found in enumerate(asyncio.run(scenario())):
+async def test_all_members_have_the_bits_of_one_total(make: Make) -> None:
+    exchanges = {name: make() for name in NAMES}
+    for batch in range(3):  # a membership that is kept forms the later ones
+        met = meetings([share("a", 0), share("b", 1, 2), share("c")], batch=batch)
+        sums: dict[str, Sum] = {"a": {ALL: term(batch)}, "b": {ALL: term(batch + 1, 2)}}
+        found = await totals(exchanges, met, sums)
         whole = of(term(batch)) + of(term(batch + 1))
         assert len({checksum({"": of(each)}).hex for each in found}) == 1
         assert torch.allclose(of(found[0]), whole, rtol=1e-6)
@@ -98,28 +104,21 @@ def test_all_members_have_the_bits_of_one_total(make: Make) -> None:
         assert found[0].tally["ratio_min"] == pytest.approx(1 - (batch + 1) / 100)
 
 
-def test_groups_are_added_in_their_order_whoever_has_trained_them(make: Make) -> None:
+async def test_groups_are_added_in_their_order_whoever_has_trained_them(make: Make) -> None:
     groups = {number: term(number) for number in range(5)}
     divided: list[dict[str, tuple[int, ...]]] = [
         {"b": (0, 1, 2, 3, 4)},
         {"a": (4, 0), "b": (2, 1, 3)},
         {"a": (3,), "b": (4, 1), "c": (0, 2)},
     ]
-
-    async def scenario() -> list[Term]:
-        found = []
-        for batch, parts in enumerate(divided):
-            shares = [share(name, *own) for name, own in parts.items()]
-            exchanges = {name: make() for name in parts}
-            sums: dict[str, Sum] = {
-                name: {number: groups[number] for number in own} for name, own in parts.items()
-            }
-            found += await totals(exchanges, meetings(shares, batch=batch, by_group=True), sums)
-            for exchange in exchanges.values():
-                await exchange.close()
-        return found
-
-    found = asyncio.run(scenario())
+    found = []
+    for batch, parts in enumerate(divided):
+        shares = [share(name, *own) for name, own in parts.items()]
+        exchanges = {name: make() for name in parts}
+        sums: dict[str, Sum] = {
+            name: {number: groups[number] for number in own} for name, own in parts.items()
+        }
+        found += await totals(exchanges, meetings(shares, batch=batch, by_group=True), sums)
     expected = of(groups[0]).clone()
     for number in range(1, 5):
         expected += of(groups[number])
@@ -127,71 +126,54 @@ def test_groups_are_added_in_their_order_whoever_has_trained_them(make: Make) ->
     assert all(each.tally == found[0].tally for each in found)
 
 
-def test_groups_without_a_gradient_count_with_their_rows(make: Make) -> None:
-    async def scenario() -> list[Term]:
-        exchanges = {name: make() for name in ("a", "b")}
-        met = meetings([share("a", 0), share("b", 1)], by_group=True)
-        nothing = Term(None, Tally(num_rows=4).as_dict())
-        found = await totals(exchanges, met, {"a": {0: nothing}, "b": {1: term(1)}})
-        for exchange in exchanges.values():
-            await exchange.close()
-        return found
-
-    for each in asyncio.run(scenario()):
+async def test_groups_without_a_gradient_count_with_their_rows(make: Make) -> None:
+    exchanges = {name: make() for name in ("a", "b")}
+    met = meetings([share("a", 0), share("b", 1)], by_group=True)
+    nothing = Term(None, Tally(num_rows=4).as_dict())
+    for each in await totals(exchanges, met, {"a": {0: nothing}, "b": {1: term(1)}}):
         assert torch.equal(of(each), of(term(1)))
         assert each.tally["num_rows"] == 5
         assert math.isfinite(each.tally["ratio_min"])
 
 
 @pytest.mark.parametrize("lost", ["a", "b"])
-def test_a_round_ends_without_a_lost_member_and_the_next_is_formed_by_the_rest(
+async def test_a_round_ends_without_a_lost_member_and_the_next_is_formed_by_the_rest(
     make: Make, lost: str
 ) -> None:
-    async def scenario() -> tuple[list[Missed], Term, float]:
-        exchanges = {name: make() for name in NAMES if name != lost}
-        shares = [share("a", 0), share("b", 1), share("c", 2)]
-        sums: dict[str, Sum] = {name: {ALL: term(place)} for place, name in enumerate(NAMES)}
-        met = meetings(shares, seconds=1.5)
-        began = time.monotonic()
-        ended = await asyncio.gather(
-            *(exchanges[name].total(met[name], sums[name]) for name in exchanges),
-            return_exceptions=True,
-        )
-        seconds = time.monotonic() - began
-        rest = [each for each in shares if each.worker != lost]
-        message = met["a"].message.model_copy(
-            update={"shares": tuple(rest), "round": 1, "committer": "c", "max_seconds": 20.0}
-        )
-        again = {n: Meeting.of(message, "test", n, by_group=False) for n in exchanges}
-        [total, *_] = await totals(exchanges, again, sums)
-        for exchange in exchanges.values():
-            await exchange.close()
-        return [each for each in ended if isinstance(each, Missed)], total, seconds
-
-    missed, total, seconds = asyncio.run(scenario())
-    assert len(missed) == 2
-    assert seconds < 15
+    exchanges = {name: make() for name in NAMES if name != lost}
+    shares = [share("a", 0), share("b", 1), share("c", 2)]
+    sums: dict[str, Sum] = {name: {ALL: term(place)} for place, name in enumerate(NAMES)}
+    met = meetings(shares, seconds=1.5)
+    began = time.monotonic()
+    ended = await asyncio.gather(
+        *(exchanges[name].total(met[name], sums[name]) for name in exchanges),
+        return_exceptions=True,
+    )
+    assert time.monotonic() - began < 15
+    assert [type(each) for each in ended] == [Missed] * 2
+    rest = [each for each in shares if each.worker != lost]
+    message = met["a"].message.model_copy(
+        update={"shares": tuple(rest), "round": 1, "committer": "c", "max_seconds": 20.0}
+    )
+    again = {n: Meeting.of(message, "test", n, by_group=False) for n in exchanges}
+    [total, *_] = await totals(exchanges, again, sums)
     alive = [place for place, name in enumerate(NAMES) if name != lost]
     whole = of(term(alive[0])) + of(term(alive[1]))
     assert torch.allclose(of(total), whole, rtol=1e-6)
 
 
-def test_a_round_that_is_given_up_leaves_nothing_that_waits(make: Make) -> None:
-    async def scenario() -> int:
-        exchange = make()
-        met = meetings([share("a", 0), share("b", 1)], seconds=60.0)
-        forming = asyncio.create_task(exchange.total(met["b"], {ALL: term(0)}))
-        await asyncio.sleep(0.5)
-        forming.cancel()
-        await asyncio.wait({forming}, timeout=15)
-        assert forming.cancelled()
-        return len(asyncio.all_tasks())
-
-    assert asyncio.run(scenario()) == 1
+async def test_a_round_that_is_given_up_leaves_nothing_that_waits(make: Make) -> None:
+    met, before = meetings([share("a", 0), share("b", 1)], seconds=60.0), asyncio.all_tasks()
+    forming = asyncio.create_task(make().total(met["b"], {ALL: term(0)}))
+    await asyncio.sleep(0.5)
+    forming.cancel()
+    await asyncio.wait({forming}, timeout=15)
+    assert forming.cancelled()
+    assert asyncio.all_tasks() == before
 
 
 @pytest.mark.parametrize("by_group", [False, True])
-def test_members_of_a_host_add_up_theirs_before_hosts_exchange_one_each(
+async def test_members_of_a_host_add_up_theirs_before_hosts_exchange_one_each(
     make: Make, tmp_path: Path, by_group: bool
 ) -> None:
     """Six members on three hosts, of which one has nothing to add; "b" commits."""
@@ -199,41 +181,35 @@ def test_members_of_a_host_add_up_theirs_before_hosts_exchange_one_each(
     groups = {"a": (4, 0), "b": (2,), "c": (), "d": (1,), "e": (3, 5), "f": (6,)}
     terms = {number: term(number) for number in range(7)}
     shares = [share(name, *own) for name, own in groups.items()]
-
-    async def scenario() -> list[list[Term]]:
-        exchanges: dict[str, Exchange] = {}
-        for name, host in names.items():
-            (tmp_path / f"memory-{host}").mkdir(exist_ok=True)
-            memory = HostMemory.open(name, 0, tmp_path / f"memory-{host}")
-            assert memory is not None
-            exchanges[name] = HostExchange(make(), memory, LAYOUT)
-        found = []
-        for batch in range(2):
-            sums: dict[str, Sum] = {
-                name: {number: terms[number] for number in own}
-                if by_group
-                else {ALL: added([terms[number] for number in own], LAYOUT)}
-                for name, own in groups.items()
-                if own
-            }
-            met = meetings(shares, batch=batch, by_group=by_group, hosts=(3, 2, 1))
-            found.append(await totals(exchanges, met, sums))
-        for exchange in exchanges.values():
-            await exchange.close()
-        return found
-
+    exchanges: dict[str, Exchange] = {}
+    for name, host in names.items():
+        (tmp_path / f"memory-{host}").mkdir(exist_ok=True)
+        memory = HostMemory.open(name, 0, tmp_path / f"memory-{host}")
+        assert memory is not None
+        exchanges[name] = HostExchange(make(), memory, LAYOUT)
+    sums: dict[str, Sum] = {
+        name: {number: terms[number] for number in own}
+        if by_group
+        else {ALL: added([terms[number] for number in own], LAYOUT)}
+        for name, own in groups.items()
+        if own
+    }
     whole = of(terms[0]).clone()
     for number in range(1, 7):
         whole += of(terms[number])
-    for found in asyncio.run(scenario()):
+    for batch in range(2):
+        met = meetings(shares, batch=batch, by_group=by_group, hosts=(3, 2, 1))
+        found = await totals(exchanges, met, sums)
         assert len({checksum({"": of(each)}).hex for each in found}) == 1
         assert torch.allclose(of(found[0]), whole, rtol=1e-5, atol=1e-6)
         assert torch.equal(of(found[0]), whole) or not by_group
         assert all(each.tally == found[0].tally for each in found)
         assert found[0].tally["num_rows"] == 7
-    between = list(tmp_path.glob("test/batches/*/*.sum.safetensors"))
+    for exchange in exchanges.values():
+        await exchange.close()
+    between = found_in(tmp_path, "test/batches/*/*.sum.safetensors")
     assert len(between) <= 2 * 3, "two leaders' sums and the total, of two batches"
-    assert {each.name for each in tmp_path.glob("memory-*/*/*")} == {"name"}, "all are closed"
+    assert {each.name for each in found_in(tmp_path, "memory-*/*/*")} == {"name"}, "all are closed"
 
 
 def test_a_host_s_memory_is_one_s_own_has_room_and_forgets_the_dead(tmp_path: Path) -> None:

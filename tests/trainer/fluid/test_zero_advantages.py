@@ -10,8 +10,8 @@ from services.trainer.fluid.engine import FluidEngine
 from services.trainer.fluid.sums import Term, added
 from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.weights import load_weights, trained_tensors
 from shared.recipe.recipe import Recipe, override
+from tests.shared.diffusion.shared_noise import move
 from tests.trainer.batches import fresh_groups
 
 FLUID = {"schedule.mode": "fluid", "rollout.workers": 0, "trainer.max_grad_norm": 1e-4}
@@ -22,11 +22,7 @@ SATURATED = ((0.0,) * 4,) * 3
 def moved(recipe: Recipe) -> LoadedPolicy:
     """Return a policy that is not its reference, so that a KL pulls."""
     loaded = load_policy(recipe, {"transformer", "text", "decoder"}, trains=True)
-    tensors, generator = trained_tensors(loaded.model.transformer), torch.Generator().manual_seed(3)
-    load_weights(loaded.model.transformer, {
-        name: (0.1 * torch.randn(each.shape, generator=generator)).to(each.dtype)
-        for name, each in tensors.items()
-    })  # fmt: skip
+    move(loaded, 0.1)
     return loaded
 
 

@@ -20,7 +20,7 @@ from shared.diffusion.training.rows import TrainingGroup, read_group, row_kind
 from shared.diffusion.weight_sets import WeightSets
 from shared.recipe.recipe import Recipe, override
 from tests import tiny_models
-from tests.shared.diffusion.digits import PROMPT, RECIPE, load_digits, task
+from tests.shared.diffusion.digits import PROMPT, RECIPE, task
 from tests.shared.diffusion.training.host_reads import HostReads
 
 SAMPLES = 4
@@ -51,11 +51,6 @@ RECIPES = {
     "awm": of("awm"),
     "dpo": of("dpo"),
 }
-
-
-@pytest.fixture(scope="module")
-def policy() -> LoadedPolicy:
-    return load_digits()
 
 
 def group_of(
