@@ -71,7 +71,12 @@ RIGHTS = (
     Right(contracts.FragmentFailed, "dg.*.evt.fragment_failed.reward", ("reward",), ("client",)),
     Right(contracts.FragmentFailed, "dg.*.evt.fragment_failed.admission", _TRAINER, ("client",)),
     Right(contracts.GroupFailed, "dg.*.evt.group_failed", _TRAINER, ("client",)),
-    Right(contracts.PolicyPublished, "dg.*.evt.policy_published", _TRAINER, (*WORKERS, "client")),
+    Right(
+        contracts.PolicyPublished,
+        "dg.*.evt.policy_published",
+        (*_SCHEDULER, *_TRAINER),
+        (*WORKERS, "client"),
+    ),
     Right(contracts.RunFailed, "dg.*.evt.run_failed", _TRAINER, ("client",)),
     Right(contracts.OperatorRequest, "dg.*.evt.operator_request", _SCHEDULER, ("client",)),
     Right(contracts.TagRequest, "dg.*.evt.tag_request", _SCHEDULER, ("client",)),

@@ -264,6 +264,10 @@ class Scheduler:
         found = await asyncio.gather(*map(self.bus.stored, READ_BACK))
         for messages, _ in found:
             await self._replay(messages)
+        said = (each.message for messages, _ in found for each in messages)
+        told = {each.policy for each in said if isinstance(each, PolicyPublished)}
+        if (newest := self.chain.newest) is not None and newest.policy not in told:
+            await self.bus.publish(newest.announcement())  # it was lost, and members wait for it
         return {each.name: number for each, (_, number) in zip(READ_BACK, found, strict=True)}
 
     async def _replay(self, messages: Sequence[Received]) -> None:

@@ -16,7 +16,12 @@ from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus
 from shared.bus.streams import stream_config
 from shared.messages import subjects, workers
-from shared.messages.contracts import FragmentGenerated, GenerateFragment, OperatorRequest
+from shared.messages.contracts import (
+    FragmentGenerated,
+    GenerateFragment,
+    OperatorRequest,
+    PolicyPublished,
+)
 from shared.process.service import Health
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
@@ -126,6 +131,10 @@ async def test_the_run_goes_on_when_nats_has_lost_everything(stage: Stage) -> No
         assert {(s.group, s.first_sample) for s in lost} == {
             (s.group, s.first_sample) for s in anew
         }
+        events, _ = await stage.bus.stored(subjects.EVT)
+        said = [each.message for each in events]
+        told = [each.policy.version for each in said if isinstance(each, PolicyPublished)]
+        assert told == [0], "a member that had not heard it would wait for it"
         await stage.trainer.commit(announce=True)
         assert await stage.knows(1)
         assert stage.scheduler.health.ready

@@ -150,14 +150,15 @@ def test_every_message_has_its_line_in_the_description() -> None:
     assert {right.kind for right in RIGHTS} == {type(message) for message in MESSAGES.values()}
 
 
-def test_nobody_but_the_scheduler_commands_and_nobody_but_the_trainer_announces() -> None:
+def test_nobody_but_the_scheduler_commands_and_nobody_but_it_and_the_trainer_announces() -> None:
     assert all(
         right.publishers == ("scheduler",)
         for right in RIGHTS
         if right.stream in COMMANDED and ".fluid." not in right.subject
     )
     by = {right.kind.__name__: right.publishers for right in RIGHTS}
-    assert by["PolicyPublished"] == by["Stepped"] == ("trainer",)
+    assert by["Stepped"] == ("trainer",)
+    assert by["PolicyPublished"] == ("scheduler", "trainer")
     assert by["TakeStep"] == by["CommitVersion"] == by["OperatorRequest"] == ("scheduler",)
 
 
