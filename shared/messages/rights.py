@@ -7,7 +7,8 @@ says so in NATS's words: subjects that a user may publish to and subscribe to.
     rollout     generates; publishes its own kinds of results
     encoder     looks for new versions
     reward      takes what was generated, publishes scores
-    trainer     announces versions; generates while its device is lent; fluid members train
+    trainer     announces versions; generates while its device is lent; fluid members train (the
+                scheduler announces again what was lost)
     client      reads events
 
 A message counts only under its own subject (`shared.messages.subjects.subject_of`), so who may not

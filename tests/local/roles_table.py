@@ -23,8 +23,8 @@ def messages_table() -> str:
 
 
 def store_table() -> str:
-    """Return below which folders of a run each role writes, as Markdown."""
-    lines = ["| role | writes and deletes, below the run's folder |", "|---|---|"]
+    """Return how the names begin of what each role writes of a run, as Markdown."""
+    lines = ["| role | writes and deletes what begins so, below the run's folder |", "|---|---|"]
     return "\n".join([*lines, *(f"| {role} | {_code(WRITES[role])} |" for role in ROLES)])
 
 

@@ -23,7 +23,7 @@ FOUND = {
     "m18_what_is_left_of_lost_streams_is_read": (1231, "not finished"),
     "slots_take_any_number_of_messages": (162, "takes a second message"),
     "a_lost_worker_keeps_its_fragments": (28, "not finished"),
-    "a_failed_fragment_is_issued_under_the_same_attempt": (39, "not finished"),
+    "a_failed_fragment_is_issued_under_the_same_attempt": (26, "not finished"),
     "nobody_checks_the_staleness_of_tasks": (42, "not finished"),
     "a_group_is_finished_with_the_next_version": (59, "ended: AssertionError"),
     "recovery_skips_the_scores": (440, "not finished"),
