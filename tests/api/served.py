@@ -23,14 +23,18 @@ class Event(NamedTuple):
     data: Any
 
 
-@asynccontextmanager
-async def serving(routes: APIRouter, access: Access) -> AsyncIterator[str]:
-    """Yield the address; the server ends at once, whoever reads."""
+def app_of(routes: APIRouter) -> FastAPI:
     app = FastAPI()
     add_problems(app)
     app.include_router(routes)
+    return app
+
+
+@asynccontextmanager
+async def serving(routes: APIRouter, access: Access) -> AsyncIterator[str]:
+    """Yield the address; the server ends at once, whoever reads."""
     taken = socket.create_server(("127.0.0.1", 0), backlog=512)
-    guard = Guard(app, own_names("127.0.0.1"), access=access)
+    guard = Guard(app_of(routes), own_names("127.0.0.1"), access=access)
     server = uvicorn.Server(
         uvicorn.Config(guard, log_level="critical", lifespan="off", timeout_graceful_shutdown=0)
     )

@@ -18,9 +18,9 @@ from digenrl.view.live import LiveRun
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from shared.process.http_access import Access
-from shared.process.http_api import add_problems
 from shared.process.http_guard import Guard, own_names
 from tests.api.past_run import past_run
+from tests.api.served import app_of
 from tests.follow.runs import RUN, Run
 from tests.paths import ROOT
 from tests.scheduler.shell.conftest import folder, scheduler
@@ -42,10 +42,7 @@ def past(tmp_path: Path) -> Client:
 
 
 def _of_past(run: Run) -> Client:
-    app = FastAPI()
-    add_problems(app)
-    app.include_router(api_routes(run.store, RUN, LiveRun("", httpx.AsyncClient())))
-    return _of(app)
+    return _of(app_of(api_routes(run.store, RUN, LiveRun("", httpx.AsyncClient()))))
 
 
 def _of(app: FastAPI) -> Client:

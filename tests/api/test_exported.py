@@ -12,7 +12,6 @@ from zipfile import ZipFile
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from safetensors.torch import load
 
@@ -25,13 +24,13 @@ from digenrl.view.history import RunHistory
 from shared.models.lora_files import FILES
 from shared.models.lora_names import HIGH
 from shared.process.http_access import Access
-from shared.process.http_api import add_problems
 from shared.process.http_guard import Guard, own_names
 from shared.recipe.recipe import load_recipe
 from shared.run.layout import recipe_key
 from shared.run.retention import version_folders
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
+from tests.api.served import app_of
 
 MADE, RUN = Path(__file__).parent / "small-run", "tiny"
 
@@ -51,10 +50,9 @@ def exports(tmp_path: Path) -> Exports:
 
 @pytest.fixture
 def client(exports: Exports) -> Client:
-    app = FastAPI()
-    add_problems(app)
-    app.include_router(export_routes(exports))
-    guard = Guard(app, own_names("testserver"), access=Access(is_open=True))
+    guard = Guard(
+        app_of(export_routes(exports)), own_names("testserver"), access=Access(is_open=True)
+    )
     return Client(cast(httpx.Client, TestClient(guard)))
 
 

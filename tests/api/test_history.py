@@ -8,20 +8,19 @@ from typing import Any
 import httpx
 import pytest
 import safetensors.numpy
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from PIL import Image
 
 from digenrl.api import models
 from digenrl.api.front import api_routes
 from digenrl.view.live import LiveRun
-from shared.process.http_api import add_problems
 from shared.run.dead_letters import DeadLetter, Work, add_letter
 from shared.run.journal import PhaseChange, Request, entry_key
 from shared.run.layout import batch_folder
 from shared.run.previews import preview_key
 from shared.store.previews import packed_previews
 from tests.api.past_run import PIXELS, past_run
+from tests.api.served import app_of
 from tests.follow.runs import RUN, Run
 
 
@@ -32,10 +31,7 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def client(run: Run) -> TestClient:
-    app = FastAPI()
-    add_problems(app)
-    app.include_router(api_routes(run.store, RUN, LiveRun("", httpx.AsyncClient())))
-    return TestClient(app)
+    return TestClient(app_of(api_routes(run.store, RUN, LiveRun("", httpx.AsyncClient()))))
 
 
 def pages(client: TestClient, path: str, name: str, limit: int = 3) -> list[dict[str, Any]]:
