@@ -210,6 +210,9 @@ def test_a_key_in_the_wrong_table_of_a_file_names_the_right_one(tmp_path: Path) 
         ("model.lora.r = 4", "rank"),
         ("[lora]\nrank = 4", "model.lora"),
         ("trainer.lr = 1e-4", "trainer.learning_rate"),
+        ("algorithm.clip_rnage = 1e-4", "clip_range"),
+        ("model.lora.rnak = 16", "rank"),
+        ("[trianer]\nlearning_rate = 1e-4", "trainer"),
         ('[[reward.scorers]]\nname = "a"\ntyp = "ocr"', "type"),
     ],
 )

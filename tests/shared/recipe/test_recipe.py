@@ -62,21 +62,6 @@ def test_what_a_recipe_says_itself_is_beside_it_whatever_its_base(tmp_path: Path
     assert recipe.evaluation.digits == load_recipe(DIGITS).evaluation.digits
 
 
-def test_an_unknown_key_names_the_nearest_known_one(tmp_path: Path) -> None:
-    path = changed(tmp_path, "clip_range =", "clip_rnage =")
-    assert "algorithm.clip_rnage: unknown key; did you mean clip_range?" in fault(path)
-
-
-def test_an_unknown_key_in_a_nested_table_names_the_nearest_one(tmp_path: Path) -> None:
-    path = changed(tmp_path, "rank = 16", "rnak = 16")
-    assert "model.lora.rnak: unknown key; did you mean rank?" in fault(path)
-
-
-def test_an_unknown_table_names_the_nearest_one(tmp_path: Path) -> None:
-    path = changed(tmp_path, "[trainer]", "[trianer]")
-    assert "did you mean trainer?" in fault(path)
-
-
 def test_fragments_that_do_not_fill_a_group_name_the_nearest_that_do(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     text = DIGITS.read_text()

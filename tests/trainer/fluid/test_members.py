@@ -66,10 +66,10 @@ async def test_all_members_step_alike_and_one_that_joins_works_in_the_next_batch
 
 
 @pytest.mark.slow
-def test_in_deterministic_mode_one_two_and_three_members_make_the_same_bytes(
+async def test_in_deterministic_mode_one_two_and_three_members_make_the_same_bytes(
     direct: Start,
 ) -> None:
-    async def scenario(count: int) -> tuple[Any, ...]:
+    async def trained(count: int) -> tuple[Any, ...]:
         async with direct(f"of-{count}", trainer__deterministic=True) as director:
             recipe, names = director.recipe, "abc"[:count]
             await director.start(*names)
@@ -81,8 +81,7 @@ def test_in_deterministic_mode_one_two_and_three_members_make_the_same_bytes(
             gold = {key: record.metrics[key] for key in ("loss", "kl", "grad_norm")}
             return record.weights.sha256, record.checkpoint.sha256, record.checksum, gold
 
-    found = [asyncio.run(scenario(count)) for count in (1, 2, 3)]
-    assert found[0] == found[1] == found[2]
+    assert await trained(1) == await trained(2) == await trained(3)
 
 
 @pytest.mark.slow
@@ -241,7 +240,6 @@ async def test_a_sum_that_is_spoilt_is_said_to_be_and_trained_again(director: Di
     shares = director.shares({"a": parts["a"]})
     shares += director.shares({"b": again}, sum_number=1)
     message = await director.exchange(0, shares, committer="a", round_number=1)
-    await director.held(message, 2)
     await director.step(message, 2)
     await director.record(1)
 
@@ -281,7 +279,6 @@ async def agreed(
     message = await director.exchange(
         0, director.shares(parts), committer=committer, round_number=round_number
     )
-    await director.held(message, len(parts))
     await director.step(message, len(parts))
     record = await director.record(1)
     assert [group.group for group in record.trained] == [0, 1, 2]

@@ -57,7 +57,6 @@ async def test_a_poisoned_fragment_and_a_group_that_the_network_cannot_take_are_
     await director.train(0, parts, sum_number=1)
     shares = director.shares(parts, sum_number=1)
     message = await director.exchange(0, shares, committer="a")
-    await director.held(message, 1)
     await director.step(message, 1)
     record = await director.record(1)
     assert record.metrics["zero_advantage_fraction"] == 0, "each row was counted once"
