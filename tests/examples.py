@@ -156,8 +156,11 @@ def group(*fragments: FragmentScored, **changes: Any) -> TrainGroup:
     return TrainGroup(**fields | changes)
 
 
-def task(**changes: int) -> GenerateFragment:
-    return GenerateFragment(
-        fragment=fragment(**changes), policy=policy(0), prompt=PROMPTS[0], window_start=0,
-        worker="rollout-0",
-    )  # fmt: skip
+def task(**changes: Any) -> GenerateFragment:
+    """``changes``: fields of the task, or of its fragment."""
+    place = {name: changes.pop(name) for name in Fragment.model_fields if name in changes}
+    fields: dict[str, Any] = {
+        "fragment": fragment(**place), "policy": policy(0), "prompt": PROMPTS[0], "window_start": 0,
+        "worker": "rollout-0",
+    }  # fmt: skip
+    return GenerateFragment(**fields | changes)

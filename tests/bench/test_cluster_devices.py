@@ -62,8 +62,7 @@ def with_schedule(**keys: object) -> Setting:
 
 def task(samples: int = 4, batch: int = 0, digest: str = "0" * 64) -> GenerateFragment:
     policy = Policy(version=batch, weights_digest=digest)
-    found = examples.task(batch=batch, group=1, num_samples=samples)
-    return found.model_copy(update={"policy": policy, "worker": "w"})
+    return examples.task(batch=batch, group=1, num_samples=samples, policy=policy, worker="w")
 
 
 def whole_group(size: int = 16, group: int = 1) -> GroupData:

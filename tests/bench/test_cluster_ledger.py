@@ -1,5 +1,6 @@
 """The emulated weights are an account of what was trained: planted bugs change it or end the run.
 
+from tests import examples
 A batch is added up once as it should be, and once with a bug.
 """
 
@@ -16,7 +17,8 @@ from bench.cluster.scoring import EmulatedScorer
 from services.scheduler.costs.shape import Shape
 from shared.devices.protocols import GroupData
 from shared.learning.advantages import group_advantages
-from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.messages.contracts import Policy, Prompt
+from tests import examples
 
 GROUPS, SIZE, STEPS = 4, 4, 2
 WINDOW, MEDIA = 256, 256
@@ -35,15 +37,10 @@ def generated(
     """Return a group in fragments of these sizes, and the rewards of the emulated scorer."""
     trajectories, rewards, first = [], [], 0
     for number in fragments:
-        task = GenerateFragment(
-            fragment=Fragment(
-                batch=0, group=group, first_sample=first, num_samples=number, attempt=attempt
-            ),
-            policy=Policy(version=0, weights_digest=weights),
-            prompt=Prompt(text=f"prompt {group}"),
-            window_start=0,
-            worker=f"device-{number}",
-        )
+        task = examples.task(
+            group=group, first_sample=first, num_samples=number, attempt=attempt,
+            policy=Policy(version=0, weights_digest=weights), prompt=Prompt(text=f"prompt {group}"),
+        )  # fmt: skip
         samples = samples_of(task, weights)
         trajectories.append(trajectory_blob(samples, WINDOW))
         images = safetensors.numpy.load(media_blob(samples, MEDIA))["images"]

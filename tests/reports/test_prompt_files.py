@@ -123,7 +123,7 @@ def test_geneval_s_own_file_reaches_the_scorer_as_it_is(
         assert [(each.name, each.count) for each in wanted.include] == [("clock", 2), ("cat", 1)]
         assert wanted.include[1].position == (None if suffix == ".parquet" else ("left of", 0))
         assert [each.count for each in wanted.exclude] == [3]
-        sent = examples.task().model_copy(update={"prompt": prompt})
+        sent = examples.task(prompt=prompt)
         assert decode(encode(sent)) == sent
 
 
@@ -170,5 +170,5 @@ def test_a_negative_prompt_is_no_metadata(
     for file in (path, from_folder(path, monkeypatch)[0]):
         [prompt] = read_prompts(file)
         assert prompt.negative_prompt == "blurry" and prompt.metadata.keys() == {"n"}
-        sent = examples.task().model_copy(update={"prompt": prompt})
+        sent = examples.task(prompt=prompt)
         assert decode(encode(sent)) == sent

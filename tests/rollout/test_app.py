@@ -7,6 +7,7 @@ from shared.messages.contracts import (
     FragmentFailed,
     FragmentGenerated,
     FragmentReleased,
+    Prompt,
 )
 from shared.run.layout import conditions_folder
 from tests import examples
@@ -51,10 +52,8 @@ async def test_conditions_that_could_not_be_stored_are_stored_with_the_fragment(
     await cluster.told("fragment_generated")
     cluster.device.free.clear()
     cluster.backend.outages = 1
-    task = examples.task(batch=0, group=4)
-    other = task.prompt.model_copy(update={"text": "another prompt"})
-    update = {"policy": examples.policy(0), "prompt": other}
-    await cluster.bus.publish(task.model_copy(update=update))
+    other = Prompt(text="another prompt")
+    await cluster.bus.publish(examples.task(group=4, prompt=other))
     await until(lambda: not cluster.backend.outages)
     cluster.device.free.set()
     event = (await cluster.told("fragment_generated", 2))[-1]
@@ -83,8 +82,7 @@ async def test_another_attempt_stores_the_conditions_anew(cluster: Cluster) -> N
     assert isinstance(event, FragmentGenerated)
     conditions = event.stored.conditions
     await cluster.store.write(conditions.key, b"x" * conditions.size)
-    again = examples.task(batch=0, group=3, attempt=1)
-    await cluster.bus.publish(again.model_copy(update={"policy": examples.policy(0)}))
+    await cluster.bus.publish(examples.task(group=3, attempt=1))
     await cluster.told("fragment_generated", 2)
     assert await cluster.store.get(conditions) == event.prompt.text.encode()
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from shared.messages.contracts import FragmentFailed, FragmentGenerated, FragmentReleased
+from shared.messages.contracts import FragmentFailed, FragmentGenerated, FragmentReleased, Prompt
 from shared.run.conditions import read_conditions, store_conditions
 from tests import examples
 from tests.examples import ENCODING
@@ -31,10 +31,11 @@ async def encode(cluster: Cluster, group: int, packed: bytes | None = None) -> N
 async def generate(cluster: Cluster, *groups: int, version: int = 0, attempt: int = 0) -> None:
     """Each group has a prompt of its own."""
     for group in groups:
-        task = examples.task(batch=version, group=group, attempt=attempt)
-        prompt = task.prompt.model_copy(update={"text": prompt_of(group)})
-        update = {"policy": examples.policy(version), "prompt": prompt}
-        await cluster.bus.publish(task.model_copy(update=update))
+        task = examples.task(
+            batch=version, group=group, attempt=attempt, policy=examples.policy(version),
+            prompt=Prompt(text=prompt_of(group)),
+        )  # fmt: skip
+        await cluster.bus.publish(task)
 
 
 async def test_a_fragment_waits_for_its_conditions_and_the_status_says_for_which_and_why(

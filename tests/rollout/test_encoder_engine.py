@@ -47,8 +47,7 @@ def source_of(family: str) -> bytes | None:
 
 def made(engine: RolloutEngine, conditions: bytes | None, source: bytes | None = None) -> Generated:
     policy = Policy(version=0, weights_digest=engine.weights_digest())
-    update = {"policy": policy, "prompt": Prompt(text=tiny_models.PROMPT)}
-    task = examples.task().model_copy(update=update)
+    task = examples.task(policy=policy, prompt=Prompt(text=tiny_models.PROMPT))
 
     async def work() -> Generated:
         generation = await engine.begin(task, conditions, source)

@@ -43,8 +43,7 @@ async def test_memory_that_is_short_at_some_step_fails_the_fragment_and_not_the_
         await commit(run.store, record)
         await run.bus.publish(examples.published(1, policy=policy, weights=ref))
         for group in (0, 1):
-            update = {"policy": policy}
-            await run.bus.publish(examples.task(batch=1, group=group).model_copy(update=update))
+            await run.bus.publish(examples.task(batch=1, group=group, policy=policy))
         [failed] = await run.told("fragment_failed")
         assert isinstance(failed, FragmentFailed)
         assert failed.stage == "rollout" and failed.slot.group == 0

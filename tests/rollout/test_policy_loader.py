@@ -117,8 +117,7 @@ async def test_a_version_that_is_committed_while_it_is_loaded_is_not_loaded_twic
 async def test_of_a_lost_version_another_one_of_the_same_number_is_used(cluster: Cluster) -> None:
     lost = examples.policy(1, weights=9)
     weights = await cluster.weights(lost.weights_digest)
-    task = examples.task(batch=1, group=0)
-    await cluster.bus.publish(task.model_copy(update={"policy": lost, "weights": weights}))
+    await cluster.bus.publish(examples.task(batch=1, policy=lost, weights=weights))
     await cluster.told("fragment_generated")
     await cluster.generate(1)
     await cluster.told("fragment_generated", 2)

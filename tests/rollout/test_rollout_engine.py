@@ -39,8 +39,10 @@ def versions() -> list[bytes]:
 
 async def generated(engine: RolloutEngine, first: int = 0, count: int = 4) -> Generated:
     policy = Policy(version=0, weights_digest=engine.weights_digest())
-    update = {"policy": policy, "prompt": Prompt(text=PROMPT), "window_start": 1}
-    task = examples.task(first_sample=first, num_samples=count).model_copy(update=update)
+    task = examples.task(
+        first_sample=first, num_samples=count, policy=policy, prompt=Prompt(text=PROMPT),
+        window_start=1,
+    )  # fmt: skip
     work = await engine.begin(task)
     while not work.done:
         await work.advance()

@@ -2,7 +2,7 @@
 
 import hashlib
 
-from shared.messages.contracts import FragmentFailed, SourceImage
+from shared.messages.contracts import FragmentFailed, Prompt, SourceImage
 from shared.run.layout import sources_folder
 from tests import examples
 from tests.rollout.worker import RUN, Cluster
@@ -12,10 +12,7 @@ IMAGE = SourceImage(sha256=hashlib.sha256(FILE).hexdigest(), size=len(FILE))
 
 
 async def generate(cluster: Cluster) -> None:
-    task = examples.task(batch=0, group=0)
-    prompt = task.prompt.model_copy(update={"image": IMAGE})
-    task = task.model_copy(update={"policy": examples.policy(0), "prompt": prompt})
-    await cluster.bus.publish(task)
+    await cluster.bus.publish(examples.task(prompt=Prompt(text="thicker", image=IMAGE)))
 
 
 async def test_the_device_is_given_the_file_that_the_task_names(cluster: Cluster) -> None:

@@ -207,10 +207,10 @@ class Cluster:
         self, *groups: int, version: int = 0, weights: ObjectRef | None = None
     ) -> None:
         """``weights``: where those are of a version that is not committed."""
-        changes = {"policy": examples.policy(version), "weights": weights}
+        policy = examples.policy(version)
         for group in groups:
-            task = examples.task(batch=version, group=group)
-            await self.bus.publish(task.model_copy(update=changes))
+            task = examples.task(batch=version, group=group, policy=policy, weights=weights)
+            await self.bus.publish(task)
 
     async def told(self, kind: str, count: int = 1) -> Sequence[Message]:
         """The first events of one kind."""

@@ -15,7 +15,7 @@ from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
 from shared.diffusion.sampler import Denoising, Trajectory, denoise
 from shared.diffusion.tensors import pack, pack_trajectory, unpack
 from shared.learning.algorithms import ALGORITHMS
-from shared.messages.contracts import GenerateFragment, Policy, Prompt
+from shared.messages.contracts import Prompt
 from shared.recipe.recipe import Recipe
 from tests import examples
 
@@ -134,15 +134,11 @@ def finished_groups(
     size, generator = recipe.batch.group_size, Generator(recipe, loaded)
 
     def trajectory(group: int, first: int) -> bytes:
-        return generator.generate(
-            GenerateFragment(
-                fragment=examples.fragment(
-                    batch=0, group=group, first_sample=first, num_samples=first_samples[1],
-                ),
-                policy=Policy(version=0, weights_digest="0" * 64),
-                prompt=Prompt(text=PROMPTS[group]), window_start=0, worker="w",
-            )
-        ).trajectory  # fmt: skip
+        task = examples.task(
+            group=group, first_sample=first, num_samples=first_samples[1],
+            prompt=Prompt(text=PROMPTS[group]),
+        )  # fmt: skip
+        return generator.generate(task).trajectory
 
     return [
         GroupData(

@@ -51,5 +51,5 @@ async def test_previews_are_kept_of_chosen_groups_and_are_no_reason_to_fail(tmp_
 
 async def publish(publisher: FragmentPublisher, batch: int, group: int, media: bytes) -> None:
     fragment = Fragment(batch=batch, group=group, first_sample=2, num_samples=2, attempt=1)
-    task = examples.task().model_copy(update={"fragment": fragment})
+    task = examples.task(fragment=fragment)
     await publisher.publish(task, Generated(b"trajectory", media, examples.digest(0), 0.5))

@@ -28,8 +28,10 @@ def adapter(policy: LoadedPolicy, seed: int) -> bytes:
 
 
 def task(group: int = 0, *, num_samples: int = 4, first_sample: int = 0) -> GenerateFragment:
-    found = examples.task(group=group, num_samples=num_samples, first_sample=first_sample)
-    return found.model_copy(update={"prompt": Prompt(text=PROMPT), "window_start": 1})
+    return examples.task(
+        group=group, num_samples=num_samples, first_sample=first_sample, prompt=Prompt(text=PROMPT),
+        window_start=1,
+    )  # fmt: skip
 
 
 def accumulate(policy: LoadedPolicy, conditions: bytes, seed: int) -> None:

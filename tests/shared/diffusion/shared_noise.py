@@ -19,9 +19,9 @@ from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.group import PathGroup, read_paths
 from shared.diffusion.weights import load_weights, trained_parameters, trained_tensors
-from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.messages.contracts import Prompt
 from shared.recipe.recipe import Recipe, load_recipe, override
-from tests import tiny_models
+from tests import examples, tiny_models
 from tests.tiny_models import PROMPT
 
 SAMPLES, START, WINDOW, STEPS = 4, 1, 2, 5
@@ -38,13 +38,10 @@ class Tiny:
 
     def fragment(self, first: int = 0, size: int = SAMPLES, **changes: Any) -> bytes:
         """A fragment of the group 3 as rollout stores it."""
-        task = GenerateFragment(
-            fragment=Fragment(batch=2, group=3, first_sample=first, num_samples=size, attempt=0),
-            policy=Policy(version=0, weights_digest="0" * 64),
-            prompt=Prompt(text=PROMPT),
+        task = examples.task(
+            batch=2, group=3, first_sample=first, num_samples=size, prompt=Prompt(text=PROMPT),
             window_start=START,
-            worker="w",
-        )
+        )  # fmt: skip
         return Generator(override(self.recipe, changes), self.policy).generate(task).trajectory
 
     def group(self, *fragments: bytes, staleness: int = 0) -> PathGroup:

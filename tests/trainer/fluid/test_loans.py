@@ -112,10 +112,7 @@ class Lender:
 
     async def give(self, *groups: int) -> list[GenerateFragment]:
         policy = await self.director.policy(0)
-        tasks = [
-            examples.task(group=group).model_copy(update={"worker": "a", "policy": policy})
-            for group in groups
-        ]
+        tasks = [examples.task(group=group, worker="a", policy=policy) for group in groups]
         for task in tasks:
             await self.director.bus.publish(task)
         return tasks

@@ -110,7 +110,7 @@ def test_rollout_encoders_and_evaluations_use_one_negative_prompt(tmp_path: Path
     recipe = recipe_of("sd3", folder, negative_prompt=KEY)
     prompt = examples.task().prompt.model_copy(update={"negative_prompt": OWN})
     generator = Generator(recipe, load_policy(recipe, {"transformer", "text", "decoder"}))
-    begun = generator.begin(examples.task().model_copy(update={"prompt": prompt}))
+    begun = generator.begin(examples.task(prompt=prompt))
     ahead = unpack(asyncio.run(EncoderEngine(recipe).conditions(prompt.text, None, OWN)))
     for name, tensor in ahead.items():
         assert torch.equal(begun.conditions[name][:1], tensor), name
