@@ -66,11 +66,17 @@ def network_gb(profile: Profile) -> float:
 
 def exchange_seconds(profile: Profile, devices: int) -> float:
     """Return the seconds in which so many devices form the total of their sums: they are told whose
-    those are, and add them up by a ring within each host, and one of the hosts. Of a shard group,
-    each rank adds its part up with its like."""
+    those are, and add them up by a ring within each host, and one of the hosts. Parts of sums that
+    ranks hold go through the object store: each member stores its sum, the committer reads all
+    others and stores the total, which the others read."""
     if profile.variant.exchange_seconds is not None:
         return profile.variant.exchange_seconds
     ranks, size = profile.variant.ranks, gradient_gb(profile)
+    if ranks > 1 and 2 * profile.variant.published_gb > network_gb(profile):  # not of an adapter
+        members = devices // ranks
+        passed = size * (members + 2) if members > 1 else 0.0
+        line = LINE_GB_PER_SECOND * math.ceil(ranks / HOST_DEVICES)
+        return order_seconds(members) + passed / line
     hosts, of_member = math.ceil(devices / HOST_DEVICES), math.ceil(ranks / HOST_DEVICES)
     inside = max(1, min(devices, HOST_DEVICES) // ranks)
     places = hosts if of_member == 1 else devices // ranks
