@@ -14,7 +14,7 @@ from digenrl.planning.hosts import (
     with_devices_of,
 )
 from digenrl.planning.placements import Advice, ModelPlacement, advise
-from digenrl.planning.recipes import use_of, with_staleness
+from digenrl.planning.recipes import ahead_by, use_of, with_staleness
 from digenrl.planning.runnable import HOST_GPUS, recipe_keys
 from digenrl.planning.work import work_line
 from digenrl.trace.memory import FIGURES_BYTES, Use, usual
@@ -97,10 +97,10 @@ def plan(
         use = None if costs.memory is None else usual(costs.memory)
         if use is not None and variant == "full":
             use = replace(use, rank=0)
-        schedule = RunSchedule()
+        schedule = with_staleness(RunSchedule(), staleness)
     else:
-        costs, use = costs_and_use(recipe, profile)
-        schedule = recipe.run_schedule
+        schedule = with_staleness(recipe.run_schedule, staleness)
+        costs, use = costs_and_use(ahead_by(recipe, staleness), profile)
     costs = with_devices_of(pool[1], costs)
     given = parse_hosts(*pool, costs, host_gpus=host_gpus, host_memory=host_memory)
     advised = partial(
@@ -108,11 +108,11 @@ def plan(
         accepts=partial(accepts, recipe, given),
     )  # fmt: skip
     if recipe is None:
-        return _placed(advised(with_staleness(schedule, staleness)), given)
+        return _placed(advised(schedule), given)
     if staleness is None and recipe.schedule.max_staleness == "auto":
         found = _with_decision(advised, schedule)
     else:
-        found = advised(with_staleness(schedule, staleness))
+        found = advised(schedule)
     found = _placed(replace(found, recipe=recipe), given)
     return replace(found, reasons=(work_line(costs, recipe), *found.reasons))
 

@@ -14,7 +14,7 @@ from shared.devices.chunks import make_tuner
 from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
 from shared.models.memory import ITEM_BYTES
-from shared.recipe.recipe import Recipe
+from shared.recipe.recipe import Recipe, override
 from shared.recipe.schedule import RunSchedule
 
 
@@ -38,6 +38,14 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         weights=recipe.holding.weights,
         can_weigh=method.corrects_staleness or not method.has_ratio,
     )
+
+
+def ahead_by(recipe: Recipe, staleness: Literal[0, 1] | None) -> Recipe:
+    """Return the recipe with this staleness: a member that steps ahead holds more sets of
+    weights."""
+    if staleness is None:
+        return recipe
+    return override(recipe, {"schedule.max_staleness": staleness})
 
 
 def with_staleness(schedule: RunSchedule, staleness: Literal[0, 1] | None) -> RunSchedule:

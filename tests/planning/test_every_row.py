@@ -15,6 +15,7 @@ from digenrl.planning.hosts import Hosts, parse_hosts
 from digenrl.planning.placements import ModelPlacement, placements
 from digenrl.planning.plan import accepts, advised_keys, costs_and_use
 from digenrl.planning.planner import CanSay, candidates_of, modes_of
+from digenrl.planning.recipes import ahead_by
 from digenrl.planning.runnable import as_toml
 from digenrl.planning.search import Candidate
 from digenrl.planning.symmetry import part_of
@@ -53,7 +54,7 @@ def rows_of(
     recipe: Recipe, model: str, pool: str, staleness: int
 ) -> list[tuple[Hosts, ModelPlacement, Candidate]]:
     """Everything that a plan for these hosts chooses from."""
-    costs, use = costs_and_use(recipe, model)
+    costs, use = costs_and_use(ahead_by(recipe, staleness), model)
     hosts = parse_hosts("--hosts", pool, costs, host_gpus=8)
     schedule = recipe.run_schedule.changed(max_staleness=staleness)
     found = []
