@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from math import gcd
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -51,7 +52,7 @@ def recipe_of(model: str, keys: str, folder: Path) -> Path:
 
 
 def rows_of(
-    recipe: Recipe, model: str, pool: str, staleness: int
+    recipe: Recipe, model: str, pool: str, staleness: Literal[0, 1]
 ) -> list[tuple[Hosts, ModelPlacement, Candidate]]:
     """Everything that a plan for these hosts chooses from."""
     costs, use = costs_and_use(ahead_by(recipe, staleness), model)
@@ -81,7 +82,9 @@ def holds(model: str, pool: str) -> bool:
     return "4090" not in pool or model == "sd35-medium"
 
 
-def refused(model: str, pool: str, staleness: int, number: int, folder: Path) -> list[str]:
+def refused(
+    model: str, pool: str, staleness: Literal[0, 1], number: int, folder: Path
+) -> list[str]:
     """Rows that `digenrl check` refuses, and why."""
     path = recipe_of(model, "", folder)
     recipe = load_recipe(path)
