@@ -72,7 +72,7 @@ async def parts_of_objects_are_read(stores: Stores) -> None:
 
 
 async def of_several_keys_those_are_deleted_that_may_be(stores: Stores) -> None:
-    keys = ["digits/files/1", "digits/commits/1", "digits/files/2"]
+    keys = ["digits/files/reward.1", "digits/commits/1", "digits/files/reward.2"]
     for key in keys:
         await stores(OWNER).write(key, b"")
     with pytest.raises(Unavailable, match="request failed for key digits/commits/1: Access Denied"):
@@ -81,9 +81,9 @@ async def of_several_keys_those_are_deleted_that_may_be(stores: Stores) -> None:
 
 
 async def a_rule_that_is_too_wide_lets_an_intruder_in(stores: Stores) -> None:
-    assert await may(stores("reward").write("wide/commits/files/1", b""))
+    assert await may(stores("reward").write("wide/commits/files/reward.1", b""))
     assert not await may(stores("reward").write("wide/commits/1", b""))
-    assert not await may(stores("reward").write("another/files/1", b""))
+    assert not await may(stores("reward").write("another/files/reward.1", b""))
 
 
 async def the_index_of_versions_is_one_schedulers_at_a_time(url: Url) -> None:
