@@ -164,8 +164,8 @@ class Shard:
         Raises:
             ContractError: if the object is no total of this run.
         """
-        found = await self._objects.get(stored)
-        self.total = await asyncio.to_thread(added, [found[ALL]], self.engine.layout)
+        found = await self._objects.get_total(stored)
+        self.total = await asyncio.to_thread(added, [found], self.engine.layout)
         return self.total
 
     async def add(

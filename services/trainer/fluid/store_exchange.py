@@ -64,6 +64,14 @@ class SumObjects:
         parts = await asyncio.gather(*map(self._part, wanted))
         return await asyncio.to_thread(assembled, parts, self._layout)
 
+    async def get_total(self, stored: StoredSum) -> Term:
+        """Raises ContractError if it is no total of this run."""
+        found = await self.get(stored)
+        if ALL not in found:
+            raise ContractError("not a total: it holds sums of groups")
+        total: Term = found[ALL]
+        return total
+
     async def _part(self, part: SumPart) -> tuple[Ranges, Sum]:
         layout = replace(self._layout, ranges=part.ranges)
         data = await again(lambda: self._store.get(part.ref))
@@ -112,8 +120,8 @@ class StoreExchange:
             if own:
                 await self._offer(meeting, meeting.me, own)
             waits_for.add(meeting.committer)
-            found = await self._objects.get(await self.stored(meeting, TOTAL))
-            return await asyncio.to_thread(added, [found[ALL]], self._layout)
+            found = await self._objects.get_total(await self.stored(meeting, TOTAL))
+            return await asyncio.to_thread(added, [found], self._layout)
 
     async def others(
         self, meeting: Meeting, waits_for: set[str], get: Callable[[StoredSum], Awaitable[T]]

@@ -1,15 +1,21 @@
 """Ranks divide a piece, and read of stored sums the numbers that they hold."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.trainer.fluid.exchange import ALL
 from services.trainer.fluid.shard import part_of
-from services.trainer.fluid.sums import Ranges, SumLayout, Term, assembled, overlaps
+from services.trainer.fluid.store_exchange import SumObjects
+from services.trainer.fluid.sums import Ranges, StoredSum, SumLayout, Term, assembled, overlaps
 from shared.diffusion.training.tally import Tally
 from shared.errors import ContractError
 from shared.messages.fluid import Piece
+from shared.store import ObjectStore
+from shared.store.folder import FolderBackend
 
 SIZE = 40
 TALLY = Tally(num_rows=3).as_dict()
@@ -83,3 +89,14 @@ def test_a_sum_with_missing_numbers_is_refused() -> None:
     part = ((0, 10),), {-1: Term(torch.zeros(10), TALLY)}
     with pytest.raises(ContractError, match="10 of a sum's 40 numbers are stored"):
         assembled([part], layout)
+
+
+async def test_a_sum_of_groups_is_no_total(tmp_path: Path) -> None:
+    layout = SumLayout(4, torch.float32, torch.device("cpu"))
+    objects = SumObjects(ObjectStore(FolderBackend(tmp_path)), layout)
+    term = Term(torch.ones(4), TALLY)
+    stored = [StoredSum(parts=(await objects.put("x", {key: term}),)) for key in (0, ALL)]
+    with pytest.raises(ContractError, match="not a total"):
+        await objects.get_total(stored[0])
+    found = (await objects.get_total(stored[1])).gradient
+    assert found is not None and found.tolist() == [1.0] * 4
