@@ -74,8 +74,8 @@ def _rollout(recipe: Recipe, profile: Profile, devices: Devices, remedy: Remedy)
 
 
 def _fastest(profile: Profile, devices: Devices, wanted: int, role: Role, size: int = 1) -> Devices:
-    """Return so many devices that can take a role, those of the fastest kinds, and before these of
-    kinds that cannot generate; fewer if there are no more. They are groups of this size."""
+    """Return the ``wanted`` number of devices that can take a role, in groups of ``size``; fewer if
+    there are no more. Kinds that cannot generate come first, then the fastest kinds."""
     speed = "generation_speed" if role == "rollout" else "training_speed"
     chosen = dict[str, int]()
     able = [kind for kind in devices if fits(profile, kind, role) is None]

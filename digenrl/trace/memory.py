@@ -172,9 +172,9 @@ def with_memory(profile: Profile, use: Use, streams: Collection[str] = ()) -> Pr
     resident = rollout_needs(profile.memory, replace(use, streams=False))
     trainer = trainer_needs(profile.memory, use)
     member = member_needs(profile.memory, use)
-    beside = _gradients(profile.memory, use)
+    at_work = _gradients(profile.memory, use)
     if use.ranks > 1:
-        beside += _network(profile.memory, use)
+        at_work += _network(profile.memory, use)
     streaming = _streaming(profile.memory, use)
     return profile.model_copy(
         update={
@@ -189,7 +189,7 @@ def with_memory(profile: Profile, use: Use, streams: Collection[str] = ()) -> Pr
                 update={
                     "memory_gib": trainer.total,
                     "member_gib": member.total,
-                    "beside_gib": max(0.0, member.held + beside - resident.held),
+                    "training_gib": max(0.0, member.held + at_work - resident.held),
                     "ranks": use.ranks,
                     "network_gb": _network(profile.memory, use) * GIB_TO_GB,
                 }

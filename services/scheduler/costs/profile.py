@@ -78,7 +78,7 @@ class Variant(Record):
     """Memory that each device needs that only trains."""
     member_gib: Annotated[float, Field(ge=0)] = 0.0
     """Memory that it needs if it generates as well; 0 if unknown: what either takes at most."""
-    beside_gib: Annotated[float, Field(ge=0)] = 0.0
+    training_gib: Annotated[float, Field(ge=0)] = 0.0
     """Part of it, gradients and sums included, that a rollout device does not hold."""
     ranks: Positive = 1
     """Devices that share the weights: a shard group, which is one member."""
@@ -280,7 +280,7 @@ def holds_fragments(profile: Profile, kind: str, role: Role, samples: int) -> bo
     """Return whether a device of this kind can denoise so many samples at a time."""
     held, at_once = profile.rollout.held_gib, samples
     if role == "member":
-        held += profile.variant.beside_gib
+        held += profile.variant.training_gib
         at_once = math.ceil(samples / profile.variant.ranks)
     elif kind in profile.streaming:
         held = profile.streaming[kind].held_gib

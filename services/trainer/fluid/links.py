@@ -28,6 +28,10 @@ class Message:
     blobs: Sequence[bytes] = ()
 
 
+DONE = Message("done")
+"""The answer of a rank that has nothing else to tell."""
+
+
 class Link:
     """Connects to one other rank. One message at a time: a rank that has asked waits for the
     answer."""

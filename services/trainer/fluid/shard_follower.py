@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from services.trainer.engine.world import this_rank
-from services.trainer.fluid.links import KEPT_GROUPS, Link, Message, join
+from services.trainer.fluid.links import DONE, KEPT_GROUPS, Link, Message, join
 from services.trainer.fluid.shard import Shard, scale_of
 from services.trainer.fluid.shard_fragments import RankFragments
 from services.trainer.fluid.sums import StoredSum, SumPart, Term
@@ -188,9 +188,6 @@ class Follower:
         read = self.shard.engine.read(data)
         self._groups.append((number, read))
         return read
-
-
-DONE = Message("done")
 
 
 def _piece(values: Any) -> Piece:

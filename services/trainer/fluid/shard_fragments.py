@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from services.trainer.engine.world import num_ranks, this_rank
-from services.trainer.fluid.links import Message
+from services.trainer.fluid.links import DONE, Message
 from services.trainer.fluid.shard import Shard
 from services.trainer.fluid.shard_group import ShardGroup
 from shared import errors
@@ -80,9 +80,6 @@ class RankFragments:
         made = self.generator.finish(work)
         shortage = None if made.shortage is None else made.shortage.model_dump()
         return Message("made", {"shortage": shortage}, (made.trajectory, made.media))
-
-
-DONE = Message("done")
 
 
 class GroupGenerator:

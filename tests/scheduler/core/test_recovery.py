@@ -1,6 +1,6 @@
 from typing import Any
 
-from services.scheduler.core.fluid.state import ATTEMPTS
+from services.scheduler.core.fluid.state import ATTEMPTS_PER_EPOCH
 from services.scheduler.core.fragments import worker_lost
 from services.scheduler.core.inputs import Recovered, WorkerJoined
 from services.scheduler.core.machine import step
@@ -75,9 +75,9 @@ def test_a_device_is_lost_with_two_fragments_of_a_superseded_group() -> None:
 def test_a_scheduler_that_finds_nothing_of_a_batch_begins_with_an_attempt_of_its_own() -> None:
     """Members may have a sum, an update or a version of which nothing is stored any more."""
     run = restarted(epoch=3)
-    assert run.take(BeginAgain) == [BeginAgain(batch=0, attempt=2 * ATTEMPTS)]
+    assert run.take(BeginAgain) == [BeginAgain(batch=0, attempt=2 * ATTEMPTS_PER_EPOCH)]
     run.generate()
-    assert {piece.attempt for piece in run.take(TrainPiece)} == {2 * ATTEMPTS}
+    assert {piece.attempt for piece in run.take(TrainPiece)} == {2 * ATTEMPTS_PER_EPOCH}
 
 
 def test_a_group_whose_message_is_lost_is_sent_under_another_attempt_than_its_pieces() -> None:

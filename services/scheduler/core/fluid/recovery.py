@@ -9,7 +9,7 @@ from dataclasses import replace
 from services.scheduler.core.fluid import batch_std
 from services.scheduler.core.fluid.cutting import cut_to, whole_group
 from services.scheduler.core.fluid.state import (
-    ATTEMPTS,
+    ATTEMPTS_PER_EPOCH,
     FluidState,
     GroupPieces,
     PieceState,
@@ -73,7 +73,7 @@ def finish(plan: Plan, state: State, event: Recovered, _now: float) -> State:
     if fluid is None:
         return state
     if not (fluid.attempt or fluid.groups or fluid.exchange or fluid.step):
-        fluid = replace(fluid, attempt=ATTEMPTS * max(0, event.epoch - 1))
+        fluid = replace(fluid, attempt=ATTEMPTS_PER_EPOCH * max(0, event.epoch - 1))
     state = batch_std.under_one_attempt(plan, state, fluid.batch)
     for index, group in list(fluid.groups.items()):
         of = state.find_group(fluid.batch, index)

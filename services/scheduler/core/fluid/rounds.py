@@ -17,7 +17,7 @@ from dataclasses import replace
 from services.scheduler.core.fluid.members import are_together, members
 from services.scheduler.core.fluid.modes import has_loans
 from services.scheduler.core.fluid.state import (
-    ATTEMPTS,
+    ATTEMPTS_PER_EPOCH,
     Exchange,
     FluidState,
     Step,
@@ -73,7 +73,7 @@ def _tell_attempt(plan: Plan, state: State, commands: list[FluidCommand]) -> Sta
     fluid = state.fluid
     assert fluid is not None
     is_told = fluid.told_attempt >= fluid.attempt
-    if is_told or (plan.updates == 1 and fluid.attempt < ATTEMPTS):
+    if is_told or (plan.updates == 1 and fluid.attempt < ATTEMPTS_PER_EPOCH):
         return state
     commands.insert(0, BeginAgain(batch=fluid.batch, attempt=fluid.attempt))
     return replace(state, fluid=replace(fluid, told_attempt=fluid.attempt))

@@ -21,7 +21,7 @@ Key = tuple[int, int]
 
 STEPPED = ""
 """Is written in the place of an address where a gradient is in a step that was taken already."""
-ATTEMPTS = 1000
+ATTEMPTS_PER_EPOCH = 1000
 """More attempts than a batch needs within one epoch of the scheduler. One that finds nothing of the
 batch begins with an attempt that none before it had: members may have sums, or a version, of which
 nothing is stored any more."""
@@ -272,7 +272,7 @@ class FluidState:
     @property
     def num_given_up(self) -> int:
         """Attempts that this epoch, or the one whose streams it has read, has given up."""
-        return self.attempt % ATTEMPTS
+        return self.attempt % ATTEMPTS_PER_EPOCH
 
     def sum_number(self, address: str) -> int:
         return self.sums.get(address, 0)
