@@ -154,10 +154,10 @@ def operate(nemesis: Nemesis, random: Random, _: str) -> None:
     port = random.choice([port for name, port in PORTS.items() if name in nemesis.world.services])
     todo, seconds = [random.choice(("pause_run", "stop_run"))], duration(random)
     process = begun(nemesis.world.drawn.seed, "operator", len(nemesis.struck))
-    process.start(_operate(f"http://127.0.0.1:{port}", todo, seconds))
+    process.start(_operate(nemesis.world, f"http://127.0.0.1:{port}", todo, seconds))
 
 
-async def _operate(url: str, todo: list[str], seconds: float) -> None:
+async def _operate(world: World, url: str, todo: list[str], seconds: float) -> None:
     def steer() -> None:
         with Client.at(url) as client:
             if todo:
@@ -172,6 +172,8 @@ async def _operate(url: str, todo: list[str], seconds: float) -> None:
         try:
             return await run_blocking(steer)
         except (NoAnswer, Refused):
+            if world.is_finished:  # a run that is over refuses to pause, and records each request
+                return
             await asyncio.sleep(1.0)
 
 

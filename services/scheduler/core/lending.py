@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.scheduler.core.device_queues import DeviceQueues, queue_of, sample_seconds
+from services.scheduler.core.fluid.members import updates_replace_version
 from services.scheduler.core.fluid.pieces import trainable
 from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.fragments import give_back_all
@@ -170,7 +171,7 @@ def _may_lend(
     batch = state.batch
     if batch is None or state.phase != "running" or fluid.step is not None:
         return False
-    if fluid.update and not plan.early_groups:  # the batch's version is nowhere on them
+    if fluid.update and updates_replace_version(plan, state):
         return False
     if len(members) > 1:
         return True

@@ -44,9 +44,10 @@ CHECKSUM = "0" * 32
 class Run:
     """A run whose commands are collected."""
 
-    def __init__(self, members: int = 2, **changes: Any) -> None:
+    def __init__(self, members: int = 2, ranks: int = 1, **changes: Any) -> None:
         plan = examples.plan(**{"mode": "fluid", "tag": 0, **changes})
         self.plan: Plan = replace(plan, trained_steps=6)
+        self.ranks = ranks
         self.state = State(recovering=True)
         self.now = 0.0
         self.commands: list[Any] = []
@@ -65,7 +66,7 @@ class Run:
 
     def join(self, number: int, version: int = 0) -> None:
         name = f"trainer-{number}"
-        self.give(WorkerJoined(f"{name}-a", name, "trainer", concurrency=1))
+        self.give(WorkerJoined(f"{name}-a", name, "trainer", concurrency=1, ranks=self.ranks))
         self.give(MemberReported(f"{name}-a", Holds(version=version, checksum=CHECKSUM, update=0)))
 
     def take(self, kind: type[Any]) -> list[Any]:

@@ -66,14 +66,14 @@ def test_each_update_is_an_exchange_of_its_groups_and_only_the_last_opens_the_ne
     assert {each.fragment.batch for each in run.take(GenerateFragment)} == {1}
 
 
-def test_on_policy_no_update_is_taken_before_the_last_fragment_is_generated() -> None:
-    for max_staleness in (0, 1):
-        run = Run(updates=2, max_staleness=max_staleness)
+def test_no_update_replaces_the_version_that_generates_before_its_last_fragment() -> None:
+    for max_staleness, ranks, num_exchanges in ((0, 1, 0), (1, 1, 1), (1, 2, 0)):
+        run = Run(updates=2, ranks=ranks, max_staleness=max_staleness)
         while tasks := [t for t in run.take(GenerateFragment) if t.fragment.group == 0]:
             for task in tasks:
                 run.give(examples.generated(task), examples.scored(task))
         run.train()
-        assert len(run.take(ExchangeSums)) == max_staleness
+        assert len(run.take(ExchangeSums)) == num_exchanges
 
 
 def test_a_group_that_fails_after_an_update_has_the_batch_begin_again() -> None:

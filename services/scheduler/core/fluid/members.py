@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from services.scheduler.core.fluid.state import FluidState, with_or_without
-from services.scheduler.core.state import State, WorkerState
+from services.scheduler.core.state import Plan, State, WorkerState
 from shared.messages.records import ObjectRef, Policy
 from shared.messages.workers import Holds
 
@@ -79,6 +79,13 @@ def _basis(state: State, fluid: FluidState) -> tuple[object, ...]:
 def members(state: State) -> list[WorkerState]:
     """Workers that could take the step of the open batch, in a fixed order."""
     return [state.workers[address] for address in sorted(member_addresses(state))]
+
+
+def updates_replace_version(plan: Plan, state: State) -> bool:
+    """Whether an update that makes no version replaces the one that generates on some member:
+    on-policy it does, and on shard groups, which hold no second set of weights."""
+    ranks = (state.workers[address].ranks for address in member_addresses(state))
+    return not plan.early_groups or any(each > 1 for each in ranks)
 
 
 def have_made(fluid: FluidState) -> frozenset[str]:

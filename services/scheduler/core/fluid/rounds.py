@@ -7,14 +7,18 @@
 Nothing here waits without an end: a member answers, or its lease ends, or a deadline passes.
 
 With several updates per batch this goes round for each. All but the last make no version: members
-that have the same bits as the first one to step go on with the next. On-policy the first waits for
-the last fragment of the batch, since afterwards its version is nowhere. If nobody is left that has
-taken the updates so far, the batch begins again from its version.
+that have the same bits as the first one to step go on with the next. On-policy, and with shard
+groups, the first waits for the last fragment of the batch, since afterwards its version is nowhere.
+If nobody is left that has taken the updates so far, the batch begins again from its version.
 """
 
 from dataclasses import replace
 
-from services.scheduler.core.fluid.members import are_together, members
+from services.scheduler.core.fluid.members import (
+    are_together,
+    members,
+    updates_replace_version,
+)
 from services.scheduler.core.fluid.modes import has_loans
 from services.scheduler.core.fluid.state import (
     ATTEMPTS_PER_EPOCH,
@@ -146,7 +150,7 @@ def _by_host(fluid: FluidState, taking_part: list[str]) -> tuple[list[str], tupl
 def _is_wanted_to_generate(plan: Plan, state: State, fluid: FluidState) -> bool:
     """Whether the version that an update would replace on members has fragments of the batch to
     generate there: lent members finish those that they have."""
-    if fluid.update == plan.updates - 1 or plan.early_groups:
+    if fluid.update == plan.updates - 1 or not updates_replace_version(plan, state):
         return False
     if not has_loans(plan):
         return len(fluid.groups) < plan.num_groups
