@@ -124,6 +124,13 @@ def _age(now: float, since: float) -> float:
     return max(0.0, now - since)
 
 
+def is_exchange_late(state: State, now: float) -> bool:
+    """Whether members have exchanged sums for far longer than a batch usually takes from there to
+    its commit: some of them wait for a sum that is lost."""
+    exchange = None if state.fluid is None or state.fluid.step else state.fluid.exchange
+    return exchange is not None and now - exchange.since > LATE * state.costs.commit.seconds
+
+
 def standstill(plan: Plan, state: State, seconds: float) -> str:
     """Return what the open batch waits for although no device works."""
     batch, fluid = state.batch, state.fluid

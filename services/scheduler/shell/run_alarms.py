@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from services.scheduler.core.state import Plan, State
-from services.scheduler.core.waiting import standstill
+from services.scheduler.core.waiting import is_exchange_late, standstill
 from shared.learning.metrics import nothing_trained
 from shared.messages.workers import WorkerStatus
 from shared.run.chain import Step
@@ -33,7 +33,8 @@ class RunAlarms:
         """Return the reasons as of now."""
         newest = [(each.version, each.metrics) for each in steps][-RECENT:]
         is_open = state.phase == "running" and state.batch is not None and not state.recovering
-        waits = is_open and all(each.activity.startswith(IDLE) for each in workers)
+        idle_in = (*IDLE, "committing") if is_exchange_late(state, now) else IDLE
+        waits = is_open and all(each.activity.startswith(idle_in) for each in workers)
         seen = *(each.busy_seconds for each in workers), *(version for version, _ in newest[-1:])
         if not waits or seen != self._seen:
             self._seen, self._since = seen, now

@@ -15,7 +15,7 @@ from shared.run.journal import Alarm, read_entry
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests import examples
-from tests.scheduler.core.test_fluid import Run, trained
+from tests.scheduler.core.test_fluid import Run, held, trained
 from tests.scheduler.core.test_fluid_updates import exchanged, take_update
 
 
@@ -48,6 +48,18 @@ def test_a_device_at_work_has_no_alarm_however_long_it_takes(activity: Activity)
     run, alarms = Run(), RunAlarms()
     for now in (0.0, 1000.0):
         assert not any(alarms.look(run.plan, run.state, [worker(activity)], (), now).values())
+
+
+def test_a_total_that_a_member_does_not_find_has_an_alarm() -> None:
+    run, alarms, at_work = Run(), RunAlarms(), [worker("committing")]
+    command = run.exchange()
+    run.give(held(command, command.committer))
+    assert not any(alarms.look(run.plan, run.state, at_work, (), run.now + 1.0).values())
+    reason = alarms.look(run.plan, run.state, at_work, (), run.now + 11.0)["nobody_works"]
+    [silent] = {share.worker for share in command.shares} - {command.committer}
+    assert f"attempt 0, update 1 of 1; the sums of {silent}. " in reason
+    run.give(held(command, silent))
+    assert not any(alarms.look(run.plan, run.state, at_work, (), run.now + 11.0).values())
 
 
 def test_short_work_between_two_looks_counts() -> None:
