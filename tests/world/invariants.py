@@ -14,9 +14,9 @@ from shared.messages.subjects import STREAMS
 from tests.world.nats_streams import StoredMessage, Stream
 from tests.world.world import World
 
-LOSSES = ("fault wipe nats", "fault clock of nats")
-"""After them the register has no entry, though nobody has given it back: by NATS's clock it is
-old."""
+LOSSES = ("fault wipe nats", "fault lose nats", "fault clock of nats")
+"""After them the register lacks its newest entry, though nobody has given it back, or NATS's clock
+takes that for old."""
 SLOTTED = {stream.name for stream in STREAMS if stream.slots}
 LOST_S = 10.0
 """After a loss of the register another takes the lease at once, while its holder goes on."""
