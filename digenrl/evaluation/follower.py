@@ -13,6 +13,7 @@ from digenrl.evaluation.records import EvaluationRecord
 from digenrl.evaluation.run import RunEvaluator
 from digenrl.evaluation.settings import due_versions
 from shared.errors import ContractError, IntegrityError, Unavailable, UserError
+from shared.models.memory import Residence
 from shared.recipe.recipe import Recipe
 from shared.run.commits import newest_commit, read_commit
 from shared.run.layout import set_evaluation_interval
@@ -33,13 +34,15 @@ class Follower:
         *,
         worker: str,
         every: int | None = None,
+        memory: Residence | None = None,
     ) -> None:
-        """``every``: optimizer steps between evaluations; overrides the recipe."""
+        """``every``: optimizer steps between evaluations, and ``memory``: where the network's
+        blocks are; both go before what the recipe says."""
         self._store = store
         self._run = run
         self._progress = progress
         self._worker = worker
-        self._every = every
+        self._every, self._memory = every, memory
         self._evaluator: RunEvaluator | None = None
         self._gone: set[int] = set()
         """Due versions whose weights were deleted before their evaluation (run.keep_last)."""
@@ -105,7 +108,9 @@ class Follower:
 
     async def _evaluator_of(self, recipe: Recipe) -> RunEvaluator:
         if self._evaluator is None or self._evaluator.recipe != recipe:
-            self._evaluator = RunEvaluator(self._store, recipe, worker=self._worker)
+            self._evaluator = RunEvaluator(
+                self._store, recipe, worker=self._worker, memory=self._memory
+            )
             await self._evaluator.tell()  # of what an evaluator had added when it was killed
             for version in (await self._evaluator.evaluations.versions())[-1:]:
                 newest = await self._evaluator.evaluations.read(version)

@@ -24,7 +24,10 @@ async def follow_run(settings: ServiceSettings, *, every: int | None) -> None:
         prepare_libraries(recipe, threads=recipe.evaluation.threads)
         from digenrl.evaluation.follower import Follower  # torch: the probes answer first
 
-        follower = Follower(store, settings.run, progress, worker=settings.worker, every=every)
+        follower = Follower(
+            store, settings.run, progress, worker=settings.worker, every=every,
+            memory=settings.rollout_memory,
+        )  # fmt: skip
         health.is_ready()
         await follower.follow(stay=settings.stay)
 
@@ -43,5 +46,8 @@ async def catch_up(settings: ServiceSettings, *, every: int | None) -> None:
     prepare_libraries(recipe, threads=recipe.evaluation.threads)
     from digenrl.evaluation.follower import Follower
 
-    follower = Follower(store, settings.run, Progress(), worker=settings.worker, every=every)
+    follower = Follower(
+        store, settings.run, Progress(), worker=settings.worker, every=every,
+        memory=settings.rollout_memory,
+    )  # fmt: skip
     await follower.catch_up()

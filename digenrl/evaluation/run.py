@@ -15,6 +15,7 @@ from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample
 from digenrl.evaluation.settings import settings_digest
 from digenrl.evaluation.told import Teller
 from services.reward.scorer import SOURCES
+from shared.models.memory import Residence
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord
 from shared.run.run_recipe import evaluation_rows
@@ -48,8 +49,10 @@ class RunEvaluator:
         *,
         worker: str,
         progress: "OnProgress | None" = None,
+        memory: Residence | None = None,
     ) -> None:
-        """``progress`` is called in another thread, with the progress of each evaluation."""
+        """``progress`` is called in another thread, with the progress of each evaluation;
+        ``memory`` is where the network's blocks are, if not where rollout has them."""
         self.recipe = recipe
         prompts = [prompt for prompt, _ in evaluation_rows(recipe)]
         settings = settings_digest(recipe, prompts)
@@ -57,7 +60,7 @@ class RunEvaluator:
         self._teller = Teller(store, recipe.run.name)
         self._store = store
         self._worker = worker
-        self._progress = progress
+        self._progress, self._memory = progress, memory
         self._stopping = threading.Event()
         self._evaluator: PromptSampler | None = None
         self._judges: Judges | None = None
@@ -127,7 +130,7 @@ class RunEvaluator:
         from digenrl.evaluation.samples import Judges, PromptSampler
 
         self._evaluator = self._evaluator or PromptSampler(
-            self.recipe, self._stopping, progress=self._progress
+            self.recipe, self._stopping, progress=self._progress, memory=self._memory
         )
         self._judges = self._judges or Judges(self.recipe)
         samples = self._evaluator.sample(weights)

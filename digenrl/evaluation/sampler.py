@@ -1,7 +1,7 @@
 """Samples a model with an ODE, for evaluations and for `digenrl generate`."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from shared.diffusion.decoding import decoded
-from shared.diffusion.device import RowsAtOnce, fits
-from shared.diffusion.encoding import encoded
+from shared.diffusion.device import RowsAtOnce, fits, own_device, release
+from shared.diffusion.encoding import TextEncoders
 from shared.diffusion.generation import SMALLER
 from shared.diffusion.models import Conditions, ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
 from shared.diffusion.sampler import Denoising, Velocity, denoise
 from shared.learning.seeds import derive
-from shared.models.memory import Holding
+from shared.models.memory import Holding, Residence
 from shared.recipe.recipe import Recipe
 
 Media = npt.NDArray[np.uint8]
@@ -25,6 +25,9 @@ Media = npt.NDArray[np.uint8]
 
 OnProgress = Callable[[int, int], None]
 """Gets the number of prompts done, and of all prompts."""
+
+Row = tuple[str, bytes | None, str | None]
+"""A prompt, the file of its source image, and its own negative prompt."""
 
 PROMPTS_AT_ONCE = 4
 
@@ -42,20 +45,31 @@ class Sampler:
         stopping: threading.Event | None = None,
         *,
         progress: OnProgress | None = None,
+        rows: Iterable[Row] = (),
+        memory: Residence | None = None,
     ) -> None:
-        """Load the recipe's network, text encoders and decoder; the network is streamed where
-        rollout streams it, which changes no sample.
+        """Encode prompts, let go of the text encoders, and load the recipe's network and decoder.
+        A device to which the network is streamed is taken to have no room for text encoders: they
+        run on the CPU.
 
         Args:
             stopping: when it is set, `sample` raises `Stopped`, also in another thread.
             progress: is called by `sample`.
+            rows: prompts that are encoded now; others are when they are sampled, beside the
+                network.
+            memory: where the network's blocks are; by default where rollout has them, which changes
+                no sample.
         """
         torch.set_num_threads(recipe.rollout.threads)
         self._recipe = recipe
+        self._conditions = dict[Row, Conditions]()
+        holding = Holding(memory=memory or recipe.holding.memory)
+        self._encodes_on = torch.device("cpu") if holding.memory == "streamed" else own_device()
+        self._encode(rows)
         self._policy: LoadedPolicy = load_policy(
             recipe,
-            {"transformer", "text", "decoder"},
-            holding=Holding(memory=recipe.holding.memory),
+            {"transformer", "decoder"},
+            holding=holding,
         )
         self._at_once = RowsAtOnce(self._policy.device)
         self._stopping = stopping or threading.Event()
@@ -79,7 +93,8 @@ class Sampler:
         of the prompts' source images, ``negatives`` their own negative prompts."""
         chunks = []
         none = [None] * len(prompts)
-        rows = list(zip(prompts, sources or none, negatives or none, strict=True))
+        rows: list[Row] = list(zip(prompts, sources or none, negatives or none, strict=True))
+        self._encode(rows)
         for first in range(0, len(prompts), PROMPTS_AT_ONCE):
             self._progress(first, len(prompts))
             some = rows[first : first + PROMPTS_AT_ONCE]
@@ -88,15 +103,18 @@ class Sampler:
         self._progress(len(prompts), len(prompts))
         return np.concatenate(chunks)
 
-    def _sample(
-        self,
-        rows: Sequence[tuple[str, bytes | None, str | None]],
-        first: int,
-        num_each: int,
-        seed: int,
-    ) -> Media:
+    def _encode(self, rows: Iterable[Row]) -> None:
+        """Encodes those that are not encoded yet, and lets go of the text encoders."""
+        missing = [row for row in dict.fromkeys(rows) if row not in self._conditions]
+        if missing:
+            encoders = TextEncoders(self._recipe, self._encodes_on)
+            self._conditions |= {row: encoders.encoded(*row) for row in missing}
+            del encoders
+            release(self._encodes_on)
+
+    def _sample(self, rows: Sequence[Row], first: int, num_each: int, seed: int) -> Media:
         """Samples as many prompts at once as have texts of one length."""
-        conditions = [encoded(self.model, self._recipe, *row) for row in rows]
+        conditions = [self._conditions[row] for row in rows]
         made, done = [], 0
         for _, alike in groupby(conditions, key=_shapes):
             some = list(alike)

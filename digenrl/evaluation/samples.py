@@ -16,6 +16,7 @@ from digenrl.evaluation.settings import as_evaluated
 from services.reward.scorer import WeightedScorer, build_scorers, scorer_inputs
 from services.reward.scoring import scores_of, source_of
 from shared.diffusion.weights import load_weights
+from shared.models.memory import Residence
 from shared.recipe.recipe import Recipe
 from shared.run.run_recipe import evaluation_rows
 
@@ -42,13 +43,20 @@ class PromptSampler:
         stopping: threading.Event | None = None,
         *,
         progress: OnProgress | None = None,
+        memory: Residence | None = None,
     ) -> None:
-        """``stopping`` and ``progress`` are passed to the sampler."""
+        """``stopping``, ``progress`` and ``memory`` are passed to the sampler."""
         self._table, self._background = recipe.evaluation, recipe.data.background
-        self._sampler = Sampler(as_evaluated(recipe), stopping, progress=progress)
         rows = evaluation_rows(recipe)
         self._prompts = [prompt for prompt, _ in rows]
         self._sources = [None if path is None else path.read_bytes() for _, path in rows]
+        told = [
+            (prompt.text, source, prompt.negative_prompt)
+            for prompt, source in zip(self._prompts, self._sources, strict=True)
+        ]
+        self._sampler = Sampler(
+            as_evaluated(recipe), stopping, progress=progress, rows=told, memory=memory
+        )
 
     def sample(self, weights: Mapping[str, Tensor]) -> Samples:
         """Sample with these weights; prompts and noise are the same for all weights."""

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from digenrl.hub.dataset import make_own_prompts
+from digenrl.local.gpus import visible_cards
 from digenrl.local.inputs import check_inputs, check_rest, left_out
 from digenrl.local.preflight import disk_bytes, ignore, versions_bytes
 from digenrl.local.runs import runs_folder
-from digenrl.local.verdict import Verdict, gpu_names, kinds_of, verdict_here, verdict_on
+from digenrl.local.verdict import Verdict, kinds_of, verdict_here, verdict_on
 from digenrl.planning.forecast import Forecast, as_dict, forecast, has_profile, lines
 from digenrl.planning.plan import given_pool
 from digenrl.planning.runnable import HOST_GPUS
@@ -186,10 +187,11 @@ def _here(
 ) -> tuple[Forecast | None, Verdict]:
     """Returns the forecast for this machine's GPUs, where they and the model have costs, and the
     verdict."""
-    names, expected = [] if recipe.model.device == "cpu" else gpu_names(), None
-    if names and (profile is not None or has_profile(recipe)):
+    cards = () if recipe.model.device == "cpu" else visible_cards()
+    named, expected = [card for card in cards if card.kind], None
+    if named and (profile is not None or has_profile(recipe)):
         costs = load_profile(profile or profile_of(recipe))
-        kinds = kinds_of(names, costs)
+        kinds = kinds_of(named, costs)
         try:
             expected = None if kinds is None else forecast_on(kinds)
         except UserError as error:

@@ -8,9 +8,9 @@ import httpx
 
 from digenrl.local.brokers import Program
 from digenrl.local.display import Display
-from digenrl.local.gpus import EVALUATOR
 from digenrl.local.processes import command
 from digenrl.local.supervisor import Supervisor
+from digenrl.planning.entries import EVALUATOR
 
 POLL_S = 0.5
 ANSWER_S = 2.0

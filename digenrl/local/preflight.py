@@ -10,8 +10,9 @@ from typing import Any, TextIO
 from digenrl.follow.steps import Targets
 from digenrl.follow.steps import check_installed as check_targets
 from digenrl.hub.dataset import make_own_prompts
+from digenrl.local.assignment import Assignment, assign_gpus
 from digenrl.local.earlier import FILES_JSON, RECORDS, command_with, start_of
-from digenrl.local.gpus import Assignment, assign_gpus, visible_gpus
+from digenrl.local.gpus import visible_cards
 from digenrl.local.inputs import check_inputs, left_out
 from digenrl.local.keys import Keys, keys_of
 from digenrl.local.ports import free_ports, hold_port
@@ -154,7 +155,7 @@ def check_machine(recipe: Recipe, runs: Path, versions: int) -> Assignment:
     """
     faults, found = Faults(), Assignment({})
     with faults.collected():
-        found = assign_gpus(recipe, () if recipe.model.device == "cpu" else visible_gpus())
+        found = assign_gpus(recipe, () if recipe.model.device == "cpu" else visible_cards())
     with faults.collected():
         _check_space(runs, versions)
     faults.raise_any()

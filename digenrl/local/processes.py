@@ -4,9 +4,9 @@ import sys
 from collections.abc import Awaitable, Callable
 
 from digenrl.local.brokers import Program
-from digenrl.local.gpus import trainers_of
 from digenrl.local.ports import free_ports
 from digenrl.local.preflight import LocalRun
+from digenrl.planning.entries import encoders_of, rewards_of, rollouts_of, trainers_of
 from shared.messages.rights import Role
 
 Ready = Callable[[], Awaitable[bool]]
@@ -21,12 +21,13 @@ def command(*arguments: str) -> list[str]:
 
 def workers_of(local: LocalRun, ready: Ready) -> list[Program]:
     recipe, run = local.recipe, local.recipe.run.name
-    names: list[tuple[Role, str]] = [
-        *(("rollout", f"rollout-{number}") for number in range(recipe.rollout.workers)),
-        *(("encoder", f"encoder-{number}") for number in range(recipe.encoder.workers)),
-        *(("reward", f"reward-{number}") for number in range(recipe.reward.workers)),
-        *(("trainer", name) for name in trainers_of(recipe)),
-    ]
+    processes: dict[Role, list[str]] = {
+        "rollout": rollouts_of(recipe),
+        "encoder": encoders_of(recipe),
+        "reward": rewards_of(recipe),
+        "trainer": trainers_of(recipe),
+    }
+    names = [(service, name) for service, each in processes.items() for name in each]
     ports = free_ports(len(names))
     return [
         Program(

@@ -17,10 +17,10 @@ from rich.console import Console
 from digenrl.local.address import write_address
 from digenrl.local.ahead import ahead_of
 from digenrl.local.alarms import Mender
+from digenrl.local.assignment import REPORT
 from digenrl.local.brokers import HOST_CACHE, Brokers, plan_brokers
 from digenrl.local.display import Display, console_of
 from digenrl.local.evaluation import LocalEvaluation
-from digenrl.local.gpus import EVALUATOR, REPORT
 from digenrl.local.ports import free_ports
 from digenrl.local.preflight import LocalRun
 from digenrl.local.processes import command, follower_of, page_of, scheduler_of, workers_of
@@ -29,6 +29,7 @@ from digenrl.local.runs import Run
 from digenrl.local.starter import Starter
 from digenrl.local.store import noted_store
 from digenrl.local.supervisor import BROKER_STOP_S, Supervisor
+from digenrl.planning.entries import EVALUATOR
 from shared.process.outgoing import SETTING, named_in
 
 POLL_S = 0.5
@@ -183,6 +184,8 @@ async def _start_and_watch(
 ) -> Outcome:
     for warning in local.gpus.warnings:
         display.warn(warning)
+    for note in local.gpus.notes:
+        display.say(note)
     display.say(f"run {local.recipe.run.name}: starting NATS, Valkey and the object store")
     await asyncio.gather(*(supervisor.start(program) for program in brokers.programs))
     display.say("starting the services")

@@ -1,19 +1,21 @@
 """Judges in one sentence whether a recipe can run, on this machine or on named devices."""
 
 import re
-import shutil
-import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from digenrl.local.gpus import ANSWER_S, visible_gpus
+from digenrl.local.gpus import visible_cards
 from digenrl.local.preflight import check_machine, disk_bytes
 from digenrl.planning.forecast import Forecast
+from digenrl.planning.ledger import Card
 from services.scheduler.costs.profile import Profile
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
+
+PART = re.compile(r"\d+g\.\d+gb$")
+"""Size of a slice, at the end of its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,10 @@ def verdict_here(recipe: Recipe, runs: Path, found: Forecast | None) -> Verdict:
         return Verdict(False, f"this cannot run here: {reasons}")
     if recipe.model.device == "cpu":
         return Verdict(True, "this can run here: on the CPU")
-    names = ", ".join(f"{number} x {name}" for name, number in Counter(gpu_names()).items())
-    where = names or f"{len(visible_gpus())} GPUs"
+    cards = visible_cards()
+    kinds = Counter(card.kind for card in cards if card.kind)
+    names = ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
+    where = names or f"{len(cards)} GPUs"
     return Verdict(True, f"this can run here: on {where}{_figures(found)}")
 
 
@@ -50,7 +54,7 @@ def _figures(found: Forecast | None) -> str:
     """Return the step time, and the memory of the device that has the least left."""
     if found is None:
         return "; no cost profile fits, so that the step time is unknown: --trace counts the memory"
-    shown = [] if found.simulated is None else [f"{found.simulated.step_seconds:.0f} s per step"]
+    shown = [] if found.step_seconds is None else [f"{found.step_seconds:.0f} s per step"]
     memory = [
         (need.needed.total, found.profile.devices[kind].memory_gib)
         for need in found.needs
@@ -62,34 +66,20 @@ def _figures(found: Forecast | None) -> str:
     return f": {', '.join(shown)}" if shown else ""
 
 
-def gpu_names() -> list[str]:
-    """Return the names of this machine's visible GPUs, as its driver has them; none without one."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    query = [program, "--query-gpu=index,uuid,name", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=ANSWER_S, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
-    named = {key: row[2] for row in rows if len(row) == 3 for key in row[:2]}
-    return [named[gpu] for gpu in visible_gpus() if gpu in named]
-
-
-def kinds_of(names: Sequence[str], profile: Profile) -> str | None:
+def kinds_of(cards: Iterable[Card], profile: Profile) -> str | None:
     """Return GPUs by kind, as `--devices` takes them; None if a profile lacks one.
 
     The kind is the longest of the profile's whose letters and digits are in the name: "l40s", not
-    "l40", for "NVIDIA L40S".
+    "l40", for "NVIDIA L40S". A slice of a GPU is one of its memory, and of unknown speed.
     """
     counts: Counter[str] = Counter()
-    for name in names:
-        plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    for card in cards:
+        plain = re.sub(r"[^a-z0-9]", "", card.kind.lower())
         known = [
             kind for kind in profile.devices if re.sub(r"[^a-z0-9]", "", kind.lower()) in plain
         ]
         if not known:
             return None
-        counts[max(known, key=len)] += 1
-    return ",".join(f"{kind}={number}" for kind, number in counts.items()) or None
+        kind, part = max(known, key=len), PART.search(card.kind)
+        counts[f"{kind}-{part[0]}={card.gib:.1f}GiB*" if part else f"{kind}="] += 1
+    return ",".join(f"{kind}{number}" for kind, number in counts.items()) or None

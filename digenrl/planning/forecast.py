@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from digenrl.planning.entries import ledger_of
 from digenrl.planning.hosts import (
     Hosts,
     check_host_memory,
@@ -12,6 +13,7 @@ from digenrl.planning.hosts import (
     parse_hosts,
     with_devices_of,
 )
+from digenrl.planning.ledger import Card
 from digenrl.planning.own_split import Own, own_split
 from digenrl.planning.placements import ModelPlacement
 from digenrl.planning.plan import accepts, parse_kinds, with_weights
@@ -19,6 +21,7 @@ from digenrl.planning.planner import Choice, plan_split
 from digenrl.planning.recipes import largest_fragment, use_of
 from digenrl.planning.remedies import would_fit
 from digenrl.planning.runnable import as_toml, recipe_keys
+from digenrl.planning.scoring import Scoring, check_scoring, scoring_of
 from digenrl.planning.work import sample_seconds, work_line
 from digenrl.trace.memory import (
     Needed,
@@ -72,6 +75,15 @@ class Forecast:
     """What "auto" would be on these devices, if the recipe says so."""
     work: str
     """How the work is divided between generation and training."""
+    scoring: Scoring | None
+    """Where the networks of the rewards run; None if there are none, or their place is unknown."""
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Return the seconds of a step, which scoring may bound; None if it was not asked for."""
+        if self.simulated is None:
+            return None
+        return max(self.simulated.step_seconds, self.scoring.seconds if self.scoring else 0.0)
 
     @property
     def needed(self) -> dict[str, Needed]:
@@ -124,6 +136,11 @@ def forecast(
     use = use_of(recipe, costs, fragment=fragment_of(recipe))
     costs = with_trace(costs, trace, use) if trace else with_weights(costs, recipe.model.folder)
 
+    scoring = _scoring(recipe, costs, hosts)
+    if scoring is not None:  # in place of what the profile says
+        rollout = costs.rollout.model_copy(update={"reward_seconds": scoring.device_seconds})
+        costs = costs.model_copy(update={"rollout": rollout})
+
     def own_of(use: Use) -> tuple[Profile, Own]:
         held, remedy = with_memory(costs, use, streams), partial(would_fit, costs, use)
         return held, own_split(recipe, held, kinds, host_gpus=hosts.gpus, remedy=remedy)
@@ -141,6 +158,8 @@ def forecast(
     simulated = better = None
     if timing:
         simulated = _simulated(held, own)
+        if scoring is not None:
+            check_scoring(recipe, scoring, max(simulated.step_seconds, scoring.seconds))
         if own.schedule.mode in ("disaggregated", "fluid"):
             smallest = with_memory(costs, replace(use, fragment=1), streams)
             placement = ModelPlacement(smallest, use, {})
@@ -161,6 +180,7 @@ def forecast(
         is_traced=trace is not None,
         staleness=decision,
         work=work_line(held, recipe),
+        scoring=scoring,
     )
 
 
@@ -172,8 +192,14 @@ def lines(found: Forecast) -> Iterator[str]:
         who = f"generating and training in turn: {words(split.trainer)}"
     if found.simulated is not None:
         yield (
-            f"by the cost profile {name}: {found.simulated.step_seconds:.0f} s per step, devices "
+            f"by the cost profile {name}: {found.step_seconds:.0f} s per step, devices "
             f"{found.simulated.utilisation:.0%} at work; {who}"
+        )
+    if found.scoring is not None and found.step_seconds:
+        share = found.scoring.seconds / found.step_seconds
+        yield (
+            f"the networks of the rewards: {found.scoring.seconds:.3g} s per step ({share:.0%}) "
+            f"{found.scoring.place}"
         )
     yield from notes(found.profile.devices, found.hosts.devices)
     if found.staleness is not None:
@@ -213,9 +239,12 @@ def as_dict(found: Forecast) -> dict[str, Any]:
         "profile": found.profile.name,
         "rollout": dict(own.split.rollout),
         "trainer": dict(own.split.trainer),
-        "step_seconds": None if simulated is None else round(simulated.step_seconds, 3),
+        "step_seconds": None if found.step_seconds is None else round(found.step_seconds, 3),
         "utilisation": None if simulated is None else round(simulated.utilisation, 4),
         "seconds_per_sample": sample_seconds(found.profile),
+        "scoring": None
+        if found.scoring is None
+        else {"step_seconds": round(found.scoring.seconds, 3), "place": found.scoring.place},
         "max_staleness": found.own.schedule.staleness_limit,
         "better": None
         if better is None
@@ -243,6 +272,17 @@ def has_profile(recipe: Recipe) -> bool:
     except UserError:
         return False
     return True
+
+
+def _scoring(recipe: Recipe, costs: Profile, hosts: Hosts) -> Scoring | None:
+    """Return what scoring takes where `digenrl up` would have it on such hosts."""
+    cards = [
+        Card(f"{host}:{number}", kind, costs.devices[kind].memory_gib)
+        for host, kind, gpus in hosts.named()
+        for number in range(gpus)
+    ]
+    ledger = ledger_of(recipe, cards, costs)
+    return None if ledger is None else scoring_of(recipe, costs, ledger)
 
 
 def _costs(recipe: Recipe, name: str | None, trace: Trace | None) -> Profile:

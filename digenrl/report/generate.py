@@ -38,7 +38,8 @@ def generate(
     """
     sources = _sources(recipe, prompts, images)
     tensors, recipe = _read(adapter, recipe) if isinstance(adapter, Path) else (adapter, recipe)
-    sampler = Sampler(recipe.with_whole_grid)
+    rows = zip(prompts, sources, [None] * len(prompts), strict=True)
+    sampler = Sampler(recipe.with_whole_grid, rows=rows)
     if tensors is not None:
         try:
             load_weights(sampler.model.transformer, _trained_of(tensors, sampler))

@@ -93,8 +93,8 @@ def this_device(
     """Describes this process's device: what it has, and what it will need once it is loaded.
 
     ``parts`` are the parts of the model that it will hold, the network as ``holding`` says;
-    ``trains`` says whether it will hold an optimizer's state; ``memory_gib`` limits what it has if
-    others use the same device.
+    ``trains`` says whether it will hold an optimizer's state; ``memory_gib`` limits from now on
+    what this process takes, if others use the same device.
     """
     if own_device().type == "cuda":
         gpu = visible(0)
@@ -105,6 +105,8 @@ def this_device(
         holding = replace(holding, memory="resident")  # the blocks lie in the same memory
     if memory_gib is not None:
         memory = min(memory, int(memory_gib * 2**30))
+        if gpu:
+            torch.cuda.set_per_process_memory_fraction(memory / properties.total_memory)
     return Device(
         kind=kind,
         gpu=gpu,
@@ -272,9 +274,11 @@ def release(device: torch.device) -> None:
 
 
 def device_bytes(device: torch.device) -> int:
-    """Returns the memory of the device; for the CPU, that of the host or the container."""
+    """Returns the memory of the device that this process may take; for the CPU, that of the host or
+    the container."""
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+        share = torch.cuda.get_per_process_memory_fraction(device)
+        return int(share * torch.cuda.get_device_properties(device).total_memory)
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         return min(host, int(CGROUP_LIMIT.read_text()))

@@ -3,14 +3,48 @@
 import torch
 from torch import Tensor
 
-from shared.diffusion.models import Conditions, ModelAdapter, taken
+from shared.diffusion.device import choose_kernels, fits, own_device
+from shared.diffusion.models import Conditions, ModelAdapter, load_model, taken
 from shared.errors import ContractError, UserError
 from shared.learning.pictures import decoded
+from shared.models.catalogue import encoding_parts
 from shared.recipe.networks import negative_prompt
 from shared.recipe.recipe import Recipe
 
 PROBE = "a photo of a red apple on a table"
 """Prompt that every process encodes before it is ready."""
+SMALLER = 'use a GPU with more memory, encoder.device = "cpu" or model.dtype = "bfloat16"'
+
+
+class TextEncoders:
+    """Holds only what encodes prompts: the text part of the model, and its decoder's other half
+    where prompts have source images."""
+
+    def __init__(self, recipe: Recipe, device: torch.device | None = None) -> None:
+        """Loads them on a device, by default this process's.
+
+        Raises:
+            OutOfMemory: if they do not fit.
+        """
+        table = recipe.model
+        self._recipe, self._device = recipe, device or own_device()
+        choose_kernels(self._device, table.matmul_precision)
+        with fits(self._device, "loading text of the model", SMALLER):
+            self._model = load_model(
+                table.folder,
+                set(encoding_parts(table.folder)),
+                device=self._device,
+                dtype=getattr(torch, table.dtype),
+                max_text_tokens=table.text_tokens,
+            )
+            check_encoders(self._model, recipe)
+
+    def encoded(
+        self, prompt: str, source: bytes | None = None, negative: str | None = None
+    ) -> Conditions:
+        """Returns a prompt's conditions, as `encoded` does."""
+        with fits(self._device, "encoding a prompt", SMALLER):
+            return encoded(self._model, self._recipe, prompt, source, negative)
 
 
 def encoded(

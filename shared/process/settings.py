@@ -216,7 +216,7 @@ class ServiceSettings(Endpoints, HttpSettings):
     memory_gib: float | None = Field(default=None, gt=0)
     """Memory that this worker may take of its device, where others use it too."""
     rollout_memory: Residence | None = None
-    """Overrides `rollout.memory` for this rollout worker: it changes no sample."""
+    """Overrides `rollout.memory` for this rollout worker or evaluator: it changes no sample."""
     host_cache: HostCacheFolder = "auto"
     """Folder in which this host keeps the weights that its processes read, so that one of them
     fetches them; off; auto: in the user's cache, unless the store is a folder already."""

@@ -162,6 +162,9 @@ class Reward(Table):
     """Scorers of the training reward, each a table `[[reward.scorers]]`."""
     max_failed: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Maximum share of a group's samples without a reward. A group with more is dropped."""
+    max_share: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.5
+    """Maximum share of a step that the networks of the rewards may take. `digenrl check` refuses a
+    plan in which they take more."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:

@@ -14,8 +14,8 @@ from digenrl.evaluation.progress import Progress, routes
 from digenrl.local.brokers import Program
 from digenrl.local.display import Display
 from digenrl.local.evaluation import LocalEvaluation
-from digenrl.local.gpus import EVALUATOR as NAME
 from digenrl.local.supervisor import Supervisor
+from digenrl.planning.entries import EVALUATOR as NAME
 from shared.process.service import Health, worker_app
 
 ALARM = "version 4: the training reward rose ..."

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from digenrl.cli import app
 from digenrl.local.verdict import kinds_of
+from digenrl.planning.ledger import Card
 from services.scheduler.costs.profile import load_profile
 from shared.errors import UserError
 from tests import tiny_models
@@ -16,7 +17,7 @@ from tests.paths import DIGITS, ROOT
 DRIVER = """#!/bin/sh
 case "$1" in
   -L) for n in $(seq 0 {last}); do echo "GPU $n: {name} (UUID: GPU-$n)"; done ;;
-  *) for n in $(seq 0 {last}); do echo "$n, GPU-$n, {name}"; done ;;
+  *) for n in $(seq 0 {last}); do echo "$n, GPU-$n, {name}, 81559"; done ;;
 esac
 """
 NO_GPU = (
@@ -116,8 +117,12 @@ def test_everything_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
 
 def test_a_gpu_s_kind_is_the_longest_that_its_name_has() -> None:
     profile = load_profile("flux1-dev")
-    assert kinds_of(["NVIDIA L40S", "NVIDIA L40S", "NVIDIA A100-SXM4-80GB"], profile) == (
-        "L40S=2,A100=1"
-    )
-    assert kinds_of(["NVIDIA H100 NVL", "Some New Card"], profile) is None
-    assert kinds_of([], profile) is None
+
+    def of(*names: str) -> str | None:
+        return kinds_of([Card("", name, 39.4) for name in names], profile)
+
+    assert of("NVIDIA L40S", "NVIDIA L40S", "NVIDIA A100-SXM4-80GB") == "L40S=2,A100=1"
+    assert of("NVIDIA H100 NVL", "Some New Card") is None
+    assert of() is None
+    part = "NVIDIA A100-SXM4-80GB MIG 3g.40gb"
+    assert of(part, part, "NVIDIA L40S") == "A100-3g.40gb=39.4GiB*2,L40S=1"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from digenrl.local.gpus import trainers_of
+from digenrl.planning.entries import trainers_of
 from shared.errors import UserError
 from shared.messages.fluid import MAX_MEMBERS
 from shared.recipe.recipe import load_recipe, override

@@ -1,0 +1,74 @@
+"""What scoring takes of a step, by where the reward workers run."""
+
+from dataclasses import dataclass
+
+from digenrl.planning.ledger import Ledger
+from services.reward.networks import network_of
+from services.scheduler.costs.profile import Profile
+from shared.errors import UserError
+from shared.recipe.recipe import Recipe
+
+GPU_TFLOPS = 25.0
+"""Operations of a second of an H100 in float32, in 1e12: assumed, of at most 67."""
+THREAD_TFLOPS = 0.095
+"""The same of a CPU's core: 3.5 s were measured for an image of CLIP-H."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Says where the networks of the rewards run, and how long."""
+
+    seconds: float
+    """Seconds of a step in which the reward worker scores that has most to do."""
+    place: str
+    device_seconds: float
+    """Seconds per sample that they take of the devices which generate; 0 if they share none."""
+
+
+def image_tflop(recipe: Recipe) -> float:
+    """Return the operations for a sample of the networks that score it, in 1e12: of a video, for
+    each frame."""
+    networks = (network_of(each.type, each.folder) for each in recipe.reward.scorers)
+    gflop = sum(each.image_gflop for each in networks if each is not None)
+    return gflop * recipe.model.frames / 1e3
+
+
+def scoring_of(recipe: Recipe, profile: Profile, ledger: Ledger) -> Scoring | None:
+    """Return what the networks of the rewards take; None if it is not known, or there are none."""
+    tflop, table = image_tflop(recipe), recipe.reward
+    if not tflop:
+        return None
+    places = [ledger.places[f"reward-{number}"] for number in range(table.workers)]
+    samples = profile.shape.samples / table.workers
+    threads = table.threads * THREAD_TFLOPS
+    rates = {card.kind: _rate(profile, card.kind) for each in places for card in each.cards}
+    each = [
+        tflop / (GPU_TFLOPS * rates[place.cards[0].kind] if place.cards else threads)
+        for place in places
+    ]
+    on_cpu = sum(not place.cards for place in places)
+    shared = sum(bool(place.beside) for place in places)
+    words = [
+        (on_cpu, f"on {on_cpu * table.threads} CPU threads"),
+        (shared, f"on {shared} GPUs of members and rollout workers"),
+        (len(places) - on_cpu - shared, "on GPUs of their own"),
+    ]
+    return Scoring(
+        seconds=max(samples * seconds for seconds in each),
+        place=" and ".join(text for count, text in words if count),
+        device_seconds=shared / len(places) * max(each) if shared else 0.0,
+    )
+
+
+def check_scoring(recipe: Recipe, scoring: Scoring, step_seconds: float) -> None:
+    """Raises UserError if scoring takes more of a step than the recipe allows."""
+    if scoring.seconds > recipe.reward.max_share * step_seconds:
+        raise UserError(
+            f"reward.workers: the networks of the rewards take {scoring.seconds:.0f} of "
+            f"{step_seconds:.0f} s per step {scoring.place}; leave a GPU or room on one for them, "
+            "raise reward.workers and reward.threads, or allow it with reward.max_share"
+        )
+
+
+def _rate(profile: Profile, kind: str) -> float:
+    return profile.devices[kind].generation_speed if kind in profile.devices else 1.0
