@@ -91,7 +91,7 @@ def _qwen_image(pipeline: str = "QwenImagePipeline", **parts: Callable[[Any], An
     from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    tokenizer = _byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>")
+    tokenizer = byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>")
     signs: tuple[str, ...] = (
         ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>") if parts else ()
     )
@@ -147,7 +147,7 @@ def _flux2() -> Any:
     from diffusers import Flux2Pipeline
     from transformers import Mistral3Config, Mistral3ForConditionalGeneration
 
-    tokenizer = _byte_tokenizer("LlamaTokenizerFast", "</s>")
+    tokenizer = byte_tokenizer("LlamaTokenizerFast", "</s>")
     tokenizer.chat_template = (
         "{% for each in messages %}{{ each['content'][0]['text'][:40] }}{% endfor %}"
     )
@@ -170,7 +170,7 @@ def _flux2_klein() -> Any:
     from diffusers import Flux2KleinPipeline
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer = _byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>")
+    tokenizer = byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>")
     tokenizer.chat_template = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
     width = 16
     config = Qwen3Config(
@@ -215,7 +215,7 @@ def _z_image() -> Any:
     from diffusers import FlowMatchEulerDiscreteScheduler, ZImagePipeline, ZImageTransformer2DModel
     from transformers import Qwen3Config, Qwen3Model
 
-    tokenizer = _byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>")
+    tokenizer = byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>")
     tokenizer.chat_template = "{% for each in messages %}<{{ each['content'] }}>{% endfor %}"
     width = 16
     config = Qwen3Config(
@@ -291,7 +291,7 @@ def _hunyuan_video() -> Any:
     )
     from transformers import CLIPTextModel, LlamaConfig, LlamaModel
 
-    tokenizer, clip = _byte_tokenizer("LlamaTokenizerFast", "</s>"), clip_tokenizer(CLIP_TOKENS)
+    tokenizer, clip = byte_tokenizer("LlamaTokenizerFast", "</s>"), clip_tokenizer(CLIP_TOKENS)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=T5_WIDTH, intermediate_size=T5_WIDTH,
         num_hidden_layers=3, num_attention_heads=2, max_position_embeddings=512,
@@ -327,7 +327,7 @@ def _hunyuan_video15() -> Any:
         T5EncoderModel,
     )
 
-    tokenizer, letters = _byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>"), ByT5Tokenizer()
+    tokenizer, letters = byte_tokenizer("Qwen2Tokenizer", "<|endoftext|>"), ByT5Tokenizer()
     tokenizer.chat_template = "{% for each in messages %}{{ each['content'][:120] }}{% endfor %}:"
     width = 16
     encoder = Qwen2_5_VLTextConfig(
@@ -361,7 +361,7 @@ def _hunyuan_video15() -> Any:
     )
 
 
-def _byte_tokenizer(cls: str, padding: str) -> Any:
+def byte_tokenizer(cls: str, padding: str) -> Any:
     """A token for every byte."""
     import transformers
     from tokenizers.pre_tokenizers import ByteLevel
@@ -393,5 +393,5 @@ BUILDERS: Mapping[str, Callable[[], Any]] = {
     "flux-kontext": partial(_flux, "FluxKontextPipeline"),
     "wan-i2v": _wan_from_image,
     "wan22-i2v": partial(_wan_from_image, experts=True),
-    "ltx2": lambda: tiny_ltx2.build(_byte_tokenizer("LlamaTokenizerFast", "</s>")),
+    "ltx2": lambda: tiny_ltx2.build(byte_tokenizer("LlamaTokenizerFast", "</s>")),
 }

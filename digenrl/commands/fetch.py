@@ -1,4 +1,5 @@
-"""`digenrl fetch`: a model of the Hugging Face hub, and prompts of data sets, onto this host."""
+"""`digenrl fetch`: a model of the Hugging Face hub, prompts of data sets, and rewards, onto this
+host."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,15 +14,13 @@ RECIPES = (".toml", ".json", ".yaml", ".yml")
 
 def fetch(
     context: typer.Context,
-    what: Annotated[
-        str, typer.Argument(help="a recipe with model.id or data.dataset, or a model: org/name")
-    ],
+    what: Annotated[str, typer.Argument(help="a recipe, or a model: org/name")],
     revision: Annotated[
         str | None, typer.Option(help="branch, tag or commit of org/name; by default main")
     ] = None,
 ) -> None:
-    """Fetch the parts of a model that a run reads, and the prompts of its data sets; what is here
-    already is not fetched again."""
+    """Fetch the parts of a model that a run reads, the prompts of its data sets and the networks of
+    its rewards; what is here already is not fetched again."""
     if Path(what).suffix in RECIPES:
         if revision is not None:
             raise UserError("--revision: is of org/name; of a recipe, give --model.revision")
@@ -35,16 +34,24 @@ def fetch(
 def _fetch_named(path: Path, options: dict[str, object]) -> None:
     """Fetch what a recipe asks for, at the revisions that it says, whatever of it is here."""
     from digenrl.hub.dataset import fetch_prompts
+    from digenrl.hub.rewards import fetch_rewards
     from shared.recipe.files import merged, read_layers
     from shared.recipe.options import put_options
     from shared.recipe.recipe import load_recipe
 
     recipe = load_recipe(path, options)
     datasets = {"data": recipe.data.dataset, "evaluation": recipe.evaluation.dataset}
-    if recipe.model.id is None and not any(datasets.values()):
+    rewards = list(dict.fromkeys(fetch_rewards(recipe, _say)))
+    for folder in rewards:
+        typer.echo(folder)
+    if recipe.model.id is None and not any((*datasets.values(), *rewards)):
         raise UserError(
             f"{path}: model.folder is a folder; give model.id of a model on the hub, or "
             "data.dataset.id, or data.dataset.folder of files of your own"
+        )
+    if recipe.model.id is None and not recipe.model.folder.exists():
+        _say(
+            f"model.folder: {recipe.model.folder} is not here; --model.id ORG/NAME fetches a model"
         )
     said = put_options(merged(read_layers(path)), options)
     if recipe.model.id is not None:

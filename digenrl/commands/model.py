@@ -17,10 +17,13 @@ def folders() -> None:
 
 @model.command()
 def reward(
-    reward: Annotated[str, typer.Argument(help="aesthetic, hpsv2 or image-reward")],
+    reward: Annotated[str, typer.Argument(help="name of the reward, such as hpsv2")],
     weights: Annotated[Path, typer.Argument(help="published weights file")],
     like: Annotated[
-        Path, typer.Option(help="its CLIP in transformers format; for image-reward, its tokenizer")
+        Path,
+        typer.Option(
+            help="its CLIP or Qwen2-VL in transformers format; for image-reward, its tokenizer"
+        ),
     ],
     out: Annotated[Path, typer.Option(help="folder to create, which recipes can name")],
 ) -> None:

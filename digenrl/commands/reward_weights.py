@@ -1,7 +1,7 @@
 """Convert published weights of rewards into the folders that our scorers load.
 
-Three rewards are published as pickled tensors under names of their own: the names change, the
-numbers do not. Only tensors are read from the pickles, never code.
+Rewards are published as tensors under names of their own, most of them pickled: the names change,
+the numbers do not. Only tensors are read from the pickles, never code.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shared.errors import UserError
@@ -55,6 +55,19 @@ BLIP: Names = (
     (r"\.attn\.proj\.", ".self_attn.projection."),
     (r"\.attn\.qkv\.", ".self_attn.qkv."),
 )
+QWEN: Names = (
+    (r"^base_model\.model\.", ""),
+    (r"\.base_layer\.", "."),
+    (r"^(model\.)?visual\.", "model.visual."),
+    (r"^model\.(language_model\.)?(?!visual)", "model.language_model."),
+    (r"^rm_head\.(?=[wb])", "rm_head.0."),
+    (r"^rm_head\.", "head."),
+    (r"^model\.(.*)\.lora_A\.default\.weight$", r"adapter.\1.down"),
+    (r"^model\.(.*)\.lora_B\.default\.weight$", r"adapter.\1.up"),
+)
+"""To the name of a file, and a name in it."""
+LORA_SCALE = 2.0
+"""VideoAlign's alpha over its rank."""
 BLIP_HEAD = 64
 """Width of an attention head in every part of BLIP."""
 
@@ -62,13 +75,19 @@ BLIP_HEAD = 64
 class Reward(StrEnum):
     aesthetic = "aesthetic"
     hpsv2 = "hpsv2"
+    hpsv3 = "hpsv3"
     image_reward = "image-reward"
+    pick_score = "pick-score"
+    video_align = "video-align"
 
 
 EXPECTED: Mapping[Reward, str] = {
     Reward.aesthetic: "layers.0.weight",
     Reward.hpsv2: "visual.proj",
+    Reward.hpsv3: "rm_head.0.weight",
     Reward.image_reward: "blip.visual_encoder.cls_token",
+    Reward.pick_score: "visual_projection.weight",
+    Reward.video_align: "base_model.model.rm_head.weight",
 }
 """A tensor name that identifies the published weights of each reward."""
 
@@ -78,8 +97,8 @@ def make_folder(reward: Reward, weights: Path, like: Path, out: Path) -> None:
 
     Args:
         weights: the published file.
-        like: a transformers folder from which everything else is copied: the reward's CLIP, or for
-            ImageReward a folder with the tokenizer of bert-base-uncased.
+        like: a transformers folder from which everything else is copied: the reward's CLIP or
+            Qwen2-VL, or for ImageReward a folder with the tokenizer of bert-base-uncased.
 
     Raises:
         UserError: if an argument is invalid.
@@ -93,6 +112,8 @@ def make_folder(reward: Reward, weights: Path, like: Path, out: Path) -> None:
         raise UserError(
             f"WEIGHTS: {weights} has no {EXPECTED[reward]}; is it the file of {reward}?"
         )
+    if _WRITERS[reward] is not _write_qwen:  # its network keeps its type, as it is large
+        tensors = {name: tensor.float() for name, tensor in tensors.items()}
     _WRITERS[reward](tensors, like, out)
 
 
@@ -160,8 +181,33 @@ def _write_aesthetic(tensors: Tensors, like: Path, out: Path) -> None:
 
 
 def _write_hpsv2(tensors: Tensors, like: Path, out: Path) -> None:
+    _write_clip(clip_tensors(tensors), like, out)
+
+
+def _write_clip(tensors: Tensors, like: Path, out: Path) -> None:
     _copy_all_but_weights(like, out)
-    save_file(clip_tensors(tensors), out / "model.safetensors", {"format": "pt"})
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+
+
+def _write_qwen(tensors: Tensors, like: Path, out: Path) -> None:
+    """Write what `services/reward/scorers/qwen_reward.py` loads: the network, its head, and its
+    adapter if there is one."""
+    files: dict[str, Tensors] = {}
+    for name, tensor in tensors.items():
+        file, _, new = _renamed(name, QWEN).partition(".")
+        files.setdefault(file, {})[new] = tensor * LORA_SCALE if new.endswith(".up") else tensor
+    files.pop("lm_head", None)
+    files["head"] = {name: tensor.float() for name, tensor in files["head"].items()}
+    try:
+        config = json.loads((like / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"--like: cannot read config.json of a Qwen2-VL in {like}") from error
+    words = len(files["model"]["language_model.embed_tokens.weight"])  # with those of the reward
+    (config.get("text_config") or config)["vocab_size"] = words
+    _copy_all_but_weights(like, out)
+    (out / "config.json").write_text(json.dumps(config, indent=1))
+    for name, part in files.items():
+        save_file(part, out / f"{name}.safetensors", {"format": "pt"})
 
 
 def _write_image_reward(tensors: Tensors, like: Path, out: Path) -> None:
@@ -183,13 +229,17 @@ def _write_image_reward(tensors: Tensors, like: Path, out: Path) -> None:
 _WRITERS: Mapping[Reward, Callable[[Tensors, Path, Path], None]] = {
     Reward.aesthetic: _write_aesthetic,
     Reward.hpsv2: _write_hpsv2,
+    Reward.hpsv3: _write_qwen,
     Reward.image_reward: _write_image_reward,
+    Reward.pick_score: _write_clip,
+    Reward.video_align: _write_qwen,
 }
 
 
 def _read(weights: Path) -> Tensors:
-    """Return the tensors of a pickle, in float32."""
     try:
+        if weights.suffix == ".safetensors":
+            return dict(load_file(weights))
         read = torch.load(weights, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file raises whatever the unpickler stumbles over
         reason = " ".join(str(error).split())[:200]
@@ -197,7 +247,7 @@ def _read(weights: Path) -> Tensors:
     found = read.get("state_dict", read) if isinstance(read, Mapping) else {}
     if not found or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise UserError(f"WEIGHTS: {weights} contains no named tensors")
-    return {name: tensor.float().contiguous() for name, tensor in found.items()}
+    return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
 def _copy_all_but_weights(like: Path, out: Path) -> None:

@@ -49,24 +49,28 @@ def fetch(model: str, revision: str | None, say: Say) -> Path:
             trained, or larger than the disk.
         Unavailable: if the hub does not answer, or breaks off more often than is tried again.
     """
-    check_installed()
     check_names(model, revision, "model.id")
-    with explained(model, revision):
-        from huggingface_hub import HfApi
-
-        info = HfApi(endpoint=endpoint()).model_info(model, revision=revision, files_metadata=True)
-    sizes = {each.rfilename: each.size or 0 for each in info.siblings or ()}
-    if INDEX not in sizes:
+    download = opened(model, revision, "model.id")
+    if INDEX not in download.sizes:
         raise UserError(f"model.id: {model} is not a diffusers model (it has no {INDEX})")
-    place = storage(target(), model)
-    with alone(place, say), explained(model, revision):
-        download = Download(model, str(info.sha), place, sizes)
+    with alone(download.place, say), explained(model, revision):
         download.get([INDEX])
         names = download.needed
         check_space(download, names, say)
         download.get(names)
-        name_commit(place, revision or MAIN, download.commit)
+        name_commit(download.place, revision or MAIN, download.commit)
     return download.folder
+
+
+def opened(model: str, revision: str | None, key: str) -> "Download":
+    """Ask the hub for the commit and the files of a model. Raises as `fetch`, naming ``key``."""
+    check_installed()
+    with explained(model, revision, key=key):
+        from huggingface_hub import HfApi
+
+        info = HfApi(endpoint=endpoint()).model_info(model, revision=revision, files_metadata=True)
+    sizes = {each.rfilename: each.size or 0 for each in info.siblings or ()}
+    return Download(model, str(info.sha), storage(target(), model), sizes)
 
 
 @dataclass(frozen=True)

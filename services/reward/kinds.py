@@ -41,19 +41,26 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "ocr": ("onnxruntime", "rapidfuzz", "rapidocr"),
 }
 """Packages that scorers import, by the extra that installs them."""
+HEAD = "head.safetensors"
+"""File of a Qwen2-VL's head."""
 
 
-def _network(scorer: str, *files: str) -> Kind:
+def _network(scorer: str, *files: str, takes: Literal["images", "videos"] = "images") -> Kind:
     """Returns the kind of a scorer whose network transformers loads from a folder."""
-    return Kind(scorer, needs="folder", files=("config.json", *files), extra="reward-models")
+    return Kind(scorer, "folder", ("config.json", *files), takes, extra="reward-models")
+
+
+def _video_align(scorer: str) -> Kind:
+    return _network(f"services.reward.scorers.video_align:{scorer}", HEAD, takes="videos")
 
 
 KINDS: dict[str, Kind] = {
     "aesthetic": _network("services.reward.scorers.aesthetic:Aesthetic", "aesthetic.safetensors"),
-    "clip-score": _network("services.reward.scorers.clip_score:ClipScore"),
+    "clip-score": _network("services.reward.scorers.clip:ClipScore"),
     "digit-edit": Kind("services.reward.scorers.digits_edit:DigitEdit", needs="folder"),
     "digit-probability": Kind("services.reward.scorers.digits:DigitProbability", needs="folder"),
-    "hpsv2": _network("services.reward.scorers.hpsv2:HpsV2"),
+    "hpsv2": _network("services.reward.scorers.clip:HpsV2"),
+    "hpsv3": _network("services.reward.scorers.hpsv3:HpsV3", HEAD),
     "image-reward": _network(
         "services.reward.scorers.image_reward:ImageReward", "model.safetensors"
     ),
@@ -62,12 +69,16 @@ KINDS: dict[str, Kind] = {
     "judge": Kind("services.reward.scorers.judge:JudgeScorer", needs="judge"),
     "objects": _network("services.reward.scorers.objects:Objects"),
     "ocr": Kind("services.reward.scorers.ocr:OcrText", extra="ocr"),
-    "pick-score": _network("services.reward.scorers.pick_score:PickScore"),
+    "pick-score": _network("services.reward.scorers.clip:PickScore"),
     PYTHON: Kind("services.reward.scorers.python_file:PythonScorer", needs="source", takes="both"),
     "remote": Kind("services.reward.scorers.remote:RemoteScorer", needs="url", takes="both"),
     "temporal-consistency": Kind(
         "services.reward.scorers.video:TemporalConsistency", takes="videos"
     ),
+    "video-align": _video_align("VideoAlign"),
+    "video-align-motion": _video_align("VideoMotion"),
+    "video-align-quality": _video_align("VideoQuality"),
+    "video-align-text": _video_align("VideoText"),
 }
 """Our scorers, by the type that recipes name."""
 

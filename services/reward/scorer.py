@@ -167,7 +167,8 @@ def _check_asked(
 
 def _check_folder(field: str, folder: Path, kind: Kind, *, of: str) -> None:
     if not folder.is_dir():
-        raise UserError(f"{field}.folder: no folder {folder}")
+        fetch = "; `digenrl fetch` with the recipe makes it" * (kind.extra == "reward-models")
+        raise UserError(f"{field}.folder: no folder {folder}{fetch}")
     for name in kind.files:
         if not (folder / name).is_file():
             raise UserError(

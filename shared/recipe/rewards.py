@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, model_validator
 from shared.messages.records import Token
 from shared.recipe.dataset import Dataset
 from shared.recipe.fields import NonNegative, Positive, Table, check_unique
-from shared.recipe.rubrics import RUBRICS
+from shared.recipe.rubrics import HIGHEST, PUBLISHED, RUBRICS
 from shared.recipe.sampling import Sampling, SigmaGrid, check_sigmas
 
 QUESTION = """\
@@ -35,9 +35,7 @@ class Judge(Table):
     prompt: Annotated[str, Field(min_length=1)] = QUESTION
     """Question asked with each sample. `{prompt}` stands for the sample's prompt, `{highest}` for
     the best number."""
-    rubric: (
-        Literal["preference", "fit", "edit", "video-quality", "video-motion", "video-fit"] | None
-    ) = None
+    rubric: Annotated[str, Field(json_schema_extra={"enum": sorted(RUBRICS)})] | None = None
     """Name of a prepared question in place of `prompt`; `docs/rewards.md` lists them."""
     frames: Annotated[Positive, Field(le=64)] | None = None
     """Number of evenly spread frames of a video in one request. Default: each frame is judged
@@ -56,12 +54,15 @@ class Judge(Table):
     @model_validator(mode="before")
     @classmethod
     def _question_of_the_rubric(cls, plain: Any) -> Any:
-        asked = RUBRICS.get(str(plain.get("rubric"))) if isinstance(plain, Mapping) else None
-        if asked is None:
+        name = plain.get("rubric") if isinstance(plain, Mapping) else None
+        if name is None:
             return plain
-        if plain.get("prompt", asked) != asked:
+        if name not in RUBRICS:
+            raise ValueError(f"rubric: {name!r} is none of: {', '.join(sorted(RUBRICS))}")
+        if plain.get("prompt", RUBRICS[name]) != RUBRICS[name]:
             raise ValueError("rubric: is a question, and prompt another; leave one of them out")
-        return {**plain, "prompt": asked}
+        highest = {"highest": HIGHEST} if name in PUBLISHED else {}
+        return {**plain, **highest, "prompt": RUBRICS[name]}
 
     @model_validator(mode="after")
     def _one_key(self) -> Self:

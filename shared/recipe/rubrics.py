@@ -1,5 +1,6 @@
 """Questions for a judge, by the name that a recipe gives. The words are this project's own, also
-where a question asks for what a published reward model was trained to tell."""
+where a question asks for what a published reward model was trained to tell; those of UnifiedReward
+are its authors' (CodeGoat24/UnifiedReward, MIT)."""
 
 from collections.abc import Mapping
 
@@ -15,7 +16,50 @@ def _question(asked: str, worst: str, best: str, *, what: str = "This picture wa
 
 _FRAMES = "These are frames of one video, in their order. It was"
 
+_UNIFIED = """\
+You are presented with a generated {media} and its associated text caption. Your task is to \
+analyze the {media} across multiple dimensions in relation to the caption. Specifically:
+Provide overall assessments for the {media} along the following axes (each rated from 1 to 5):
+- Alignment Score: How well the {media} matches the caption in terms of content.
+- {axis} Score: {asked}
+- Style Score: How {how} appealing the {media} looks, regardless of caption accuracy.
+
+Output your evaluation using the format below:
+
+Alignment Score (1-5): X
+{axis} Score (1-5): Y
+Style Score (1-5): Z
+
+Your task is provided as follows:
+Text Caption: [{{prompt}}]"""
+_IMAGES = _UNIFIED.format(
+    media="image",
+    axis="Coherence",
+    asked="How logically consistent the image is (absence of visual glitches, object distortions, "
+    "etc.).",
+    how="aesthetically",
+)
+_VIDEOS = _UNIFIED.format(
+    media="video",
+    axis="Physics",
+    asked="How well the gravity, movements, collisions, and interactions make physical sense.",
+    how="visually",
+)
+
+PUBLISHED: Mapping[str, tuple[str, ...]] = {
+    f"unified-reward-{media}{axis and '-' + axis.lower()}": (axis,) if axis else axes
+    for media, axes in {
+        "image": ("Alignment", "Coherence", "Style"),
+        "video": ("Alignment", "Physics", "Style"),
+    }.items()
+    for axis in ("", *axes)
+}
+"""Axes whose mean is the score, by the name of a question that its model was trained on: a line of
+the answer rates each from 1 to `HIGHEST`."""
+HIGHEST = 5.0
+
 RUBRICS: Mapping[str, str] = {
+    **{name: _IMAGES if "-image" in name else _VIDEOS for name in PUBLISHED},
     "preference": _question(
         "Imagine that many people see this picture and others that were made for the same "
         "description, and choose the one they would keep. They look at composition, light and "

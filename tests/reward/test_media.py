@@ -82,10 +82,11 @@ def test_a_scorer_of_videos_takes_no_images_and_no_single_frames() -> None:
 
 def test_every_type_says_what_it_needs() -> None:
     assert {name for name, kind in KINDS.items() if kind.needs == "folder"} == {
-        "aesthetic", "clip-score", "digit-edit", "digit-probability", "hpsv2", "image-reward",
-        "objects", "pick-score",
+        "aesthetic", "clip-score", "digit-edit", "digit-probability", "hpsv2", "hpsv3",
+        "image-reward", "objects", "pick-score", "video-align", "video-align-motion",
+        "video-align-quality", "video-align-text",
     }  # fmt: skip
     assert all((kind.needs == "folder") >= bool(kind.files) for kind in KINDS.values())
-    assert {name for name, kind in KINDS.items() if kind.takes == "videos"} == {
-        "temporal-consistency"
-    }
+    assert {name.split("-")[0] for name, kind in KINDS.items() if kind.takes == "videos"} == {
+        "temporal", "video",
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""CLIP: images and texts as vectors of one space, for the scorers that compare them.
+"""CLIP: images and texts as vectors of one space, and the scorers that compare them.
 
 The folder is what transformers saves of a ``CLIPModel`` with its processor: ``config.json``,
 ``*.safetensors``, the tokenizer's files and ``preprocessor_config.json``.
@@ -103,3 +103,39 @@ class Clip:
 def _unit(vectors: Tensor) -> Tensor:
     unit: Tensor = vectors / vectors.norm(dim=-1, keepdim=True)
     return unit
+
+
+class ClipScore:
+    """CLIPScore (Hessel et al. 2021, arXiv:2104.08718): 2.5 times the cosine, from 0 to 2.5, and
+    hardly ever above 1 with OpenAI's weights. The paper puts "A photo depicts" before a caption;
+    here the prompt stands alone, as it names the kind of picture itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self._clip = Clip(folder)
+
+    def score(self, images: Media, metadata: Metadata) -> list[float]:
+        return [2.5 * max(cosine, 0.0) for cosine in self._clip.cosines(images, metadata)]
+
+
+class PickScore:
+    """PickScore (Kirstain et al. 2023, arXiv:2305.01569): the logit of a CLIP-H that was trained on
+    choices, over 26 as in Flow-GRPO. Typical images are between 0.7 and 0.9; no image reaches 4."""
+
+    def __init__(self, folder: Path) -> None:
+        self._clip = Clip(folder)
+
+    def score(self, images: Media, metadata: Metadata) -> list[float]:
+        factor = self._clip.scale / 26.0
+        return [factor * cosine for cosine in self._clip.cosines(images, metadata)]
+
+
+class HpsV2:
+    """HPSv2 and HPSv2.1 (Wu et al. 2023, arXiv:2306.09341): the cosine of a CLIP-H that was trained
+    on preferences, mostly 0.2 to 0.35; the paper prints a hundred times that. An image that is not
+    square gets black margins, as in the published scorer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._clip = Clip(folder, padded=True)
+
+    def score(self, images: Media, metadata: Metadata) -> list[float]:
+        return self._clip.cosines(images, metadata)

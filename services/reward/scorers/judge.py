@@ -2,8 +2,8 @@
 
 It gets one image, or frames of a video, after the image that was edited if there is one, and is
 asked for a number from 0 to ``highest``; the score is that number over ``highest``, from 0 to 1.
-Its answer has to end in a line with the number, ``Score:`` before it or not: anything else fails
-the scoring and is never taken for a number.
+Its answer has to end in a line with the number, ``Score:`` before it or not, or to rate each axis
+of a published question: anything else fails the scoring and is never taken for a number.
 """
 
 import base64
@@ -24,8 +24,10 @@ from services.reward.scorers.inputs import picture, prompts
 from shared.errors import ScoringError
 from shared.process.outgoing import Outgoing, check_url
 from shared.recipe.rewards import Judge
+from shared.recipe.rubrics import PUBLISHED
 
-NUMBER = re.compile(r"(?:score:\s*)?([0-9]+(?:\.[0-9]+)?)", re.IGNORECASE)
+NUMBER = re.compile(r"(?:(?:final )?score:\s*)?([0-9]+(?:\.[0-9]+)?)", re.IGNORECASE)
+RATED = re.compile(r"(\w+) Score \(1-5\):\s*([0-9]+(?:\.[0-9]+)?)")
 CONNECT_S = 10.0
 MAX_SHOWN = 200
 """Characters of an answer that an error quotes."""
@@ -98,7 +100,7 @@ class JudgeScorer:
         body = request(self._judge, image, text, sources)
         answer = ask(client, self._url, patience=self._patience, secret=self._key, json=body)
         try:
-            return number_in(said(answer), self._judge.highest) / self._judge.highest
+            return score_in(said(answer), self._judge)
         except ValueError as error:
             raise ScoringError(f"{self._url}: {without(self._key, str(error))}") from None
 
@@ -107,8 +109,11 @@ def shown(judge: Judge, sample: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Returns what a request shows (n, C, H, W) of an image (C, H, W) or a video (F, C, H, W)."""
     if sample.ndim == 3:
         return sample[None]
-    places = np.linspace(0, len(sample) - 1, min(judge.frames or 1, len(sample)))
-    chosen: npt.NDArray[np.uint8] = sample[places.round().astype(int)]
+    num = min(judge.frames or 1, len(sample))
+    places = np.linspace(0, len(sample) - 1, num).round().astype(int)
+    if judge.rubric in PUBLISHED:  # as its authors' code chooses
+        places = np.arange(num) * len(sample) // num
+    chosen: npt.NDArray[np.uint8] = sample[places]
     return chosen
 
 
@@ -125,13 +130,15 @@ def request(
     sources: Sequence[npt.NDArray[np.uint8]] = (),
 ) -> dict[str, object]:
     """Builds the request about an image (C, H, W) or a video (F, C, H, W); the images that it
-    edits come before it."""
+    edits come before it. A published question comes after what it asks about."""
     question = judge.prompt.replace("{highest}", f"{judge.highest:g}").replace("{prompt}", text)
     images = [*sources, *shown(judge, sample)]
     content = [
         {"type": "text", "text": question},
         *({"type": "image_url", "image_url": {"url": data_url(image)}} for image in images),
     ]
+    if judge.rubric in PUBLISHED:
+        content = [*content[1:], content[0]]
     messages = [{"role": "user", "content": content}]
     return {**judge.options, "model": judge.model, "messages": messages, "stream": False}
 
@@ -159,6 +166,22 @@ def said(body: bytes) -> str:
     if choice.finish_reason == "length":
         raise ValueError("the answer was cut off; raise max_tokens in judge.options")
     return choice.message.content
+
+
+def score_in(answer: str, judge: Judge) -> float:
+    """Returns the number of an answer over the best one; of a published question, the mean of its
+    axes. Raises ValueError if one is missing."""
+    axes = PUBLISHED.get(judge.rubric or "")
+    if axes is None:
+        return number_in(answer, judge.highest) / judge.highest
+    rated = dict(RATED.findall(answer))
+    numbers = [float(rated.get(axis, "nan")) for axis in axes]
+    if not all(0 <= number <= judge.highest for number in numbers):
+        raise ValueError(
+            f"the answer does not rate {', '.join(axes)} from 0 to {judge.highest:g}: "
+            f"{answer[-MAX_SHOWN:]!r}"
+        )
+    return sum(numbers) / len(axes) / judge.highest
 
 
 def number_in(answer: str, highest: float) -> float:

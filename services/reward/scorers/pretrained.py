@@ -41,8 +41,8 @@ def loading(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def load_network(cls: Any, folder: Path) -> Any:
-    """Loads a network of the transformers class ``cls``: frozen, float32, on this device.
+def load_network(cls: Any, folder: Path, dtype: torch.dtype | str = torch.float32) -> Any:
+    """Loads a network of the transformers class ``cls``: frozen, on this device.
 
     Raises:
         UserError: if the folder does not hold all of its weights.
@@ -55,7 +55,7 @@ def load_network(cls: Any, folder: Path) -> Any:
             folder,
             local_files_only=True,
             use_safetensors=True,
-            dtype=torch.float32,
+            dtype=dtype,
             output_loading_info=True,
         )
         check_none_missing(folder, found["missing_keys"])

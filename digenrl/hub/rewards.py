@@ -1,0 +1,98 @@
+"""Makes the folders of a recipe's scorers from files of the hub, fetched as a model's are."""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from digenrl.hub.answers import explained
+from digenrl.hub.fetch import Say, alone, check_space, name_commit, opened
+from shared.errors import UserError
+from shared.models.hub import MAIN
+from shared.recipe.recipe import Recipe
+from shared.recipe.rewards import ScorerTable
+
+CLIP_L, CLIP_H = "openai/clip-vit-large-patch14", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+SOURCES: Mapping[str, tuple[str, str]] = {
+    "aesthetic": (CLIP_L, "trl-lib/ddpo-aesthetic-predictor/aesthetic-model.pth"),
+    "clip-score": (CLIP_L, ""),
+    "hpsv2": (CLIP_H, "xswu/HPSv2/HPS_v2.1_compressed.pt"),
+    "hpsv3": ("Qwen/Qwen2-VL-7B-Instruct", "MizzenAI/HPSv3/HPSv3.safetensors"),
+    "image-reward": ("google-bert/bert-base-uncased", "zai-org/ImageReward/ImageReward.pt"),
+    "objects": ("google/owlv2-base-patch16-ensemble", ""),
+    "pick-score": (CLIP_H, "yuvalkirstain/PickScore_v1/model.safetensors"),
+    "video-align": (
+        "Qwen/Qwen2-VL-2B-Instruct", "KlingTeam/VideoReward/checkpoint-11352/model.pth",
+    ),
+}  # fmt: skip
+"""By type: a model with configuration, tokenizer and image processor, and the file of the weights,
+ORG/NAME/FILE; without one, the model is the whole folder."""
+CONFIGS, WEIGHTS = (".json", ".txt", ".model"), "model.safetensors"
+
+
+def fetch_rewards(recipe: Recipe, say: Say) -> Iterator[Path]:
+    """Make the folders that are not here, and tell how the servers that a recipe asks are started.
+
+    Raises:
+        UserError: if a folder cannot be made, with the reason.
+        Unavailable: as `fetch`.
+    """
+    for name, scorers in (
+        ("reward", recipe.reward.scorers),
+        ("evaluation", recipe.evaluation.scorers),
+    ):
+        for table in scorers:
+            field, type = f"{name}.scorers.{table.name}", table.type
+            type = "video-align" if type.startswith("video-align") else type
+            if table.url is not None:
+                say(_server_of(field, table, table.url))
+            elif type in SOURCES and table.folder is not None:
+                if not table.folder.exists():
+                    _make(type, table.folder, f"{field}.folder", say)
+                yield table.folder
+
+
+def _make(type: str, folder: Path, key: str, say: Say) -> None:
+    from digenrl.commands.reward_weights import Reward, make_folder
+
+    model, file = SOURCES[type]
+    ends = CONFIGS if file and type != Reward.aesthetic else (*CONFIGS, WEIGHTS)
+    like = _fetched(model, ends, key, say)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if not file:
+            folder.symlink_to(like.resolve())
+            return
+        owner, name, file = file.split("/", 2)
+        weights = _fetched(f"{owner}/{name}", (file,), key, say) / file
+        new = folder.with_name(f"{folder.name}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        say(f"making {folder}")
+        make_folder(Reward(type), weights, like, new)
+        new.rename(folder)
+    except OSError as error:
+        raise UserError(f"{key}: {folder} cannot be made: {error}") from error
+
+
+def _fetched(model: str, ends: tuple[str, ...], key: str, say: Say) -> Path:
+    """Fetch the files of a model whose names end so: in its folder, or one by its whole name."""
+    download = opened(model, None, key)
+    names = [
+        name
+        for name in download.sizes
+        if name in ends
+        or ("/" not in name and name.endswith(ends) and not name.endswith(".index.json"))
+    ]
+    if not names:
+        raise UserError(f"{key}: {model} has no {ends[0]} any more")
+    with alone(download.place, say), explained(model, key=key):
+        check_space(download, names, say)
+        download.get(names)
+        name_commit(download.place, MAIN, download.commit)
+    return download.folder
+
+
+def _server_of(field: str, table: ScorerTable, url: str) -> str:
+    judge = table.judge
+    serve = "digenrl serve-scorer TYPE" if judge is None else f"vllm serve {judge.model}"
+    return f"{field}: asks {url}; start its server, such as: {serve} --port {urlsplit(url).port}"
