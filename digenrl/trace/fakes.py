@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shared.diffusion.families.base import NEGATIVE, Family, decoder_dtype, quiet_diffusers
 from shared.diffusion.masters import TrainedWeights
-from shared.diffusion.models import IMAGE, Conditions
+from shared.diffusion.models import IMAGE, TEXT, Conditions
 from shared.diffusion.policy import LoadedPolicy, policy_of
 from shared.diffusion.sharding import shard
 from shared.diffusion.weight_sets import WeightSets
@@ -82,13 +82,20 @@ class UnencodedModel:
         frames: int = 1,
         negative_prompt: str = "",
     ) -> Conditions:
-        """Returns tensors (1, ...) of zeros; nothing is read."""
+        """Returns tensors (1, ...) of zeros; nothing is read. Where texts have their own lengths,
+        those of the two prompts differ, as they do in a run: by one token, so that peaks are those
+        of two prompts of full length."""
         return {
-            prefix + name: torch.zeros(1, *shape, dtype=self.family.dtype)
+            prefix + name: torch.zeros(1, *self._shape(name, prefix), dtype=self.family.dtype)
             for prefix in (("", NEGATIVE) if self.guided else ("",))
-            for name, shape in self.shapes.items()
+            for name in self.shapes
             if not (prefix and name.startswith(IMAGE))
         }
+
+    def _shape(self, name: str, prefix: str) -> tuple[int, ...]:
+        shape = self.shapes[name]
+        is_shorter = prefix and name == TEXT and not self.family.pads_text
+        return (shape[0] - 1, *shape[1:]) if is_shorter else shape
 
     def latent_shape(self, *, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
         return self.family.latent_shape(height=height, width=width, frames=frames)

@@ -1,4 +1,4 @@
-"""Measures work on fake tensors: bytes of storages that live, and floating-point operations.
+"""Measures work on fake tensors: bytes of storages that live, operations and launched kernels.
 
 Fake tensors have shapes and types, and no values. Every operation passes the meter: storages that
 it makes count until they are freed, each once, however many views of it there are. What is held
@@ -24,6 +24,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.flop_counter import flop_registry
+
+from digenrl.trace.launches import is_launch
 
 aten = torch.ops.aten
 
@@ -54,6 +56,8 @@ class Section:
     """Most that lived at a time, beyond a base."""
     operations: Counter[tuple[Phase, str]] = field(default_factory=Counter)
     """Floating-point operations by phase and type."""
+    launches: int = 0
+    """Kernels that a host launches for it on a GPU."""
 
     def flops(self, *phases: Phase) -> dict[str, int]:
         """Returns operations by type, of these phases."""
@@ -80,6 +84,7 @@ class Meter(TorchDispatchMode):
         self._live = 0
         self._peak = 0
         self._operations: Counter[tuple[Phase, str]] = Counter()
+        self._launches = 0
 
     def hold(self, *modules: nn.Module) -> None:
         """Counts the weights of modules as nothing: they are resident."""
@@ -98,9 +103,10 @@ class Meter(TorchDispatchMode):
     def section(self, base: int) -> Iterator[Section]:
         """Measures the work in it; its peak is that beyond ``base``, which lived at some time."""
         found = Section()
-        self._peak, self._operations = self.live, Counter()
+        self._peak, self._operations, self._launches = self.live, Counter(), 0
         yield found
         found.peak_bytes, found.operations = self._peak - base, self._operations
+        found.launches = self._launches
 
     def __torch_dispatch__(
         self,
@@ -117,6 +123,7 @@ class Meter(TorchDispatchMode):
         if func not in LIFTED and (_has_real(args) or (kwargs and _has_real(kwargs.values()))):
             args, kwargs = tree_map_only(Tensor, self._as_fake, (args, kwargs))
         out = func(*args, **kwargs)
+        self._launches += is_launch(func)
         self._count(func, args, kwargs, out)
         if func.namespace == "fsdp":
             self._watch(args, kwargs)

@@ -24,6 +24,7 @@ def lines(found: Trace, recipe: Recipe) -> Iterator[str]:
     yield _row("held, GiB", {name: f"{size / GIB:.2f}" for name, size in held.items() if name})
     yield _row("beyond it, GiB", _peaks(found, training))
     yield _row("TFLOP", _arithmetic(found, training))
+    yield _row("launches", _launches(found, training))
     yield _row("stored, GB", _storage(found, recipe))
 
 
@@ -47,6 +48,15 @@ def _arithmetic(found: Trace, training: Training) -> dict[str, str]:
         "row over step": f"{found.rho:.2f}",
     }
     return {name: value for name, value in told.items() if value}
+
+
+def _launches(found: Trace, training: Training) -> dict[str, str]:
+    numbers = {
+        "step": found.denoise[-1].launches,
+        "training pass": training.passes[-1].launches,
+        "decoding": found.decode.launches,
+    }
+    return {name: f"{number:,}" for name, number in numbers.items()}
 
 
 def _storage(found: Trace, recipe: Recipe) -> dict[str, str]:

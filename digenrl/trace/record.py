@@ -61,6 +61,8 @@ class Pass(Record):
     peak_bytes: Count
     """Most that lives at a time beyond the weights."""
     flops: Flops
+    launches: Count
+    """Kernels that a host launches for it on a GPU, whatever the rows."""
 
 
 class TrainingPass(Record):
@@ -74,6 +76,8 @@ class TrainingPass(Record):
     kl: Flops
     """Passes without a gradient: of the network without its adapter for a KL term, and of the
     unconditional half if that is to have none."""
+    launches: Count
+    """Kernels that a host launches for all of it on a GPU, whatever the rows."""
 
     @property
     def flops(self) -> int:

@@ -162,7 +162,7 @@ def _generation(
             else:
                 images = to_uint8(model.decode(latents))
         media = images.numel() * images.element_size() // len(images)
-        return (*steps, step), _pass(setting.decoded, decoding), media
+        return (*steps, step), pass_of(setting.decoded, decoding), media
 
 
 def _step(
@@ -175,7 +175,7 @@ def _step(
         work.denoising.advance(_answer)
     with meter.section(base) as section:
         generator.advance(work)
-    return _pass(samples, section), work
+    return pass_of(samples, section), work
 
 
 def _answer(latents: Tensor, sigma: Tensor) -> Tensor:
@@ -183,8 +183,13 @@ def _answer(latents: Tensor, sigma: Tensor) -> Tensor:
     return torch.zeros_like(latents)
 
 
-def _pass(rows: int, section: Section) -> Pass:
-    return Pass(rows=rows, peak_bytes=section.peak_bytes, flops=section.flops("without_gradient"))
+def pass_of(rows: int, section: Section) -> Pass:
+    return Pass(
+        rows=rows,
+        peak_bytes=section.peak_bytes,
+        flops=section.flops("without_gradient"),
+        launches=section.launches,
+    )
 
 
 def _task(samples: int) -> GenerateFragment:
@@ -235,6 +240,7 @@ def _training_pass(rows: int, section: Section) -> TrainingPass:
         forward=section.flops("forward"),
         backward=section.flops("backward"),
         kl=section.flops("without_gradient"),
+        launches=section.launches,
     )
 
 

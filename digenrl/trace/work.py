@@ -11,7 +11,7 @@ import torch
 
 from digenrl.trace.fakes import CPU, UnencodedModel
 from digenrl.trace.record import Counted, Pass
-from digenrl.trace.runs import FakeRun, Setting
+from digenrl.trace.runs import FakeRun, Setting, pass_of
 from services.scheduler.costs.sizes import Size, Work, num_tokens
 from shared.diffusion.generation import Generator
 from shared.errors import UserError
@@ -61,8 +61,7 @@ def _decoding(recipe: Recipe, setting: Setting) -> Pass:
         latents = torch.zeros(1, *model.latent_shape(**size), device=CPU)
         with meter.section(meter.live) as section:
             generator.decoded(latents)
-    flops = section.flops("without_gradient")
-    return Pass(rows=1, peak_bytes=section.peak_bytes, flops=flops)
+    return pass_of(1, section)
 
 
 def _work(recipe: Recipe, run: FakeRun) -> Work:

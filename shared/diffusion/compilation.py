@@ -1,16 +1,21 @@
 """Compiles the blocks that a network repeats, each kind once (`model.compile`).
 
 Compilation begins with the first call of a shape and is no part of a result: where it fails, the
-blocks run as they are from then on, and the log says why.
+blocks run as they are from then on, and the log says why. `model.compile = "auto"` compiles one
+block first, and the others only if that one is faster.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
 from typing import Any
 
 import structlog
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_iter
 
 from shared.diffusion.device import is_out_of_memory
 from shared.diffusion.experts import networks_of
@@ -20,6 +25,11 @@ MAX_REASON = 300
 
 SHAPES = 64
 """Number of times that a block is compiled anew, for shapes and with and without gradients."""
+
+TIMINGS = 5
+"""Calls of a trial in a row, of which the first warms up, or compiles."""
+MIN_GAIN = 1.05
+"""Smallest factor by which a compiled block has to be faster."""
 
 log = structlog.get_logger()
 
@@ -35,9 +45,19 @@ class CompiledBlocks:
     def compile(self, backend: str) -> None:
         """Has every block compiled at its first call."""
         for block in self.blocks:
-            # Of its own code, not of what all modules share: torch compiles each so often only.
-            whole = torch.compile(block.forward, backend=backend)
-            block._compiled_call_impl = _Compiled(self, block, whole)
+            block._compiled_call_impl = self._compiled(block, backend)
+
+    def try_out(self, backend: str, clock: Callable[[], float]) -> None:
+        """Has one block compiled, and the others if it is faster, by seconds of ``clock``."""
+        block = self.blocks[0]
+        compiled = self._compiled(block, backend)
+        block._compiled_call_impl = _Trial(
+            self, block, compiled, clock, partial(self.compile, backend)
+        )
+
+    def _compiled(self, block: nn.Module, backend: str) -> "_Compiled":
+        # Of its own code, not of what all modules share: torch compiles each so often only.
+        return _Compiled(self, block, torch.compile(block.forward, backend=backend))
 
     def give_up(self, reason: str) -> None:
         """Runs the blocks as they are from now on."""
@@ -67,8 +87,56 @@ class _Compiled:
         return self.block._call_impl(*args, **kwargs)
 
 
-def compile_blocks(network: nn.Module, backend: str = "inductor") -> CompiledBlocks:
-    """Compiles the blocks of a network, or of both of an `Experts`, in place."""
+@dataclass(eq=False)
+class _Trial:
+    """Stands for a block's call until it is known whether the compiled one is faster."""
+
+    of: CompiledBlocks
+    block: nn.Module
+    compiled: _Compiled
+    clock: Callable[[], float]
+    compile_all: Callable[[], None]
+    _work: object = None
+    """Shapes that are timed; those of another call begin the trial anew."""
+    _seconds: list[float] = field(default_factory=list)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = tree_iter((args, kwargs))
+        shapes = [each.shape for each in given if isinstance(each, Tensor)]
+        work = (torch.is_grad_enabled(), shapes)
+        if work != self._work:
+            self._work, self._seconds = work, []
+        call: Any = self.block._call_impl if len(self._seconds) < TIMINGS else self.compiled
+        began = self.clock()
+        found = call(*args, **kwargs)
+        self._seconds.append(self.clock() - began)
+        if len(self._seconds) == 2 * TIMINGS and self.of.reason is None:
+            self._decide()
+        return found
+
+    def _decide(self) -> None:
+        plain, compiled = (
+            median(self._seconds[first + 1 : first + TIMINGS]) for first in (0, TIMINGS)
+        )
+        seconds = {"plain_s": round(plain, 6), "compiled_s": round(compiled, 6)}
+        log.info("compilation_tried", **seconds)
+        if plain >= MIN_GAIN * compiled:
+            self.compile_all()
+        else:
+            self.of.give_up(f"a block takes {compiled:.2g} s compiled, and {plain:.2g} s as it is")
+
+
+def gpu_seconds() -> float:
+    """Returns the time when the GPU has done all that it was told."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def compile_blocks(
+    network: nn.Module, backend: str = "inductor", trial_by: Callable[[], float] | None = None
+) -> CompiledBlocks:
+    """Compiles the blocks of a network, or of both of an `Experts`, in place; with the clock of a
+    trial, only if that makes them faster."""
     import torch._dynamo.config as limits
 
     limits.recompile_limit = max(limits.recompile_limit, SHAPES)
@@ -77,8 +145,10 @@ def compile_blocks(network: nn.Module, backend: str = "inductor") -> CompiledBlo
         made.give_up(f"{type(network).__name__} names no blocks that it repeats")
     elif any(each._forward_hooks or each._forward_pre_hooks for each in made.blocks):
         made.give_up("something is called before or after each block")
-    else:
+    elif trial_by is None:
         made.compile(backend)
+    else:
+        made.try_out(backend, trial_by)
     return made
 
 

@@ -10,7 +10,7 @@ import structlog
 import torch
 from torch import nn
 
-from shared.diffusion.compilation import CompiledBlocks, compile_blocks
+from shared.diffusion.compilation import CompiledBlocks, compile_blocks, gpu_seconds
 from shared.diffusion.device import choose_kernels, fits, own_device
 from shared.diffusion.encoding import check_encoders
 from shared.diffusion.loading import Place, Progress
@@ -178,9 +178,10 @@ def _loaded(
     policy = policy_of(recipe, model, device, place, start)
     if recipe.keeps_reference and trains:
         policy.sets.keep_reference(on_host=table.trained == "full")
-    if table.compile is None:
+    if table.compile is None or (table.compile == "auto" and device.type == "cpu"):
         return policy
-    return replace(policy, compiled=compile_blocks(model.transformer))
+    trial_by = gpu_seconds if table.compile == "auto" else None
+    return replace(policy, compiled=compile_blocks(model.transformer, trial_by=trial_by))
 
 
 @contextmanager

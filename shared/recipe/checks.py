@@ -239,6 +239,11 @@ def _check_streamed(tables: Tables) -> None:
 def _check_compiled(tables: Tables) -> None:
     if tables.model.compile is None:
         return
+    if tables.model.compile == "auto" and tables.trainer.deterministic:
+        raise ValueError(
+            'model.compile: "auto" depends on timings, and trainer.deterministic allows none; set '
+            'it to "regional", or leave it out'
+        )
     moves = "the blocks' weights come and go between their calls"
     for field, is_set, otherwise in (
         ("rollout.memory", tables.rollout.memory == "streamed", 'set it to "resident"'),

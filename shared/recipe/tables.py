@@ -100,11 +100,13 @@ class Model(Table):
     attention: str | None = None
     """Attention backend by its name in diffusers, in sampling and training. Default: torch's
     choice, without cuDNN's."""
-    compile: Literal["regional"] | None = None
+    compile: Literal["regional", "auto"] | None = None
     """`regional`: torch.compile compiles the repeated blocks of the network at the first call with
     each shape, in sampling and training. If that fails, the blocks run uncompiled and the log gives
-    the reason (`not_compiled`). Not with `rollout.memory = "streamed"` or with
-    `trainer.shard_devices`."""
+    the reason (`not_compiled`). `auto`: each process on a GPU times one block at its start
+    (`compilation_tried`) and compiles the others only if it is faster; on a CPU nothing is
+    compiled. Not with `rollout.memory = "streamed"` or with `trainer.shard_devices`; `auto` not
+    with `trainer.deterministic`."""
     vae_tiling: bool = False
     """Whether samples are decoded in overlapping tiles. Tiles need less memory for videos and
     change pixels slightly."""

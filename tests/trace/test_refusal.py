@@ -60,13 +60,13 @@ def test_tiles_are_advised_where_they_help() -> None:
         forecast(recipe, "h100=1,l40s=1", None, host_gpus=HOST_GPUS, timing=False, trace=TRACE)
 
 
-def test_a_trace_is_a_table_of_four_rows() -> None:
+def test_a_trace_is_a_table_of_five_rows() -> None:
     rows = list(lines(TRACE, RECIPE))
     assert [row.split("  ")[0] for row in rows] == [
-        "held, GiB", "beyond it, GiB", "TFLOP", "stored, GB",
+        "held, GiB", "beyond it, GiB", "TFLOP", "launches", "stored, GB",
     ]  # fmt: skip
     assert "decoding 1 sample" in rows[1] and "in float32" in rows[2]
     smaller = override(RECIPE, {"run.steps": 1})
     batch, run = ("per batch ", "per run ")
-    told = list(lines(TRACE, smaller))[3]
+    told = list(lines(TRACE, smaller))[4]
     assert told.split(batch)[1].split(",")[0] == told.split(run)[1]

@@ -60,6 +60,8 @@ class Family(ABC):
 
     leaves_out: ClassVar[tuple[str, ...]] = ()
     """Components of a folder that are never loaded."""
+    pads_text: ClassVar[bool] = True
+    """Whether all prompts are encoded to texts of one length."""
 
     def __post_init__(self) -> None:
         network = self.network()
@@ -231,7 +233,7 @@ class Family(ABC):
         found = self.forward(
             torch.cat([latents, latents]),
             torch.cat([sigma, sigma]),
-            _joined(empty, prompt),
+            joined(empty, prompt),
             guidance,
         )
         unconditional, conditional = at_least_float32(found).chunk(2)
@@ -331,7 +333,7 @@ def _alike(one: Conditions, other: Conditions) -> bool:
     )
 
 
-def _joined(one: Conditions, other: Conditions) -> Conditions:
+def joined(one: Conditions, other: Conditions) -> Conditions:
     """Joins conditions (B, ...) and others of the same shapes into one batch (2 B, ...)."""
     return {name: torch.cat([one[name], other[name]]) for name in other}
 
@@ -339,10 +341,6 @@ def _joined(one: Conditions, other: Conditions) -> Conditions:
 def at_least_float32(velocity: Tensor) -> Tensor:
     """Returns velocities in their own type, or in float32 if that has fewer bits."""
     return velocity.to(torch.promote_types(velocity.dtype, torch.float32))
-
-
-def _copied(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().to(device, copy=True), parameter.requires_grad)
 
 
 def quiet_diffusers() -> None:

@@ -2,7 +2,7 @@
 
 from functools import wraps
 from types import MethodType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ _GUIDER = {
 class HunyuanVideo15(Family):
     """Texts have no padding here, and the tokens of an image, which a text-to-video model masks,
     are left out: then no attention needs a mask."""
+
+    pads_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,16 +4,18 @@ the source's latents."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shared.diffusion.families.base import (
     NEGATIVE,
     Family,
     as_picture,
+    at_least_float32,
     in_model_space,
+    joined,
     normalised,
     pack,
     standardised,
@@ -25,9 +27,23 @@ from shared.models.families import FamilySpec
 
 IMAGE_SIGN = "<|image_pad|>"
 """Stands in a text for a piece of the image."""
+MAX_PADDING = 1 / 8
+"""Largest share of the tokens of both halves of guidance that padding may add, for them to be one
+call. A GPU computes padding like any token; a call takes a host some 8,000 launches."""
 
 
 class QwenImage(Family):
+    pads_text: ClassVar[bool] = False
+
+    @staticmethod
+    def prepare(network: nn.Module) -> nn.Module:
+        from shared.diffusion.families.qwen_attention import HalvesAttention
+
+        blocks: Any = network.transformer_blocks
+        for block in blocks:
+            block.attn.set_processor(HalvesAttention())
+        return network
+
     @property
     def lora_excluded(self) -> tuple[str, ...]:
         # What the last block makes of the text is not used: it never has a gradient.
@@ -40,16 +56,41 @@ class QwenImage(Family):
         text = {"text": self._text(prompt)}
         return text if negative is None else {**text, NEGATIVE + "text": self._text(negative)}
 
+    def both(
+        self, latents: Tensor, sigma: Tensor, empty: Conditions, prompt: Conditions, guidance: float
+    ) -> tuple[Tensor, Tensor]:
+        """Pads the shorter text, where that adds few tokens. The sample alone decides, so that
+        rollout and trainer do the same."""
+        lengths = empty["text"].shape[1], prompt["text"].shape[1]
+        is_split = self.cfg_gradient == "conditional" and torch.is_grad_enabled()
+        if is_split or not _pays(lengths, [latents, *(prompt[n] for n in prompt if n == IMAGE)]):
+            return super().both(latents, sigma, empty, prompt, guidance)
+        padded = [
+            {**half, "text": nn.functional.pad(half["text"], (0, 0, 0, max(lengths) - length))}
+            for half, length in zip((empty, prompt), lengths, strict=True)
+        ]
+        found = self._run(
+            torch.cat([latents, latents]),
+            torch.cat([sigma, sigma]),
+            joined(*padded),
+            attention_kwargs={"text_lengths": lengths},
+        )
+        unconditional, conditional = at_least_float32(found).chunk(2)
+        return unconditional, conditional
+
     def forward(
         self, latents: Tensor, sigma: Tensor, conditions: Conditions, guidance: float
     ) -> Tensor:
+        return self._run(latents, sigma, conditions)
+
+    def _run(self, latents: Tensor, sigma: Tensor, conditions: Conditions, **inputs: Any) -> Tensor:
         rows, _, height, width = latents.shape
         tokens, grid = pack(latents), [(1, height // 2, width // 2)]
         if IMAGE in conditions:
             source = conditions[IMAGE]
             grid.append((1, source.shape[-2] // 2, source.shape[-1] // 2))
             tokens = torch.cat([tokens, pack(source).to(tokens.dtype)], dim=1)
-        made = self.run(tokens, sigma, conditions, img_shapes=[grid] * rows)
+        made = self.run(tokens, sigma, conditions, img_shapes=[grid] * rows, **inputs)
         return unpack(made[:, : height * width // 4], height, width)
 
     def guided(
@@ -71,6 +112,14 @@ class QwenImage(Family):
         """Encodes a prompt to (1, L, width), without padding."""
         text: Tensor = self.pipeline.encode_prompt(prompt, max_sequence_length=self.text_tokens)[0]
         return text
+
+
+def _pays(lengths: tuple[int, int], images: list[Tensor]) -> bool:
+    """Whether texts of unlike lengths are worth padding to one length, beside the tokens of the
+    images (B, C, h, w) of a sample."""
+    tokens = sum(each.shape[-2] * each.shape[-1] // 4 for each in images)
+    padding = max(lengths) - min(lengths)
+    return 0 < padding <= MAX_PADDING * (2 * tokens + sum(lengths))
 
 
 class QwenImageEdit(QwenImage):

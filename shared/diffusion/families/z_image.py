@@ -1,6 +1,7 @@
 """Z-Image: text-to-image, texts and images as lists of samples, classifier-free guidance."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ _MULTIPLE = 32
 
 
 class ZImage(Family):
+    pads_text: ClassVar[bool] = False
+
     @property
     def lora_excluded(self) -> tuple[str, ...]:
         # The refiners of image and text have layers of the same names.

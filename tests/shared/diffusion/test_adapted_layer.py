@@ -10,6 +10,7 @@ from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from digenrl.trace.launches import is_launch
 from shared.diffusion.adapted_layer import AdaptedLinear, adapt_in_fewer_calls
 
 
@@ -23,8 +24,7 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        name = func._overloadpacket.__name__
-        self.number += name not in ("t", "view", "_unsafe_view", "detach", "expand", "alias")
+        self.number += is_launch(func)
         return func(*args, **(kwargs or {}))
 
 
@@ -89,3 +89,43 @@ def test_without_its_adapter_or_with_it_merged_it_is_pefts() -> None:
             if change == "merge":
                 layer.merge()
         assert torch.equal(theirs(x), ours(x))
+
+
+class Attention(nn.Module):
+    def __init__(self, dtype: torch.dtype, *, is_cross: bool) -> None:
+        super().__init__()
+        self.is_cross_attention = is_cross
+        for name in ("to_q", "to_k", "to_v"):
+            setattr(self, name, nn.Linear(24, 16).to(dtype).requires_grad_(False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = x + 1 if self.is_cross_attention else x
+        found: Tensor = self.to_q(x) + self.to_k(other) * self.to_v(other)  # type: ignore[operator]
+        return found
+
+
+@pytest.mark.parametrize(("is_cross", "saved"), [(False, 3), (True, 1)])
+def test_layers_that_read_one_input_multiply_it_at_once(is_cross: bool, saved: int) -> None:
+    """Nine calls instead of twelve for three layers, and seven instead of eight for two."""
+    torch.manual_seed(1)
+    joint = Attention(torch.bfloat16, is_cross=is_cross)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["to_q", "to_k", "to_v"])
+    inject_adapter_in_model(config, joint)
+    for name, weights in joint.named_parameters():
+        if "lora_" in name:
+            weights.data = 0.1 * torch.randn(weights.shape)
+    apart = copy.deepcopy(joint)
+    for network in (joint, apart):
+        adapt_in_fewer_calls(network)
+    for each in apart.modules():
+        if isinstance(each, AdaptedLinear):
+            each.first_products = None
+    x, numbers = torch.randn(5, 3, 24), []
+    for network in (apart, joint):
+        with torch.no_grad(), Calls() as calls:
+            network(x.bfloat16())
+        numbers.append(calls.number)
+        assert joint.to_k.first_products._input is None, "nothing is kept"  # type: ignore[union-attr]
+    assert numbers[0] - numbers[1] == saved
+    for mine, other in zip(taken(joint.float(), x), taken(apart.float(), x), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)

@@ -134,20 +134,6 @@ def masked(name: str, model: Any, latents: Tensor, sigma: Tensor, conditions: Co
     return model.guided(unconditional, conditional, CUT[name])  # type: ignore[no-any-return]
 
 
-def test_halves_of_unlike_texts_are_two_calls_and_of_alike_texts_one(tmp_path: Path) -> None:
-    model = load(tiny_models.save("qwen-image", tmp_path), ALL)
-    rows: list[int] = []
-    model.transformer.register_forward_hook(lambda _, __, found: rows.append(len(found[0])))
-    for prompt, wanted in ((PROMPT, [2, 2]), ("", [4])):
-        conditions = repeat_rows(model.encode(prompt, guidance=4.0), 2)
-        rows.clear()
-        with torch.no_grad():
-            model.velocity(
-                latents_of("qwen-image", model), torch.tensor([0.9, 0.4]), conditions, guidance=4.0
-            )
-        assert rows == wanted
-
-
 def test_a_named_back_end_samples_and_trains_with_the_network(named: Named) -> None:
     """torch's flash attention takes no mask: diffusers refuses one."""
     name, folder = named

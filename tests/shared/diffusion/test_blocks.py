@@ -9,10 +9,10 @@ from structlog.testing import capture_logs
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared.diffusion.compilation import compile_blocks
+from shared.diffusion.compilation import TIMINGS, compile_blocks
 from shared.diffusion.families.base import Family
 from shared.diffusion.models import repeat_rows
-from shared.diffusion.policy import load_policy
+from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.recomputation import KERNELS, checkpoint_blocks
 from shared.diffusion.weights import trained_parameters
 from shared.recipe.recipe import override
@@ -100,30 +100,55 @@ def test_compiled_blocks_compute_the_same(family: str, folder: Path) -> None:
         torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-6)
 
 
+@torch.no_grad()
+def velocity(policy: LoadedPolicy) -> Tensor:
+    config: Any = policy.model.transformer.config
+    told = {
+        "text": torch.zeros(1, 4, config.joint_attention_dim),
+        "pooled": torch.zeros(1, config.pooled_projection_dim),
+    }
+    latents = torch.zeros(1, 1, 8, 8)
+    return policy.model.velocity(latents, torch.ones(1), told, guidance=1.0)
+
+
 @OLD_WORDS
 def test_blocks_that_cannot_be_compiled_run_as_they_are_and_the_log_says_why() -> None:
     def broken(graph: Any, inputs: Any) -> Any:
         raise ValueError("no such instruction")
 
     policy = load_policy(RECIPE, {"transformer"})
-    network = policy.model.transformer
-    blocks = compile_blocks(network, backend=broken)  # type: ignore[arg-type]
-    config: Any = network.config
-    told = {
-        "text": torch.zeros(1, 4, config.joint_attention_dim),
-        "pooled": torch.zeros(1, config.pooled_projection_dim),
-    }
+    blocks = compile_blocks(policy.model.transformer, backend=broken)  # type: ignore[arg-type]
     with capture_logs() as logs:
         for _ in range(2):
-            policy.model.velocity(torch.zeros(1, 1, 8, 8), torch.ones(1), told, guidance=1.0)
+            velocity(policy)
     [said] = [each for each in logs if each["event"] == "not_compiled"]
     assert "no such instruction" in said["reason"] and blocks.reason == said["reason"]
     assert all(block._compiled_call_impl is None for block in blocks.blocks)
 
 
 @OLD_WORDS
+@pytest.mark.parametrize(("compiled_s", "gains"), [(0.5, True), (0.99, False)])
+def test_a_trial_compiles_all_blocks_where_one_is_faster(compiled_s: float, gains: bool) -> None:
+    policy = load_policy(RECIPE, {"transformer"})
+    seconds = [s for each in (1.0, compiled_s) for s in (99.0, *[each] * (TIMINGS - 1))]
+    times = iter([time for each in seconds for time in (0.0, each)])
+    blocks = compile_blocks(policy.model.transformer, backend="eager", trial_by=lambda: next(times))
+    with capture_logs() as logs:
+        found = [velocity(policy) for _ in range(2 * TIMINGS)]
+    assert all(torch.equal(each, found[0]) for each in found)
+    [tried] = [each for each in logs if each["event"] == "compilation_tried"]
+    assert (tried["plain_s"], tried["compiled_s"]) == (1.0, compiled_s)
+    assert (blocks.reason is None) == gains
+    replaced = [each._compiled_call_impl is not None for each in blocks.blocks]
+    assert replaced == [gains] * len(blocks.blocks)
+
+
+@OLD_WORDS
 def test_a_recipe_compiles_what_is_loaded() -> None:
     assert load_policy(RECIPE, {"transformer"}).compiled is None
+    assert (
+        load_policy(override(RECIPE, {"model.compile": "auto"}), {"transformer"}).compiled is None
+    )
     policy = load_policy(override(RECIPE, {"model.compile": "regional"}), {"transformer"})
     assert policy.compiled is not None
     blocks = policy.compiled.blocks

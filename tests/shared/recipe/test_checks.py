@@ -120,6 +120,10 @@ SHARED = {"schedule.mode": "fluid", "trainer.devices": 2, "trainer.shard_devices
             {"model.compile": "regional", **SHARED},
             "trainer.shard_devices: the blocks' weights come and go",
         ),
+        (
+            {"model.compile": "auto", "trainer.deterministic": True},
+            'model.compile: "auto" depends on timings',
+        ),
         ({"trainer.gradient_checkpointing": "some"}, "trainer.gradient_checkpointing"),
     ],
 )
