@@ -86,7 +86,7 @@ def _rewards(recipe: Recipe) -> list[Part]:
     if not any(may_load_a_network(scorer.type) for scorer in table.scorers):
         return []
     samples = recipe.batch.groups * recipe.batch.group_size
-    seconds = samples * image_tflop(recipe) / GPU_TFLOPS / table.workers
+    seconds = samples * image_tflop(recipe, on_gpu=True) / GPU_TFLOPS / table.workers
     gib = _networks_gib(table.scorers)
     return [
         Part(name, None if gib is None else CONTEXT_GIB + WORK_GIB + gib, seconds)

@@ -25,25 +25,30 @@ class Scoring:
     """Seconds per sample that they take of the devices which generate; 0 if they share none."""
 
 
-def image_tflop(recipe: Recipe) -> float:
-    """Return the operations for a sample of the networks that score it, in 1e12: of a video, for
-    each frame."""
-    networks = (network_of(each.type, each.folder) for each in recipe.reward.scorers)
-    gflop = sum(each.image_gflop for each in networks if each is not None)
+def image_tflop(recipe: Recipe, *, on_gpu: bool) -> float:
+    """Return the operations for a sample of the networks that score it, in 1e12 of float32: of a
+    video, for each frame."""
+    networks = [network_of(each.type, each.folder) for each in recipe.reward.scorers]
+    gflop = sum(
+        each.image_gflop / (each.gpu_speed if on_gpu else 1.0)
+        for each in networks
+        if each is not None
+    )
     return gflop * recipe.model.frames / 1e3
 
 
 def scoring_of(recipe: Recipe, profile: Profile, ledger: Ledger) -> Scoring | None:
     """Return what the networks of the rewards take; None if it is not known, or there are none."""
-    tflop, table = image_tflop(recipe), recipe.reward
-    if not tflop:
+    on_gpu, on_thread = (image_tflop(recipe, on_gpu=each) for each in (True, False))
+    table = recipe.reward
+    if not on_thread:
         return None
     places = [ledger.places[f"reward-{number}"] for number in range(table.workers)]
     samples = profile.shape.samples / table.workers
     threads = table.threads * THREAD_TFLOPS
     rates = {card.kind: _rate(profile, card.kind) for each in places for card in each.cards}
     each = [
-        tflop / (GPU_TFLOPS * rates[place.cards[0].kind] if place.cards else threads)
+        on_gpu / GPU_TFLOPS / rates[place.cards[0].kind] if place.cards else on_thread / threads
         for place in places
     ]
     on_cpu = sum(not place.cards for place in places)

@@ -1,14 +1,13 @@
-"""What the networks of scorers take: memory, and operations of an image."""
+"""What the networks of scorers take: memory, and operations of an image or a frame."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shared.errors import UserError
 from shared.models.memory import read_header
 
-FLOAT32_BYTES = 4
 WORK_GIB = 0.5
 """What a batch of images takes beside the weights."""
 
@@ -16,9 +15,16 @@ WORK_GIB = 0.5
 @dataclass(frozen=True, slots=True)
 class Network:
     gib: float
-    """Its weights in float32."""
+    """Its weights."""
     image_gflop: float
-    """Operations of its image tower for one image, in 1e9."""
+    """Operations for one image, or for a frame of a video, in 1e9."""
+    weight_bytes: int = 4
+    """4 for float32, 2 for bfloat16."""
+
+    @property
+    def gpu_speed(self) -> float:
+        """Operations per second of a GPU, over those in float32: assumed for bfloat16."""
+        return 1.0 if self.weight_bytes == 4 else 8.0
 
 
 CLIP_L = Network(gib=1.59, image_gflop=162)
@@ -27,13 +33,18 @@ NETWORKS: Mapping[str, Network] = {
     "aesthetic": CLIP_L,
     "clip-score": CLIP_L,
     "hpsv2": CLIP_H,
+    "hpsv3": Network(gib=14.4, image_gflop=13_800, weight_bytes=2),
     "image-reward": Network(gib=1.66, image_gflop=130),
-    "objects": Network(gib=1.63, image_gflop=5800),
+    "objects": Network(gib=0.58, image_gflop=1100),
     "pick-score": CLIP_H,
+    **{
+        f"video-align{rating}": Network(gib=4.25, image_gflop=350, weight_bytes=2)
+        for rating in ("", "-motion", "-quality", "-text")
+    },
 }
-"""By the scorer's type: of what is published, the largest (docs/rewards.md). Counted from their
+"""By the scorer's type, of what `digenrl fetch` brings (docs/rewards.md). Counted from their
 configurations: tokens x weights x 2 for products, and 4 x layers x width x tokens^2 for
-attention."""
+attention; of a text only where the network reads it with each image."""
 
 
 def network_of(type: str, folder: Path | None) -> Network | None:
@@ -43,10 +54,11 @@ def network_of(type: str, folder: Path | None) -> Network | None:
     if known is None or folder is None or not folder.is_dir():
         return known
     try:
-        gib = _weights(folder) * FLOAT32_BYTES / 2**30
+        gib = _weights(folder) * known.weight_bytes / 2**30
     except UserError:
         return known
-    return Network(gib, known.image_gflop * gib / known.gib) if gib else known
+    gflop = known.image_gflop * gib / known.gib
+    return replace(known, gib=gib, image_gflop=gflop) if gib else known
 
 
 def _weights(folder: Path) -> int:

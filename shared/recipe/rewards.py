@@ -100,7 +100,7 @@ class ScorerTable(Table):
     weight: Annotated[float, Field(allow_inf_nan=False)] = 1.0
     """Weight of the score in the reward."""
     folder: Path | None = None
-    """Folder of the scorer's weights, relative to the recipe."""
+    """Folder of the scorer's weights, relative to the recipe. `digenrl fetch` makes it."""
     source: Path | None = None
     """File with your own function, as `file.py:function`, relative to the recipe."""
     function: Annotated[str, Field(pattern=IDENTIFIER)] = FUNCTION

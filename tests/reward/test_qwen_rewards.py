@@ -5,6 +5,7 @@ the text's, positions that only count, and a head at the reward's tokens.
 """
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,11 @@ def like(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("qwen2-vl")
     tokenizer = tokenizer_of([])
     tokenizer.save_pretrained(folder)
-    config(len(tokenizer)).save_pretrained(folder)
+    made = config(len(tokenizer)).to_dict()
+    text, rope = made.pop("text_config"), {"type": "mrope", "mrope_section": [2, 3, 3]}
+    flat = {**text, **made, "rope_theta": 1e4, "rope_scaling": rope}  # as the hub has it
+    del flat["rope_parameters"], flat["layer_types"]
+    (folder / "config.json").write_text(json.dumps(flat))
     return folder
 
 

@@ -19,7 +19,7 @@ from services.reward.scorers.qwen_reward import SIDE, QwenReward, fitted
 QUESTION = Path(__file__).with_suffix(".txt").read_text()
 PIXELS = 256 * SIDE * SIDE
 """Least and most pixels of an image."""
-AT_ONCE = 8
+AT_ONCE = 4
 
 
 class HpsV3:
