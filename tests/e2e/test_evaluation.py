@@ -30,6 +30,7 @@ from tests.e2e.local_run import LocalRun, StartRun, wait_until
 from tests.e2e.surroundings import WORST, check_left
 from tests.e2e.test_families import GROUPS, SIZE, check_trained, recipe_of
 from tests.e2e.test_schedule import child, logged
+from tests.paths import DIGITS
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(900)]
 
@@ -93,6 +94,18 @@ def test_a_run_has_the_same_bytes_if_killed_and_resumed(
     assert found["commits"] == STEPS
     assert found["adapter_sha256"] == expected["adapter_sha256"]
     assert found["weights_digest"] == expected["weights_digest"]
+
+
+@pytest.mark.slow
+def test_an_evaluator_and_a_reward_network_on_the_device_of_generation_change_no_byte(
+    start_run: StartRun,
+) -> None:
+    """The digits: their reward is a network, and all processes are on one device, the CPU."""
+    start = partial(start_run, "--steps", "2", "--deterministic", recipe=DIGITS)
+    alone = start(name="alone").finish()
+    beside = start("--evaluation.every", "1", name="beside").finish()
+    assert [each["version"] for each in beside["evaluations"]] == [0, 1, 2]
+    assert beside["weights_digest"] == alone["weights_digest"]
 
 
 def check_page(run: LocalRun) -> None:
