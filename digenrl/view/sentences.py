@@ -7,7 +7,6 @@ from typing import Any
 
 from digenrl.report.summary import ScheduleSummary
 from digenrl.view.words import QUEUES, cause, clock, figure
-from services.scheduler.core.usage import BUSY
 from shared.learning.metrics import nothing_trained, ratios_off
 from shared.recipe.recipe import Recipe
 from shared.run.chain import Step
@@ -365,8 +364,3 @@ def frozen(versions: Sequence[tuple[int, str]], decay_steps: int | None = None) 
         f"the weights have not changed since version {since}: steps do nothing, as where no "
         "gradient is finite, or all samples of each group have the same reward"
     ]
-
-
-def is_busy(use: str | None) -> bool:
-    """Whether a device works that does this."""
-    return use in BUSY

@@ -57,17 +57,6 @@ class HostPart:
         return self.stored.numpy().data
 
 
-def host_parts(
-    tensors: Mapping[str, Tensor],
-    dtypes: Mapping[str, torch.dtype],
-    *,
-    shard_bytes: int,
-    is_first: bool,
-) -> list[HostPart]:
-    """Copies as `HostBuffers.copy` does, to new memory."""
-    return HostBuffers(shard_bytes).copy(tensors, dtypes, is_first=is_first)
-
-
 class HostBuffers:
     """Host memory for what this rank stores of a version, pinned if the tensors are on a GPU. It is
     kept from one version to the next: memory that is new takes longer than the copy."""

@@ -49,15 +49,3 @@ class Commits:
 def trained_digest(weights: str) -> str:
     """Return the digest of the trained weights of the version whose weights generate."""
     return hashlib.sha256(f"trained {weights}".encode()).hexdigest()
-
-
-def next_policy(parent: Policy | None, trained: tuple[TrainGroup, ...], maker: str) -> Policy:
-    """What a step makes of its parent: other weights for other groups or attempts at them, and by
-    another trainer, which adds up in another order."""
-    if parent is None:
-        return Policy(version=0, weights_digest=hashlib.sha256(b"seed").hexdigest())
-    digest = hashlib.sha256(f"{parent.weights_digest} {maker}".encode())
-    for group in trained:
-        parts = [(f.fragment.first_sample, f.fragment.attempt) for f in group.fragments]
-        digest.update(f"{group.group} {group.policy.version} {parts}".encode())
-    return Policy(version=parent.version + 1, weights_digest=digest.hexdigest())

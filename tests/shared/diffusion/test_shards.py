@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shared.diffusion.shards import HostBuffers, HostPart, host_parts, place, whole_tensors
+from shared.diffusion.shards import HostBuffers, HostPart, place, whole_tensors
 from shared.diffusion.tensors import pack, unpack
 from shared.diffusion.weights import Staging, WeightsInUse, weights_digest
 from shared.errors import ContractError, IntegrityError
@@ -28,7 +28,7 @@ NAMED = {
 
 
 def parts_of(tensors: dict[str, Tensor], shard_bytes: int) -> list[HostPart]:
-    return host_parts(tensors, {}, shard_bytes=shard_bytes, is_first=True)
+    return HostBuffers(shard_bytes).copy(tensors, {}, is_first=True)
 
 
 def equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
@@ -51,13 +51,13 @@ def test_parts_of_any_size_are_the_same_tensors(shard_bytes: int) -> None:
 
 
 def test_tensors_are_stored_in_the_type_that_is_asked_for() -> None:
-    [part] = host_parts(NAMED, {"a": torch.bfloat16}, shard_bytes=1 << 30, is_first=True)
+    [part] = HostBuffers(1 << 30).copy(NAMED, {"a": torch.bfloat16}, is_first=True)
     assert torch.equal(unpack(bytes(part.pack()))["a"], NAMED["a"].to(torch.bfloat16))
     assert part.pieces["a"].dtype == "BF16"
 
 
 def test_what_is_whole_on_every_rank_is_stored_by_the_first() -> None:
-    assert not host_parts(NAMED, {}, shard_bytes=1 << 30, is_first=False)
+    assert not HostBuffers(1 << 30).copy(NAMED, {}, is_first=False)
 
 
 def test_a_copy_does_not_follow_its_tensor() -> None:
