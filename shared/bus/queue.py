@@ -115,7 +115,8 @@ class Queue:
                 return Delivery(message, raw)
             except ContractError as error:
                 await quarantine(self._jetstream, self._run, self._stream, raw, error)
-                await raw.term()
+                with contextlib.suppress(nats.errors.Error):  # otherwise it comes once more
+                    await raw.term()
 
     async def _subscribe(self) -> JetStreamContext.PullSubscription:
         [subject] = subjects.run_subjects(self._run, self._stream)

@@ -12,7 +12,9 @@ from nats.aio.client import Client
 from nats.js.errors import APIError, KeyNotFoundError, NotFoundError
 
 from digenrl.local.nats_config import server_config
+from shared.bus import queue
 from shared.bus.streams import stream_config
+from shared.messages.contracts import GenerateFragment
 from shared.messages.subjects import EVT, TASK
 from tests.world.nats_server import NatsServer
 from tests.world.nats_transport import Network, installed
@@ -36,10 +38,10 @@ def server(network: Network) -> NatsServer:
     return server
 
 
-async def connected(ping_interval: float = 5.0) -> Client:
+async def connected(ping_interval: float = 5.0, **options: int) -> Client:
     client = await nats.connect(
         "nats://digenrl:secret@host:4222", name="one", reconnect_time_wait=0.01,
-        max_reconnect_attempts=-1, ping_interval=ping_interval, max_outstanding_pings=2,
+        max_reconnect_attempts=-1, ping_interval=ping_interval, max_outstanding_pings=2, **options,
     )  # fmt: skip
     for stream in (TASK, EVT):
         await client.jetstream().add_stream(stream_config(stream))
@@ -133,6 +135,28 @@ async def test_what_a_crash_loses(server: NatsServer) -> None:
         await jetstream.stream_info(TASK.name)
     await jetstream.add_stream(stream_config(TASK))
     assert (await jetstream.stream_info(TASK.name)).created > before.created
+    await client.close()
+
+
+async def test_nats_may_go_while_what_is_no_message_is_taken_off_a_queue(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await connected(pending_size=-1)
+    taken = asyncio.Event()
+
+    async def restarted(*_: object) -> None:
+        server.kill()
+        await asyncio.sleep(0.05)
+        taken.set()
+
+    monkeypatch.setattr(queue, "quarantine", restarted)
+    await stored(client, 0)
+    work = queue.Queue(client.jetstream(), "r", TASK, "q", GenerateFragment)
+    waiting = asyncio.create_task(work.next())
+    await taken.wait()
+    await asyncio.wait({waiting}, timeout=0.1)
+    assert not waiting.done()
+    waiting.cancel()
     await client.close()
 
 
