@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bench.cluster.hold import Held
+from bench.runner.figures import Use
 from services.scheduler.shell.run_alarms import IDLE_S
 from shared.run.journal import Alarm, PhaseChange, read_newest
 from tests.world.draws import RUN
@@ -21,6 +22,9 @@ from tests.world.world import World
 LATE_S = 15.0
 """Of a lease 3 s, of a lost worker 5 s, and of reading a run and storing what is told, the rest."""
 RUNS = "running"
+OF_SLOTS = ("generate", "train", "score")
+"""What a device does that has the recipe's deadline. For other work it follows from how long that
+took before, and is half an hour for the first."""
 
 
 @dataclass(slots=True)
@@ -29,6 +33,8 @@ class Liveness:
     violations: list[str] = field(default_factory=list)
     _at_work: dict[int, Process] = field(default_factory=dict)
     """Processes whose devices are held, by the number of the piece of work."""
+    _done: set[tuple[Process, str]] = field(default_factory=set)
+    """Processes whose devices have done something, with what it was."""
     _since: float = 0.0
     """When a device was last seen at work, or a version was committed."""
     _versions: int = 0
@@ -39,16 +45,18 @@ class Liveness:
         """Know what each device of the world does; one that hangs does it for ever."""
         hold = Held.hold
 
-        async def held(device: Held, *given: Any, **named: Any) -> float:
+        async def held(device: Held, seconds: float, use: Use, **named: Any) -> float:
             process = current()
             assert process is not None
             self._numbers += 1
             number = self._numbers
             self._at_work[number] = process
             try:
-                if process.has_hung_device:
+                if process.has_hung_device and (use in OF_SLOTS or (process, use) in self._done):
                     await asyncio.Event().wait()
-                return await hold(device, *given, **named)
+                taken = await hold(device, seconds, use, **named)
+                self._done.add((process, use))
+                return taken
             finally:
                 self._since = self.world.loop.now
                 del self._at_work[number]
