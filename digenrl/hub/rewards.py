@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from digenrl.hub.answers import explained
 from digenrl.hub.fetch import Say, alone, check_space, name_commit, opened
-from shared.errors import UserError
+from shared.errors import UserError, how_to_install
 from shared.models.hub import MAIN
 from shared.recipe.recipe import Recipe
 from shared.recipe.rewards import ScorerTable
@@ -37,54 +37,58 @@ def fetch_rewards(recipe: Recipe, say: Say) -> Iterator[Path]:
         UserError: if a folder cannot be made, with the reason.
         Unavailable: as `fetch`.
     """
-    for name, scorers in (
-        ("reward", recipe.reward.scorers),
-        ("evaluation", recipe.evaluation.scorers),
-    ):
-        for table in scorers:
-            field, type = f"{name}.scorers.{table.name}", table.type
-            type = "video-align" if type.startswith("video-align") else type
-            if table.url is not None:
-                say(_server_of(field, table, table.url))
-            elif type in SOURCES and table.folder is not None:
-                if not table.folder.exists():
-                    _make(type, table.folder, f"{field}.folder", say)
-                yield table.folder
+    tables = {"reward": recipe.reward.scorers, "evaluation": recipe.evaluation.scorers}
+    for name, table in ((name, table) for name, found in tables.items() for table in found):
+        field = f"{name}.scorers.{table.name}"
+        type = "video-align" if table.type.startswith("video-align") else table.type
+        if table.url is not None:
+            say(f"{field}: asks {table.url}{_command(table, table.url)}")
+        elif type in SOURCES and table.folder is not None:
+            if not table.folder.exists():
+                _make(type, table.folder, f"{field}.folder", say)
+            yield table.folder
 
 
 def _make(type: str, folder: Path, key: str, say: Say) -> None:
-    from digenrl.commands.reward_weights import Reward, make_folder
-
     model, file = SOURCES[type]
-    ends = CONFIGS if file and type != Reward.aesthetic else (*CONFIGS, WEIGHTS)
-    like = _fetched(model, ends, key, say)
+    needed = "config.json" if file and type != "aesthetic" else WEIGHTS
+    like = _fetched(model, needed, CONFIGS, key, say)
     try:
+        folder.unlink(missing_ok=True)  # a link to files that were removed
         folder.parent.mkdir(parents=True, exist_ok=True)
         if not file:
             folder.symlink_to(like.resolve())
             return
+        from digenrl.commands.reward_weights import Reward, make_folder
+
         owner, name, file = file.split("/", 2)
-        weights = _fetched(f"{owner}/{name}", (file,), key, say) / file
+        weights = _fetched(f"{owner}/{name}", file, (), key, say) / file
         new = folder.with_name(f"{folder.name}.new")
         shutil.rmtree(new, ignore_errors=True)
+        if (free := shutil.disk_usage(folder.parent).free) < 2 * weights.stat().st_size:
+            raise UserError(
+                f"{key}: {folder} needs more than the {free / 2**30:.1f} GiB of free space"
+            )
         say(f"making {folder}")
         make_folder(Reward(type), weights, like, new)
         new.rename(folder)
+    except ImportError as error:
+        raise UserError(f"{key}: to make it {how_to_install('reward')} ({error})") from error
     except OSError as error:
         raise UserError(f"{key}: {folder} cannot be made: {error}") from error
 
 
-def _fetched(model: str, ends: tuple[str, ...], key: str, say: Say) -> Path:
-    """Fetch the files of a model whose names end so: in its folder, or one by its whole name."""
+def _fetched(model: str, needed: str, ends: tuple[str, ...], key: str, say: Say) -> Path:
+    """Fetch a file of a model, and those in its folder whose names end so. Returns the folder."""
     download = opened(model, None, key)
+    if needed not in download.sizes:
+        raise UserError(f"{key}: {model} has no {needed} any more")
     names = [
         name
         for name in download.sizes
-        if name in ends
+        if name == needed
         or ("/" not in name and name.endswith(ends) and not name.endswith(".index.json"))
     ]
-    if not names:
-        raise UserError(f"{key}: {model} has no {ends[0]} any more")
     with alone(download.place, say), explained(model, key=key):
         check_space(download, names, say)
         download.get(names)
@@ -92,7 +96,7 @@ def _fetched(model: str, ends: tuple[str, ...], key: str, say: Say) -> Path:
     return download.folder
 
 
-def _server_of(field: str, table: ScorerTable, url: str) -> str:
-    judge = table.judge
+def _command(table: ScorerTable, url: str) -> str:
+    judge, port = table.judge, urlsplit(url).port
     serve = "digenrl serve-scorer TYPE" if judge is None else f"vllm serve {judge.model}"
-    return f"{field}: asks {url}; start its server, such as: {serve} --port {urlsplit(url).port}"
+    return f"; start its server, such as: {serve} --port {port}" if port else ""

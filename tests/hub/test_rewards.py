@@ -97,8 +97,12 @@ def test_the_networks_of_a_recipe_are_fetched_and_made(hub: Mirror, tmp_path: Pa
     for scorers in (tables.reward.scorers[:1], tables.evaluation.scorers):
         [built] = build_scorers(scorers)
         assert len(built.score(images(2), metadata(2))) == 2
+    clip = tmp_path / "models" / "clip"
+    clip.unlink()
+    clip.symlink_to(tmp_path / "removed")
     assert fetched(recipe).exit_code == 0
     assert hub.fetched() == names, "what is here is not fetched again"
+    assert (clip / "model.safetensors").is_file(), "a link to what was removed is made again"
 
 
 def test_what_comes_damaged_makes_no_folder(hub: Mirror, tmp_path: Path) -> None:

@@ -141,8 +141,8 @@ class Adapted(nn.Module):
         return found
 
 
-def _adapt(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+def _adapt(model: Any, tensors: dict[str, Tensor]) -> None:
     for name in {name.rpartition(".")[0] for name in tensors}:
-        down, up = tensors[f"{name}.down"], tensors[f"{name}.up"]
+        down, up = (tensors[f"{name}.{side}"].to(model.dtype) for side in ("down", "up"))
         model.set_submodule(name, Adapted(model.get_submodule(name), down, up))
     frozen(model)
