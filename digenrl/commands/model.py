@@ -28,8 +28,8 @@ def reward(
     out: Annotated[Path, typer.Option(help="folder to create, which recipes can name")],
 ) -> None:
     """Convert the published weights of a reward into a folder that recipes can name."""
-    from digenrl.commands.reward_weights import Reward, make_folder
+    from digenrl.commands.reward_weights import REWARDS, make_folder
 
-    if reward not in list(Reward):
-        raise UserError(f"REWARD: {reward!r}; known are: {', '.join(Reward)}")
-    make_folder(Reward(reward), weights, like, out)
+    if reward not in REWARDS:
+        raise UserError(f"REWARD: {reward!r}; known are: {', '.join(REWARDS)}")
+    make_folder(reward, weights, like, out)

@@ -9,7 +9,6 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -72,27 +71,7 @@ BLIP_HEAD = 64
 """Width of an attention head in every part of BLIP."""
 
 
-class Reward(StrEnum):
-    aesthetic = "aesthetic"
-    hpsv2 = "hpsv2"
-    hpsv3 = "hpsv3"
-    image_reward = "image-reward"
-    pick_score = "pick-score"
-    video_align = "video-align"
-
-
-EXPECTED: Mapping[Reward, str] = {
-    Reward.aesthetic: "layers.0.weight",
-    Reward.hpsv2: "visual.proj",
-    Reward.hpsv3: "rm_head.0.weight",
-    Reward.image_reward: "blip.visual_encoder.cls_token",
-    Reward.pick_score: "visual_projection.weight",
-    Reward.video_align: "base_model.model.rm_head.weight",
-}
-"""A tensor name that identifies the published weights of each reward."""
-
-
-def make_folder(reward: Reward, weights: Path, like: Path, out: Path) -> None:
+def make_folder(reward: str, weights: Path, like: Path, out: Path) -> None:
     """Write the folder ``out`` for the scorer ``reward``.
 
     Args:
@@ -108,13 +87,12 @@ def make_folder(reward: Reward, weights: Path, like: Path, out: Path) -> None:
     if out.exists():
         raise UserError(f"--out: {out} already exists; choose another folder")
     tensors = _read(weights)
-    if EXPECTED[reward] not in tensors:
-        raise UserError(
-            f"WEIGHTS: {weights} has no {EXPECTED[reward]}; is it the file of {reward}?"
-        )
-    if _WRITERS[reward] is not _write_qwen:  # its network keeps its type, as it is large
+    expected, write = REWARDS[reward]
+    if expected not in tensors:
+        raise UserError(f"WEIGHTS: {weights} has no {expected}; is it the file of {reward}?")
+    if write is not _write_qwen:  # its network keeps its type, as it is large
         tensors = {name: tensor.float() for name, tensor in tensors.items()}
-    _WRITERS[reward](tensors, like, out)
+    write(tensors, like, out)
 
 
 def clip_tensors(published: Mapping[str, Tensor]) -> Tensors:
@@ -226,14 +204,15 @@ def _write_image_reward(tensors: Tensors, like: Path, out: Path) -> None:
     save_file(made, out / "model.safetensors", {"format": "pt"})
 
 
-_WRITERS: Mapping[Reward, Callable[[Tensors, Path, Path], None]] = {
-    Reward.aesthetic: _write_aesthetic,
-    Reward.hpsv2: _write_hpsv2,
-    Reward.hpsv3: _write_qwen,
-    Reward.image_reward: _write_image_reward,
-    Reward.pick_score: _write_clip,
-    Reward.video_align: _write_qwen,
+REWARDS: Mapping[str, tuple[str, Callable[[Tensors, Path, Path], None]]] = {
+    "aesthetic": ("layers.0.weight", _write_aesthetic),
+    "hpsv2": ("visual.proj", _write_hpsv2),
+    "hpsv3": ("rm_head.0.weight", _write_qwen),
+    "image-reward": ("blip.visual_encoder.cls_token", _write_image_reward),
+    "pick-score": ("visual_projection.weight", _write_clip),
+    "video-align": ("base_model.model.rm_head.weight", _write_qwen),
 }
+"""By reward: a tensor that identifies its published weights, and what writes its folder."""
 
 
 def _read(weights: Path) -> Tensors:

@@ -59,7 +59,7 @@ def _make(type: str, folder: Path, key: str, say: Say) -> None:
         if not file:
             folder.symlink_to(like.resolve())
             return
-        from digenrl.commands.reward_weights import Reward, make_folder
+        from digenrl.commands.reward_weights import make_folder
 
         owner, name, file = file.split("/", 2)
         weights = _fetched(f"{owner}/{name}", file, (), key, say) / file
@@ -70,7 +70,7 @@ def _make(type: str, folder: Path, key: str, say: Say) -> None:
                 f"{key}: {folder} needs more than the {free / 2**30:.1f} GiB of free space"
             )
         say(f"making {folder}")
-        make_folder(Reward(type), weights, like, new)
+        make_folder(type, weights, like, new)
         new.rename(folder)
     except ImportError as error:
         raise UserError(f"{key}: to make it {how_to_install('reward')} ({error})") from error

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from bench.digits.text import clip_tokenizer
 from digenrl.cli import app
-from digenrl.commands.reward_weights import Reward
+from digenrl.commands.reward_weights import REWARDS
 from digenrl.hub.rewards import SOURCES
 from services.reward.kinds import KINDS
 from services.reward.scorer import build_scorers, kind_of
@@ -123,4 +123,4 @@ def test_every_network_can_be_had() -> None:
     networks = {name for name, kind in KINDS.items() if kind.extra == "reward-models"}
     assert {name for name in networks if not name.startswith("video-align-")} == SOURCES.keys()
     converted = {name for name, (_, weights) in SOURCES.items() if weights}
-    assert converted == set(Reward)
+    assert converted == REWARDS.keys()

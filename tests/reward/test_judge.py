@@ -195,8 +195,11 @@ def test_what_is_no_answer_fails_the_scoring(reply: Reply, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "number"),
-    [("8", 8), (" 8.25\n", 8.25), ("score: 0", 0), ("Good.\n\nScore: 10", 10), ("10.0", 10)],
-)
+    [
+        ("8", 8), (" 8.25\n", 8.25), ("score: 0", 0), ("Good.\n\nScore: 10", 10), ("10.0", 10),
+        ("cat (object): 1\nFinal Score: 3.5", 3.5),
+    ],
+)  # fmt: skip
 def test_a_number_alone_in_the_last_line_is_the_judge_s(answer: str, number: float) -> None:
     assert number_in(answer, 10) == number
 

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from digenrl.commands.reward_weights import Reward, make_folder
+from digenrl.commands.reward_weights import make_folder
 from services.reward.scorers import hpsv3, video_align
 from services.reward.scorers.qwen_reward import fitted
 from shared.errors import UserError
@@ -155,7 +155,7 @@ def test_hpsv3_is_the_mean_that_the_published_head_gives(like: Path, tmp_path: P
     weights, out = tmp_path / "HPSv3.safetensors", tmp_path / "hpsv3"
     tensors = as_published(model) | heads
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, weights)
-    make_folder(Reward.hpsv3, weights, like, out)
+    make_folder("hpsv3", weights, like, out)
     given = images(3, 40, 72)
     expected = []
     for image, prompt in zip(given, PROMPTS, strict=True):
@@ -185,7 +185,7 @@ def test_video_align_is_the_published_ratings(like: Path, tmp_path: Path) -> Non
     weights, out = tmp_path / "model.pth", tmp_path / "video-align"
     wrapped = {f"base_model.model.{name}": each for name, each in as_published(model).items()}
     torch.save(wrapped, weights)
-    make_folder(Reward.video_align, weights, like, out)
+    make_folder("video-align", weights, like, out)
     videos = images(2 * 9, 56, 56).reshape(2, 9, 3, 56, 56)
     rates = [8.0, 3.0]
     expected = []
@@ -258,5 +258,5 @@ def test_a_still_is_cut_as_transformers_cuts_it() -> None:
 def test_a_base_without_a_configuration_is_one_line(tmp_path: Path) -> None:
     save_file({"rm_head.0.weight": torch.zeros(2, 2)}, tmp_path / "w.safetensors")
     with pytest.raises(UserError, match=r"--like: cannot read config\.json of a Qwen2-VL"):
-        make_folder(Reward.hpsv3, tmp_path / "w.safetensors", tmp_path, tmp_path / "out")
+        make_folder("hpsv3", tmp_path / "w.safetensors", tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from bench.digits.text import clip_tokenizer
 from digenrl.cli import app
-from digenrl.commands.reward_weights import Reward, make_folder
+from digenrl.commands.reward_weights import make_folder
 from shared.errors import UserError
 from tests.reward.published import BlipVision, OpenClip
 from tests.reward.tiny_scorers import (
@@ -71,7 +71,7 @@ def test_image_reward_scores_as_blip_does(tmp_path: Path) -> None:
     torch.save(state, tmp_path / "ImageReward.pt")
     tokenizer.save_pretrained(tmp_path / "bert")
     out = tmp_path / "image-reward"
-    make_folder(Reward.image_reward, tmp_path / "ImageReward.pt", tmp_path / "bert", out)
+    make_folder("image-reward", tmp_path / "ImageReward.pt", tmp_path / "bert", out)
     given, expected = images(4), []
     for image, prompt in zip(given, PROMPTS, strict=True):
         tokens = tokenizer(prompt, return_tensors="pt")
@@ -85,24 +85,24 @@ def test_the_aesthetic_head_goes_beside_its_clip(like: Path, tmp_path: Path) -> 
     layers = head(WIDTH, seed=7)
     weights, out = tmp_path / "linear.pth", tmp_path / "aesthetic"
     torch.save({f"layers.{name}": value for name, value in layers.state_dict().items()}, weights)
-    make_folder(Reward.aesthetic, weights, like, out)
+    make_folder("aesthetic", weights, like, out)
     assert len(scorer("aesthetic", out).score(images(3), [{}] * 3)) == 3
 
 
 def test_what_is_no_such_file_is_one_line(like: Path, tmp_path: Path) -> None:
     weights, out = tmp_path / "weights.pt", tmp_path / "out"
     with pytest.raises(UserError, match="--like: no folder"):
-        make_folder(Reward.hpsv2, weights, tmp_path / "nowhere", out)
+        make_folder("hpsv2", weights, tmp_path / "nowhere", out)
     with pytest.raises(UserError, match=r"--out: .* already exists"):
-        make_folder(Reward.hpsv2, weights, like, like)
+        make_folder("hpsv2", weights, like, like)
     with pytest.raises(UserError, match="WEIGHTS: cannot read"):
-        make_folder(Reward.hpsv2, weights, like, out)
+        make_folder("hpsv2", weights, like, out)
     torch.save([1, 2], weights)
     with pytest.raises(UserError, match=r"WEIGHTS: .* contains no named tensors"):
-        make_folder(Reward.hpsv2, weights, like, out)
+        make_folder("hpsv2", weights, like, out)
     torch.save({"something": torch.zeros(1)}, weights)
     with pytest.raises(
         UserError, match=r"WEIGHTS: .* has no visual\.proj; is it the file of hpsv2"
     ):
-        make_folder(Reward.hpsv2, weights, like, out)
+        make_folder("hpsv2", weights, like, out)
     assert not out.exists()
