@@ -94,9 +94,22 @@ def test_a_group_whose_message_is_lost_is_sent_under_another_attempt_than_its_pi
     assert {group.attempt for group in after.take(TrainGroup)} == {sent.attempt + 1}
 
 
-def restarted(*stored: Any, epoch: int = 2) -> Run:
+def test_a_group_that_nobody_has_any_more_is_one_piece_in_deterministic_mode() -> None:
+    before = Run(deterministic=True)
+    tasks = before.take(GenerateFragment)
+    results = [each for t in tasks for each in (examples.generated(t), examples.scored(t))]
+    before.give(*results)
+    sent, given = before.take(TrainGroup), before.take(TrainPiece)
+    again = BeginAgain(batch=0, attempt=1)
+    after = restarted(*tasks, *results, *sent, *given, again, deterministic=True)
+    pieces = after.take(TrainPiece)
+    assert {each.attempt for each in pieces} == {1}
+    assert {each.piece.num_samples for each in pieces} == {after.plan.group_size}
+
+
+def restarted(*stored: Any, epoch: int = 2, **changes: Any) -> Run:
     """A run whose scheduler has found these messages when it was started."""
-    run = Run(0)
+    run = Run(0, **changes)
     run.state = State(recovering=True)
     run.give(run.published(0), *stored, Recovered(epoch))
     run.join(0)

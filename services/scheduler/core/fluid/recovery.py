@@ -202,6 +202,8 @@ def _meet(one: range, other: range) -> bool:
 def _completed(plan: Plan, index: int, group: GroupPieces) -> GroupPieces:
     """Put pieces for what is cut and given to nobody in the place of those that waited."""
     given = [each for each in group.pieces if each.worker is not None]
+    if not given:  # it is cut anew, in deterministic mode into one piece
+        return replace(group, pieces=(), num_cut=0)
     has = {
         (sample, step)
         for each in given
@@ -217,7 +219,7 @@ def _completed(plan: Plan, index: int, group: GroupPieces) -> GroupPieces:
         )  # fmt: skip
         added.append(PieceState(piece=piece))
 
-    if merged and (0, 0) not in has and (given or group.num_cut):
+    if merged and (0, 0) not in has:
         add(0, group.num_samples, range(merged))
     for sample in range(group.num_cut):
         begin: int | None = None
