@@ -22,7 +22,9 @@ RECENT = 20
 class RunAlarms:
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Text of each alarm; empty while the alarm does not fire."""
-    _seen: tuple[float, ...] = ()
+    _busy: Mapping[str, float] = field(default_factory=dict)
+    """Address -> seconds that the worker had worked at the last look."""
+    _version: int | None = None
     _since: float = 0.0
     """When a device was last seen at work."""
 
@@ -35,9 +37,12 @@ class RunAlarms:
         is_open = state.phase == "running" and state.batch is not None and not state.recovering
         idle_in = (*IDLE, "committing") if is_exchange_late(state, now) else IDLE
         waits = is_open and all(each.activity.startswith(idle_in) for each in workers)
-        seen = *(each.busy_seconds for each in workers), *(version for version, _ in newest[-1:])
-        if not waits or seen != self._seen:
-            self._seen, self._since = seen, now
+        busy = {each.address: each.busy_seconds for each in workers}
+        has_worked = any(each > self._busy.get(address, each) for address, each in busy.items())
+        version = newest[-1][0] if newest else -1
+        if not waits or has_worked or version != self._version:
+            self._since = now
+        self._busy, self._version = busy, version
         idle = now - self._since
         self.reasons = {
             NOBODY_WORKS: standstill(plan, state, idle) if idle >= IDLE_S else "",

@@ -69,6 +69,14 @@ def test_short_work_between_two_looks_counts() -> None:
         assert not any(alarms.look(run.plan, run.state, seen, (), float(second)).values())
 
 
+def test_workers_that_come_and_go_put_no_alarm_off() -> None:
+    run, alarms = Run(), RunAlarms()
+    for second in range(11):
+        idle = examples.status("trainer", "waiting_for_rollout", worker=f"trainer-{second}")
+        found = alarms.look(run.plan, run.state, [idle], (), 100.0 + second)
+    assert found["nobody_works"]
+
+
 def test_the_api_and_the_journal_have_what_an_alarm_says(
     scheduler: Scheduler, client: TestClient, tmp_path: Path
 ) -> None:
