@@ -76,20 +76,33 @@ class Liveness:
         if self._at_work or world.num_commits != self._versions:
             self._versions, self._since = world.num_commits, world.loop.now
         idle = world.loop.now - self._since
-        if self._versions and idle >= IDLE_S + LATE_S and not await self.is_said():
+        if not self._versions or idle < IDLE_S:
+            return
+        if await self.is_said():  # an alarm ends for a moment when devices try again
+            self._since = world.loop.now - IDLE_S
+        elif idle >= IDLE_S + LATE_S:
             self._since = world.loop.now
             self.violations.append(f"no device has worked for {idle:.0f} s, and no alarm says why")
 
-    async def is_said(self) -> bool:
-        """Whether an alarm fires, or the run has failed, is paused or at its end."""
-        said = set[str]()
-        async for _, entry in read_newest(self.world.judging, RUN):
-            if isinstance(entry, PhaseChange) and entry.phase != RUNS:
+    async def says_soon(self, reason: str = "") -> bool:
+        """Whether what `is_said` asks is so, or becomes so."""
+        for _ in range(int(IDLE_S + LATE_S)):
+            if await self.is_said(reason):
                 return True
-            if isinstance(entry, PhaseChange):
-                return False
+            await asyncio.sleep(1.0)
+        return False
+
+    async def is_said(self, reason: str = "") -> bool:
+        """Whether an alarm fires for that reason; without one, any, or whether the run has failed,
+        is paused or at its end."""
+        phase, said = None, set[str]()
+        async for _, entry in read_newest(self.world.judging, RUN):
+            if isinstance(entry, PhaseChange) and phase is None:
+                phase = entry.phase
+                if phase != RUNS:
+                    return not reason
             if isinstance(entry, Alarm) and entry.what not in said:
-                if entry.firing:
+                if entry.firing and reason in (entry.reason or ""):
                     return True
                 said.add(entry.what)
         return False

@@ -187,7 +187,9 @@ def lose_stream(nemesis: Nemesis, random: Random, _: str) -> None:
     nats = nemesis.world.nats
     names = [name for name in nats.streams if name.startswith("DG_")]
     if nats.is_up and names:
-        nats.lose_stream(random.choice(names))
+        name = random.choice(names)
+        nemesis.world.say(f"loses {name}")
+        nats.lose_stream(name)
 
 
 def spoil_sums(nemesis: Nemesis, _: Random, name: str) -> None:

@@ -53,6 +53,8 @@ OF_OTHER_BYTES = "is not what its reference says"
 """What ends a service that starts, if the store gives it another object's bytes."""
 OF_FAILED = (" ended at ", " after the commit of ")
 """Are in what is said of a follower that ended, and of a step that nobody told the scheduler."""
+UNREWARDED = "fragments without a reward"
+"""Is in an alarm of a run that waits for them."""
 TRIED = 5
 """Times that a service has ended by such damage until it is seen that it does not get further."""
 
@@ -160,8 +162,8 @@ async def _live(world: World, nemeses: Sequence[Nemesis], liveness: Liveness) ->
     loses_often = len(lost) >= LOSSES_FAIL
     may_fail = is_beyond or loses_often or (intruder is not None and intruder.as_others)
     has_ended = await _end_of_run(world, liveness, may_fail=may_fail)
-    may_stand = is_beyond or _may_stand(world, kinds)
-    has_ended = has_ended or (may_stand and await liveness.is_said())
+    if not has_ended and (is_beyond or _may_lack_rewards(world, kinds)):
+        has_ended = await liveness.says_soon("" if is_beyond else UNREWARDED)
     await watch.settle()
     world.is_over = True
     for task in keeping:
@@ -190,12 +192,14 @@ async def _live(world: World, nemeses: Sequence[Nemesis], liveness: Liveness) ->
     return found + await violations(world.site, records, world.judging, may_be_false=may_be_false)
 
 
-def _may_stand(world: World, kinds: Collection[str]) -> bool:
-    """Return whether work may be nobody's after these faults, which an alarm says then: NATS gives
-    what a dead worker had to others by its own clock; and a scheduler does not miss what a stream
-    had before its time."""
-    num_epochs = len(world.bucket.objects.under(f"{RUN}/epochs/"))
-    return "clock of nats" in kinds or ("lose stream" in kinds and num_epochs > 1)
+def _may_lack_rewards(world: World, kinds: Collection[str]) -> bool:
+    """Return whether nobody may score a fragment after these faults: NATS gives what a dead worker
+    had to others by its own clock; and a scheduler does not miss scores, where these alone were
+    lost before it began."""
+    lost = [place for place, line in enumerate(world.log) if " loses DG_" in line]
+    begun = [place for place, line in enumerate(world.log) if f"create {RUN}/epochs/" in line]
+    are_scores = all(world.log[place].endswith(("DG_REW", "DG_DLQ")) for place in lost)
+    return "clock of nats" in kinds or bool(lost and are_scores and lost[0] < begun[-1])
 
 
 async def _end_of_run(world: World, liveness: Liveness, *, may_fail: bool) -> bool:
