@@ -17,8 +17,9 @@ from rich.table import Table
 
 from bench.loop import WARM_UP, Ours
 from services.scheduler.costs.counted import DEVICE, counted_profile
-from services.scheduler.costs.profile import Profile, fragment_seconds, gradient_seconds
+from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.recipes import shape_of
+from services.scheduler.costs.seconds import fragment_seconds, gradient_seconds
 from shared.diffusion.policy import load_policy
 from shared.learning.prompts import read_prompts
 from shared.recipe.recipe import Recipe, override

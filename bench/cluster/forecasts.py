@@ -17,8 +17,12 @@ from bench.cluster.modes import Chosen, predicted
 from bench.cluster.request import WORKLOADS
 from bench.cluster.rows import ROWS, Row, Way, row_of
 from digenrl.planning.colocated import colocated_seconds
+from digenrl.planning.encoding import waits_for_prompts
+from services.scheduler.costs.capacity import pass_rows
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.costs.profile import load_profile
+from services.scheduler.costs.host import H200_HOST
+from services.scheduler.costs.profile import Profile, load_profile
+from services.scheduler.costs.split import present
 
 FORECAST_BATCHES: dict[Way, tuple[int, int]] = {"on-policy": (2, 4), "one-step": (4, 20)}
 """Batches of the warm-up, and those that are simulated after it."""
@@ -29,15 +33,23 @@ Say = Callable[[str], None]
 class Part(NamedTuple):
     """Names one forecast."""
 
-    table: Literal["rows", "ladder"]
+    table: Literal["rows", "hosts", "ladder"]
     name: str
     """Name of the row, or of the workload whose ladder it is."""
     mode: str = ""
-    """Name of the rung."""
+    """Name of the rung, or where a row with an H200's host is scored."""
 
 
+ON_DEVICE, ELSEWHERE = "on the device", "elsewhere"
+READER = "qwen-image"
+"""Workload whose shipped recipe has a reward without a network, on the CPU."""
+SLOWED = ("qwen-image", "flux")
+"""Workloads whose smallest calls take an H200's host longer than an H100; all of the others' are
+as charged."""
 PARTS = [
     *(Part("rows", row.name) for row in ROWS),
+    *(Part("hosts", row.name, ON_DEVICE) for row in ROWS if row.workload in SLOWED),
+    *(Part("hosts", row.name, ELSEWHERE) for row in ROWS if row.workload == READER),
     *(Part("ladder", workload, mode) for workload in WORKLOADS for mode in MODES_OF_LADDER),
 ]
 
@@ -63,7 +75,7 @@ def forecasts(kept: Path, say: Say) -> dict[str, list[dict[str, Any]]]:
             say(f"{len(found)} of {len(PARTS)}: {name}, {found[part]['step_seconds']} s")
     return {
         table: [found[part] for part in PARTS if part.table == table]
-        for table in ("rows", "ladder")
+        for table in ("rows", "hosts", "ladder")
     }
 
 
@@ -72,20 +84,40 @@ def forecast(part: Part) -> dict[str, Any]:
     if part.table == "ladder":
         return rung(part.name, part.mode)
     row = row_of(part.name)
-    mode = Chosen(row.way, row.split, row.recipe.run_schedule)
-    warm_up, batches = FORECAST_BATCHES[row.way]
-    found = predicted(row.profile, mode, warm_up=warm_up, batches=batches)
-    floor = floor_seconds(row.profile, row.devices)
+    if part.table == "hosts":
+        return {"row": row.name, "scored": part.mode, **_figures(row, _with_host(row, part.mode))}
+    figures = _figures(row, row.profile)
     return {
         **about(row),
         "split": str(row.split),
-        "floor_seconds": round(floor, 3),
-        "step_seconds": round(found.step_seconds, 3),
-        "utilisation": round(floor / found.step_seconds, 4),
+        "pass_rows": {k: pass_rows(row.profile, k, "member") for k in present(row.split.trainer)},
+        **figures,
         **{
-            f"over_{name.replace('-', '_')}": round(seconds / found.step_seconds, 3)
+            f"over_{name.replace('-', '_')}": round(seconds / figures["step_seconds"], 3)
             for name, seconds in baselines(row).items()
         },
+    }
+
+
+def _with_host(row: Row, scored: str) -> Profile:
+    """Returns the row's costs on hosts like that of docs/gpu-day."""
+    rollout = row.profile.rollout
+    if scored == ELSEWHERE:
+        rollout = rollout.model_copy(update={"reward_seconds": 0.0})
+    return row.profile.model_copy(update={"host": H200_HOST, "rollout": rollout})
+
+
+def _figures(row: Row, profile: Profile) -> dict[str, float]:
+    """Simulates a row by these costs; a step has its share of what its run waits for encoders."""
+    mode = Chosen(row.way, row.split, row.recipe.run_schedule)
+    warm_up, batches = FORECAST_BATCHES[row.way]
+    found = predicted(profile, mode, warm_up=warm_up, batches=batches)
+    seconds = found.step_seconds + waits_for_prompts(row.recipe, profile) / row.recipe.run.steps
+    floor = floor_seconds(profile, row.devices)
+    return {
+        "floor_seconds": round(floor, 3),
+        "step_seconds": round(seconds, 3),
+        "utilisation": round(floor / seconds, 4),
     }
 
 

@@ -14,7 +14,8 @@ from bench.cluster.blobs import (
 )
 from bench.cluster.hold import Held
 from bench.cluster.payloads import Scaled
-from services.scheduler.costs.profile import Profile, fragment_seconds
+from services.scheduler.costs.profile import Profile
+from services.scheduler.costs.seconds import fragment_seconds
 from shared.devices.protocols import Generated, Generation, GroupData, Staged
 from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import GenerateFragment

@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import AsJson, HostGpus, HostMemory, Hosts, RecipeFile
+from digenrl.commands.options import (
+    AsJson,
+    HostGpus,
+    HostMemory,
+    Hosts,
+    LaunchUs,
+    RecipeFile,
+)
 from digenrl.commands.recipe_options import given_keys
 from shared.errors import UserError
 
@@ -49,6 +56,7 @@ def check(
             help="with --trace: write what it counts as a cost profile, for plan and --profile"
         ),
     ] = None,
+    launch_us: LaunchUs = None,
     as_json: AsJson = False,
 ) -> None:
     """Say whether a recipe can run, without starting anything."""
@@ -62,7 +70,7 @@ def check(
             recipe, devices, profile, options=given_keys(context), hosts=hosts, host_gpus=host_gpus,
             host_memory=host_memory, streamed=streamed,
             elsewhere=elsewhere, traced=traced, counted=save_profile is not None,
-            say=partial(typer.echo, err=True),
+            launch_us=launch_us, say=partial(typer.echo, err=True),
         )  # fmt: skip
     except UserError as error:
         if as_json:

@@ -31,6 +31,13 @@ HostMemory = Annotated[
         help="GiB of memory of each host of a kind whose workers stream the network, e.g. 4090=128"
     ),
 ]
+LaunchUs = Annotated[
+    str | None,
+    typer.Option(
+        help="microseconds in which hosts launch a kernel, in a step and in training, as doctor "
+        "measures them, e.g. 20.8,30; by default devices set the pace"
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
 ProfileVariant = Annotated[Variant, typer.Option(help="what is trained")]
 TensorBoardFolder = Annotated[

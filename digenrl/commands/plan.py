@@ -10,6 +10,7 @@ from digenrl.commands.options import (
     HostGpus,
     HostMemory,
     Hosts,
+    LaunchUs,
     ProfileVariant,
     Variant,
     zero_or_one,
@@ -34,6 +35,7 @@ def plan(
     hosts: Hosts = None,
     host_memory: HostMemory = None,
     host_gpus: HostGpus = 8,
+    launch_us: LaunchUs = None,
     as_json: AsJson = False,
 ) -> None:
     """Find out which devices should generate, which should train, and how much that gains."""
@@ -48,7 +50,7 @@ def plan(
     found = find_plan(
         loaded, devices, profile=profile, variant=variant.value,
         staleness=zero_or_one(staleness), host_gpus=host_gpus, hosts=hosts,
-        host_memory=host_memory,
+        host_memory=host_memory, launch_us=launch_us,
     )  # fmt: skip
     if as_json:
         typer.echo(plan_as_json(found))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import AsJson, ProfileVariant, Variant, zero_or_one
+from digenrl.commands.options import AsJson, LaunchUs, ProfileVariant, Variant, zero_or_one
 
 
 def sim(
@@ -35,6 +35,7 @@ def sim(
     compare: Annotated[
         bool, typer.Option("--compare", help="add one technique after the other")
     ] = False,
+    launch_us: LaunchUs = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a split of devices: step time, utilisation, and who waits for whom."""
@@ -54,6 +55,7 @@ def sim(
         batches=batches,
         seed=seed,
         comparing=compare,
+        launch_us=launch_us,
     )  # fmt: skip
     if as_json:
         typer.echo(simulated_as_json(found))

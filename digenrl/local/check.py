@@ -128,6 +128,7 @@ def check(
     timing: bool = True,
     traced: bool = False,
     counted: bool = False,
+    launch_us: str | None = None,
     say: Say = ignore,
 ) -> Checked:
     """Check everything that could make a run fail at its start.
@@ -147,6 +148,7 @@ def check(
             configuration files have to be here, or it is one of the published models.
         counted: count with the trace what a cost profile is made of. So it is if no profile has
             the model's network.
+        launch_us: microseconds in which the hosts launch a kernel, in a step and in training.
         say: is told what a trace is at.
 
     Raises:
@@ -165,7 +167,7 @@ def check(
     pool = given_pool(devices, hosts)
     forecast_on = partial(
         forecast, recipe, profile=profile, host_gpus=host_gpus, streamed=streamed,
-        host_memory=host_memory, timing=timing, trace=found,
+        host_memory=host_memory, timing=timing, trace=found, launch_us=launch_us,
     )  # fmt: skip
     try:
         if pool is not None:

@@ -54,6 +54,7 @@ MAX_SKEW_S = 5.0
 of hosts cannot be compared."""
 ASK_S = 5.0
 TRY_GPU, TRY_GPU_S = "from shared.diffusion.device import tried_gpu; print(tried_gpu())", 120.0
+TIME_LAUNCHES = "from digenrl.profile.launches import described_host; print(described_host())"
 VARIABLES = frozenset(
     f"DIGENRL_{name.upper()}" for name in (*ServiceSettings.model_fields, "api_token")
 ) | {
@@ -235,18 +236,24 @@ def gpu_findings() -> list[Finding]:
         return [Finding("gpus", "fault", str(error))]
     if not gpus:
         hidden = f" ({VISIBLE}={os.environ[VISIBLE]})" if VISIBLE in os.environ else ""
-        return [Finding("gpus", "warning", f"none{hidden}: tiny models alone run on the CPU")]
+        remedy = "what a host takes to launch kernels is measured with a GPU"
+        return [
+            Finding("gpus", "warning", f"none{hidden}: tiny models alone run on the CPU", remedy)
+        ]
     if find_spec("torch") is None:
         return [Finding("gpus", "ok", f"{len(gpus)}, not tried: torch is not installed")]
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(_try_gpu, gpus))
+        found = list(pool.map(_try_gpu, gpus))
+    if found[0].state == "ok":
+        found.append(_try_gpu(gpus[0], TIME_LAUNCHES))
+    return found
 
 
-def _try_gpu(gpu: str) -> Finding:
+def _try_gpu(gpu: str, program: str = TRY_GPU) -> Finding:
     """Have a child compute on a GPU: what CUDA begins in a process stays there."""
     try:
         ended = subprocess.run(
-            [sys.executable, "-P", "-c", TRY_GPU], env={**os.environ, VISIBLE: gpu},
+            [sys.executable, "-P", "-c", program], env={**os.environ, VISIBLE: gpu},
             capture_output=True, text=True, timeout=TRY_GPU_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

@@ -11,7 +11,13 @@ from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Literal
 
-from services.scheduler.costs.profile import Profile, fragment_seconds, speed, whole_shares
+from services.scheduler.costs.profile import Profile
+from services.scheduler.costs.seconds import (
+    fragment_seconds,
+    gradient_seconds,
+    speed,
+    whole_shares,
+)
 
 Baseline = Literal["2026-06", "batched", "tuned"]
 BASELINES: tuple[Baseline, ...] = ("2026-06", "batched", "tuned")
@@ -64,14 +70,12 @@ def _rollout(profile: Profile, devices: Mapping[str, int], batch: int) -> float:
 
 def _training(profile: Profile, devices: Mapping[str, int], *, tuned: bool) -> float:
     """Train equal shares at the slowest device's speed; old log-probs cost another forward pass."""
-    samples, shape, rho = profile.shape.samples / sum(devices.values()), profile.shape, 0.0
-    rho = profile.variant.rho
-    passes = rho if tuned else rho + 1
+    samples, rho = profile.shape.samples / sum(devices.values()), profile.variant.rho
+    passes, size = 1.0, profile.shape.group_size
     if not tuned:
-        samples = math.ceil(samples)
-    slowest = min(speed(profile, kind, "trainer") for kind in devices)
-    each = profile.training_work / shape.samples / rho
-    return samples * passes * each / slowest
+        samples, passes = math.ceil(samples), (rho + 1) / rho
+    slowest = max(gradient_seconds(profile, kind, size) for kind in devices)
+    return samples * passes * slowest / size
 
 
 def _swaps(profile: Profile, *, tuned: bool) -> float:

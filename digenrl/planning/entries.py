@@ -9,6 +9,7 @@ from digenrl.planning.scoring import GPU_TFLOPS, image_tflop
 from digenrl.trace.memory import Use, encoder_needs, member_needs, rollout_needs, trainer_needs
 from services.reward.kinds import may_load_a_network
 from services.reward.networks import WORK_GIB, network_of
+from services.scheduler.costs.capacity import FEW_ROWS
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.sizes import Memory
 from services.scheduler.sim.steady import fragment_of
@@ -16,8 +17,6 @@ from shared.recipe.recipe import Recipe
 from shared.recipe.rewards import ScorerTable
 
 EVALUATOR = "evaluator"
-GOOD_ROWS = 8
-"""Rows of a training pass that a member keeps room for, if the card has it."""
 
 
 def ledger_of(recipe: Recipe, cards: Sequence[Card], profile: Profile | None) -> Ledger | None:
@@ -71,7 +70,7 @@ def _member_gib(recipe: Recipe, held: Held | None) -> tuple[float, float] | tupl
         return None, None
     memory, use = held
     needs = member_needs if recipe.run_schedule.trainer_generates else trainer_needs
-    rows = min(GOOD_ROWS, recipe.trained_samples * recipe.sampling.window)
+    rows = min(FEW_ROWS, recipe.trained_samples * recipe.sampling.window)
     wanted = needs(memory, replace(use, rows=max(use.rows, rows))).total
     return CONTEXT_GIB + needs(memory, use).total, CONTEXT_GIB + wanted
 

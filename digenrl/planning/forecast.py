@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from digenrl.planning.encoding import encoding_line
 from digenrl.planning.entries import ledger_of
 from digenrl.planning.hosts import (
     Hosts,
@@ -15,8 +16,9 @@ from digenrl.planning.hosts import (
 )
 from digenrl.planning.ledger import Card
 from digenrl.planning.own_split import Own, own_split
+from digenrl.planning.pass_rows import rows_lines
 from digenrl.planning.placements import ModelPlacement
-from digenrl.planning.plan import accepts, parse_kinds, with_weights
+from digenrl.planning.plan import accepts, parse_kinds, with_host, with_weights
 from digenrl.planning.planner import Choice, plan_split
 from digenrl.planning.recipes import largest_fragment, use_of
 from digenrl.planning.remedies import would_fit
@@ -77,6 +79,8 @@ class Forecast:
     """How the work is divided between generation and training."""
     scoring: Scoring | None
     """Where the networks of the rewards run; None if there are none, or their place is unknown."""
+    pass_rows: tuple[str, ...]
+    """How many rows training passes have, and what few of them cost."""
 
     @property
     def step_seconds(self) -> float | None:
@@ -113,6 +117,7 @@ def forecast(
     host_memory: str | None = None,
     timing: bool = True,
     trace: Trace | None = None,
+    launch_us: str | None = None,
 ) -> Forecast:
     """Forecast the recipe's own split, and find a faster one unless the recipe is colocated.
 
@@ -125,13 +130,14 @@ def forecast(
         host_memory: GiB of each host of a kind, where that is known.
         timing: forecast the step time, not only the memory.
         trace: a trace of the recipe, whose figures replace the profile's.
+        launch_us: microseconds in which the hosts launch a kernel, in a step and in training.
 
     Raises:
         UserError: if the devices are too few, too small or unknown.
     """  # fmt: skip
     costs = with_devices_of(devices, with_shape_of(_costs(recipe, profile, trace), recipe))
     hosts = parse_hosts(option, devices, costs, host_gpus=host_gpus, host_memory=host_memory)
-    kinds = hosts.devices
+    kinds, costs = hosts.devices, with_host(costs, launch_us)
     streams = parse_kinds("--streamed", streamed, kinds) if streamed else ()
     use = use_of(recipe, costs, fragment=fragment_of(recipe))
     costs = with_trace(costs, trace, use) if trace else with_weights(costs, recipe.model.folder)
@@ -181,6 +187,7 @@ def forecast(
         staleness=decision,
         work=work_line(held, recipe),
         scoring=scoring,
+        pass_rows=tuple(rows_lines(held, use, own)),
     )
 
 
@@ -212,6 +219,9 @@ def lines(found: Forecast) -> Iterator[str]:
     if found.simulated is not None:
         yield found.work
     yield from _memory_lines(found)
+    yield from found.pass_rows
+    if (line := encoding_line(found.recipe, found.profile)) is not None:
+        yield line
 
 
 def _memory_lines(found: Forecast) -> Iterator[str]:
@@ -299,11 +309,11 @@ def with_trace(profile: Profile, trace: Trace, use: Use) -> Profile:
     """Return the profile with what was traced in place of its own figures; what tiles would save of
     a decoder that was traced without them is the profile's estimate."""
     variant = profile.variant.model_copy(update={"rho": trace.rho})
-    memory = trace.memory(fragment=use.fragment)
+    memory, launches = trace.memory(fragment=use.fragment), trace.launches
     if profile.memory is not None and not use.tiles:
         ratio = profile.memory.tiled_gib / profile.memory.decode_gib
         memory = memory.model_copy(update={"tiled_gib": memory.tiled_gib * ratio})
-    return profile.model_copy(update={"memory": memory, "variant": variant})
+    return profile.model_copy(update={"memory": memory, "variant": variant, "launches": launches})
 
 
 def _simulated(profile: Profile, own: Own) -> Simulated:

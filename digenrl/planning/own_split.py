@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from digenrl.planning.runnable import HostGpus
-from services.scheduler.costs.profile import Profile, Role, fits, training_role
+from services.scheduler.costs.capacity import fits, training_role
+from services.scheduler.costs.profile import Profile, Role
 from services.scheduler.costs.split import Devices, Split, words
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe

@@ -17,7 +17,9 @@ from digenrl.planning.remedies import generating, keys, sharing, would_fit
 from digenrl.planning.runnable import HostGpus, as_toml
 from digenrl.planning.search import EFFORT
 from digenrl.trace.memory import Use, encoder_needs, rollout_needs, with_memory
-from services.scheduler.costs.profile import Profile, Role, device, speed
+from services.scheduler.costs.capacity import FEW_ROWS, pass_rows
+from services.scheduler.costs.profile import Profile, Role, device
+from services.scheduler.costs.seconds import speed
 from services.scheduler.costs.split import Devices, Split, present
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
@@ -130,13 +132,13 @@ def advise(
 
 def placements(costs: Profile, use: Use | None, devices: Devices) -> Iterator[ModelPlacement]:
     """Yield the model as it is, and placements by which more kinds of device take part, or the same
-    without streaming. Weights are shared by groups only if no kind holds all that it takes to
-    generate and to train."""
+    without streaming or with more rows of a training pass, where these are few. Weights are shared
+    by groups only if no kind holds all that it takes to generate and to train."""
     if use is None or costs.memory is None:
         yield ModelPlacement(costs, None, {})
         return
     most: set[tuple[str, Role]] = set()
-    streamed = False
+    streamed, rows = False, 0
     whole = replace(use, ranks=1)
     for shared in (whole, *sharing(whole)):
         if shared is not whole and any(role == "member" for _, role in most):
@@ -144,10 +146,18 @@ def placements(costs: Profile, use: Use | None, devices: Devices) -> Iterator[Mo
         for wanted in (shared, *generating(shared)):
             profile, held = _on(costs, shared, wanted, list(present(devices)))
             able = _able(profile, devices)
-            quantised = held.weights != use.weights
-            if wanted is whole or able > most or (streamed and quantised and able == most):
+            quantised, more = held.weights != use.weights, _rows(profile, able)
+            better = (streamed and quantised) or rows < min(FEW_ROWS, more)
+            if wanted is whole or able > most or (better and able == most):
                 most, streamed = able, bool(profile.streaming) and not use.streams
+                rows = more
                 yield ModelPlacement(profile, held, keys(use, held))
+
+
+def _rows(profile: Profile, able: set[tuple[str, Role]]) -> int:
+    """Return the rows of a training pass on the kind of member that has the fewest."""
+    kinds = {kind for kind, role in able if role == "member"}
+    return min((pass_rows(profile, kind, "member") for kind in kinds), default=0)
 
 
 def _able(profile: Profile, devices: Devices) -> set[tuple[str, Role]]:

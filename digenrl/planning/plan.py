@@ -19,6 +19,7 @@ from digenrl.planning.runnable import HOST_GPUS, recipe_keys
 from digenrl.planning.work import work_line
 from digenrl.trace.memory import FIGURES_BYTES, Use, usual
 from services.scheduler.costs.devices import kind_named
+from services.scheduler.costs.host import host_of
 from services.scheduler.costs.profile import Profile, VariantName, load_profile, profile_names
 from services.scheduler.costs.recipes import recipe_costs
 from services.scheduler.costs.split import Split
@@ -79,6 +80,7 @@ def plan(
     hosts: str | None = None,
     host_memory: str | None = None,
     variant: VariantName = "lora",
+    launch_us: str | None = None,
 ) -> Advice:
     """Plan for hosts, which have ``host_gpus`` GPUs each where only devices are counted; only plans
     that a recipe can express count, with what small devices need to take part. The modes
@@ -101,7 +103,7 @@ def plan(
     else:
         schedule = with_staleness(recipe.run_schedule, staleness)
         costs, use = costs_and_use(ahead_by(recipe, staleness), profile)
-    costs = with_devices_of(pool[1], costs)
+    costs = with_host(with_devices_of(pool[1], costs), launch_us)
     given = parse_hosts(*pool, costs, host_gpus=host_gpus, host_memory=host_memory)
     advised = partial(
         advise, costs, use, given.devices, host_gpus=given.gpus, fluid=True,
@@ -178,6 +180,14 @@ def costs_and_use(recipe: Recipe, profile: str | None, *, fragment: int = 1) -> 
     """
     costs = with_weights(recipe_costs(recipe, profile), recipe.model.folder)
     return costs, use_of(recipe, costs, fragment=fragment)
+
+
+def with_host(profile: Profile, launch_us: str | None) -> Profile:
+    """Return the profile with hosts that take so many microseconds to launch a kernel, if that is
+    said."""
+    if launch_us is None:
+        return profile
+    return profile.model_copy(update={"host": host_of("--launch-us", launch_us)})
 
 
 def with_weights(profile: Profile, folder: Path) -> Profile:

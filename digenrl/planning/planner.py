@@ -18,8 +18,9 @@ from digenrl.planning.search import EFFORT, Candidate, Found, run, search
 from digenrl.planning.splits import excluded, fluid_splits, splits
 from digenrl.planning.symmetry import Part, part_of
 from services.scheduler.core.tag.forecast import NEGLIGIBLE_GAIN
+from services.scheduler.costs.capacity import fits, holds_fragments, training_role
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.costs.profile import Profile, Role, fits, holds_fragments, training_role
+from services.scheduler.costs.profile import Profile, Role
 from services.scheduler.costs.split import Devices, Split, present, words
 from services.scheduler.sim.forecast import forecast, fragment_sizes
 from services.scheduler.sim.measured import Simulated

@@ -21,6 +21,7 @@ from shared.recipe.schedule import RunSchedule
 def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
     """Returns what decides memory. A training pass has as few rows as the recipe allows."""
     model, trainer, method = recipe.model, recipe.trainer, ALGORITHMS[recipe.algorithm.name]
+    passes = sorted({chunk.rows for chunk in make_tuner(recipe, math.inf).candidates})
     return Use(
         height=model.height,
         width=model.width,
@@ -28,7 +29,8 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         forwards=profile.variant.forwards_per_step,
         item_bytes=ITEM_BYTES[model.dtype],
         rank=model.lora.rank if model.trained == "lora" else 0,
-        rows=make_tuner(recipe, math.inf).candidates[0].rows,
+        rows=passes[0],
+        passes=tuple(passes),
         fragment=fragment,
         ranks=trainer.shard_devices,
         sets=recipe.trained_sets,

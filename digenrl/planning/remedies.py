@@ -25,7 +25,9 @@ from digenrl.trace.memory import (
     member_needs,
     rollout_needs,
     trainer_needs,
+    with_memory,
 )
+from services.scheduler.costs.capacity import pass_rows
 from services.scheduler.costs.profile import Profile, Role, device
 
 SHARD_DEVICES = (2, 4, 8)
@@ -46,13 +48,20 @@ def would_fit(profile: Profile, use: Use, kind: str, role: Role) -> str:
         needed = NEEDS[does](profile.memory, each)
         if needed.total <= has * MEMORY_SHARE:
             said = keys(use, each)
-            if "trainer.shard_devices" in said:
-                said = {"trainer.devices": each.ranks, **said}
             said |= ONLY_TRAINS if does != role else {}
             return f"it would take {needed.total:.3g} GiB with {as_toml(said)}"
         if least is None or needed.total < least.total:
             least = needed
     return "" if least is None else f"no key makes it fit, {least.total:.3g} GiB are the least"
+
+
+def for_rows(profile: Profile, use: Use, kind: str, role: Role, rows: int) -> str:
+    """Return the keys with which training passes on this kind of device have so many rows; empty if
+    none do."""
+    for each, does in _ways(use, role):
+        if does == role and pass_rows(with_memory(profile, each), kind, role) >= rows:
+            return as_toml(keys(use, each))
+    return ""
 
 
 def _ways(use: Use, role: Role) -> Iterator[tuple[Use, Role]]:
@@ -93,7 +102,10 @@ def sharing(use: Use) -> Iterator[Use]:
 def keys(before: Use, after: Use) -> dict[str, Any]:
     """Return what to write into a recipe for one use in place of another."""
     known = _keys(before)
-    return {key: value for key, value in _keys(after).items() if value != known[key]}
+    found = {key: value for key, value in _keys(after).items() if value != known[key]}
+    if "trainer.shard_devices" in found:
+        return {"trainer.devices": after.ranks, **found}
+    return found
 
 
 def _keys(use: Use) -> dict[str, Any]:

@@ -6,7 +6,8 @@ Devices that train are processes with a GPU each, on any hosts.
 from collections.abc import Mapping
 from typing import Any
 
-from services.scheduler.costs.profile import Profile, Role, fits, training_role
+from services.scheduler.costs.capacity import fits, training_role
+from services.scheduler.costs.profile import Profile, Role
 from services.scheduler.costs.split import Devices, Split, present
 from shared.recipe.fields import Table
 from shared.recipe.fluid_devices import refusal

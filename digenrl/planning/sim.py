@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from digenrl.planning.colocated import BASELINES, colocated_seconds
 from digenrl.planning.hosts import with_devices_of
 from digenrl.planning.output import Comparison
-from digenrl.planning.plan import parse_devices
+from digenrl.planning.plan import parse_devices, with_host
 from digenrl.planning.recipes import with_staleness
 from digenrl.planning.techniques import Technique, compare
 from digenrl.trace.memory import usual, with_memory
@@ -31,6 +31,7 @@ def simulated(
     batches: int,
     seed: int,
     comparing: bool,
+    launch_us: str | None = None,
 ) -> Comparison:
     """Simulate one configuration, or with ``comparing`` each technique in turn.
 
@@ -38,6 +39,7 @@ def simulated(
         UserError: names the option and the remedy.
     """
     costs = with_devices_of(f"{rollout},{trainer}", load_profile(profile, variant))
+    costs = with_host(costs, launch_us)
     if costs.memory is not None and variant == "full":
         ranks = shard_devices or costs.variant.ranks
         costs = with_memory(costs, replace(usual(costs.memory), rank=0, ranks=ranks))

@@ -9,7 +9,9 @@ one that trains delays a batch.
 
 import math
 
-from services.scheduler.costs.profile import Profile, fits, speed
+from services.scheduler.costs.capacity import fits
+from services.scheduler.costs.profile import Profile
+from services.scheduler.costs.seconds import speed
 from services.scheduler.costs.split import Devices, Split, present
 
 MAX_PER_KIND = 64

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.recipes import differentiated, passes_beside
+from services.scheduler.costs.seconds import generation_work, training_work
 from services.scheduler.costs.shape import Shape, rollout_equivalents, training_equivalents
 from shared.recipe.recipe import Recipe
 
@@ -13,8 +14,8 @@ def sample_seconds(profile: Profile) -> dict[str, float]:
     train."""
     samples = profile.shape.samples
     return {
-        "generate": profile.generation_work / samples,
-        "train": profile.training_work / samples,
+        "generate": generation_work(profile) / samples,
+        "train": training_work(profile) / samples,
     }
 
 

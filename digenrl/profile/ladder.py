@@ -5,7 +5,7 @@ On CUDA both ends of what is timed are synchronised.
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -66,10 +66,6 @@ def peak_bytes(network: nn.Module, device: torch.device) -> int:
 
 T = TypeVar("T")
 
-WORTHWHILE = 1.02
-"""A larger call has to be this much faster per row to count as faster."""
-PATIENCE = 2
-"""Where a ladder may end early: so many calls in a row that are not faster end it."""
 AS_GOOD = 1.05
 """Within this factor of the fastest, the smaller call is what a device needs memory for."""
 
@@ -107,18 +103,14 @@ class Ladder:
         return next(rung for rung in self.rungs if rung.per_row <= limit)
 
 
-def climb(
-    sizes: Iterable[int], measure: Callable[[int], Rung], *, patience: int | None = None
-) -> Ladder:
-    """Measures growing calls until one does not fit the device, or until they are no faster."""
+def climb(sizes: Iterable[int], measure: Callable[[int], Rung]) -> Ladder:
+    """Measures growing calls until one does not fit the device."""
     rungs: list[Rung] = []
     for rows in sizes:
         rung = fitting(partial(measure, rows))
         if rung is None:
             return Ladder(tuple(rungs), out_of_memory=rows)
         rungs.append(rung)
-        if patience is not None and _rungs_since_faster(rungs) >= patience:
-            break
     return Ladder(tuple(rungs))
 
 
@@ -136,36 +128,3 @@ def fitting(measure: Callable[[], T]) -> T | None:
 def powers_of_two(most: int) -> list[int]:
     """Yields 1, 2, 4, ... up to ``most``."""
     return [2**power for power in range(most.bit_length()) if 2**power <= most]
-
-
-def call_and_row_seconds(rungs: Sequence[Rung]) -> tuple[float, float]:
-    """Returns o >= 0 and c > 0 of seconds = o + c n, by least squares of the relative errors.
-
-    A single call tells nothing of o, which is then 0.
-    """
-    # (o + c n) / t should be 1: regress a column of ones on 1/t and n/t.
-    per_call = [1 / rung.seconds for rung in rungs]
-    per_row = [rung.rows / rung.seconds for rung in rungs]
-    a, b, d = _dot(per_call, per_call), _dot(per_call, per_row), _dot(per_row, per_row)
-    proportional = sum(per_row) / d
-    if len(rungs) < 2:
-        return 0.0, proportional
-    determinant = a * d - b * b
-    call = (d * sum(per_call) - b * sum(per_row)) / determinant
-    row = (a * sum(per_row) - b * sum(per_call)) / determinant
-    if row <= 0:  # larger calls took no longer
-        return 0.0, min(rung.per_row for rung in rungs)
-    return (call, row) if call >= 0 else (0.0, proportional)
-
-
-def _rungs_since_faster(rungs: Sequence[Rung]) -> int:
-    """Counts what came after the last that was faster per row than all before it."""
-    last, fastest = 0, rungs[0].per_row
-    for position, rung in enumerate(rungs):
-        if rung.per_row * WORTHWHILE < fastest:
-            last, fastest = position, rung.per_row
-    return len(rungs) - 1 - last
-
-
-def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(left, right, strict=True))

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from digenrl.profile.ladder import (
-    PATIENCE,
     Ladder,
     Rung,
     Stopwatch,
@@ -31,6 +30,8 @@ from digenrl.profile.ladder import (
     timed,
 )
 from digenrl.profile.network import Network
+from digenrl.trace.launches import LaunchCounter
+from services.scheduler.costs.host import Launches
 from services.trainer.engine.storing import store_weights
 from shared.devices.protocols import Snapshot
 from shared.diffusion.sampler import Denoising, SamplingPlan
@@ -190,6 +191,8 @@ class DeviceMeasurement:
     switch: Switch | None
     """None if training and generation do not fit the device together."""
     publication: Publication
+    launches: Launches | None = None
+    """Kernels of a call and of a training pass."""
 
 
 def measure(network: Network, *, max_batch: int, repeats: int, report: Report) -> DeviceMeasurement:
@@ -208,7 +211,7 @@ def measure(network: Network, *, max_batch: int, repeats: int, report: Report) -
     _report_end(generation, "samples", report)
     optimizer = AdamW(network.adapter, lr=LEARNING_RATE)  # its state stays, as it does in a trainer
     optimizer_seconds = fitting(lambda: _optimizer_step(network, optimizer, repeats))
-    learned = climb(sizes, learning, patience=PATIENCE)
+    learned = climb(sizes, learning)
     _report_end(learned, "rows", report)
     report("changing over between the two, then publishing and adopting the adapter")
     return DeviceMeasurement(
@@ -217,7 +220,22 @@ def measure(network: Network, *, max_batch: int, repeats: int, report: Report) -
         optimizer_seconds=optimizer_seconds,
         switch=_switch(network, generation, learned, repeats),
         publication=publication(network, repeats),
+        launches=counted(network) if learned.rungs else None,
     )
+
+
+def counted(network: Network) -> Launches:
+    """Counts the kernels of a call and of a training pass."""
+    return Launches(
+        step=_launches(denoising(network, 1, 1)), training_pass=_launches(training(network, 1))
+    )
+
+
+def _launches(work: Work) -> int:
+    counter = LaunchCounter()
+    with counter:
+        work()
+    return counter.launches
 
 
 def denoising(network: Network, samples: int, steps: int) -> Work:

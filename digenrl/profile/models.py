@@ -24,7 +24,7 @@ Inputs = dict[str, Any]
 
 class ModelName(StrEnum):
     flux1_dev = "flux1-dev"
-    sd35_medium = "sd3.5-medium"
+    sd35_medium = "sd35-medium"
     qwen_image = "qwen-image"
     wan21_14b = "wan2.1-14b"
     hunyuanvideo = "hunyuanvideo"

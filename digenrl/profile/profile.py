@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from digenrl.profile.ladder import Ladder, call_and_row_seconds
+from digenrl.profile.fit import Fit, fit
+from digenrl.profile.ladder import Ladder
 from digenrl.profile.measure import DeviceMeasurement
 from digenrl.profile.models import ModelName
 from services.scheduler.costs.profile import (
@@ -40,11 +41,8 @@ class MeasuredOn:
 
 
 def base_profile(model: ModelName) -> ProfileFile:
-    """Returns the committed profile of a model, or assumptions where there is none."""
-    path = PROFILES / f"{model}.json"
-    if path.exists():
-        return ProfileFile.model_validate_json(path.read_text())
-    return _assumed(model)
+    """Returns the committed profile of a model."""
+    return ProfileFile.model_validate_json((PROFILES / f"{model}.json").read_text())
 
 
 def device_kind(name: str, known: list[str]) -> str:
@@ -69,6 +67,7 @@ def measured_profile(base: ProfileFile, measured: DeviceMeasurement, on: Measure
     changes = {
         **_generation(measured, device.generation_speed),
         **_training(base, measured, device),
+        **_host(measured),
         **_handover(measured),
     }
     notes = dict.fromkeys(changes, on.how) | {
@@ -106,19 +105,30 @@ def write_profile(costs: ProfileFile, path: Path) -> None:
 def row_seconds(
     base: ProfileFile, measured: DeviceMeasurement
 ) -> tuple[float | None, float | None]:
-    """Returns the seconds of a forward pass per sample in whole groups, and of a trained row."""
-    forward = None
-    if measured.generation.rungs:
-        call, sample = call_and_row_seconds(measured.generation.rungs)
-        forward = call / base.shape.group_size + sample
-    row = measured.training.best.per_row if measured.training.rungs else None
-    return forward, row
+    """Returns what the device computes in whole groups for a sample's forward pass, and for a
+    trained row; None where it is not known, since the host set the pace or nothing fitted."""
+    size = base.shape.group_size
+    step, trained = _fits(measured)
+    return _row_of(step, size), _row_of(trained, size)
+
+
+def _row_of(found: Fit | None, size: int) -> float | None:
+    return found.call / size + found.row if found is not None and found.row else None
+
+
+def _fits(measured: DeviceMeasurement) -> tuple[Fit | None, Fit | None]:
+    """Returns the fits of denoising steps and of training passes, where any fitted the device."""
+    ladders = measured.generation.rungs, measured.training.rungs
+    step, trained = (fit(rungs) if rungs else None for rungs in ladders)
+    return step, trained
 
 
 def _new_device(base: ProfileFile, measured: DeviceMeasurement, on: MeasuredOn) -> Device:
     profile = profile_of(base)
     expected = profile.forward_seconds / profile.variant.forwards_per_step
     forward, row = row_seconds(base, measured)
+    if forward is None and measured.generation.rungs:  # no slower than this
+        forward = measured.generation.best.per_row
     generation = expected / forward if forward else 1.0
     training = expected * profile.variant.rho / row if row else generation
     return Device(
@@ -129,14 +139,26 @@ def _new_device(base: ProfileFile, measured: DeviceMeasurement, on: MeasuredOn) 
 
 
 def _generation(measured: DeviceMeasurement, speed: float) -> dict[str, float]:
-    if not measured.generation.rungs:
+    step, _ = _fits(measured)
+    if step is None:
         return {}
-    call, sample = call_and_row_seconds(measured.generation.rungs)
-    return {
-        "rollout.call_seconds": call * speed,
-        "rollout.sample_seconds": sample * speed,
-        "rollout.memory_gib": measured.generation.frugal.peak_bytes / 2**30,
+    changes = {"rollout.memory_gib": measured.generation.frugal.peak_bytes / 2**30}
+    if step.row:
+        changes["rollout.call_seconds"] = step.call * speed
+        changes["rollout.sample_seconds"] = step.row * speed
+    return changes
+
+
+def _host(measured: DeviceMeasurement) -> dict[str, float]:
+    """Returns the seconds of a launch, where the host set the pace of some calls."""
+    step, trained = _fits(measured)
+    if measured.launches is None:
+        return {}
+    found = {
+        "host.step_launch_seconds": (step, measured.launches.step),
+        "host.training_launch_seconds": (trained, measured.launches.training_pass),
     }
+    return {path: each.host / n for path, (each, n) in found.items() if each and each.host}
 
 
 def _training(base: ProfileFile, measured: DeviceMeasurement, device: Device) -> dict[str, float]:
@@ -145,7 +167,7 @@ def _training(base: ProfileFile, measured: DeviceMeasurement, device: Device) ->
     changes: dict[str, float] = {}
     if measured.optimizer_seconds is not None:
         changes["variants.lora.optimizer_seconds"] = measured.optimizer_seconds
-    if row is not None:
+    if measured.training.rungs:
         changes["variants.lora.memory_gib"] = measured.training.frugal.peak_bytes / 2**30
     if row is not None and forward is not None:
         rho = row * device.training_speed / (forward * device.generation_speed)
@@ -158,11 +180,10 @@ def _training(base: ProfileFile, measured: DeviceMeasurement, device: Device) ->
 def _call_factor(measured: DeviceMeasurement, rho: float) -> float | None:
     """Returns the seconds of a training pass that its rows do not add to, over rho times those of a
     denoising step; None if either is not known, or if the step has none."""
-    if len(measured.training.rungs) < 2:
+    step, trained = _fits(measured)
+    if len(measured.training.rungs) < 2 or step is None or trained is None or not step.call:
         return None
-    of_step, _ = call_and_row_seconds(measured.generation.rungs)
-    of_pass, _ = call_and_row_seconds(measured.training.rungs)
-    return of_pass / (rho * of_step) if of_step else None
+    return trained.call / (rho * step.call)
 
 
 def _handover(measured: DeviceMeasurement) -> dict[str, float]:
@@ -181,7 +202,7 @@ def _handover(measured: DeviceMeasurement) -> dict[str, float]:
 def _details(measured: DeviceMeasurement) -> dict[str, str]:
     """Returns what the sources say beside the device, by path."""
     way, switch = measured.publication, measured.switch
-    calls = f" o + c n fitted to calls of n samples: {_listed(measured.generation)}."
+    calls = f" max(host, o + c n) fitted to calls of n samples: {_listed(measured.generation)}."
     details = {
         "rollout.call_seconds": calls,
         "rollout.sample_seconds": calls,
@@ -193,6 +214,8 @@ def _details(measured: DeviceMeasurement) -> dict[str, str]:
         f"{_listed(measured.training)}.",
         "variants.lora.call_factor": " What passes of n rows take whatever n is, over rho times "
         "what steps of n samples do.",
+        "host.step_launch_seconds": f" {_pace(measured.generation, 'samples')}.",
+        "host.training_launch_seconds": f" {_pace(measured.training, 'rows')}.",
         "variants.lora.published_gb": " The adapter in float32.",
         "variants.lora.publish_seconds": f" By way of a folder on the same host: copy "
         f"{way.copy_seconds:.3g}, digest {way.digest_seconds:.3g}, store {way.store_seconds:.3g}, "
@@ -206,47 +229,19 @@ def _details(measured: DeviceMeasurement) -> dict[str, str]:
     return details
 
 
+def _pace(ladder: Ladder, unit: str) -> str:
+    """Says up to which size the host sets the pace of calls."""
+    rows = fit(ladder.rungs).host_bound(ladder.rungs) if ladder.rungs else 0
+    return (
+        f"the host sets the pace of calls of up to {rows} {unit}" if rows else "the device sets it"
+    )
+
+
 def _listed(ladder: Ladder) -> str:
     found = [f"{rung.rows}: {rung.seconds:.4g} s" for rung in ladder.rungs]
     if ladder.out_of_memory is not None:
         found.append(f"{ladder.out_of_memory} do not fit")
     return ", ".join(found)
-
-
-def _assumed(model: ModelName) -> ProfileFile:
-    """Returns what is known of FLUX.1-dev, brought to the size of Stable Diffusion 3.5 Medium."""
-    if model is not ModelName.sd35_medium:
-        raise ValueError(f"{model} has a profile of its own, which is missing in {PROFILES}")
-    plain = base_profile(ModelName.flux1_dev).model_dump()
-    plain |= {
-        "name": str(model),
-        "description": "Stable Diffusion 3.5 Medium 2.2B, 512x512, 10 steps of which 2 are "
-        "trained, with guidance",
-        "shape": {"groups": 32, "group_size": 16, "steps": 10, "trained_steps": 2, "updates": 2},
-    }
-    assumed = {
-        "rollout.call_seconds": 0.02,
-        "rollout.sample_seconds": 0.01,
-        "rollout.decode_seconds": 0.03,
-        "rollout.memory_gib": 6.0,
-        "variants.lora.forwards_per_step": 2,
-        "variants.lora.memory_gib": 12.0,
-        "variants.lora.published_gb": 0.075,
-        "variants.full.forwards_per_step": 2,
-        "variants.full.memory_gib": 14.0,
-        "variants.full.published_gb": 4.5,
-        "variants.full.publish_seconds": 0.6,
-        "colocated.engine_gb": 15.0,
-    }
-    for path, value in assumed.items():
-        _set(plain, path, value)
-    guessed = _source("Guessed from its size and that of FLUX.1-dev.", "assumed")
-    taken_over = _source("As FLUX.1-dev.", "assumed")
-    plain["sources"] = {
-        path: source if path.startswith("devices.") else taken_over
-        for path, source in plain["sources"].items()
-    } | dict.fromkeys(assumed, guessed)
-    return ProfileFile.model_validate(plain)
 
 
 def _source(note: str, kind: str = "measured") -> dict[str, str]:

@@ -3,10 +3,12 @@
 from rich.console import Console
 from rich.table import Column, Table
 
-from digenrl.profile.ladder import Ladder, call_and_row_seconds
+from digenrl.profile.fit import fit
+from digenrl.profile.ladder import Ladder
 from digenrl.profile.measure import DeviceMeasurement
 from digenrl.profile.profile import profile_of, row_seconds
 from services.scheduler.costs.profile import Profile, ProfileFile
+from services.scheduler.costs.seconds import generation_work, training_work
 
 
 def show(
@@ -45,14 +47,20 @@ def _details(base: ProfileFile, measured: DeviceMeasurement) -> Table:
 
 
 def _ratios(base: ProfileFile, measured: DeviceMeasurement) -> dict[str, str]:
+    ladders = {"a step of n, ms": measured.generation, "a pass of n, ms": measured.training}
+    ratios = {name: _fitted(ladder) for name, ladder in ladders.items() if ladder.rungs}
     forward, row = row_seconds(base, measured)
-    if forward is None:
-        return {}
-    call, sample = call_and_row_seconds(measured.generation.rungs)
-    ratios = {"o + c n, ms": f"{call * 1e3:.4g} + {sample * 1e3:.4g} n"}
-    if row is not None:
+    if forward is not None and row is not None:
         ratios["rho, a trained row over a sample's step"] = f"{row / forward:.3g}"
     return ratios
+
+
+def _fitted(ladder: Ladder) -> str:
+    """Says what a call takes by its size, and up to which size the host sets the pace."""
+    found = fit(ladder.rungs)
+    device = f"{found.call * 1e3:.4g} + {found.row * 1e3:.4g} n" if found.row else ""
+    host = f"{found.host * 1e3:.4g} (the host, up to {found.host_bound(ladder.rungs)})"
+    return ", or ".join(filter(None, (host if found.host else "", device)))
 
 
 def _switch(measured: DeviceMeasurement) -> dict[str, str]:
@@ -76,7 +84,7 @@ def _comparison(base: ProfileFile, found: ProfileFile) -> Table:
 
 def _rows(profile: Profile) -> dict[str, str]:
     rollout, variant = profile.rollout, profile.variant
-    ratio = profile.generation_work / profile.training_work
+    ratio = generation_work(profile) / training_work(profile)
     values = {
         "rho": variant.rho,
         "call (o), s": rollout.call_seconds,

@@ -7,8 +7,10 @@ scale with the number of latents, those of another type with its size.
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
+from digenrl.trace.encoding import encoding_seconds
 from services.scheduler.costs.profile import Profile, Streaming
 from services.scheduler.costs.sizes import GIB_TO_GB, Memory
+from shared.devices.chunks import MEMORY_SHARE as MEMORY_SHARE
 from shared.models.memory import Form, TrainedSets
 
 FIGURES_BYTES = 2
@@ -17,8 +19,9 @@ TRAINED_BYTES = 4
 """Least bytes of a weight that is trained, of its gradient and of each of Adam's moments."""
 QUANTISED_BYTES = {"int8": 1.004, "fp8": 1.004, "nf4": 0.5625}
 """Bytes of a quantised weight with its scales: of a row of at least 1,500 weights, or of 64."""
-MEMORY_SHARE = 0.92
-"""Share of a device that an estimate may fill: it leaves out what allocator and kernels take."""
+DECODING_PEAK = 1.6
+"""Peak of decoding over its traced one: convolutions have work spaces. Measured for SD3.5-M's
+decoder on an H200, taken for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,8 @@ class Use:
     """Rank of the adapter; 0 if all weights are trained."""
     rows: int
     """Smallest number of rows of a training pass."""
+    passes: tuple[int, ...] = ()
+    """Rows of the passes that a trainer chooses from, ascending; empty: any."""
     fragment: int
     """Number of samples that a device generates at a time."""
     ranks: int = 1
@@ -170,6 +175,7 @@ def with_memory(profile: Profile, use: Use, streams: Collection[str] = ()) -> Pr
     if profile.memory is None:
         return profile
     resident = rollout_needs(profile.memory, replace(use, streams=False))
+    empty = replace(use, rows=0)
     trainer = trainer_needs(profile.memory, use)
     member = member_needs(profile.memory, use)
     at_work = _gradients(profile.memory, use)
@@ -183,12 +189,17 @@ def with_memory(profile: Profile, use: Use, streams: Collection[str] = ()) -> Pr
                     "memory_gib": resident.total,
                     "held_gib": resident.held,
                     "sample_gib": _denoise(profile.memory, use) / use.fragment,
+                    "encode_seconds": encoding_seconds(profile) if use.encodes else 0.0,
                 }
             ),
             "variant": profile.variant.model_copy(
                 update={
                     "memory_gib": trainer.total,
                     "member_gib": member.total,
+                    "pass_gib": trainer.held + _train(profile.memory, empty),
+                    "member_pass_gib": member.held + _train(profile.memory, empty),
+                    "row_gib": profile.memory.row_gib * _activations(profile.memory, use),
+                    "pass_sizes": use.passes,
                     "training_gib": max(0.0, member.held + at_work - resident.held),
                     "ranks": use.ranks,
                     "network_gb": _network(profile.memory, use) * GIB_TO_GB,
@@ -265,10 +276,10 @@ def _denoise(memory: Memory, use: Use) -> float:
 
 
 def _decode(memory: Memory, use: Use) -> float:
-    whole = memory.decode_gib * _latents(memory, use)
-    if not use.tiles:
-        return whole
-    return min(whole, memory.tiled_gib * max(1.0, _latents(memory, use)))
+    peak = memory.decode_gib * _latents(memory, use)
+    if use.tiles:
+        peak = min(peak, memory.tiled_gib * max(1.0, _latents(memory, use)))
+    return DECODING_PEAK * peak
 
 
 def _gradients(memory: Memory, use: Use) -> float:

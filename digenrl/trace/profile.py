@@ -11,7 +11,7 @@ from typing import Any
 from digenrl.trace.memory import member_needs, rollout_needs, usual
 from digenrl.trace.record import Trace
 from services.scheduler.costs.profile import PROFILES, ProfileFile
-from services.scheduler.costs.recipes import shape_of
+from services.scheduler.costs.recipes import launches_alone, shape_of
 from services.scheduler.costs.sizes import forward_tflop
 from services.scheduler.sim.steady import fragment_of
 from shared.errors import UserError
@@ -19,8 +19,8 @@ from shared.models.catalogue import family_of
 from shared.recipe.recipe import Recipe
 
 FORWARD_TFLOPS = 400.0
-"""Operations of an H100 per second in a network's forward pass, in 1e12: those of SD3.5-M and
-HunyuanVideo by their profiles; Wan2.1-14B has 410, FLUX.1-dev 370."""
+"""Operations of an H100 per second in a network's forward pass, in 1e12: that of
+HunyuanVideo by its profile; Wan2.1-14B has 410, FLUX.1-dev 370."""
 DECODING_TFLOPS = 80.0
 """The same of a decoder in float32: an image's .03 s, and HunyuanVideo's 3.2 s."""
 REWARD_SECONDS = {"image": 0.05, "video": 0.8}
@@ -61,6 +61,7 @@ def traced_profile(recipe: Recipe, trace: Trace, *, name: str | None = None) -> 
         "name": name or recipe.model.name,
         "description": _description(recipe),
         "shape": shape_of(recipe).model_dump(exclude_defaults=True),
+        "launches": launches_alone(recipe, trace.launches).model_dump(),
         "embeds_guidance": family_of(recipe.model.folder).embeds_guidance,
         "rollout": {
             **like.rollout.model_dump(exclude={"held_gib", "sample_gib"}),
@@ -111,6 +112,7 @@ def _sources(like: str, forward: float) -> dict[str, dict[str, str]]:
     return {
         "colocated": source("assumed", f"As {like}, with the sizes of this model."),
         "devices": source("assumed", f"As {like}."),
+        "launches": source("traced", f"{counted}: operations but views and allocations."),
         "memory": source(
             "traced",
             f"{counted}: peaks of a step of a fragment, of one decoded sample, and of one and two "

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from digenrl.trace.memory import FIGURES_BYTES
+from services.scheduler.costs.host import Launches
 from services.scheduler.costs.sizes import Memory, Positive, Work
 from shared.messages.records import Count, Record, Text
 from shared.models.memory import ITEM_BYTES
@@ -187,6 +188,12 @@ class Trace(Record):
     def rho(self) -> float:
         """Trained row over denoising step, as in a cost profile: forward, backward and KL pass."""
         return self.row_flops / self.step_flops
+
+    @property
+    def launches(self) -> Launches:
+        """Kernels that the host launches for a step and for a training pass."""
+        step, last = self.denoise[-1], self.training.passes[-1]
+        return Launches(step=step.launches, training_pass=last.launches)
 
     def memory(self, *, fragment: int) -> Memory:
         """Returns a cost profile's memory table. Its figures are exact for fragments of so many

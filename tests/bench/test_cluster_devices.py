@@ -30,13 +30,8 @@ from bench.cluster.stores import Line, NodeStore, PublishingStore
 from bench.runner.figures import Interval
 from services.scheduler.costs import fluid
 from services.scheduler.costs.noise import Noise
-from services.scheduler.costs.profile import (
-    PROFILES,
-    Profile,
-    fragment_seconds,
-    gradient_seconds,
-    load_profile,
-)
+from services.scheduler.costs.profile import PROFILES, Profile, load_profile
+from services.scheduler.costs.seconds import fragment_seconds, gradient_seconds
 from services.scheduler.sim.cluster import build
 from services.scheduler.sim.profiled import steady_plan, timing_of
 from shared.devices.protocols import GroupData

@@ -31,6 +31,7 @@ from bench.runner.watch import Sample
 from services.scheduler.core.usage import BatchUsage, Use
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
+from services.scheduler.costs.seconds import generation_work
 from services.scheduler.costs.split import Split
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts
@@ -93,7 +94,7 @@ def test_what_was_taken_from_stock_counts() -> None:
     assert even.from_stock == 0 and even.balanced_seconds == 4.0
     assert short.step_seconds == 4.0, "from commit to commit"
     assert short.from_stock == pytest.approx(0.1)
-    seconds = QWEN.generation_work / 2 / 10  # on two H100s, at this scale
+    seconds = generation_work(QWEN) / 2 / 10  # on two H100s, at this scale
     assert short.balanced_seconds == pytest.approx(4.0 + 0.1 * seconds)
     assert measure(record(stock=51.2), 0, 4).balanced_seconds == 4.0, "on-policy there is no stock"
     more = measure(record(staleness=1, stock=-51.2), 0, 4)
@@ -177,7 +178,7 @@ def test_a_batch_lasts_as_long_on_any_number_of_devices() -> None:
 
 def test_hand_over_can_be_left_out_of_a_profile() -> None:
     assert without_hand_over(QWEN).rollout.handoff_seconds == 0
-    assert without_hand_over(QWEN).generation_work == QWEN.generation_work
+    assert generation_work(without_hand_over(QWEN)) == generation_work(QWEN)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from bench.cluster.forecasts import SLOWED
+from bench.cluster.request import WORKLOADS
 from bench.cluster.rows import RECIPES, ROWS, SLOWLY, UNSCALED, Row, row_of, toml_of
 from bench.cluster.setting import recipe_of
 from bench.cluster.suite import FULL_LENGTH, QUICK_LENGTH, suite
@@ -13,7 +15,10 @@ from bench.stored import RESULTS
 from bench.tables import Known, front_page, known_of, pages, tables, utilisation, with_table
 from digenrl.local.check import check
 from services.scheduler.costs.floor import floor_seconds
+from services.scheduler.costs.host import H200_HOST
+from services.scheduler.costs.profile import load_profile
 from services.scheduler.costs.recipes import shape_of
+from services.scheduler.costs.seconds import denoising_seconds, pass_seconds
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.paths import RECIPES as SHIPPED
 from tests.paths import ROOT
@@ -30,7 +35,7 @@ def test_every_recipe_is_made_from_its_row_and_every_row_has_one() -> None:
 
 PLACEMENT = {
     "run.name", "trainer.devices", "schedule.max_staleness", "schedule.fragment_size",
-    "encoder.workers", "rollout.workers",
+    "encoder.workers", "encoder.threads", "encoder.device", "rollout.workers",
 }  # fmt: skip
 """All keys that a row may change of its shipped recipe: devices, staleness, what runs where."""
 
@@ -108,9 +113,11 @@ def test_the_suite_has_every_row_and_says_how_long_it_takes() -> None:
 def known(**result: Any) -> Known:
     """Everything forecast, and one row measured."""
     forecasts = known_of(RESULTS).forecasts
+    today = next(f for f in forecasts["rows"] if f["row"] == "qwen-image-32-on-policy")
     mode = {
         "mode": "on-policy", "step_seconds": 33.0, "balanced_seconds": 33.0, "fastest": 32.0,
-        "slowest": 34.0, "utilisation": 0.9, "simulated_seconds": 32.0, "deviation": 0.03,
+        "slowest": 34.0, "utilisation": 0.9, "simulated_seconds": today["step_seconds"],
+        "deviation": 0.03,
         "over_2026_06": 2.5, "over_tuned": 1.1, "overhead_ms": 90.0, "overhead_share": 0.01,
         **result,
     }  # fmt: skip
@@ -129,7 +136,7 @@ def test_what_was_measured_is_upright_and_what_is_forecast_is_not() -> None:
     assert re.fullmatch(forecast, cells(text, "FLUX.1-dev")[0])
     assert all(re.fullmatch(forecast, cell) for cell in cells(text, "Qwen-Image")[1:])
     assert cells(front_page(known()), "Qwen-Image")[0] == "0.900"
-    assert "33.0 (32.0–34.0)" in tables(known()) and "32.0 (+3.0%)" in tables(known())
+    assert "33.0 (32.0–34.0)" in tables(known()) and "(+3.0%)" in tables(known())
 
 
 def test_a_table_stands_between_its_marks_and_nowhere_else() -> None:
@@ -142,3 +149,17 @@ def test_the_published_tables_are_those_of_the_published_results() -> None:
     for page, text in pages(ROOT, known_of(RESULTS)).items():
         assert page.read_text() == text, "python -m bench tables"
         assert "†" not in text and "‡" not in text
+
+
+def test_an_h200_s_host_slows_the_workloads_that_are_simulated_with_it() -> None:
+    for name in WORKLOADS:
+        alone = load_profile(WORKLOADS[name])
+        slowed = alone.model_copy(update={"host": H200_HOST})
+        calls = (pass_seconds, denoising_seconds)
+        assert any(call(slowed, 1) > call(alone, 1) for call in calls) == (name in SLOWED)
+
+
+def test_a_row_that_was_measured_with_other_costs_is_a_forecast() -> None:
+    assert cells(utilisation(known()), "Qwen-Image")[0] == "0.900"
+    outdated = cells(utilisation(known(simulated_seconds=25.0)), "Qwen-Image")[0]
+    assert outdated.startswith("*")

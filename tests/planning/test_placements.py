@@ -7,7 +7,8 @@ import pytest
 from digenrl.planning.placements import Advice, ModelPlacement, advise, placements
 from digenrl.planning.remedies import keys, would_fit
 from digenrl.trace.memory import Use, usual
-from services.scheduler.costs.profile import Profile, load_profile, speed
+from services.scheduler.costs.profile import Profile, load_profile
+from services.scheduler.costs.seconds import speed
 from services.scheduler.costs.split import Split
 from shared.errors import UserError
 from shared.recipe.schedule import RunSchedule

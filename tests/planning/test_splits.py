@@ -2,7 +2,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from digenrl.planning.splits import excluded, splits
-from services.scheduler.costs.profile import load_profile, speed
+from services.scheduler.costs.profile import load_profile
+from services.scheduler.costs.seconds import speed
 from services.scheduler.costs.split import Split
 
 KINDS = ("H100", "H200", "A100", "H20", "L40S", "4090")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from digenrl.trace.memory import (
+    DECODING_PEAK,
     MEMORY_SHARE,
     Use,
     encoder_needs,
@@ -14,14 +15,9 @@ from digenrl.trace.memory import (
     usual,
     with_memory,
 )
-from services.scheduler.costs.profile import (
-    Profile,
-    fits,
-    fragment_seconds,
-    holds_fragments,
-    load_profile,
-    speed,
-)
+from services.scheduler.costs.capacity import fits, holds_fragments
+from services.scheduler.costs.profile import Profile, load_profile
+from services.scheduler.costs.seconds import fragment_seconds, speed
 from services.scheduler.costs.sizes import Memory
 from shared.models.memory import TrainedSets
 
@@ -84,7 +80,7 @@ def test_ranks_that_share_the_weights_hold_a_part_and_gather_blocks() -> None:
     assert four.peak - one.peak == pytest.approx(0.75 * TABLE.streamed_gib)
     generates = member_needs(TABLE, replace(fragments, ranks=4))
     assert (generates.text, generates.decoder) == (TABLE.text_gib, TABLE.decoder_gib)
-    work = max(4 * TABLE.denoise_gib, TABLE.decode_gib)
+    work = max(4 * TABLE.denoise_gib, DECODING_PEAK * TABLE.decode_gib)
     assert generates.peak == pytest.approx(TABLE.network_gib + TABLE.adapter_gib + work)
 
 
@@ -122,8 +118,8 @@ def test_tiles_lower_the_peak_of_decoding_and_nothing_else() -> None:
     whole, tiled = (
         rollout_needs(table, replace(usual(table), tiles=each)) for each in (False, True)
     )
-    assert whole.peak == table.decode_gib
-    assert tiled.peak == max(table.tiled_gib, table.denoise_gib)
+    assert whole.peak == DECODING_PEAK * table.decode_gib
+    assert tiled.peak == max(DECODING_PEAK * table.tiled_gib, table.denoise_gib)
     assert whole.held == tiled.held
     small = replace(usual(table), height=64, width=64, frames=5, tiles=True)
     assert (
@@ -141,7 +137,8 @@ def test_a_small_device_generates_if_it_streams() -> None:
 
 
 def test_a_step_takes_at_least_what_its_weights_take_to_come() -> None:
-    profile, steps = with_memory(FLUX, USUAL, ["4090"]), FLUX.shape.steps
+    apart = replace(USUAL, encodes=False)
+    profile, steps = with_memory(FLUX, apart, ["4090"]), FLUX.shape.steps
     streaming, link = profile.streaming["4090"], profile.devices["4090"].host_gb_per_second
     waits = streaming.step_gb / link
     assert streaming.step_gb == pytest.approx(23.8, rel=0.01) and link == 25

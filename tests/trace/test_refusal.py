@@ -6,7 +6,7 @@ import pytest
 
 from digenrl.planning.forecast import Forecast, forecast
 from digenrl.planning.runnable import HOST_GPUS
-from digenrl.trace.memory import MEMORY_SHARE
+from digenrl.trace.memory import DECODING_PEAK, MEMORY_SHARE
 from digenrl.trace.output import lines
 from digenrl.trace.record import GIB, Trace
 from shared.errors import UserError
@@ -27,7 +27,9 @@ def test_what_fits_is_told_by_what_was_traced() -> None:
     held = weights.network + sum(weights.text.values()) + weights.decoder + 5 * weights.trained
     needed = found.needed["fluid"]
     assert needed.held * GIB == pytest.approx(held)
-    assert needed.peak * GIB == pytest.approx(weights.trained + TRACE.decode.peak_bytes)
+    assert needed.peak * GIB == pytest.approx(
+        weights.trained + DECODING_PEAK * TRACE.decode.peak_bytes
+    )
     assert needed.total < MEMORY_SHARE * found.profile.devices["H100"].memory_gib
     assert found.profile.variant.rho == pytest.approx(TRACE.rho)
 
@@ -43,7 +45,7 @@ def test_eight_percent_of_a_card_stay_free() -> None:
     card = 79 * GIB
     here = round(forecast_on("h100=8").needed["fluid"].total * GIB)
     for share, fits in ((0.91, True), (0.93, False)):
-        peak = TRACE.decode.peak_bytes + round(share * card) - here
+        peak = TRACE.decode.peak_bytes + round((share * card - here) / DECODING_PEAK)
         decode = TRACE.decode.model_copy(update={"peak_bytes": peak})
         found = TRACE.model_copy(update={"decode": decode})
         if fits:

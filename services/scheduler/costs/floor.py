@@ -1,10 +1,14 @@
-"""Bounds that no schedule beats: all work is done, no device is idle, and nothing else costs."""
+"""Bounds that no schedule beats: all work is done, no device is idle, and nothing else costs.
+
+Training is that of passes of whole groups, whatever fits a device, and no host slows a call.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
-from services.scheduler.costs.profile import Profile, speed
+from services.scheduler.costs.profile import Profile
+from services.scheduler.costs.seconds import generation_work, speed, training_work
 
 Rates = tuple[float, float]
 """What a device generates per second if it does nothing else, and what it trains."""
@@ -19,7 +23,7 @@ def floor_seconds(profile: Profile, devices: Mapping[str, int]) -> float:
         (count * speed(profile, kind, "rollout"), count * speed(profile, kind, "trainer"))
         for kind, count in devices.items()
     ]
-    return least_seconds(rates, profile.generation_work, profile.training_work)
+    return least_seconds(rates, generation_work(profile), training_work(profile))
 
 
 def least_seconds(rates: Iterable[Rates], generation: float, training: float) -> float:

@@ -12,12 +12,12 @@ float32 after each.
 
 import math
 
-from services.scheduler.costs.profile import (
-    Profile,
-    device,
+from services.scheduler.costs.capacity import pass_rows
+from services.scheduler.costs.profile import Profile, Role, device
+from services.scheduler.costs.seconds import (
     fragment_seconds,
     gradient_seconds,
-    pass_seconds,
+    passes_seconds,
     speed,
 )
 from services.scheduler.costs.sizes import GIB_TO_GB
@@ -149,28 +149,28 @@ def gather_seconds(profile: Profile) -> float:
     return _between_ranks(profile, network_gb(profile))
 
 
-def piece_seconds(profile: Profile, kind: str, rows: int) -> float:
+def piece_seconds(profile: Profile, kind: str, rows: int, role: Role = "member") -> float:
     """Return the mean seconds of the gradient of a piece of which a device, or the rank that has
-    most, trains so many rows. A pass has as many rows as a group has samples at most, and a smaller
-    one takes as long to call.
+    most, trains so many rows, in passes of as many as it holds.
 
     Infinite if the device cannot hold the model.
     """
     rate, variant = speed(profile, kind, "trainer"), profile.variant
     if not rate:
         return math.inf
-    calls = math.ceil(rows / profile.shape.group_size)
+    most = pass_rows(profile, kind, role)
+    calls = math.ceil(rows / most)
     moved = variant.gathers * network_gb(profile) + gradient_gb(profile)
     gathers = calls * variant.forwards_per_step * _between_ranks(profile, moved)
-    return max(pass_seconds(profile, rows=rows, calls=calls) / rate, gathers)
+    return max(passes_seconds(profile, rows, most, rate), gathers)
 
 
-def group_seconds(profile: Profile, kind: str, samples: int) -> float:
+def group_seconds(profile: Profile, kind: str, samples: int, role: Role = "member") -> float:
     """Return the mean seconds of the gradient of so many samples of one group on a member."""
     if profile.variant.ranks == 1:
-        return gradient_seconds(profile, kind, samples)
+        return gradient_seconds(profile, kind, samples, role)
     most = math.ceil(samples / profile.variant.ranks)
-    return piece_seconds(profile, kind, math.ceil(profile.shape.trained_rows(most)))
+    return piece_seconds(profile, kind, math.ceil(profile.shape.trained_rows(most)), role)
 
 
 def _between_ranks(profile: Profile, size: float) -> float:

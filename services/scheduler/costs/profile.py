@@ -3,20 +3,19 @@
 One file per model in the folder profiles calibrates planner, simulator and emulated cluster alike;
 its README.md says what each field means. Seconds are those of an H100, GB are 1e9 bytes.
 
-    generating n samples:   forwards x (s (o + c) + (T - s) (o + c n)) + n (decode + reward)
-    a training pass of r rows:  forwards x rho x (f o + r ((1 - f) o / G + c))
+    a denoising step of n samples:  max(host, forwards x (o + c n))
+    a training pass of r rows:      max(host, forwards x rho x (f o + r ((1 - f) o / G + c)))
 
-with o the seconds of a call however many samples it has, c those of each sample in it, G the group
-size, T the denoising steps that are taken, forwards 2 with classifier-free guidance, rho the
-forward and backward pass of a trained step over a step of a rollout that generates whole groups,
-and f the part of it that does not grow with its rows, over the same part of that step. Passes have
-as many rows as a group has samples; rows that a group computes once go along, or have a pass each
-if there is no other. Samples of one group may share s of their steps, which a fragment then
-computes once, and m of their trained steps, which a group computes once; as a rule both are 0.
+with the host's seconds to launch their kernels (`costs.host`), o the seconds of a call however many
+samples it has, c those of each sample in it, G the group size, forwards 2 with classifier-free
+guidance, rho the forward and backward pass of a trained step over a step of a rollout that
+generates whole groups, and f the part of it that does not grow with its rows, over the same part of
+that step. Passes have as many rows as a group has samples, or as fit the device
+(`costs.capacity`); rows that a group computes once go along, or have a pass each if there is no
+other. Samples of one group may share some of their steps, which a fragment then computes once, and
+of their trained steps, which a group computes once (`costs.seconds`).
 """
 
-import math
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,11 +23,11 @@ from pydantic import Field, ValidationError, field_validator
 
 from services.scheduler.costs.devices import FORECASTS
 from services.scheduler.costs.devices import Device as Device
+from services.scheduler.costs.host import NO_HOST, Host, Launches
 from services.scheduler.costs.shape import Shape
 from services.scheduler.costs.sizes import GIB_TO_GB, Factor, Memory, Positive, Work
 from shared.errors import UserError
 from shared.messages.records import Record, Seconds, Text, Token
-from shared.recipe.schedule import Schedule
 
 PROFILES = Path(__file__).parent / "profiles"
 
@@ -49,6 +48,8 @@ class Rollout(Record):
     """Seconds of each sample in a forward call: c."""
     decode_seconds: Seconds
     """Seconds to decode the latents of a sample."""
+    encode_seconds: Seconds = 0.0
+    """Seconds to encode the prompt of a fragment; 0 where processes of their own do."""
     reward_seconds: Seconds
     """Seconds to score a sample on the device that generated it."""
     noise_cv: Annotated[float, Field(ge=0, lt=1)]
@@ -78,6 +79,14 @@ class Variant(Record):
     """Memory that each device needs that only trains."""
     member_gib: Annotated[float, Field(ge=0)] = 0.0
     """Memory that it needs if it generates as well; 0 if unknown: what either takes at most."""
+    pass_gib: Annotated[float, Field(ge=0)] = 0.0
+    """Memory of a device that only trains, without the rows of a pass."""
+    member_pass_gib: Annotated[float, Field(ge=0)] = 0.0
+    """The same of one that generates as well."""
+    row_gib: Annotated[float, Field(ge=0)] = 0.0
+    """Memory of each row of a training pass; 0 if unknown: a whole group's rows fit."""
+    pass_sizes: tuple[Positive, ...] = ()
+    """Rows of the passes that a trainer chooses from, ascending; empty: any."""
     training_gib: Annotated[float, Field(ge=0)] = 0.0
     """Part of it, gradients and sums included, that a rollout device does not hold."""
     ranks: Positive = 1
@@ -142,6 +151,8 @@ class _Costs(Record):
     rollout: Rollout
     memory: Memory | None = None
     work: Work | None = None
+    launches: Launches | None = None
+    host: Host = NO_HOST
     colocated: Colocated
     devices: Annotated[dict[Token, Device], Field(min_length=1)]
     sources: dict[str, Source]
@@ -172,16 +183,6 @@ class Profile(_Costs):
         """Return the seconds of a denoising step of so many samples in one call, with guidance."""
         seconds = self.rollout.call_seconds + self.rollout.sample_seconds * samples
         return self.variant.forwards_per_step * seconds
-
-    @property
-    def generation_work(self) -> float:
-        """H100-seconds that a batch takes to generate, decode and score, in whole groups."""
-        return self.shape.groups * _generation_seconds(self, self.shape.group_size)
-
-    @property
-    def training_work(self) -> float:
-        """H100-seconds that a batch takes to train, without the optimizer's."""
-        return self.shape.groups * _training_seconds(self, self.shape.group_size)
 
 
 class ProfileFile(_Costs):
@@ -249,170 +250,3 @@ def device(profile: Profile, kind: str) -> Device:
     if kind not in profile.devices:
         raise UserError(f"no device kind {kind} in {profile.name}; {', '.join(profile.devices)}")
     return profile.devices[kind]
-
-
-def training_role(schedule: Schedule) -> Role:
-    """Return the role of the devices that train: a member that generates holds all of the model."""
-    return "member" if schedule.trainer_generates else "trainer"
-
-
-def fits(profile: Profile, kind: str, role: Role) -> str | None:
-    """Return why a device of this kind cannot hold the model in this role; None if it can."""
-    needed = _needed_gib(profile, kind, role)
-    has = device(profile, kind).memory_gib
-    if needed <= has * profile.memory_share:
-        return None
-    who = "device that generates and trains" if role == "member" else f"{role} device"
-    reason = f"{profile.name} needs {needed:.4g} GiB on a {who}; {kind} has {has:g} GiB"
-    return reason if needed > has else f"{reason}, of which {profile.memory_share:.0%} count"
-
-
-def _needed_gib(profile: Profile, kind: str, role: Role) -> float:
-    rollout, variant = profile.rollout.memory_gib, profile.variant
-    if role == "rollout":
-        return profile.streaming[kind].memory_gib if kind in profile.streaming else rollout
-    if role == "trainer":
-        return variant.memory_gib
-    return variant.member_gib or max(rollout, variant.memory_gib)
-
-
-def holds_fragments(profile: Profile, kind: str, role: Role, samples: int) -> bool:
-    """Return whether a device of this kind can denoise so many samples at a time."""
-    held, at_once = profile.rollout.held_gib, samples
-    if role == "member":
-        held += profile.variant.training_gib
-        at_once = math.ceil(samples / profile.variant.ranks)
-    elif kind in profile.streaming:
-        held = profile.streaming[kind].held_gib
-    needed = held + at_once * profile.rollout.sample_gib
-    return needed <= device(profile, kind).memory_gib * profile.memory_share
-
-
-def speed(profile: Profile, kind: str, role: Role) -> float:
-    """Return the speed relative to an H100; 0 if the device cannot hold the model.
-
-    A device that waits for weights generates as fast as it does in whole groups.
-    """
-    if fits(profile, kind, role) is not None:
-        return 0.0
-    found = device(profile, kind)
-    if role != "rollout":
-        return found.training_speed
-    if kind not in profile.streaming:
-        return found.generation_speed
-    size = profile.shape.group_size
-    return _generation_seconds(profile, size) / _streaming_seconds(profile, kind, size)
-
-
-def fragment_seconds(profile: Profile, kind: str, samples: int, role: Role = "rollout") -> float:
-    """Return the mean seconds to generate a fragment, in one call per step, and score it, on a
-    rollout device or, with the network on it, on one that trains.
-
-    Infinite if the device cannot hold the model.
-    """
-    if fits(profile, kind, role) is not None:
-        return math.inf
-    if role == "rollout" and kind in profile.streaming:
-        return _streaming_seconds(profile, kind, samples)
-    return _generation_seconds(profile, samples) / device(profile, kind).generation_speed
-
-
-def gradient_seconds(profile: Profile, kind: str, samples: int) -> float:
-    """Return the mean seconds of the gradient of samples of one group on such a device alone.
-
-    Infinite if the device cannot hold the model.
-    """
-    rate = speed(profile, kind, "trainer")
-    if not rate:
-        return math.inf
-    return _training_seconds(profile, samples) / rate
-
-
-def row_seconds(profile: Profile) -> float:
-    """Return the seconds of a trained row, guidance included, on an H100."""
-    return profile.variant.rho * profile.forward_seconds
-
-
-def merged_row_seconds(profile: Profile) -> float:
-    """Return the same of a row that is all of its pass, as that of a step is which a group computes
-    once."""
-    return pass_seconds(profile, rows=1)
-
-
-def pass_seconds(profile: Profile, *, rows: int, calls: int = 1) -> float:
-    """Return the seconds of so many trained rows in so many passes, guidance included, on an H100:
-    a pass of a whole group's rows takes `row_seconds` for each."""
-    variant, rollout = profile.variant, profile.rollout
-    call = variant.call_factor * rollout.call_seconds
-    row = profile.forward_seconds / variant.forwards_per_step - call / profile.shape.group_size
-    return variant.forwards_per_step * variant.rho * (calls * call + rows * max(0.0, row))
-
-
-def merged_part(profile: Profile) -> float:
-    """Return the share of a whole group's training that is in the steps which it computes once, if
-    these are a piece of their own."""
-    merged = profile.shape.merged_steps * merged_row_seconds(profile)
-    apart = _apart_seconds(profile, profile.shape.group_size)
-    return merged / (merged + apart) if merged else 0.0
-
-
-def whole_shares(
-    items: int, devices: Mapping[str, int], seconds: Mapping[str, float]
-) -> dict[str, int]:
-    """Return how many of `items` a device of each kind takes at most, to end the soonest.
-
-    Args:
-        devices: number of devices of each kind.
-        seconds: time of one item on each kind that can take part; the others take none.
-    """
-    shares = {kind: 0 for kind in seconds if devices[kind] > 0}
-    left = items if shares else 0
-    while left > 0:
-        kind = min(shares, key=lambda kind: (shares[kind] + 1) * seconds[kind])
-        shares[kind] += 1
-        left -= devices[kind]
-    return shares
-
-
-def _generation_seconds(profile: Profile, samples: int) -> float:
-    rollout = profile.rollout
-    per_sample = rollout.decode_seconds + rollout.reward_seconds
-    steps = _over_steps(profile, samples, profile.step_seconds)
-    return steps + samples * per_sample
-
-
-def _over_steps(profile: Profile, samples: int, seconds: Callable[[int], float]) -> float:
-    """Return the sum over all denoising steps of a fragment, from the seconds of a call of so many
-    samples: of one in the steps that its samples share."""
-    shape = profile.shape
-    alone = (shape.steps - shape.shared_steps) * seconds(samples)
-    return alone + shape.shared_steps * seconds(1) if shape.shared_steps else alone
-
-
-def _streaming_seconds(profile: Profile, kind: str, samples: int) -> float:
-    """Return the seconds of a fragment whose steps take as long as their weights do to come."""
-    found, waits = device(profile, kind), _transfer_seconds(profile, kind)
-
-    def waited(called: int) -> float:
-        return max(0.0, waits - profile.step_seconds(called) / found.generation_speed)
-
-    seconds = _generation_seconds(profile, samples) / found.generation_speed
-    return seconds + _over_steps(profile, samples, waited)
-
-
-def _transfer_seconds(profile: Profile, kind: str) -> float:
-    return profile.streaming[kind].step_gb / device(profile, kind).host_gb_per_second
-
-
-def _training_seconds(profile: Profile, samples: int) -> float:
-    """Return the training seconds of so many samples of one group on an H100. What they compute
-    once goes along with a pass of other rows, if there is one."""
-    apart, merged = _apart_seconds(profile, samples), profile.shape.merged_steps
-    return apart + pass_seconds(profile, rows=merged, calls=0 if apart else merged)
-
-
-def _apart_seconds(profile: Profile, samples: int) -> float:
-    """Return the same of the steps that each sample computes for itself."""
-    shape = profile.shape
-    apart = (shape.trained_steps - shape.merged_steps) * shape.trained_share
-    return samples * apart * row_seconds(profile)

@@ -3,6 +3,7 @@
 import contextlib
 from typing import Literal
 
+from services.scheduler.costs.host import Launches
 from services.scheduler.costs.profile import (
     OWN_GATHERS,
     Profile,
@@ -65,7 +66,10 @@ def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
         rollout = _scaled(rollout, profile.work, size)
         changes["rho"] = _rho_of(recipe, profile.work, size)
     variant = profile.variant.model_copy(update=changes)
-    return profile.model_copy(update={"shape": shape, "variant": variant, "rollout": rollout})
+    launches = None if profile.launches is None else _launches_of(recipe, profile.launches)
+    return profile.model_copy(
+        update={"shape": shape, "variant": variant, "rollout": rollout, "launches": launches}
+    )
 
 
 def shape_of(recipe: Recipe) -> Shape:
@@ -101,6 +105,24 @@ def _scaled(rollout: Rollout, work: Work, size: Size) -> Rollout:
             "decode_seconds": rollout.decode_seconds * pixels,
         }
     )
+
+
+def _launches_of(recipe: Recipe, counted: Launches) -> Launches:
+    """The kernels of the recipe's training passes, by those of one with checkpoints and no KL."""
+    added = round(_forwards_added(recipe) * counted.step)
+    return counted.model_copy(update={"training_pass": counted.training_pass + added})
+
+
+def launches_alone(recipe: Recipe, traced: Launches) -> Launches:
+    """The kernels of a training pass with checkpoints and no KL, by a trace of the recipe."""
+    added = round(_forwards_added(recipe) * traced.step)
+    return traced.model_copy(update={"training_pass": traced.training_pass - added})
+
+
+def _forwards_added(recipe: Recipe) -> float:
+    """Forward passes of a training pass beyond those with a gradient and for checkpoints, each of
+    which launches about as many kernels as a step."""
+    return passes_beside(recipe) - (recipe.trainer.gradient_checkpointing is False)
 
 
 def passes_beside(recipe: Recipe) -> float:

@@ -8,9 +8,12 @@ from services.scheduler.core.tag import forecast as core
 from services.scheduler.core.tag.fluid import MemberPool
 from services.scheduler.core.tag.forecast import Forecast, Situation, last_piece
 from services.scheduler.core.tag.makespan import TagInputs
-from services.scheduler.costs.profile import Profile, fragment_seconds, merged_part
+from services.scheduler.costs.capacity import training_role
+from services.scheduler.costs.profile import Profile
+from services.scheduler.costs.seconds import fragment_seconds, merged_part
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.profiled import members_of, timing_of
+from services.scheduler.sim.timing import Timing
 from shared.recipe.schedule import RunSchedule
 
 HOPS_TO_TRAINING = 3
@@ -23,7 +26,7 @@ the piece, the exchange, the sums, the step, who has taken it, and the fragment.
 def forecast(profile: Profile, split: Split, size: int, schedule: RunSchedule) -> Forecast:
     """Forecast a batch in fragments of `size` samples, with as much help as is best or fixed."""
     situation = situation_of(profile, split, size, schedule=schedule)
-    timing = timing_of(profile, split.trainer)
+    timing = _timing(profile, split, schedule)
     found, shape = core.forecast(situation, schedule), profile.shape
     # Nothing is trained before the record of its version.
     record = timing.snapshot + timing.publish + timing.states
@@ -46,7 +49,7 @@ def situation_of(profile: Profile, split: Split, size: int, *, schedule: RunSche
     Others wait: on-policy generation for the weights, and training for the record one step ahead.
     """
     shape, hop, ahead = profile.shape, profile.rollout.handoff_seconds, schedule.staleness_limit > 0
-    timing, lanes = timing_of(profile, split.trainer), _lanes(profile, split, size, schedule)
+    timing, lanes = _timing(profile, split, schedule), _lanes(profile, split, size, schedule)
     goes_on = ahead and schedule.mode == "fluid"
     publishing = 0.0
     if not schedule.members_generate:
@@ -85,12 +88,16 @@ def situation_of(profile: Profile, split: Split, size: int, *, schedule: RunSche
     return Situation(inputs, pool)
 
 
+def _timing(profile: Profile, split: Split, schedule: RunSchedule) -> Timing:
+    return timing_of(profile, split.trainer, role=training_role(schedule))
+
+
 def _lanes(
     profile: Profile, split: Split, size: int, schedule: RunSchedule
 ) -> list[tuple[float, float]]:
     """Return seconds of a fragment and of a group's gradient on each member. Where groups come
     while members wait for them, these train them in pieces of half a pass at first."""
-    timing, shape = timing_of(profile, split.trainer), profile.shape
+    timing, shape = _timing(profile, split, schedule), profile.shape
     own = shape.trained_steps - shape.merged_steps
     rows, each_rows = shape.trained_rows(shape.group_size), max(own, shape.group_size // 2)
 

@@ -12,13 +12,10 @@ from dataclasses import replace
 from services.scheduler.core.state import first_state
 from services.scheduler.core.tag.estimates import Estimate, Overhead
 from services.scheduler.costs import fluid
+from services.scheduler.costs.capacity import fits, training_role
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.costs.profile import (
-    Profile,
-    Role,
-    fits,
-    fragment_seconds,
-)
+from services.scheduler.costs.profile import Profile, Role
+from services.scheduler.costs.seconds import fragment_seconds
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.measured import Pools, Simulated, Watch, measure
 from services.scheduler.sim.steady import NEVER, learned_overhead
@@ -88,22 +85,27 @@ def warm_up_of(schedule: RunSchedule) -> int:
     return WARM_UP_ONE_STEP if schedule.staleness_limit else WARM_UP_LENT
 
 
-def timing_of(profile: Profile, trainer: Devices, *, noise: bool = False) -> Timing:
+def timing_of(
+    profile: Profile, trainer: Devices, *, role: Role = "member", noise: bool = False
+) -> Timing:
     """Return the profile's seconds. Scoring is part of a fragment's, as in the profile. Members
-    hold the whole network, whatever others stream."""
+    hold the whole network, whatever others stream.
+
+    ``role``: of the devices that train.
+    """
     slowest = max(trainer, key=lambda kind: fluid.snapshot_seconds(profile, kind))
     publish = profile.variant.publish_seconds
     return Timing(
         fragment=lambda kind, samples: fragment_seconds(profile, kind, samples),
         help=lambda kind, samples: fluid.help_seconds(profile, kind, samples),
-        gradient=lambda kind, samples: fluid.group_seconds(profile, kind, samples),
+        gradient=lambda kind, samples: fluid.group_seconds(profile, kind, samples, role),
         score=lambda _: 0.0,
         publish=publish,
         states=fluid.commit_seconds(profile) - publish,
         adopt=profile.variant.adopt_seconds,
         steps=profile.shape.steps,
         noise=profile.rollout.noise_cv if noise else 0.0,
-        piece=lambda kind, rows: fluid.piece_seconds(profile, kind, rows),
+        piece=lambda kind, rows: fluid.piece_seconds(profile, kind, rows, role),
         ranks=profile.variant.ranks,
         gather=fluid.gather_seconds(profile),
         exchange=fluid.exchange_seconds(profile, sum(trainer.values())),
@@ -143,8 +145,8 @@ def _cluster(
     # The last batch that is measured is followed by another.
     plan = steady_plan(profile.shape, batches=batches + 1, schedule=schedule)
     return build(
-        plan, timing_of(profile, trainer, noise=seed is not None), rollout=rollout,
-        members=members_of(profile, trainer),
+        plan, timing_of(profile, trainer, role=training_role(schedule), noise=seed is not None),
+        rollout=rollout, members=members_of(profile, trainer),
         seed=seed or 0, delay=lambda: hop, first_state=first_state(plan),
     )  # fmt: skip
 

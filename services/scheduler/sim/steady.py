@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from services.scheduler.core.state import Plan
 from services.scheduler.core.supply import full_size
 from services.scheduler.core.tag.estimates import Overhead
-from services.scheduler.costs.profile import Profile, fragment_seconds
+from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.recipes import shape_of
+from services.scheduler.costs.seconds import fragment_seconds
 from services.scheduler.costs.shape import Shape
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows

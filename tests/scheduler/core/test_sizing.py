@@ -9,7 +9,8 @@ from services.scheduler.core.state import Plan, Sizing, State, new_batch
 from services.scheduler.core.supply import fragment_size, full_size, next_size, size_of_next
 from services.scheduler.core.tag.estimates import Overhead
 from services.scheduler.core.workers import Workers
-from services.scheduler.costs.profile import fragment_seconds, load_profile
+from services.scheduler.costs.profile import load_profile
+from services.scheduler.costs.seconds import fragment_seconds
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.forecast import forecast, fragment_sizes
 from services.scheduler.sim.profiled import simulate

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Mapping
 
-from services.scheduler.costs.profile import Profile, Role, speed
+from services.scheduler.costs.profile import Profile, Role
+from services.scheduler.costs.seconds import generation_work, speed, training_work
 
 
 def split_bound(profile: Profile, rollout: Mapping[str, int], trainer: Mapping[str, int]) -> float:
@@ -14,6 +15,6 @@ def split_bound(profile: Profile, rollout: Mapping[str, int], trainer: Mapping[s
         return work / rate if rate else math.inf
 
     return max(
-        seconds(profile.generation_work, rollout, "rollout"),
-        seconds(profile.training_work, trainer, "trainer"),
+        seconds(generation_work(profile), rollout, "rollout"),
+        seconds(training_work(profile), trainer, "trainer"),
     )

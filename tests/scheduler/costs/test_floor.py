@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Device, Profile, load_profile
+from services.scheduler.costs.seconds import generation_work, training_work
 from tests.scheduler.costs.bounds import split_bound
 from tests.scheduler.costs.tables import HETEROGENEOUS, HOMOGENEOUS, NAMES, Row
 
@@ -42,7 +43,7 @@ def test_the_floor_of_unequal_devices_is_the_studys(row: Row) -> None:
 
 @given(profiles, st.integers(1, 64))
 def test_equal_devices_share_all_work(profile: Profile, number: int) -> None:
-    work = profile.generation_work + profile.training_work
+    work = generation_work(profile) + training_work(profile)
     assert floor_seconds(profile, {"H100": number}) == pytest.approx(work / number)
 
 
@@ -58,7 +59,7 @@ def test_no_split_beats_the_floor(
 @given(invented(), pools)
 def test_the_floor_is_the_linear_programs_dual(profile: Profile, pool: dict[str, int]) -> None:
     """The optimum by another way: the Lagrangian bound, maximized over its one multiplier."""
-    generation, training = profile.generation_work, profile.training_work
+    generation, training = generation_work(profile), training_work(profile)
 
     def bound(price: float) -> float:
         work = price * generation + (1 - price) * training

@@ -8,13 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.costs.profile import (
-    PROFILES,
-    fits,
-    fragment_seconds,
-    load_profile,
-    whole_shares,
-)
+from services.scheduler.costs.capacity import fits
+from services.scheduler.costs.profile import PROFILES, load_profile
+from services.scheduler.costs.seconds import fragment_seconds, whole_shares
 from shared.errors import UserError
 from tests.scheduler.costs.tables import NAMES
 

@@ -8,6 +8,7 @@ import pytest
 from digenrl.planning.recipes import with_staleness
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.costs.recipes import passes_beside, profile_of, with_shape_of
+from services.scheduler.costs.seconds import training_work
 from shared.errors import UserError
 from shared.models.published import PUBLISHED
 from shared.recipe.recipe import Recipe, load_recipe, override
@@ -39,7 +40,7 @@ def test_the_recipe_gives_the_batch_and_the_profile_the_costs() -> None:
     assert with_shape_of(profile, _recipe(model__guidance=1.0)).variant.forwards_per_step == 1
     told = with_shape_of(load_profile("flux1-dev"), _recipe(model__guidance=3.5))
     assert told.variant.forwards_per_step == 1, "FLUX.1 is told the guidance"
-    assert shaped.training_work > shaped.shape.samples * 5 * 3 * 2 * shaped.rollout.sample_seconds
+    assert training_work(shaped) > shaped.shape.samples * 5 * 3 * 2 * shaped.rollout.sample_seconds
 
 
 def test_seconds_are_those_of_the_recipe_s_size() -> None:

@@ -8,14 +8,14 @@ from digenrl.planning.colocated import colocated_seconds
 from services.scheduler.core.supply import full_size, next_size
 from services.scheduler.core.tag.estimates import Costs
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.costs.profile import (
-    Profile,
-    Streaming,
+from services.scheduler.costs.profile import Profile, Streaming, load_profile
+from services.scheduler.costs.seconds import (
     fragment_seconds,
+    generation_work,
     gradient_seconds,
-    load_profile,
-    merged_row_seconds,
+    pass_seconds,
     row_seconds,
+    training_work,
 )
 from services.scheduler.costs.shape import Shape, rollout_equivalents, training_equivalents
 from services.scheduler.costs.split import Split
@@ -81,11 +81,11 @@ def test_costs_are_those_of_the_network_s_rows(shape: Shape, samples: int, forwa
         trained_rows(shape, samples, forwards)
     )
     whole = trained_rows(shape, shape.group_size, forwards)
-    assert profile.training_work == pytest.approx(4 * whole)
-    assert profile.generation_work == pytest.approx(
+    assert training_work(profile) == pytest.approx(4 * whole)
+    assert generation_work(profile) == pytest.approx(
         4 * generated_rows(shape, shape.group_size, forwards)
     )
-    work = profile.training_work + profile.generation_work
+    work = training_work(profile) + generation_work(profile)
     assert floor_seconds(profile, {"H100": 3}) == pytest.approx(work / 3)
 
 
@@ -157,9 +157,9 @@ def test_the_simulator_s_devices_do_the_work_that_is_counted(trainers: int) -> N
         seed=None,
     )  # fmt: skip
     busy = found.busy["trainer"]["train"] * trainers * found.step_seconds
-    assert busy == pytest.approx(profile.training_work, rel=1e-6)
+    assert busy == pytest.approx(training_work(profile), rel=1e-6)
     generated = found.busy["rollout"]["generate"] * 2 * found.step_seconds
-    assert generated == pytest.approx(profile.generation_work, rel=1e-6)
+    assert generated == pytest.approx(generation_work(profile), rel=1e-6)
 
 
 def test_fragments_of_whole_groups_pay_most() -> None:
@@ -206,5 +206,5 @@ def test_colocated_devices_share_as_well() -> None:
     merged = {"shared_steps": 1.0, "merged_steps": 1}
     together = FLUX.model_copy(update={"shape": shape.model_copy(update=merged)})
     before, after = (colocated_seconds(p, {"H100": 8}, "tuned") for p in (apart, together))
-    saved = (16 * row_seconds(FLUX) - merged_row_seconds(FLUX)) * shape.groups / 8
+    saved = (16 * row_seconds(FLUX) - pass_seconds(FLUX, 1)) * shape.groups / 8
     assert before - after > saved * 0.99

@@ -3,7 +3,8 @@
 import pytest
 
 from services.scheduler.core.sizing import chosen_size
-from services.scheduler.costs.profile import fragment_seconds, load_profile
+from services.scheduler.costs.profile import load_profile
+from services.scheduler.costs.seconds import fragment_seconds
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.forecast import forecast
 from services.scheduler.sim.profiled import simulate

@@ -12,6 +12,7 @@ from digenrl.trace.memory import usual, with_memory
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.fluid import exchange_seconds
 from services.scheduler.costs.profile import Profile, load_profile
+from services.scheduler.costs.seconds import generation_work, training_work
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.measured import Simulated
 from services.scheduler.sim.profiled import simulate, timing_of
@@ -129,7 +130,8 @@ def all_weights(ranks: int) -> Profile:
 def test_uneven_shares_of_shared_weights_cost_time() -> None:
     """16 samples on 5 ranks take as long as on 4, and 16 GPUs on two hosts gather over the line."""
     four, five, sixteen = (timing_of(all_weights(n), {"H100": n}) for n in (4, 5, 16))
-    assert five.piece is not None and five.gradient("H100", 16) == four.gradient("H100", 16)
+    assert five.piece is not None and five.gradient("H200", 16) == four.gradient("H200", 16)
+    assert four.gradient("H100", 16) > five.gradient("H100", 16), "fewer rows of a pass fit"
     assert five.help("H100", 16) == math.inf, "what it gathers does not fit"
     moved = 2 * 23.8 + 4 * 11.9
     assert sixteen.gradient("H100", 16) == pytest.approx(moved * 15 / 16 / 12.5, rel=0.01)
@@ -165,9 +167,9 @@ def test_colocated_devices_generate_and_then_train() -> None:
     )
     busy = found.busy["trainer"]
     assert busy["generate"] * found.step_seconds * 16 == pytest.approx(
-        QWEN.generation_work, rel=0.02
+        generation_work(QWEN), rel=0.02
     )
-    training = busy["train"] * found.step_seconds * 16 / QWEN.training_work
+    training = busy["train"] * found.step_seconds * 16 / training_work(QWEN)
     assert 1 < training < 1.15  # small pieces take more calls
     assert found.bubbles["rollout"] == {} and found.staleness == {0: 1.0}
 

@@ -1,0 +1,36 @@
+"""Says how many rows of a training pass fit the devices of a recipe, and what few of them cost."""
+
+from collections.abc import Iterator
+
+from digenrl.planning.own_split import Own
+from digenrl.planning.remedies import for_rows
+from digenrl.trace.memory import Use
+from services.scheduler.costs.capacity import FEW_ROWS, fitting_rows, pass_rows, training_role
+from services.scheduler.costs.profile import Profile, Role, device
+from services.scheduler.costs.seconds import pass_seconds
+from services.scheduler.costs.split import present
+
+COSTLY = 0.03
+"""Share of training that few rows may cost before a line warns of it."""
+
+
+def rows_lines(profile: Profile, use: Use, own: Own) -> Iterator[str]:
+    """Yield a line for each kind of device that trains."""
+    if not profile.variant.row_gib:
+        return
+    role = training_role(own.schedule)
+    for kind in present(own.split.trainer):
+        rows = pass_rows(profile, kind, role)
+        fitting = fitting_rows(profile, kind, role)
+        line = f"rows of a training pass on {kind}: {rows} ({fitting} fit)"
+        yield line + _warning(profile, use, kind, role, rows)
+
+
+def _warning(profile: Profile, use: Use, kind: str, role: Role, rows: int) -> str:
+    wanted, rate = min(FEW_ROWS, profile.shape.group_size), device(profile, kind).training_speed
+    few, more = (pass_seconds(profile, each, rate) / each for each in (rows, wanted))
+    if rows >= wanted or few <= (1 + COSTLY) * more:
+        return ""
+    remedy = for_rows(profile, use, kind, role, wanted)
+    said = f"with {remedy}" if remedy else "which need more memory for each device"
+    return f"; training takes {few / more:.2f} times as long as in passes of {wanted}, {said}"

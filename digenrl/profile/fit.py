@@ -1,0 +1,82 @@
+"""Seconds of a call by its rows, fitted to calls that were timed: max(host, o + c n).
+
+A call of few rows takes what its host takes to launch its kernels, and as long for two rows as for
+one. From some number of rows on the device sets the pace, and each row adds to it.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from digenrl.profile.ladder import Rung
+
+ALIKE = 0.02
+"""A fit of the device or the host alone is taken if its largest error is larger by no more."""
+FLAT = 1.1
+"""Within this factor of the host's seconds, it is the host that sets the pace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Seconds of a call of any rows."""
+
+    host: float = 0.0
+    """Seconds of the host; 0 if the device set the pace of all calls."""
+    call: float = 0.0
+    """Seconds of the device whatever the rows: o."""
+    row: float = 0.0
+    """Its seconds of each row: c; 0 if the host set the pace of all calls."""
+
+    def seconds(self, rows: int) -> float:
+        return max(self.host, self.call + self.row * rows)
+
+    def error(self, rungs: Sequence[Rung]) -> float:
+        """Returns the largest relative error."""
+        return max(abs(self.seconds(rung.rows) / rung.seconds - 1) for rung in rungs)
+
+    def host_bound(self, rungs: Sequence[Rung]) -> int:
+        """Returns the rows of the largest call whose pace the host set; 0 if none is."""
+        return max((r.rows for r in rungs if r.seconds <= FLAT * self.host), default=0)
+
+
+def fit(rungs: Sequence[Rung]) -> Fit:
+    """Returns the fit of the device alone or of the host alone if it is about as good as the best
+    of both, which has the host's in the smallest calls. A single call tells of rows alone."""
+    found = sorted(_of_both(rungs), key=lambda each: round(each.error(rungs), 3))
+    for simple in (_of_device(0.0, rungs), Fit(host=_middle(rungs))):
+        if not found or simple.error(rungs) <= found[0].error(rungs) + ALIKE:
+            return simple
+    return found[0]
+
+
+def _of_both(rungs: Sequence[Rung]) -> Iterator[Fit]:
+    """Yields fits in which the host sets the pace of the smallest calls: of most calls first, as
+    these leave the least to the device's two numbers."""
+    for size in range(len(rungs) - 1, 0, -1):
+        yield _of_device(_middle(rungs[:size]), rungs[size:])
+
+
+def _middle(rungs: Sequence[Rung]) -> float:
+    """Returns the seconds of least relative error for all of these calls."""
+    seconds = [rung.seconds for rung in rungs]
+    return math.sqrt(min(seconds) * max(seconds))
+
+
+def _of_device(host: float, rungs: Sequence[Rung]) -> Fit:
+    """Returns the fit o + c n, by least squares of relative errors, if it has o >= 0 and c > 0;
+    else c n."""
+    # (o + c n) / t should be 1: regress a column of ones on 1/t and n/t.
+    per_call = [1 / rung.seconds for rung in rungs]
+    per_row = [rung.rows / rung.seconds for rung in rungs]
+    a, b, d = _dot(per_call, per_call), _dot(per_call, per_row), _dot(per_row, per_row)
+    if len(rungs) > 1:
+        determinant = a * d - b * b
+        call = (d * sum(per_call) - b * sum(per_row)) / determinant
+        row = (a * sum(per_row) - b * sum(per_call)) / determinant
+        if call >= 0 and row > 0:
+            return Fit(host, call, row)
+    return Fit(host, 0.0, sum(per_row) / d)
+
+
+def _dot(left: Sequence[float], right: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))

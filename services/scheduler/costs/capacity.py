@@ -1,0 +1,69 @@
+"""What devices hold: the model in a role, samples of a fragment, rows of a training pass."""
+
+import math
+
+from services.scheduler.costs.profile import Profile, Role, device
+from shared.recipe.schedule import Schedule
+
+FEW_ROWS = 8
+"""Rows of a training pass that a member keeps room for, and below which a way to more of them is
+looked for."""
+
+
+def training_role(schedule: Schedule) -> Role:
+    """Return the role of the devices that train: a member that generates holds all of the model."""
+    return "member" if schedule.trainer_generates else "trainer"
+
+
+def fits(profile: Profile, kind: str, role: Role) -> str | None:
+    """Return why a device of this kind cannot hold the model in this role; None if it can."""
+    needed = _needed_gib(profile, kind, role)
+    has = device(profile, kind).memory_gib
+    if needed <= has * profile.memory_share:
+        return None
+    who = "device that generates and trains" if role == "member" else f"{role} device"
+    reason = f"{profile.name} needs {needed:.4g} GiB on a {who}; {kind} has {has:g} GiB"
+    return reason if needed > has else f"{reason}, of which {profile.memory_share:.0%} count"
+
+
+def _needed_gib(profile: Profile, kind: str, role: Role) -> float:
+    rollout, variant = profile.rollout.memory_gib, profile.variant
+    if role == "rollout":
+        return profile.streaming[kind].memory_gib if kind in profile.streaming else rollout
+    if role == "trainer":
+        return variant.memory_gib
+    return variant.member_gib or max(rollout, variant.memory_gib)
+
+
+def holds_fragments(profile: Profile, kind: str, role: Role, samples: int) -> bool:
+    """Return whether a device of this kind can denoise so many samples at a time."""
+    held, at_once = profile.rollout.held_gib, samples
+    if role == "member":
+        held += profile.variant.training_gib
+        at_once = math.ceil(samples / profile.variant.ranks)
+    elif kind in profile.streaming:
+        held = profile.streaming[kind].held_gib
+    needed = held + at_once * profile.rollout.sample_gib
+    return needed <= device(profile, kind).memory_gib * profile.memory_share
+
+
+def pass_rows(profile: Profile, kind: str, role: Role) -> int:
+    """Return the rows of a training pass on a device of this kind: those of a whole group at most,
+    and the largest number that fits of those that a trainer would choose."""
+    variant, most = profile.variant, profile.shape.group_size
+    if not variant.row_gib:
+        return most
+    return min(most, chosen_rows(profile, fitting_rows(profile, kind, role)))
+
+
+def fitting_rows(profile: Profile, kind: str, role: Role) -> int:
+    """Return how many rows of a training pass fit such a device, at least one."""
+    variant, has = profile.variant, device(profile, kind).memory_gib
+    without = variant.member_pass_gib if role == "member" else variant.pass_gib
+    return max(1, int((has * profile.memory_share - without) / variant.row_gib))
+
+
+def chosen_rows(profile: Profile, fitting: int) -> int:
+    """Return the rows that a trainer chooses, which cuts a group by halves, where so many fit."""
+    sizes = profile.variant.pass_sizes or (fitting,)
+    return max((size for size in sizes if size <= fitting), default=min(sizes))

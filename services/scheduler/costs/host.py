@@ -1,0 +1,52 @@
+"""What the host adds to the seconds of a device: it launches each kernel of a call.
+
+A call takes what its device computes or what its host takes to launch its kernels, whichever is
+more: with few rows the host sets the pace. The kernels are counted from a network's configuration
+(`digenrl check --trace`) and are as many for any number of rows; the seconds of a launch belong to
+the machine (`digenrl doctor` measures them on a GPU).
+"""
+
+from services.scheduler.costs.sizes import Positive
+from shared.errors import UserError
+from shared.messages.records import Record, Seconds
+
+
+class Launches(Record):
+    """Kernels that a host launches, guidance included."""
+
+    step: Positive
+    """Those of a denoising step."""
+    training_pass: Positive
+    """Those of a training pass with gradient checkpointing, without a KL term."""
+
+
+class Host(Record):
+    """Seconds in which a host launches a kernel. 0: the device alone sets the pace."""
+
+    step_launch_seconds: Seconds = 0.0
+    training_launch_seconds: Seconds = 0.0
+    """The same in a training pass, whose backward pass autograd walks."""
+
+
+NO_HOST = Host()
+H200_HOST = Host(step_launch_seconds=20.8e-6, training_launch_seconds=30e-6)
+"""Qwen-Image on the H200's host of docs/gpu-day: .173 s for 8,317 launches, .984 s for 32,651."""
+
+
+def host_of(option: str, text: str) -> Host:
+    """Parse microseconds of a launch in a denoising step and in a training pass.
+
+    >>> host_of("--launch-us", "20.8,30").training_launch_seconds
+    3e-05
+
+    Raises:
+        UserError: names the option.
+    """
+    try:
+        step, training = (float(part) for part in text.split(","))
+        return Host(step_launch_seconds=step / 1e6, training_launch_seconds=training / 1e6)
+    except ValueError as error:
+        raise UserError(
+            f"{option}: {text!r} is not two numbers, the microseconds of a launch in a denoising "
+            "step and in a training pass, e.g. 20.8,30"
+        ) from error

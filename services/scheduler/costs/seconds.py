@@ -1,0 +1,183 @@
+"""Seconds of a denoising step, a fragment, a training pass and a group, by a cost profile.
+
+Each call takes what the device computes, in H100-seconds over its speed, or what its host takes to
+launch the call's kernels, whichever is more.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from services.scheduler.costs.capacity import fits, pass_rows
+from services.scheduler.costs.host import NO_HOST
+from services.scheduler.costs.profile import Profile, Role, device
+
+
+def speed(profile: Profile, kind: str, role: Role) -> float:
+    """Return the speed relative to an H100; 0 if the device cannot hold the model.
+
+    A device that waits for weights generates as fast as it does in whole groups.
+    """
+    if fits(profile, kind, role) is not None:
+        return 0.0
+    found = device(profile, kind)
+    if role != "rollout":
+        return found.training_speed
+    if kind not in profile.streaming:
+        return found.generation_speed
+    size, computed = profile.shape.group_size, work_alone(profile)
+    return _generation_seconds(computed, size) / _streaming_seconds(computed, kind, size)
+
+
+def denoising_seconds(profile: Profile, samples: int, rate: float = 1.0) -> float:
+    """Return the seconds of a denoising step of so many samples, guidance included, on a device of
+    this speed."""
+    launches = 0 if profile.launches is None else profile.launches.step
+    host = launches * profile.host.step_launch_seconds
+    return max(host, profile.step_seconds(samples) / rate)
+
+
+def pass_seconds(profile: Profile, rows: float, rate: float = 1.0) -> float:
+    """Return the seconds of a training pass of so many rows, guidance included: one of a whole
+    group's rows computes for `row_seconds` for each."""
+    launches = 0 if profile.launches is None else profile.launches.training_pass
+    host = launches * profile.host.training_launch_seconds
+    call, row = _pass_parts(profile)
+    return max(host, (call + rows * row) / rate)
+
+
+def _pass_parts(profile: Profile) -> tuple[float, float]:
+    """Return what a pass computes for whatever its rows, and for each."""
+    variant = profile.variant
+    call = variant.call_factor * profile.rollout.call_seconds
+    row = profile.forward_seconds / variant.forwards_per_step - call / profile.shape.group_size
+    each = variant.forwards_per_step * variant.rho
+    return each * call, each * max(0.0, row)
+
+
+def row_seconds(profile: Profile) -> float:
+    """Return the seconds that an H100 computes for a row of a whole group's pass."""
+    return profile.variant.rho * profile.forward_seconds
+
+
+def passes_seconds(profile: Profile, rows: int, most: int, rate: float = 1.0) -> float:
+    """Return the seconds of so many rows in passes of ``most``, the last of which has the rest."""
+    full, rest = divmod(rows, most)
+    last = pass_seconds(profile, rest, rate) if rest else 0.0
+    return full * pass_seconds(profile, most, rate) + last
+
+
+def fragment_seconds(profile: Profile, kind: str, samples: int, role: Role = "rollout") -> float:
+    """Return the mean seconds to generate a fragment, in one call per step, and score it, on a
+    rollout device or, with the network on it, on one that trains.
+
+    Infinite if the device cannot hold the model.
+    """
+    if fits(profile, kind, role) is not None:
+        return math.inf
+    if role == "rollout" and kind in profile.streaming:
+        return _streaming_seconds(profile, kind, samples)
+    return _generation_seconds(profile, samples, device(profile, kind).generation_speed)
+
+
+def gradient_seconds(profile: Profile, kind: str, samples: int, role: Role = "member") -> float:
+    """Return the mean seconds of the gradient of samples of one group on such a device alone.
+
+    Infinite if the device cannot hold the model.
+    """
+    rate = speed(profile, kind, "trainer")
+    if not rate:
+        return math.inf
+    return _training_seconds(profile, samples, pass_rows(profile, kind, role), rate)
+
+
+def work_alone(profile: Profile) -> Profile:
+    """Return the costs of devices that no host slows, and that hold any number of rows."""
+    variant = profile.variant.model_copy(update={"row_gib": 0.0})
+    return profile.model_copy(update={"host": NO_HOST, "variant": variant})
+
+
+def generation_work(profile: Profile) -> float:
+    """H100-seconds that a batch takes to generate, decode and score, in whole groups."""
+    shape = profile.shape
+    return shape.groups * _generation_seconds(work_alone(profile), shape.group_size)
+
+
+def training_work(profile: Profile) -> float:
+    """H100-seconds that a batch takes to train in passes of whole groups, without the
+    optimizer's."""
+    size = profile.shape.group_size
+    return profile.shape.groups * _training_seconds(work_alone(profile), size, size)
+
+
+def merged_part(profile: Profile) -> float:
+    """Return the share of a whole group's training that is in the steps which it computes once, if
+    these are a piece of their own."""
+    shape = profile.shape
+    merged = shape.merged_steps * pass_seconds(profile, 1)
+    apart = _rows_apart(profile, shape.group_size) * row_seconds(profile)
+    return merged / (merged + apart) if merged else 0.0
+
+
+def whole_shares(
+    items: int, devices: Mapping[str, int], seconds: Mapping[str, float]
+) -> dict[str, int]:
+    """Return how many of `items` a device of each kind takes at most, to end the soonest.
+
+    Args:
+        devices: number of devices of each kind.
+        seconds: time of one item on each kind that can take part; the others take none.
+    """
+    shares = {kind: 0 for kind in seconds if devices[kind] > 0}
+    left = items if shares else 0
+    while left > 0:
+        kind = min(shares, key=lambda kind: (shares[kind] + 1) * seconds[kind])
+        shares[kind] += 1
+        left -= devices[kind]
+    return shares
+
+
+def _generation_seconds(profile: Profile, samples: int, rate: float = 1.0) -> float:
+    rollout = profile.rollout
+    per_sample = rollout.decode_seconds + rollout.reward_seconds
+    steps = _over_steps(profile, samples, partial(denoising_seconds, profile, rate=rate))
+    return steps + (rollout.encode_seconds + samples * per_sample) / rate
+
+
+def _over_steps(profile: Profile, samples: int, seconds: Callable[[int], float]) -> float:
+    """Return the sum over all denoising steps of a fragment, from the seconds of a call of so many
+    samples: of one in the steps that its samples share."""
+    shape = profile.shape
+    alone = (shape.steps - shape.shared_steps) * seconds(samples)
+    return alone + shape.shared_steps * seconds(1) if shape.shared_steps else alone
+
+
+def _streaming_seconds(profile: Profile, kind: str, samples: int) -> float:
+    """Return the seconds of a fragment whose steps take as long as their weights do to come."""
+    found, waits = device(profile, kind), _transfer_seconds(profile, kind)
+
+    def waited(called: int) -> float:
+        return max(0.0, waits - denoising_seconds(profile, called, found.generation_speed))
+
+    seconds = _generation_seconds(profile, samples, found.generation_speed)
+    return seconds + _over_steps(profile, samples, waited)
+
+
+def _transfer_seconds(profile: Profile, kind: str) -> float:
+    return profile.streaming[kind].step_gb / device(profile, kind).host_gb_per_second
+
+
+def _training_seconds(profile: Profile, samples: int, most: int, rate: float = 1.0) -> float:
+    """Return the training seconds of so many samples of one group, in passes of ``most`` rows. What
+    they compute once goes along with a pass of other rows, if there is one."""
+    apart, merged = _rows_apart(profile, samples), profile.shape.merged_steps
+    if not apart:
+        return merged * pass_seconds(profile, 1, rate)
+    _, row = _pass_parts(profile)
+    return apart / most * pass_seconds(profile, most, rate) + merged * row / rate
+
+
+def _rows_apart(profile: Profile, samples: int) -> float:
+    """Return the trained rows of the steps that each sample computes for itself, on average."""
+    shape = profile.shape
+    return samples * (shape.trained_steps - shape.merged_steps) * shape.trained_share
