@@ -34,7 +34,8 @@ class AdaptedLinear(Linear):  # type: ignore[misc]
             found: Tensor = super().forward(x, *args, **kwargs)
             return found
         name = active[0]
-        if self.first_products is None:
+        # A compiler fuses casts by itself, and would keep products between its graphs.
+        if self.first_products is None or torch.compiler.is_compiling():
             first = self.lora_A[name]
             product = first(x.to(first.weight.dtype))
         else:

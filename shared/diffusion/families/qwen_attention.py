@@ -32,8 +32,8 @@ class HalvesAttention(QwenDoubleStreamAttnProcessor2_0):  # type: ignore[misc]
         """Returns what the tokens of the image, and those of the text, have seen (B, L, width)."""
         if text_lengths is None:
             seen: tuple[Tensor, Tensor] = super().__call__(
-                attn, hidden_states, encoder_hidden_states,
-                image_rotary_emb=image_rotary_emb,
+                attn, hidden_states, encoder_hidden_states, encoder_hidden_states_mask,
+                attention_mask, image_rotary_emb,
             )  # fmt: skip
             return seen
         assert image_rotary_emb is not None

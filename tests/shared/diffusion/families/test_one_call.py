@@ -15,7 +15,7 @@ from shared.diffusion.recomputation import checkpoint_blocks
 from shared.diffusion.weights import trained_parameters
 from tests import tiny_models
 from tests.shared.diffusion.ratio_error import load_moved
-from tests.shared.diffusion.test_blocks import OLD_WORDS
+from tests.shared.diffusion.test_blocks import NO_LEAVES, OLD_WORDS
 
 ROWS, GUIDANCE = 3, 4.0
 SIGMAS = torch.tensor([0.9, 0.4, 0.2])
@@ -75,6 +75,7 @@ def test_one_call_gives_what_two_give(
 
 
 @OLD_WORDS
+@NO_LEAVES
 @pytest.mark.slow
 def test_one_compiled_call_gives_what_two_give(
     family: str, folder: Path, monkeypatch: pytest.MonkeyPatch
