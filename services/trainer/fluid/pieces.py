@@ -37,8 +37,9 @@ from shared.run.sources import SourceImages
 from shared.telemetry import STAGE_SECONDS
 
 DRAIN_S = 2.0
-LOOKS, LOOK_S = 50, 0.1
-"""How often, and after how long each time, a group's message is looked for."""
+MESSAGE_S, LOOK_S = 2.5, 0.1
+"""For how long, and how often, a group's message is looked for: less than a piece's deadline, as
+a member that is late has its pieces given to others, and does not say that the message is lost."""
 KEPT_GROUPS = 3
 """Groups whose data stay at hand: pieces of one group follow one another."""
 IN_STORE = 2
@@ -151,12 +152,13 @@ class DeviceWork:
     async def _command(self, subject: str) -> Message | None:
         """Return what was sent of a group; None if it is not there after a while. It may be stored
         later than its pieces, since commands are sent side by side."""
-        for _ in range(LOOKS):
+        end = time.monotonic() + MESSAGE_S
+        while time.monotonic() < end:
             stored, _ = await self._bus.stored(subjects.TRAIN, [subject])
             if stored:
                 return stored[0].message
             await asyncio.sleep(LOOK_S)
-        log.warning("group_missing", subject=subject, seconds=LOOKS * LOOK_S)
+        log.warning("group_missing", subject=subject, seconds=MESSAGE_S)
         return None
 
     async def _admitted(self, command: TrainGroup, trained: Policy) -> AdmittedGroup | None:

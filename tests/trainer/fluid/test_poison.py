@@ -8,6 +8,7 @@ from typing import TypeVar
 import pytest
 import torch
 
+from services.trainer.fluid import pieces
 from shared.diffusion.tensors import pack
 from shared.messages import subjects
 from shared.messages.contracts import FragmentFailed, GroupFailed
@@ -60,3 +61,14 @@ async def test_a_poisoned_fragment_and_a_group_that_the_network_cannot_take_are_
     await director.step(message, 1)
     record = await director.record(1)
     assert record.metrics["zero_advantage_fraction"] == 0, "each row was counted once"
+
+
+async def test_a_piece_whose_group_has_no_message_goes_back(
+    director: Director, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "MESSAGE_S", 0.2)
+    await director.start("a")
+    await director.open(0, by="a")
+    await director.give(0, {"a": [whole(director.recipe, 0, attempt=1)]})
+    [released] = await director.told(PieceReleased, 1)
+    assert released.reason == "faulty"
