@@ -66,7 +66,7 @@ SMALL: dict[str, Keys] = {
     },
     "flux": {"encoder": ENCODED_ON_CPU},
     "wan": {"encoder": ENCODED_ON_CPU},
-    "hunyuan": {"encoder": ENCODED_ON_CPU},
+    "hunyuan": {},
 }
 """What lets L40S take part, with eight rows of FLUX.1 a pass: text encoders elsewhere, and, if it
 cannot train, it only generates. A device whose weights come from its host takes as long for one
