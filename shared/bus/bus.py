@@ -123,7 +123,8 @@ class Bus:
             with contextlib.suppress(nats.errors.Error, TimeoutError):
                 if client.is_connected:
                     await client.flush(FLUSH_S)
-            await client.close()
+            with contextlib.suppress(OSError):  # it was reset, and has something left to send
+                await client.close()
 
     async def ensure_streams(self, needs: Mapping[str, int] | None = None) -> None:
         """Create the streams that are missing; only the scheduler does. A stream to which an

@@ -13,6 +13,7 @@ from nats.js.errors import APIError, KeyNotFoundError, NotFoundError
 
 from digenrl.local.nats_config import server_config
 from shared.bus import queue
+from shared.bus.bus import Bus
 from shared.bus.streams import stream_config
 from shared.messages.contracts import GenerateFragment
 from shared.messages.subjects import EVT, TASK
@@ -158,6 +159,20 @@ async def test_nats_may_go_while_what_is_no_message_is_taken_off_a_queue(
     assert not waiting.done()
     waiting.cancel()
     await client.close()
+
+
+async def test_a_connection_that_was_reset_ends_without_an_error(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = Client.close
+
+    async def closed(client: Client) -> None:
+        await close(client)
+        raise ConnectionResetError  # what it does after a reset while it sends what is left
+
+    monkeypatch.setattr(Client, "close", closed)
+    async with Bus.connect("nats://digenrl:secret@host:4222", run="r", name="one"):
+        assert server.is_up
 
 
 async def test_a_full_disk_silences_a_stream_until_the_next_start(server: NatsServer) -> None:
