@@ -1,6 +1,8 @@
 """The commands of ``python -m bench``, which import what they need when they are called."""
 
 import asyncio
+import signal
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -106,7 +108,7 @@ def loop(
 
     # The plain loop has no KL term, and the policy gradient is what both are known for.
     changes = {"algorithm.name": "flow-grpo", "algorithm.kl_beta": 0.0}
-    found = compare(override(load_recipe(recipe), changes), rounds, groups, plain_rows)
+    *_, found = compare(override(load_recipe(recipe), changes), rounds, groups, plain_rows)
     show(found, wide_console())
     if json_file is not None:
         write_result(json_file, as_plain(found))
@@ -219,13 +221,21 @@ def gpu_day(
     tiny: Annotated[bool, typer.Option("--tiny", help="tiny networks, in minutes")] = False,
     again: Annotated[bool, typer.Option("--again", help="also what was done before")] = False,
     part: Annotated[list[str] | None, typer.Option(help="only this part; repeatable")] = None,
+    quarter: Annotated[
+        bool, typer.Option("--quarter", help="only what matters most, within --minutes")
+    ] = False,
+    minutes: Annotated[float, typer.Option(min=1, help="limit of a --quarter")] = 8,
     folder: DayFolder = DAY_FOLDER,
     out: Annotated[Path | None, typer.Option(help="the report goes into this folder")] = None,
 ) -> None:
     """Measure what needs a GPU, within two hours, and write one report; goes on where it was."""
-    from bench.gpu_day.day import Day, run_day
+    from bench.gpu_day.day import RESERVE_S, Day, run_day
 
-    day = Day(folder.resolve(), cpu=cpu, tiny=tiny)
+    for each in (signal.SIGTERM, signal.SIGALRM):  # the part that runs is ended as well
+        signal.signal(each, lambda signum, _: sys.exit(128 + signum))
+    if quarter:
+        signal.setitimer(signal.ITIMER_REAL, 60 * minutes - RESERVE_S)
+    day = Day(folder.resolve(), cpu=cpu, tiny=tiny, quarter=minutes if quarter else 0)
     out = out or (day.folder if tiny else Path("docs/gpu-day"))
     if not run_day(day, out, wide_console(), again=again, only=tuple(part or ())):
         raise typer.Exit(1)

@@ -7,10 +7,9 @@ that it has found to be fastest (TSP). Same network, same process, by turns; nei
 else to do.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 import torch
@@ -18,6 +17,7 @@ from peft.tuners.lora.layer import Linear
 from rich.console import Console
 from rich.table import Table
 
+from digenrl.profile.ladder import timed
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
 from shared.diffusion.adapted_layer import AdaptedLinear
@@ -32,8 +32,8 @@ from shared.learning.prompts import read_prompts
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe
 
-WARM_UP = 8
-"""Groups: our trainer finds its chunk in the first ones."""
+WARM_UP, OURS_WARM_UP = 2, 8
+"""Groups of the plain trainer, and of ours, which finds its chunk in the first ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,9 @@ class Compared:
         return _ratio(self.trainer, self.plain_trainer)
 
 
-def compare(recipe: Recipe, rounds: int, groups: int, plain_rows: int) -> Compared:
-    """Runs so many groups per round: plain, ``plain_rows`` samples at a time, then ours."""
+def compare(recipe: Recipe, rounds: int, groups: int, plain_rows: int) -> Iterator[Compared]:
+    """Runs so many groups per round: plain, ``plain_rows`` samples at a time, then ours. Yields
+    after each round what there is of all."""
     torch.set_num_threads(recipe.trainer.threads)
     loaded = load_policy(recipe, {"transformer", "text", "decoder"})
     prompt = read_prompts(recipe.data.prompts)[0].text
@@ -65,22 +66,22 @@ def compare(recipe: Recipe, rounds: int, groups: int, plain_rows: int) -> Compar
     size = recipe.batch.group_size
     found: dict[str, list[float]] = {}
 
-    def timed(name: str, work: Callable[[int], object]) -> None:
-        began = time.perf_counter()
-        for group in range(groups):
-            work(group)
-        found.setdefault(name, []).append(groups * size / (time.perf_counter() - began))
+    def measure(name: str, work: Callable[[int], object]) -> None:
+        seconds = timed(loaded.device, lambda: [work(group) for group in range(groups)])
+        found.setdefault(name, []).append(groups * size / seconds)
 
-    for group in range(WARM_UP):
-        plain.train(plain.generate(group))
-        ours.train(ours.generate(group))
     path, data = plain.generate(0), ours.generate(0)
+    for group in range(OURS_WARM_UP):
+        if group < WARM_UP:
+            plain.train(plain.generate(group))
+            ours.generate(group)
+        ours.train(data)
     for _ in range(rounds):
-        timed("plain_rollout", plain.generate)
-        timed("rollout", ours.generate)
-        timed("plain_trainer", lambda _: plain.train(path))
-        timed("trainer", lambda _: ours.train(data))
-    return Compared(**{name: tuple(rates) for name, rates in found.items()})
+        measure("plain_rollout", plain.generate)
+        measure("rollout", ours.generate)
+        measure("plain_trainer", lambda _: plain.train(path))
+        measure("trainer", lambda _: ours.train(data))
+        yield Compared(**{name: tuple(rates) for name, rates in found.items()})
 
 
 class _Plain:
@@ -89,7 +90,7 @@ class _Plain:
         self._plan = sampling_plan(recipe, window_start=0)
         self._conditions = loaded.model.encode(prompt, guidance=recipe.model.guidance)
         size = recipe.batch.group_size
-        self._advantage = torch.linspace(-1.0, 1.0, size)
+        self._advantage = torch.linspace(-1.0, 1.0, size, device=loaded.device)
         self._parts = [range(first, min(first + rows, size)) for first in range(0, size, rows)]
         modules = loaded.model.transformer.modules()
         self._layers = [each for each in modules if isinstance(each, AdaptedLinear)]
@@ -132,16 +133,20 @@ class _Plain:
         self._loaded.model.transformer.zero_grad(set_to_none=True)
 
     def _train(self, part: range, path: Trajectory) -> None:
-        algorithm, steps = self._recipe.algorithm, path.log_probs.shape[1]
+        device, algorithm = self._loaded.device, self._recipe.algorithm
+        latents, log_probs = path.latents.to(device), path.log_probs.to(device)
+        steps = log_probs.shape[1]
         advantage = self._advantage[part.start : part.stop]
         num_rows = len(self._advantage) * steps
         for number in range(steps):
-            before, arrived = path.latents[:, number], path.latents[:, number + 1]
+            before, arrived = latents[:, number], latents[:, number + 1]
             step = self._plan.step(path.step_indices[number].repeat(len(before)))
+            sigma, sigma_next = step.sigma.to(device), step.sigma_next.to(device)
+            step = replace(step, sigma=sigma, sigma_next=sigma_next)
             velocity = self._velocity(before, step.sigma)
             taken = transition(velocity, before, step, arrived=arrived)
             surrogate = clipped_surrogate(
-                taken.log_prob, path.log_probs[:, number], advantage,
+                taken.log_prob, log_probs[:, number], advantage,
                 clip_range=algorithm.clip_range, advantage_clip=algorithm.advantage_clip,
             )  # fmt: skip
             (surrogate.per_row.sum() / num_rows).backward()

@@ -16,6 +16,7 @@ from torch import nn
 from bench.digits.text import clip_tokenizer, randomized
 from digenrl.profile.models import ARCHITECTURES, ModelName
 from digenrl.profile.network import DTYPE, random_transformer
+from shared.diffusion.device import own_device, release
 from shared.errors import UserError
 
 COMPLETE = "complete"
@@ -68,13 +69,15 @@ def write_model(
     folder.mkdir(parents=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        pipeline = _pipeline(tiny)
+        pipeline = _pipeline(tiny, own_device())
     report(f"{folder}: {_sizes(pipeline)}")
     pipeline.save_pretrained(folder, max_shard_size="10GB")
     mark.touch()
+    del pipeline
+    release(own_device())
 
 
-def _pipeline(tiny: bool) -> Any:
+def _pipeline(tiny: bool, device: torch.device) -> Any:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # read when it is imported
 
     from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
@@ -86,7 +89,7 @@ def _pipeline(tiny: bool) -> Any:
     tokenizer = clip_tokenizer(CLIP_TOKENS)
     sizes = (TINY_CLIP, TINY_CLIP) if tiny else (CLIP_L, CLIP_G)
     first, second = (_clip(tokenizer, size).to(DTYPE) for size in sizes)
-    transformer = random_transformer(architecture, torch.device("cpu"))
+    transformer = random_transformer(architecture, device)  # which a GPU draws faster
     return StableDiffusion3Pipeline(
         transformer=transformer.to(DTYPE),  # with its table of positions
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),

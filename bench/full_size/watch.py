@@ -98,7 +98,7 @@ async def kill_worker(seen: Watched, root: int, url: str, tokens: Tokens, kill: 
             states = await _states(client, url, tokens)
             if not states.get("run", "").startswith(f"running, {kill.after} of"):
                 continue
-            for pid in _family(root):
+            for pid in family(root):
                 arguments = _command(pid)
                 if "--worker" in arguments and kill.worker in arguments:
                     os.kill(pid, signal.SIGKILL)
@@ -124,7 +124,7 @@ def memory_of(root: int, known: dict[int, str]) -> dict[str, int]:
     """Returns the bytes in use by a process and all that it has started, by role; adds to
     ``known`` the role of each process: one that ends has no command line any more."""
     found: dict[str, int] = defaultdict(int)
-    for pid in _family(root):
+    for pid in family(root):
         arguments = _command(pid)
         if any(arguments):
             known[pid] = role_of(arguments)
@@ -151,7 +151,7 @@ def role_of(arguments: list[str]) -> str:
     return next((role for role in ROLES if role in arguments), OTHERS)
 
 
-def _family(root: int) -> Iterator[int]:
+def family(root: int) -> Iterator[int]:
     """Yields a process and its descendants."""
     children = defaultdict(list)
     for entry in PROC.iterdir():

@@ -101,7 +101,6 @@ def _traced(recipe: Recipe) -> dict[str, float]:
         "weights": weights.network + weights.trained + sum(weights.text.values()) + weights.decoder,
         "denoising, 1 sample": found.denoise_peak(1),
         f"denoising, {size} samples": found.denoise_peak(size),
-        "decoding a sample": found.decode.peak_bytes,
         **{f"training, {rows} rows": found.training.peak_bytes(rows) for rows in _rows(recipe)},
     }
 
@@ -118,10 +117,6 @@ def _measured(recipe: Recipe) -> dict[str, int | None]:
         generator.advance(work)  # the first call of a shape takes work spaces
         name = "denoising, 1 sample" if count == 1 else f"denoising, {count} samples"
         found[name] = allocator.peak(_advance(generator, work))
-        while not work.done:
-            generator.advance(work)
-        if count == 1:
-            found["decoding a sample"] = allocator.peak(_finish(generator, work))
     group = group_of(generator, size)
     engine = TrainerEngine(recipe, loaded)
     for rows in _rows(recipe):
@@ -136,10 +131,6 @@ def _rows(recipe: Recipe) -> tuple[int, ...]:
 
 def _advance(generator: Generator, work: GenerationInProgress) -> Callable[[], object]:
     return lambda: generator.advance(work)
-
-
-def _finish(generator: Generator, work: GenerationInProgress) -> Callable[[], object]:
-    return lambda: generator.finish(work)
 
 
 def _train(engine: TrainerEngine, group: GroupData, chunk: Chunk) -> Callable[[], object]:

@@ -48,9 +48,11 @@ FORMS: Mapping[str, Changes] = {
 GRADIENTS: Mapping[str, Changes] = {
     "both": {},
     "conditional": {"algorithm.cfg_gradient": "conditional"},
-    "compiled": {"model.compile": "regional"},
 }
 """Changes of the recipe, by what they do to a training pass."""
+COMPILED: Mapping[str, Changes] = {"both": {}, "compiled": {"model.compile": "regional"}}
+WINDOW = {"sampling.window": 2}
+"""Trained steps of a group: its passes are as long with few as with many."""
 ON_GPUS = ("int8", "fp8", "streamed", "compiled")
 ROWS = 8
 TIMES = 3
@@ -58,21 +60,33 @@ TIMES = 3
 
 def measure(day: "Day") -> dict[str, Any]:
     """Returns seconds and bytes by form, and the places where the host waited."""
+    forms = {"denoising": (FORMS, _denoised), "training": (GRADIENTS, _trained)}
+    return _measured(day, "passes", forms)
+
+
+def compiled(day: "Day") -> dict[str, Any]:
+    """Returns the same of a compiled training pass, and of one that is not."""
+    return _measured(day, "compiled", {"training": (COMPILED, _trained)})
+
+
+Work = Callable[["Day", Changes], dict[str, Any]]
+
+
+def _measured(
+    day: "Day", part: str, kinds: Mapping[str, tuple[Mapping[str, Changes], Work]]
+) -> dict[str, Any]:
     found: dict[str, Any] = {"rows": ROWS}
-    for what, forms, work in (
-        ("denoising", FORMS, _denoised),
-        ("training", GRADIENTS, _trained),
-    ):
+    for what, (forms, work) in kinds.items():
         found[what] = {}
         for name, changes in forms.items():
             if not (day.cpu and name in ON_GPUS):
                 print_line(f"{what}: {name}")
-                found[what][name] = _tried(partial(work, day, changes))
-                keep(day.folder, "passes", found)
+                found[what][name] = tried(partial(work, day, changes))
+                keep(day.folder, part, found)
     return found
 
 
-def _tried(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def tried(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Returns what was found, or why nothing: one form takes nothing from the others."""
     try:
         return work()
@@ -132,7 +146,7 @@ def _denoised(day: "Day", changes: Changes) -> dict[str, Any]:
 
 
 def _trained(day: "Day", changes: Changes) -> dict[str, Any]:
-    recipe, loaded, generator = _generator(day, changes, trains=True)
+    recipe, loaded, generator = _generator(day, {**WINDOW, **changes}, trains=True)
     size = recipe.batch.group_size
     engine = TrainerEngine(recipe, loaded)
     chunk = Chunk(min(ROWS, size), 1)

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench.full_size.run import GB, machine
@@ -47,7 +48,7 @@ def markdown(content: Found, titles: Mapping[str, str]) -> str:
         lines.append(f"| {titles[name]} | {_status(part)} | {part.get('seconds', '')} |")
     lines.append("")
     for name, show in SHOWN.items():
-        if parts.get(name, {}).get("status") == "done":
+        if parts.get(name, {}).get("found"):  # a part that failed may have found something
             lines += [f"## {titles[name]}", "", *show(parts[name]["found"], parts), ""]
     return "\n".join(lines)
 
@@ -122,15 +123,15 @@ def _times(value: float, shipped: float | None) -> str:
 
 
 def _passes(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
-    yield "A denoising step of all samples of a group, with guidance:"
-    yield ""
-    yield "| weights | ms | the first, s | decode and pack a sample, ms | weights, GiB | waited |"
-    yield from _forms(found["denoising"], _denoised, columns=6)
-    yield ""
+    head = "| weights | ms | the first, s | decode and pack a sample, ms | weights, GiB | waited |"
+    if "denoising" in found:
+        yield from ("A denoising step of all samples of a group, with guidance:", "", head)
+        yield from _forms(found["denoising"], _denoised, columns=6)
+        yield ""
     yield f"A training pass of {found['rows']} rows, and where the host waited in a whole group:"
     yield ""
     yield "| gradient | ms | the first group, s | error of the ratio | waited |"
-    yield from _forms(found["training"], _trained, columns=5)
+    yield from _forms(found.get("training", {}), _trained, columns=5)
 
 
 def _forms(
@@ -224,8 +225,70 @@ def _agreement(by_worker: Mapping[str, str]) -> str:
     return "**not the same**: " + ", ".join(f"{who} {sum}" for who, sum in by_worker.items())
 
 
+def _doctor(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
+    yield "| | | |"
+    yield "|---|---|---|"
+    for each in found["findings"]:
+        yield f"| {each['check']} | {each['state']} | {each['found']} |"
+
+
+def _steady(found: Found, parts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields steps of the services, beside the same work of their engines alone and of a plain
+    loop: rollout, then training."""
+    steps, samples = found["steps"], found["samples"]
+    yield f"Seconds from commit to commit, of {samples} samples each: "
+    yield f"{', '.join(f'{each:.2f}' for each in steps) or 'none was seen'}. The first counts from "
+    yield "the start of `digenrl up`."
+    if len(steps) < 3:
+        return
+    yield ""
+    yield "| a step | s | samples per second |"
+    yield "|---|---|---|"
+    yield _rate("services, median without the first two", median(steps[2:]), samples)
+    rates = parts.get("loop", {}).get("found", {})
+    for prefix, words in (("", "their engines alone"), ("plain_", "a plain diffusers loop")):
+        if rates:
+            each = [median(rates[f"{prefix}{what}"]) for what in ("rollout", "trainer")]
+            yield _rate(words, sum(samples / rate for rate in each), samples)
+
+
+def _rate(words: str, seconds: float, samples: int) -> str:
+    return f"| {words} | {seconds:.2f} | {samples / seconds:.2f} |"
+
+
+def _loop(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
+    yield "| samples per second, medians by turns | plain loop | ours | ratio |"
+    yield "|---|---|---|---|"
+    for what in ("rollout", "trainer"):
+        plain, ours = median(found[f"plain_{what}"]), median(found[what])
+        yield f"| {what} | {plain:.2f} | {ours:.2f} | {found[f'{what}_ratio']:.2f} |"
+
+
+def _decoders(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
+    yield "| decoder of a sample | traced, GiB | measured, GiB | factor | s |"
+    yield from _forms(found, _decoded, columns=5)
+
+
+def _decoded(form: Found) -> list[str]:
+    known = form["measured"] is not None
+    return [
+        f"{form['traced'] / 2**30:.2f}", f"{form['measured'] / 2**30:.2f}" if known else "-",
+        f"{form['factor']:.2f}" if known else "-", f"{form['seconds']:.2f}",
+    ]  # fmt: skip
+
+
+def _rewards(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
+    yield "| | s per image | operations per second, in 1e12 | charged |"
+    yield "|---|---|---|---|"
+    for name, each in found.items():
+        rates = [f"{each[key] / 1e12:.3g}" for key in ("operations", "charged")]
+        yield f"| {name} | {each['seconds']:.3g} | {' | '.join(rates)} |"
+
+
 SHOWN = {
     "families": _families, "memory": _memory, "passes": _passes, "commits": _commits,
     "profile": _profile, **{f"profile-{model}": _profile for model in ModelName},
     "services": _services, "services-shared": _services, "services-lent": _services,
+    "doctor": _doctor, "services-steady": _steady, "loop": _loop, "compiled": _passes,
+    "decoders": _decoders, "rewards": _rewards, "rewards-cpu": _rewards,
 }  # fmt: skip

@@ -1,13 +1,21 @@
 """The day on a GPU, rehearsed: parts are apart, what is done is kept, a report says it all."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from rich.console import Console
 
 from bench.gpu_day import day
-from bench.gpu_day.day import Day, Part, run_day
+from bench.gpu_day.day import RESERVE_S, Day, Part, run_day
 from bench.gpu_day.report import markdown
 from shared.errors import UserError
 from tests.paths import ROOT
@@ -42,7 +50,7 @@ def test_a_part_that_fails_or_hangs_takes_nothing_from_the_others_and_is_tried_a
     report = (tmp_path / "out" / "cpu.md").read_text()
     assert "| F | **failed**: status 1 |" in report
     assert "| M | done |" in report and "All within 10%: yes." in report
-    assert "| P | **failed**: not done within 0 minutes |" in report
+    assert "| P | **failed**: not done within 0 s |" in report
     content = json.loads((tmp_path / "out" / "cpu.json").read_text())
     assert content["parts"]["families"]["log"] == ["illegal memory access"]
     assert (tmp_path / "count").read_text() == "1\n", "what is done is not done again"
@@ -57,6 +65,98 @@ SHELL = {
     ),
     "profile": "sleep 600",
 }
+
+
+STUBS = {
+    "hangs": (
+        "trap '' TERM; echo 1 >> {folder}/tries; echo '{{}}' > {folder}/parts/hangs.found; "
+        "setsid sleep 61.7 & (setsid sleep 61.8 &); sleep 61.9 & wait"
+    ),
+    "quick": "echo 1 >> {folder}/count; echo '{{}}' > {folder}/parts/quick.found",
+    "large": "echo '{{}}' > {folder}/parts/large.found",
+    "waits": "sleep 61.6 & wait",
+}
+
+
+def _stubs(monkeypatch: pytest.MonkeyPatch, **minutes: float) -> None:
+    parts = {name: Part(title=name, work="-", minutes=each) for name, each in minutes.items()}
+    monkeypatch.setattr(day, "PARTS", parts)
+    monkeypatch.setattr(day, "QUARTER", tuple(parts))
+    monkeypatch.setattr(day, "GRACE_S", 0.3)
+    monkeypatch.setattr(
+        day, "argv_of", lambda name, of: ["/bin/sh", "-c", STUBS[name].format(folder=of.folder)]
+    )
+
+
+def _processes(word: str) -> list[str]:
+    """Returns the command lines that have a word."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(path.read_text().replace("\0", " "))
+    return [line for line in found if word in line]
+
+
+def test_a_quarter_is_bounded_and_the_next_command_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _stubs(monkeypatch, hangs=1 / 60, large=1, quick=5 / 60)
+    rehearsed = Day(tmp_path, cpu=True, tiny=True, quarter=0.5)
+    console, began = Console(quiet=True), time.monotonic()
+    assert not run_day(rehearsed, tmp_path, console, again=False, only=())
+    assert time.monotonic() - began < 20
+    assert _processes("sleep 61.") == [], "what left the part's session was ended as well"
+    report = tmp_path / "cpu-quarter.md"
+    for line in ("| hangs | **failed**: not done within 1 s |", "| large | not run |"):
+        assert line in report.read_text()
+
+    rehearsed = replace(rehearsed, quarter=3)
+    assert not run_day(rehearsed, tmp_path, console, again=False, only=())
+    names = ("quick", "large", "hangs")
+    made = [(tmp_path / "parts" / f"{name}.json").stat().st_mtime_ns for name in names]
+    assert made == sorted(made), "what has failed comes last"
+    assert (tmp_path / "count").read_text() == "1\n", "what is done is not done again"
+    assert "| large | done |" in report.read_text()
+
+
+def test_sigterm_ends_the_part_and_leaves_a_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _stubs(monkeypatch, waits=1)
+    rehearsed = Day(tmp_path, cpu=True, tiny=True)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    timer = Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    try:
+        with pytest.raises(SystemExit):
+            run_day(rehearsed, tmp_path, Console(quiet=True), again=False, only=())
+    finally:
+        timer.join()
+        signal.signal(signal.SIGTERM, before)
+    assert _processes("sleep 61.6") == []
+    assert "| waits | **failed**: interrupted |" in (tmp_path / "cpu.md").read_text()
+
+
+def test_a_quarter_fits_into_eight_minutes_and_three() -> None:
+    limits = [60 * day.PARTS[name].minutes for name in day.QUARTER]
+    assert sum(limits[:4]) <= 8 * 60 - RESERVE_S
+    assert sum(limits[4:]) <= 3 * 60 - RESERVE_S
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_sigterm_leaves_no_process_of_the_services(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "bench", "gpu-day", "--cpu", "--tiny", "--folder", str(tmp_path),
+            "--part", "services-steady"]  # fmt: skip
+    command = subprocess.Popen(argv, cwd=ROOT)
+    began = time.monotonic()
+    while not _processes(f"{tmp_path}/steady/runs/") and time.monotonic() - began < 200:
+        time.sleep(0.2)
+    assert len(_processes(str(tmp_path))) > 2
+    command.terminate()
+    assert command.wait(60) == 128 + signal.SIGTERM
+    assert _processes(str(tmp_path)) == []
+    assert "**failed**: interrupted" in (tmp_path / "cpu.md").read_text()
 
 
 def test_a_report_can_be_written_before_any_part_has_run() -> None:

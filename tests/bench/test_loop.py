@@ -58,7 +58,8 @@ def test_both_train_the_same_gradient_of_the_same_path() -> None:
 
 @pytest.mark.slow
 def test_a_comparison_has_every_round() -> None:
-    found = loop.compare(RECIPE, rounds=2, groups=1, plain_rows=4)
+    first, found = loop.compare(RECIPE, rounds=2, groups=1, plain_rows=4)
+    assert first.trainer == found.trainer[:1]
     assert len(found.trainer) == len(found.plain_trainer) == 2
     assert min(found.rollout + found.plain_rollout + found.trainer + found.plain_trainer) > 0
     pairs = zip(found.trainer, found.plain_trainer, strict=True)
