@@ -38,10 +38,12 @@ POLL_S, STOP_S = 0.5, 20.0
 
 
 def doctor(day: "Day") -> dict[str, Any]:
-    """Returns the findings of `digenrl doctor`, faults too."""
+    """Returns what `digenrl doctor` finds of GPUs, and all that is wrong; the rest names paths."""
     argv = command("doctor", "--json", "--runs", str(day.folder / "runs"))
     ended = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
-    return {"findings": json.loads(ended.stdout)}
+    findings = json.loads(ended.stdout)
+    wanted = [each for each in findings if each["check"] == "gpus" or each["state"] != "ok"]
+    return {"findings": wanted}
 
 
 def steady(day: "Day") -> dict[str, Any]:
