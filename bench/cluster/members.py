@@ -28,6 +28,7 @@ from bench.cluster.ledger import entries_of
 from bench.runner.figures import Use
 from services.scheduler.core.fluid.state import num_rows
 from services.scheduler.costs import fluid
+from services.scheduler.costs.capacity import pass_rows
 from services.trainer.fluid.exchange import ALL, Sum
 from services.trainer.fluid.protocols import TotalMeasure
 from shared.devices.protocols import GroupData, Snapshot
@@ -63,6 +64,10 @@ class EmulatedMember:
     """Digest of what its step has made beside."""
     older: str = ""
     """Digest of the weights before."""
+
+    @property
+    def pass_rows(self) -> int:
+        return pass_rows(self.generating.profile, self.generating.kind, "member")
 
     def weights_digest(self) -> str:
         return self.ahead or self.generating.weights

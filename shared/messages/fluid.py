@@ -147,6 +147,8 @@ class PieceTrained(PieceMessage):
     kind: Literal["piece_trained"] = "piece_trained"
     seconds: Seconds
     """Device time; 0 if the gradient is zero."""
+    pass_rows: Count = 0
+    """Rows (sample, step) that a training pass of the device has at most; 0 if it is not known."""
 
 
 class PieceReleased(PieceMessage):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from services.scheduler.core.fluid.state import FluidState
 from services.scheduler.core.tag.controller import Controller, Decision
-from services.scheduler.core.tag.estimates import Costs
+from services.scheduler.core.tag.estimates import Costs, PassCosts
 from services.scheduler.core.tag.makespan import TagInputs
 from services.scheduler.core.tally import Stage as Stage
 from services.scheduler.core.tally import Tally, tally_of
@@ -346,7 +346,10 @@ def first_state(plan: Plan) -> State:
         controller = Controller(mode="auto")
     else:
         controller = Controller(mode="fixed" if groups else "off", groups=groups)
-    costs = Costs(shared_share=plan.shared_share, group_size=plan.group_size)
+    costs = Costs(
+        shared_share=plan.shared_share, group_size=plan.group_size,
+        passes=PassCosts(usual_rows=plan.group_size),
+    )  # fmt: skip
     return State(
         recovering=True,
         costs=costs,

@@ -167,7 +167,8 @@ class SimMember(GeneratingMember):
         if piece in self.sum.pieces:
             return  # it came twice
         self.gathered = None
-        seconds = self._seconds(piece)
+        seconds, limit = self._seconds(piece), self.timing.pass_rows
+        pass_rows = 0 if limit is None else limit(self.kind)
         seconds = self.history.drawn(self.process.name, seconds)
         self.history.works(f"{self.address}/0", "train", 0.0, seconds)
 
@@ -176,7 +177,7 @@ class SimMember(GeneratingMember):
                 return
             self.sum.pieces = (*self.sum.pieces, piece)
             self.broker.send(self.process, PieceTrained(
-                **command.answer_fields, seconds=seconds,
+                **command.answer_fields, seconds=seconds, pass_rows=pass_rows,
             ))  # fmt: skip
 
         self._occupy(seconds, done)

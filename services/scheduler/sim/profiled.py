@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from services.scheduler.core.state import first_state
-from services.scheduler.core.tag.estimates import Estimate, Overhead
+from services.scheduler.core.tag.estimates import Estimate, Overhead, PassCosts
 from services.scheduler.costs import fluid
-from services.scheduler.costs.capacity import fits, training_role
+from services.scheduler.costs.capacity import fits, pass_rows, training_role
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, Role
 from services.scheduler.costs.seconds import fragment_seconds
@@ -26,6 +26,8 @@ from shared.recipe.schedule import RunSchedule
 
 Devices = Mapping[str, int]
 
+MOST_ROWS = 64
+"""Most rows that a pass is taken to cost whatever its rows: a host may take all of a pass's time."""
 WARM_UP, WARM_UP_LENT, WARM_UP_ONE_STEP, WARM_UP_AUTO = 2, 1, 4, 8
 """Batches until one is like the next: the first one begins on idle devices. Where some devices only
 generate, they build up their lead first with one-step asynchrony, and the controller of TAG looks
@@ -106,6 +108,7 @@ def timing_of(
         steps=profile.shape.steps,
         noise=profile.rollout.noise_cv if noise else 0.0,
         piece=lambda kind, rows: fluid.piece_seconds(profile, kind, rows, role),
+        pass_rows=lambda kind: pass_rows(profile, kind, role),
         ranks=profile.variant.ranks,
         gather=fluid.gather_seconds(profile),
         exchange=fluid.exchange_seconds(profile, sum(trainer.values())),
@@ -172,10 +175,25 @@ def prime(cluster: Cluster, overhead: Overhead, ready: float) -> None:
             each.address: Estimate(value=timing.gradient(each.kind, plan.group_size))
             for each in cluster.members.values()
         },
+        passes=learned_passes(costs.passes, cluster),
         ready=Estimate(value=ready),
         commit=Estimate(value=timing.publish + timing.states),
     )
     cluster.scheduler.state = replace(cluster.scheduler.state, costs=costs)
+
+
+def learned_passes(passes: PassCosts, cluster: Cluster) -> PassCosts:
+    """Return what a run would learn of passes, of the kind of which most members are."""
+    timing, kinds = cluster.timing, Counter(each.kind for each in cluster.members.values())
+    if timing.piece is None or timing.pass_rows is None:
+        return passes
+    kind = max(kinds, key=lambda kind: kinds[kind])
+    rows = timing.pass_rows(kind)
+    if rows == 1:
+        return passes
+    one, whole = (timing.piece(kind, n) for n in (1, rows))
+    each = max((whole - one) / (rows - 1), one / MOST_ROWS)
+    return passes.with_overhead(Overhead.of(max(0.0, one / each - 1)))
 
 
 def _generation_seconds(profile: Profile, rollout: Devices, cluster: Cluster) -> float:

@@ -30,6 +30,8 @@ class Timing:
     piece: Callable[[str, int], float] | None = None
     """(device kind, rows of the device, or of the rank that has most) -> a piece's gradient. None:
     as many parts of what a group's takes as it has rows."""
+    pass_rows: Callable[[str], int] | None = None
+    """(device kind) -> rows of a training pass at most. None: unknown."""
     ranks: int = 1
     """Devices of a member, which divide the samples of its pieces."""
     gather: float = 0.0

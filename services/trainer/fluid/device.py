@@ -38,6 +38,10 @@ class EngineMember:
     def steps_concurrently(self) -> bool:
         return self.engine.steps_concurrently
 
+    @property
+    def pass_rows(self) -> int:
+        return self.engine.chunk.rows
+
     def weights_digest(self) -> str:
         return self.engine.newest_digest()
 

@@ -290,7 +290,7 @@ class DeviceWork:
             if group is None or ledger.is_spoilt:
                 await self._release(message, "faulty" if group is None else "failed")
                 return
-            began = time.monotonic()
+            began, pass_rows = time.monotonic(), self._device.pass_rows
             try:
                 await self._add(message, group)
             except (ContractError, OutOfMemory) as error:
@@ -304,7 +304,9 @@ class DeviceWork:
         STAGE_SECONDS.labels(stage="trainer").observe(seconds)
         self._worker.num_done += 1
         did("train", group.command, seconds=seconds, worker=self._worker.name)
-        await self._bus.publish(PieceTrained(**message.answer_fields, seconds=seconds))
+        await self._bus.publish(
+            PieceTrained(**message.answer_fields, seconds=seconds, pass_rows=pass_rows)
+        )
 
     async def _add(self, message: TrainPiece, group: AdmittedGroup) -> None:
         if isinstance(group.work, GroupData):

@@ -35,6 +35,10 @@ class FluidDevice(Protocol):
     def steps_concurrently(self) -> bool:
         """Whether it has a second set of weights."""
 
+    @property
+    def pass_rows(self) -> int:
+        """Rows (sample, step) of the next training pass at most."""
+
     def weights_digest(self) -> str:
         """Return the digest of what samples the newest version, by which that is named."""
 

@@ -53,6 +53,10 @@ class ShardGroup:
 
     steps_concurrently = False
 
+    @property
+    def pass_rows(self) -> int:
+        return self._shard.engine.chunk.rows
+
     def weights_digest(self) -> str:
         return self._all("digest", self._shard.engine.newest_digest)
 

@@ -4,7 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from services.scheduler.core.fluid.cutting import next_piece, part_of_group, whole_group
+from services.scheduler.core.fluid.cutting import (
+    Limits,
+    next_piece,
+    part_of_group,
+    whole_group,
+)
 from services.scheduler.core.fluid.pieces import trainable
 from services.scheduler.core.fluid.state import FluidState, PieceState
 from services.scheduler.core.state import Plan
@@ -29,7 +34,9 @@ def cut(plan: Plan, members: int, ranks: int = 1) -> tuple[FluidState, list[floa
     left = float(plan.num_groups)
     while ready := trainable(plan, fluid):
         share = left / (2 * members)
-        fluid, (index, place) = next_piece(plan, fluid, min(ready), share, members, ranks)
+        fluid, (index, place) = next_piece(
+            plan, fluid, min(ready), share, Limits(members, ranks=ranks)
+        )
         group = fluid.groups[index]
         given = PieceState(piece=group.pieces[place].piece, worker="trainer-0")
         pieces = (*group.pieces[:place], given, *group.pieces[place + 1 :])

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 from services.scheduler.core.fluid.state import FluidState, GroupPieces, PieceState, num_rows
 from services.scheduler.core.state import Plan
@@ -10,7 +11,19 @@ from shared.devices.slices import FINE_PARTS
 from shared.messages.fluid import Piece
 
 MIN_ROWS = 3
-"""Of a piece: a call of fewer (sample, step) takes nearly as long."""
+"""Rows (sample, step) of the smallest piece while it is not known what passes cost."""
+
+
+class Limits(NamedTuple):
+    """What a piece is cut by."""
+
+    num_members: int
+    min_rows: float = MIN_ROWS
+    """Rows of the smallest piece that pays."""
+    pass_rows: int = 0
+    """Rows of a pass at most, of which larger pieces have as many; 0: any."""
+    ranks: int = 1
+    """Ranks of a shard group, which divide the samples of a piece."""
 
 
 def most_pieces(plan: Plan) -> int:
@@ -40,11 +53,12 @@ def in_one_piece(plan: Plan, attempt: int) -> GroupPieces:
 
 def part_of_group(plan: Plan, piece: Piece) -> float:
     """Return the share of a whole group's rows that a piece has."""
-    return num_rows(piece, plan.merged_steps) / _rows_of_group(plan)
+    return num_rows(piece, plan.merged_steps) / rows_of_group(plan)
 
 
-def _rows_of_group(plan: Plan) -> int:
-    samples, merged = trained_samples(plan), plan.merged_steps
+def rows_of_group(plan: Plan, ranks: int = 1) -> int:
+    """Return the rows of a whole group, or of the one of several ranks that trains most of it."""
+    samples, merged = -(-trained_samples(plan) // ranks), plan.merged_steps
     return samples * (plan.trained_steps - merged) + merged
 
 
@@ -57,28 +71,26 @@ def cut_to(plan: Plan, piece: Piece) -> int:
 def groups_left(plan: Plan, fluid: FluidState) -> float:
     """What no member has yet of the update's training, in groups."""
     uncut = plan.part(fluid.update).stop - fluid.num_cut / trained_samples(plan)
-    return uncut + fluid.waiting_rows / _rows_of_group(plan)
+    return uncut + fluid.waiting_rows / rows_of_group(plan)
 
 
 def next_piece(
-    plan: Plan, fluid: FluidState, index: int, share: float, num_members: int, ranks: int = 1
+    plan: Plan, fluid: FluidState, index: int, share: float, limits: Limits
 ) -> tuple[FluidState, tuple[int, int]]:
     """Return the place of the next piece of a group. If no piece waits, one is cut, and its samples
-    are a multiple of ``ranks`` where that is possible: the ranks of a shard group divide them."""
+    are a multiple of the ranks where that is possible."""
     group = fluid.groups[index]
     for place, each in enumerate(group.pieces):
         if each.worker is None:
             return fluid, (index, place)
-    cut_off = _cut(plan, fluid, index, share, num_members, ranks)
+    cut_off = _cut(plan, fluid, index, share, limits)
     pieces = [PieceState(piece=piece) for piece in cut_off]
     first, end = len(group.pieces), max(cut_to(plan, each.piece) for each in pieces)
     cut = replace(group, pieces=(*group.pieces, *pieces), num_cut=max(group.num_cut, end))
     return fluid.with_group(index, cut), (index, first)
 
 
-def _cut(
-    plan: Plan, fluid: FluidState, index: int, share: float, num_members: int, ranks: int
-) -> list[Piece]:
+def _cut(plan: Plan, fluid: FluidState, index: int, share: float, limits: Limits) -> list[Piece]:
     """The next piece, or all parts of the next sample; at first what a group computes once."""
     group = fluid.groups[index]
 
@@ -90,16 +102,19 @@ def _cut(
 
     left, merged = group.num_samples - group.num_cut, plan.merged_steps
     own = range(merged, plan.trained_steps)
-    if plan.schedule.deterministic or (num_members == 1 and not group.pieces):
+    if plan.schedule.deterministic or (limits.num_members == 1 and not group.pieces):
         return [piece(0, group.num_samples, range(plan.trained_steps))]
     if merged and not group.pieces:
         return [piece(0, group.num_samples, range(merged))]
-    samples = share * group.num_samples
-    least = max(ranks, _min_samples(plan, fluid, num_members))
+    samples, ranks = share * group.num_samples, limits.ranks
+    least = max(ranks, _min_samples(plan, fluid, limits))
     if samples >= 1 or least > 1:
         count = -(-max(least, math.floor(samples)) // ranks) * ranks
+        of_pass = limits.pass_rows // len(own) // ranks * ranks
+        if 0 < of_pass < count:
+            count = max(count - count % of_pass, -(-least // of_pass) * of_pass)
         return [piece(group.num_cut, min(left, count), own)]
-    parts = min(_max_parts(plan, fluid, num_members), math.ceil(1 / max(samples, 1e-9)))
+    parts = min(_max_parts(plan, fluid, limits), math.ceil(1 / max(samples, 1e-9)))
     ends = [merged + len(own) * n // parts for n in range(parts + 1)]
     return [piece(group.num_cut, 1, range(begin, end)) for begin, end in itertools.pairwise(ends)]
 
@@ -119,11 +134,11 @@ def _min_nameable(plan: Plan, fluid: FluidState, num_members: int) -> float:
     return uncut / room if rounds <= 1 else share * math.exp(1 - rounds)
 
 
-def _min_samples(plan: Plan, fluid: FluidState, num_members: int) -> int:
+def _min_samples(plan: Plan, fluid: FluidState, limits: Limits) -> int:
     """Samples of a piece at least."""
     own = max(1, plan.trained_steps - plan.merged_steps)
-    nameable = math.ceil(_min_nameable(plan, fluid, num_members))
-    return min(trained_samples(plan), max(1, nameable, math.ceil(MIN_ROWS / own)))
+    nameable = math.ceil(_min_nameable(plan, fluid, limits.num_members))
+    return min(trained_samples(plan), max(1, nameable, math.ceil(limits.min_rows / own)))
 
 
 def trained_samples(plan: Plan) -> int:
@@ -131,16 +146,25 @@ def trained_samples(plan: Plan) -> int:
     return plan.trained_samples or plan.group_size
 
 
-def _max_parts(plan: Plan, fluid: FluidState, num_members: int) -> int:
+def _max_parts(plan: Plan, fluid: FluidState, limits: Limits) -> int:
     """Parts of a sample at most."""
     own = plan.trained_steps - plan.merged_steps
-    nameable = int(1 / max(_min_nameable(plan, fluid, num_members), 1 / FINE_PARTS))
-    return min(FINE_PARTS, max(1, own // MIN_ROWS), max(1, nameable))
+    nameable = int(1 / max(_min_nameable(plan, fluid, limits.num_members), 1 / FINE_PARTS))
+    return min(FINE_PARTS, max(1, int(own // limits.min_rows)), max(1, nameable))
 
 
-def min_part(plan: Plan, fluid: FluidState, num_members: int) -> float:
-    """Return the share of a group's own rows that the smallest piece has."""
-    least = _min_samples(plan, fluid, num_members)
-    return (
-        least / trained_samples(plan) / (1 if least > 1 else _max_parts(plan, fluid, num_members))
-    )
+def piece_sizes(
+    plan: Plan, fluid: FluidState, num_members: int, ranks: int = 1, *, is_learned: bool = True
+) -> list[float]:
+    """Return the rows, of a rank, of the pieces that a group, or a sample, can be cut into evenly;
+    only the usual ones while it is not known what passes cost."""
+    own, samples = max(1, plan.trained_steps - plan.merged_steps), trained_samples(plan)
+    if plan.schedule.deterministic:
+        return [float(rows_of_group(plan, ranks))]
+    if not is_learned:
+        return [float(MIN_ROWS)]
+    each = -(-samples // ranks)
+    least = _min_nameable(plan, fluid, num_members) / ranks
+    whole = {float(-(-each // k)) for k in range(1, each + 1)}
+    parts = {1 / k for k in range(2, FINE_PARTS + 1) if k <= own and ranks == 1}
+    return [own * n for n in whole | parts if n >= least] or [float(own * each)]

@@ -7,9 +7,9 @@ or late.
 from dataclasses import dataclass, replace
 
 from services.scheduler.core.fluid import batch_std
-from services.scheduler.core.fluid.cutting import part_of_group
+from services.scheduler.core.fluid.cutting import rows_of_group
 from services.scheduler.core.fluid.members import MEMBER, with_held
-from services.scheduler.core.fluid.state import FluidState, next_attempt
+from services.scheduler.core.fluid.state import FluidState, next_attempt, num_rows
 from services.scheduler.core.fragments import fail_run
 from services.scheduler.core.state import Plan, State
 from services.scheduler.core.training import group_failed
@@ -167,10 +167,14 @@ def _learn(plan: Plan, state: State, event: FluidEvent) -> State:
     """Learn how fast the member trains."""
     if not isinstance(event, PieceTrained) or not event.seconds:
         return state
-    if event.worker not in state.workers:
+    worker = state.workers.get(event.worker)
+    if worker is None:
         return state
-    seconds = event.seconds / part_of_group(plan, event.piece)
-    return replace(state, costs=state.costs.observe_gradient(event.worker, seconds))
+    costs = state.costs.observe_piece(
+        event.worker, event.seconds, rows=num_rows(event.piece, plan.merged_steps, worker.ranks),
+        group_rows=rows_of_group(plan, worker.ranks), pass_rows=event.pass_rows,
+    )  # fmt: skip
+    return replace(state, costs=costs)
 
 
 def _find(fluid: FluidState, event: PieceTrained | PieceReleased) -> tuple[int, int] | None:

@@ -2,22 +2,28 @@
 
 A piece takes half of a fair share of what is left of the batch's training, by the member's learned
 speed, so pieces shrink towards the end of a batch, down to a part of the trained steps of one
-sample. It goes to whoever is free first; at the end not to one that would finish it later than
-another that is still at work, unless that is before all are done in any case.
+sample if passes cost little (`ending`). One step ahead nothing waits for the end of a batch, and a
+piece takes the whole fair share. It goes to the member that is free first. At the end a member that
+is busy or slow is given a small piece only if it finishes that before all are done in any case.
 """
 
 import heapq
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 
 from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.core.fluid.cutting import (
+    MIN_ROWS,
+    Limits,
     groups_left,
-    min_part,
     next_piece,
     part_of_group,
+    piece_sizes,
+    rows_of_group,
     trained_samples,
 )
+from services.scheduler.core.fluid.ending import Member, best_ending
 from services.scheduler.core.fluid.members import member_addresses
 from services.scheduler.core.fluid.modes import has_loans
 from services.scheduler.core.fluid.state import (
@@ -25,6 +31,7 @@ from services.scheduler.core.fluid.state import (
     FluidState,
     Pace,
     PieceState,
+    num_rows,
 )
 from services.scheduler.core.state import AssignedFragment, Plan, State, WorkerState
 from services.scheduler.core.workers import HasFewOf, HasNextOf, Workers
@@ -32,25 +39,16 @@ from shared.messages.fluid import TrainPiece
 
 UNLIKE = 1.1
 """Devices whose speeds differ by less are taken as equal."""
-MEMBERS_PER_EVENT = 64
-"""On average: what follows from all of more members holds for some events. Of so many members it is
-known which would finish a small piece first."""
+MEMBERS_PER_EVENT = 16
+"""On average: what follows from all of more members holds for some events."""
+MIN_OVERHEADS = 3
+"""Overheads of a pass that the smallest piece has in rows where members are unlike: half of it
+saves less at the end than the additional passes cost. What comes late there is groups, which no
+forecast of pieces knows."""
+SLACK = 0.1
+"""Part of a piece by which a member may end later than forecast and still be given it."""
 
 Issued = tuple[State, list[TrainPiece]]
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A member that could take a piece."""
-
-    worker: WorkerState
-    free_at: float
-    group_seconds: float
-    """Device time of a whole group; 1 if nobody has trained anything yet."""
-
-    def end(self, part: float) -> float:
-        """When it would be done with such a part of a group."""
-        return self.free_at + part * self.group_seconds
 
 
 def train_pieces(plan: Plan, state: State, now: float) -> Issued:
@@ -60,28 +58,27 @@ def train_pieces(plan: Plan, state: State, now: float) -> Issued:
         return state, commands
     if not trainable(plan, fluid):
         return state, commands
-    members = AvailableMembers(plan, state, fluid, now)
+    left, (at_hand, least) = groups_left(plan, fluid), _at_hand_now(plan, fluid)
+    members = AvailableMembers(plan, state, fluid, now, min(left, at_hand))
     if not members.has_room:
         return state, commands
-    left, (at_hand, least) = groups_left(plan, fluid), _at_hand_now(plan, fluid)
     while (ready := trainable(plan, fluid)) and (address := members.take_first()) is not None:
         member = members.member(address)
         share = min(
             left / (2 * members.pace.rate * member.group_seconds),
             max(at_hand / len(members.addresses), least),
         )
-        if members.another_is_sooner(member, share, left):
+        if members.others_are_sooner(member, share):
             continue
-        fluid, key = next_piece(
-            plan, fluid, min(ready), share, len(members.addresses), member.worker.ranks
-        )
+        fluid, key = next_piece(plan, fluid, min(ready), share, members.limits(member))
         fluid, command = _given(state, fluid, member, key, now)
         commands.append(command)
         part = part_of_group(plan, command.piece)
         left, at_hand = left - part, at_hand - part
-        member = replace(member, free_at=member.free_at + part * member.group_seconds)
+        rows = num_rows(command.piece, plan.merged_steps, member.worker.ranks)
+        member = replace(member, free_at=member.free_at + member.seconds(rows))
         members.put_back(member, fluid)
-    return replace(state, fluid=replace(fluid, pace=members.pace, pause=members.pause)), commands
+    return replace(state, fluid=replace(fluid, pace=members.pace)), commands
 
 
 def _at_hand_now(plan: Plan, fluid: FluidState) -> tuple[float, float]:
@@ -107,23 +104,21 @@ def trainable(plan: Plan, fluid: FluidState) -> frozenset[int]:
 class AvailableMembers:
     """Knows the members while pieces are given out: of many, it looks at all only now and then."""
 
-    def __init__(self, plan: Plan, state: State, fluid: FluidState, now: float) -> None:
+    def __init__(
+        self, plan: Plan, state: State, fluid: FluidState, now: float, left: float
+    ) -> None:
+        """``left``: groups that are divided among them now."""
         self._plan, self._state, self._fluid, self._now = plan, state, fluid, now
+        self._left = left
         self.addresses = member_addresses(state)
+        self._usual_seconds = state.costs.gradient_seconds("") or 1.0
+        """Device time of a whole group on a member that was not measured yet."""
         self._known: dict[str, Member] = {}
         """Members by address, as of what they were given so far."""
         idle, self._others = _with_room(plan, state)
         self._idle = sorted(idle, reverse=True)
         self._free: list[tuple[float, str]] = []
         """Heap of the others: when each is free. It is made when nobody idles."""
-        self.pace = _pace(state, fluid, self.addresses)
-        self._may_look = not fluid.pause or fluid.num_given <= fluid.pause  # so many events come
-        self._soonest: list[str] | None = None
-        """Members that would be the first to finish a small piece."""
-        self._even_end = 0.0
-        """When all would be done if what is left were divided evenly."""
-        self._least: float | None = None
-        """Share of a group that the smallest piece has."""
 
     @property
     def has_room(self) -> bool:
@@ -146,55 +141,62 @@ class AvailableMembers:
         if _num_ahead(fluid, member.worker) < AHEAD:
             heapq.heappush(self._free, (member.free_at, address))
 
-    @property
-    def pause(self) -> int:
-        """Events that pass before all are looked at again."""
-        if self._soonest is not None:
-            return len(self.addresses) // MEMBERS_PER_EVENT
-        return max(0, self._fluid.pause - 1)
-
     def member(self, address: str) -> Member:
         found = self._known.get(address)
         if found is None:
-            worker, others = self._state.workers[address], self.pace.others
-            found = _member(self._state, self._fluid, worker, self._now, self._plan, others)
-            self._known[address] = found
+            found = self._known[address] = _member(
+                self._plan, self._state, self._fluid, address, self._now, self._usual_seconds
+            )
         return found
 
-    def another_is_sooner(self, member: Member, share: float, left: float) -> bool:
-        """Whether the batch would end later with this member's small piece: another, busy as it is,
-        would finish it sooner, and all could be done by then. It is taken for granted where that
-        was found only some events ago.
+    def limits(self, member: Member) -> Limits:
+        """What the next piece of a member is cut by. One step ahead nobody waits at the end, and
+        all are to train as long: it takes its fair share of the batch in whole passes."""
+        ranks, least = member.worker.ranks, self.pace.ending.min_rows
+        if self._plan.early_groups and self._state.costs.passes.is_known:
+            groups = self._plan.num_groups / self._plan.updates
+            share = min(1.0, groups / self.pace.rate / member.group_seconds)
+            rows = share * rows_of_group(self._plan, ranks)
+            least = max(least, rows - rows % member.pass_rows if rows > member.pass_rows else rows)
+        return Limits(
+            len(self.addresses), min_rows=least * ranks, pass_rows=member.pass_rows * ranks,
+            ranks=ranks,
+        )  # fmt: skip
+
+    def others_are_sooner(self, member: Member, share: float) -> bool:
+        """Whether the update would end later with a small piece of a member that is busy or slow.
 
         Args:
             share: part of a group that the piece is meant to have.
-            left: groups that no member has yet.
         """
-        if self._least is None:
-            self._least = min_part(self._plan, self._fluid, len(self.addresses))
-        least = self._least
-        is_small = share < max(least, 1 / trained_samples(self._plan))
-        if not is_small or member.group_seconds < UNLIKE * self.pace.fastest:
+        rows = share * rows_of_group(self._plan, member.worker.ranks)
+        least = self.limits(member).min_rows / member.worker.ranks
+        is_slow = member.group_seconds >= UNLIKE * self.pace.fastest
+        if rows > least or (member.free_at <= self._now and not is_slow):
             return False
-        if not self._may_look:
-            return True
-        if self._soonest is None:
-            addresses = sorted(self.addresses)
-            self._soonest = heapq.nsmallest(
-                MEMBERS_PER_EVENT, addresses, key=lambda a: self.member(a).end(least)
-            )
-            self._even_end = _even_end([self.member(address) for address in addresses], left)
-        end = member.end(max(share, least))
-        if end <= self._even_end and not self._plan.early_groups:
-            return False
-        return any(self.member(a).end(max(share, least)) < end for a in self._soonest)
+        seconds, ending = member.seconds(max(rows, least)), self.pace.ending
+        if is_slow:
+            return member.free_at + seconds > ending.even
+        return member.free_at + (1 - SLACK) * seconds > ending.at
 
-
-def _even_end(members: list[Member], left: float) -> float:
-    """When all members would be done if what is left were to end on all of them at once. To give
-    some of it out does not change that."""
-    begun = sum(each.free_at / each.group_seconds for each in members)
-    return (left + begun) / sum(1 / each.group_seconds for each in members)
+    @cached_property
+    def pace(self) -> Pace:
+        """How fast all members train, and when they are done; found some events ago if they are
+        many."""
+        number, known = len(self.addresses), self._fluid.pace
+        is_known = known is not None and known.members is self.addresses
+        if known is not None and is_known and known.times + 1 < number / MEMBERS_PER_EVENT:
+            return replace(known, times=known.times + 1)
+        all_members = [self.member(address) for address in sorted(self.addresses)]
+        seconds = [each.group_seconds for each in all_members]
+        first, plan = all_members[0], self._plan
+        sizes = [max(MIN_ROWS, min(first.pass_rows, MIN_OVERHEADS * first.overhead))]
+        if plan.schedule.deterministic or max(seconds) < UNLIKE * min(seconds):
+            is_learned, ranks = self._state.costs.passes.is_known, first.worker.ranks
+            sizes = piece_sizes(plan, self._fluid, number, ranks, is_learned=is_learned)
+        left = self._left * rows_of_group(plan, first.worker.ranks)
+        ending = best_ending(all_members, left, sizes)
+        return Pace(self.addresses, sum(1 / each for each in seconds), min(seconds), ending)
 
 
 def _with_room(plan: Plan, state: State) -> tuple[frozenset[str], frozenset[str]]:
@@ -240,35 +242,28 @@ def _at_hand(fluid: FluidState, workers: Workers, able: frozenset[str]) -> froze
     return room
 
 
-def _pace(state: State, fluid: FluidState, addresses: frozenset[str]) -> Pace:
-    """How fast the members train, found some events ago if there are many."""
-    known = fluid.pace
-    is_known = known is not None and known.members is addresses
-    if known is not None and is_known and known.times < len(addresses) // MEMBERS_PER_EVENT:
-        return replace(known, times=known.times + 1)
-    others = state.costs.gradient_seconds("") or 1.0
-    learned = state.costs.gradient
-    seconds = [learned[a].value or others if a in learned else others for a in sorted(addresses)]
-    fastest = min(seconds, default=others)
-    return Pace(addresses, sum(1 / each for each in seconds), fastest, others)
-
-
 def _member(
-    state: State, fluid: FluidState, worker: WorkerState, now: float, plan: Plan, others: float
+    plan: Plan, state: State, fluid: FluidState, address: str, now: float, others: float
 ) -> Member:
     """``others``: device time of a whole group on a member that was not measured yet."""
-    learned = state.costs.gradient.get(worker.address)
+    worker, learned = state.workers[address], state.costs.gradient.get(address)
     seconds = others if learned is None else learned.value or others
+    passes = state.costs.passes
+    pass_rows, group_rows = passes.rows_of(address), rows_of_group(plan, worker.ranks)
+    member = Member(
+        worker=worker, free_at=now, group_seconds=seconds, pass_rows=pass_rows,
+        row_seconds=seconds / passes.work(group_rows, pass_rows), overhead=passes.overhead_rows,
+    )  # fmt: skip
     free_at = now
     for place, held in enumerate(_before_pieces(fluid, worker)):
         each = state.costs.whole_samples(held.num_samples) * sample_seconds(state, worker)
         free_at += max(0.0, each - (0.0 if place else now - held.since))
     for place, (index, at) in enumerate(fluid.queues.get(worker.address, ())):
         held_piece = fluid.groups[index].pieces[at]
-        each = seconds * part_of_group(plan, held_piece.piece)
+        each = member.seconds(num_rows(held_piece.piece, plan.merged_steps, worker.ranks))
         begun = not place and not worker.assigned
         free_at += max(0.0, each - (now - held_piece.since if begun else 0.0))
-    return Member(worker, free_at, seconds)
+    return replace(member, free_at=free_at)
 
 
 def _num_ahead(fluid: FluidState, worker: WorkerState) -> int:

@@ -164,6 +164,17 @@ def _is_same(one: Stepped, other: Stepped) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """When all of an update is trained, if that goes on as forecast."""
+
+    min_rows: float
+    """Rows of the smallest piece that pays."""
+    at: float
+    even: float
+    """When it would be if all members ended at once."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pace:
     """How fast all members train. Of many it is not computed anew at every event: it sets the sizes
     of pieces, and changes little."""
@@ -173,8 +184,7 @@ class Pace:
     """Groups per second."""
     fastest: float
     """Seconds of a group on the fastest member."""
-    others: float
-    """Seconds of a group on a member that was not measured yet."""
+    ending: Ending
     times: int = 0
     """How often it was used since."""
 
@@ -220,8 +230,6 @@ class FluidState:
     num_given: int = 0
     """Pieces that members have and have not trained."""
     pace: Pace | None = None
-    pause: int = 0
-    """Events that pass before slow members are looked at again at the end; see `pieces`."""
     gone: frozenset[str] = frozenset()
     """Addresses of members whose lease has ended."""
     out: frozenset[str] = frozenset()
@@ -365,7 +373,7 @@ def next_update(fluid: FluidState, part: range, checksum: str) -> FluidState:
         fluid, update=fluid.update + 1, checksum=checksum,
         first_checksum=fluid.first_checksum if fluid.update else fluid.checksum,
         exchange=None, step=None, sums={}, queues={}, queued=frozenset(), loaded=frozenset(),
-        num_given=0, num_failures=0, alone_since=None,
+        num_given=0, num_failures=0, alone_since=None, pace=None,
     )  # fmt: skip
     for index in part:
         group = fluid.groups[index]

@@ -1,5 +1,6 @@
 """Learns online what work costs: running median of three, then an exponential average."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median, median_low
@@ -78,13 +79,13 @@ class MeanFragment:
     seconds: float
     count: int = 1
 
-    def relative(self, samples: int, seconds: float) -> float:
+    def relative(self, samples: float, seconds: float) -> float:
         """Return how much longer than the mean a fragment took, in parts of the mean."""
         apart = samples / self.samples - 1
         least, most = min(apart, 0.0) - BEYOND, max(apart, 0.0) + BEYOND
         return min(most, max(least, seconds / self.seconds - 1))
 
-    def observe(self, samples: int, seconds: float) -> "MeanFragment":
+    def observe(self, samples: float, seconds: float) -> "MeanFragment":
         """Begin anew where a fragment took less than half of the least that the mean allows: the
         first ones of a device are long."""
         if seconds < 0.5 * self.seconds * min(1.0, samples / self.samples):
@@ -121,7 +122,7 @@ class Overhead:
         known = weight / (samples + 1)
         return cls(evidence=weight, products=known, per_sample=known)
 
-    def observe(self, mean: MeanFragment, samples: int, seconds: float) -> "Overhead":
+    def observe(self, mean: MeanFragment, samples: float, seconds: float) -> "Overhead":
         """Add a fragment to those of its device before it."""
         apart = samples / mean.samples - 1
         product, kept = apart * mean.relative(samples, seconds), 1 - MEMORY
@@ -146,6 +147,69 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassCosts:
+    """Learns what training takes as a function of rows: o + c r seconds for a pass of r rows, as
+    o / c, which holds for members of any speed.
+
+    A piece is trained in passes of as many rows as a member trains at a time. Where the host is
+    busy for longer than the device, o is so large that small passes count as much as large ones.
+    """
+
+    usual_rows: int = 1
+    """Rows of a pass at most, on a member that has not reported it."""
+    overhead: Overhead = Overhead()
+    overhead_rows: float = 0.0
+    """Rows that take as long as a pass takes whatever its rows; 0 while it is unknown."""
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """Rows of a pass at most, by member."""
+    means: Mapping[str, MeanFragment] = field(default_factory=dict)
+    """Mean pass of each member."""
+
+    @property
+    def is_known(self) -> bool:
+        return self.overhead.is_known
+
+    def rows_of(self, member: str) -> int:
+        return self.rows.get(member, self.usual_rows)
+
+    def work(self, rows: float, pass_rows: int) -> float:
+        """Return how many rows without passes take as long as a piece of so many.
+
+        >>> PassCosts(overhead_rows=2.0).work(rows=10, pass_rows=8)
+        14.0
+        """
+        return rows + math.ceil(rows / pass_rows) * self.overhead_rows
+
+    def with_overhead(self, overhead: Overhead) -> "PassCosts":
+        found = overhead.samples(self.usual_rows)
+        return replace(self, overhead=overhead, overhead_rows=found or 0.0)
+
+    def observe(self, member: str, rows: int, pass_rows: int, seconds: float) -> "PassCosts":
+        """Learn from a piece what its passes took, each of as many of its rows."""
+        costs = self
+        if pass_rows and pass_rows != self.rows.get(member):
+            costs = replace(costs, rows={**self.rows, member: pass_rows})
+        passes = math.ceil(rows / costs.rows_of(member))
+        each, mean = rows / passes, costs.means.get(member)
+        if mean is None:
+            mean = MeanFragment(each, seconds / passes)
+        else:
+            if each != mean.samples:
+                seen = costs.overhead.observe(mean, each, seconds / passes)
+                costs = costs.with_overhead(seen)
+            mean = mean.observe(each, seconds / passes)
+        return replace(costs, means={**costs.means, member: mean})
+
+    def only_of(self, addresses: Collection[str]) -> "PassCosts":
+        """Forget members that have left."""
+        return replace(
+            self,
+            rows={a: each for a, each in self.rows.items() if a in addresses},
+            means={a: each for a, each in self.means.items() if a in addresses},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Holds the learned costs of a run's work, in seconds."""
 
@@ -162,6 +226,7 @@ class Costs:
     """Seconds per sample of a whole group, by worker."""
     gradient: Mapping[str, Estimate] = field(default_factory=dict)
     """Seconds per group, by member."""
+    passes: PassCosts = PassCosts()
     switch: Estimate = Estimate(value=0.0)
     """Seconds that a member takes to switch to generation and back."""
     ready: Estimate = Estimate()
@@ -231,6 +296,15 @@ class Costs:
             commit=self.commit.newest(),
         )
 
+    def observe_piece(
+        self, member: str, seconds: float, *, rows: int, group_rows: int, pass_rows: int
+    ) -> "Costs":
+        """Learn from the seconds of a piece of so many of a group's rows."""
+        passes = self.passes.observe(member, rows, pass_rows, seconds)
+        limit = passes.rows_of(member)
+        whole = seconds * passes.work(group_rows, limit) / passes.work(rows, limit)
+        return replace(self.observe_gradient(member, whole), passes=passes)
+
     def observe_gradient(self, worker: str, seconds: float) -> "Costs":
         known = self.gradient.get(worker, Estimate())
         return replace(self, gradient={**self.gradient, worker: known.observe(seconds)})
@@ -259,6 +333,7 @@ class Costs:
             fragments={a: each for a, each in self.fragments.items() if a in addresses},
             rollout={a: each for a, each in self.rollout.items() if a in addresses},
             gradient={a: each for a, each in self.gradient.items() if a in addresses},
+            passes=self.passes.only_of(addresses),
         )
 
     def observe(self, work: Shared, seconds: float) -> "Costs":
