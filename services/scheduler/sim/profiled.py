@@ -27,7 +27,7 @@ from shared.recipe.schedule import RunSchedule
 Devices = Mapping[str, int]
 
 MOST_ROWS = 64
-"""Most rows that a pass is taken to cost whatever its rows: a host may take all of a pass's time."""
+"""Most rows that a pass costs whatever its rows: a host may take all of a pass's time."""
 WARM_UP, WARM_UP_LENT, WARM_UP_ONE_STEP, WARM_UP_AUTO = 2, 1, 4, 8
 """Batches until one is like the next: the first one begins on idle devices. Where some devices only
 generate, they build up their lead first with one-step asynchrony, and the controller of TAG looks
