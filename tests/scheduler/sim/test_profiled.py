@@ -170,7 +170,7 @@ def test_colocated_devices_generate_and_then_train() -> None:
         generation_work(QWEN), rel=0.02
     )
     training = busy["train"] * found.step_seconds * 16 / training_work(QWEN)
-    assert 1 < training < 1.15  # small pieces take more calls
+    assert 0.99 < training < 1.15  # small pieces take more calls, large ones whole passes
     assert found.bubbles["rollout"] == {} and found.staleness == {0: 1.0}
 
 

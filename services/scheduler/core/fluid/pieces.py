@@ -150,13 +150,14 @@ class AvailableMembers:
         return found
 
     def limits(self, member: Member) -> Limits:
-        """What the next piece of a member is cut by. One step ahead nobody waits at the end, and
-        all are to train as long: it takes its fair share of the batch in whole passes."""
-        ranks, least = member.worker.ranks, self.pace.ending.min_rows
-        if self._plan.early_groups and self._state.costs.passes.is_known:
-            groups = self._plan.num_groups / self._plan.updates
+        """What the next piece of a member is cut by. One step ahead no member waits at the end, and
+        all are to train as long: it takes its fair share of the batch in whole passes, unless
+        members wait for groups."""
+        plan, ranks, least = self._plan, member.worker.ranks, self.pace.ending.min_rows
+        if plan.early_groups and not has_loans(plan) and self._state.costs.passes.is_known:
+            groups = plan.num_groups / plan.updates
             share = min(1.0, groups / self.pace.rate / member.group_seconds)
-            rows = share * rows_of_group(self._plan, ranks)
+            rows = share * rows_of_group(plan, ranks)
             least = max(least, rows - rows % member.pass_rows if rows > member.pass_rows else rows)
         return Limits(
             len(self.addresses), min_rows=least * ranks, pass_rows=member.pass_rows * ranks,
