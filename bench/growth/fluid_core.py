@@ -107,7 +107,10 @@ class Fluid:
                 self.pieces += 1
                 seconds = part_of_group(self.plan, command.piece) * GROUP_SECONDS
                 free[worker] = max(now, free[worker]) + seconds
-                yield free[worker], PieceTrained(**command.answer_fields, seconds=seconds)
+                yield (
+                    free[worker],
+                    PieceTrained(**command.answer_fields, seconds=seconds, pass_rows=0),
+                )
             case ExchangeSums():
                 for share in command.shares:
                     yield now + 0.1, SumHeld(

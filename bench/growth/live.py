@@ -117,7 +117,7 @@ class Fleet:
                 case TrainPiece() as command:
                     seconds = GROUP_SECONDS * part_of_group(self.plan, command.piece)
                     await self.send(PieceTrained(
-                        **command.answer_fields, seconds=seconds,
+                        **command.answer_fields, seconds=seconds, pass_rows=0,
                     ))  # fmt: skip
                 case ExchangeSums() as command:
                     self.shares = command.shares

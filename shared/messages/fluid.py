@@ -147,7 +147,7 @@ class PieceTrained(PieceMessage):
     kind: Literal["piece_trained"] = "piece_trained"
     seconds: Seconds
     """Device time; 0 if the gradient is zero."""
-    pass_rows: Count = 0
+    pass_rows: Count
     """Rows (sample, step) that a training pass of the device has at most; 0 if it is not known."""
 
 

@@ -23,6 +23,7 @@ async def test_device_seconds_are_those_of_the_batches_before_a_version() -> Non
     for batch in range(3):
         trained = PieceTrained(
             batch=batch, attempt=0, update=0, sum_number=0, worker="t-0", seconds=2.0,
+            pass_rows=0,
             piece=Piece(
                 group=0, attempt=0, number=0, first_sample=0, num_samples=1, first_step=0,
                 num_steps=1,

@@ -39,7 +39,7 @@ def trained(seconds: float, *, batch: int = 1, group: int = 0) -> PieceTrained:
     )  # fmt: skip
     return PieceTrained(
         batch=batch, attempt=0, update=0, piece=piece, sum_number=0, worker=f"{TRAINER}-0a1b",
-        seconds=seconds,
+        seconds=seconds, pass_rows=0,
     )  # fmt: skip
 
 

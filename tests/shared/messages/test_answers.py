@@ -52,6 +52,7 @@ def test_an_answer_repeats_all_that_names_its_command() -> None:
         batch=6, attempt=7, update=8, worker="a-1", piece=piece, sum_number=9,
         policy=examples.policy(6),
     )  # fmt: skip
-    assert PieceTrained(**command.answer_fields, seconds=0.5) == PieceTrained(
-        batch=6, attempt=7, update=8, worker="a-1", piece=piece, sum_number=9, seconds=0.5
-    )
+    assert PieceTrained(**command.answer_fields, seconds=0.5, pass_rows=3) == PieceTrained(
+        batch=6, attempt=7, update=8, worker="a-1", piece=piece, sum_number=9, seconds=0.5,
+        pass_rows=3,
+    )  # fmt: skip

@@ -47,7 +47,14 @@ def test_a_piece_has_a_slot_of_its_own_at_each_attempt_of_the_batch() -> None:
     [piece] = pieces_of(1)
     answers = [
         PieceTrained(
-            batch=0, attempt=attempt, update=0, worker="a", piece=piece, sum_number=0, seconds=1.0
+            batch=0,
+            attempt=attempt,
+            update=0,
+            worker="a",
+            piece=piece,
+            sum_number=0,
+            seconds=1.0,
+            pass_rows=0,
         )
         for attempt in (0, 1000)
     ]

@@ -74,7 +74,8 @@ def test_what_fluid_devices_say_with_the_longest_names_fits_what_is_counted_for_
     )  # fmt: skip
     of_batch: dict[str, Any] = {"batch": NUMBER, "attempt": 7, "worker": NAME}
     of_piece = {**of_batch, "piece": piece, "sum_number": NUMBER}
-    given, trained = TrainPiece(**of_piece, policy=POLICY), PieceTrained(**of_piece, seconds=1 / 7)
+    given = TrainPiece(**of_piece, policy=POLICY)
+    trained = PieceTrained(**of_piece, seconds=1 / 7, pass_rows=NUMBER)
     assert stored_bytes(given, trained) <= volume.PIECE_BYTES
     held = SumHeld(
         **of_batch, round=99, sum_id=DIGEST, norm=1 / 7, finite=True, scale=1 / 7, seconds=1 / 7
