@@ -140,14 +140,14 @@ def test_every_recipe_has_a_step_time_on_the_devices_that_it_names(name: str) ->
 
 def test_eight_cards_of_48_gb_hold_what_eight_of_80_gb_do_with_the_keys_that_are_named() -> None:
     """The recipe for small cards differs from that for large ones by what a refusal names."""
-    with pytest.raises(UserError, match=r"encoder\.workers = 1, model\.vae_tiling = true"):
+    with pytest.raises(UserError, match=r"it would take \S+ GiB with model\.vae_tiling = true"):
         check(RECIPES / "hunyuanvideo.toml", "l40s=8", elsewhere=True)
     assert check(RECIPES / "hunyuanvideo.48gb.toml", "l40s=8", elsewhere=True, timing=False).lines
 
 
 NEEDED = {
-    "qwen-image": 'with encoder.workers = 1, rollout.memory = "streamed"',
-    "hunyuanvideo": "with encoder.workers = 1, model.vae_tiling = true",
+    "qwen-image": ' GiB with rollout.memory = "streamed"',
+    "hunyuanvideo": " GiB with model.vae_tiling = true",
 }
 
 
@@ -183,12 +183,13 @@ def test_workers_that_stream_though_the_recipe_does_not_are_said_by_an_option(
 
 
 def test_memory_is_what_was_traced_with_the_decoder_in_float32() -> None:
-    """Resident figures are those of full-size traces, the decoder twice as large and its peak."""
+    """Resident figures are those of full-size traces, the decoder twice as large and its peak, which
+    counts 1.6 times. Another process has the text encoders."""
     found = check(RECIPES / "hunyuanvideo.toml", "h100=8", elsewhere=True, timing=False).forecast
     assert found is not None
     needed = found.needed["fluid"]
-    assert needed.held == pytest.approx(39.0 + 0.46 + 4 * 0.41, abs=0.05)  # and two sums
-    assert needed.peak == pytest.approx(0.41 + 2 * 8.52, rel=0.01)
+    assert needed.held == pytest.approx(24.75 + 0.46 + 4 * 0.41, abs=0.05)  # and two sums
+    assert needed.peak == pytest.approx(0.41 + 1.6 * 2 * 8.52, rel=0.01)
 
 
 ROLES = 'schedule.mode = "disaggregated"\nrollout.workers = 4\ntrainer.devices = 4'

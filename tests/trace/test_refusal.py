@@ -24,7 +24,7 @@ def forecast_on(devices: str, found: Trace = TRACE) -> Forecast:
 def test_what_fits_is_told_by_what_was_traced() -> None:
     found = forecast_on("h100=8")
     weights = TRACE.weights
-    held = weights.network + sum(weights.text.values()) + weights.decoder + 5 * weights.trained
+    held = weights.network + weights.decoder + 5 * weights.trained
     needed = found.needed["fluid"]
     assert needed.held * GIB == pytest.approx(held)
     assert needed.peak * GIB == pytest.approx(
@@ -38,7 +38,7 @@ def test_what_does_not_fit_is_refused_in_one_line_with_what_would() -> None:
     with pytest.raises(UserError) as refused:
         forecast_on("l40s=8")
     (line,) = str(refused.value).splitlines()
-    assert "L40S has 44 GiB; it would take " in line and "encoder.workers = 1" in line
+    assert "L40S has 44 GiB; it would take " in line and "model.vae_tiling = true" in line
 
 
 def test_eight_percent_of_a_card_stay_free() -> None:
@@ -58,7 +58,7 @@ def test_eight_percent_of_a_card_stay_free() -> None:
 def test_tiles_are_advised_where_they_help() -> None:
     sizes = {"schedule.fragment_size": 1, "trainer.devices": 1, "rollout.workers": 1}
     recipe = override(RECIPE, sizes)
-    with pytest.raises(UserError, match=r"encoder.workers = 1, model.vae_tiling = true$"):
+    with pytest.raises(UserError, match=r"GiB with model.vae_tiling = true$"):
         forecast(recipe, "h100=1,l40s=1", None, host_gpus=HOST_GPUS, timing=False, trace=TRACE)
 
 

@@ -167,7 +167,7 @@ def test_in_reproducible_mode_nothing_is_measured(recipe: Recipe) -> None:
         assert state.chunk == Chunk(samples=4, steps=3)
 
 
-@pytest.mark.parametrize(("given_gib", "expected"), [(None, 80.0), (2.0, 2.0 * 2**30)])
+@pytest.mark.parametrize(("given_gib", "expected"), [(None, 92.0), (2.0, 2.0 * 2**30)])
 def test_the_budget_is_the_recipes_or_most_of_the_device(
     recipe: Recipe, given_gib: float | None, expected: float
 ) -> None:

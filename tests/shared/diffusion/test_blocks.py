@@ -1,5 +1,6 @@
 """What is done to the blocks of a network: activations that are computed again, and compilation."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +66,21 @@ class Kernels(TorchDispatchMode):
 
 def counted_gradient(family: str, model: Family) -> tuple[dict[str, Tensor], int]:
     """The gradient, and the calls of attention that it took."""
-    with Kernels() as kernels:  # under which nothing is compiled
-        found = gradient(family, model)
-    return found, kernels.calls
+    kernels = Kernels()  # under which nothing is compiled
+    return gradient(family, model, kernels), kernels.calls
 
 
-def gradient(family: str, model: Family) -> dict[str, Tensor]:
+def gradient(
+    family: str, model: Family, beside: AbstractContextManager[object] | None = None
+) -> dict[str, Tensor]:
     frames = 5 if family in tiny_models.VIDEO else 1
     shape = model.latent_shape(height=SIZE, width=SIZE, frames=frames)
     latents = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     told = repeat_rows(tiny_models.encoded(family, model, 4.0, SIZE), 2)
     model.transformer.zero_grad(set_to_none=True)
-    found = model.velocity(latents, torch.tensor([0.9, 0.3]), told, guidance=4.0)
-    found.square().sum().backward()
+    with beside or nullcontext():
+        found = model.velocity(latents, torch.tensor([0.9, 0.3]), told, guidance=4.0)
+        found.square().sum().backward()
     parameters = trained_parameters(model.transformer)
     return {n: p.grad for n, p in parameters.items() if p.grad is not None}
 

