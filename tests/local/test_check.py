@@ -183,7 +183,7 @@ def test_workers_that_stream_though_the_recipe_does_not_are_said_by_an_option(
 
 
 def test_memory_is_what_was_traced_with_the_decoder_in_float32() -> None:
-    """Resident figures are those of full-size traces, the decoder twice as large and its peak, which
+    """Resident figures are those of full-size traces, the decoder twice as large and its peak. That
     counts 1.6 times. Another process has the text encoders."""
     found = check(RECIPES / "hunyuanvideo.toml", "h100=8", elsewhere=True, timing=False).forecast
     assert found is not None
