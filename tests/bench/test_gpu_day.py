@@ -32,6 +32,7 @@ def test_without_a_gpu_it_ends_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_
         run_day(Day(tmp_path), tmp_path, console, again=False, only=("speed",))
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_or_hangs_takes_nothing_from_the_others_and_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

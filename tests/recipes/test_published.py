@@ -26,7 +26,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 OURS = {
     "run.name", "run.steps", "model.folder", "algorithm.name", "trainer.devices",
     "trainer.shard_devices", "trainer.gradient_checkpointing", "rollout.workers", "reward.workers",
-    "schedule.mode",
+    "schedule.mode", "encoder.workers", "encoder.threads", "encoder.device",
     "evaluation.steps", "evaluation.prompts", "evaluation.samples_per_prompt",
 }  # fmt: skip
 """Keys for names, hardware and measurements: a recipe may set them without a source."""
