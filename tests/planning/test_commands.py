@@ -88,7 +88,6 @@ def test_one_device_generates_and_trains_by_turns() -> None:
     assert all(choice["trainer"] == {"H100": 1} for choice in found["choices"])
 
 
-@pytest.mark.slow
 def test_a_plan_in_a_table_and_in_json(planned_once: None) -> None:
     words = ("plan", "--profile", "qwen-image", "--devices", "h100=6")
     table = _run(*words)

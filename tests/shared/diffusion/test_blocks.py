@@ -99,7 +99,6 @@ def test_what_is_computed_again_changes_no_bit_of_the_gradient(family: str, fold
         assert abs(again - wanted[keeping] * calls) <= outside * wanted[keeping], keeping
 
 
-@pytest.mark.slow
 @OLD_WORDS
 @NO_LEAVES
 def test_compiled_blocks_compute_the_same(family: str, folder: Path) -> None:
