@@ -45,8 +45,10 @@ REFUSED = "another worker is named"
 """What ends a worker in whose place another one lives on."""
 REPAIR = "digenrl repair"
 """Names what puts right that somebody has damaged an object and its copy."""
-LOSS, LOSSES_FAIL = "lose objects", 3
-"""A fault, and how often it may fail a run: by then a fragment may have failed so often."""
+FAILS_WHEN_REPEATED = ("lose objects", "no memory trainer")
+"""Faults that may fail a run once they have struck `REPEATS`: a fragment or a group fails with
+each."""
+REPEATS = 3
 OF_OTHERS = "are not trained once"
 """What a device says that was given samples of another fragment, by whoever may answer for it."""
 OF_OTHER_BYTES = "is not what its reference says"
@@ -158,9 +160,11 @@ async def _live(world: World, nemeses: Sequence[Nemesis], liveness: Liveness) ->
             await each
     kinds = {fault.kind for each in nemeses for fault in each.struck}
     is_beyond = not kinds.isdisjoint(BEYOND)
-    lost = [fault for each in nemeses for fault in each.struck if fault.kind == LOSS]
-    loses_often = len(lost) >= LOSSES_FAIL
-    may_fail = is_beyond or loses_often or (intruder is not None and intruder.as_others)
+    said = [str(fault) for each in nemeses for fault in each.struck]
+    repeats = any(
+        sum(each.startswith(fault) for each in said) >= REPEATS for fault in FAILS_WHEN_REPEATED
+    )
+    may_fail = is_beyond or repeats or (intruder is not None and intruder.as_others)
     has_ended = await _end_of_run(world, liveness, may_fail=may_fail)
     if not has_ended and (is_beyond or _may_lack_rewards(world, kinds)):
         has_ended = await liveness.says_soon("" if is_beyond else UNREWARDED)

@@ -99,12 +99,12 @@ def requeue_group(group: GroupState) -> GroupState:
     return replace(group, sent=False, attempt=group.attempt + group.sent)
 
 
-def generated(_plan: Plan, state: State, event: FragmentGenerated, now: float) -> State:
+def generated(plan: Plan, state: State, event: FragmentGenerated, now: float) -> State:
     slot = event.fragment.slot
     state = count_finished(learn_generation(state, event), slot, event.worker, now)
     found = state.find_fragment(slot)
     if found is None:
-        return _pass_over(unassign(state, slot, event.worker, now), slot)
+        return _pass_over(plan, unassign(state, slot, event.worker, now), slot)
     state = unassign_everywhere(state, slot, now, event.worker)
     if found.stage not in ("pending", "issued") or event.policy != _policy(state, slot):
         return state
@@ -127,7 +127,7 @@ def scored(plan: Plan, state: State, event: FragmentScored, now: float) -> State
     slot = event.fragment.slot
     found = state.find_fragment(slot)
     if found is None:
-        return _pass_over(state, slot)
+        return _pass_over(plan, state, slot)
     if found.stage == "scored":
         return state
     wanted = {name for name, _ in plan.advantages.weights}
@@ -284,13 +284,14 @@ def discard_group_if_stale(state: State, slot: FragmentSlot) -> State:
     return state.with_group(slot.batch, slot.group, discard_group(group))
 
 
-def _pass_over(state: State, slot: FragmentSlot) -> State:
-    """Begin the group with the next attempt, if nobody was asked yet for this result: its slot is
-    taken, so that whoever is asked for it could not report it.
+def _pass_over(plan: Plan, state: State, slot: FragmentSlot) -> State:
+    """Begin the group with the next attempt if the scheduler has given nobody this fragment: the
+    slot of its result is taken, so a device that gets the fragment could not report it.
 
     A device that has waited for a broker reports such a result, where the broker has lost all
-    messages and the scheduler that knew of the task is dead.
+    messages and the scheduler that knew of the task is dead. The result may be of the next batch.
     """
+    state = with_early_batch(plan, state, slot.batch)
     group = state.find_group(slot.batch, slot.group)
     if group is None or slot.attempt != group.first_attempt:
         return state
@@ -299,6 +300,16 @@ def _pass_over(state: State, slot: FragmentSlot) -> State:
     return state.with_group(
         slot.batch, slot.group, replace(group, first_attempt=group.first_attempt + 1)
     )
+
+
+def with_early_batch(plan: Plan, state: State, index: int) -> State:
+    """Add batch ``index`` if it is the one after the current batch and not there yet."""
+    current = state.batch
+    if current is None or index != current.index + 1 or len(state.batches) > 1:
+        return state
+    if index >= plan.num_batches:
+        return state
+    return replace(state, batches=(current, new_batch(plan, index, 0.0)))
 
 
 def _policy(state: State, slot: FragmentSlot) -> Policy | None:

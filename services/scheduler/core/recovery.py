@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from services.scheduler.core import fragments
 from services.scheduler.core.fluid.recovery import again
-from services.scheduler.core.state import FragmentState, GroupState, Plan, State, new_batch
+from services.scheduler.core.state import FragmentState, GroupState, Plan, State
 from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment, Policy, TrainGroup
 
@@ -25,7 +25,7 @@ def restore_task(plan: Plan, state: State, task: GenerateFragment, _now: float) 
     Tasks do not say whether a device had begun it when it was lost, so losses are counted anew.
     """
     fragment = task.fragment
-    state = _with_early_batch(plan, state, fragment.batch)
+    state = fragments.with_early_batch(plan, state, fragment.batch)
     group = state.find_group(fragment.batch, fragment.group)
     if group is None or _older(task.policy, group.policy):
         return state
@@ -79,15 +79,6 @@ def _are_cut_in_order(fragments: tuple[FragmentState, ...]) -> bool:
 
 def _older(policy: Policy, than: Policy | None) -> bool:
     return than is not None and policy.version < than.version
-
-
-def _with_early_batch(plan: Plan, state: State, index: int) -> State:
-    current = state.batch
-    if current is None or index != current.index + 1 or len(state.batches) > 1:
-        return state
-    if index >= plan.num_batches:
-        return state
-    return replace(state, batches=(current, new_batch(plan, index, 0.0)))
 
 
 def restore_group(_plan: Plan, state: State, command: TrainGroup, _now: float) -> State:

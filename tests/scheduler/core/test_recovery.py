@@ -115,3 +115,16 @@ def restarted(*stored: Any, epoch: int = 2, **changes: Any) -> Run:
     run.join(0)
     run.join(1)
     return run
+
+
+def test_a_late_score_for_the_next_batch_does_not_take_the_slot_of_a_new_one() -> None:
+    """A broker has lost all messages, and the scheduler that knew of the task is dead."""
+    machine = Machine("a", num_groups=1, group_size=1)
+    machine.state = State(recovering=True)
+    machine.handle(examples.published(0))
+    late = examples.task(batch=1, group=0, first_sample=0, num_samples=1)
+    machine.handle(examples.scored(late))
+    machine.handle(Recovered())
+    machine.finish(machine.tasks(joined("a")))
+    [task] = machine.tasks(examples.published(1))
+    assert (task.fragment.batch, task.fragment.attempt) == (1, 1)
