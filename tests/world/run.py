@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,9 @@ OF_OTHER_BYTES = "is not what its reference says"
 """What ends a service that starts, if the store gives it another object's bytes."""
 OF_FAILED = (" ended at ", " after the commit of ")
 """Are in what is said of a follower that ended, and of a step that nobody told the scheduler."""
+UNSCORED = "clock of nats"
+"""After this fault nobody may score a fragment: NATS gives what a dead worker had to others by its
+own clock."""
 UNREWARDED = "fragments without a reward"
 """Is in an alarm of a run that waits for them."""
 TRIED = 5
@@ -166,7 +169,7 @@ async def _live(world: World, nemeses: Sequence[Nemesis], liveness: Liveness) ->
     )
     may_fail = is_beyond or repeats or (intruder is not None and intruder.as_others)
     has_ended = await _end_of_run(world, liveness, may_fail=may_fail)
-    if not has_ended and (is_beyond or _may_lack_rewards(world, kinds)):
+    if not has_ended and (is_beyond or UNSCORED in kinds):
         has_ended = await liveness.says_soon("" if is_beyond else UNREWARDED)
     await watch.settle()
     world.is_over = True
@@ -194,16 +197,6 @@ async def _live(world: World, nemeses: Sequence[Nemesis], liveness: Liveness) ->
     if not records and may_fail:
         return found
     return found + await violations(world.site, records, world.judging, may_be_false=may_be_false)
-
-
-def _may_lack_rewards(world: World, kinds: Collection[str]) -> bool:
-    """Return whether nobody may score a fragment after these faults: NATS gives what a dead worker
-    had to others by its own clock; and a scheduler does not miss scores, where these alone were
-    lost before it began."""
-    lost = [place for place, line in enumerate(world.log) if " loses DG_" in line]
-    begun = [place for place, line in enumerate(world.log) if f"create {RUN}/epochs/" in line]
-    are_scores = all(world.log[place].endswith(("DG_REW", "DG_DLQ")) for place in lost)
-    return "clock of nats" in kinds or bool(lost and are_scores and lost[0] < begun[-1])
 
 
 async def _end_of_run(world: World, liveness: Liveness, *, may_fail: bool) -> bool:

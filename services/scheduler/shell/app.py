@@ -29,6 +29,8 @@ from services.scheduler.shell.housekeeping import (
     StreamsLost,
     StreamWatch,
     VersionCleanup,
+    check_streams,
+    read_kept_chain,
     retry,
 )
 from services.scheduler.shell.inbox import Inbox, follow, tick
@@ -57,11 +59,11 @@ from shared.messages.contracts import (
 from shared.messages.fluid import FluidCommand, Stepped
 from shared.process.failpoints import reach
 from shared.process.service import Health
-from shared.run.chain import Chain, Step, read_chain
+from shared.run.chain import Chain
 from shared.run.commits import CommitRecord, StoredRecord, read_stored
 from shared.run.layout import timeline_key, usage_key
 from shared.run.previews import PreviewRule
-from shared.run.retention import Retention, version_folders
+from shared.run.retention import Retention
 from shared.run.versions import Version, VersionIndex
 from shared.store import ObjectStore
 from shared.telemetry import ANNOUNCEMENTS_REFUSED, FRAGMENTS
@@ -76,7 +78,6 @@ COMMITS_KEPT = 64
 OPENING = (PolicyPublished, OperatorRequest, Recovered, BatchesSeen, Stepped)
 """Events that may give every device something to do, or are about all that the run has done. They
 are handled in a thread, while statuses are heard."""
-
 RESTORED = Event | GenerateFragment | TrainGroup | FluidCommand
 """What is stored and says where the run was."""
 FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.FLUID, subjects.EVT)
@@ -148,8 +149,7 @@ class Scheduler:
         before: State | None = None
         while True:
             try:
-                # Whoever ends this task may do so while a group of tasks is ending by itself, which
-                # counts as a cancellation of the task that it is in: so it has one of its own.
+                # In a task of its own, which a group of tasks that ends may cancel.
                 await cancellable(asyncio.create_task(self._run_on(before)))
             except* StreamsLost as lost:
                 log.error("streams_lost", lost=[str(error) for error in lost.exceptions])
@@ -162,6 +162,9 @@ class Scheduler:
         Raises:
             StreamsLost: in a group.
         """
+        if before is not None:
+            await self._forget_open_batches()
+        found = await retry(self.bus.stream_states)
         await retry(self._make_streams)
         states = await retry(self.bus.stream_states)
         room = RoomWatch(self.store, self.index, self.bus.run)
@@ -169,6 +172,7 @@ class Scheduler:
             tasks.create_task(self._stream_watch(room).run(states))
             tasks.create_task(room.run())
             last = await self._recover(before)
+            check_streams({} if before else found)
             for stream in FOLLOWED:
                 after = last[stream.name]
                 tasks.create_task(follow(self.bus, stream, self._inbox, self._note, after=after))
@@ -210,12 +214,8 @@ class Scheduler:
     async def _recover(self, before: State | None) -> dict[str, int]:
         """Read what is stored; returns the number of the last message read, by stream."""
         self.dead_letters.are_read = False
-        self.chain = await retry(self._read_chain)
+        self.chain = await self._read_chain()
         await retry(lambda: self.index.rebuild(self.chain.recent))
-        if before is not None:  # what is left of the open batches may not be whole
-            await self._confirm()
-            for batch in (self.chain.version, self.chain.version + 1):
-                await retry(partial(self.bus.forget_batch, max(0, batch)))
         if self.plan.prompts.curriculum is not None:
             await self._apply(BatchesSeen(0, tuple(self.chain.saturated)))
             self.chain.saturated.clear()  # of use to nobody else, and long
@@ -236,15 +236,16 @@ class Scheduler:
         return last
 
     async def _read_chain(self) -> Chain:
-        """Read the chain of commits, with the steps of which something may still be stored."""
-        run, store = self.bus.run, self.store
-        there = {key for folder in version_folders(run) for key in await store.keys(folder)}
-
-        def has_objects(step: Step) -> bool:
-            return any(ref.key in there for ref in step.objects)
-
         curriculum = self.plan.prompts.curriculum is not None
-        return await read_chain(store, run, wanted=has_objects, curriculum=curriculum)
+        return await retry(partial(read_kept_chain, self.store, self.bus.run, curriculum))
+
+    async def _forget_open_batches(self) -> None:
+        """Forget what is left of them: it may not be whole. This comes before lost streams are
+        made, so that another scheduler sees that some are missing, or finds nothing."""
+        self.chain = await self._read_chain()
+        await self._confirm()
+        for batch in (self.chain.version, self.chain.version + 1):
+            await retry(partial(self.bus.forget_batch, max(0, batch)))
 
     def _start_over(self, before: State | None) -> State:
         """Forget what follows from the streams; returns the state so far, ``before`` if streams

@@ -18,7 +18,7 @@ from shared.errors import DigenRLError, IntegrityError, Unavailable
 from shared.messages import subjects
 from shared.process.failpoints import reach
 from shared.process.service import Health
-from shared.run.chain import SHORT, Chain, Step
+from shared.run.chain import SHORT, Chain, Step, read_chain
 from shared.run.commands import oldest_needed_batch
 from shared.run.commits import CommitRecord, Named
 from shared.run.copies import keep_copy
@@ -78,6 +78,28 @@ async def retry(work: Callable[[], Awaitable[T]]) -> T:
 
 class StreamsLost(DigenRLError):
     """Messages are gone on which the scheduler's state rests."""
+
+
+async def read_kept_chain(store: ObjectStore, run: str, curriculum: bool) -> Chain:
+    """Return the chain of a run, with the steps of which something may still be stored.
+
+    Raises:
+        ContractError: if it is broken.
+    """
+    there = {key for folder in version_folders(run) for key in await store.keys(folder)}
+
+    def has_objects(step: Step) -> bool:
+        return any(ref.key in there for ref in step.objects)
+
+    return await read_chain(store, run, wanted=has_objects, curriculum=curriculum)
+
+
+def check_streams(found: Mapping[str, StreamState | None]) -> None:
+    """Raises StreamsLost if some streams are missing where a scheduler begins. Without any of them
+    the run begins from its commits."""
+    lost = sorted(name for name, state in found.items() if state is None)
+    if 0 < len(lost) < len(found):
+        raise StreamsLost(f"{', '.join(lost)}: messages are lost")
 
 
 @dataclass(frozen=True, slots=True)
