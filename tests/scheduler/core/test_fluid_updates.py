@@ -1,5 +1,7 @@
 """Several updates per batch in the pure core: their parts, what they wait for, and what is lost."""
 
+import pytest
+
 from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.inputs import Tick, WorkerLeft
 from shared.messages.contracts import FragmentFailed, GenerateFragment
@@ -76,8 +78,11 @@ def test_no_update_replaces_the_version_that_generates_before_its_last_fragment(
         assert len(run.take(ExchangeSums)) == num_exchanges
 
 
-def test_a_group_that_fails_after_an_update_has_the_batch_begin_again() -> None:
-    run = Run(updates=2)
+@pytest.mark.parametrize(("max_staleness", "ranks"), [(0, 1), (1, 2)])
+def test_a_group_that_fails_after_an_update_has_the_batch_begin_again(
+    max_staleness: int, ranks: int
+) -> None:
+    run = Run(updates=2, ranks=ranks, max_staleness=max_staleness)
     tasks = list(run.take(GenerateFragment))
     run.commands += tasks
     run.generate()

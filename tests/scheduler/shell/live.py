@@ -4,15 +4,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from services.scheduler.shell import app
 from services.scheduler.shell.app import Scheduler
+from services.scheduler.shell.housekeeping import read_kept_chain
 from shared.bus.bus import Bus
 from shared.cancellation import stop
-from shared.run.chain import Chain, read_chain
+from shared.run.chain import Chain
 from shared.run.commits import CommitRecord, commit
 from shared.run.layout import stored_batches
 from shared.run.versions import VersionIndex
@@ -110,9 +110,9 @@ def after_reading_the_chain(
 ) -> None:
     """What happens between the scheduler's reading of the commits and of the streams."""
 
-    async def read(store: ObjectStore, run: str, **options: Any) -> Chain:
-        chain = await read_chain(store, run, **options)
+    async def read(store: ObjectStore, run: str, curriculum: bool) -> Chain:
+        chain = await read_kept_chain(store, run, curriculum)
         await happens()
         return chain
 
-    monkeypatch.setattr(app, "read_chain", read)
+    monkeypatch.setattr(app, "read_kept_chain", read)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from services.scheduler.core.fluid import batch_std
 from services.scheduler.core.fluid.cutting import rows_of_group
-from services.scheduler.core.fluid.members import MEMBER, with_held
+from services.scheduler.core.fluid.members import MEMBER, updates_replace_version, with_held
 from services.scheduler.core.fluid.state import FluidState, next_attempt, num_rows
 from services.scheduler.core.fragments import fail_run
 from services.scheduler.core.state import Plan, State
@@ -125,7 +125,7 @@ def group_changed(plan: Plan, state: State, batch: int, index: int) -> State:
         return state
     if group.sent and group.attempt == fluid.groups[index].attempt:
         return state
-    is_apart = plan.updates > 1 and begins_again(plan)
+    is_apart = plan.updates > 1 and _begins_again(plan, state)
     if is_apart and (fluid.update or fluid.step is not None):
         fluid = next_attempt(fluid, fluid.attempt + 1)
     if batch_std.is_batch_std(plan):
@@ -139,11 +139,11 @@ def group_changed(plan: Plan, state: State, batch: int, index: int) -> State:
     return replace(state, fluid=fluid)
 
 
-def begins_again(plan: Plan) -> bool:
+def _begins_again(plan: Plan, state: State) -> bool:
     """Whether a batch cannot go on without a group once an update was taken: the weights that
-    generate it lie beside only with one-step asynchrony, and advantages over the deviation of the
-    batch are those of all its rewards."""
-    return not plan.early_groups or batch_std.is_batch_std(plan)
+    generate it may be gone, and advantages over the deviation of the batch are those of all its
+    rewards."""
+    return updates_replace_version(plan, state) or batch_std.is_batch_std(plan)
 
 
 def is_in_a_step(plan: Plan, state: State, batch: int, group: int) -> bool:
