@@ -182,7 +182,7 @@ def forecast(
         better=better,
         needs=tuple(_needs(held, use, own)),
         hosts=hosts,
-        keeps_activations=recipe.trainer.gradient_checkpointing is not True,
+        keeps_activations=recipe.trainer.gradient_checkpointing in (False, "selective"),
         is_traced=trace is not None,
         staleness=decision,
         work=work_line(held, recipe),

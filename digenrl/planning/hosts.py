@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from shlex import quote
 from typing import Any
 
+from services.scheduler.costs.capacity import pass_rows
 from services.scheduler.costs.devices import SIZED, kind_named, with_sized
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Split
@@ -176,13 +177,23 @@ def place(hosts: Hosts, split: Split, ranks: int = 1) -> list[Placed]:
 
 
 def streaming_needs(profile: Profile, hosts: Hosts, split: Split) -> dict[str, tuple[str, float]]:
-    """Return the hosts on which workers stream: name -> kind, and GiB of the host's memory that
-    they keep pinned."""
-    return {
-        host.name: (host.kind, host.generates * profile.streaming[host.kind].host_gib)
+    """Return the hosts whose memory has weights or inputs of blocks: name -> kind, and GiB that
+    processes keep pinned."""
+    needs = {
+        host.name: (host.kind, _pinned_gib(profile, host))
         for host in place(hosts, split, profile.variant.ranks)
-        if host.kind in profile.streaming and host.generates
     }
+    return {name: each for name, each in needs.items() if each[1]}
+
+
+def _pinned_gib(profile: Profile, host: Placed) -> float:
+    variant, found = profile.variant, 0.0
+    if host.generates and host.kind in profile.streaming:
+        found = host.generates * profile.streaming[host.kind].host_gib
+    if host.trains and (variant.host_gib or variant.offload_gib):
+        rows = pass_rows(profile, host.kind, "trainer")
+        found += host.trains * (variant.host_gib + rows * variant.offload_gib)
+    return found
 
 
 def check_host_memory(profile: Profile, hosts: Hosts, split: Split) -> None:

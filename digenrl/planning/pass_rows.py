@@ -28,7 +28,7 @@ def rows_lines(profile: Profile, use: Use, own: Own) -> Iterator[str]:
 
 def _warning(profile: Profile, use: Use, kind: str, role: Role, rows: int) -> str:
     wanted, rate = min(FEW_ROWS, profile.shape.group_size), device(profile, kind).training_speed
-    few, more = (pass_seconds(profile, each, rate) / each for each in (rows, wanted))
+    few, more = (pass_seconds(profile, each, rate, kind) / each for each in (rows, wanted))
     if rows >= wanted or few <= (1 + COSTLY) * more:
         return ""
     remedy = for_rows(profile, use, kind, role, wanted)

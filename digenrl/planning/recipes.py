@@ -37,6 +37,8 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         encodes="text" in recipe.generating_parts,
         tiles=model.vae_tiling,
         streams=recipe.holding.memory == "streamed",
+        trainer_streams=trainer.memory == "streamed",
+        offloads=trainer.gradient_checkpointing == "offloaded",
         weights=recipe.holding.weights,
         can_weigh=method.corrects_staleness or not method.has_ratio,
     )

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 
 from shared.diffusion.families.base import NEGATIVE, Family, decoder_dtype, quiet_diffusers
+from shared.diffusion.host_memory import HostMemory
 from shared.diffusion.masters import TrainedWeights
 from shared.diffusion.models import IMAGE, TEXT, Conditions
 from shared.diffusion.policy import LoadedPolicy, policy_of
@@ -113,11 +114,28 @@ class UnencodedModel:
         return self.family.decode(latents)
 
 
+class FakeHostMemory(HostMemory):
+    """Keeps shapes in place of tensors, so that nothing is left of these on the device."""
+
+    def __init__(self) -> None:
+        self.stored_bytes = 0
+        """Bytes of all that was ever stored."""
+
+    def store(self, tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+        self.stored_bytes += num_bytes([tensor])
+        return tensor.shape, tensor.dtype
+
+    def fetch(self, stored: tuple[torch.Size, torch.dtype]) -> Tensor:
+        shape, dtype = stored
+        return torch.empty(shape, dtype=dtype, device=CPU)
+
+
 @dataclass(frozen=True, slots=True)
 class FakeModel:
     """Holds a model that is ready to generate and to train, but for values."""
 
     policy: LoadedPolicy
+    host: "FakeHostMemory"
     network: nn.Module
     decoder: nn.Module
     tokens: int
@@ -156,15 +174,15 @@ def fake_model(
     if spec.image_shapes is not None:
         size = {"height": table.height, "width": table.width, "frames": table.frames}
         shapes |= spec.image_shapes(family.config, family.latent_shape(**size))
-    model = UnencodedModel(family, shapes, guided=forwards == 2)
+    model, host = UnencodedModel(family, shapes, guided=forwards == 2), FakeHostMemory()
     with torch.device("meta"):  # peft does not move what is there
-        policy = policy_of(recipe, model, CPU)
+        policy = policy_of(recipe, model, CPU, memory=host)
     with fakes:
         _materialise(network)
         trained = TrainedWeights(network, _masters(recipe, network))
     sets = WeightSets(network)
     policy = replace(policy, in_use=UnreadWeights(network), trained=trained, sets=sets)
-    return FakeModel(policy, network, decoder, tokens, forwards)
+    return FakeModel(policy, host, network, decoder, tokens, forwards)
 
 
 def _masters(recipe: Recipe, network: nn.Module) -> dict[str, nn.Parameter]:

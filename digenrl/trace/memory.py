@@ -53,6 +53,10 @@ class Use:
     """Whether samples are decoded in tiles."""
     streams: bool = False
     """Whether the network's blocks come to rollout devices one after the other."""
+    trainer_streams: bool = False
+    """The same of devices that train."""
+    offloads: bool = False
+    """Whether the inputs of blocks are in the host's memory until the backward pass."""
     weights: Form | None = None
     """Form of the network on rollout devices, if it is not that of the model."""
     can_weigh: bool = True
@@ -115,6 +119,9 @@ def trainer_needs(memory: Memory, use: Use) -> Needed:
     `model.dtype`; a device alone holds them beside those that it computes with.
     """
     network, adapter = _network(memory, use) / use.ranks, _adapter(memory, use)
+    host = use.sets.on_host * _network(memory, use) + _offloaded(memory, use)
+    if use.trainer_streams:
+        network, host = _blocks(memory, use), host + network
     if use.rank:
         trained = adapter + use.sets.size(adapter, adapter)
     else:
@@ -127,7 +134,7 @@ def trainer_needs(memory: Memory, use: Use) -> Needed:
         decoder=0.0,
         trained=trained,
         peak=_train(memory, use),
-        host=use.sets.on_host * _network(memory, use),
+        host=host,
     )
 
 
@@ -175,13 +182,14 @@ def with_memory(profile: Profile, use: Use, streams: Collection[str] = ()) -> Pr
     if profile.memory is None:
         return profile
     resident = rollout_needs(profile.memory, replace(use, streams=False))
+    row = replace(use, rows=1)
     empty = replace(use, rows=0)
     trainer = trainer_needs(profile.memory, use)
     member = member_needs(profile.memory, use)
     at_work = _gradients(profile.memory, use)
     if use.ranks > 1:
         at_work += _network(profile.memory, use)
-    streaming = _streaming(profile.memory, use)
+    streaming, network = _streaming(profile.memory, use), _network(profile.memory, use)
     return profile.model_copy(
         update={
             "rollout": profile.rollout.model_copy(
@@ -198,11 +206,14 @@ def with_memory(profile: Profile, use: Use, streams: Collection[str] = ()) -> Pr
                     "member_gib": member.total,
                     "pass_gib": trainer.held + _train(profile.memory, empty),
                     "member_pass_gib": member.held + _train(profile.memory, empty),
-                    "row_gib": profile.memory.row_gib * _activations(profile.memory, use),
+                    "row_gib": _rows(profile.memory, row),
                     "pass_sizes": use.passes,
-                    "training_gib": max(0.0, member.held + at_work - resident.held),
+                    "training_gib": member.held + at_work - resident.held,
+                    "offload_gib": _offloaded(profile.memory, row),
+                    "host_gib": trainer_needs(profile.memory, empty).host,
+                    "streamed_gb": use.trainer_streams * network * GIB_TO_GB,
                     "ranks": use.ranks,
-                    "network_gb": _network(profile.memory, use) * GIB_TO_GB,
+                    "network_gb": network * GIB_TO_GB,
                 }
             ),
             "streaming": dict.fromkeys(profile.devices if use.streams else streams, streaming),
@@ -289,11 +300,26 @@ def _gradients(memory: Memory, use: Use) -> float:
 def _train(memory: Memory, use: Use) -> float:
     """Return the peak of a training pass; figures have the gradient of an adapter."""
     fixed = max(0.0, memory.train_gib - memory.adapter_gib)
+    return _gradients(memory, use) + fixed + _rows(memory, use) + _gathered(memory, use)
+
+
+def _rows(memory: Memory, use: Use) -> float:
+    """Return what the rows of a pass take of the device."""
     rows = use.rows * memory.row_gib * _activations(memory, use)
-    return _gradients(memory, use) + fixed + rows + _gathered(memory, use)
+    return rows - _offloaded(memory, use)
+
+
+def _offloaded(memory: Memory, use: Use) -> float:
+    """Return what they take of the host."""
+    rows = use.rows if use.offloads else 0
+    return rows * memory.offload_gib * _activations(memory, use)
+
+
+def _blocks(memory: Memory, use: Use) -> float:
+    """Return what is held at a time of a network whose blocks come one after the other."""
+    return memory.streamed_gib * use.item_bytes / FIGURES_BYTES
 
 
 def _gathered(memory: Memory, use: Use) -> float:
     """Return what a pass gathers of the other ranks' weights at a time."""
-    blocks = memory.streamed_gib * use.item_bytes / FIGURES_BYTES
-    return blocks * (1 - 1 / use.ranks)
+    return _blocks(memory, use) * (1 - 1 / use.ranks)

@@ -33,7 +33,7 @@ class Shape(Record):
     """Rank of the adapter; 0 if all weights are trained."""
     targets: tuple[str, ...]
     """Names of the layers that the recipe adapts; empty for those of the family."""
-    gradient_checkpointing: bool | Literal["selective"]
+    gradient_checkpointing: bool | Literal["selective", "offloaded"]
     cfg_gradient: Literal["both", "conditional"] = "both"
     """Halves of classifier-free guidance that a training pass has a gradient by."""
     has_kl: bool
@@ -70,6 +70,8 @@ class TrainingPass(Record):
     rows: Rows
     peak_bytes: Count
     """Most that lives at a time beyond weights and optimizer state: activations, gradients."""
+    offloaded_bytes: Count = 0
+    """Inputs of blocks that the host's memory holds at a time."""
     forward: Flops
     backward: Flops
     """Operations of the backward pass, and of blocks computed again if gradients are
@@ -200,7 +202,9 @@ class Trace(Record):
         samples, at this shape; those of decoding are in tiles if the recipe decodes so."""
         shape, weights = self.shape, self.weights
         scale = ITEM_BYTES[shape.dtype] / FIGURES_BYTES
+        last = self.training.passes[-1]
         fixed, row = affine([(each.rows, each.peak_bytes) for each in self.training.passes])
+        offloaded = last.offloaded_bytes / last.rows
         if shape.trained == "full":
             fixed -= self.training.gradients
         if self.sharded:  # the table's figures are those of whole weights
@@ -221,7 +225,8 @@ class Trace(Record):
             decode_gib=self.decode.peak_bytes / GIB,
             tiled_gib=self.decode.peak_bytes / GIB,
             train_gib=max(0.0, fixed) / GIB,
-            row_gib=row / scale / GIB,
+            row_gib=(row + offloaded) / scale / GIB,
+            offload_gib=offloaded / scale / GIB,
         )
 
 

@@ -215,9 +215,11 @@ def _training(recipe: Recipe, setting: Setting, run: FakeRun) -> Training:
             engine.begin()
             if setting.keeps_gradients:
                 _seed(engine, policy)
+            stored = run.model.host.stored_bytes
             with meter.section(base) as section:
                 engine.train(group, chunk)
-            passes.append(_training_pass(chunk.rows, section))
+            offloaded = run.model.host.stored_bytes - stored
+            passes.append(_training_pass(chunk.rows, section, offloaded))
         assert engine.tally["num_rows"]  # once it is read, only gradients are left on the device
         gradients = meter.live - base
         engine.step(0)
@@ -233,10 +235,11 @@ def _training(recipe: Recipe, setting: Setting, run: FakeRun) -> Training:
     )
 
 
-def _training_pass(rows: int, section: Section) -> TrainingPass:
+def _training_pass(rows: int, section: Section, offloaded: int) -> TrainingPass:
     return TrainingPass(
         rows=rows,
         peak_bytes=section.peak_bytes,
+        offloaded_bytes=offloaded,
         forward=section.flops("forward"),
         backward=section.flops("backward"),
         kl=section.flops("without_gradient"),

@@ -84,8 +84,8 @@ def adapt_in_fewer_calls(network: nn.Module) -> None:
 
 def _is_cross(attention: nn.Module) -> bool:
     """Whether an attention's query may read another input than its keys and values."""
-    has_own_width = hasattr(attention, "cross_attention_dim")
-    return bool(getattr(attention, "is_cross_attention", has_own_width))
+    has_own_width = "cross_attention_dim" in vars(attention)
+    return bool(vars(attention).get("is_cross_attention", has_own_width))
 
 
 def _join(attention: nn.Module, names: Iterable[str]) -> None:

@@ -88,14 +88,15 @@ def this_device(
     trains: bool,
     concurrency: int,
     memory_gib: float | None,
-    holding: Holding = AS_TRAINED,
+    holding: Holding | None = None,
 ) -> Device:
     """Describes this process's device: what it has, and what it will need once it is loaded.
 
-    ``parts`` are the parts of the model that it will hold, the network as ``holding`` says;
-    ``trains`` says whether it will hold an optimizer's state; ``memory_gib`` limits from now on
-    what this process takes, if others use the same device.
+    ``parts`` are the parts of the model that it will hold, the network as ``holding`` says, by
+    default as where it trains; ``trains`` says whether it will hold an optimizer's state;
+    ``memory_gib`` limits from now on what this process takes, if others use the same device.
     """
+    holding = holding or recipe.trainer_holding
     if own_device().type == "cuda":
         gpu = visible(0)
         properties = torch.cuda.get_device_properties(0)

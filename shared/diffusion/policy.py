@@ -13,6 +13,7 @@ from torch import nn
 from shared.diffusion.compilation import CompiledBlocks, compile_blocks, gpu_seconds
 from shared.diffusion.device import choose_kernels, fits, own_device
 from shared.diffusion.encoding import check_encoders
+from shared.diffusion.host_memory import HostMemory, host_memory
 from shared.diffusion.loading import Place, Progress
 from shared.diffusion.masters import MastersPlace, ShardsPlace, TrainedWeights
 from shared.diffusion.models import ModelAdapter, Part, load_model
@@ -30,7 +31,7 @@ from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
 from shared.learning.seeds import derive
 from shared.models.lora_files import LoraFile
-from shared.models.memory import AS_TRAINED, Holding, file_bytes
+from shared.models.memory import Holding, file_bytes
 from shared.recipe.adapter import adapter_of, agreed, check_adapter_here
 from shared.recipe.grid import sigmas_of
 from shared.recipe.networks import check_networks, frozen_layers
@@ -41,7 +42,7 @@ SAY_EVERY_S = 5.0
 log = structlog.get_logger()
 
 REMEDY = (
-    'use a GPU with more memory, model.dtype = "bfloat16" or, to generate, rollout.memory = '
+    'use a GPU with more memory, model.dtype = "bfloat16", trainer.memory or rollout.memory = '
     '"streamed", or see what else is on it'
 )
 
@@ -121,7 +122,7 @@ def load_policy(
     recipe: Recipe,
     parts: set[Part],
     index: int = 0,
-    holding: Holding = AS_TRAINED,
+    holding: Holding | None = None,
     *,
     trains: bool = False,
 ) -> LoadedPolicy:
@@ -129,23 +130,21 @@ def load_policy(
     the recipe's own or a fresh one: the same in every process.
 
     ``index`` is that of the host's GPU; without any GPU, networks share the CPU. ``holding`` says
-    how the network is held where it only generates. ``trains`` says that an optimizer will train
-    it: with float32 masters of what is trained in half precision, and with a shard of the weights
-    if the recipe says so, so that all ranks have to load at the same time.
+    how the network is held where it only generates; by default as where it trains. ``trains`` says
+    that an optimizer will train it: with float32 masters of what is trained in half precision, and
+    with a shard of the weights if the recipe says so, so that all ranks have to load at the same
+    time.
 
     Raises:
         OutOfMemory: if it does not fit.
         UserError: if a package that ``holding`` needs is not installed, or the adapter is not one
             of the model's.
     """
-    device = own_device(index)
+    device, holding = own_device(index), holding or recipe.trainer_holding
     choose_kernels(device, recipe.model.matmul_precision)
     with fits(device, f"loading {', '.join(sorted(parts))} of the model", REMEDY):
         place = _place(recipe, device) if trains else None
-        policy = _loaded(recipe, parts, device, holding, place, trains=trains)
-        if holding.memory == "streamed":
-            stream(policy.model.transformer, device)
-        return policy
+        return _loaded(recipe, parts, device, holding, place, trains=trains)
 
 
 def _loaded(
@@ -176,6 +175,8 @@ def _loaded(
         check_encoders(model, recipe)
     start = _start(recipe)
     policy = policy_of(recipe, model, device, place, start)
+    if holding.memory == "streamed":
+        stream(model.transformer, device)
     if recipe.keeps_reference and trains:
         policy.sets.keep_reference(on_host=table.trained == "full")
     if table.compile is None or (table.compile == "auto" and device.type == "cpu"):
@@ -239,9 +240,11 @@ def policy_of(
     device: torch.device,
     place: Place | None = None,
     start: LoraFile | None = None,
+    memory: HostMemory | None = None,
 ) -> LoadedPolicy:
     """Makes a policy of a base model whose weights ``place`` has put on ``device``, or are fake:
-    marks what the recipe trains, attaching an adapter if that is one: ``start``, or a fresh one."""
+    marks what the recipe trains, attaching an adapter if that is one: ``start``, or a fresh one.
+    Inputs of blocks that are offloaded go to ``memory``, by default the host's of ``device``."""
     table, network, place = recipe.model, model.transformer, place or Place(device)
     model.cfg_gradient = recipe.algorithm.cfg_gradient
     if table.vae_tiling:
@@ -261,7 +264,8 @@ def policy_of(
         if start is not None:
             load_adapter(network, start)
     if recipe.trainer.gradient_checkpointing:
-        checkpoint_blocks(network, recipe.trainer.gradient_checkpointing)
+        keeping = recipe.trainer.gradient_checkpointing
+        checkpoint_blocks(network, keeping, memory or host_memory(device))
     return LoadedPolicy(
         model,
         device,

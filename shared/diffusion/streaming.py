@@ -1,109 +1,125 @@
-"""Keeps a network's blocks on the host, and brings them to the device one after the other.
+"""Keeps weights of a network's blocks on the host, and brings them to the device block by block.
 
-diffusers' group offload does it, block by block: on a GPU the next block comes while this one is
-computed. It takes every parameter of a block along, and puts back what the parameter held when it
-was set up. An adapter is adopted by exchanging pointers (`shared.diffusion.weights`), so it has to
-stay out of that: it remains on the device, as does all that is outside of the blocks.
-
-It is for passes without gradients alone: a backward pass would find the weights gone.
+A block holds its weights while it is called, in sampling and in training: with gradient
+checkpointing the backward pass calls it again. While a block computes, the weights of the block
+that followed it the last time come to the device.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from shared.diffusion.experts import networks_of
+from shared.diffusion.host_memory import HostMemory, host_memory
 from shared.diffusion.weights import trained_parameters
 from shared.models.memory import BLOCK
 
-Tensors = Mapping[str, torch.Tensor]
-
 
 def stream(network: nn.Module, device: torch.device) -> None:
-    """Has the blocks of a network that lies on the host come to the device when it is their turn.
-
-    What is trained must be attached already. On a CPU the blocks stay where they are, and only the
-    hooks are run.
-    """
-    from diffusers.hooks import apply_group_offloading
-
-    networks = list(networks_of(network).values())
-    for each in networks:
-        apply_group_offloading(
-            each,
-            onload_device=device,
-            offload_device=torch.device("cpu"),
-            offload_type="block_level",
-            num_blocks_per_group=1,
-            use_stream=device.type == "cuda",
-        )
+    """Has the frozen weights of a network's blocks, which are on the host, come to the device for
+    each call of their block, and moves all other weights there. What is trained must be attached
+    already. Between its calls a block holds tensors of the meta device, with which nothing can
+    compute."""
     trained = {id(parameter) for parameter in trained_parameters(network).values()}
-    for group in offloaded_groups(network):
-        is_block = group.onload_leader not in networks
-        streamed = []
-        for tensor in _tensors(group):
-            if is_block and id(tensor) not in trained:
-                streamed.append(tensor)
-            else:
-                group.cpu_param_dict.pop(tensor, None)
-                tensor.data = tensor.data.to(device)
-        group.modules, group.parameters, group.buffers = [], streamed, []
+    blocks = HostBlocks(network, host_memory(device))
+    for name in [*dict(network.named_parameters()), *dict(network.named_buffers())]:
+        owner, local = _slot(network, name)
+        tensor = owner[local]
+        if id(tensor) in trained or BLOCK.match(name) is None:
+            tensor.data = tensor.data.to(device)
+        else:
+            blocks.store(name, tensor.detach())
+            owner[local] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    blocks.attach(ExitStack())
 
 
-def offloaded_groups(network: nn.Module) -> Iterator[Any]:
-    """Yields diffusers' groups of the network's modules, each once."""
-    seen = set[int]()
-    for module in network.modules():
-        registry = getattr(module, "_diffusers_hook", None)
-        hook = registry and registry.get_hook("group_offloading")
-        if hook and id(hook.group) not in seen:
-            seen.add(id(hook.group))
-            yield hook.group
+@dataclass(eq=False, slots=True)
+class _Block:
+    slots: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    """Parameters or buffers of a module, and the name of one."""
+    stored: list[Any] = field(default_factory=list)
+    held: list[Any] = field(default_factory=list)
+    """What the slots hold between two calls, while there is one."""
+
+    def exchange(self, tensors: list[Any]) -> list[Any]:
+        held = [owner[name] for owner, name in self.slots]
+        for (owner, name), tensor in zip(self.slots, tensors, strict=True):
+            owner[name] = tensor
+        return held
 
 
-def _tensors(group: Any) -> list[torch.Tensor]:
-    """Returns the parameters and buffers of a group and of its modules."""
-    own = [*group.parameters, *group.buffers]
-    return own + [t for m in group.modules for t in (*m.parameters(), *m.buffers())]
+class HostBlocks:
+    """Weights in the host's memory that blocks hold while they are called."""
 
+    def __init__(self, network: nn.Module, memory: HostMemory) -> None:
+        self._network, self._memory = network, memory
+        self._blocks: dict[str, _Block] = {}
+        self._last: tuple[_Block, bool, bool] | None = None
+        """The newest call: its block, whether it has a gradient, whether a backward pass made
+        it."""
+        self._followers: dict[tuple[_Block, bool, bool], _Block] = {}
+        self._coming: tuple[_Block, list[Tensor]] | None = None
 
-@contextmanager
-def using_from_host(network: nn.Module, tensors: Tensors) -> Iterator[None]:
-    """Has a network compute with other trained weights, which lie on the host: those of a block
-    come to the device for each of its calls, all others at once."""
-    parameters, blocks = trained_parameters(network), dict[str, list[str]]()
-    for name in tensors:
+    def store(self, name: str, tensor: Tensor) -> None:
+        """Stores what the parameter or buffer of this name holds while its block is called, or if
+        it is in no block, as long as these weights are used."""
         found = BLOCK.match(name)
-        blocks.setdefault("" if found is None else found[0], []).append(name)
-    with ExitStack() as undo:
-        for block, names in blocks.items():
-            lent = _Lent({n: parameters[n] for n in names}, {n: tensors[n] for n in names})
-            if block:
-                module = network.get_submodule(block)
-                undo.enter_context(module.register_forward_pre_hook(lent.bring))
-                undo.enter_context(module.register_forward_hook(lent.put_back, always_call=True))
-            else:
-                undo.callback(lent.put_back)
-                lent.bring()
-        yield
+        block = self._blocks.setdefault("" if found is None else found[0], _Block())
+        block.slots.append(_slot(self._network, name))
+        block.stored.append(self._memory.store(tensor))
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Has the network use these weights meanwhile."""
+        with ExitStack() as undo:
+            self.attach(undo)
+            yield
+        self._memory.arrive()
+        self._last = self._coming = None
+
+    def attach(self, undo: ExitStack) -> None:
+        """Has the network use these weights until ``undo`` is closed."""
+        for path, block in self._blocks.items():
+            if not path:
+                undo.callback(self._end, block)
+                self._begin(block)
+                continue
+            module = self._network.get_submodule(path)
+            undo.enter_context(module.register_forward_pre_hook(partial(self._begin, block)))
+            end = partial(self._end, block)
+            undo.enter_context(module.register_forward_hook(end, always_call=True))
+
+    def _begin(self, block: _Block, *_: object) -> None:
+        is_recomputed = torch._C._current_graph_task_id() != -1
+        before, self._last = self._last, (block, torch.is_grad_enabled(), is_recomputed)
+        if before is not None:
+            self._followers[before] = block
+        self._memory.arrive()
+        if self._coming is None or self._coming[0] is not block:
+            self._coming = None  # frees its memory first
+            self._coming = block, self._fetched(block)
+            self._memory.arrive()
+        tensors = self._coming[1]
+        follower = self._followers.get(self._last)
+        if follower is not block:
+            self._coming = None if follower is None else (follower, self._fetched(follower))
+        block.held = block.exchange(tensors)
+
+    def _fetched(self, block: _Block) -> list[Tensor]:
+        return [self._memory.fetch(each) for each in block.stored]
+
+    @staticmethod
+    def _end(block: _Block, *_: object) -> None:
+        if block.held:
+            block.exchange(block.held)
+            block.held = []
 
 
-class _Lent:
-    """Parameters that hold other weights for a while."""
-
-    def __init__(self, parameters: Mapping[str, nn.Parameter], tensors: Tensors) -> None:
-        self._parameters, self._tensors = parameters, tensors
-        self._held: dict[str, torch.Tensor] = {}
-
-    def bring(self, *_: object) -> None:
-        self._held = {name: each.data for name, each in self._parameters.items()}
-        for name, each in self._parameters.items():
-            each.data = self._tensors[name].to(each.device, non_blocking=True)
-
-    def put_back(self, *_: object) -> None:
-        for name, held in self._held.items():
-            self._parameters[name].data = held
-        self._held = {}
+def _slot(network: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    path, _, local = name.rpartition(".")
+    owner = network.get_submodule(path)
+    return (owner._parameters if local in owner._parameters else owner._buffers), local

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shared.diffusion.streaming import using_from_host
+from shared.diffusion.host_memory import host_memory
+from shared.diffusion.streaming import HostBlocks
 from shared.diffusion.weights import trained_parameters
 
 Tensors = Mapping[str, Tensor]
@@ -47,7 +48,7 @@ class WeightSets:
         """Empty unless the run keeps an old policy."""
         self.old_differs = False
         """Whether the old policy holds other weights than the version in use."""
-        self.reference: Tensors = {}
+        self.reference: Tensors | HostBlocks = {}
         self.start: dict[str, Tensor] = {}
         self._in_use: Tensors = {}
         """Noted by `settle`."""
@@ -82,9 +83,10 @@ class WeightSets:
         if not on_host:
             self.reference = self.copies(self._parameters)
             return
-        copied = {n: each.detach().to("cpu", copy=True) for n, each in self._parameters.items()}
-        pins = torch.cuda.is_available()
-        self.reference = {n: each.pin_memory() if pins else each for n, each in copied.items()}
+        device = next(iter(self._parameters.values())).device
+        self.reference = HostBlocks(self._network, host_memory(device))
+        for name, each in self._parameters.items():
+            self.reference.store(name, each.detach().clone())
 
     # The old policy.
 
@@ -154,15 +156,9 @@ class WeightSets:
 
     def comparing(self) -> AbstractContextManager[None]:
         """Have the network use the reference, without gradients."""
-        if self._comes_from_host:
-            return using_from_host(self._network, self.reference)
+        if isinstance(self.reference, HostBlocks):
+            return self.reference.used()
         return self.using(self.reference)
-
-    @property
-    def _comes_from_host(self) -> bool:
-        """Whether the reference lies elsewhere than the network."""
-        here = {each.device for each in self._parameters.values()}
-        return not here >= {each.device for each in self.reference.values()}
 
     @contextmanager
     def using(self, tensors: Tensors) -> Iterator[None]:

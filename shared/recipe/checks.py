@@ -222,17 +222,24 @@ def _check_full(tables: Tables) -> None:
 
 
 def _check_streamed(tables: Tables) -> None:
-    if tables.rollout.memory == "resident":
-        return
-    if tables.rollout.weights == "nf4":
+    trainer = tables.trainer
+    key = "trainer.memory" if trainer.memory == "streamed" else "rollout.memory"
+    if tables.model.trained == "full" and "streamed" in (trainer.memory, tables.rollout.memory):
         raise ValueError(
-            'rollout.memory: the scales of "nf4" would not move with their weights; set it to '
-            '"resident", or rollout.weights to "int8"'
-        )
-    if tables.model.trained == "full":
-        raise ValueError(
-            "rollout.memory: weights that are trained stay on the device, and all are; set it to "
+            f"{key}: weights that are trained stay on the device, and all are; set it to "
             '"resident", or model.trained to "lora"'
+        )
+    if trainer.memory == "resident":
+        return
+    if not trainer.gradient_checkpointing:
+        raise ValueError(
+            f"{key}: blocks would stay on the device until the backward pass has used them; set "
+            'trainer.gradient_checkpointing to true, or trainer.memory to "resident"'
+        )
+    if trainer.is_sharded:
+        raise ValueError(
+            f"{key}: devices that share the weights hold a part of them each; set "
+            'trainer.shard_devices to 1, or trainer.memory to "resident"'
         )
 
 
@@ -246,7 +253,8 @@ def _check_compiled(tables: Tables) -> None:
         )
     moves = "the blocks' weights come and go between their calls"
     for field, is_set, otherwise in (
-        ("rollout.memory", tables.rollout.memory == "streamed", 'set it to "resident"'),
+        ("trainer.memory", tables.trainer.memory == "streamed", 'set it to "resident"'),
+        ("rollout.memory", tables.holding.memory == "streamed", 'set it to "resident"'),
         ("trainer.shard_devices", tables.trainer.is_sharded, "set it to 1"),
         ("algorithm.kl_beta", tables.trained_sets.on_host > 0, "compare with no reference"),
     ):

@@ -105,7 +105,7 @@ class Model(Table):
     each shape, in sampling and training. If that fails, the blocks run uncompiled and the log gives
     the reason (`not_compiled`). `auto`: each process on a GPU times one block at its start
     (`compilation_tried`) and compiles the others only if it is faster; on a CPU nothing is
-    compiled. Not with `rollout.memory = "streamed"` or with `trainer.shard_devices`; `auto` not
+    compiled. Not with streamed weights or with `trainer.shard_devices`; `auto` not
     with `trainer.deterministic`."""
     vae_tiling: bool = False
     """Whether samples are decoded in overlapping tiles. Tiles need less memory for videos and
@@ -205,9 +205,10 @@ class Rollout(Table):
     media: Literal["lossless", "raw"] = "lossless"
     """Storage of pixels: `lossless` needs half of the bytes or less; `raw` stores them
     uncompressed."""
-    memory: Residence = "resident"
+    memory: Residence | None = None
     """`streamed`: the blocks of the network stay on the host and are copied to the device one after
-    another. Samples do not change. `DIGENRL_ROLLOUT_MEMORY` sets it for one worker."""
+    another. Samples do not change. `DIGENRL_ROLLOUT_MEMORY` sets it for one worker. Default: as
+    `trainer.memory`."""
     weights: Form | None = None
     """Format of the network's weights where they only generate: `bf16` or `int8`; `fp8` and `nf4`
     are untested. Default: the trainer's."""
@@ -302,7 +303,13 @@ class Tables(Table):
     def holding(self) -> Holding:
         """How a rollout device holds the network. A lent trainer has its own."""
         same = self.rollout.weights == "bf16" and self.model.dtype == "bfloat16"
-        return Holding(None if same else self.rollout.weights, self.rollout.memory)
+        memory = self.rollout.memory or self.trainer.memory
+        return Holding(None if same else self.rollout.weights, memory)
+
+    @property
+    def trainer_holding(self) -> Holding:
+        """How a device that trains holds the network."""
+        return Holding(memory=self.trainer.memory)
 
     @property
     def largest_weight(self) -> float | None:

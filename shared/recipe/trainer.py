@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from shared.models.memory import Residence
 from shared.recipe.fields import Positive, Rate, Table
 
 
@@ -26,9 +27,14 @@ class Trainer(Table):
     ema_warmup: bool = True
     """Whether the decay rises with the optimizer steps: at most (1 + k) / (10 + k) after k
     steps."""
-    gradient_checkpointing: bool | Literal["selective"] = False
+    gradient_checkpointing: bool | Literal["selective", "offloaded"] = False
     """Whether the backward pass recomputes activations instead of keeping them: a third more time,
-    a fraction of the memory. `selective` keeps the output of the attention."""
+    a fraction of the memory. `selective` keeps the output of the attention. `offloaded` keeps the
+    inputs of blocks in the host's memory."""
+    memory: Residence = "resident"
+    """`streamed`: where devices train, the blocks of the network stay on the host and are copied to
+    the device one after another, for training and for generation. Gradients and samples do not
+    change. LoRA only, with `trainer.gradient_checkpointing`, without `trainer.shard_devices`."""
     micro_batch: Positive | Literal["auto"] = "auto"
     """Samples per training pass; a number has to divide `batch.group_size`. `auto`: measured."""
     memory_gib: Annotated[float, Field(gt=0)] | None = None

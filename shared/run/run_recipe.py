@@ -29,7 +29,7 @@ MAY_CHANGE = {
     "run.shard_bytes", "run.preview_mb",
     "model.device", "model.vae_tiling", "sampling.tail_correlation",
     "rollout.workers", "rollout.threads", "rollout.memory", "rollout.media",
-    "trainer.devices",
+    "trainer.devices", "trainer.memory",
     "encoder.workers", "encoder.threads", "encoder.ahead", "encoder.device",
     "trainer.shard_devices", "trainer.exchange",
     "reward.workers", "reward.threads",

@@ -17,8 +17,8 @@ from digenrl.trace.memory import (
 )
 from services.scheduler.costs.capacity import fits, holds_fragments
 from services.scheduler.costs.profile import Profile, load_profile
-from services.scheduler.costs.seconds import fragment_seconds, speed
-from services.scheduler.costs.sizes import Memory
+from services.scheduler.costs.seconds import fragment_seconds, pass_seconds, speed
+from services.scheduler.costs.sizes import GIB_TO_GB, Memory
 from shared.models.memory import TrainedSets
 
 FLUX = load_profile("flux1-dev")
@@ -154,6 +154,42 @@ def test_a_step_takes_at_least_what_its_weights_take_to_come() -> None:
     assert streamed(1) == pytest.approx(steps * waits) and alone(1) < steps * waits
     assert streamed(16) == pytest.approx(alone(16)), "large fragments hide it"
     assert speed(profile, "4090", "rollout") == pytest.approx(plain)
+
+
+def test_a_member_that_streams_has_two_blocks_and_waits_for_all_of_them_in_each_pass() -> None:
+    streams = replace(USUAL, encodes=False, streams=True, trainer_streams=True)
+    resident, streamed = (
+        member_needs(TABLE, replace(streams, trainer_streams=each)) for each in (False, True)
+    )
+    assert streamed.total == pytest.approx(resident.total - TABLE.network_gib + TABLE.streamed_gib)
+    assert (resident.host, streamed.host) == (0, TABLE.network_gib)
+    profile = with_memory(FLUX, streams)
+    assert fits(profile, "4090", "member") is None
+    waits = profile.variant.streamed_gb / profile.devices["4090"].host_gb_per_second
+    assert waits == pytest.approx(0.952, rel=0.01)
+    assert pass_seconds(profile, 1, kind="4090") == pytest.approx(2 * waits)
+    assert pass_seconds(profile, 16, kind="4090") == pass_seconds(profile, 16) > 2 * waits
+    steps = fragment_seconds(profile, "4090", 1, "member")
+    assert (
+        FLUX.shape.steps * waits
+        < steps
+        < fragment_seconds(FLUX, "4090", 1) + (FLUX.shape.steps * waits)
+    )
+
+
+def test_what_is_offloaded_leaves_the_device_and_crosses_twice() -> None:
+    table = TABLE.model_copy(update={"offload_gib": 0.6 * TABLE.row_gib})
+    kept, offloaded = (replace(USUAL, rows=4, offloads=each) for each in (False, True))
+    moved = 4 * table.offload_gib
+    before, after = trainer_needs(table, kept), trainer_needs(table, offloaded)
+    assert before.peak - after.peak == pytest.approx(moved)
+    assert before.host == 0 and after.host == pytest.approx(moved)
+    profile = with_memory(FLUX.model_copy(update={"memory": table}), offloaded)
+    assert profile.variant.row_gib == pytest.approx(0.4 * table.row_gib)
+    slow = profile.devices["H100"].model_copy(update={"host_gb_per_second": 0.001})
+    profile = profile.model_copy(update={"devices": {"H100": slow}})
+    crosses = 2 * moved * GIB_TO_GB / 0.001
+    assert pass_seconds(profile, 4, kind="H100") == pytest.approx(crosses)
 
 
 def test_a_slow_link_slows_a_device_in_every_fragment() -> None:

@@ -162,7 +162,7 @@ def piece_seconds(profile: Profile, kind: str, rows: int, role: Role = "member")
     calls = math.ceil(rows / most)
     moved = variant.gathers * network_gb(profile) + gradient_gb(profile)
     gathers = calls * variant.forwards_per_step * _between_ranks(profile, moved)
-    return max(passes_seconds(profile, rows, most, rate), gathers)
+    return max(passes_seconds(profile, rows, most, rate, kind), gathers)
 
 
 def group_seconds(profile: Profile, kind: str, samples: int, role: Role = "member") -> float:

@@ -25,7 +25,7 @@ from services.scheduler.costs.devices import FORECASTS
 from services.scheduler.costs.devices import Device as Device
 from services.scheduler.costs.host import NO_HOST, Host, Launches
 from services.scheduler.costs.shape import Shape
-from services.scheduler.costs.sizes import GIB_TO_GB, Factor, Memory, Positive, Work
+from services.scheduler.costs.sizes import GIB_TO_GB, Factor, Memory, NotNegative, Positive, Work
 from shared.errors import UserError
 from shared.messages.records import Record, Seconds, Text, Token
 
@@ -87,14 +87,20 @@ class Variant(Record):
     """Memory of each row of a training pass; 0 if unknown: a whole group's rows fit."""
     pass_sizes: tuple[Positive, ...] = ()
     """Rows of the passes that a trainer chooses from, ascending; empty: any."""
-    training_gib: Annotated[float, Field(ge=0)] = 0.0
+    training_gib: float = 0.0
     """Part of it, gradients and sums included, that a rollout device does not hold."""
+    offload_gib: NotNegative = 0.0
+    """Memory of the host for each row of a training pass, which goes there and comes back."""
+    host_gib: NotNegative = 0.0
+    """Memory of the host, whatever the rows."""
+    streamed_gb: NotNegative = 0.0
+    """Weights that come from the host each time a device that trains computes a velocity."""
     ranks: Positive = 1
     """Devices that share the weights: a shard group, which is one member."""
     network_gb: Annotated[float, Field(ge=0)] = 0.0
     """Size of the network as ranks gather it; 0: that of the table of memory."""
     gathers: float = OWN_GATHERS
-    """Times that a training pass gathers it."""
+    """Times that a training pass gathers it, or that its blocks come from the host."""
     optimizer_seconds: Seconds
     """Seconds of one optimizer update."""
     published_gb: Factor

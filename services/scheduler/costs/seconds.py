@@ -11,6 +11,7 @@ from functools import partial
 from services.scheduler.costs.capacity import fits, pass_rows
 from services.scheduler.costs.host import NO_HOST
 from services.scheduler.costs.profile import Profile, Role, device
+from services.scheduler.costs.sizes import GIB_TO_GB
 
 
 def speed(profile: Profile, kind: str, role: Role) -> float:
@@ -26,24 +27,39 @@ def speed(profile: Profile, kind: str, role: Role) -> float:
     if kind not in profile.streaming:
         return found.generation_speed
     size, computed = profile.shape.group_size, work_alone(profile)
-    return _generation_seconds(computed, size) / _streaming_seconds(computed, kind, size)
+    waits = _transfer_seconds(profile, kind, role)
+    streamed = _generation_seconds(computed, size, found.generation_speed, waits)
+    return _generation_seconds(computed, size) / streamed
 
 
-def denoising_seconds(profile: Profile, samples: int, rate: float = 1.0) -> float:
+def denoising_seconds(
+    profile: Profile, samples: int, rate: float = 1.0, waits: float = 0.0
+) -> float:
     """Return the seconds of a denoising step of so many samples, guidance included, on a device of
-    this speed."""
+    this speed whose weights take ``waits`` seconds to come."""
     launches = 0 if profile.launches is None else profile.launches.step
     host = launches * profile.host.step_launch_seconds
-    return max(host, profile.step_seconds(samples) / rate)
+    return max(host, waits, profile.step_seconds(samples) / rate)
 
 
-def pass_seconds(profile: Profile, rows: float, rate: float = 1.0) -> float:
+def pass_seconds(
+    profile: Profile, rows: float, rate: float = 1.0, kind: str | None = None
+) -> float:
     """Return the seconds of a training pass of so many rows, guidance included: one of a whole
-    group's rows computes for `row_seconds` for each."""
+    group's rows computes for `row_seconds` for each. On a device of a ``kind`` it takes as long as
+    what comes from the host and goes there, at least."""
     launches = 0 if profile.launches is None else profile.launches.training_pass
     host = launches * profile.host.training_launch_seconds
     call, row = _pass_parts(profile)
-    return max(host, (call + rows * row) / rate)
+    waits = 0.0 if kind is None else _moves_seconds(profile, kind, rows)
+    return max(host, waits, (call + rows * row) / rate)
+
+
+def _moves_seconds(profile: Profile, kind: str, rows: float) -> float:
+    variant = profile.variant
+    offloaded = 2 * rows * variant.offload_gib * GIB_TO_GB
+    moved = variant.gathers * variant.streamed_gb + offloaded
+    return moved / device(profile, kind).host_gb_per_second
 
 
 def _pass_parts(profile: Profile) -> tuple[float, float]:
@@ -60,11 +76,13 @@ def row_seconds(profile: Profile) -> float:
     return profile.variant.rho * profile.forward_seconds
 
 
-def passes_seconds(profile: Profile, rows: int, most: int, rate: float = 1.0) -> float:
+def passes_seconds(
+    profile: Profile, rows: int, most: int, rate: float = 1.0, kind: str | None = None
+) -> float:
     """Return the seconds of so many rows in passes of ``most``, the last of which has the rest."""
     full, rest = divmod(rows, most)
-    last = pass_seconds(profile, rest, rate) if rest else 0.0
-    return full * pass_seconds(profile, most, rate) + last
+    last = pass_seconds(profile, rest, rate, kind) if rest else 0.0
+    return full * pass_seconds(profile, most, rate, kind) + last
 
 
 def fragment_seconds(profile: Profile, kind: str, samples: int, role: Role = "rollout") -> float:
@@ -75,9 +93,8 @@ def fragment_seconds(profile: Profile, kind: str, samples: int, role: Role = "ro
     """
     if fits(profile, kind, role) is not None:
         return math.inf
-    if role == "rollout" and kind in profile.streaming:
-        return _streaming_seconds(profile, kind, samples)
-    return _generation_seconds(profile, samples, device(profile, kind).generation_speed)
+    rate, waits = device(profile, kind).generation_speed, _transfer_seconds(profile, kind, role)
+    return _generation_seconds(profile, samples, rate, waits)
 
 
 def gradient_seconds(profile: Profile, kind: str, samples: int, role: Role = "member") -> float:
@@ -88,7 +105,7 @@ def gradient_seconds(profile: Profile, kind: str, samples: int, role: Role = "me
     rate = speed(profile, kind, "trainer")
     if not rate:
         return math.inf
-    return _training_seconds(profile, samples, pass_rows(profile, kind, role), rate)
+    return _training_seconds(profile, samples, pass_rows(profile, kind, role), rate, kind)
 
 
 def work_alone(profile: Profile) -> Profile:
@@ -137,10 +154,14 @@ def whole_shares(
     return shares
 
 
-def _generation_seconds(profile: Profile, samples: int, rate: float = 1.0) -> float:
+def _generation_seconds(
+    profile: Profile, samples: int, rate: float = 1.0, waits: float = 0.0
+) -> float:
     rollout = profile.rollout
     per_sample = rollout.decode_seconds + rollout.reward_seconds
-    steps = _over_steps(profile, samples, partial(denoising_seconds, profile, rate=rate))
+    steps = _over_steps(
+        profile, samples, partial(denoising_seconds, profile, rate=rate, waits=waits)
+    )
     return steps + (rollout.encode_seconds + samples * per_sample) / rate
 
 
@@ -152,29 +173,24 @@ def _over_steps(profile: Profile, samples: int, seconds: Callable[[int], float])
     return alone + shape.shared_steps * seconds(1) if shape.shared_steps else alone
 
 
-def _streaming_seconds(profile: Profile, kind: str, samples: int) -> float:
-    """Return the seconds of a fragment whose steps take as long as their weights do to come."""
-    found, waits = device(profile, kind), _transfer_seconds(profile, kind)
-
-    def waited(called: int) -> float:
-        return max(0.0, waits - denoising_seconds(profile, called, found.generation_speed))
-
-    seconds = _generation_seconds(profile, samples, found.generation_speed)
-    return seconds + _over_steps(profile, samples, waited)
+def _transfer_seconds(profile: Profile, kind: str, role: Role) -> float:
+    """Return the seconds in which the weights of a denoising step come from the host."""
+    size = profile.variant.streamed_gb
+    if role == "rollout":
+        size = profile.streaming[kind].step_gb if kind in profile.streaming else 0.0
+    return size / device(profile, kind).host_gb_per_second
 
 
-def _transfer_seconds(profile: Profile, kind: str) -> float:
-    return profile.streaming[kind].step_gb / device(profile, kind).host_gb_per_second
-
-
-def _training_seconds(profile: Profile, samples: int, most: int, rate: float = 1.0) -> float:
+def _training_seconds(
+    profile: Profile, samples: int, most: int, rate: float = 1.0, kind: str | None = None
+) -> float:
     """Return the training seconds of so many samples of one group, in passes of ``most`` rows. What
     they compute once goes along with a pass of other rows, if there is one."""
     apart, merged = _rows_apart(profile, samples), profile.shape.merged_steps
     if not apart:
-        return merged * pass_seconds(profile, 1, rate)
+        return merged * pass_seconds(profile, 1, rate, kind)
     _, row = _pass_parts(profile)
-    return apart / most * pass_seconds(profile, most, rate) + merged * row / rate
+    return apart / most * pass_seconds(profile, most, rate, kind) + merged * row / rate
 
 
 def _rows_apart(profile: Profile, samples: int) -> float:

@@ -55,6 +55,9 @@ class Memory(Record):
     """Part of a training pass's peak, gradients included, that does not grow with its rows."""
     row_gib: Factor
     """Part of a training pass's peak for each row, with gradient checkpointing."""
+    offload_gib: NotNegative = 0.0
+    """Part of it that is in the host's memory if the inputs of blocks are offloaded; 0 if
+    unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +120,7 @@ def rho(
     size: Size,
     *,
     full: bool,
-    recomputes: bool | Literal["selective"],
+    recomputes: bool | Literal["selective", "offloaded"],
     kl: bool,
     differentiated: float = 1.0,
 ) -> float:
@@ -132,7 +135,7 @@ def rho(
     """
     attention = _attention(work, size) / forward_tflop(work, size)
     backward = (1 + full) * (1 - attention) + ATTENTION_BACKWARD * attention
-    again = 1 - attention if recomputes == "selective" else float(recomputes)
+    again = 1 - attention if recomputes == "selective" else bool(recomputes)
     return 1 + kl + differentiated * (again + backward)
 
 

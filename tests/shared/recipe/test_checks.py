@@ -84,8 +84,16 @@ SHARED = {"schedule.mode": "fluid", "trainer.devices": 2, "trainer.shard_devices
             "trainer.shard_devices: devices do not share the weights that all weights are compared",
         ),
         (
-            {"rollout.memory": "streamed", "rollout.weights": "nf4"},
-            'rollout.memory: the scales of "nf4" would not move',
+            {"trainer.memory": "streamed"},
+            "trainer.memory: blocks would stay on the device until the backward pass",
+        ),
+        (
+            {**SHARED, "trainer.memory": "streamed", "trainer.gradient_checkpointing": "offloaded"},
+            "trainer.memory: devices that share the weights hold a part",
+        ),
+        (
+            {"trainer.memory": "streamed", "model.trained": "full", "algorithm.kl_beta": 0.0},
+            "trainer.memory: weights that are trained stay on the device",
         ),
         (
             {"rollout.memory": "streamed", "model.trained": "full", "algorithm.kl_beta": 0.0},
