@@ -38,7 +38,6 @@ from digenrl.commands.serve_scorer import serve_scorer
 from digenrl.commands.sim import sim
 from digenrl.commands.status import status, watch
 from digenrl.commands.steer import add_actions, tag, workers
-from digenrl.commands.tail_check import tail_check
 from digenrl.commands.up import up
 from digenrl.commands.view import view
 from digenrl.profile.command import command as profile
@@ -55,7 +54,7 @@ TASKS = {
     ),
     "Steer a run": ("pause", "resume", "stop", "tag", "dlq"),
     "Use what it has learned": ("report", "export", "generate", "evaluate", "follow", "push"),
-    "Prepare": ("check", "recipe", "plan", "sim", "profile", "tail-check", "fetch", "adapter"),
+    "Prepare": ("check", "recipe", "plan", "sim", "profile", "fetch", "adapter"),
     "Extend": ("reward", "rewards", "families", "model"),
     "Mend": ("doctor", "gc", "repair", "keys"),
 }  # fmt: skip
@@ -91,7 +90,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # importing rich takes longer than everything else together
 )
 app.command("profile")(profile)
-app.command("tail-check", cls=RecipeCommand)(tail_check)
 of_runs = (doctor, status, watch, view, logs, report, export, follow, evaluate, gc, repair, brokers)
 now_and_before = (runs, workers, tag, versions, samples, audit)
 own = (serve_scorer, rewards, families)

@@ -49,18 +49,31 @@ class Book:
             for each in self.letters
             if state in ("all", each["state"])
             and (before is None or each["number"] < before)
-            and reason.lower() in _cause(each).lower()
+            and reason.lower() in plain_cause(each).lower()
         ]
 
     def outcome(self, letter: Letter) -> str:
         """Return in words what has become of what a letter is about; empty if not known."""
         return self.fates.outcome(_noted(letter))
 
+    def later(self, letter: Letter) -> list[Noted]:
+        """Return the later letters about the same work, the oldest first."""
+        return self.fates.later(_noted(letter))
+
+    def why_not_retried(self, letter: Letter) -> str | None:
+        """Return why nobody needs to retry a letter; None if a retry may help."""
+        return self.fates.why_not_retried(_noted(letter))
+
+    def mends(self) -> list[str]:
+        """Return what is to be mended before the work of open letters is done again."""
+        opened = (each for each in self.chosen("open") if self._may_be_done(each))
+        return [*dict.fromkeys(filter(None, (mend_first(each["reason"]) for each in opened)))]
+
     def is_known(self, letter: Letter) -> bool:
         """Return whether it is known what has become of the work of a letter that was retried."""
         work = letter["work"]
         is_over = work is None or (self.now is not None and work["batch"] < self.now.committed)
-        return is_over or bool(self.fates.later(_noted(letter)))
+        return is_over or bool(self.later(letter))
 
     def helped(self, letters: Sequence[Letter]) -> list[int]:
         """Return the numbers of the open ones for which a retry may change something."""
@@ -69,7 +82,7 @@ class Book:
         return [
             each["number"]
             for each in letters
-            if each["state"] == "open" and self.fates.why_not_retried(_noted(each)) is None
+            if each["state"] == "open" and self.why_not_retried(each) is None
         ]
 
     def settle(self, desk: Desk, number: int, action: Literal["retry", "drop"]) -> str:
@@ -81,7 +94,7 @@ class Book:
         letter = next((each for each in self.letters if each["number"] == number), None)
         if action == "drop" or letter is None:
             return desk.settle(number, action)
-        later = self.fates.later(_noted(letter))
+        later = self.later(letter)
         if letter["state"] == "retried" and not later:
             return f"letter {number} was retried before"
         if later:  # the newest says whether anything can be done
@@ -90,12 +103,12 @@ class Book:
 
     def retried(self) -> list[Letter]:
         """Return the retried letters, of each piece of work the newest."""
-        return [each for each in self.chosen("retried") if not self.fates.later(_noted(each))]
+        return [each for each in self.chosen("retried") if not self.later(each)]
 
     def newest(self, number: int) -> int:
         """Return the newest letter about the work of a letter."""
         letter = next((each for each in self.letters if each["number"] == number), None)
-        later = [] if letter is None else self.fates.later(_noted(letter))
+        later = [] if letter is None else self.later(letter)
         return later[-1].number if later else number
 
     def lines(self, letters: Sequence[Letter]) -> list[str]:
@@ -103,7 +116,7 @@ class Book:
         return [self._line(each) for each in letters]
 
     def _line(self, letter: Letter) -> str:
-        why = self.fates.why_not_retried(_noted(letter)) or ""
+        why = self.why_not_retried(letter) or ""
         is_older = letter["state"] == "open" and why.startswith("see ")
         return line_of(letter, why if is_older else self.outcome(letter))
 
@@ -112,7 +125,7 @@ class Book:
         newest of them."""
         grouped: dict[str, list[Letter]] = {}
         for each in letters:
-            grouped.setdefault(_cause(each), []).append(each)
+            grouped.setdefault(plain_cause(each), []).append(each)
         return [
             f"{len(those):6d}  newest {those[0]['number']}: {cause[:FIRST_LINE]}"
             for cause, those in sorted(grouped.items(), key=lambda item: -len(item[1]))
@@ -124,15 +137,14 @@ class Book:
         opened, over = self.chosen("open"), self.chosen("over")
         if self.now is None or not (opened or over):
             return []
-        mends = (mend_first(each["reason"]) for each in opened if self._may_be_done(each))
-        steps, first = self._steps(opened, over), [*dict.fromkeys(filter(None, mends))]
+        steps, first = self._steps(opened, over), self.mends()
         if self.now.phase == "paused":  # the mend is the next thing to do
             steps, first = [*first, *steps], []
         return [*steps, self._counts(len(opened), len(over), may_come=len(steps) > 1), *first]
 
     def _may_be_done(self, letter: Letter) -> bool:
         """Return whether the work of a letter is done again, by a retry or by itself."""
-        return self.fates.why_not_retried(_noted(letter)) in (None, BY_ITSELF)
+        return self.why_not_retried(letter) in (None, BY_ITSELF)
 
     def _steps(self, opened: Sequence[Letter], over: Sequence[Letter]) -> list[str]:
         assert self.now is not None
@@ -173,7 +185,8 @@ def _noted(letter: Letter) -> Noted:
     return Noted(letter["number"], letter["kind"], letter["state"], work, letter["is_given"])
 
 
-def _cause(letter: Letter) -> str:
+def plain_cause(letter: Letter) -> str:
+    """Return the reason of a letter without who has given up the attempt."""
     return cause_of(letter["kind"], letter["reason"])
 
 
@@ -190,7 +203,7 @@ def line_of(letter: Letter, became: str = "") -> str:
     '     3  open     attempt failed  step 2 (batch 1), group 2: no'
     """
     what = _work(letter["work"]) or letter["subject"]
-    reason = _cause(letter)[:FIRST_LINE]
+    reason = plain_cause(letter)[:FIRST_LINE]
     line = (
         f"{letter['number']:6d}  {letter['state']:8} {KINDS[letter['kind']]:14}  {what}: {reason}"
     )

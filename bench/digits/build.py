@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench.digits.classifiers import build_rewards
+from bench.digits.data import load_halves
 from bench.digits.generator import Pretraining, build_pipeline, pretrain, save_pipeline
 from bench.digits.network import Network
 from bench.digits.text import NUM_TOKENS
-from digenrl.digits.classifiers import build_rewards
-from digenrl.digits.data import Half, load_halves
+from digenrl.evaluation.digits import Half
 
 TRANSFORMER = Path("transformer", "diffusion_pytorch_model.safetensors")
 

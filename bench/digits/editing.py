@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bench.digits.data import load_halves, to_uint8
 from bench.digits.text import (
     CLIP_WIDTH,
     T5_WIDTH,
@@ -27,7 +28,7 @@ from bench.digits.text import (
     words_of,
 )
 from bench.digits.vae import build_vae
-from digenrl.digits.data import Half, Images, load_halves, to_uint8
+from digenrl.evaluation.digits import Half, Images
 from digenrl.evaluation.media import as_png
 from shared.diffusion.families.flux import FluxKontext
 from shared.diffusion.models import Conditions

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bench.digits.data import SIZE
 from bench.digits.network import Network
 from bench.digits.text import CLIP_WIDTH, T5_WIDTH, TEMPLATES, build_text_parts, prompt_texts
 from bench.digits.vae import build_vae
-from digenrl.digits.data import NUM_DIGITS, SIZE, Half
+from digenrl.evaluation.digits import NUM_DIGITS, Half
 from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.models import Conditions
 from shared.models.families import FAMILIES

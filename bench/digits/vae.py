@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from digenrl.digits.data import SIZE
+from bench.digits.data import SIZE
 
 CONSTANT = 64.0
 SCALING, SHIFT = 1.5305, 0.0609

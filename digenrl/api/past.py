@@ -7,9 +7,7 @@ are left.
 
 import asyncio
 import statistics
-import struct
 import time
-import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -348,34 +346,12 @@ def _preview_of(run: str, batch: int, group: TrainedGroup, sample: int) -> tuple
 
 
 def _picture(data: bytes, index: int) -> bytes:
-    from shared.store import media  # numpy, which a process that shows no pictures does not need
+    # numpy and Pillow, which a process that shows no pictures does not need
+    from digenrl.evaluation.media import as_png
+    from shared.store import media
 
     sample = media.read(data, lambda shape: None)[index]
-    frame = sample if sample.ndim == 3 else sample[len(sample) // 2]
-    channels, height, width = frame.shape
-    rows = frame.transpose(1, 2, 0).tobytes()
-    line = width * channels
-    return png(rows, line, width, height, 2 if channels == 3 else 0)
-
-
-def png(rows: bytes, line: int, width: int, height: int, colour: int) -> bytes:
-    """Return an image of 8 bits per channel as PNG (ISO 15948).
-
-    Args:
-        line: bytes of a row.
-        colour: 2 for RGB, 0 for grey.
-    """
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        check = zlib.crc32(name + data)
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", check)
-
-    head = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
-    plain = b"".join(b"\0" + rows[at : at + line] for at in range(0, len(rows), line))
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(plain))
-        + chunk(b"IEND", b"")
-    )  # fmt: skip
+    return as_png(sample if sample.ndim == 3 else sample[len(sample) // 2])
 
 
 def _rules(recipe: Recipe | None) -> dict[str, str]:

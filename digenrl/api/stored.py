@@ -3,7 +3,9 @@
 The routes and their types are the scheduler's; no worker is there, and nothing can be changed.
 """
 
+import getpass
 import json
+import time
 from statistics import median
 from typing import Annotated, TypeVar
 
@@ -19,7 +21,7 @@ from services.scheduler.shell.api_batches import VersionView
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, TagDecisionView, TagView, WorkerView
 from shared.learning.metrics import nothing_trained
-from shared.run.dead_letters import Wanted, page
+from shared.run.dead_letters import DeadLetter, Letters, Settled, Wanted, page, settle
 from shared.run.journal import PhaseChange, read_newest
 from shared.run.layout import staleness_key, weights_folder
 from shared.store import ObjectStore
@@ -227,10 +229,26 @@ def _add_letters(router: APIRouter, history: RunHistory) -> None:
 
     @router.get("/v1/dead-letters/{number}")
     async def letter(number: LetterNumber) -> api_letters.DeadLetterDetail:
-        known = {each.number: (each, state) for each, state in await history.letters_now()}
-        return api_letters.letter_detail(
-            *_there(known.get(number), f"there is no dead letter {number}")
-        )
+        return api_letters.letter_detail(*await _letter(history, number))
+
+
+def drop_route(history: RunHistory) -> APIRouter:
+    """Return the route by which the user of this process drops a letter of a run that is over."""
+    router = APIRouter()
+
+    @router.post("/v1/dead-letters/{number}/drop")
+    async def drop(number: LetterNumber) -> api_letters.Settled:
+        await _letter(history, number)
+        settled = Settled(by=getpass.getuser(), at=time.time(), note="the run was not in progress")
+        await settle(history.store, history.run, number, "dropped", settled)
+        return api_letters.Settled(number=number, state="dropped", note="nobody needs it any more")
+
+    return router
+
+
+async def _letter(history: RunHistory, number: int) -> tuple[DeadLetter, Letters]:
+    found = {each.number: (each, state) for each, state in await history.letters_now()}
+    return _there(found.get(number), f"there is no dead letter {number}")
 
 
 def _there(found: T | None, otherwise: str) -> T:

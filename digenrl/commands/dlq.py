@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,7 +19,7 @@ from digenrl.commands.options import (
     SchedulerAddress,
     TokenFile,
 )
-from digenrl.local.runs import find_run, run_in_folder, runs_folder
+from digenrl.local.runs import Run, find_run, run_in_folder, runs_folder
 from digenrl.view.words import visible
 from shared.errors import UserError
 
@@ -90,11 +92,10 @@ def list_letters(
     runs: Runs = RUNS,
 ) -> None:
     """List why letters are open, a line for each reason; or letters one by one, newest first."""
-    from digenrl.dead_letters import desk_of
     from digenrl.letter_book import Book
 
     named = find_run(run, runs, reads=True)
-    with desk_of(named, scheduler, token_file) as desk:
+    with _desk_of(named, scheduler, token_file) as desk:
         book = Book.read(desk, named.name)
     found = book.chosen("all" if settled else "open", before, reason)
     if as_json:
@@ -116,6 +117,20 @@ def list_letters(
         typer.echo("one by one: --limit 10; of a reason: --reason TEXT; also those over: --all")
 
 
+@contextmanager
+def _desk_of(run: Run, scheduler: str, token_file: Path | None) -> "Iterator[Desk]":
+    """Yield where to ask: the scheduler of a run in progress, or else the store.
+
+    Raises:
+        UserError: if the run is in progress and its scheduler does not answer, or there is none.
+    """
+    from digenrl.dead_letters import Desk
+    from digenrl.local.reading import reading
+
+    with reading(run, scheduler, token_file, role="operator", of="scheduler") as found:
+        yield Desk(*found)
+
+
 def _echo(lines: list[str]) -> None:
     for each in lines:
         typer.echo(visible(each))
@@ -131,10 +146,9 @@ def show(
     runs: Runs = RUNS,
 ) -> None:
     """Show all that is known of a letter, what has become of its work, and its message."""
-    from digenrl.dead_letters import desk_of
     from digenrl.letter_book import Book, shown_lines
 
-    with desk_of(find_run(run, runs), scheduler, token_file) as desk:
+    with _desk_of(find_run(run, runs), scheduler, token_file) as desk:
         found, book = desk.letter(number), Book.read(desk, run)
     found["outcome"] = book.outcome(found)
     if as_json:
@@ -162,17 +176,15 @@ def retry(
     Example: `digenrl dlq retry demo --all --resume`, of a run that was paused. If the work fails
     again, the run is paused again.
     """
-    from digenrl.dead_letters import desk_of
-
     if resume and as_json:
         raise UserError("--json: not together with --resume, which says what comes of it")
     _check(numbers, every)
-    with desk_of(find_run(run, runs), scheduler, token_file) as desk:
+    with _desk_of(find_run(run, runs), scheduler, token_file) as desk:
         said = _settle("retry", desk, run, numbers or [], every)
         _print(said, as_json)
         done = [number for each in said if each["done"] for number in each["letters"]]
         if resume and done:
-            desk.resume()
+            desk.client.resume_run()
             typer.echo(f"{run} goes on", err=True)
             _echo(_outcomes(desk, run, done))
     if not all(each["done"] for each in said):
@@ -210,11 +222,8 @@ def drop(
     runs: Runs = RUNS,
 ) -> None:
     """Say that nobody needs letters any more; nothing of the run changes."""
-    from digenrl.dead_letters import desk_of
-
     _check(numbers, every)
-
-    with desk_of(find_run(run, runs), scheduler, token_file) as desk:
+    with _desk_of(find_run(run, runs), scheduler, token_file) as desk:
         said = _settle("drop", desk, run, numbers or [], every)
     _print(said, as_json)
     if not all(each["done"] for each in said):

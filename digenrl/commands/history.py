@@ -1,13 +1,11 @@
 """Commands that look back at a run, in progress or over: versions, samples and the audit log."""
 
-import asyncio
 import json
 import shlex
 import time
-from collections.abc import Callable, Coroutine
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,17 +18,14 @@ from digenrl.commands.options import (
     TokenFile,
 )
 from digenrl.commands.tables import table
-from digenrl.local.runs import Run, find_run, in_progress, runs_folder
+from digenrl.local.runs import find_run, runs_folder
 from digenrl.view.words import visible
 from shared.errors import UserError
 
 if TYPE_CHECKING:
-    from digenrl.api.models import AuditPage, SampleHistory, SamplePage
-    from digenrl.client import Client
+    from digenrl.api.models import SampleHistory, SamplePage
     from services.scheduler.shell.api_batches import VersionView
-    from shared.store import ObjectStore
 
-T = TypeVar("T")
 ORDERS = ("worst", "best", "number", "unscored")
 Limit = Annotated[int, typer.Option(min=1, max=200, help="how many at most")]
 Cursor = Annotated[
@@ -49,22 +44,11 @@ def versions(
 ) -> None:
     """List the newest policy versions of a run: how good each is, whether its weights are kept, and
     which workers have loaded it."""
+    from digenrl.local.reading import reading
+
     named = find_run(run, runs, reads=True)
-
-    async def stored(store: "ObjectStore") -> "list[VersionView]":
-        from digenrl.api.stored import with_figures
-        from digenrl.view.history import RunHistory
-        from services.scheduler.shell.committed import version_view
-
-        history = RunHistory(store, named.id)
-        await history.look()
-        steps = history.steps[:before][-limit:][::-1]
-        return await with_figures(history, [version_view(each) for each in steps])
-
-    def asked(client: "Client") -> "list[VersionView]":
-        return client.list_versions(limit, before)
-
-    found = _from_either(named, scheduler, token_file, asked, stored)
+    with reading(named, scheduler, token_file) as of:
+        found = of.client.list_versions(limit, before)
     if as_json:
         typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
         return
@@ -126,23 +110,12 @@ def samples(
     """
     if order not in ORDERS:
         raise UserError(f"--order: {order} is none of {', '.join(ORDERS)}")
+    from digenrl.local.reading import reading
+
     named = find_run(run, runs, reads=True)
-
-    async def stored(store: "ObjectStore") -> "SamplePage | None":
-        from digenrl.api.past import Past
-        from shared.run.chain import read_chain
-
-        newest = (await read_chain(store, named.id)).version - 1
-        number = _chosen(named.name, batch, step, newest)
-        return await Past(store, named.id).samples(number, after or 0, limit, order)  # type: ignore[arg-type]
-
-    def asked(client: "Client") -> "SamplePage | None":
-        number = _chosen(named.name, batch, step, client.get_run().step - 1)
-        return client.list_samples(number, order, limit, _text(after))  # type: ignore[arg-type]
-
-    page = _from_either(named, scheduler, token_file, asked, stored)
-    if page is None:
-        raise UserError(f"RUN: {named.name} has no committed batch yet")
+    with reading(named, scheduler, token_file) as of:
+        number = _chosen(named.name, batch, step, of.client.get_run().step - 1)
+        page = of.client.list_samples(number, order, limit, _text(after))  # type: ignore[arg-type]
     if as_json:
         typer.echo(page.model_dump_json(indent=1))
         return
@@ -243,17 +216,11 @@ def audit(
     runs: Runs = RUNS,
 ) -> None:
     """List who has asked for what: requests that changed something, or were to, newest first."""
+    from digenrl.local.reading import reading
+
     named = find_run(run, runs, reads=True)
-
-    async def stored(store: "ObjectStore") -> "AuditPage":
-        from digenrl.api.history import audit_page
-
-        return await audit_page(store, named.id, limit, _text(after))
-
-    def asked(client: "Client") -> "AuditPage":
-        return client.list_audit(limit, _text(after))
-
-    page = _from_either(named, scheduler, token_file, asked, stored)
+    with reading(named, scheduler, token_file) as of:
+        page = of.client.list_audit(limit, _text(after))
     if as_json:
         typer.echo(page.model_dump_json(indent=1))
         return
@@ -266,36 +233,3 @@ def audit(
     if page.next is not None:
         again = _again("audit", named.name, limit=(limit, 20), after=page.next)
         typer.echo(f"more: {again}{_of_run(scheduler, token_file, runs)}")
-
-
-def _from_either(
-    run: Run,
-    scheduler: str,
-    token_file: Path | None,
-    asked: "Callable[[Client], T]",
-    stored: "Callable[[ObjectStore], Coroutine[Any, Any, T]]",
-) -> T:
-    """Return what the run's store says, or the page of a run in progress.
-
-    Raises:
-        UserError: if the run is in progress and its page does not answer, or there is no such run.
-    """
-    from digenrl.local.address import client_of
-    from digenrl.local.store import store_of
-    from shared.process.settings import ServiceSettings
-    from shared.run.run_recipe import needed_recipe
-    from shared.store import open_store
-    from shared.telemetry import quiet_logs
-
-    quiet_logs()
-    if not (scheduler or in_progress(run.folder)):
-        with store_of(run):
-            store = open_store(ServiceSettings(run=run.id).store)
-
-            async def read() -> T:
-                await needed_recipe(store, run.id)
-                return await stored(store)
-
-            return asyncio.run(read())
-    with client_of(run, scheduler, token_file, of="page") as client:
-        return asked(client)

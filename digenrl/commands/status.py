@@ -4,7 +4,7 @@ import asyncio
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -22,9 +22,8 @@ from shared.errors import UserError
 
 if TYPE_CHECKING:
     from digenrl.client import Client
+    from digenrl.local.display import Display
     from digenrl.view.history import RunHistory
-    from services.scheduler.shell.api_load import LoadView
-    from services.scheduler.shell.api_models import RunView, WorkerView
     from shared.recipe.recipe import Recipe
 
 EVERY_S = 1.0
@@ -80,8 +79,12 @@ def watch(
         client = _reach(stack, found, scheduler, token_file)
         if client is None:
             raise typer.Exit(_say_end(_history(stack, found), as_json=as_json))
-        shown = Lines() if as_json else Table(stack, client, found.folder)
-        code = _watch(client, shown, found)
+        from digenrl.local.display import Display, console_of
+
+        url, logs = str(client.http.base_url).rstrip("/"), str(found.folder / "logs")
+        display = Display(console_of(stderr=as_json), url, logs, lines=as_json)
+        with display.shown():
+            code = _watch(client, display, found)
         if code is None:
             code = _say_end(_history(stack, found), as_json=as_json)
         raise typer.Exit(code)
@@ -110,50 +113,7 @@ def _recipe(folder: Path) -> "Recipe | None":
         return None
 
 
-class Shown(Protocol):
-    """Shows a run as it goes on."""
-
-    def update(self, run: "RunView", workers: "list[WorkerView]", load: "LoadView") -> None: ...
-
-    def tell(self, text: str) -> None: ...
-
-
-class Lines:
-    """Writes what the API says of a run as lines of JSON."""
-
-    def __init__(self) -> None:
-        self._seen: RunView | None = None
-
-    def update(self, run: "RunView", workers: "list[WorkerView]", load: "LoadView") -> None:
-        if run != self._seen:
-            self._seen = run
-            typer.echo(run.model_dump_json())
-
-    def tell(self, text: str) -> None:
-        typer.echo(text, err=True)
-
-
-class Table:
-    """Draws the table of `digenrl up`."""
-
-    def __init__(self, stack: ExitStack, client: "Client", folder: Path) -> None:
-        from digenrl.local.display import Display, console_of
-
-        url = str(client.http.base_url).rstrip("/")
-        self._display = Display(console_of(), url, str(folder / "logs"))
-        stack.enter_context(self._display.shown())
-
-    def update(self, run: "RunView", workers: "list[WorkerView]", load: "LoadView") -> None:
-        self._display.update(
-            run.model_dump(mode="json"), [each.model_dump(mode="json") for each in workers],
-            load.model_dump(mode="json"),
-        )  # fmt: skip
-
-    def tell(self, text: str) -> None:
-        self._display.tell(text)
-
-
-def _watch(client: "Client", shown: Shown, run: Run) -> int | None:
+def _watch(client: "Client", display: "Display", run: Run) -> int | None:
     """Show a run until it ends; returns the exit code, None if it has ended since the last look."""
     from digenrl.client import NoAnswer, Refused
     from digenrl.local.progress import ENDS, GOING, progress_of
@@ -162,17 +122,21 @@ def _watch(client: "Client", shown: Shown, run: Run) -> int | None:
     while True:
         try:
             now = client.get_run()
-            shown.update(now, client.list_workers(), client.get_load())
+            display.update(
+                now.model_dump(mode="json"),
+                [each.model_dump(mode="json") for each in client.list_workers()],
+                client.get_load().model_dump(mode="json"),
+            )
             phase = now.phase
         except (NoAnswer, Refused):
             if not run.is_local:
-                shown.tell("the scheduler does not answer any more")
+                display.tell("the scheduler does not answer any more")
                 return 0 if phase == "finished" else 1
             phase = progress_of(run.folder).state
             if phase not in GOING:  # or else another scheduler takes over
                 return None
         if phase in ENDS:
-            shown.tell(now.failure or f"the run is {phase}")
+            display.tell(now.failure or f"the run is {phase}")
             return 1 if phase == "failed" else 0
         time.sleep(EVERY_S)
 

@@ -235,7 +235,7 @@ def _ask(
 
 def _wait_for_failure(run: Run, scheduler: str, token_file: Path | None) -> None:
     """Wait until the run is paused since something has failed, and say what and what helps."""
-    from digenrl.dead_letters import ApiDesk
+    from digenrl.dead_letters import Desk
     from digenrl.letter_book import Book
     from digenrl.local.address import client_of
     from digenrl.steering import until_paused
@@ -244,6 +244,6 @@ def _wait_for_failure(run: Run, scheduler: str, token_file: Path | None) -> None
         now = until_paused(client, lambda line: typer.echo(line, err=True))
         typer.echo(f"{run.name}: {now.phase}")
         if now.phase == "paused":
-            book = Book.read(ApiDesk(client), run.name)
+            book = Book.read(Desk(client), run.name)
             for line in [*book.reasons(book.chosen("open")), *book.hints()]:
                 typer.echo(line)

@@ -124,8 +124,7 @@ def _means(scorers: list[WeightedScorer], samples: Samples) -> dict[str, float]:
 
 
 def _digit_figures(folder: Path, samples: Samples) -> dict[str, object]:
-    from digenrl.digits.classifiers import load_real
-    from digenrl.digits.data import NUM_DIGITS, Half, diversity, nearest_real
+    from digenrl.evaluation.digits import NUM_DIGITS, Half, diversity, load_real, nearest_real
     from services.reward.prompt_checks import wanted_digit
     from services.reward.scorers.digits import DigitProbability, DigitSvm, to_model_space
 

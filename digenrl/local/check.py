@@ -16,7 +16,6 @@ from digenrl.local.verdict import Verdict, kinds_of, verdict_here, verdict_on
 from digenrl.planning.forecast import Forecast, as_dict, forecast, has_profile, lines
 from digenrl.planning.plan import given_pool
 from digenrl.planning.runnable import HOST_GPUS
-from digenrl.tail.results import tail_line
 from digenrl.trace.output import lines as trace_lines
 from digenrl.trace.record import Trace
 from services.scheduler.costs.profile import load_profile
@@ -82,13 +81,11 @@ class Checked:
         yield from (each.line for each in implied_values(recipe))
 
     def _of_choices(self) -> Iterator[str]:
-        """What depends on more than the recipe: a measured tail, and what "auto" is."""
+        """What depends on more than the recipe, such as what "auto" is."""
         recipe = self.recipe
         yield from left_out(recipe)
         if recipe.evaluation.prompts is None:
             yield f"evaluations measure {evaluated_on(len(held_out_rows(recipe)))}"
-        if recipe.sampling.tail is not None and not self.elsewhere:
-            yield tail_line(recipe, self.path, runs_folder())
         decay = recipe.trainer.decay_steps
         if decay is not None and recipe.run.steps > decay:
             yield (

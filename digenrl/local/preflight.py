@@ -20,7 +20,6 @@ from digenrl.local.record import write_started
 from digenrl.local.runs import lock_run, run_in_folder
 from digenrl.local.seaweedfs import MAX_GARBAGE, VACUUM_S
 from digenrl.local.tokens import Tokens, tokens_of
-from digenrl.tail.results import check_tail
 from shared.errors import Faults, UserError
 from shared.models.catalogue import (
     family_of,
@@ -117,8 +116,6 @@ def prepare(request: Request) -> LocalRun:
     check_inputs(recipe, begun=start.resumes)
     say_all(left_out(recipe), request.say)
     check_targets(request.targets)
-    if not start.resumes:
-        check_tail(recipe, request.recipe, request.runs)
     gpus = check_machine(recipe, request.runs, 0 if start.resumes else disk_bytes(recipe))
     if request.port and not hold_port(request.port):
         raise UserError(f"--port: {request.port} is occupied; choose another, or 0 for a free one")

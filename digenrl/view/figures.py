@@ -10,18 +10,9 @@ from fastapi import HTTPException
 from digenrl.api.models import SampleHistory
 from digenrl.api.past import rank
 from digenrl.api.shown import other_figures
+from digenrl.letter_book import Book, plain_cause
 from digenrl.view.history import RunHistory
 from digenrl.view.words import USES, cause
-from shared.run.dead_letters import (
-    DeadLetter,
-    Fates,
-    Letters,
-    Noted,
-    Stored,
-    cause_of,
-    mend_first,
-    page,
-)
 
 PER_PAGE = 50
 """Rows of a table."""
@@ -99,71 +90,36 @@ def sample_of(group: Sequence[SampleHistory], number: int) -> dict[str, Any] | N
     }  # fmt: skip
 
 
-def letters_of(
-    kept: Sequence[tuple[DeadLetter, Stored]],
-    committed: int,
-    before: int | None,
-    known: Mapping[int, Mapping[str, Any]] | None = None,
-    *,
-    every: bool = False,
-    is_running: bool = False,
-) -> dict[str, Any]:
+def letters_of(book: Book, before: int | None, *, every: bool = False) -> dict[str, Any]:
     """Return a page of dead letters, each with why a retry would not help and what has become of
     its work, why most are here, and what is to be mended before a retry.
 
     Args:
-        committed: number of committed batches.
-        known: what the scheduler says of the newest letters, by their numbers.
         every: whether those that are over or dropped are shown as well.
-        is_running: whether the run goes on.
     """
-    said = known or {}
-    noted = {
-        each.number: Noted(
-            each.number, each.kind, state, each.work,
-            is_given=each.number in said and said[each.number]["is_given"],
-        )
-        for each, state in kept
-    }  # fmt: skip
-    fates = Fates.of(noted.values(), committed, is_running=is_running)
-
-    def state_of(letter: DeadLetter) -> Letters:
-        if letter.number in said:
-            found: Letters = said[letter.number]["state"]
-            return found
-        return fates.state(noted[letter.number])
-
-    now = [(each, state_of(each)) for each, _ in reversed(kept)]
-    states = Counter(state for _, state in now)
-    opened = [each for each, state in now if state == "open"]
-    counted = opened or [each for each, state in now if state == "over"]
-    useful = [each for each in opened if fates.why_not_retried(noted[each.number]) is None]
-    wanted = now if every else [
-        (each, state) for each, state in now
-        if state in ("open", "retried") and not fates.later(noted[each.number])
+    opened = book.chosen("open")
+    wanted = [
+        each for each in book.letters
+        if every or (each["state"] in ("open", "retried") and not book.later(each))
     ]  # fmt: skip
-    shown = page(wanted, state="all", before=before, limit=PER_PAGE)
+    shown = [each for each in wanted if before is None or each["number"] < before][:PER_PAGE]
     return {
         "letters": [
             (
-                each.model_copy(update={"reason": _cause(each)}),
-                state,
-                fates.why_not_retried(noted[each.number]),
-                fates.outcome(noted[each.number]),
+                each | {"reason": cause(plain_cause(each))}, each["state"],
+                book.why_not_retried(each), book.outcome(each),
             )
-            for each, state in shown
+            for each in shown
         ],
-        "has_older": bool(shown) and shown[-1] != wanted[-1],
-        "states": states,
-        "useful": [each.number for each in useful],
-        "reasons": Counter(map(_cause, counted)).most_common(FREQUENT),
-        "mend": list(dict.fromkeys(filter(None, (mend_first(each.reason) for each in useful)))),
+        "has_older": bool(shown) and shown[-1] is not wanted[-1],
+        "states": Counter(each["state"] for each in book.letters),
+        "useful": book.helped(opened),
+        "reasons": Counter(
+            cause(plain_cause(each)) for each in opened or book.chosen("over")
+        ).most_common(FREQUENT),
+        "mend": book.mends(),
         "every": every,
-    }
-
-
-def _cause(letter: DeadLetter) -> str:
-    return cause(cause_of(letter.kind, letter.reason))
+    }  # fmt: skip
 
 
 def slowest_of(

@@ -148,4 +148,5 @@ class RunHistory:
 
     async def letters_now(self) -> list[tuple[DeadLetter, Letters]]:
         """Return all dead letters of a run that is over, as they are by the newest commit."""
+        await self.look()
         return letters_now(await self.letters(), max(0, self.version))

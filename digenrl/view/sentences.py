@@ -10,6 +10,7 @@ from digenrl.view.words import QUEUES, cause, clock, figure
 from shared.learning.metrics import nothing_trained, ratios_off
 from shared.recipe.recipe import Recipe
 from shared.run.chain import Step
+from shared.run.dead_letters import UNSETTLED
 
 RECENT_S = 120.0
 """Seconds for which a dead letter is news: afterwards only lists have it."""
@@ -187,6 +188,13 @@ def _advice(now: float, forecast: float, bound: float, waits: str) -> str:
     if not is_slow and forecast >= GOOD_FORECAST * bound:
         return ""
     return NO_SCHEDULE.get(waits) or (SLOWER_THAN_FORECAST if is_slow else FORECAST_BELOW_BOUND)
+
+
+def unsettled(letters: Sequence[Mapping[str, Any]] | None) -> list[tuple[float, str]] | None:
+    """Return when letters were found that nobody has settled, and why; None if there are none."""
+    return [
+        (each["found"], each["reason"]) for each in letters or [] if each["state"] in UNSETTLED
+    ] or None
 
 
 def late(queues: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -15,7 +15,7 @@ over, everything but that is still there.
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Annotated, Any, Literal
@@ -29,6 +29,8 @@ from digenrl.api.front import api_routes
 from digenrl.api.past import Order, Past
 from digenrl.api.stored import load_view
 from digenrl.api.what_if import POOL, Refused, WhatIf
+from digenrl.dead_letters import Now
+from digenrl.letter_book import Book
 from digenrl.report.summary import summarise_schedule
 from digenrl.view import sentences
 from digenrl.view.actions import add_actions
@@ -48,9 +50,10 @@ from digenrl.view.live import LiveRun
 from digenrl.view.markup import templates
 from digenrl.view.words import FIGURES, KINDS, QUEUES, USES, drained_of, words_for
 from services.scheduler.costs.profile import profile_names
+from services.scheduler.shell.api_letters import letter_view
 from shared.process.http_access import CALLER, Access, Caller, check_routes, sign_in
 from shared.process.service import Health, probes
-from shared.run.dead_letters import UNSETTLED
+from shared.run.dead_letters import letters_now
 from shared.run.layout import weights_folder
 
 PAGES = (
@@ -251,10 +254,15 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
         if known.keys() - {letter.number for letter, _ in kept}:  # some have come since
             history.forget_letters()
             kept = await history.letters()
-        found = letters_of(
-            kept, done, before, known, every=state == "all",
-            is_running=run is not None and run["phase"] == "running",
-        )  # fmt: skip
+        book = Book.of(
+            history.run,
+            [
+                known.get(letter.number) or letter_view(letter, now).model_dump()
+                for letter, now in reversed(letters_now(kept, done))
+            ],
+            None if run is None else Now(done, run["phase"]),
+        )
+        found = letters_of(book, before, every=state == "all")
         return await pages.page(request, "letters", committed=done, kinds=KINDS, **found)
 
     @app.get("/recipe")
@@ -345,19 +353,11 @@ async def _head(view: View) -> dict[str, Any]:
         "others": [each.run for each in view.others],
         "status": sentences.status(run, history.version, wanted),
         "alarms": sentences.alarms(
-            run, history.steps, newest, workers, _unsettled(kept),
+            run, history.steps, newest, workers, sentences.unsettled(kept),
             None if recipe is None else recipe.trainer.decay_steps, is_exact=exact,
         ),
         "eta": None if run is None else run["eta_seconds"],
     }  # fmt: skip
-
-
-def _unsettled(letters: Sequence[Mapping[str, Any]] | None) -> list[tuple[float, str]] | None:
-    """Return when letters were found that nobody has settled, and why; None if there are none."""
-    found = [
-        (each["found"], each["reason"]) for each in letters or [] if each["state"] in UNSETTLED
-    ]
-    return found or None
 
 
 async def _load(view: View) -> dict[str, Any]:
@@ -378,7 +378,7 @@ async def _overview(view: View, load: Mapping[str, Any]) -> dict[str, Any]:
     waits, workers = sentences.main_wait(schedule), await view.live.get("/v1/workers") or []
     slow = sentences.slow_scorer(waits, workers)
     run, letters = await view.live.get("/v1/run"), await view.live.get(LETTERS)
-    fails = sentences.is_failing(run, _unsettled(letters))
+    fails = sentences.is_failing(run, sentences.unsettled(letters))
     tag = (await view.live.get("/v1/tag") or {}).get("mode")
     settings = sentences.settings_of(run, history.recipe, tag)
     found = sentences.bottleneck(schedule, history.run, settings, fails=fails)

@@ -17,7 +17,6 @@ from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, WorkerView
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
-from shared.run.dead_letters import UNSETTLED
 
 VERSIONS = 50
 """Versions that are compared."""
@@ -92,7 +91,7 @@ def live_state(
     status = sentences.status(run.model_dump(), run.step, run.steps)
     workers, load = client.list_workers(), client.get_load()
     letters = client.list_dead_letters("all", sentences.MOST_LETTERS)
-    unsettled = [(each.found, each.reason) for each in letters if each.state in UNSETTLED] or None
+    unsettled = sentences.unsettled([each.model_dump() for each in letters])
     alarms = sentences.alarms(
         run.model_dump(), (), evaluation, [each.model_dump() for each in workers], unsettled
     )

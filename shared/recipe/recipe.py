@@ -43,7 +43,8 @@ class Recipe(Tables):
     @property
     def with_whole_grid(self) -> Self:
         """The recipe with all steps of its noise schedule in place of a tail."""
-        return self.model_copy(update={"sampling": self.sampling.model_copy(update={"tail": None})})
+        whole = self.sampling.model_copy(update={"tail": None, "tail_correlation": None})
+        return self.model_copy(update={"sampling": whole})
 
 
 def load_recipe(path: Path, options: Mapping[str, Any] = NO_OPTIONS) -> Recipe:

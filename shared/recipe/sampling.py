@@ -19,7 +19,7 @@ CfgGradient = Literal["both", "conditional"]
 
 MIN_FIRST_SIGMA = 0.9
 MIN_CORRELATION = 0.9
-"""Default of `Sampling.tail_correlation`: a gradient whose rewards correlate so with the whole
+"""Minimum of `Sampling.tail_correlation`: a gradient whose rewards correlate so with the whole
 schedule's learns from a sample about its square, .81, of what it would."""
 MAX_STEP = 10.0
 """Largest ratio of the second step to the distance of its start from 1: the standard deviation of
@@ -72,10 +72,10 @@ class Sampling(Table):
     their log-probs are taken, so that a replay has the same log-probs."""
     tail: Positive | None = None
     """Number of denoising steps after the end of the last window, in place of those of the
-    schedule."""
-    tail_correlation: Annotated[float, Field(gt=0, le=1)] = MIN_CORRELATION
-    """Minimum rank correlation of rewards with and without the tail, as `digenrl tail-check`
-    measures it. `digenrl up` refuses a recipe below it."""
+    schedule. Requires `sampling.tail_correlation`."""
+    tail_correlation: Annotated[float, Field(ge=MIN_CORRELATION, le=1)] | None = None
+    """Rank correlation of rewards with and without the tail, as `python -m bench tail-check` has
+    measured it."""
 
     @property
     def windows_end(self) -> int:
@@ -138,7 +138,14 @@ class Sampling(Table):
     @model_validator(mode="after")
     def _tail_is_coarser(self) -> Self:
         left = self.steps - self.windows_end
-        if self.tail is None or self.tail < left:
+        if self.tail is None:
+            return self
+        if self.tail < left:
+            if self.tail_correlation is None:
+                raise ValueError(
+                    "tail: set tail_correlation to what `python -m bench tail-check RECIPE --tail "
+                    f"{self.tail}` measures; at least {MIN_CORRELATION}"
+                )
             return self
         if left < 2:
             raise ValueError(

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import torch
 
+from bench.digits.classifiers import SVM_C, SVM_GAMMA, accuracy, fit_svm
+from bench.digits.data import load_halves, to_uint8
 from bench.digits.generator import Pretraining, build_pipeline, caption_conditions, pretrain
 from bench.digits.text import all_prompts
 from bench.digits.vae import build_vae
-from digenrl.digits.classifiers import SVM_C, SVM_GAMMA, accuracy, fit_svm, load_real
-from digenrl.digits.data import Half, diversity, load_halves, nearest_real, to_uint8
+from digenrl.evaluation.digits import Half, diversity, load_real, nearest_real
 from services.reward.scorers.digits import DigitProbability, DigitSvm, to_model_space
 from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.models import Part, load_model

@@ -4,7 +4,7 @@ import runpy
 
 import numpy as np
 
-from digenrl.digits.data import load_halves
+from bench.digits.data import load_halves
 from tests.paths import ROOT
 
 

@@ -27,11 +27,11 @@ RUN = "small"
 ELSEWHERE = {
     "adapter": "tests/reports/test_lora_files.py executes what is advised",
     "serve": "needs brokers", "fetch": "needs the network", "push": "needs the network",
-    "profile": "needs minutes", "tail-check": "needs minutes", "check": "traces for minutes",
+    "profile": "needs minutes", "check": "traces for minutes",
     "up": "executed at the end, with all options", "view": "executed at the end",
 }  # fmt: skip
 """Commands whose words are checked, and that are not executed one by one."""
-REFUSALS = ("is not in progress: finished", "the run is not in progress", "no evaluated version of")
+REFUSALS = ("is not in progress: finished", "the run is over", "no evaluated version of")
 """Refusals of a finished run, with their remedies."""
 
 

@@ -3,7 +3,7 @@ and resumed: all services and brokers are real.
 
 Starting the services takes most of the time, so one test does several things with its run, in the
 worst of all surroundings. What needs no real model is shown on the emulated cluster as well, in
-seconds (test_emulated_faults.py).
+seconds (tests/storm).
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """How a whole run is steered and stopped, with every service and broker real.
 
 Starting the services takes most of the time here, so each test does several things with its run.
-The emulated cluster shows what needs no real model, in seconds (test_emulated_faults.py).
+The emulated cluster shows what needs no real model, in seconds (tests/storm).
 """
 
 import asyncio

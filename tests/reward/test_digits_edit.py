@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from bench.digits.data import to_uint8
 from bench.digits.editing import EDITS
-from digenrl.digits.classifiers import load_real
-from digenrl.digits.data import Images, to_uint8
+from digenrl.evaluation.digits import Images, load_real
 from services.reward.reward_file import RewardFile
 from services.reward.scorers.digits_edit import DigitEdit, edit_of
 from tests.paths import ROOT

@@ -5,9 +5,12 @@ import html
 import re
 from pathlib import Path
 
+from digenrl.dead_letters import Now
+from digenrl.letter_book import Book
 from digenrl.local.tokens import tokens_of
 from digenrl.view.figures import letters_of
-from shared.run.dead_letters import DeadLetter, Kind, Stored, Work, add_letter
+from services.scheduler.shell.api_letters import letter_view
+from shared.run.dead_letters import DeadLetter, Kind, Work, add_letter
 from tests.follow.runs import RUN, Run
 from tests.view.sight import Scheduler
 from tests.view.test_page import client_of
@@ -23,41 +26,19 @@ def about(number: int, batch: int, attempt: int, kind: Kind = "failed") -> DeadL
     )  # fmt: skip
 
 
-def test_letters_about_the_same_work_agree_and_have_one_reason() -> None:
-    kept: list[tuple[DeadLetter, Stored]] = [
-        (about(1, 2, 0), "retried"), (about(2, 2, 1), "open"), (about(3, 2, 2, "unscored"), "open"),
-    ]  # fmt: skip
-    assert letters_of(kept, 3, None)["letters"] == [], "a later letter tells of the work"
-    [retried] = letters_of([(about(1, 2, 0), "retried")], 3, None)["letters"]
-    assert retried[3] == "done since: batch 2 is committed"
-    found = letters_of(kept, 3, None, every=True)
-    assert found["states"] == {"over": 2, "retried": 1}
-    last, second, first = found["letters"]
-    unscored = "batch 2 was trained without these samples"
-    assert last[2:] == ("batch 2 is committed", unscored)
-    assert second[2] == "see letter 3"
-    assert first[3] == f"failed again: letters 2, 3; {unscored}"
-    assert [number for _, number in found["reasons"]] == [2]
-    assert {letter.reason for letter, *_ in found["letters"]} == {found["reasons"][0][0]}
-    assert found["mend"] == []
-
-
-def test_the_page_says_what_to_mend_where_a_retry_may_help() -> None:
-    kept: list[tuple[DeadLetter, Stored]] = [(about(1, 2, 0), "open"), (about(2, 2, 1), "open")]
-    going = letters_of(kept, 2, None, every=True, is_running=True)
-    assert [letter[2] for letter in going["letters"]] == [
-        "it is tried again by itself",
-        "see letter 2",
+def test_letters_that_matter_now_are_shown_and_those_of_one_cause_have_one_reason() -> None:
+    kinds: tuple[Kind, ...] = ("failed", "failed", "unscored")
+    letters = [
+        letter_view(about(number, 2, number, kind), "open").model_dump()
+        for number, kind in enumerate(kinds)
     ]
-    assert going["useful"] == []
-    found = letters_of(kept, 2, None, every=True)
-    assert [letter[2] for letter in found["letters"]] == [None, "see letter 2"]
-    assert found["useful"] == [2] and found["states"] == {"open": 1, "over": 1}
-    given = {2: {"state": "over", "is_given": True}}
-    assert letters_of(kept, 2, None, given)["useful"] == []
-    assert letters_of(kept, 2, None, given)["states"] == {"over": 2}
-    [mend] = found["mend"]
-    assert mend.startswith("mend first what makes slow_reward.py line 7 fail. ")
+    found = letters_of(Book.of("run", letters[::-1], Now(2, "paused")), None)
+    [(newest, *_)] = found["letters"]
+    assert newest["number"] == 2, "which tells of the work of the others as well"
+    assert found["reasons"] == [(newest["reason"], 3)] and found["useful"] == [2]
+    every = letters_of(Book.of("run", letters[::-1], Now(3, "running")), 2, every=True)
+    assert [each[0]["number"] for each in every["letters"]] == [1, 0]
+    assert every["mend"] == [] == every["useful"]
 
 
 def test_only_the_newest_letter_of_a_piece_of_work_has_a_button_for_a_retry(tmp_path: Path) -> None:

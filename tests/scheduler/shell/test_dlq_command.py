@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from digenrl import dead_letters, letter_book
 from digenrl.cli import app
 from digenrl.client import Client
+from digenrl.local import reading
 from digenrl.local.address import address_of, write_address
 from digenrl.steering import until_known, until_paused
 from services.scheduler.shell.api_models import RunView
@@ -71,8 +72,7 @@ def test_letters_of_a_run_that_is_over_are_read_in_its_store() -> None:
     retried = dlq("retry", "test", "4")
     assert (retried.exit_code, retried.output) == (
         1,
-        "4: the run is not in progress; `digenrl up RECIPE --run test --resume` goes on with it, "
-        "and does the work of its open batch again\n",
+        "4: the run is over; `digenrl up RECIPE --resume` resumes it\n",
     )  # fmt: skip
     assert dlq("drop", "test", "--all").exit_code == 0
     assert dlq("list", "test").output == "no dead letters\n"
@@ -110,10 +110,10 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
     asyncio.run(read())
 
     @contextmanager
-    def here(*_: object) -> Iterator[dead_letters.ApiDesk]:
-        yield dead_letters.ApiDesk(Client(cast(httpx.Client, client)))
+    def here(*_: object, **__: object) -> Iterator[reading.Reading]:
+        yield reading.Reading(Client(cast(httpx.Client, client)), is_live=True)
 
-    monkeypatch.setattr(dead_letters, "desk_of", here)
+    monkeypatch.setattr(reading, "reading", here)
     monkeypatch.setattr(dead_letters, "PAGE", 2)
     hint, *listed = dlq("list", "test", "--limit", "9", "--all").output.splitlines()
     assert len(listed) == 5 and hint.startswith("none is open, so nothing can be done again; 5 ")
@@ -233,7 +233,7 @@ def test_a_letter_shows_the_fields_of_its_message_and_each_sentence_once() -> No
 def test_a_retry_is_of_the_newest_letter_about_the_work(
     scheduler: Scheduler, client: TestClient
 ) -> None:
-    desk = dead_letters.ApiDesk(Client(cast(httpx.Client, client)))
+    desk = dead_letters.Desk(Client(cast(httpx.Client, client)))
     retried, again = about(82, 3, state="retried"), about(83, 3, 1)
     both = book_of(retried, again | {"state": "retried"})
     assert both.settle(desk, 82, "retry") == "letter 83 was retried before"
@@ -249,7 +249,7 @@ def test_the_address_of_a_run_is_in_its_folder(tmp_path: Path) -> None:
     write_address(tmp_path, "http://127.0.0.1:1")
     assert address_of(tmp_path) == "http://127.0.0.1:1"
     with pytest.raises(UserError, match="does not answer"):
-        dead_letters.ApiDesk(Client.at(address_of(tmp_path))).letters("open", 1, None)
+        dead_letters.Desk(Client.at(address_of(tmp_path))).every()
 
 
 def test_what_was_retried_is_known_when_its_batch_is_committed_or_it_failed_again() -> None:
@@ -259,7 +259,7 @@ def test_what_was_retried_is_known_when_its_batch_is_committed_or_it_failed_agai
     again = book_of(retried, about(5, 3, 1))
     assert again.is_known(retried) and again.newest(4) == 5
 
-    class Desk(dead_letters.ApiDesk):
+    class Waiting(dead_letters.Desk):
         """Has a run whose batch is committed while somebody waits."""
 
         def every(self, first: int = 1) -> list[dict[str, object]]:
@@ -269,7 +269,7 @@ def test_what_was_retried_is_known_when_its_batch_is_committed_or_it_failed_agai
             return dead_letters.Now(3 + len(said))
 
     said: list[str] = []
-    outcome = until_known(Desk(cast(Client, None)), "demo", [4], said.append)
+    outcome = until_known(Waiting(cast(Client, None)), "demo", [4], said.append)
     assert said == ["step 3; waits for the commit of batch 3"]
     assert outcome[0].endswith("[done since: batch 3 is committed]")
 

@@ -22,7 +22,7 @@ from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.standby import standby_app
 from shared.errors import UserError
-from shared.process import http_access, http_once
+from shared.process import http_access
 from shared.process.http_access import (
     CALLER,
     OPERATIONS,
@@ -315,9 +315,6 @@ def test_the_cookie_travels_encrypted_where_there_is_tls(
     assert "Secure" in client.get(link(client, tokens)).headers["set-cookie"]
 
 
-# --- writing once --------------------------------------------------------------------------------
-
-
 def test_a_request_with_a_key_is_done_once_for_its_caller(
     client: TestClient, app: FastAPI, tokens: Tokens
 ) -> None:
@@ -332,30 +329,6 @@ def test_a_request_with_a_key_is_done_once_for_its_caller(
     assert post("/v1/run/pause", "operator", "k2").status_code == 200
     assert post("/v1/run/pause", "operator", "k" * 201).status_code == 422
     assert app.state.calls == ["/v1/run/pause"] * 3
-
-
-def test_a_request_that_is_under_way_is_not_begun_again(access: Access) -> None:
-    once = http_once.Once()
-    assert once.begin("ann", "k", b"pause") is None
-    with pytest.raises(Refused, match="409"):
-        once.begin("ann", "k", b"pause")
-
-
-async def test_what_a_service_could_not_do_may_be_asked_again() -> None:
-    once, said = http_once.Once(), []
-
-    async def broken(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 503})
-
-    async def send(message: Any) -> None:
-        said.append(message)
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.disconnect"}
-
-    assert once.begin("ann", "k", b"pause") is None
-    await once.do("ann", "k", broken, {}, receive, send)
-    assert once.begin("ann", "k", b"pause") is None and said
 
 
 # --- the log, and the network ---------------------------------------------------------------------

@@ -52,7 +52,8 @@ def test_a_tail_begins_where_the_last_window_ends(sigmas: Any) -> None:
         ({"tail": 5}, "sampling.tail: 5 steps in place of 5 are not fewer; at most 4"),
         ({"tail": 1, "first_window_starts": (0, 6)}, "sampling.tail: windows reach step 8 of 10"),
         ({"tail": 0}, "sampling.tail: input should be greater than 0"),
-        ({"tail": 2, "tail_correlation": 1.5}, "sampling.tail_correlation: input should be less"),
+        ({"tail": 2}, "sampling.tail: set tail_correlation to what `python -m bench tail-check"),
+        ({"tail": 2, "tail_correlation": 0.85}, "sampling.tail_correlation: input should be great"),
     ],
 )
 def test_a_tail_that_replaces_nothing_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -70,14 +71,15 @@ def test_an_algorithm_without_a_window_has_no_tail() -> None:
     with pytest.raises(UserError, match=r"sampling\.tail: follows the last window, and diffusion-"):
         recipe(
             algorithm__name="diffusion-nft", algorithm__kl_beta=0.0, sampling__tail=2,
-            sampling__windows="group", sampling__first_window_starts=(0, 0),
+            sampling__tail_correlation=0.9, sampling__windows="group",
+            sampling__first_window_starts=(0, 0),
         )  # fmt: skip
 
 
 def test_evaluations_and_samples_for_people_take_all_steps() -> None:
     from digenrl.evaluation.settings import as_evaluated
 
-    coarse = recipe(sampling__tail=2)
+    coarse = recipe(sampling__tail=2, sampling__tail_correlation=0.95)
     assert coarse.sampling.num_steps == 7
     assert as_evaluated(coarse).sampling.num_steps == 10
     assert coarse.with_whole_grid == recipe()

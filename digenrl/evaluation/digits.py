@@ -1,25 +1,23 @@
-"""The real digits: scikit-learn's 1797 scanned numerals, in two halves that never meet.
+"""How much samples of the demo look like real digits, because accuracy is not quality: images can
+please every classifier and look broken.
 
-The reward is trained on half A and gold rewards on half B, so that what fools one need not fool the
-others. Model space is what the generator works in: pixels 0..16 become -1..1.
-
-Two guards tell whether samples look like them, because accuracy is not quality: images can please
-every classifier and look broken. Distances are L2 over the 64 pixels in model space; real images
-score about 2.2 and 4.5.
+Model space is what the generator works in: pixels 0..16 become -1..1. Distances are L2 over the 64
+pixels there; real images score about 2.2 and 4.5.
 """
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import load_file
 
 Images = npt.NDArray[np.float32]
 """(n, 1, 8, 8) in model space."""
 Labels = npt.NDArray[np.int64]
 """(n,) digits 0..9."""
 
-SIZE = 8
 NUM_DIGITS = 10
 
 
@@ -32,25 +30,10 @@ class Half:
         return np.asarray(self.images[self.labels == digit], dtype=np.float32)
 
 
-def load_halves() -> tuple[Half, Half]:
-    """Returns halves A and B: every other image of each digit, in the order of the data set."""
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
-    images = (pixels.reshape(-1, 1, SIZE, SIZE) / 8 - 1).astype(np.float32)
-    rank = np.zeros(len(labels), dtype=np.int64)
-    for digit in range(NUM_DIGITS):
-        rank[labels == digit] = np.arange((labels == digit).sum())
-    half_a, half_b = (
-        Half(images[chosen], labels[chosen].astype(np.int64))
-        for chosen in (rank % 2 == 0, rank % 2 == 1)
-    )
-    return half_a, half_b
-
-
-def to_uint8(images: Images) -> npt.NDArray[np.uint8]:
-    """Converts images (n, 1, 8, 8) from model space to the bytes that a scorer gets."""
-    return np.asarray(np.rint((images + 1) * 127.5).clip(0, 255), dtype=np.uint8)
+def load_real(folder: Path) -> Half:
+    """Reads the real images that came with the rewards: half B, (n, 1, 8, 8)."""
+    arrays = load_file(folder / "real.safetensors")
+    return Half(arrays["images"], arrays["labels"])
 
 
 def nearest_real(samples: Half, real: Half) -> npt.NDArray[np.float64]:

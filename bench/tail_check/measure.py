@@ -7,8 +7,7 @@ sample is the same in both.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from digenrl.tail.agreement import agreement
-from digenrl.tail.results import TailCheck, digest_of_tail
+from bench.tail_check.agreement import Agreement, agreement
 from services.reward.scorer import Media, WeightedScorer, build_scorers, scorer_inputs
 from services.reward.scoring import scores_of, source_of
 from shared.diffusion.generation import Generator
@@ -23,6 +22,16 @@ from shared.recipe.recipe import Recipe
 Scores = Sequence[float | None]
 OnProgress = Callable[[int, int], None]
 """Gets the number of prompts done, and of all prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TailCheck:
+    """Holds what was measured of one tail."""
+
+    prompts: int
+    reward: Agreement
+    """Agreement of the rewards by which samples are trained."""
+    scorers: Mapping[str, Agreement]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,7 @@ def tail_check(
             edited = None if source is None else source_of(source, images)
             made.append(_scored(scorers, images, scorer_inputs(prompt, edited)))
     progress(num_prompts, num_prompts)
-    return _compared(recipe, *groups, num_samples=num_samples)
+    return _compared(recipe, *groups)
 
 
 def _task(
@@ -100,9 +109,7 @@ def _weighted(
     return sum(known) if len(known) == len(found) else None
 
 
-def _compared(
-    recipe: Recipe, whole: Sequence[Group], coarse: Sequence[Group], *, num_samples: int
-) -> TailCheck:
+def _compared(recipe: Recipe, whole: Sequence[Group], coarse: Sequence[Group]) -> TailCheck:
     def advantages(groups: Sequence[Group]) -> list[Scores]:
         found: list[Scores] = []
         for group in groups:
@@ -115,12 +122,7 @@ def _compared(
     rewards = agreement([group.rewards for group in whole], [group.rewards for group in coarse])
     within = agreement(advantages(whole), advantages(coarse))
     return TailCheck(
-        digest=digest_of_tail(recipe),
-        model=recipe.model.name,
-        steps=recipe.sampling.steps,
-        num_steps=recipe.sampling.num_steps,
         prompts=len(whole),
-        samples=num_samples,
         reward=within.model_copy(update={"overall": rewards.overall}),
         scorers={
             scorer.name: agreement(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from digenrl.tail.agreement import agreement, spearman
+from bench.tail_check.agreement import agreement, spearman
 
 scores = st.lists(st.integers(0, 9).map(float), min_size=2, max_size=12)
 

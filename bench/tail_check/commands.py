@@ -1,30 +1,29 @@
-"""`digenrl tail-check`: what a coarse tail does to the rewards."""
+"""`python -m bench tail-check`: what a coarse tail does to the rewards."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, RecipeFile, Runs
-from digenrl.commands.recipe_options import given_keys
-from shared.errors import UserError
+from shared.recipe.sampling import MIN_CORRELATION
 
 if TYPE_CHECKING:
-    from digenrl.tail.agreement import Agreement
-    from digenrl.tail.results import TailCheck
+    from bench.tail_check.agreement import Agreement
+    from bench.tail_check.measure import TailCheck
+    from shared.recipe.recipe import Recipe
 
 MAX_SAMPLES = 12
 
 
 def tail_check(
-    context: typer.Context,
-    recipe: RecipeFile,
+    recipe: Annotated[Path, typer.Argument(help="the run's recipe, with or without a tail")],
+    tail: Annotated[int, typer.Option(min=1, help="value of sampling.tail to measure")],
     prompts: Annotated[int, typer.Option(min=1, help="number of prompts")] = 16,
     samples: Annotated[
         int | None,
         typer.Option(min=2, help="samples per prompt; by default a group's, 12 at most"),
     ] = None,
-    runs: Runs = RUNS,
 ) -> None:
     """Measure whether samples of a coarse tail (sampling.tail) are ranked as those of all steps."""
     from shared.process.worker_process import prepare_libraries
@@ -32,41 +31,35 @@ def tail_check(
     from shared.telemetry import quiet_logs
 
     quiet_logs()
-    loaded = load_recipe(recipe, given_keys(context))
-    if loaded.sampling.tail is None:
-        raise UserError(f"sampling.tail: {recipe} has none, so there is nothing to measure")
+    loaded = load_recipe(recipe, {"sampling.tail": tail, "sampling.tail_correlation": 1.0})
     prepare_libraries(loaded, threads=loaded.rollout.threads)
+    from bench.tail_check.measure import tail_check as measure
     from digenrl.local.inputs import check_inputs
-    from digenrl.tail.measure import tail_check as measure
-    from digenrl.tail.results import keep, why_refused
 
     check_inputs(loaded)
-    found = measure(
-        loaded,
-        num_prompts=prompts,
-        num_samples=samples or min(MAX_SAMPLES, loaded.batch.group_size),
-        progress=_progress,
-    )
-    path = keep(runs, found)
-    for line in lines(found):
+    num_samples = samples or min(MAX_SAMPLES, loaded.batch.group_size)
+    found = measure(loaded, num_prompts=prompts, num_samples=num_samples, progress=_progress)
+    for line in lines(found, loaded):
         typer.echo(line)
-    least = loaded.sampling.tail_correlation
-    typer.echo(f"kept in {path}; sampling.tail_correlation asks for {least:g}")
-    reason = why_refused(loaded, found)
-    if reason is not None:
-        raise UserError(f"sampling.tail: {reason}")
 
 
-def lines(found: "TailCheck") -> Iterator[str]:
-    """Say what was found, for people; the first row of figures decides."""
+def lines(found: "TailCheck", recipe: "Recipe") -> Iterator[str]:
+    """Describe what was found; the first row of figures decides."""
+    sampling, within = recipe.sampling, found.reward.within
     yield (
-        f"{found.model}: {found.num_steps} steps beside all {found.steps}, {found.prompts} prompts "
-        f"x {found.samples} samples of the same noise; rank correlation"
+        f"{recipe.model.name}: {sampling.num_steps} steps beside all {sampling.steps}, "
+        f"{found.prompts} prompts; rank correlation"
     )
     yield f"{'':<24}{'within groups':<18}{'groups':<8}over all samples"
     yield _row("reward (decides)", found.reward)
     for name, each in found.scorers.items():
         yield _row(name, each)
+    if within is None:
+        yield "in no group do rewards differ; measure with more --prompts and --samples"
+    elif within < MIN_CORRELATION:
+        yield f"less than {MIN_CORRELATION}, which recipes need; measure a longer --tail"
+    else:
+        yield f"for the recipe: sampling.tail = {sampling.tail}, tail_correlation = {within:.2f}"
 
 
 def _row(name: str, each: "Agreement") -> str:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 from torch import nn
 
-from digenrl.digits.data import Half, to_uint8
+from bench.digits.data import to_uint8
+from digenrl.evaluation.digits import Half
 from services.reward.scorers.digits import (
     DigitProbability,
     DigitSvm,
@@ -48,12 +49,6 @@ def build_rewards(
 
 def accuracy(classifier: DigitProbability | DigitSvm, half: Half) -> float:
     return float((classifier.predict(to_uint8(half.images)) == half.labels).mean())
-
-
-def load_real(folder: Path) -> Half:
-    """Reads the real images that came with the rewards: half B, (n, 1, 8, 8)."""
-    arrays = load_file(folder / "real.safetensors")
-    return Half(arrays["images"], arrays["labels"])
 
 
 def fit_svm(half: Half) -> Arrays:

@@ -1,0 +1,1 @@
+"""Whether a coarse tail (`sampling.tail`) ranks samples as all steps do."""

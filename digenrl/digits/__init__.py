@@ -1,1 +1,0 @@
-"""The demo's model and its rewards, made from scikit-learn's handwritten digits."""

@@ -1,1 +1,0 @@
-"""Measures what a coarse tail (`sampling.tail`) costs: how it ranks a group's samples."""
