@@ -61,17 +61,22 @@ async def fill(run: Run) -> None:
         await run.store.create(timeline_key(RUN, batch), line.encode())
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    run = Run(tmp_path / "objects").begin()
+def filled(folder: Path) -> Run:
+    run = Run(folder / "objects").begin()
     run.commit(4)
     asyncio.run(fill(run))
     return run
 
 
-@pytest.fixture
-def tokens(tmp_path: Path) -> Tokens:
-    return tokens_of(tmp_path)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that no test changes."""
+    return filled(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    return tokens_of(tmp_path_factory.mktemp("tokens"))
 
 
 def client_of(
@@ -83,8 +88,9 @@ def client_of(
     return TestClient(guard, base_url="http://localhost", headers=tokens.headers("viewer"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(run: Run, tokens: Tokens) -> TestClient:
+    """A client whose headers no test changes."""
     return client_of(run, tokens)
 
 
@@ -144,9 +150,10 @@ def test_curves_are_asked_for_once(client: TestClient) -> None:
 
 
 def test_new_steps_are_seen_while_the_page_is_open(
-    run: Run, client: TestClient, monkeypatch: pytest.MonkeyPatch
+    tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("digenrl.view.history.LOOK_S", 0.0)
+    client = client_of(run := filled(tmp_path), tokens)
     assert client.get("/data/steps").json()[0]["version"][-1] == 4
     run.commit(2)
     assert client.get("/data/steps?after=4").json()[0]["version"] == [5, 6]
@@ -181,8 +188,9 @@ def test_a_plan_that_is_refused_keeps_what_was_asked(client: TestClient) -> None
 
 
 def test_nobody_sees_it_without_a_token_and_a_viewer_steers_nothing(
-    run: Run, client: TestClient, tokens: Tokens
+    run: Run, tokens: Tokens
 ) -> None:
+    client = client_of(run, tokens)
     client.headers.pop("authorization")
     assert client.get("/").status_code == 401
     client.headers.update(tokens.headers("viewer"))
@@ -194,7 +202,8 @@ def test_nobody_sees_it_without_a_token_and_a_viewer_steers_nothing(
     assert (answer.status_code, answer.json()["detail"]) == (409, over)
 
 
-def test_a_link_leads_to_the_first_page(client: TestClient) -> None:
+def test_a_link_leads_to_the_first_page(run: Run, tokens: Tokens) -> None:
+    client = client_of(run, tokens)
     path = client.post("/v1/codes").json()["path"]
     client.headers.pop("authorization")
     answer = client.get(path)
@@ -240,7 +249,8 @@ def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Token
     assert "POST /v1/run/pause" in asked
 
 
-def test_dead_letters_are_shown_and_settled_by_operators(run: Run, tokens: Tokens) -> None:
+def test_dead_letters_are_shown_and_settled_by_operators(tokens: Tokens, tmp_path: Path) -> None:
+    run = filled(tmp_path)
     letter = DeadLetter(
         number=1, digest="0" * 64, kind="failed", stream="DG_EVT", subject="dg.test.evt", found=1.0,
         reason="the scorer said <NaN>", work=Work(batch=4, group=5), data="",

@@ -20,7 +20,7 @@ def with_tail(tail: int, last: int = 2) -> Recipe:
 def test_a_tail_ranks_as_all_steps_do_if_it_is_not_too_coarse() -> None:
     good, bad = with_tail(4), with_tail(1, last=0)
     found, worse = (
-        tail_check(recipe, num_prompts=2, num_samples=8, progress=lambda done, of: None)
+        tail_check(recipe, num_prompts=2, num_samples=6, progress=lambda done, of: None)
         for recipe in (good, bad)
     )
     assert found.reward.groups == 2

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
 from tests.paths import DIGITS, ROOT
 
 Edits = Mapping[str, tuple[tuple[str, str], ...]]
@@ -28,13 +26,6 @@ RECIPE_KEY: Edits = {
         ("return Retention(\n", "return Retention(\n        keep_first=recipe.run.keep_first,\n"),
     ),
 }
-RECIPE_PROGRAM = """
-from shared.recipe.recipe import load_recipe
-from shared.run.retention import retention_of
-
-recipe = load_recipe(Path("recipe.toml"))
-print(sorted(retention_of(recipe).kept(9)))
-"""
 
 SCHEDULE_KEY: Edits = {
     "shared/recipe/schedule.py": (
@@ -47,7 +38,8 @@ SCHEDULE_KEY: Edits = {
         ("return max(_min_size(plan),", "return max(plan.schedule.smallest, _min_size(plan),"),
     ),
 }
-SCHEDULE_PROGRAM = """
+PROGRAM = """
+from pathlib import Path
 from services.scheduler.core.supply import next_size
 from services.scheduler.costs.profile import load_profile
 from digenrl.planning.planner import plan_split
@@ -55,8 +47,10 @@ from services.scheduler.costs.recipes import shape_of
 from services.scheduler.shell.service import plan_of
 from services.scheduler.sim.profiled import simulate, steady_plan
 from shared.recipe.recipe import load_recipe
+from shared.run.retention import retention_of
 
 recipe = load_recipe(Path("recipe.toml"))
+print(sorted(retention_of(recipe).kept(9)))
 schedule = recipe.run_schedule
 shape = shape_of(recipe)
 plans = plan_of(recipe), steady_plan(shape, batches=1, schedule=schedule)
@@ -68,36 +62,23 @@ print(sizes, best.schedule.smallest)
 """
 
 
-@pytest.mark.parametrize(
-    ("edits", "line", "program", "said"),
-    [
-        (RECIPE_KEY, "[run]\nkeep_first = 3", RECIPE_PROGRAM, "[0, 1, 2, 7, 8, 9]"),
-        (
-            SCHEDULE_KEY,
-            '[schedule]\nfragment_size = "auto"\nsmallest = 5',
-            SCHEDULE_PROGRAM,
-            "[5, 5] 5",
-        ),
-    ],
-    ids=["recipe", "schedule"],
-)
-def test_a_key_takes_two_files(
-    tmp_path: Path, edits: Edits, line: str, program: str, said: str
-) -> None:
-    assert len(edits) <= 2
-    for room in ("services", "shared"):
-        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, changes in edits.items():
-        file = tmp_path / name
-        text = file.read_text()
-        for before, after in changes:
-            assert text.count(before) == 1, f"{name} has changed: {before!r}"
-            text = text.replace(before, after)
-        file.write_text(text)
-    (tmp_path / "recipe.toml").write_text(f'base = "{DIGITS}"\n{line}')
+def test_a_key_of_a_recipe_and_one_of_its_schedule_take_two_files_each(tmp_path: Path) -> None:
+    for room in ("services", "shared"):  # with what is compiled, but for files under way
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("*.pyc.*"))
+    for edits in (RECIPE_KEY, SCHEDULE_KEY):
+        assert len(edits) <= 2
+        for name, changes in edits.items():
+            file = tmp_path / name
+            text = file.read_text()
+            for before, after in changes:
+                assert text.count(before) == 1, f"{name} has changed: {before!r}"
+                text = text.replace(before, after)
+            file.write_text(text)
+    lines = '[run]\nkeep_first = 3\n[schedule]\nfragment_size = "auto"\nsmallest = 5'
+    (tmp_path / "recipe.toml").write_text(f'base = "{DIGITS}"\n{lines}')
     found = subprocess.run(
-        [sys.executable, "-c", f"from pathlib import Path\n{program}"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, text=True,
-        capture_output=True, check=False,
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, text=True, capture_output=True,
+        check=False,
     )  # fmt: skip
-    assert found.stdout.strip() == said, found.stderr
+    assert found.stdout.splitlines() == ["[0, 1, 2, 7, 8, 9]", "[5, 5] 5"], found.stderr
