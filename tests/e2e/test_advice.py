@@ -26,8 +26,9 @@ pytestmark = [
 RUN = "small"
 ELSEWHERE = {
     "adapter": "tests/reports/test_lora_files.py executes what is advised",
-    "serve": "needs brokers", "fetch": "needs the network", "push": "needs the network",
-    "profile": "needs minutes", "check": "traces for minutes",
+    "serve": "needs brokers", "serve-scorer": "serves for ever",
+    "fetch": "needs the network", "push": "needs the network", "profile": "needs minutes",
+    "check": "traces for minutes",
     "up": "executed at the end, with all options", "view": "executed at the end",
 }  # fmt: skip
 """Commands whose words are checked, and that are not executed one by one."""
