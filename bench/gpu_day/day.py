@@ -110,7 +110,7 @@ PARTS: Mapping[str, Part] = {
                             work="bench.gpu_day.quarter:steady", minutes=190 / 60),
     "loop": Part(title="A plain diffusers loop by turns with ours, SD3.5-M",
                  work="bench.gpu_day.quarter:loop", minutes=110 / 60),
-    "compiled": Part(title="Training passes of SD3.5-M, compiled and not",
+    "compiled": Part(title="Training passes of SD3.5-M: as they are, compiled, on an int8 base",
                      work="bench.gpu_day.passes:compiled", minutes=110 / 60),
     "decoders": Part(title="Decoders' memory, traced and measured",
                      work="bench.gpu_day.decoders:measure", minutes=75 / 60),
@@ -122,8 +122,7 @@ PARTS: Mapping[str, Part] = {
 QUARTER = (
     "doctor", "services-steady", "loop", "compiled", "decoders", "rewards", "rewards-cpu",
 )  # fmt: skip
-"""Parts of `--quarter` by their value: limits of the first four are 8 minutes, of the others 3.
-Training on an int8 base belongs between them once the product has it."""
+"""Parts of `--quarter` by their value: limits of the first four are 8 minutes, of the others 3."""
 
 
 def run_day(day: Day, out: Path, console: Console, *, again: bool, only: tuple[str, ...]) -> bool:

@@ -40,7 +40,9 @@ SHAPE = Shape(side=512, steps=6, groups=1, group_size=8, batches=1)
 FORMS: Mapping[str, Changes] = {
     "bfloat16": {},
     "int8": {"rollout.weights": "int8", "rollout.workers": 1},
+    "w8a8": {"rollout.weights": "w8a8", "rollout.workers": 1},
     "fp8": {"rollout.weights": "fp8", "rollout.workers": 1},
+    "nf4": {"rollout.weights": "nf4", "rollout.workers": 1},
     "streamed": {"rollout.memory": "streamed", "rollout.workers": 1},
     "compiled": {"model.compile": "regional"},
 }
@@ -50,10 +52,12 @@ GRADIENTS: Mapping[str, Changes] = {
     "conditional": {"algorithm.cfg_gradient": "conditional"},
 }
 """Changes of the recipe, by what they do to a training pass."""
-COMPILED: Mapping[str, Changes] = {"both": {}, "compiled": {"model.compile": "regional"}}
+COMPILED: Mapping[str, Changes] = {
+    "both": {}, "compiled": {"model.compile": "regional"}, "int8 base": {"model.weights": "int8"},
+}  # fmt: skip
 WINDOW = {"sampling.window": 2}
 """Trained steps of a group: its passes are as long with few as with many."""
-ON_GPUS = ("int8", "fp8", "streamed", "compiled")
+ON_GPUS = ("int8", "w8a8", "fp8", "nf4", "streamed", "compiled")
 ROWS = 8
 TIMES = 3
 
@@ -65,7 +69,7 @@ def measure(day: "Day") -> dict[str, Any]:
 
 
 def compiled(day: "Day") -> dict[str, Any]:
-    """Returns the same of a compiled training pass, and of one that is not."""
+    """Returns the same of training passes: as they are, compiled, and on a quantised base."""
     return _measured(day, "compiled", {"training": (COMPILED, _trained)})
 
 

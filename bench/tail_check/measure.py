@@ -5,7 +5,7 @@ sample is the same in both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.tail_check.agreement import Agreement, agreement
 from services.reward.scorer import Media, WeightedScorer, build_scorers, scorer_inputs
@@ -15,7 +15,6 @@ from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import unpack
 from shared.learning.prompts import PromptOrder, SourceFiles, read_prompts
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
-from shared.models.memory import Holding
 from shared.process.outgoing import allow
 from shared.recipe.recipe import Recipe
 
@@ -59,9 +58,8 @@ def tail_check(
     sources = SourceFiles(recipe.data.prompts)
     allow(table.url for table in recipe.reward.scorers)
     scorers = build_scorers(recipe.reward.scorers)
-    loaded = load_policy(
-        recipe, {"transformer", "text", "decoder"}, holding=Holding(memory=recipe.holding.memory)
-    )
+    holding = replace(recipe.trainer_holding, memory=recipe.holding.memory)
+    loaded = load_policy(recipe, {"transformer", "text", "decoder"}, holding=holding)
     generators = [Generator(each, loaded) for each in (recipe.with_whole_grid, recipe)]
     groups: list[list[Group]] = [[], []]
     for number in range(num_prompts):

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -17,7 +18,7 @@ from shared.diffusion.models import Conditions, ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
 from shared.diffusion.sampler import Denoising, Velocity, denoise
 from shared.learning.seeds import derive
-from shared.models.memory import Holding, Residence
+from shared.models.memory import Residence
 from shared.recipe.recipe import Recipe
 
 Media = npt.NDArray[np.uint8]
@@ -63,7 +64,7 @@ class Sampler:
         torch.set_num_threads(recipe.rollout.threads)
         self._recipe = recipe
         self._conditions = dict[Row, Conditions]()
-        holding = Holding(memory=memory or recipe.holding.memory)
+        holding = replace(recipe.trainer_holding, memory=memory or recipe.holding.memory)
         self._encodes_on = torch.device("cpu") if holding.memory == "streamed" else own_device()
         self._encode(rows)
         self._policy: LoadedPolicy = load_policy(

@@ -25,7 +25,6 @@ from services.scheduler.sim.staleness import line as staleness_line
 from services.scheduler.sim.steady import fragment_of
 from shared.errors import UserError
 from shared.models.published import configuration_of
-from shared.models.quantised import UNTESTED
 from shared.recipe.recipe import (
     NO_OPTIONS,
     Recipe,
@@ -71,8 +70,6 @@ class Checked:
             yield f"the store of `digenrl up` takes up to {disk} of its disk for these"
         if self.elsewhere:
             yield "the model and the rewards were not checked: they are on other hosts"
-        if recipe.holding.weights in UNTESTED:
-            yield f'rollout.weights: nobody has reported on "{recipe.holding.weights}" from a GPU'
         yield from self._of_choices()
         if self.trace is not None:
             yield from trace_lines(self.trace, recipe)

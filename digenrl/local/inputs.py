@@ -18,7 +18,6 @@ from shared.models.catalogue import (
 )
 from shared.models.hub import missing
 from shared.models.no_model import no_model
-from shared.models.quantised import check_installed
 from shared.models.source_tokens import check_source_tokens
 from shared.recipe.adapter import check_adapter_here
 from shared.recipe.networks import check_networks, no_negative
@@ -167,9 +166,6 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False, begun: bool = False) 
             kind_of(scorer, here=not elsewhere)
             if not elsewhere:
                 check_packages(scorer)
-    if not elsewhere:
-        with faults.collected():
-            check_installed(recipe.holding.weights)
     judges = None if elsewhere else recipe.evaluation.digits
     if judges is not None and not judges.is_dir():
         faults.append(f"evaluation.digits: no folder {judges}")

@@ -39,7 +39,8 @@ def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
         streams=recipe.holding.memory == "streamed",
         trainer_streams=trainer.memory == "streamed",
         offloads=trainer.gradient_checkpointing == "offloaded",
-        weights=recipe.holding.weights,
+        base=model.weights,
+        weights=recipe.rollout.weights if recipe.largest_weight else None,
         can_weigh=method.corrects_staleness or not method.has_ratio,
     )
 

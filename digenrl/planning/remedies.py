@@ -10,7 +10,8 @@ streamed     the network's blocks come from the host's memory, one after the oth
              weights, and no faster than PCIe
 int8         the network is quantised on rollout devices, and what that changes is weighted
 
-and for a device that trains, not to generate, and to share the weights in a shard group.
+and for a device that trains, not to generate, to share the weights in a shard group, and to train
+an adapter on a network that is quantised.
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,10 @@ from digenrl.trace.memory import (
 )
 from services.scheduler.costs.capacity import pass_rows
 from services.scheduler.costs.profile import Profile, Role, device
+from shared.models.memory import Quantised
 
+BASES: tuple[Quantised, ...] = ("int8", "nf4")
+"""Forms of the network under an adapter that are tried."""
 SHARD_DEVICES = (2, 4, 8)
 """Sizes of shard groups that are tried."""
 NEEDS = {"rollout": rollout_needs, "trainer": trainer_needs, "member": member_needs}
@@ -77,6 +81,9 @@ def _ways(use: Use, role: Role) -> Iterator[tuple[Use, Role]]:
         yield use, "trainer"
     roles: tuple[Role, ...] = ("member", "trainer") if role == "member" else ("trainer",)
     yield from ((each, does) for does in roles for each in sharing(use))
+    if use.rank and use.ranks == 1 and use.base is None:
+        quantised = [replace(use, base=form, encodes=False) for form in BASES]
+        yield from ((each, does) for does in roles for each in quantised)
 
 
 def generating(use: Use) -> Iterator[Use]:
@@ -86,7 +93,7 @@ def generating(use: Use) -> Iterator[Use]:
         yield replace(use, fragment=1)
     yield apart
     yield replace(apart, tiles=True)
-    if not use.rank or use.streams or use.weights is not None:
+    if not use.rank or use.streams or use.weights is not None or use.base is not None:
         return
     quantised = (replace(apart, weights="int8"),) if use.can_weigh else ()
     for held in (replace(apart, streams=True), *quantised):
@@ -95,8 +102,9 @@ def generating(use: Use) -> Iterator[Use]:
 
 
 def sharing(use: Use) -> Iterator[Use]:
-    """Yield the uses of larger shard groups."""
-    yield from (replace(use, ranks=size) for size in SHARD_DEVICES if size > use.ranks)
+    """Yield the uses of larger shard groups, which share no quantised weights."""
+    if use.base is None:
+        yield from (replace(use, ranks=size) for size in SHARD_DEVICES if size > use.ranks)
 
 
 def keys(before: Use, after: Use) -> dict[str, Any]:
@@ -114,6 +122,7 @@ def _keys(use: Use) -> dict[str, Any]:
         "encoder.workers": int(not use.encodes),
         "model.vae_tiling": use.tiles,
         "rollout.memory": "streamed" if use.streams else "resident",
+        "model.weights": use.base,
         "rollout.weights": use.weights,
         "trainer.shard_devices": use.ranks,
     }

@@ -19,6 +19,7 @@ from shared.diffusion.host_memory import HostMemory
 from shared.diffusion.masters import TrainedWeights
 from shared.diffusion.models import IMAGE, TEXT, Conditions
 from shared.diffusion.policy import LoadedPolicy, policy_of
+from shared.diffusion.quantisation import quantise_blocks, quantised_layers
 from shared.diffusion.sharding import shard
 from shared.diffusion.weight_sets import WeightSets
 from shared.diffusion.weights import WeightsInUse, is_adapter, is_half, trained_parameters
@@ -31,7 +32,7 @@ from shared.models.catalogue import (
     text_tokens,
 )
 from shared.models.family import Shapes
-from shared.models.memory import BLOCK, ITEM_BYTES
+from shared.models.memory import ITEM_BYTES, Form, is_block_matrix
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import CfgGradient
 
@@ -164,7 +165,8 @@ def fake_model(
     spec, dtype = checked_family_of(table.folder), getattr(torch, table.dtype)
     tokens = tokens or text_tokens(table.folder, table.text_tokens)
     with fakes:
-        pipeline = _pipeline(table.folder, dtype, decodes_in or decoder_dtype(dtype))
+        decodes_in = decodes_in or decoder_dtype(dtype)
+        pipeline = _pipeline(table.folder, dtype, decodes_in, table.weights)
     family: Family = resolve_name(spec.adapter)(
         pipeline, spec, device=CPU, dtype=dtype, text_tokens=tokens, guidance_2=table.guidance_2
     )
@@ -222,22 +224,27 @@ def text_bytes(folder: Path, dtype: str) -> dict[str, int]:
 
 def linear_bytes(network: nn.Module, dtype: str) -> int:
     """Returns the bytes of the matrices of a network's blocks, held as ``dtype``."""
-    counts = (
-        math.prod(shape)
-        for name, shape in base_shapes(network)
-        if len(shape) == 2 and name.endswith(".weight") and BLOCK.match(name)
-    )
+    counts = (math.prod(size) for each, size in base_shapes(network) if is_block_matrix(each, size))
     return sum(counts) * ITEM_BYTES[dtype]
 
 
+def saved_bytes(network: nn.Module) -> int:
+    """Returns the bytes that quantised matrices take less than they would as they compute."""
+    return sum(
+        math.prod(each.size) * each.compute_dtype.itemsize - num_bytes([each.weight, each.scale])
+        for each in quantised_layers(network).values()
+    )
+
+
 def base_shapes(network: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
-    """Returns names and shapes of a network's weights, without its adapter."""
+    """Returns names and shapes of a network's weights, without its adapter and as if none were
+    quantised."""
     trained = set(trained_parameters(network).values()) if is_adapter(network) else set()
-    return [
-        (name.replace(".base_layer.", "."), tuple(each.shape))
-        for name, each in network.named_parameters()
-        if each not in trained
-    ]
+    shapes = {name: each.shape for name, each in network.named_parameters() if each not in trained}
+    for name, layer in quantised_layers(network).items():
+        del shapes[f"{name}.scale"]
+        shapes[f"{name}.weight"] = torch.Size(layer.size)
+    return [(name.replace(".base_layer.", "."), tuple(shape)) for name, shape in shapes.items()]
 
 
 def num_bytes(tensors: Iterable[Any]) -> int:
@@ -268,7 +275,9 @@ def _num_weights(folder: Path, library: str, made: str) -> int:
         return sum(each.numel() for each in build(config).parameters())
 
 
-def _pipeline(folder: Path, dtype: torch.dtype, decodes_in: torch.dtype) -> SimpleNamespace:
+def _pipeline(
+    folder: Path, dtype: torch.dtype, decodes_in: torch.dtype, form: Form | None
+) -> SimpleNamespace:
     """Builds networks and decoder of a folder, under the names that a pipeline has for them."""
     networks = {
         each.name: as_loaded(_of_configuration(folder, each.name), dtype)
@@ -276,6 +285,7 @@ def _pipeline(folder: Path, dtype: torch.dtype, decodes_in: torch.dtype) -> Simp
     }
     for network in networks.values():
         network.requires_grad_(False).eval()
+        quantise_blocks(network, form)
     return SimpleNamespace(
         **networks,
         vae=as_loaded(_of_configuration(folder, "vae"), decodes_in).eval(),

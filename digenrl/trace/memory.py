@@ -11,14 +11,14 @@ from digenrl.trace.encoding import encoding_seconds
 from services.scheduler.costs.profile import Profile, Streaming
 from services.scheduler.costs.sizes import GIB_TO_GB, Memory
 from shared.devices.chunks import MEMORY_SHARE as MEMORY_SHARE
-from shared.models.memory import Form, TrainedSets
+from shared.models.memory import Form, Quantised, TrainedSets
 
 FIGURES_BYTES = 2
 """Bytes of a weight in a profile's figures of network and text encoders."""
 TRAINED_BYTES = 4
 """Least bytes of a weight that is trained, of its gradient and of each of Adam's moments."""
-QUANTISED_BYTES = {"int8": 1.004, "fp8": 1.004, "nf4": 0.5625}
-"""Bytes of a quantised weight with its scales: of a row of at least 1,500 weights, or of 64."""
+QUANTISED_BYTES = {"int8": (1.0, 1500), "w8a8": (1.0, 1500), "fp8": (1.0, 1500), "nf4": (0.5, 64)}
+"""Bytes of a quantised weight, and the fewest weights that share a scale."""
 DECODING_PEAK = 1.6
 """Peak of decoding over its traced one: convolutions have work spaces. Measured for SD3.5-M's
 decoder on an H200, taken for others."""
@@ -57,8 +57,10 @@ class Use:
     """The same of devices that train."""
     offloads: bool = False
     """Whether the inputs of blocks are in the host's memory until the backward pass."""
+    base: Quantised | None = None
+    """Form of the network under the adapter that is trained, if it is quantised."""
     weights: Form | None = None
-    """Form of the network on rollout devices, if it is not that of the model."""
+    """Form of the network on rollout devices, if it is not that of devices that train."""
     can_weigh: bool = True
     """Whether rows of samples by other weights than the trainer's can be weighted."""
 
@@ -233,27 +235,27 @@ def _streaming(memory: Memory, use: Use) -> Streaming:
 
 
 def _network(memory: Memory, use: Use) -> float:
-    return memory.network_gib * use.item_bytes / FIGURES_BYTES
+    return _in_form(memory, use, memory.network_gib, use.base)
 
 
 def _held_network(memory: Memory, use: Use) -> tuple[float, float]:
     """Return the parts of the network that a rollout device and its host hold."""
-    ratio = _item_ratio(memory, use)
-    network = memory.network_gib * ratio
+    form = use.weights or use.base
+    network = _in_form(memory, use, memory.network_gib, form)
     if not use.streams:
         return network, 0.0
-    return memory.streamed_gib * ratio, network
+    return _in_form(memory, use, memory.streamed_gib, form), network
 
 
-def _item_ratio(memory: Memory, use: Use) -> float:
-    """Return the size of the network on a rollout device over that of the figures."""
-    if use.weights is None:
-        return use.item_bytes / FIGURES_BYTES
-    if use.weights == "bf16":
-        return 1.0
-    share = memory.linear_gib / memory.network_gib
-    quantised = share * QUANTISED_BYTES[use.weights]
-    return (quantised + (1 - share) * use.item_bytes) / FIGURES_BYTES
+def _in_form(memory: Memory, use: Use, gib: float, form: Form | None) -> float:
+    """Return the size in a form of the network, or of what a device holds of a streamed one, with
+    all that cannot be quantised."""
+    if form is None or form == "bf16":
+        return gib if form else gib * use.item_bytes / FIGURES_BYTES
+    size, sharing = QUANTISED_BYTES[form]
+    weight = size + use.item_bytes / sharing
+    plain = min(gib, memory.network_gib - memory.linear_gib)
+    return (plain * use.item_bytes + (gib - plain) * weight) / FIGURES_BYTES
 
 
 def _text(memory: Memory, use: Use) -> float:
@@ -317,7 +319,7 @@ def _offloaded(memory: Memory, use: Use) -> float:
 
 def _blocks(memory: Memory, use: Use) -> float:
     """Return what is held at a time of a network whose blocks come one after the other."""
-    return memory.streamed_gib * use.item_bytes / FIGURES_BYTES
+    return _in_form(memory, use, memory.streamed_gib, use.base)
 
 
 def _gathered(memory: Memory, use: Use) -> float:

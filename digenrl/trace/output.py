@@ -13,7 +13,7 @@ def lines(found: Trace, recipe: Recipe) -> Iterator[str]:
     """Yields a table of a trace, a row each of what is held, peaks, arithmetic and storage."""
     weights, training = found.weights, found.training
     held = {
-        "network": weights.network,
+        "network": weights.network - weights.saved,
         "adapter" if found.shape.trained == "lora" else "": weights.trained,
         "text encoders": sum(weights.text.values()),
         "decoder": weights.decoder,

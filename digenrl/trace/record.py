@@ -43,7 +43,9 @@ class Weights(Record):
     """Bytes that a process holds of each part."""
 
     network: Count
-    """Without what is trained, if that is an adapter."""
+    """Without what is trained, if that is an adapter, and as if nothing were quantised."""
+    saved: Count = 0
+    """What the network takes less because it is quantised."""
     streamed: Count
     """Part of the network that a device holds at a time if its blocks are streamed."""
     linear: Count

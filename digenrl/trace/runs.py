@@ -26,6 +26,7 @@ from digenrl.trace.fakes import (
     fake_model,
     linear_bytes,
     num_bytes,
+    saved_bytes,
     shard_fakes,
     text_bytes,
 )
@@ -336,9 +337,11 @@ def _shape(recipe: Recipe, model: FakeModel) -> Shape:
 def _weights(model: FakeModel, dtype: str, text: dict[str, int]) -> Weights:
     network = model.network
     trained = num_bytes(trained_parameters(network).values())
-    whole = num_bytes([*network.parameters(), *network.buffers()])
+    saved = saved_bytes(network)
+    whole = num_bytes([*network.parameters(), *network.buffers()]) + saved
     return Weights(
         network=whole - trained if is_adapter(network) else whole,
+        saved=saved,
         streamed=network_bytes(base_shapes(network), dtype, Holding(memory="streamed")),
         linear=linear_bytes(network, dtype),
         trained=trained,

@@ -73,7 +73,7 @@ class FirstProducts:
 
 
 def adapt_in_fewer_calls(network: nn.Module) -> None:
-    """Gives peft's plain layers this forward pass; those of quantised weights keep their own."""
+    """Gives peft's plain layers this forward pass."""
     for module in network.modules():
         if type(module) is Linear:
             module.__class__ = AdaptedLinear

@@ -17,7 +17,7 @@ from torch import Tensor
 from shared.errors import OutOfMemory, UserError
 from shared.messages.workers import Device
 from shared.models.catalogue import checked_family_of
-from shared.models.memory import AS_TRAINED, ITEM_BYTES, Holding, Part, adapter_bytes, weight_bytes
+from shared.models.memory import ITEM_BYTES, Holding, Part, adapter_bytes, weight_bytes
 from shared.process.worker import host_memory
 from shared.recipe.networks import frozen_layers
 from shared.recipe.recipe import Recipe
@@ -118,17 +118,17 @@ def this_device(
 
 
 def held_bytes(
-    recipe: Recipe, parts: Collection[Part], *, trains: bool, holding: Holding = AS_TRAINED
+    recipe: Recipe, parts: Collection[Part], *, trains: bool, holding: Holding | None = None
 ) -> int:
     """Returns the bytes that a device holds once it is loaded: weights, the network's as
-    ``holding`` says, and besides them what is trained with gradient, optimizer and sets of weights,
-    or the next version if it only generates. An encoder has weights alone.
+    ``holding`` or the trainer has it, and besides them what is trained with gradient, optimizer and
+    sets of weights, or the next version if it only generates. An encoder has weights alone.
 
     Raises:
         UserError: if the model's folder is none.
     """
     model, trainer = recipe.model, recipe.trainer
-    held = weight_bytes(model.folder, model.dtype, parts, holding)
+    held = weight_bytes(model.folder, model.dtype, parts, holding or recipe.trainer_holding)
     if set(parts) == {"text"}:
         return held
     network = weight_bytes(model.folder, model.dtype, {"transformer"})

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from shared.diffusion.quantisation import quantise_blocks, quantised_layers
 from shared.diffusion.ranks import local_shard
 from shared.errors import UserError
 from shared.models.catalogue import PartConfig
-from shared.models.memory import read_header, weight_files
+from shared.models.memory import Form, read_header, weight_files
 
 PIECE_BYTES = 16 * 2**20
 """Bytes that are read at a time."""
@@ -50,11 +51,14 @@ def class_of_diffusers(name: str) -> Any:
 
 
 def build_network(
-    folder: Path, dtype: torch.dtype, class_named: Callable[[str], Any] = class_of_diffusers
+    folder: Path,
+    dtype: torch.dtype,
+    class_named: Callable[[str], Any] = class_of_diffusers,
+    form: Form | None = None,
 ) -> nn.Module:
     """Builds the network of a diffusers folder without its weights: they are on the meta device, in
-    the types in which diffusers loads them as ``dtype``. Buffers are on the CPU; of those that the
-    files hold as well, only the types are right.
+    the types in which diffusers loads them as ``dtype``, or in this form. Buffers are on the CPU;
+    of those that the files hold as well, only the types are right.
 
     Raises:
         UserError: if the folder holds no network that is known.
@@ -72,6 +76,7 @@ def build_network(
     for name, tensor in stored_tensors(network).items():
         if tensor.is_floating_point():
             tensor.data = tensor.data.to(torch.float32 if kept & set(name.split(".")) else dtype)
+    quantise_blocks(network, form)
     return network.requires_grad_(False).eval()
 
 
@@ -86,8 +91,11 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def stored_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Returns the parameters and buffers that a network's files hold, by name."""
-    return dict(network.state_dict(keep_vars=True))
+    """Returns the parameters and buffers that a network holds as its files do, by name."""
+    layers = quantised_layers(network)
+    quantised = {f"{name}.{held}" for name in layers for held in ("weight", "scale")}
+    stored = network.state_dict(keep_vars=True).items()
+    return {name: tensor for name, tensor in stored if name not in quantised}
 
 
 def materialize(network: nn.Module, device: torch.device) -> None:
@@ -233,7 +241,12 @@ def load_networks(
         UserError: if weights are missing, or of another network.
     """
     place.put(root)
-    fill(place.targets(root), _tensors_of(folder, networks, root), progress)
+    stored = _tensors_of(folder, networks, root)
+    fill(place.targets(root), stored, progress)
+    for name, layer in quantised_layers(root).items():
+        matrix = torch.empty(layer.size, dtype=layer.compute_dtype, device=layer.weight.device)
+        fill({f"{name}.weight": matrix}, stored, progress)
+        layer.hold(matrix)
     place.settle(root)
 
 

@@ -17,7 +17,7 @@ from shared.errors import ContractError, DigenRLError, UserError
 from shared.models.attention import check_device
 from shared.models.catalogue import checked_family_of, text_tokens
 from shared.models.families import FamilySpec
-from shared.models.memory import AS_TRAINED, Holding
+from shared.models.memory import UNQUANTISED, Holding
 from shared.models.memory import Part as Part
 from shared.recipe.sampling import CfgGradient
 
@@ -111,7 +111,7 @@ def load_model(
     max_text_tokens: int | None = None,
     guidance_2: float | None = None,
     attention: str | None = None,
-    holding: Holding = AS_TRAINED,
+    holding: Holding = UNQUANTISED,
     place: Place | None = None,
     progress: Progress = no_progress,
 ) -> ModelAdapter:
@@ -125,8 +125,7 @@ def load_model(
 
     Raises:
         UserError: if the folder is not a diffusers model, or of a family without an adapter, or
-            a part is damaged, or the attention back end cannot be used here, or a package that
-            ``holding`` needs is not installed.
+            a part is damaged, or the attention back end cannot be used here.
     """
     spec, tokens = checked_family_of(folder), text_tokens(folder, max_text_tokens)
     check_device(attention, on_gpu=device.type == "cuda")

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from shared.diffusion.loading import build_network, check_fit, find_tensors, stored_tensors
 from shared.diffusion.ranks import local_shard
@@ -30,9 +29,8 @@ def check_parts(folder: Path, pipeline: Any) -> None:
     or a tokenizer does not have the vocabulary of its encoder."""
     for name, part in pipeline.components.items():
         if isinstance(part, nn.Module):
-            for key, tensor in stored_tensors(part).items():
-                if type(tensor.data) in (Tensor, DTensor):  # not quantised
-                    _check_finite(f"{key} of {folder / name}", local_shard(tensor.detach()))
+            for key, tensor in part.state_dict().items():
+                _check_finite(f"{key} of {folder / name}", local_shard(tensor))
         encoder = getattr(pipeline, name.replace("tokenizer", "text_encoder"), None)
         if name.startswith("tokenizer") and part is not None and encoder is not None:
             _check_vocabulary(folder / name, part, encoder)

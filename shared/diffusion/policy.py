@@ -42,8 +42,8 @@ SAY_EVERY_S = 5.0
 log = structlog.get_logger()
 
 REMEDY = (
-    'use a GPU with more memory, model.dtype = "bfloat16", trainer.memory or rollout.memory = '
-    '"streamed", or see what else is on it'
+    'use a GPU with more memory, model.dtype = "bfloat16", model.weights = "int8", trainer.memory '
+    'or rollout.memory = "streamed", or see what else is on it'
 )
 
 
@@ -137,8 +137,7 @@ def load_policy(
 
     Raises:
         OutOfMemory: if it does not fit.
-        UserError: if a package that ``holding`` needs is not installed, or the adapter is not one
-            of the model's.
+        UserError: if the adapter is not one of the model's.
     """
     device, holding = own_device(index), holding or recipe.trainer_holding
     choose_kernels(device, recipe.model.matmul_precision)

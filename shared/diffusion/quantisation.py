@@ -1,62 +1,159 @@
-"""Loads a network in fewer bits than it is trained in, by diffusers' quantisation.
+"""Linear layers that hold their weights in fewer bits than they compute with.
 
-int8 and fp8 are torchao's, of the weights alone and with a scale per row: products are computed in
-the type of the activations. Only matrices of the network's blocks are quantised: what is outside of
-them (embeddings, the projections from and to latents) is small, and every step goes through it.
-nf4 is bitsandbytes', of all matrices.
+Codes and scales are plain tensors: peft adapts such a layer as any other, its block is streamed,
+checkpointed and compiled as any other, and no package is needed. A matrix is dequantised for a
+product and let go. The backward pass does that again, so that the gradient of the input is exact,
+and a network under an adapter that is trained generates with the weights that it trains with.
+
+Only matrices of the network's blocks are quantised: what is outside of them (embeddings, the
+projections from and to latents) is small, and every step goes through it. nf4 has the values of
+bitsandbytes (Dettmers et al. 2023). Scales are of the type that the layer computes in.
 """
 
-from typing import Any
+from itertools import product
+from typing import Any, cast
 
-import structlog
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-from shared.errors import UserError
-from shared.models.memory import BLOCK, Form
-from shared.models.quantised import UNTESTED, check_installed
+from shared.models.memory import NF4_GROUP, Form, is_block_matrix
 
-log = structlog.get_logger()
+LARGEST = {"int8": 127.0, "w8a8": 127.0, "fp8": 448.0, "nf4": 1.0}
+"""Largest value of a code; its scale makes it the largest weight of a row or group."""
+NF4_VALUES = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+)  # fmt: skip
+"""Quantiles of a normal distribution."""
+MIN_INT8_ROWS = 17
+"""Fewest rows of which a GPU multiplies integers; matrices have sizes that `INT8_UNIT` divides."""
+INT8_UNIT = 8
+TINY = 1e-30
+"""Scale of a row of zeros."""
 
-
-def network_dtype(form: Form | None, dtype: torch.dtype) -> torch.dtype:
-    """Returns the type in which a network of this form computes; ``dtype`` is the trainer's."""
-    return torch.bfloat16 if form == "bf16" else dtype
-
-
-def quantisation(form: Form | None, networks: list[str], dtype: torch.dtype) -> dict[str, Any]:
-    """Returns what a pipeline's `from_pretrained` takes besides to load ``networks`` in this form;
-    ``dtype`` is the type that they compute in.
-
-    Raises:
-        UserError: if the package that quantises so is not installed, or needs a GPU.
-    """
-    check_installed(form)
-    if form is None or form == "bf16":
-        return {}
-    if form == "nf4" and not torch.cuda.is_available():
-        raise UserError('rollout.weights: "nf4" needs a GPU; use "int8", or leave it out')
-    if form in UNTESTED:
-        log.warning("untested_weights", weights=form, hint="no report from a GPU: watch the ratios")
-    from diffusers import PipelineQuantizationConfig
-
-    config = _nf4(dtype) if form == "nf4" else _torchao(form)
-    return {"quantization_config": PipelineQuantizationConfig(
-        quant_mapping={network: config for network in networks}
-    )}  # fmt: skip
+Size = tuple[int, int]
 
 
-def _torchao(form: Form) -> Any:
-    from diffusers import TorchAoConfig
-    from torchao.quantization import Float8WeightOnlyConfig, FqnToConfig, Int8WeightOnlyConfig
+class QuantisedLinear(nn.Linear):
+    """Holds codes in place of weights, which are never trained."""
 
-    kind = Int8WeightOnlyConfig if form == "int8" else Float8WeightOnlyConfig
-    weights = kind(set_inductor_config=False)  # nothing is compiled
-    return TorchAoConfig(FqnToConfig({f"re:{BLOCK.pattern}.*": weights}))
+    form: Form
+    scale: nn.Parameter
+    """(rows, 1)"""
+    values: Tensor | None
+    """(256, 2): weights that a byte of nf4 stands for, before they are scaled."""
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Returns the type of the weights' values; peft makes an adapter of this type first."""
+        return self.scale.dtype
+
+    @property
+    def size(self) -> Size:
+        return self.out_features, self.in_features
+
+    def expect(self, form: Form) -> None:
+        """Exchanges weights that have no values for codes and scales that have none."""
+        device, dtype, rows = self.weight.device, self.weight.dtype, self.out_features
+        codes, values = torch.empty(self.size, dtype=torch.int8, device=device), None
+        if form == "nf4":
+            rows = -(-self.weight.numel() // NF4_GROUP)
+            codes = torch.empty(rows, NF4_GROUP // 2, dtype=torch.uint8, device=device)
+            values = torch.tensor(list(product(NF4_VALUES, repeat=2)), dtype=dtype)
+        self.form = form
+        self.register_buffer("values", values, persistent=False)
+        self.weight = nn.Parameter(codes, requires_grad=False)
+        scale = torch.empty(rows, 1, dtype=dtype, device=device)
+        self.scale = nn.Parameter(scale, requires_grad=False)
+
+    @torch.no_grad()
+    def hold(self, matrix: Tensor) -> None:
+        """Quantises weights (out, in)."""
+        rows, largest = matrix.float(), LARGEST[self.form]
+        if self.form == "nf4":
+            padding = -matrix.numel() % NF4_GROUP
+            rows = functional.pad(rows.flatten(), (0, padding)).view(-1, NF4_GROUP)
+        scale = rows.abs().amax(1, keepdim=True) / largest
+        self.scale.copy_(scale.clamp_min(torch.finfo(self.scale.dtype).tiny))
+        # By scales as they are held, so that the codes make up for their rounding.
+        self.weight.copy_(_codes((rows / self.scale.float()).clamp(-largest, largest), self.form))
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input.reshape(-1, self.in_features)
+        if self.form == "w8a8" and _multiplies_integers(rows, self.size):
+            found = _product_of_integers(rows, self.weight, self.scale, self.bias)
+        else:
+            held = (self.weight, self.scale, self.values, self.form, self.size)
+            found = _Product.apply(rows, self.bias, *held)  # type: ignore[no-untyped-call]
+        return found.view(*input.shape[:-1], self.out_features)
 
 
-def _nf4(dtype: torch.dtype) -> Any:
-    from diffusers import BitsAndBytesConfig
+class _Product(torch.autograd.Function):
+    """Multiplies rows by a matrix that each pass dequantises, and none keeps."""
 
-    return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
-    )
+    @staticmethod
+    def forward(rows: Tensor, bias: Tensor | None, *held: Any) -> Tensor:
+        return functional.linear(rows, dequantised(*held), bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, _, codes, scale, values, *ctx.form_and_size = inputs
+        ctx.save_for_backward(codes, scale, values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        held = (*ctx.saved_tensors, *ctx.form_and_size)
+        return gradient @ dequantised(*held), *[None] * (1 + len(held))
+
+
+def _codes(scaled: Tensor, form: Form) -> Tensor:
+    """Returns the codes of weights (rows, n), the largest of which is that of `LARGEST`."""
+    if form == "fp8":
+        return scaled.to(torch.float8_e4m3fn).view(torch.int8)
+    if form != "nf4":
+        return scaled.round().to(torch.int8)
+    values = torch.tensor(NF4_VALUES, device=scaled.device)
+    nearest = torch.bucketize(scaled, (values[1:] + values[:-1]) / 2, out_int32=True)
+    return (nearest[:, ::2] << 4 | nearest[:, 1::2]).to(torch.uint8)
+
+
+def dequantised(
+    codes: Tensor, scale: Tensor, values: Tensor | None, form: Form, size: Size
+) -> Tensor:
+    """Returns the weights (out, in) that codes stand for."""
+    if values is not None:
+        groups = functional.embedding(codes.int(), values).flatten(1).mul_(scale)
+        return groups.flatten()[: size[0] * size[1]].view(size)
+    if form == "fp8":
+        return codes.view(torch.float8_e4m3fn).to(scale.dtype).mul_(scale)
+    return codes * scale
+
+
+def _multiplies_integers(rows: Tensor, size: Size) -> bool:
+    """Says whether a GPU has a product of integers for inputs (n, in)."""
+    return len(rows) >= MIN_INT8_ROWS and not any(each % INT8_UNIT for each in size)
+
+
+def _product_of_integers(rows: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Quantises each of the inputs (n, in), and multiplies codes by codes: (n, out)."""
+    own = (rows.abs().amax(1, keepdim=True).float() / LARGEST["w8a8"]).clamp_min(TINY)
+    sums = torch._int_mm((rows / own).round().to(torch.int8).contiguous(), codes.t())
+    found = (sums * own).mul_(scale.t()).to(rows.dtype)
+    return found if bias is None else found + bias
+
+
+def quantise_blocks(network: nn.Module, form: Form | None) -> None:
+    """Has a network whose weights have no values yet hold the matrices of its blocks in a form."""
+    for name, module in network.named_modules() if form in LARGEST else ():
+        if type(module) is nn.Linear and is_block_matrix(f"{name}.weight", module.weight.shape):
+            module.__class__ = QuantisedLinear
+            cast(QuantisedLinear, module).expect(cast(Form, form))
+
+
+def quantised_layers(network: nn.Module) -> dict[str, QuantisedLinear]:
+    """Returns the layers that hold codes, by name."""
+    found = dict(network.named_modules())
+    return {name: each for name, each in found.items() if isinstance(each, QuantisedLinear)}

@@ -17,8 +17,11 @@ Part = Literal["transformer", "text", "decoder"]
 PARTS: tuple[Part, ...] = get_args(Part)
 """transformer: the network that is trained; text: prompt encoders; decoder: latents to pixels."""
 
-Form = Literal["bf16", "int8", "fp8", "nf4"]
-"""Forms in which a network's weights may be held that are not the type that it is trained in."""
+Quantised = Literal["int8", "fp8", "nf4"]
+"""Forms with fewer bits under an adapter that is trained: weights alone are quantised."""
+Form = Literal["bf16", "int8", "w8a8", "fp8", "nf4"]
+"""Forms in which a network's weights may be held that are not in `model.dtype`. w8a8 holds what
+int8 holds, and quantises activations as well."""
 Residence = Literal["resident", "streamed"]
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -37,10 +40,8 @@ VARIANT = re.compile(r"\.(fp16|bf16|fp8|int8|ema|non_ema)[.-]")
 BLOCK = re.compile(r"(?:transformer(?:_2)?\.)?\w+\.\d+(?=\.)")
 """Beginning of the names of a block's weights: a network's own lists of layers hold its blocks. Of
 two networks, names begin with that of the folder."""
-SCALE_BYTES = {"int8": 5, "fp8": 4}
-"""Bytes beside each row of a matrix that torchao has quantised: a scale, and int8's zero point."""
 NF4_GROUP = 64
-"""Weights that share a float32 scale in bitsandbytes' nf4."""
+"""Weights of nf4 that share a scale; those of other forms share one by rows of a matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,13 @@ class Holding:
     """Says how a process holds the network that it generates with."""
 
     weights: Form | None = None
-    """Form of its weights; None is the type that they are trained in."""
+    """Form of its weights; None is `model.dtype`."""
     memory: Residence = "resident"
     """resident: all of it is on the device. streamed: its blocks are on the host, and come to the
     device one after the other."""
 
 
-AS_TRAINED = Holding()
+UNQUANTISED = Holding()
 
 MOMENTS = 2
 """Of each weight, in Adam."""
@@ -84,7 +85,7 @@ class TrainedSets:
 
 
 def weight_bytes(
-    folder: Path, dtype: str, parts: Collection[Part], holding: Holding = AS_TRAINED
+    folder: Path, dtype: str, parts: Collection[Part], holding: Holding = UNQUANTISED
 ) -> int:
     """Returns the bytes that the weights of these parts take of a device, loaded by diffusers as
     ``dtype``; those of the network as ``holding`` says.
@@ -108,7 +109,7 @@ def _item_bytes(part: Part, dtype: str) -> int:
 
 
 def network_bytes(
-    tensors: Iterable[tuple[str, Sequence[int]]], dtype: str, holding: Holding = AS_TRAINED
+    tensors: Iterable[tuple[str, Sequence[int]]], dtype: str, holding: Holding = UNQUANTISED
 ) -> int:
     """Returns the bytes that a network takes of a device, from names and shapes of its weights.
 
@@ -128,14 +129,21 @@ def network_bytes(
 
 
 def _held_bytes(name: str, shape: Sequence[int], dtype: str, form: Form | None) -> int:
-    """Returns the bytes of one tensor. Only matrices are quantised, by torchao those of blocks."""
+    """Returns the bytes of one tensor. Only matrices of blocks are quantised."""
     count = math.prod(shape)
-    is_matrix = len(shape) == 2 and name.endswith(".weight")
-    if form in SCALE_BYTES and is_matrix and BLOCK.match(name):
-        return count + SCALE_BYTES[form] * shape[0]
-    if form == "nf4" and is_matrix:
-        return math.ceil(count / 2) + 4 * math.ceil(count / NF4_GROUP)
-    return count * (ITEM_BYTES["bfloat16"] if form == "bf16" else ITEM_BYTES[dtype])
+    if form == "bf16":
+        return count * ITEM_BYTES["bfloat16"]
+    if form is None or not is_block_matrix(name, shape):
+        return count * ITEM_BYTES[dtype]
+    if form == "nf4":
+        groups = math.ceil(count / NF4_GROUP)
+        return groups * (NF4_GROUP // 2 + ITEM_BYTES[dtype])
+    return count + shape[0] * ITEM_BYTES[dtype]
+
+
+def is_block_matrix(name: str, shape: Sequence[int]) -> bool:
+    """Says whether a tensor is a matrix of a block, which can be quantised."""
+    return len(shape) == 2 and name.endswith(".weight") and BLOCK.match(name) is not None
 
 
 def num_weights(folder: Path, part: Part) -> int:

@@ -15,7 +15,7 @@ from shared.store import ObjectStore
 
 LIBRARIES = (
     "digenrl", "torch", "diffusers", "transformers", "peft", "accelerate", "safetensors", "numpy",
-    "scikit-learn", "tokenizers", "torchao",
+    "scikit-learn", "tokenizers",
 )  # fmt: skip
 PREFIX = "libraries."
 """Beginning of the names of a run's records of libraries, among those of its files."""

@@ -221,6 +221,22 @@ def _check_full(tables: Tables) -> None:
         )
 
 
+def _check_quantised(tables: Tables) -> None:
+    form = tables.model.weights
+    if form is None:
+        return
+    if tables.model.trained == "full":
+        raise ValueError(
+            f'model.weights: an adapter is trained on "{form}" weights, and no weight of theirs; '
+            'leave it out, or set model.trained to "lora"'
+        )
+    if tables.trainer.is_sharded:
+        raise ValueError(
+            f'trainer.shard_devices: devices do not share "{form}" weights; set it to 1, or leave '
+            "model.weights out"
+        )
+
+
 def _check_streamed(tables: Tables) -> None:
     trainer = tables.trainer
     key = "trainer.memory" if trainer.memory == "streamed" else "rollout.memory"
@@ -338,7 +354,8 @@ def _check_trained(tables: Tables, part: int, field: str) -> None:
 CHECKS = (
     _check_batch, _check_fragments, _check_messages, _check_scorers, _check_pieces,
     _check_generating, _check_members, _check_shard_groups, _check_full,
-    _check_updates, _check_old_policy, _check_streamed, _check_compiled, _check_weights,
+    _check_updates, _check_old_policy, _check_quantised, _check_streamed, _check_compiled,
+    _check_weights,
     _check_variant, _check_tail, _check_noise, _check_guidance, _check_best, _check_curriculum,
     _check_adapter, lambda tables: check_evaluation(tables.evaluation, tables.sampling),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from shared.messages.contracts import MAX_GROUP_SIZE
 from shared.messages.records import MAX_TEXT, Token
 from shared.models.attention import check_backend
 from shared.models.hub import ID_PATTERN, REVISION_PATTERN, commit_of, place
-from shared.models.memory import Form, Holding, Part, Residence, TrainedSets
+from shared.models.memory import Form, Holding, Part, Quantised, Residence, TrainedSets
 from shared.recipe.dataset import Dataset
 from shared.recipe.fields import NonNegative, Positive, Rate, Table
 from shared.recipe.rewards import Evaluation, Reward
@@ -92,6 +92,10 @@ class Model(Table):
     dtype: Literal["float64", "float32", "bfloat16", "float16"] = "float32"
     """Type of the weights. Latents, log-probs, trained weights and the decoder are at least
     float32."""
+    weights: Quantised | None = None
+    """Format of the network's weights under a trained adapter, in sampling and training: `int8`,
+    `fp8` or `nf4`, dequantised to `model.dtype` for each product. Default: `model.dtype`. Not with
+    `model.trained = "full"` or `trainer.shard_devices`. Not run on a GPU yet."""
     device: Literal["cpu"] | None = None
     """`cpu`: no process uses a GPU. Default: each process takes one GPU, where there are any."""
     matmul_precision: Literal["high", "highest"] = "high"
@@ -210,8 +214,8 @@ class Rollout(Table):
     another. Samples do not change. `DIGENRL_ROLLOUT_MEMORY` sets it for one worker. Default: as
     `trainer.memory`."""
     weights: Form | None = None
-    """Format of the network's weights where they only generate: `bf16` or `int8`; `fp8` and `nf4`
-    are untested. Default: the trainer's."""
+    """Format of the network's weights on rollout workers: `bf16`, `int8`, `fp8`, `nf4`, or `w8a8`,
+    which multiplies in int8. Default: the trainer's."""
     weight_cap: Annotated[float, Field(gt=1)] = 1.1
     """Maximum importance weight of a row, with `rollout.weights`. A batch whose mean ratio differs
     from 1 by more fails the run."""
@@ -300,22 +304,24 @@ class Tables(Table):
         return parts if self.encoder.workers else parts | {"text"}
 
     @property
-    def holding(self) -> Holding:
-        """How a rollout device holds the network. A lent trainer has its own."""
-        same = self.rollout.weights == "bf16" and self.model.dtype == "bfloat16"
-        memory = self.rollout.memory or self.trainer.memory
-        return Holding(None if same else self.rollout.weights, memory)
+    def trainer_holding(self) -> Holding:
+        """How a device that trains holds the network, and what evaluates."""
+        return Holding(self.model.weights, self.trainer.memory)
 
     @property
-    def trainer_holding(self) -> Holding:
-        """How a device that trains holds the network."""
-        return Holding(memory=self.trainer.memory)
+    def holding(self) -> Holding:
+        """How a rollout worker holds the network. A lent trainer has its own."""
+        form = self.rollout.weights or self.model.weights
+        same = form == "bf16" and self.model.dtype == "bfloat16"
+        memory = self.rollout.memory or self.trainer.memory
+        return Holding(None if same else form, memory)
 
     @property
     def largest_weight(self) -> float | None:
         """Largest weight of a row by the ratio of the trainer's network to the one that generated;
         None where both compute with the same weights."""
-        return self.rollout.weight_cap if self.holding.weights else None
+        same = self.holding.weights == self.model.weights
+        return None if same else self.rollout.weight_cap
 
     @property
     def run_schedule(self) -> RunSchedule:

@@ -56,12 +56,22 @@ def test_a_streamed_network_is_in_the_host_s_memory() -> None:
     assert trainer_needs(TABLE, resident) == trainer_needs(TABLE, streamed)
 
 
-@pytest.mark.parametrize(("weights", "share"), [("bf16", 1.0), ("int8", 0.51), ("nf4", 0.29)])
+@pytest.mark.parametrize(("weights", "share"), [("bf16", 1.0), ("int8", 0.51), ("nf4", 0.275)])
 def test_quantised_weights_take_their_bytes_and_their_scales(weights: str, share: float) -> None:
     quantised = replace(USUAL, weights=weights)  # type: ignore[arg-type]
     network = rollout_needs(TABLE, quantised).network
     assert network == pytest.approx(share * TABLE.network_gib, rel=0.02)
     assert trainer_needs(TABLE, quantised) == trainer_needs(TABLE, USUAL)
+
+
+@pytest.mark.parametrize(("base", "share"), [("int8", 0.51), ("nf4", 0.275)])
+def test_a_quantised_base_is_that_of_every_device(base: str, share: float) -> None:
+    quantised = replace(USUAL, base=base)  # type: ignore[arg-type]
+    for needs in (rollout_needs, trainer_needs, member_needs):
+        network = needs(TABLE, quantised).network
+        assert network == pytest.approx(share * TABLE.network_gib, rel=0.02)
+    exact = replace(quantised, weights="bf16")
+    assert rollout_needs(TABLE, exact).network == TABLE.network_gib
 
 
 def test_bf16_on_rollout_devices_halves_a_float32_network() -> None:

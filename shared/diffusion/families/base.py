@@ -21,11 +21,10 @@ from shared.diffusion.loading import (
 )
 from shared.diffusion.models import IMAGE, Conditions, Part
 from shared.diffusion.part_checks import check_decoder
-from shared.diffusion.quantisation import network_dtype, quantisation
 from shared.errors import UserError
 from shared.models.catalogue import PartConfig
 from shared.models.families import FamilySpec
-from shared.models.memory import AS_TRAINED, Holding, file_bytes, part_folders
+from shared.models.memory import UNQUANTISED, Holding, file_bytes, part_folders
 from shared.recipe.sampling import CfgGradient
 
 NEGATIVE = "negative_"
@@ -97,36 +96,33 @@ class Family(ABC):
         device: torch.device,
         dtype: torch.dtype,
         text_tokens: int,
-        holding: Holding = AS_TRAINED,
+        holding: Holding = UNQUANTISED,
         place: Place | None = None,
         progress: Progress = no_progress,
     ) -> Self:
         """Loads some parts of a folder, the network as ``holding`` says: one that is to be streamed
-        stays on the host. ``place`` puts it elsewhere, unless it is quantised.
+        stays on the host. ``place`` puts it elsewhere.
 
         Raises:
-            UserError: if they are incomplete, or if a package that ``holding`` needs is missing.
+            UserError: if they are incomplete.
         """
         quiet_diffusers()
         pipeline_class = cls.class_named(spec.pipeline)
         names = part_folders(folder, "transformer") if "transformer" in parts else []
-        computes_in = network_dtype(holding.weights, dtype)
-        quantised = quantisation(holding.weights, names, computes_in) if names else {}
+        computes_in = torch.bfloat16 if holding.weights == "bf16" else dtype
         types = {"vae": decoder_dtype(dtype), "default": dtype} | dict.fromkeys(names, computes_in)
         if "decoder" in parts:
             check_decoder(folder / "vae", cls.class_named)
         try:
-            # What is quantised is loaded by diffusers.
-            built = names if not quantised else []
             networks = {
-                name: build_network(folder / name, computes_in, cls.class_named) for name in built
+                name: build_network(folder / name, computes_in, cls.class_named, holding.weights)
+                for name in names
             }
             pipeline = pipeline_class.from_pretrained(
                 folder,
                 dtype=types,
                 local_files_only=True,
                 use_safetensors=True,  # never a pickle
-                **quantised,
                 **networks,
                 **_left_out(pipeline_class, folder, parts, cls.leaves_out),
             )
@@ -134,21 +130,19 @@ class Family(ABC):
             reason = next(filter(None, str(error).splitlines()), type(error).__name__)
             raise UserError(f"model.folder: cannot load {folder}: {reason}") from error
         pipeline.set_progress_bar_config(disable=True)
-        home = torch.device("cpu") if holding.memory == "streamed" else device
         for name, component in pipeline.components.items():
             if isinstance(component, nn.Module) and name not in networks:
-                component.to(home if name in names else device)
+                component.to(device)
         if (
             not names
         ):  # without its T5, Stable Diffusion 3 fills in zeros as wide as the network says
             config = PartConfig(folder / "transformer" / "config.json")
             pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**config))
-        progress(file_bytes(folder, parts - ({"transformer"} if networks else set())))
+        progress(file_bytes(folder, parts - {"transformer"}))
         made = cls(pipeline, spec, device=device, dtype=computes_in, text_tokens=text_tokens)
         if networks:
+            home = torch.device("cpu") if holding.memory == "streamed" else device
             load_networks(folder, networks, made.transformer, place or Place(home), progress)
-        elif names:
-            made.transformer.requires_grad_(False).eval()
         return made
 
     @property
@@ -347,7 +341,7 @@ def quiet_diffusers() -> None:
     """Imports diffusers without progress bars and warnings, which do not belong in a log."""
     for library in ("DIFFUSERS", "TRANSFORMERS"):  # read when they are imported
         os.environ.setdefault(f"{library}_VERBOSITY", "error")
-    for library in ("torchao", "torch.utils._pytree"):  # which warn while torchao is imported
+    for library in ("torchao", "torch.utils._pytree"):  # which warn while peft imports torchao
         getLogger(library).setLevel(ERROR)
 
     from diffusers.utils import logging as diffusers_logging

@@ -2,8 +2,9 @@
 
     python -m tests.shared.diffusion.ratio_error
 
-prints the largest of each, in float32 and in bfloat16; then the ratios to samples of the same
-network in other forms, as `rollout.weights` makes them.
+prints the largest of each, in float32 and in bfloat16, also of networks that `model.weights` holds
+in fewer bits; then the ratios to samples of the same network in other forms, as `rollout.weights`
+makes them.
 """
 
 import sys
@@ -20,7 +21,7 @@ from shared.diffusion.sampler import Denoising, SamplingPlan, Trajectory, denois
 from shared.diffusion.streaming import stream
 from shared.diffusion.transition import transition
 from shared.diffusion.weights import trained_parameters
-from shared.models.memory import AS_TRAINED, Form, Holding, Part
+from shared.models.memory import UNQUANTISED, Form, Holding, Part
 from tests import tiny_models
 
 Trained = Literal["lora", "full"]
@@ -34,27 +35,33 @@ GUIDANCES = {
     "ltx2": (1.0, 4.0),
 }  # fmt: skip
 """With classifier-free guidance, where the family has it, and without."""
-FORMS: tuple[Form, ...] = ("bf16", "int8", "fp8")
+FORMS: tuple[Form, ...] = ("bf16", "int8", "w8a8", "fp8", "nf4")
+BASES: tuple[tuple[Trained, Form | None], ...] = (
+    ("lora", None), ("full", None), ("lora", "int8"), ("lora", "fp8"), ("lora", "nf4"),
+)  # fmt: skip
 CPU = torch.device("cpu")
 SIZE, FRAMES = 32, 5
 PLAN = SamplingPlan(sigmas=(1.0, 0.8, 0.5, 0.2, 0.0), window=range(3), noise_level=0.7)
 
 
 def measure(
-    family: str, folder: Path, trained: Trained, dtype: torch.dtype
+    family: str, folder: Path, trained: Trained, dtype: torch.dtype, form: Form | None = None
 ) -> dict[tuple[float, int], float]:
     """Largest |ratio - 1| by guidance and by rows of the replay; four samples are generated."""
-    model = load_moved(tiny_models.save(family, folder), trained, dtype)
+    model = load_moved(tiny_models.save(family, folder), trained, dtype, Holding(form))
+    found = own_ratios(family, model)
+    return {key: float((each - 1).abs().max()) for key, each in found.items()}
+
+
+def own_ratios(family: str, model: ModelAdapter) -> dict[tuple[float, int], Tensor]:
+    """Ratios of a network to itself, by guidance and by rows of the replay."""
     found = {}
     for guidance in GUIDANCES[family]:
         conditions = encoded(family, model, guidance)
         path = sample(family, model, conditions, guidance)
         for rows in ROWS:
-            errors = [
-                float((_ratios(model, path, rows, step, conditions, guidance) - 1).abs().max())
-                for step in PLAN.window
-            ]
-            found[guidance, rows] = max(errors)
+            steps = (_ratios(model, path, rows, s, conditions, guidance) for s in PLAN.window)
+            found[guidance, rows] = torch.cat(list(steps))
     return found
 
 
@@ -86,7 +93,7 @@ def sample(family: str, model: ModelAdapter, conditions: Conditions, guidance: f
 
 
 def load_moved(
-    folder: Path, trained: Trained, dtype: torch.dtype, holding: Holding = AS_TRAINED
+    folder: Path, trained: Trained, dtype: torch.dtype, holding: Holding = UNQUANTISED
 ) -> ModelAdapter:
     """Load a model whose trained weights have moved, by the same steps however it is held."""
     parts: set[Part] = {"transformer", "text", "decoder"}
@@ -131,10 +138,10 @@ def main() -> None:
     echo = sys.stdout.write
     for dtype in (torch.float32, torch.bfloat16):
         for family in tiny_models.MODELS:
-            for trained in ("lora", "full"):
+            for trained, form in BASES:
                 with tempfile.TemporaryDirectory() as folder:
-                    worst = max(measure(family, Path(folder), trained, dtype).values())
-                echo(f"{_name(dtype):9} {family:14} {trained:5} {worst:.1e}\n")
+                    worst = max(measure(family, Path(folder), trained, dtype, form).values())
+                echo(f"{_name(dtype):9} {family:14} {trained:5} {form or ''!s:5} {worst:.1e}\n")
     for dtype in (torch.float32, torch.bfloat16):
         for form in FORMS:
             for family in tiny_models.MODELS:

@@ -111,7 +111,7 @@ class StagedBeside:
         assert self._in_use.digest() == self._digest
 
 
-@pytest.mark.parametrize("form", [None, "int8"])
+@pytest.mark.parametrize("form", [None, "nf4"])
 @pytest.mark.parametrize("family", tiny_models.but_slow(["sd3"]))
 def test_streamed_samples_are_resident_ones_to_the_last_bit_whichever_version_is_in_use(
     family: str, form: Form | None, tmp_path: Path, host: CopiedMemory

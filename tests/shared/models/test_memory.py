@@ -80,7 +80,10 @@ def test_a_streamed_network_counts_its_two_largest_blocks_and_what_is_outside_of
     assert network_bytes(tensors, "bfloat16", streamed) == 2 * (outside + 2 * largest)
     assert network_bytes(tensors, "float32", Holding("bf16")) == 2 * (outside + every)
     both = Holding("int8", "streamed")
-    assert network_bytes(tensors, "bfloat16", both) == 2 * outside + 2 * (300 + 5 * 30)
+    assert network_bytes(tensors, "bfloat16", both) == 2 * outside + 2 * (300 + 2 * 30)
+    both = Holding("nf4", "streamed")
+    largest = 4 * (32 + 2) + 2 * 20  # groups of 64, the last of which is padded, and the norm
+    assert network_bytes(tensors, "bfloat16", both) == 2 * outside + 2 * largest
 
 
 def test_an_adapter_counts_the_matrices_that_it_changes(tmp_path: Path) -> None:
@@ -113,6 +116,14 @@ def test_a_member_that_only_trains_needs_no_encoders_and_holds_its_sums_and_stat
     assert held_bytes(half, ["transformer"], trains=False) == (2 + 2) * number
     shared = override(half, SHARED)
     assert held_bytes(shared, ["transformer"], trains=True) == 6 * 4 * number // 8
+    quantised = override(RECIPE, {"model.weights": "int8"})
+    saved = weight_bytes(FOLDER, "float32", ["transformer"]) - weight_bytes(
+        FOLDER, "float32", ["transformer"], Holding("int8")
+    )
+    assert saved > 0
+    assert held_bytes(quantised, ["transformer"], trains=True) == (
+        held_bytes(RECIPE, ["transformer"], trains=True) - saved
+    )
     adapted = override(RECIPE, SHARED)
     assert held_bytes(adapted, ["transformer"], trains=True) == network // 8 + 6 * ADAPTER
 

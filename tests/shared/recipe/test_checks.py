@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shared.errors import UserError
+from shared.models.memory import Holding
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS, ROOT
 from tests.shared.recipe.recipes import fault, with_algorithm, with_evaluation
@@ -99,6 +100,15 @@ SHARED = {"schedule.mode": "fluid", "trainer.devices": 2, "trainer.shard_devices
             {"trainer.memory": "streamed", "model.trained": "full", "algorithm.kl_beta": 0.0},
             "trainer.memory: weights that are trained stay on the device",
         ),
+        (
+            {"model.weights": "nf4", "model.trained": "full", "algorithm.kl_beta": 0.0},
+            'model.weights: an adapter is trained on "nf4" weights, and no weight of theirs',
+        ),
+        (
+            {"model.weights": "int8", **SHARED},
+            'trainer.shard_devices: devices do not share "int8" weights',
+        ),
+        ({"model.weights": "bf16"}, "model.weights"),
         (
             {"rollout.memory": "streamed", "model.trained": "full", "algorithm.kl_beta": 0.0},
             "rollout.memory: weights that are trained stay on the device",
@@ -224,7 +234,8 @@ def test_a_group_that_no_message_takes_is_refused_with_the_largest_that_one_take
 @pytest.mark.parametrize(
     "changes",
     [
-        {"rollout.weights": "int8", "rollout.memory": "streamed"},
+        {"rollout.weights": "nf4", "rollout.memory": "streamed"},
+        {"model.weights": "nf4", "algorithm.name": "grpo-guard", "model.compile": "regional"},
         {
             "rollout.weights": "int8",
             "schedule.max_staleness": 1,
@@ -244,3 +255,10 @@ def test_rows_are_weighted_only_where_rollout_computes_with_other_weights() -> N
     half = override(recipe, {"rollout.weights": "bf16", "rollout.weight_cap": 3.0})
     assert half.largest_weight == 3.0
     assert override(half, {"model.dtype": "bfloat16"}).largest_weight is None
+    base = override(recipe, {"model.weights": "int8"})
+    assert base.largest_weight is None
+    assert base.holding == base.trainer_holding == Holding("int8")
+    assert override(base, {"rollout.weights": "int8"}).largest_weight is None
+    assert override(base, {"rollout.weights": "w8a8"}).largest_weight == 1.1
+    bfloat16 = {"model.dtype": "bfloat16", "rollout.weights": "bf16"}
+    assert override(base, bfloat16).largest_weight == 1.1
