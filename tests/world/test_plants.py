@@ -9,13 +9,13 @@ CHEAP = ("r2", "r6", "r9")
 """Begin the names of those that are tried each time."""
 FOUND = {
     "nothing_begins_again": (22, "not finished"),
-    "m14_a_sum_that_lacks_a_share_ends_its_reader": (685, "KeyError"),
+    "m14_a_sum_that_lacks_a_share_ends_its_reader": (89, "KeyError"),
     "r3_results_count_whoever_sends_them": (349, "are not trained once"),
     "r1_an_answer_lacks_its_update": (21, "not finished"),
     "r2_rules_and_listings_take_any_folder": (22, "has written"),
     "r6_small_records_have_no_copies": (33, "has no copy"),
     "r9_a_scheduler_that_has_read_nothing_tells_a_step": (424, "step 0, after"),
-    "r11_a_standby_passes_nothing_on": (8, "still follows"),
+    "r11_a_standby_passes_nothing_on": (16, "still follows"),
     "m02_after_vain_rounds_the_missed_stay": (97, "not finished"),
     "m05_the_version_before_is_deleted_while_it_may_be_used": (62, "is not in the store"),
     "m11_a_scheduler_commands_after_its_lease_has_ended": (1329, "commands"),
