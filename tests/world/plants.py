@@ -14,7 +14,8 @@ These can do no harm in a world, since something else holds: a loan that never e
 older command (pieces come first, and a stream keeps the newest command alone); a device that begins
 a superseded version, waiting groups that keep one, or a device that is told of a version before it
 can fetch it (results count by their policy, and fetching waits); a device that hangs and is given
-work again (its watchdog ends it); more groups begun early than `early_fraction` (none is drawn).
+work again (its watchdog ends it); what is left of lost streams is read (numbers of attempts begin
+above it; `tests/scheduler/shell/test_outages_live.py` shows the rest).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping

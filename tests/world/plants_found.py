@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -12,7 +11,7 @@ from services.reward.app import RewardApp
 from services.scheduler.core import machine
 from services.scheduler.core.fluid import rounds
 from services.scheduler.core.fluid.state import Exchange, FluidState
-from services.scheduler.shell import api, app, housekeeping, lease
+from services.scheduler.shell import api, app, lease
 from services.trainer.fluid import pieces, store_exchange
 from services.trainer.fluid.exchange import ALL, Meeting, Sum
 from services.trainer.fluid.sums import Term
@@ -39,7 +38,7 @@ from tests.world.plants import (
     plant,
     strikes,
 )
-from tests.world.rare_faults import LOSSES, SHORT_S, SPOILT
+from tests.world.rare_faults import SHORT_S, SPOILT
 
 
 def intrudes_by_its_own_name(drawn: Draw) -> bool:
@@ -197,15 +196,3 @@ def m16_an_empty_register_takes_two_entries() -> AbstractContextManager[None]:
         return await original(self, data, on=on)
 
     return patched((Register, "write", write))
-
-
-@plant(strikes(LOSSES))
-def m18_what_is_left_of_lost_streams_is_read() -> AbstractContextManager[None]:
-    original = housekeeping.retry
-
-    async def retry(work: Callable[[], Any]) -> Any:
-        if isinstance(work, partial) and work.func.__name__ == "forget_batch":
-            return None
-        return await original(work)
-
-    return patched((app, "retry", retry))

@@ -20,7 +20,6 @@ FOUND = {
     "m05_the_version_before_is_deleted_while_it_may_be_used": (62, "is not in the store"),
     "m11_a_scheduler_commands_after_its_lease_has_ended": (1329, "commands"),
     "m16_an_empty_register_takes_two_entries": (37, "commands"),
-    "m18_what_is_left_of_lost_streams_is_read": (1231, "not finished"),
     "slots_take_any_number_of_messages": (162, "takes a second message"),
     "a_lost_worker_keeps_its_fragments": (28, "not finished"),
     "a_failed_fragment_is_issued_under_the_same_attempt": (26, "not finished"),
