@@ -53,8 +53,6 @@ async def _work(process: WorkerProcess, *, build_device: BuildDevice | None) -> 
     ):
         await process.refuse_or_go_on(context)
         device = await asyncio.to_thread(build_device or RolloutEngine, recipe)
-        if isinstance(device, RolloutEngine):
-            await process.compare_kinds(context, device.canary)
         app = RolloutApp(
             device, context, index, max_staleness=recipe.schedule.staleness_limit,
             encoded=await encoded_conditions(process.store, recipe),

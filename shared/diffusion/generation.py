@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from shared.devices.protocols import Generated
-from shared.diffusion.canary import velocity_numbers
 from shared.diffusion.decoding import SharedDevice, decoded
 from shared.diffusion.device import RowsAtOnce, fits, tried_again
 from shared.diffusion.encoding import encoded
@@ -135,11 +134,6 @@ class Generator:
     def weights_digest(self) -> str:
         with self._sets.sampling():
             return self._weights.digest()
-
-    def canary(self) -> tuple[float, ...]:
-        """Returns numbers by which kinds of devices are compared, of the weights in use."""
-        with self._sets.sampling():
-            return velocity_numbers(self._model, self._recipe)
 
     def conditions(
         self, prompt: str, source: bytes | None = None, negative: str | None = None
@@ -376,9 +370,6 @@ class LocalGenerator:
 
     def weights_digest(self) -> str:
         return self._generator.weights_digest()
-
-    async def canary(self) -> tuple[float, ...]:
-        return await asyncio.to_thread(self._generator.canary)
 
     async def begin(
         self,

@@ -21,7 +21,6 @@ from shared.messages import subjects
 from shared.messages.contracts import PolicyPublished
 from shared.messages.workers import Activity, Device
 from shared.models.catalogue import check_weights
-from shared.process.canary import Measure, told_apart
 from shared.process.libraries import record_versions
 from shared.process.otlp import tracing
 from shared.process.service import Health, serve, worker_app
@@ -91,12 +90,6 @@ class WorkerProcess:
         log.error("refused", reason=reason)
         worker.activity = "refused"
         await worker.report(context.bus)
-
-    async def compare_kinds(self, context: WorkerContext, measure: Measure) -> None:
-        """Has the worker say by how much its device differs from other kinds of devices, or of
-        libraries, that take part. ``measure`` is of the weights that the run begins with."""
-        worker = context.worker
-        worker.remark = await told_apart(self.store, self.settings.run, worker.device.kind, measure)
 
     async def run(self, work: Coroutine[Any, Any, None], context: WorkerContext) -> bool:
         """Do ``work``, which is ready, until the run is finished; then stop it and return True."""

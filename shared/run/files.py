@@ -57,15 +57,6 @@ class LibrariesRecord(Record):
     versions: dict[Text, Text]
 
 
-class CanaryRecord(Record):
-    """Says what a kind of device has made of the input."""
-
-    device: Text
-    versions: dict[Text, Text]
-    numbers: tuple[float, ...]
-    """Numbers of a velocity, of which the largest is 1."""
-
-
 def digest_of(path: Path) -> str:
     """Return the SHA-256 over what a run reads of a file, a folder, or a diffusers folder."""
     files = [path] if path.is_file() else _model_files(path) or _all_files(path)

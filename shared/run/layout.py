@@ -5,7 +5,6 @@
 <run>/files/<key>.json               digests of the model and the rewards (files.py)
 <run>/files/libraries.<...>.json     versions of libraries, of each service (process/libraries.py)
 <run>/files/first-version.json       which fluid device makes version 0
-<run>/files/canary.<...>.json        what a kind of device makes of one input (process/canary.py)
 <run>/commits/<version>.json         the commit records (commits.py)
 <run>/chain/<size>/<version>.json    what is needed of so many old ones (chain.py)
 <run>/copies/<version>/<sha256>.z    each commit record once more, in case it is damaged (copies.py)

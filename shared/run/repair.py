@@ -22,7 +22,7 @@ from shared.run.commits import StoredRecord, decoded, whole_bytes
 from shared.run.conditions import ConditionsRecord
 from shared.run.copies import copies_of, record_digest
 from shared.run.dead_letters import DeadLetter, Settled
-from shared.run.files import CanaryRecord, FileRecord, LibrariesRecord
+from shared.run.files import FileRecord, LibrariesRecord
 from shared.run.journal import ENTRY
 from shared.run.layout import NAMES, commit_key, name_of, numbers_in, quarantine_key
 from shared.run.run_recipe import parsed_recipe
@@ -52,7 +52,6 @@ COPIED = ("recipe.json", "files")
 Parsers = Mapping[str, Callable[[bytes], object]]
 PARSERS: Parsers = {
     r"recipe\.json": parsed_recipe,
-    r"files/canary\..*": CanaryRecord.model_validate_json,
     r"files/libraries\..*": LibrariesRecord.model_validate_json,
     r"files/(?!first-version\.|created-once\.).*": FileRecord.model_validate_json,
     r"chain/.*": Segment.model_validate_json,

@@ -19,8 +19,8 @@ WRITES: dict[Role, tuple[str, ...]] = {
         "conditions/", "files/", "previews/",
     ),
     "rollout": (
-        "batches/", "conditions/", "previews/", "files/canary.", "files/libraries.rollout.",
-        "files/doctor.json", "copies/files/canary.", "copies/files/libraries.rollout.",
+        "batches/", "conditions/", "previews/", "files/libraries.rollout.", "files/doctor.json",
+        "copies/files/libraries.rollout.",
     ),
     "encoder": (
         "conditions/", "files/libraries.encoder.", "files/doctor.json",

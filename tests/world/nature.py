@@ -26,7 +26,7 @@ import structlog
 
 from services.scheduler.shell import lease
 from shared.errors import Unavailable
-from shared.process import canary, libraries, service, watchdog, worker
+from shared.process import libraries, service, watchdog, worker
 from shared.process.watchdog import Watchdog
 from tests.world.loop import Killed, Process, WorldLoop, current, loop_of_world
 
@@ -114,9 +114,8 @@ def _machine() -> list[tuple[Any, str, Any]]:
         (lease, "_boot", lambda: "boot"),
         (lease, "_namespace", lambda: "namespace"),
         (lease, "_started", lambda pid: "started"),
-        (canary, "processor", lambda: None),
         (redis.utils, "get_lib_version", lambda: "8"),  # looks through all packages
-        *((module, "versions", lambda: {"python": "3"}) for module in (canary, libraries, worker)),
+        *((module, "versions", lambda: {"python": "3"}) for module in (libraries, worker)),
         (asyncio, "wait_for", _wait_for),
         (asyncio.Timeout, "__aenter__", _enter_timeout),
         (asyncio.Timeout, "__aexit__", _leave_timeout),

@@ -18,7 +18,6 @@ from services.trainer.fluid.sums import Term
 from shared.bus.register import Register
 from shared.messages.contracts import FragmentGenerated
 from shared.messages.fluid import PieceTrained
-from shared.process import canary
 from shared.run import copies, files, layout, run_recipe
 from shared.run.retention import Retention
 from shared.run.rights import WRITES
@@ -101,7 +100,7 @@ def r6_small_records_have_no_copies() -> AbstractContextManager[None]:
 
     return patched(
         (copies, "read_kept", read), (files, "read_kept", read), (run_recipe, "read_kept", read),
-        (files, "read_records", records), (canary, "read_records", records),
+        (files, "read_records", records),
     )  # fmt: skip
 
 

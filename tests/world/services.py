@@ -28,8 +28,6 @@ from tests.world.members import counting_member
 GIB = 1 << 30
 RANKS = 2
 """Processes of a shard group."""
-CANARY = (0.25, 0.5)
-"""What every emulated device makes of the canary's input."""
 
 Work = Callable[[WorkerProcess], Awaitable[None]]
 
@@ -87,7 +85,6 @@ class Site:
             process.connect("waiting_for_trainer", registered) as context,
             process.settings.connect_index() as index,
         ):
-            await process.compare_kinds(context, _canary)
             app = RolloutApp(
                 device, context, index, max_staleness=recipe.schedule.staleness_limit,
                 encoded=self._encoded(process), previews=PreviewRule.of(recipe),
@@ -115,7 +112,6 @@ class Site:
             named.kind, "trainer", concurrency=concurrency
         ).model_copy(update={"ranks": ranks})
         async with process.connect("waiting_for_rollout", registered) as context:
-            await process.compare_kinds(context, _canary)
             exchange = StoreExchange(process.store, member.layout)
             app = MemberApp(
                 member, member.generating, exchange, process.recipe, context,
@@ -126,7 +122,3 @@ class Site:
 
 async def _ready() -> None:
     """All members of a world begin at once."""
-
-
-async def _canary() -> tuple[float, ...]:
-    return CANARY

@@ -63,8 +63,7 @@ async def be_a_member(process: WorkerProcess) -> None:
         encoded = await encoded_conditions(process.store, recipe)
         generator: GeneratingDevice = OnlyTrains()
         if generates:
-            local = generator = LocalGenerator(Generator(recipe, loaded))
-            await process.compare_kinds(context, local.canary)
+            generator = LocalGenerator(Generator(recipe, loaded))
         app = MemberApp(
             member, generator, exchange, recipe, context,
             encoded=encoded, check=partial(check_stored, recipe),
@@ -118,8 +117,7 @@ async def _lead_a_group(process: WorkerProcess) -> None:
         generator: GeneratingDevice = OnlyTrains()
         try:
             if generates:
-                together = generator = GroupGenerator(group, RankFragments(shard))
-                await process.compare_kinds(context, together.canary)
+                generator = GroupGenerator(group, RankFragments(shard))
             app = MemberApp(
                 group, generator, exchange, recipe, context,
                 encoded=await encoded_conditions(process.store, recipe),

@@ -56,9 +56,6 @@ class RankFragments:
                 about |= {"what": error.what, "remedy": error.remedy}
             return Message("failed", about)
 
-    def _hold(self, message: Message) -> Message:
-        return DONE
-
     def _begin(self, message: Message) -> Message:
         packed, conditions, source = message.blobs
         number, kept = message.values["number"], message.values["kept"]
@@ -92,10 +89,6 @@ class GroupGenerator:
 
     def weights_digest(self) -> str:
         return self._group.weights_digest()
-
-    async def canary(self) -> tuple[float, ...]:
-        await self.ask("hold", next(self._numbers))
-        return await asyncio.to_thread(self._fragments.generator.canary)
 
     async def begin(
         self, task: GenerateFragment, conditions: bytes | None = None, source: bytes | None = None

@@ -18,7 +18,7 @@ from shared.run.copies import create_kept, keep_copy, read_kept, write_kept
 from shared.run.dead_letters import read_letters
 from shared.run.epochs import newest_epoch
 from shared.run.evaluations import GoldFigures
-from shared.run.files import CanaryRecord, read_records
+from shared.run.files import LibrariesRecord, read_records
 from shared.run.journal import newest_number
 from shared.run.layout import commit_key, copy_key, measured_versions, numbers_in, weights_folder
 from shared.run.repair import find_damage, mend
@@ -124,7 +124,7 @@ async def test_what_was_deleted_since_it_was_listed_is_no_damage(
 
 
 RECORDS = (
-    "recipe.json", "files/model.folder.json", "files/canary.0123456789abcdef.json",
+    "recipe.json", "files/model.folder.json",
     "files/libraries.reward.0123456789abcdef.json", "chain/32/00000000.json",
     f"conditions/by/{'0' * 64}.json", "dead/00000001.json",
     "dead/00000001.dropped.json", "journal/00000001.json",
@@ -140,7 +140,7 @@ async def test_a_record_that_is_json_and_not_what_its_model_says_is_found(
     assert (found.key, found.remedy) == (f"{RUN}/{name}", "move")
 
 
-@pytest.mark.parametrize("name", ["recipe", "files/model.folder", "files/canary.0123456789abcdef"])
+@pytest.mark.parametrize("name", ["recipe", "files/model.folder", "files/libraries.reward.0123"])
 @pytest.mark.parametrize("place", range(3, 90, 9))
 async def test_a_damaged_byte_of_a_record_with_a_copy_changes_nothing_and_is_put_back(
     store: ObjectStore, name: str, place: int
@@ -180,7 +180,7 @@ async def test_an_object_at_a_place_or_of_a_name_that_is_nobodys_changes_nothing
         return [
             letters, gold, numbers, versions, newest, chain, await commit_chain(store, RUN),
             await newest_commit(store, RUN),
-            await read_records(store, RUN, "canary.", CanaryRecord),
+            await read_records(store, RUN, "libraries.", LibrariesRecord),
         ]  # fmt: skip
 
     before, counted = await read(), CORRUPT.labels(what="foreign")._value.get()
