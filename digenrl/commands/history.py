@@ -55,7 +55,7 @@ def versions(
     table(
         (
             "version", "reward of its batch", "evaluated", "weights", "digest of its weights",
-            "s to load", "loaded now by",
+            "loaded now by",
         ),
         [_version_row(each, before) for each, before in zip_longest(found, found[1:])],
     )  # fmt: skip
@@ -74,8 +74,6 @@ def versions(
 
 
 def _version_row(each: "VersionView", before: "VersionView | None") -> tuple[str, ...]:
-    lags = (each.first_adopted_seconds, each.last_adopted_seconds)
-    pace = "" if lags[0] is None else f"{lags[0]:.1f} to {lags[1]:.1f}"
     reward = "" if each.reward_mean is None else f"{each.reward_mean:.3f}"
     digest = each.weights_digest[:12]
     if before is not None and before.weights_digest == each.weights_digest:
@@ -83,7 +81,7 @@ def _version_row(each: "VersionView", before: "VersionView | None") -> tuple[str
     mark = " best" if each.version else " best so far: the model before training"
     evaluated = "" if each.evaluated is None else f"{each.evaluated:.3f}{mark * each.is_best}"
     kept = {None: "", True: "kept", False: "deleted"}[each.is_kept]
-    return str(each.version), reward, evaluated, kept, digest, pace, ", ".join(each.adopted_by)
+    return str(each.version), reward, evaluated, kept, digest, ", ".join(each.adopted_by)
 
 
 def samples(

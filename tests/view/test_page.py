@@ -281,13 +281,9 @@ def test_two_runs_are_compared(run: Run, tokens: Tokens, tmp_path: Path) -> None
 
 
 def test_versions_say_who_has_loaded_them(run: Run, tokens: Tokens) -> None:
-    newest = {
-        "version": 4, "adopted_by": ["rollout-0", "rollout-1"], "first_adopted_seconds": 0.5,
-        "last_adopted_seconds": 1.25,
-    }  # fmt: skip
+    newest = {"version": 4, "adopted_by": ["rollout-0", "rollout-1"]}
     client = client_of(run, tokens, scheduler_of({"/v1/versions": [newest]}, []))
-    text = client.get("/versions").text
-    assert "rollout-0, rollout-1" in text and "0.5 to 1.2 s after its commit" in text
+    assert "rollout-0, rollout-1" in client.get("/versions").text
 
 
 @pytest.mark.parametrize(

@@ -110,8 +110,8 @@ class VersionView(View):
     model_config = example(
         version=12, weights_digest="0" * 63 + "c", weights="digits/weights/5e88.safetensors",
         trained_from_batch=11, reward_mean=0.71, onpolicy_ratio_error=0.0, adopted_by=["rollout-0"],
-        first_adopted_seconds=0.4, last_adopted_seconds=1.3, evaluated=0.83, is_best=True,
-        is_kept=True, evaluated_by="gold accuracy, held-out network",
+        evaluated=0.83, is_best=True, is_kept=True,
+        evaluated_by="gold accuracy, held-out network",
     )  # fmt: skip
 
     version: int
@@ -128,11 +128,6 @@ class VersionView(View):
     """How far the ratio of on-policy samples was from 1."""
     adopted_by: list[str]
     """Workers that report to have its weights loaded just now."""
-    first_adopted_seconds: float | None = None
-    """Seconds from its commit until the first rollout worker reported its weights; null if none
-    has, or the scheduler has begun since."""
-    last_adopted_seconds: float | None = None
-    """The same until the last one that has reported them so far."""
     evaluated: float | None = None
     """What versions are compared by: the gold rewards of its evaluation, or without any the reward;
     null if it is not evaluated, or the scheduler is asked, which does not read that."""

@@ -363,9 +363,7 @@ class Scheduler:
         record, step = stored.record, self.chain.add(stored)
         if self.plan.prompts.curriculum is not None and step.batch is not None:
             await self._apply(BatchesSeen(step.batch, (step.saturated_groups,)))
-        now = time.monotonic()
-        self.committed_at = [*self.committed_at, now][-COMMITS_KEPT:]
-        self.roster.adoption.committed(step.version, now)
+        self.committed_at = [*self.committed_at, time.monotonic()][-COMMITS_KEPT:]
         self._publish_lag.publish(record.policy, time.monotonic() - event.seconds)
         await self._apply(event)
         # Indexed after the batch is opened: devices wait for that, and can find the record.

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from services.scheduler.core.usage import BatchUsage, Timeline
-from services.scheduler.shell.adoption import UNKNOWN, Lag
 from services.scheduler.shell.api_batches import (
     BatchDetail,
     BatchView,
@@ -67,7 +66,7 @@ def count_staleness(samples: Iterable[tuple[int, int]]) -> dict[int, int]:
     return counts
 
 
-def version_view(step: Step, adopted_by: Sequence[str] = (), lag: Lag = UNKNOWN) -> VersionView:
+def version_view(step: Step, adopted_by: Sequence[str] = ()) -> VersionView:
     return VersionView(
         version=step.version,
         weights_digest=step.policy.weights_digest,
@@ -76,8 +75,6 @@ def version_view(step: Step, adopted_by: Sequence[str] = (), lag: Lag = UNKNOWN)
         reward_mean=step.metrics.get("reward_mean"),
         onpolicy_ratio_error=step.metrics.get("onpolicy_ratio_error"),
         adopted_by=sorted(adopted_by),
-        first_adopted_seconds=lag.first_seconds,
-        last_adopted_seconds=lag.last_seconds,
     )
 
 

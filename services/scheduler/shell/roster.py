@@ -19,7 +19,6 @@ from services.scheduler.core.leases import SILENCE_S, Leases
 from services.scheduler.core.state import State, WorkerState
 from services.scheduler.core.usage import Meter, Use
 from services.scheduler.core.workers import GENERATES
-from services.scheduler.shell.adoption import Adoption
 from shared.bus.bus import Bus
 from shared.messages.workers import Activity, WorkerRefused, WorkerStatus
 
@@ -54,7 +53,6 @@ class Roster:
     seen: dict[str, Seen] = field(default_factory=dict)
     """Newest status of each worker, by address."""
     leases: Leases = field(default_factory=Leases)
-    adoption: Adoption = field(default_factory=Adoption)
     num_waiting: Callable[[], int] = lambda: 0
     """Returns how many statuses have come and are not recorded yet."""
 
@@ -71,7 +69,6 @@ class Roster:
         elif before is not None:
             self._count_waits(before.status, status)
         self.seen[address] = Seen(status, now)
-        self.adoption.hear(status, now)
         stood = _stood(status, self._state().workers.get(address))
         if stood is not None:
             self._put(stood)
@@ -136,7 +133,6 @@ class Roster:
             before = now
             for address in self.leases.end(now):
                 self.seen.pop(address, None)
-                self.adoption.forget(address)
                 self._put(WorkerLeft(address))
                 log.warning("worker_left", address=address)
             for address in [a for a, seen in self.seen.items() if seen.at < now - SILENCE_S]:

@@ -277,9 +277,7 @@ async def version_views(scheduler: Scheduler, limit: int, before: int | None) ->
     for seen in scheduler.roster.seen.values():
         adopted.setdefault(seen.status.policy_version, []).append(seen.status.worker)
     return [
-        version_view(
-            step, adopted.get(step.version, ()), scheduler.roster.adoption.lag(step.version)
-        )
+        version_view(step, adopted.get(step.version, ()))
         for step in await scheduler.chain.page(end, limit)
     ]
 
