@@ -234,6 +234,15 @@ def check_size(folder: Path, table: str, *, height: int, width: int) -> None:
     family_of(folder).check_size(table, *_configs(folder), height=height, width=width)
 
 
+def pixels_per_token(folder: Path) -> int:
+    """Returns the pixels of a token each way.
+
+    Raises:
+        UserError: if the folder does not say it.
+    """
+    return family_of(folder).pixels_per_token(*_configs(folder))
+
+
 def pipeline_sigmas(
     folder: Path, num_steps: int, *, height: int, width: int, frames: int
 ) -> Sigmas:

@@ -13,7 +13,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilySpec:
-    """Describes one family. No field has a default: a family answers every question."""
+    """Describes one family. What a field has by default is what most families have."""
 
     pipeline: str
     """Name of its pipeline class in diffusers, which ``model_index.json`` says."""
@@ -24,42 +24,44 @@ class FamilySpec:
     network_keys: frozenset[str]
     """Keys of the network's configuration that the adapter knows. Any other is a switch that has
     to be off, null or false, such as `image_dim` (image-to-video) and `zero_cond_t` (editing)."""
-    has_experts: bool
+    has_experts: bool = False
     """Whether a folder may hold a second network, for low noise (`EXPERTS`)."""
-    names_attention: bool
+    names_attention: bool = True
     """Whether the network's attention goes by `model.attention`; diffusers' SD3 asks torch's own
     directly."""
     sigmas: SigmaRule
     """Noise schedule that its pipeline uses."""
-    packed: bool
+    packed: bool = False
     """Whether the network takes tokens of 2 x 2 latents, which the adapter packs."""
     decoder_factor: Callable[[Config], int]
     """Returns pixels per latent, each way, from the decoder's configuration."""
-    frame_factor: Callable[[Config], int] | None
+    frame_factor: Callable[[Config], int] | None = None
     """Returns frames of video per frame of latents after the first; None if it makes images."""
-    max_tokens_per_side: Callable[[Config], int | None]
+    max_tokens_per_side: Callable[[Config], int | None] = lambda network: None
     """Returns the number of learned positions each way, from the network's configuration; None if
     any size will do."""
     text_tokens: int
     """Length of its longest prompt by default: longer ones are cut off."""
     max_text_tokens: int
     """Longest prompt that its pipeline takes."""
-    text_tokenizer: str | None
+    text_tokenizer: str | None = None
     """Tokenizer of the folder whose own limit cuts a prompt off as well; None if there is none."""
     condition_shapes: Callable[[Config, int], Shapes]
     """Returns the shapes, without rows, of what its adapter encodes a prompt of so many tokens to,
     from the network's configuration. They have the network's type."""
-    image_shapes: Callable[[Config, tuple[int, ...]], Shapes] | None
+    image_shapes: Callable[[Config, tuple[int, ...]], Shapes] | None = None
     """Returns the shapes, without rows, of what its adapter encodes a source image to, from the
     network's configuration and the shape of a sample's latents; None if its prompts have no source
     image."""
-    embeds_guidance: bool
+    embeds_guidance: bool = False
     """Whether the network takes guidance as an input, so that one forward pass is enough."""
-    guidance_arguments: Callable[[float], Mapping[str, object]]
+    guidance_arguments: Callable[[float], Mapping[str, object]] = lambda guidance: {
+        "guidance_scale": guidance
+    }
     """Returns the arguments by which its pipeline is given a guidance, as Python writes them."""
-    negative_prompt: str
+    negative_prompt: str = ""
     """Negative prompt that its authors sample with, where it has classifier-free guidance."""
-    takes_sigmas: bool
+    takes_sigmas: bool = True
     """Whether its pipeline has an argument for sigmas."""
     lora_targets: tuple[str, ...]
     """Suffixes of the names of the layers that LoRA adapts by default."""

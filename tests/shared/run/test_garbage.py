@@ -60,7 +60,7 @@ class InMemory:
         return self.objects[key][0] if key in self.objects else None
 
     async def stream(self, key: str) -> AsyncGenerator[bytes]:
-        yield self.objects[key][0][first:]
+        yield self.objects[key][0]
 
     async def size(self, key: str) -> int | None:
         return len(self.objects[key][0]) if key in self.objects else None
