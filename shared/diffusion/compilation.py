@@ -1,8 +1,8 @@
 """Compiles the blocks that a network repeats, each kind once (`model.compile`).
 
 Compilation begins with the first call of a shape and is no part of a result: where it fails, the
-blocks run as they are from then on, and the log says why. `model.compile = "auto"` compiles one
-block first, and the others only if that one is faster.
+blocks run as they are from then on, and the log says why. `model.compile = "auto"` times one block
+at its first call, as it is and compiled, and compiles all if that is faster.
 """
 
 import time
@@ -14,8 +14,7 @@ from typing import Any
 
 import structlog
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_iter
+from torch import nn
 
 from shared.diffusion.device import is_out_of_memory
 from shared.diffusion.experts import networks_of
@@ -48,16 +47,41 @@ class CompiledBlocks:
             block._compiled_call_impl = self._compiled(block, backend)
 
     def try_out(self, backend: str, clock: Callable[[], float]) -> None:
-        """Has one block compiled, and the others if it is faster, by seconds of ``clock``."""
+        """Has all blocks compiled if the first of them is faster then, by seconds of ``clock``."""
         block = self.blocks[0]
         compiled = self._compiled(block, backend)
-        block._compiled_call_impl = _Trial(
-            self, block, compiled, clock, partial(self.compile, backend)
-        )
 
-    def _compiled(self, block: nn.Module, backend: str) -> "_Compiled":
+        def tried(*args: Any, **kwargs: Any) -> Any:
+            as_it_is, faster = (
+                _seconds(partial(call, *args, **kwargs), clock)
+                for call in (block._call_impl, compiled)
+            )
+            seconds = {"plain_s": round(as_it_is, 6), "compiled_s": round(faster, 6)}
+            log.info("compilation_tried", **seconds)
+            if as_it_is >= MIN_GAIN * faster and self.reason is None:
+                self.compile(backend)
+            else:
+                self.give_up(f"a block takes {faster:.2g} s compiled, {as_it_is:.2g} s as it is")
+            return block(*args, **kwargs)
+
+        block._compiled_call_impl = tried
+
+    def _compiled(self, block: nn.Module, backend: str) -> Callable[..., Any]:
         # Of its own code, not of what all modules share: torch compiles each so often only.
-        return _Compiled(self, block, torch.compile(block.forward, backend=backend))
+        whole = torch.compile(block.forward, backend=backend)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.reason is None:
+                try:
+                    return whole(*args, **kwargs)
+                except Exception as error:
+                    if not _is_of_the_compiler(error):
+                        raise
+                    reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
+                self.give_up(reason)
+            return block._call_impl(*args, **kwargs)
+
+        return call
 
     def give_up(self, reason: str) -> None:
         """Runs the blocks as they are from now on."""
@@ -68,62 +92,15 @@ class CompiledBlocks:
             block._compiled_call_impl = None
 
 
-@dataclass(eq=False)
-class _Compiled:
-    """Stands for a block's call."""
-
-    of: CompiledBlocks
-    block: nn.Module
-    whole: Any
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self.whole(*args, **kwargs)
-        except Exception as error:
-            if not _is_of_the_compiler(error):
-                raise
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
-        self.of.give_up(reason)
-        return self.block._call_impl(*args, **kwargs)
-
-
-@dataclass(eq=False)
-class _Trial:
-    """Stands for a block's call until it is known whether the compiled one is faster."""
-
-    of: CompiledBlocks
-    block: nn.Module
-    compiled: _Compiled
-    clock: Callable[[], float]
-    compile_all: Callable[[], None]
-    _work: object = None
-    """Shapes that are timed; those of another call begin the trial anew."""
-    _seconds: list[float] = field(default_factory=list)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = tree_iter((args, kwargs))
-        shapes = [each.shape for each in given if isinstance(each, Tensor)]
-        work = (torch.is_grad_enabled(), shapes)
-        if work != self._work:
-            self._work, self._seconds = work, []
-        call: Any = self.block._call_impl if len(self._seconds) < TIMINGS else self.compiled
-        began = self.clock()
-        found = call(*args, **kwargs)
-        self._seconds.append(self.clock() - began)
-        if len(self._seconds) == 2 * TIMINGS and self.of.reason is None:
-            self._decide()
-        return found
-
-    def _decide(self) -> None:
-        plain, compiled = (
-            median(self._seconds[first + 1 : first + TIMINGS]) for first in (0, TIMINGS)
-        )
-        seconds = {"plain_s": round(plain, 6), "compiled_s": round(compiled, 6)}
-        log.info("compilation_tried", **seconds)
-        if plain >= MIN_GAIN * compiled:
-            self.compile_all()
-        else:
-            self.of.give_up(f"a block takes {compiled:.2g} s compiled, and {plain:.2g} s as it is")
+@torch.no_grad()
+def _seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Returns the median seconds of a call once it has warmed up. No gradient is kept: a checkpoint
+    counts what a block keeps."""
+    times = [clock()]
+    for _ in range(TIMINGS):
+        call()
+        times.append(clock())
+    return median(after - before for before, after in zip(times[1:], times[2:], strict=False))
 
 
 def gpu_seconds() -> float:
