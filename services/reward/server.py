@@ -13,14 +13,14 @@ from fastapi import FastAPI, HTTPException, Request, Response
 
 from services.reward.scorer import SOURCES, WeightedScorer
 from services.reward.wire import (
-    JSON,
     MSGPACK,
     Array,
     Fault,
     Item,
     Result,
+    ScoreRequest,
     ScoreResponse,
-    decode_request,
+    decode,
     encode,
 )
 from shared.errors import ContractError, SamplesFailed
@@ -30,7 +30,7 @@ from shared.process.service import Health, probes
 
 MAX_BODY = 256 << 20
 """Bytes of a request."""
-BODIES = Bodies(content_types=(MSGPACK, JSON), max_bytes=None)
+BODIES = Bodies(content_types=(MSGPACK,), max_bytes=None)
 """Bodies that are read in parts, up to that size."""
 
 log = structlog.get_logger()
@@ -46,18 +46,16 @@ def create_app(scorer: WeightedScorer, health: Health) -> FastAPI:
     @app.post("/score", tags=["score"], operation_id="score")
     async def score(request: Request) -> Response:
         """Score each item of a `ScoreRequest`, or say what is wrong with it."""
-        content_type = request.headers.get("content-type", "").split(";")[0].strip()
-        if content_type not in (MSGPACK, JSON):
-            raise HTTPException(415, f"content-type: send {MSGPACK} or {JSON}")
+        if request.headers.get("content-type", "").split(";")[0].strip() != MSGPACK:
+            raise HTTPException(415, f"content-type: send {MSGPACK}")
         body = await _body(request)
         try:
-            items = decode_request(body, content_type).items
+            items = decode(body, ScoreRequest).items
         except ContractError as error:
             raise HTTPException(422, str(error)) from error
         async with device:
             results = await asyncio.to_thread(score_items, scorer, items)
-        response = encode(ScoreResponse(results=tuple(results)), content_type)
-        return Response(response, media_type=content_type)
+        return Response(encode(ScoreResponse(results=tuple(results))), media_type=MSGPACK)
 
     return app
 

@@ -1,10 +1,5 @@
-"""Scoring over HTTP: what `POST /score` takes and gives (docs/rewards.md).
+"""Scoring over HTTP: what `POST /score` takes and gives, as msgpack (docs/rewards.md)."""
 
-As msgpack, where pixels are bytes, or as JSON, where they are base64. Never pickle.
-"""
-
-import base64
-import json
 import math
 from typing import Any, Literal, Self, TypeVar
 
@@ -15,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from shared.errors import ContractError
 
-MSGPACK, JSON = "application/msgpack", "application/json"
+MSGPACK = "application/msgpack"
 MAX_ITEMS = 1024
 DTYPES = {"uint8": np.uint8, "float32": np.float32}
 
@@ -104,54 +99,18 @@ class ScoreResponse(Wire):
     results: tuple[Result, ...]
 
 
-def encode(message: Wire, content_type: str) -> bytes:
-    plain = message.model_dump()
-    if content_type == MSGPACK:
-        packed: bytes = msgpack.packb(plain)
-        return packed
-    return json.dumps(plain, default=lambda data: base64.b64encode(data).decode()).encode()
+def encode(message: Wire) -> bytes:
+    packed: bytes = msgpack.packb(message.model_dump())
+    return packed
 
 
-def decode_request(body: bytes, content_type: str) -> ScoreRequest:
-    """Decodes a request; raises ContractError, which names the field, if it is none."""
-    plain = _plain(body, content_type)
-    if content_type == JSON and isinstance(plain, dict):
-        plain = {**plain, "items": [_with_bytes(item) for item in _list(plain.get("items"))]}
-    return _validated(ScoreRequest, plain)
-
-
-def decode_response(body: bytes, content_type: str) -> ScoreResponse:
-    """Decodes a response; raises ContractError if it is none."""
-    return _validated(ScoreResponse, _plain(body, content_type))
-
-
-def _plain(body: bytes, content_type: str) -> Any:
+def decode(body: bytes, kind: type[T]) -> T:
+    """Decodes a message; raises ContractError, which names the field, if it is none."""
     try:
-        return msgpack.unpackb(body) if content_type == MSGPACK else json.loads(body)
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise ContractError(f"the body is not {content_type}: {error}") from error
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _with_bytes(item: Any) -> Any:
-    if not isinstance(item, dict) or not isinstance(item.get("data"), str):
-        return item
-    sources = {
-        key: [*map(_with_bytes, _list(item[key]))] for key in ("source_images",) if key in item
-    }
-    try:
-        return {**item, **sources, "data": base64.b64decode(item["data"], validate=True)}
-    except ValueError as error:
-        raise ContractError(f"items.data: not base64: {error}") from error
-
-
-def _validated(kind: type[T], plain: Any) -> T:
-    try:
-        return kind.model_validate(plain)
+        return kind.model_validate(msgpack.unpackb(body))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ContractError(f"{where}: {first['msg']}".removeprefix(": ")) from error
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise ContractError(f"the body is not {MSGPACK}: {error}") from error

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -25,8 +26,8 @@ MAX_REASON = 300
 SHAPES = 64
 """Number of times that a block is compiled anew, for shapes and with and without gradients."""
 
-TIMINGS = 5
-"""Calls of a trial in a row, of which the first warms up, or compiles."""
+TIMINGS = 4
+"""Calls of a trial in a row, after one that warms up, or compiles."""
 MIN_GAIN = 1.05
 """Smallest factor by which a compiled block has to be faster."""
 
@@ -96,11 +97,12 @@ class CompiledBlocks:
 def _seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:
     """Returns the median seconds of a call once it has warmed up. No gradient is kept: a checkpoint
     counts what a block keeps."""
+    call()
     times = [clock()]
     for _ in range(TIMINGS):
         call()
         times.append(clock())
-    return median(after - before for before, after in zip(times[1:], times[2:], strict=False))
+    return median(after - before for before, after in pairwise(times))
 
 
 def gpu_seconds() -> float:

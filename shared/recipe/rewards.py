@@ -75,8 +75,6 @@ class Judge(Table):
 
 
 class Remote(Table):
-    format: Literal["msgpack", "json"] = "msgpack"
-    """Format of requests and answers. `json` has pixels in base64 and is a third larger."""
     batch: Annotated[Positive, Field(le=1024)] = 32
     """Maximum samples per request."""
     key_env: Annotated[str, Field(min_length=1)] | None = None

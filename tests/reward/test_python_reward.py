@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
@@ -19,7 +20,7 @@ from services.reward.scorer import WeightedScorer, build_scorers, check_prompts
 from services.reward.scorers.python_file import PythonScorer
 from services.reward.scoring import Outcome, outcome_of
 from services.reward.server import create_app
-from services.reward.wire import JSON
+from services.reward.wire import MSGPACK
 from shared.errors import UserError
 from shared.messages.contracts import Prompt
 from shared.process.service import Health
@@ -233,11 +234,12 @@ def test_a_function_of_one_sample_cannot_score_groups(file: Path) -> None:
 def test_behind_a_server_faults_are_those_of_their_items(made: Made) -> None:
     client = TestClient(create_app(made("fault"), Health()))
     items = [
-        {"id": str(n), "shape": [1, 1, 1], "data": "CQ==", "metadata": {"digit": digit}}
+        {"id": str(n), "shape": [1, 1, 1], "data": b"\x09", "metadata": {"digit": digit}}
         for n, digit in enumerate((0, 1, 2, 0))
     ]
-    answer = client.post("/score", json={"items": items}, headers={"content-type": JSON}).json()
-    results = answer["results"]
+    body = msgpack.packb({"items": items})
+    answer = client.post("/score", content=body, headers={"content-type": MSGPACK})
+    results = msgpack.unpackb(answer.content)["results"]
     assert [each["score"] for each in results] == [9.0, None, None, 9.0]
     assert [each["error"] and each["error"]["type"] for each in results[1:3]] == [
         "scoring", "bad-item",
@@ -245,6 +247,7 @@ def test_behind_a_server_faults_are_those_of_their_items(made: Made) -> None:
 
 
 RETURNED = """
+import msgpack
 import numpy as np
 
 def one(image):

@@ -1,7 +1,5 @@
 """A scorer behind HTTP: real processes, killed and started again; and requests that are none."""
 
-import base64
-import json
 import signal
 import subprocess
 import sys
@@ -21,10 +19,10 @@ from digenrl.local.ports import free_ports
 from services.reward.scorer import WeightedScorer, build_scorers
 from services.reward.scorers.remote import RemoteScorer
 from services.reward.server import create_app
-from services.reward.wire import JSON, MSGPACK
+from services.reward.wire import MSGPACK
 from shared.errors import SamplesFailed, ScorerUnavailable, ScoringError, UserError
 from shared.process.service import Health
-from shared.recipe.rewards import Remote, ScorerTable
+from shared.recipe.rewards import ScorerTable
 
 NUM_ITEMS, AT_ONCE = 1000, 20
 
@@ -144,22 +142,13 @@ def test_every_item_has_its_score_or_its_own_error(client: TestClient) -> None:
     assert found["latent"]["error"]["type"] == "scoring"
 
 
-def test_json_is_spoken_too(client: TestClient) -> None:
-    given = item("a", 7)
-    given["data"] = base64.b64encode(given["data"]).decode()
-    answer = post(client, json.dumps({"items": [given]}).encode(), JSON)
-    assert answer.json() == {"results": [{"id": "a", "score": 7.0, "error": None}]}
-
-
 @pytest.mark.parametrize(
     ("body", "content_type", "status", "said"),
     [
         (b"\xc1", MSGPACK, 422, "the body is not application/msgpack"),
-        (b"{", JSON, 422, "the body is not application/json"),
-        (b"[]", JSON, 422, "dictionary"),
-        (b'{"items": []}', JSON, 422, "items: "),
-        (b'{"items": [{"id": "a"}]}', JSON, 422, "items.0."),
-        (b'{"items": [{"id": "a", "shape": [1, 1, 1], "data": "?"}]}', JSON, 422, "base64"),
+        (msgpack.packb([]), MSGPACK, 422, "dictionary"),
+        (msgpack.packb({"items": []}), MSGPACK, 422, "items: "),
+        (msgpack.packb({"items": [{"id": "a"}]}), MSGPACK, 422, "items.0."),
         (msgpack.packb({"items": [item("a", 1), item("a", 2)]}), MSGPACK, 422, "used twice"),
         (msgpack.packb({"items": [item("a", 1, more=1)]}), MSGPACK, 422, "items.0.more"),
         (b"x", "application/octet-stream", 415, "content-type: send application/msgpack"),
@@ -217,21 +206,20 @@ class Asked(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         assert isinstance(self.server, Endpoint)
-        told = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        told = msgpack.unpackb(self.rfile.read(int(self.headers["content-length"])))
         self.server.requests.append(({k.lower(): v for k, v in self.headers.items()}, told))
         self.server.connections.add(self.client_address)
-        values = [base64.b64decode(each["data"]) for each in told["items"]]
         results = [
-            {"id": each["id"], "score": sum(data) / len(data)}
-            for each, data in zip(told["items"], values, strict=True)
+            {"id": each["id"], "score": sum(each["data"]) / len(each["data"])}
+            for each in told["items"]
         ]
         key = self.headers["authorization"]
         wrong = key != "Bearer s3cret"
-        body = f"no key {key}" if wrong else json.dumps({"results": results})
+        body = f"no key {key}".encode() if wrong else msgpack.packb({"results": results})
         self.send_response(401 if wrong else 200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body.encode())
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -245,11 +233,11 @@ def endpoint() -> Iterator[Endpoint]:
         made.shutdown()
 
 
-def test_a_server_is_asked_in_json_with_a_key_in_batches_over_one_connection(
+def test_a_server_is_asked_with_a_key_in_batches_over_one_connection(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCORES_KEY", "s3cret")
-    remote = {"format": "json", "batch": 3, "key_env": "SCORES_KEY"}
+    remote = {"batch": 3, "key_env": "SCORES_KEY"}
     table = ScorerTable.model_validate(
         {"name": "mine", "type": "remote", "url": endpoint.url, "remote": remote}
     )
@@ -260,7 +248,7 @@ def test_a_server_is_asked_in_json_with_a_key_in_batches_over_one_connection(
     assert [len(told["items"]) for _, told in endpoint.requests] == [3, 3, 1] * 2
     assert len(endpoint.connections) == 1
     headers, told = endpoint.requests[0]
-    assert headers["content-type"] == headers["accept"] == "application/json"
+    assert headers["content-type"] == headers["accept"] == MSGPACK
     assert told["items"][0]["shape"] == [3, 4, 4]
     assert told["items"][0]["metadata"] == {"prompt": "a cat"}
     assert "s3cret" not in table.model_dump_json()
@@ -269,7 +257,7 @@ def test_a_server_is_asked_in_json_with_a_key_in_batches_over_one_connection(
 def test_a_key_that_is_not_there_or_is_refused_is_told_without_the_key(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remote = {"format": "json", "key_env": "SCORES_KEY"}
+    remote = {"key_env": "SCORES_KEY"}
     table = ScorerTable.model_validate(
         {"name": "mine", "type": "remote", "url": endpoint.url, "remote": remote}
     )
@@ -283,14 +271,11 @@ def test_a_key_that_is_not_there_or_is_refused_is_told_without_the_key(
     assert "anothers3cret" not in str(refused.value)
 
 
-@pytest.mark.parametrize("format", ["json", "msgpack"])
-def test_our_own_server_takes_what_our_own_client_sends(format: str, client: TestClient) -> None:
-    remote = RemoteScorer(
-        "http://testserver", Remote.model_validate({"format": format}), patience=1
-    )
+def test_our_own_server_takes_what_our_own_client_sends(client: TestClient) -> None:
+    remote = RemoteScorer("http://testserver", patience=1)
     remote._client.close()
     remote._client = client  # type: ignore[assignment]
-    client.headers["content-type"] = f"application/{format}"
+    client.headers["content-type"] = MSGPACK
     images = np.stack([np.full((3, 4, 4), value, np.uint8) for value in (7, 0, 9)])
     with pytest.raises(SamplesFailed) as failed:
         remote.score(images, [{}] * 3)

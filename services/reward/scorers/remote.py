@@ -13,13 +13,13 @@ import numpy as np
 from services.reward.scorer import SOURCES, Media, Metadata
 from services.reward.scorers.endpoint import ask, read_key, without
 from services.reward.wire import (
-    JSON,
     MSGPACK,
     Item,
     Pixels,
     Result,
     ScoreRequest,
-    decode_response,
+    ScoreResponse,
+    decode,
     encode,
 )
 from shared.errors import ContractError, SamplesFailed, ScoringError
@@ -28,7 +28,6 @@ from shared.recipe.rewards import Remote
 
 DEFAULTS = Remote()
 
-CONTENT_TYPES = {"msgpack": MSGPACK, "json": JSON}
 REQUEST_S = 60.0
 """Seconds of silence after which a request is sent again."""
 
@@ -46,9 +45,8 @@ class RemoteScorer:
         self._url = url.rstrip("/") + "/score"
         self._patience = patience
         self._size = settings.batch
-        self._content_type = CONTENT_TYPES[settings.format]
         self._key = read_key(settings)
-        headers = {"content-type": self._content_type, "accept": self._content_type}
+        headers = {"content-type": MSGPACK, "accept": MSGPACK}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
         self._client = httpx.Client(headers=headers, timeout=REQUEST_S, transport=Outgoing(url))
@@ -86,9 +84,9 @@ class RemoteScorer:
         return [score for score in scores if score is not None]
 
     def _ask(self, items: Sequence[Item]) -> Sequence[Result]:
-        body = encode(ScoreRequest(items=tuple(items)), self._content_type)
+        body = encode(ScoreRequest(items=tuple(items)))
         try:
-            results = decode_response(self._post(body), self._content_type).results
+            results = decode(self._post(body), ScoreResponse).results
         except ContractError as error:
             said = without(self._key, str(error))
             raise ScoringError(f"{self._url} gave no results: {said}") from None
