@@ -13,7 +13,6 @@ and is repeated if its answer is lost.
 
 import json
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self, TypeVar
@@ -45,7 +44,6 @@ from services.scheduler.shell.api_models import Accepted, RunView, TagView, Work
 from shared.errors import UserError
 from shared.messages.contracts import TagMode
 from shared.process.http_access import CodeView
-from shared.process.http_once import HEADER as IDEMPOTENCY_KEY
 from shared.process.service import ProbeView
 from shared.process.settings import ClientSettings
 from shared.run.dead_letters import Wanted
@@ -302,8 +300,7 @@ class Client:
         return self._read(kind, self._ask("GET", path, ok, params=given, **more))
 
     def _post(self, kind: type[T], path: str, **more: Any) -> T:
-        headers = {IDEMPOTENCY_KEY: uuid.uuid4().hex}
-        return self._read(kind, self._ask("POST", path, headers=headers, **more))
+        return self._read(kind, self._ask("POST", path, **more))
 
     def _read(self, kind: type[T], answer: httpx.Response) -> T:
         try:

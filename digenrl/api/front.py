@@ -22,7 +22,6 @@ from digenrl.view.history import RunHistory
 from digenrl.view.live import LiveRun
 from services.scheduler.shell.api_batches import VersionView
 from shared.process.http_access import CALLER, ON_BEHALF, OPERATIONS, Caller
-from shared.process.http_once import HEADER as IDEMPOTENCY_KEY
 from shared.store import ObjectStore
 
 VERSIONS = TypeAdapter(list[VersionView])
@@ -86,9 +85,8 @@ def _add_scheduler(router: APIRouter, live: LiveRun) -> None:
     async def change(request: Request) -> Response:
         caller: Caller | None = request.scope.get(CALLER)
         headers = {ON_BEHALF: "anybody" if caller is None else caller.name}
-        for name in (IDEMPOTENCY_KEY, "content-type"):
-            if name in request.headers:
-                headers[name] = request.headers[name]
+        if "content-type" in request.headers:
+            headers["content-type"] = request.headers["content-type"]
         body, path = await request.body(), quote(request.url.path)
         return await live.change(path, content=body, headers=headers)
 

@@ -71,10 +71,9 @@ ON_EVERY_ROUTE = {
 }
 ON_CHANGES = {
     403: "a page of another site asks, or the caller's role may not do this",
-    409: "a request with this Idempotency-Key is under way",
     413: "the body is too long",
     415: "the body is of another type",
-    422: "the request is not understood, or another one had this Idempotency-Key",
+    422: "the request is not understood",
 }
 """What is refused before a route is asked (shared/process/http_guard.py)."""
 NOT_UNDERSTOOD = "the request is not understood"
@@ -91,16 +90,6 @@ SAID = {
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return what a route says of the errors that it answers with, besides those of every route."""
     return {status: {"model": Problem, "description": SAID[status]} for status in statuses}
-
-
-IDEMPOTENCY_KEY = {
-    "name": "Idempotency-Key",
-    "in": "header",
-    "required": False,
-    "description": "names the request: sent twice, it is done once",
-    "schema": {"type": "string", "pattern": "^[!-~]{1,200}$"},
-    "example": "8c1f0a5be0c64d1c9d6a3d2f5f1f7a10",
-}
 
 
 def add_problems(app: FastAPI) -> None:
@@ -164,8 +153,6 @@ def with_problems(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _describe_errors(operation: dict[str, Any], *, changes: bool) -> None:
     refusals = ON_EVERY_ROUTE | (ON_CHANGES if changes else {})
-    if changes:
-        operation.setdefault("parameters", []).append(IDEMPOTENCY_KEY)
     for status, description in refusals.items():
         operation["responses"].setdefault(str(status), {"description": description})
     for status, response in operation["responses"].items():

@@ -12,7 +12,6 @@ A page in the browser of somebody who can reach a service must neither read it n
     caller          A token or a session whose role may do it (401, 403): `http_access.py`. A
                     browser without a session gets a page that says how it gets one.
     body            64 KiB, and 10 seconds, unless the service reads its bodies itself (413, 408).
-    Idempotency-Key A request that was answered gets the same answer (409, 422): `http_once.py`.
 
 Requests that change something are logged, with who has asked and what was answered.
 
@@ -35,7 +34,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from shared.process import http_once
 from shared.process.http_access import CALLER, ON_BEHALF, Access, Audited, Caller
 from shared.process.http_api import Refused, refusal
 
@@ -70,7 +68,6 @@ class Guard:
     """Names that the service may be asked by, in lower case; `*.name` is every name below."""
     bodies: Bodies = BODIES
     access: Access = field(default_factory=Access)
-    once: http_once.Once = field(default_factory=http_once.Once)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -90,23 +87,11 @@ class Guard:
             scope[CALLER] = caller
             if body is not None:
                 receive = _replayed(body, receive)
-            key = headers.get(http_once.HEADER)
-            reads = scope["method"] in SAFE_METHODS or self.bodies.max_bytes is None
-            if key is None or caller is None or reads:
-                await self.app(scope, receive, send)
-                return
-            request = repr((scope["method"], scope["path"], scope["query_string"], body)).encode()
-            answered = self.once.begin(caller.name, key, request)
+            await self.app(scope, receive, send)
         except Refused as refused:
             answer = refusal(refused, scope)
             answer.headers["connection"] = "close"  # its body may still be on the way
             await answer(scope, receive, send)
-            return
-        if answered is None:
-            await self.once.do(caller.name, key, self.app, scope, receive, send)
-        else:
-            for message in answered:
-                await send(message)
 
     def _admit(self, method: str, path: str, headers: Headers) -> Caller | None:
         """Return who asks, if it matters. Raises Refused."""

@@ -121,7 +121,7 @@ document.addEventListener("click", async (event) => {
   const body = groups === undefined ? button.dataset.body ?? "{}" : JSON.stringify({ mode: "fixed", groups });
   for (const address of button.dataset.post.trim().split(/\s+/)) {
     const answer = await fetch(address, {
-      method: "POST", headers: { "content-type": "application/json", "idempotency-key": crypto.randomUUID?.() ?? String(Math.random()) }, body,
+      method: "POST", headers: { "content-type": "application/json" }, body,
     });
     if (!answer.ok) alert((await answer.json()).detail);
   }

@@ -31,7 +31,7 @@ PUBLISH_S = 4.0
 DESCRIPTION = """Shows where a run is and what its workers do, and takes requests to it.
 
 Requests send a token, `Authorization: Bearer ...` (docs/security.md): one of a viewer reads, one of
-an operator steers the run as well. With an Idempotency-Key, what is sent twice is done once.
+an operator steers the run as well. A request may be repeated: twice is as once.
 Errors are problem+json (RFC 9457). A request that is accepted (202) takes effect a moment later.
 """
 T = TypeVar("T")

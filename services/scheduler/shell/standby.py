@@ -7,13 +7,12 @@ import httpx
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from shared.process.http_access import ON_BEHALF, check_routes
-from shared.process.http_once import HEADER as IDEMPOTENCY_KEY
 from shared.process.service import Health, worker_app
 
 TIMEOUT_S = 10.0
 PASSED_ON = "digenrl-passed-on"
 """Header of a request that another scheduler passes on: it goes no further."""
-ASKED = ("authorization", "content-type", IDEMPOTENCY_KEY, ON_BEHALF)
+ASKED = ("authorization", "content-type", ON_BEHALF)
 ANSWERED = ("content-type", "retry-after")
 
 

@@ -19,7 +19,7 @@ schemathesis = pytest.importorskip("schemathesis", reason="a package of `make te
 
 NUM = 1_000
 BREADTH = 20_000
-HEADERS = ("host", "origin", "content-type", "idempotency-key", "authorization", "cookie")
+HEADERS = ("host", "origin", "content-type", "authorization", "cookie")
 
 
 def cases(app: Any) -> Any:

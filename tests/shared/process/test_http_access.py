@@ -2,7 +2,7 @@
 
 import hmac
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from fastapi import FastAPI, Request
@@ -313,22 +313,6 @@ def test_the_cookie_travels_encrypted_where_there_is_tls(
 ) -> None:
     access.is_encrypted = True
     assert "Secure" in client.get(link(client, tokens)).headers["set-cookie"]
-
-
-def test_a_request_with_a_key_is_done_once_for_its_caller(
-    client: TestClient, app: FastAPI, tokens: Tokens
-) -> None:
-    def post(path: str, role: Role, key: str) -> Any:
-        return client.post(path, headers={**tokens.headers(role), "idempotency-key": key})
-
-    first, again = (post("/v1/run/pause", "operator", "k1") for _ in range(2))
-    assert (first.status_code, first.content) == (again.status_code, again.content)
-    assert app.state.calls == ["/v1/run/pause"]
-    assert post("/v1/run/stop", "operator", "k1").status_code == 422
-    assert post("/v1/run/pause", "admin", "k1").json() == "admin", "a key is its caller's own"
-    assert post("/v1/run/pause", "operator", "k2").status_code == 200
-    assert post("/v1/run/pause", "operator", "k" * 201).status_code == 422
-    assert app.state.calls == ["/v1/run/pause"] * 3
 
 
 # --- the log, and the network ---------------------------------------------------------------------
