@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.growth.core import REF, policy_of
-from shared.run.chain import SHORT, Chain, read_chain
+from shared.run.chain import SEGMENT_STEPS, Chain, read_chain
 from shared.run.commits import CommitRecord, StoredRecord, TrainedGroup, record_digest
 from shared.run.layout import commit_key
 from shared.store import ObjectStore
@@ -106,7 +106,7 @@ async def grow(folder: Path, steps: int, groups: int, looks: tuple[int, ...]) ->
         parent = record_digest(data)
         chain.add(StoredRecord(CommitRecord.model_validate_json(data), parent))
         chain.forget(range(version - 2))
-        if (version + 1) % SHORT == 0:
+        if (version + 1) % SEGMENT_STEPS == 0:
             await chain.keep(version + 1)
         if version in looks:
             found[version] = resident_bytes()

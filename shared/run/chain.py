@@ -1,10 +1,8 @@
 """The chain of a run's commits, summarised: what is needed of thousands of old steps.
 
 A commit record names every fragment and reward of its batch; of old steps a scheduler needs a
-digest, the names of what is stored, and the metrics. Segments hold that of versions in a row:
-
-    <run>/chain/32/<first version>.json      of 32 versions, with their metrics
-    <run>/chain/1024/<first version>.json    of 1,024, without
+digest, the names of what is stored, and the metrics. Segments, `<run>/chain/<first version>.json`,
+hold that of 32 versions in a row.
 
 They follow from the records and are never relied on: one that is missing, cannot be read or does
 not lead to the newest record is left aside, the records are read, and it is made again. So a run
@@ -34,8 +32,8 @@ from shared.run.commits import (
 from shared.run.layout import named_objects, numbers_in, segment_key
 from shared.store import ObjectStore
 
-SHORT, LONG = 32, 1024
-"""Versions of a segment; a long one is made of short ones."""
+SEGMENT_STEPS = 32
+"""Versions of a segment."""
 RECENT = 256
 """Newest steps that are kept in memory."""
 AT_ONCE = 16
@@ -144,10 +142,10 @@ class Chain:
         before = min(before, self.version + 1)
         first = max(0, before - number)
         known = {step.version: step for step in self.recent}
-        for start in range(first - first % SHORT, before, SHORT):
-            wanted = range(max(first, start), min(before, start + SHORT))
+        for start in range(first - first % SEGMENT_STEPS, before, SEGMENT_STEPS):
+            wanted = range(max(first, start), min(before, start + SEGMENT_STEPS))
             if not all(version in known for version in wanted):
-                segment = await _read(self.store, self.run, SHORT, start)
+                segment = await _read(self.store, self.run, start)
                 steps = await self._records(wanted) if segment is None else segment.steps
                 known |= {step.version: step for step in steps}
         return [known[version] for version in reversed(range(first, before))]
@@ -156,17 +154,14 @@ class Chain:
         return [step_of(each) for each in await _stored(self.store, self.run, versions)]
 
     async def keep(self, end: int) -> None:
-        """Store the segment of the versions before ``end``, a multiple of `SHORT`; with the last
-        one of 1,024 versions, a long one."""
-        first = end - SHORT
+        """Store the segment of the versions before ``end``, a multiple of `SEGMENT_STEPS`."""
+        first = end - SEGMENT_STEPS
         steps = tuple(step for step in self.recent if first <= step.version < end)
         before = [step.digest for step in self.recent if step.version == first - 1]
-        if len(steps) < SHORT or (first and not before):
+        if len(steps) < SEGMENT_STEPS or (first and not before):
             return  # so far behind that it is made when the chain is read again
         segment = Segment(first=first, parent=before[0] if before else None, steps=steps)
-        await _store(self.store, segment_key(self.run, SHORT, first), segment)
-        if end % LONG == 0:
-            await keep_long(self.store, self.run, end - LONG)
+        await _store(self.store, self.run, segment)
 
 
 async def read_chain(
@@ -178,8 +173,8 @@ async def read_chain(
 ) -> Chain:
     """Return the chain of a run.
 
-    Once all segments are there, this reads one of them per 1,024 versions, 40 others and 32
-    records at most; it makes those that are missing.
+    Once all segments are there, this reads one of them per 32 versions and 32 records at most; it
+    makes those that are missing.
 
     Args:
         wanted: says which steps are to be found in `Chain.wanted`.
@@ -215,7 +210,7 @@ class _Reader:
     """Whether each record is compared with its copy."""
     length: int = 0
     """Number of steps so far."""
-    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=LONG))
+    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=RECENT))
     """The newest of them."""
     wanted: list[Step] = field(default_factory=list)
     saturated: list[Saturated] = field(default_factory=list)
@@ -228,14 +223,12 @@ class _Reader:
     async def read(self) -> bool:
         """Read on to the newest version; whether all of it is one chain."""
         while (first := self.length) < self.count:
-            old = self.count - RECENT  # of later ones, metrics are needed
-            if first % LONG == 0 and first + LONG <= old and await self._take(LONG, first):
-                continue
-            whole = first % SHORT == 0 and first + SHORT <= self.count
-            if whole and await self._take(SHORT, first):
+            whole = first % SEGMENT_STEPS == 0 and first + SEGMENT_STEPS <= self.count
+            if whole and await self._take(first):
                 continue
             before = self._digest
-            if not await self._take_records(range(first, min(first + SHORT, self.count))):
+            end = min(first + SEGMENT_STEPS, self.count)
+            if not await self._take_records(range(first, end)):
                 return False
             if whole:
                 await self._make(first, before)
@@ -252,14 +245,14 @@ class _Reader:
     def chain(self) -> Chain:
         """What was read; the newest step is always wanted."""
         newest = [step for step in [*self.steps][-1:] if step not in self.wanted[-1:]]
-        wanted, recent = [*self.wanted, *newest], deque(self.steps, maxlen=RECENT)
-        return Chain(self.store, self.run, self.newest, recent, wanted, self.saturated)
+        wanted = [*self.wanted, *newest]
+        return Chain(self.store, self.run, self.newest, self.steps, wanted, self.saturated)
 
-    async def _take(self, size: int, first: int) -> bool:
+    async def _take(self, first: int) -> bool:
         """Take a segment, if there is one that goes on from here."""
-        if segment_key(self.run, size, first) not in self.there:
+        if segment_key(self.run, first) not in self.there:
             return False
-        segment = await _read(self.store, self.run, size, first)
+        segment = await _read(self.store, self.run, first)
         if segment is None or segment.parent != self._digest:
             return False
         for step in segment.steps:
@@ -284,13 +277,9 @@ class _Reader:
             self.saturated.append(step.saturated_groups)
 
     async def _make(self, first: int, parent: str | None) -> None:
-        """Store a segment of the records that were read; with the last one of 1,024 versions, a
-        long one."""
-        steps = tuple(self.steps)[-SHORT:]
-        segment = Segment(first=first, parent=parent, steps=steps)
-        await _store(self.store, segment_key(self.run, SHORT, first), segment)
-        if self.length % LONG == 0:
-            await keep_long(self.store, self.run, self.length - LONG)
+        """Store a segment of the records that were read."""
+        steps = tuple(self.steps)[-SEGMENT_STEPS:]
+        await _store(self.store, self.run, Segment(first=first, parent=parent, steps=steps))
 
 
 async def _stored(
@@ -310,9 +299,9 @@ async def _stored(
     return found
 
 
-async def _read(store: ObjectStore, run: str, size: int, first: int) -> Segment | None:
+async def _read(store: ObjectStore, run: str, first: int) -> Segment | None:
     """Return a segment; None if there is none, or if it is not what its name says."""
-    key = segment_key(run, size, first)
+    key = segment_key(run, first)
     data = await store.read(key)
     if data is None:
         return None
@@ -322,23 +311,10 @@ async def _read(store: ObjectStore, run: str, size: int, first: int) -> Segment 
         log.warning("chain_segment_unreadable", key=key)
         return None
     names = [(step.run, step.version) for step in found.steps]
-    is_right = names == [(run, version) for version in range(first, first + size)]
+    is_right = names == [(run, version) for version in range(first, first + SEGMENT_STEPS)]
     return found if is_right else None
 
 
-async def keep_long(store: ObjectStore, run: str, first: int) -> None:
-    """Make a long segment of short ones, if all are there."""
-    starts = range(first, first + LONG, SHORT)
-    parts = [await _read(store, run, SHORT, start) for start in starts]
-    found = [part for part in parts if part is not None]
-    if len(found) == len(parts):
-        steps = tuple(
-            step.model_copy(update={"metrics": {}}) for part in found for step in part.steps
-        )
-        segment = Segment(first=first, parent=found[0].parent, steps=steps)
-        await _store(store, segment_key(run, LONG, first), segment)
-
-
-async def _store(store: ObjectStore, key: str, segment: Segment) -> None:
+async def _store(store: ObjectStore, run: str, segment: Segment) -> None:
     data = await asyncio.to_thread(segment.model_dump_json, exclude_defaults=True)
-    await store.write(key, data.encode())
+    await store.write(segment_key(run, segment.first), data.encode())

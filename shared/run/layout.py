@@ -6,7 +6,7 @@
 <run>/files/libraries.<...>.json     versions of libraries, of each service (process/libraries.py)
 <run>/files/first-version.json       which fluid device makes version 0
 <run>/commits/<version>.json         the commit records (commits.py)
-<run>/chain/<size>/<version>.json    what is needed of so many old ones (chain.py)
+<run>/chain/<version>.json           what is needed of old ones, from this one on (chain.py)
 <run>/copies/<version>/<sha256>.z    each commit record once more, in case it is damaged (copies.py)
 <run>/copies/recipe/, copies/files/<key>/   the recipe and the digests of files, likewise
 <run>/quarantine/...                 what `digenrl repair` has moved away
@@ -43,7 +43,7 @@ _RECORDS = rf"(?P<settings>[^/]+)/records/{_NUMBER}\.json"
 NAMES = {
     "files": r"[^/]+\.json",
     "commits": rf"{_NUMBER}\.json",
-    "chain": rf"(?:32|1024)/{_NUMBER}\.json",
+    "chain": rf"{_NUMBER}\.json",
     "copies": rf"(?:{_NUMBER}|recipe|files/[^/]+)/(?P<digest>{_DIGEST})\.z",
     "epochs": r"(?P<number>[0-9]{16})\.json",
     "dead": rf"{_NUMBER}(?:\.(?P<how>retried|dropped))?\.json",
@@ -129,10 +129,9 @@ def chain_folder(run: str) -> str:
     return f"{run}/chain"
 
 
-def segment_key(run: str, size: int, first: int) -> str:
-    """Return where the summary of ``size`` commits is stored, of which version ``first`` is the
-    oldest."""
-    return f"{chain_folder(run)}/{size}/{first:08d}.json"
+def segment_key(run: str, first: int) -> str:
+    """Return where the summary of commits is stored of which version ``first`` is the oldest."""
+    return f"{chain_folder(run)}/{first:08d}.json"
 
 
 def copy_key(run: str, name: str, digest: str) -> str:

@@ -18,7 +18,7 @@ from shared.errors import DigenRLError, IntegrityError, Unavailable
 from shared.messages import subjects
 from shared.process.failpoints import reach
 from shared.process.service import Health
-from shared.run.chain import SHORT, Chain, Step, read_chain
+from shared.run.chain import SEGMENT_STEPS, Chain, Step, read_chain
 from shared.run.commands import oldest_needed_batch
 from shared.run.commits import CommitRecord, Named
 from shared.run.copies import keep_copy
@@ -261,7 +261,7 @@ class ChainUpkeep:
     def committed(self, step: Step) -> None:
         """Take up a version that the chain has now."""
         self._uncopied.put_nowait(step)
-        if (step.version + 1) % SHORT == 0:
+        if (step.version + 1) % SEGMENT_STEPS == 0:
             self._ends.put_nowait(step.version + 1)
 
     async def store_segments(self) -> None:

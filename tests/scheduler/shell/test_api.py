@@ -26,7 +26,7 @@ from shared.messages.workers import Device
 from shared.process.http_access import CodeView
 from shared.process.http_api import Problem
 from shared.process.service import ProbeView
-from shared.run.chain import RECENT, SHORT
+from shared.run.chain import RECENT, SEGMENT_STEPS
 from shared.run.layout import timeline_key, usage_key
 from tests import examples
 from tests.scheduler.shell.served import METRICS, Outbox, commit, stored
@@ -74,9 +74,9 @@ def test_of_many_batches_the_newest_are_in_memory_and_others_are_read_in_segment
     scheduler: Scheduler, client: TestClient, folder: CountedReads
 ) -> None:
     chain = scheduler.chain
-    for version in range(2, 20 * SHORT):
+    for version in range(2, 20 * SEGMENT_STEPS):
         chain.add(stored(version))
-        if (version + 1) % SHORT == 0:
+        if (version + 1) % SEGMENT_STEPS == 0:
             asyncio.run(chain.keep(version + 1))
     folder.num_reads = 0
     assert len(client.get("/v1/batches?limit=200").json()) == 200

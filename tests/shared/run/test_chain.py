@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ContractError
-from shared.run.chain import LONG, RECENT, SHORT, Chain, Step, read_chain, step_of
+from shared.run.chain import RECENT, SEGMENT_STEPS, Chain, Step, read_chain, step_of
 from shared.run.commits import CommitRecord, StoredRecord, record_digest
 from shared.run.layout import chain_folder, commit_key, segment_key
 from shared.store import ObjectStore
@@ -28,7 +28,7 @@ def record(version: int, parent: str | None, *, late: bool = False) -> CommitRec
 
 
 def write(root: Path, count: int, first: int = 0, *, late: bool = False) -> list[StoredRecord]:
-    """Store records up to ``count``, without segments, as earlier releases did."""
+    """Store records up to ``count``, without segments."""
     written, digest = list[StoredRecord](), None
     for version in range(count):
         path = root / commit_key(RUN, version)
@@ -57,25 +57,23 @@ async def read(store: ObjectStore) -> tuple[Chain, list[Step]]:
     return chain, chain.wanted
 
 
-def but_metrics(steps: list[Step]) -> list[Step]:
-    return [step.model_copy(update={"metrics": {}}) for step in steps]
-
-
-async def test_a_run_of_an_earlier_release_gets_its_segments_and_says_the_same_from_them(
+async def test_a_run_without_segments_gets_them_and_says_the_same_from_them(
     tmp_path: Path, store: ObjectStore, backend: CountedReads
 ) -> None:
-    written = write(tmp_path, LONG + RECENT + SHORT + 3)
+    written = write(tmp_path, RECENT + 2 * SEGMENT_STEPS + 3)
     steps = [step_of(each) for each in written]
     first, found = await read(store)
     assert found == steps
     backend.num_reads = 0
     again, from_segments = await read(store)
-    assert backend.num_reads == 1 + (RECENT + SHORT) // SHORT + 3 + 1, "the newest record twice"
-    assert but_metrics(from_segments) == but_metrics(steps)
+    assert backend.num_reads == (RECENT + 2 * SEGMENT_STEPS) // SEGMENT_STEPS + 3 + 1, (
+        "the newest record twice"
+    )
+    assert from_segments == steps
     assert list(again.recent) == steps[-RECENT:]
     assert again.newest == first.newest == written[-1].record
     assert again.saturated == [(False, True)] * (len(steps) - 1)
-    assert await again.page(600, 100) == steps[500:600][::-1]
+    assert await again.page(150, 100) == steps[50:150][::-1]
     assert await again.page(10**9, 3) == steps[-3:][::-1]
 
 
@@ -83,12 +81,12 @@ async def test_segments_are_kept_as_steps_come_and_are_those_that_records_give(
     tmp_path: Path, store: ObjectStore
 ) -> None:
     chain = Chain(store, RUN)
-    for stored in write(tmp_path, LONG + 1):
+    for stored in write(tmp_path, 2 * SEGMENT_STEPS + 1):
         chain.add(stored)
-        if (chain.version + 1) % SHORT == 0:
+        if (chain.version + 1) % SEGMENT_STEPS == 0:
             await chain.keep(chain.version + 1)
     keys = await store.keys(chain_folder(RUN))
-    assert len(keys) == LONG // SHORT + 1
+    assert len(keys) == 2
     kept = {key: await store.read(key) for key in keys}
     await store.delete(keys)
     await read_chain(store, RUN)
@@ -99,10 +97,10 @@ async def test_segments_are_kept_as_steps_come_and_are_those_that_records_give(
 async def test_segments_that_are_not_what_the_records_say_are_left_aside(
     tmp_path: Path, store: ObjectStore, damage: str
 ) -> None:
-    count = RECENT + 4 * SHORT
+    count = RECENT + 4 * SEGMENT_STEPS
     steps = [step_of(each) for each in write(tmp_path, count)]
     await read_chain(store, RUN)
-    key = segment_key(RUN, SHORT, 2 * SHORT)
+    key = segment_key(RUN, 2 * SEGMENT_STEPS)
     right = await store.read(key)
     match damage:
         case "missing":
@@ -110,9 +108,11 @@ async def test_segments_that_are_not_what_the_records_say_are_left_aside(
         case "no JSON":
             await store.write(key, b"{")
         case "of another place":
-            await store.write(key, await store.read(segment_key(RUN, SHORT, SHORT)) or b"")
+            await store.write(key, await store.read(segment_key(RUN, SEGMENT_STEPS)) or b"")
         case _:  # the last steps were rolled back, and taken again in another way
-            steps = [step_of(each) for each in write(tmp_path, count, 2 * SHORT + 5, late=True)]
+            steps = [
+                step_of(each) for each in write(tmp_path, count, 2 * SEGMENT_STEPS + 5, late=True)
+            ]
             right = None
     assert (await read(store))[1] == steps
     assert right is None or await store.read(key) == right, "it is made again"
@@ -122,18 +122,18 @@ async def test_segments_that_are_not_what_the_records_say_are_left_aside(
 async def test_a_record_that_does_not_name_the_one_before_is_not_passed_over(
     tmp_path: Path, store: ObjectStore
 ) -> None:
-    write(tmp_path, SHORT + 2)
+    write(tmp_path, SEGMENT_STEPS + 2)
     await read_chain(store, RUN)
-    path = tmp_path / commit_key(RUN, SHORT + 1)
-    path.write_bytes(record(SHORT + 1, examples.digest(7)).encode())
-    with pytest.raises(ContractError, match=f"broken at version {SHORT + 1}"):
+    path = tmp_path / commit_key(RUN, SEGMENT_STEPS + 1)
+    path.write_bytes(record(SEGMENT_STEPS + 1, examples.digest(7)).encode())
+    with pytest.raises(ContractError, match=f"broken at version {SEGMENT_STEPS + 1}"):
         await read_chain(store, RUN)
 
 
 async def test_a_record_that_is_missing_is_no_shorter_chain(
     tmp_path: Path, store: ObjectStore
 ) -> None:
-    write(tmp_path, SHORT + 2)
+    write(tmp_path, SEGMENT_STEPS + 2)
     await read_chain(store, RUN)
     (tmp_path / commit_key(RUN, 3)).unlink()
     with pytest.raises(ContractError, match="a record is missing"):
@@ -143,22 +143,10 @@ async def test_a_record_that_is_missing_is_no_shorter_chain(
 async def test_of_old_steps_only_those_are_held_that_are_wanted(
     tmp_path: Path, store: ObjectStore
 ) -> None:
-    write(tmp_path, RECENT + 2 * SHORT)
+    write(tmp_path, RECENT + 2 * SEGMENT_STEPS)
     chain = await read_chain(store, RUN, wanted=lambda step: step.version == 5)
-    newest = RECENT + 2 * SHORT - 1
+    newest = RECENT + 2 * SEGMENT_STEPS - 1
     assert [step.version for step in chain.wanted] == [5, newest]
     assert (len(chain.recent), chain.version, chain.saturated) == (RECENT, newest, [])
     chain.forget([5])
     assert [step.version for step in chain.wanted] == [newest]
-
-
-@pytest.mark.parametrize("count", [1024, 1100, 1279])
-async def test_the_metrics_of_the_newest_256_steps_are_there_after_a_restart(
-    tmp_path: Path, store: ObjectStore, count: int
-) -> None:
-    """A long segment has no metrics: it may stand for steps only that are older than these."""
-    write(tmp_path, count)
-    await read_chain(store, RUN)  # makes the segments
-    restarted = await read_chain(store, RUN)
-    found = [step.metrics for step in restarted.recent]
-    assert found == [{"reward_mean": version / 2} for version in range(count - 256, count)]

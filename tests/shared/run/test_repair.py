@@ -125,7 +125,7 @@ async def test_what_was_deleted_since_it_was_listed_is_no_damage(
 
 RECORDS = (
     "recipe.json", "files/model.folder.json",
-    "files/libraries.reward.0123456789abcdef.json", "chain/32/00000000.json",
+    "files/libraries.reward.0123456789abcdef.json", "chain/00000000.json",
     f"conditions/by/{'0' * 64}.json", "dead/00000001.json",
     "dead/00000001.dropped.json", "journal/00000001.json",
 )  # fmt: skip
