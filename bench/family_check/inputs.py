@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.diffusion.families.base import Family, as_picture
+from shared.diffusion.families.base import Family
+from shared.diffusion.families.latents import as_picture
 from shared.diffusion.models import Conditions
 
 PROMPT = "a handwritten five"

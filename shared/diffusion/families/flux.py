@@ -4,7 +4,8 @@ editing model, FLUX.1 Kontext, whose tokens are followed by those of the source 
 import torch
 from torch import Tensor
 
-from shared.diffusion.families.base import Family, decode_image, in_model_space, pack, unpack
+from shared.diffusion.families.base import Family
+from shared.diffusion.families.latents import decode_image, in_model_space, pack, unpack
 from shared.diffusion.models import IMAGE, Conditions
 
 

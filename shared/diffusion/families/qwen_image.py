@@ -9,13 +9,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from shared.diffusion.families.base import (
-    NEGATIVE,
-    Family,
+from shared.diffusion.families.base import NEGATIVE, Family, at_least_float32, joined
+from shared.diffusion.families.latents import (
     as_picture,
-    at_least_float32,
     in_model_space,
-    joined,
     normalised,
     pack,
     standardised,

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from shared.diffusion.families.base import NEGATIVE, Family, decode_image
+from shared.diffusion.families.base import NEGATIVE, Family
+from shared.diffusion.families.latents import decode_image
 from shared.diffusion.models import Conditions
 
 

@@ -5,14 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from shared.diffusion.experts import LOW, Experts
-from shared.diffusion.families.base import (
-    NEGATIVE,
-    Family,
-    as_picture,
-    in_model_space,
-    normalised,
-    standardised,
-)
+from shared.diffusion.families.base import NEGATIVE, Family
+from shared.diffusion.families.latents import as_picture, in_model_space, normalised, standardised
 from shared.diffusion.models import IMAGE, Conditions
 from shared.models.sigmas import TRAIN_TIMESTEPS
 

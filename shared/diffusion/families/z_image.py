@@ -6,7 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shared.diffusion.families.base import NEGATIVE, Family, at_least_float32, decode_image
+from shared.diffusion.families.base import NEGATIVE, Family, at_least_float32
+from shared.diffusion.families.latents import decode_image
 from shared.diffusion.models import Conditions
 from shared.models.sigmas import TRAIN_TIMESTEPS
 

@@ -11,8 +11,8 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 from torch import Tensor
 from torch.nn import functional
 
-from shared.diffusion.families.base import pack as tokens_of
-from shared.diffusion.families.base import unpack as latents_from
+from shared.diffusion.families.latents import pack as tokens_of
+from shared.diffusion.families.latents import unpack as latents_from
 from shared.diffusion.models import (
     Conditions,
     ModelAdapter,

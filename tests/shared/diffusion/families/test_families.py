@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.diffusion.families.base import pack, unpack
+from shared.diffusion.families.latents import pack, unpack
 from shared.diffusion.models import Conditions, ModelAdapter, load_model, repeat_rows
 from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.weights import trained_parameters
