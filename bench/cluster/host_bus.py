@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from shared.bus.bus import Bus, Received
+from shared.bus.bus import Bus
+from shared.bus.reader import Received
 from shared.messages import subjects
 from shared.messages.subjects import Stream
 

@@ -15,8 +15,7 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import nats.errors
@@ -27,19 +26,16 @@ from nats.aio.subscription import Subscription
 from nats.js.errors import APIError, NotFoundError
 
 from shared.bus.connection import check_server, open_connection
-from shared.bus.marks import begin_epoch, drop_fenced, epoch_of, in_epoch
+from shared.bus.marks import begin_epoch, drop_fenced, in_epoch
 from shared.bus.queue import RETRY_S, Queue
+from shared.bus.reader import StreamReader
 from shared.bus.streams import (
     MESSAGE_ID,
-    Incoming,
     StreamState,
     as_unavailable,
     bury,
-    contiguous,
-    follower_config,
     make_stream,
     newest_of,
-    quarantine,
     read_message,
     stream_state,
     stream_states,
@@ -50,11 +46,10 @@ from shared.errors import ContractError, SlotPoisoned, Unavailable
 from shared.messages import subjects
 from shared.messages.codec import decode, encode
 from shared.messages.contracts import Command, FragmentGenerated, GenerateFragment, Message
-from shared.messages.epochs import Fence
 from shared.messages.records import Record
 from shared.messages.subjects import Stream, subject_of
 from shared.messages.workers import Transient, WorkerRefused, WorkerStatus
-from shared.telemetry import FENCED, STREAM_FULL, public
+from shared.telemetry import STREAM_FULL, public
 
 PUBLISH_TIMEOUT_S = 5.0
 FLUSH_S = 3
@@ -68,21 +63,9 @@ TransientT = TypeVar("TransientT", WorkerStatus, WorkerRefused)
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """Holds a message of a followed stream; ``message`` is None if its bytes were quarantined."""
-
-    message: Message | None
-    subject: str
-    data: bytes
-    headers: Mapping[str, str] | None = None
-
-
-class Bus:
+class Bus(StreamReader):
     def __init__(self, client: Client, run: str) -> None:
-        self._client = client
-        self.run = run
-        self.jetstream = client.jetstream(timeout=PUBLISH_TIMEOUT_S)
+        super().__init__(client, client.jetstream(timeout=PUBLISH_TIMEOUT_S), run)
         self.full: dict[str, str] = {}
         """Stream of each subject whose message waits for room."""
         self._waiting: dict[object, tuple[str, float]] = {}
@@ -293,55 +276,6 @@ class Bus:
         quarantined."""
         return Queue(self.jetstream, self.run, stream, service, of)
 
-    async def stored(
-        self, stream: Stream, filters: Sequence[str] | None = None
-    ) -> tuple[list[Received], int]:
-        """Return what the run has in ``stream``, in order, and the last one's sequence number."""
-        wanted = self._wanted(stream, filters)
-        while True:
-            try:
-                found, last, fence = list[Received](), 0, Fence()
-                async with self._push_consumer(stream, wanted, start=1) as incoming:
-                    if not incoming.num_pending:
-                        return [], 0
-                    async for raw in incoming.messages:
-                        last = raw.metadata.sequence.stream
-                        fence, received = await self._read(stream, raw, fence)
-                        found += received
-                        if not raw.metadata.num_pending:
-                            return found, last
-            except (nats.errors.Error, APIError, OSError) as error:
-                log.warning("read_interrupted", stream=stream.name, error=repr(error))
-                await asyncio.sleep(RETRY_S)
-
-    async def follow(
-        self, stream: Stream, filters: Sequence[str] | None = None, *, after: int = 0
-    ) -> AsyncGenerator[Received]:
-        """Yield the run's messages in ``stream`` behind number ``after``, in order, for ever.
-
-        If the stream was lost and created again, it begins with the new stream's first message.
-        """
-        wanted = self._wanted(stream, filters)
-        last, before, fence = after, None, Fence()
-        while True:
-            try:
-                async with self._push_consumer(stream, wanted, start=last + 1) as incoming:
-                    # Now, since until there is a reader another stream may take this one's place.
-                    state = await stream_state(self._client, stream)
-                    is_lost = before is not None and before.is_lost_in(state)
-                    before = state
-                    if is_lost:
-                        last, fence = 0, Fence()
-                        continue
-                    async for raw in incoming.messages:
-                        last = raw.metadata.sequence.stream
-                        fence, received = await self._read(stream, raw, fence)
-                        for each in received:
-                            yield each
-            except (nats.errors.Error, APIError, OSError) as error:
-                log.warning("follow_interrupted", stream=stream.name, error=repr(error))
-                await asyncio.sleep(RETRY_S)
-
     async def task_of(self, event: FragmentGenerated) -> GenerateFragment | None:
         """Return the task by which a worker has generated a fragment, as the scheduler gave it;
         None if it gave that worker none.
@@ -393,58 +327,3 @@ class Bus:
             except ContractError as error:
                 raise SlotPoisoned(f"{subject} is taken by bytes that are no message") from error
         return False
-
-    def _wanted(self, stream: Stream, filters: Sequence[str] | None) -> list[str]:
-        """Return the subjects to read: what is asked for, and the marks of epochs beside it."""
-        if filters is None or stream not in subjects.COMMANDED:
-            return list(filters or subjects.run_subjects(self.run, stream))
-        return [*filters, subjects.marks_in(self.run, stream)]
-
-    async def _read(
-        self, stream: Stream, raw: Msg, fence: Fence
-    ) -> tuple[Fence, tuple[Received, ...]]:
-        """Return a message of a stream, unless it is a mark or a command whose epoch is over, and
-        the fence behind it."""
-        if stream not in subjects.COMMANDED:
-            return fence, (await self._received(stream, raw),)
-        mark = subjects.marked_epoch(raw.subject)
-        if mark is not None:
-            return fence.raised(mark), ()
-        epoch, received = epoch_of(raw.headers), await self._received(stream, raw)
-        if isinstance(received.message, Command):
-            if not fence.passes(epoch):
-                FENCED.labels(what=received.message.kind).inc()
-                log.warning("command_refused", subject=raw.subject, epoch=epoch, now=fence.epoch)
-                return fence, ()
-            fence = fence.raised(epoch)
-        return fence, (received,)
-
-    async def _received(self, stream: Stream, raw: Msg) -> Received:
-        if stream is subjects.DLQ:  # advisories, and bytes that others could not read
-            return Received(None, raw.subject, raw.data, raw.headers)
-        try:
-            return Received(read_message(self.run, raw), raw.subject, raw.data)
-        except ContractError as error:
-            await quarantine(self.jetstream, self.run, stream, raw, error)
-            return Received(None, raw.subject, raw.data)
-
-    @contextlib.asynccontextmanager
-    async def _push_consumer(
-        self, stream: Stream, filters: list[str], *, start: int
-    ) -> AsyncIterator["Incoming"]:
-        # A subscription without a callback would make a task for each message.
-        inbox, arrived = self._client.new_inbox(), asyncio.Queue[Msg](1)
-        subscription = await cancellable(self._client.subscribe(inbox, cb=arrived.put))
-        try:
-            consumer = await cancellable(
-                self.jetstream.add_consumer(stream.name, follower_config(inbox, filters, start))
-            )
-            try:
-                yield Incoming(contiguous(arrived), consumer.num_pending or 0)
-            finally:
-                # An error here would take the place of a cancellation, and the reader never stop.
-                with contextlib.suppress(nats.errors.Error, APIError, OSError):
-                    await cancellable(self.jetstream.delete_consumer(stream.name, consumer.name))
-        finally:
-            with contextlib.suppress(nats.errors.Error):
-                await cancellable(subscription.unsubscribe())

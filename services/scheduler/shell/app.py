@@ -42,7 +42,8 @@ from services.scheduler.shell.roster import Roster
 from services.scheduler.shell.run_alarms import RunAlarms
 from services.scheduler.shell.waves import in_waves
 from services.scheduler.sim.staleness import StalenessDecision
-from shared.bus.bus import Bus, Received
+from shared.bus.bus import Bus
+from shared.bus.reader import Received
 from shared.cancellation import cancellable
 from shared.errors import IntegrityError, SlotPoisoned
 from shared.messages import subjects

@@ -21,7 +21,8 @@ from services.scheduler.core import again
 from services.scheduler.core.inputs import MachineInput
 from services.scheduler.core.state import State
 from services.scheduler.shell.housekeeping import retry
-from shared.bus.bus import Bus, Received
+from shared.bus.bus import Bus
+from shared.bus.reader import Received
 from shared.messages.codec import encode
 from shared.messages.contracts import (
     FragmentFailed,

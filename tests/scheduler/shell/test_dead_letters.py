@@ -9,7 +9,8 @@ from fastapi.testclient import TestClient
 
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.dead_letters import DeadLetters, Found, failure_of, letter_of
-from shared.bus.bus import Bus, Received
+from shared.bus.bus import Bus
+from shared.bus.reader import Received
 from shared.errors import Unavailable
 from shared.messages.codec import encode
 from shared.messages.contracts import (

@@ -10,7 +10,8 @@ import pytest
 
 from digenrl.local.brokers import Brokers
 from shared.bus import marks
-from shared.bus.bus import Bus, Received
+from shared.bus.bus import Bus
+from shared.bus.reader import Received
 from shared.errors import SlotPoisoned, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import Message, OperatorRequest, SetDevice
