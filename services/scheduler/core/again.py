@@ -33,7 +33,7 @@ def begin_again(state: State, batch: int, index: int) -> State:
         slot = fragment.slot_in(batch, index)
         if state.find_fragment(slot) is None:  # the whole group was discarded meanwhile
             continue
-        if group is not None and not is_given(group) and _lacks_scores(fragment):
+        if group is not None and not group.sent and _lacks_scores(fragment):
             anew = FragmentState(
                 first_sample=fragment.first_sample,
                 num_samples=fragment.num_samples,
@@ -56,7 +56,7 @@ def pause_where_asked(state: State) -> State:
         (batch.index, index)
         for batch in state.batches
         for index, group in enumerate(batch.groups)
-        if (lacks_scores(group) or any(map(_fails, group.fragments))) and not is_given(group)
+        if (lacks_scores(group) or any(map(_fails, group.fragments))) and not group.sent
     }
     if not (failed if state.pause_at_failure else failed & state.watched):
         return state
@@ -72,11 +72,6 @@ def unsettled_forgotten(state: State) -> State:
                 anew = replace(fragment, num_failures=0)
                 state = state.with_fragment(fragment.slot_in(batch.index, index), anew)
     return state
-
-
-def is_given(group: GroupState) -> bool:
-    """Whether the group was given to somebody to train: what it lacks is not made any more."""
-    return group.sent
 
 
 def lacks_scores(group: GroupState) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.scheduler.core.again import is_given, lacks_scores
+from services.scheduler.core.again import lacks_scores
 from services.scheduler.core.fluid import modes
 from services.scheduler.core.fragments import is_dropped
 from services.scheduler.core.state import BatchState, GroupState, Plan, State
@@ -57,7 +57,7 @@ def _dropped_last(
     lacking = {
         index // size
         for index, group in enumerate(batch.groups)
-        if index not in whole and not is_given(group)
+        if index not in whole and not group.sent
     }
     yield from (r for r in found if r.index in dropped and r.index // size not in lacking)
 

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import structlog
 
-from services.scheduler.core import again
 from services.scheduler.core.inputs import MachineInput
 from services.scheduler.core.state import State
 from services.scheduler.shell.housekeeping import retry
@@ -231,7 +230,7 @@ class DeadLetters:
 def is_given(state: State, work: Work) -> bool:
     """Return whether the group of a piece of work was given to somebody to train."""
     group = state.find_group(work.batch, work.group)
-    return group is not None and again.is_given(group)
+    return group is not None and group.sent
 
 
 def is_over(state: State, committed: int, work: Work) -> bool:

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import structlog
@@ -30,6 +31,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from services.trainer.fluid.exchange import ALL, Meeting, Missed, Sum
+from services.trainer.fluid.store_exchange import again, awaited
 from services.trainer.fluid.sums import (
     TALLY_NAMES,
     SumLayout,
@@ -41,7 +43,7 @@ from services.trainer.fluid.sums import (
     tally_row,
 )
 from shared.diffusion.training.tally import Tally
-from shared.errors import DigenRLError, Unavailable
+from shared.errors import DigenRLError
 from shared.process.service import end_soon
 from shared.store import ObjectStore
 
@@ -164,10 +166,10 @@ class GroupExchange:
             else:
                 place = {"name": kept.name}
             async with asyncio.timeout(meeting.seconds):
-                await self._write(key, json.dumps(place).encode())
+                await again(partial(self._store.write, key, json.dumps(place).encode()))
             return kept
         async with asyncio.timeout(meeting.seconds):
-            place = json.loads(await self._read(key))
+            place = json.loads(await awaited(self._store, key))
         if kept is not None and kept.name == place["name"]:
             return kept
         if kept is not None:
@@ -179,21 +181,6 @@ class GroupExchange:
             return Membership(meeting.members, place["name"], await reached.result())
         except RuntimeError as error:
             raise Missed(f"the committer does not answer: {error}", (meeting.committer,)) from error
-
-    async def _write(self, key: str, data: bytes) -> None:
-        while True:
-            try:
-                return await self._store.write(key, data)
-            except Unavailable:
-                await asyncio.sleep(LOOK_S)
-
-    async def _read(self, key: str) -> bytes:
-        while True:
-            with contextlib.suppress(Unavailable):
-                found = await self._store.read(key)
-                if found is not None:
-                    return found
-            await asyncio.sleep(LOOK_S)
 
     def _formed(self, membership: Membership, meeting: Meeting, own: Sum) -> Term:
         """Meet and form the total, in a thread; raises RuntimeError if a member is lost."""

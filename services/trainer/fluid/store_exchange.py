@@ -150,13 +150,8 @@ class StoreExchange:
     async def stored(self, meeting: Meeting, name: str) -> StoredSum:
         """Return where a member's sum is, or the total, as soon as that is told."""
         key = f"{meeting.folder}/{name}.json"
-        said = None
-        while said is None:
-            said = await again(lambda: self._store.read(key))
-            if said is None:
-                await asyncio.sleep(LOOK_S)
         try:
-            return StoredSum.model_validate_json(said)
+            return StoredSum.model_validate_json(await awaited(self._store, key))
         except ValidationError as error:
             raise ContractError(f"{key} names no sum") from error
 
@@ -174,6 +169,13 @@ async def until(meeting: Meeting) -> AsyncIterator[set[str]]:
         raise Missed("the sums were not there in time", missing) from None
     except (ContractError, IntegrityError) as error:
         raise Missed(str(error), tuple(sorted(waits_for))) from error
+
+
+async def awaited(store: ObjectStore, key: str) -> bytes:
+    """Return an object as soon as another member has stored it."""
+    while (found := await again(lambda: store.read(key))) is None:  # noqa: ASYNC110 -- of objects
+        await asyncio.sleep(LOOK_S)
+    return found
 
 
 async def again(work: Callable[[], Awaitable[T]]) -> T:
