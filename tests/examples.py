@@ -48,11 +48,6 @@ def with_schedule(plan: Plan, **keys: Any) -> Plan:
     return replace(plan, schedule=plan.schedule.changed(**keys))
 
 
-def early_fraction(groups: int, of: int) -> float:
-    """Returns the fraction with which so many groups of a batch begin early."""
-    return min(1.0, (groups + 0.5) / of)
-
-
 def digest(version: int) -> str:
     return f"{version:064x}"
 

@@ -41,9 +41,6 @@ def up(
     staleness: Annotated[
         str | None, typer.Option(help="0, or 1 to begin the next batch before the step")
     ] = None,
-    early_fraction: Annotated[
-        str | None, typer.Option(help="share of the next batch that may begin early, or auto")
-    ] = None,
     fragment_size: Annotated[
         str | None, typer.Option(help="samples that a device generates at once, or auto")
     ] = None,
@@ -87,7 +84,6 @@ def up(
         schedule__mode=mode,
         schedule__tag=_number(tag),
         schedule__max_staleness=_number(staleness),
-        schedule__early_fraction=_number(early_fraction),
         schedule__fragment_size=_number(fragment_size),
         schedule__tsp_steps=_number(tsp_steps),
     )

@@ -30,8 +30,6 @@ class Schedule(Table):
     max_staleness: Literal[0, 1, "auto"] = 0
     """Maximum age of samples in versions. 1: rollout starts the next batch before the optimizer
     step; `auto`: 0 or 1, decided by costs at the start of the run."""
-    early_fraction: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
-    """Share of the next batch's groups that may start early. `auto`: all."""
     slot_deadline_s: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     """Seconds after which unfinished work is also given to another device. `auto`: ten times the
     usual duration, at least 120; 1,800 for a device without a finished piece of work. Loading of
@@ -46,14 +44,6 @@ class Schedule(Table):
     def staleness_limit(self) -> Literal[0, 1]:
         """The most steps that a sample may be stale by; 1 while "auto" is undecided."""
         return 1 if self.mode in ("disaggregated", "fluid") and self.max_staleness != 0 else 0
-
-    @property
-    def early_share(self) -> float:
-        return 1.0 if self.early_fraction == "auto" else self.early_fraction
-
-    def early_groups(self, groups: int) -> int:
-        """Returns how many of the next batch's ``groups`` may be begun early."""
-        return max(1, int(self.early_share * groups)) if self.staleness_limit else 0
 
     @property
     def fixed_fragment(self) -> int | None:

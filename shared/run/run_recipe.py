@@ -33,7 +33,7 @@ MAY_CHANGE = {
     "encoder.workers", "encoder.threads", "encoder.ahead", "encoder.device",
     "trainer.shard_devices", "trainer.exchange",
     "reward.workers", "reward.threads",
-    "schedule.mode", "schedule.tag", "schedule.early_fraction", "schedule.slot_deadline_s",
+    "schedule.mode", "schedule.tag", "schedule.slot_deadline_s",
     "evaluation.every", "evaluation.seed", "evaluation.samples_per_prompt", "evaluation.digits",
     "evaluation.prompts", "evaluation.dataset", "evaluation.scorers", "evaluation.steps",
     "evaluation.sigmas",

@@ -71,7 +71,7 @@ class Plan:
     @property
     def early_groups(self) -> int:
         """Groups of the next batch that may be begun with the version that still generates."""
-        return self.schedule.early_groups(self.num_groups)
+        return self.num_groups if self.schedule.staleness_limit else 0
 
     def part(self, update: int) -> range:
         """Return the groups of one of a batch's updates."""

@@ -28,7 +28,6 @@ def some_plan(random: Random) -> Plan:
     return examples.plan(
         num_groups=num_groups, group_size=size, num_batches=3, max_staleness=staleness,
         fragment_size=random.choice(("auto", "auto", random.choice(divisors))),
-        early_fraction=examples.early_fraction(random.randint(1, 3), num_groups),
         queue_depth=random.choice((1, 2, 2, 3)),
     )  # fmt: skip
 

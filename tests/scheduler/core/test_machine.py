@@ -8,7 +8,6 @@ from shared.messages.contracts import (
     Command,
     FragmentFailed,
     FragmentReleased,
-    GenerateFragment,
     OperatorRequest,
     RunFailed,
     TrainGroup,
@@ -141,15 +140,6 @@ def test_with_one_step_asynchrony_idle_workers_begin_the_next_batch_with_the_sam
         examples.generated(tasks[1])
     )
     assert [(t.fragment.batch, t.policy.version) for t in early] == [(1, 0), (1, 0)]
-
-
-def test_no_more_groups_are_begun_early_than_the_plan_allows() -> None:
-    machine = Machine("a", num_groups=3, group_size=2, max_staleness=1, early_fraction=0.4)
-    machine.finish(machine.tasks(examples.published(0)))
-    tasks = [each for each in machine.told if isinstance(each, GenerateFragment)]
-    begun = dict.fromkeys((t.fragment.batch, t.fragment.group) for t in tasks)
-    assert list(begun) == [(0, 0), (0, 1), (0, 2), (1, 0)]
-    assert {(t.fragment.batch, t.policy.version) for t in tasks} == {(0, 0), (1, 0)}
 
 
 def test_an_early_group_that_is_under_way_keeps_its_version() -> None:

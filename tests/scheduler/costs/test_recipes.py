@@ -102,11 +102,9 @@ def test_what_is_open_is_for_the_planner() -> None:
 def test_what_is_fixed_is_kept() -> None:
     found = _recipe(
             schedule__fragment_size=4, schedule__tag=3, schedule__max_staleness="auto",
-            schedule__early_fraction=0.5, schedule__tsp_steps=1,
+            schedule__tsp_steps=1,
         ).run_schedule  # fmt: skip
-    assert found == RunSchedule(
-        fragment_size=4, tag=3, max_staleness=1, early_fraction=0.5, tsp_steps=1
-    )
+    assert found == RunSchedule(fragment_size=4, tag=3, max_staleness=1, tsp_steps=1)
     assert _recipe(schedule__tag="off").run_schedule.tag == 0
     sequential = _recipe(schedule__mode="sequential", schedule__max_staleness=1).run_schedule
     assert (sequential.mode, sequential.tag, sequential.max_staleness) == ("sequential", 0, 0)

@@ -23,7 +23,7 @@ profiles = st.sampled_from([
     for variant in ("lora", "full")
 ])  # fmt: skip
 kinds = st.sampled_from(["H100", "A100", "H20"])
-schedules = st.sampled_from([STRICT, ONE_STEP, SEQUENTIAL, ONE_STEP.changed(early_fraction=0.5)])
+schedules = st.sampled_from([STRICT, ONE_STEP, SEQUENTIAL])
 
 
 @given(profiles, st.integers(1, 20), st.integers(1, 20), kinds, schedules)
@@ -98,14 +98,6 @@ def test_a_member_alone_waits_for_the_end_of_its_block() -> None:
     fixed = STRICT.changed(tag=7)
     tag_inputs = situation_of(profile, split, 8, schedule=fixed)
     assert forecast(profile, split, 8, fixed).seconds == makespan(tag_inputs.tag_inputs, 7)
-
-
-def test_half_the_lead_gains_half() -> None:
-    profile, split = load_profile("qwen-image"), Split({"H100": 22}, {"H100": 10})
-    whole = ONE_STEP.changed(tag=0)
-    schedules = (STRICT.changed(tag=0), whole, whole.changed(early_fraction=0.5))
-    strict, full, half = (forecast(profile, split, 8, each).seconds for each in schedules)
-    assert half == pytest.approx((strict + full) / 2, rel=0.02)
 
 
 def test_the_scheduler_is_busy_longer_with_small_fragments_and_with_more_devices() -> None:

@@ -65,10 +65,7 @@ def forecast(situation: Situation, schedule: RunSchedule) -> Forecast:
         return Forecast(*fluid.strict(pool, everything))
     if pool is not None:
         return _of_several(pool, schedule)
-    alone = _strict(tag_inputs, schedule)
-    if not schedule.staleness_limit:
-        return alone
-    return _partly(schedule, alone, _one_step(tag_inputs, schedule))
+    return (_one_step if schedule.staleness_limit else _strict)(tag_inputs, schedule)
 
 
 def last_piece(
@@ -88,18 +85,9 @@ def last_piece(
     return max(merged_part, fine)
 
 
-def _partly(schedule: RunSchedule, strict: Forecast, ahead: Forecast) -> Forecast:
-    """Interpolates between both, by the share of the next batch that may be begun early."""
-    early = schedule.early_share
-    return Forecast((1 - early) * strict.seconds + early * ahead.seconds, ahead.groups)
-
-
 def _of_several(pool: fluid.MemberPool, schedule: RunSchedule) -> Forecast:
     fixed = schedule.fixed_tag
-    strict = Forecast(*fluid.strict(pool, fixed))
-    if not schedule.staleness_limit:
-        return strict
-    return _partly(schedule, strict, Forecast(*fluid.one_step(pool, fixed)))
+    return Forecast(*(fluid.one_step if schedule.staleness_limit else fluid.strict)(pool, fixed))
 
 
 def _in_turn(tag_inputs: TagInputs, pool: fluid.MemberPool | None, schedule: RunSchedule) -> float:
