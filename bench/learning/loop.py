@@ -21,7 +21,6 @@ from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
 from shared.diffusion.tensors import pack, unpack
-from shared.learning.curriculum import saturated
 from shared.learning.prompts import SourceFiles
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe
@@ -49,7 +48,6 @@ class Learning:
         self._scorers = build_scorers(recipe.reward.scorers)
         self._order = prompt_order(recipe)
         self._sources = SourceFiles(recipe.data.prompts)
-        self._draws = self._order.first_draws(recipe.batch.groups)
         self._published = [self._sampling_weights()]
         """What samples of the newest versions, the oldest first."""
 
@@ -62,8 +60,6 @@ class Learning:
         staleness = min(batch, self.recipe.schedule.staleness_limit)
         groups = self._generate(batch, staleness)
         rewards = [reward for group in groups for reward in group.rewards]
-        if self._draws is not None:
-            self._draws = self._draws.seeing([saturated([group.rewards for group in groups])])
         metrics = self._train(batch, groups)
         self._published = [*self._published[-1:], self._sampling_weights()]
         return {**metrics, "reward_mean": sum(rewards) / len(rewards)}
@@ -75,7 +71,7 @@ class Learning:
 
     def _group(self, batch: int, group: int, policy: Policy) -> GeneratedGroup:
         recipe = self.recipe
-        prompt = self._order.of_group(batch, group, recipe.batch.groups, self._draws)
+        prompt = self._order.of_group(batch, group, recipe.batch.groups)
         task = GenerateFragment(
             fragment=Fragment(
                 batch=batch,

@@ -54,7 +54,7 @@ class SampleHistory(View):
     sample: int
     """Number of the sample in its group."""
     prompt: str | None
-    """The prompt; null if this host has no prompts file, or a curriculum chose it."""
+    """The prompt; null if this host has no prompts file."""
     reward: float | None
     """Weighted sum of its scores; null if it could not be scored."""
     advantage: float | None
@@ -166,7 +166,7 @@ class GroupHistory(View):
     group: int
     """Number of the group in its batch."""
     prompt: str | None
-    """Its prompt; null if this host has no prompts file, or a curriculum chose it."""
+    """Its prompt; null if this host has no prompts file."""
     attempt: int
     """How often the group was sent to the trainer in vain."""
     policy_version: int

@@ -225,7 +225,7 @@ class Past:
     async def _known_recipe(self) -> Recipe | None:
         if self._recipe is None:
             self._recipe = recipe = await read_recipe(self.store, self.run)
-            if recipe is not None and recipe.data.curriculum is None:
+            if recipe is not None:
                 try:
                     self._prompts = await asyncio.to_thread(prompt_order, recipe)
                 except (UserError, OSError):

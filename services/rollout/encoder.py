@@ -18,12 +18,11 @@ import structlog
 
 from shared.bus.bus import Bus
 from shared.errors import ContractError, DigenRLError
-from shared.learning.curriculum import Draws
 from shared.messages import subjects
 from shared.messages.contracts import PolicyPublished, Prompt
 from shared.process.worker import WorkerContext, patiently
 from shared.recipe.recipe import Recipe
-from shared.run.commits import CommitRecord, newest_commit, read_commit, saturated_groups
+from shared.run.commits import CommitRecord, newest_commit, read_commit
 from shared.run.conditions import Encoding, are_stored, store_conditions
 from shared.run.run_recipe import prompt_order, read_recipe
 from shared.run.sources import SourceImages
@@ -57,7 +56,6 @@ class EncoderApp:
         self._encoding = encoding
         self._sources = SourceImages(context.store, context.bus)
         self._prompts = prompt_order(recipe)
-        self._draws = self._prompts.first_draws(recipe.batch.groups)
         self._num_batches = recipe.run.steps
         self.newest = 0
         """Version that generates the nearest batch whose prompts are encoded."""
@@ -96,20 +94,8 @@ class EncoderApp:
             log.error("commit_unreadable", error=str(error))
             return
         if record is not None:
-            newest = max(record.policy.version, self.newest)
-            if self._draws is not None:
-                self._draws = await self._learned(self._draws, newest)
-            self.newest = newest
+            self.newest = max(record.policy.version, self.newest)
             self._newer.set()
-
-    async def _learned(self, draws: Draws, newest: int) -> Draws:
-        """Read which groups were saturated of the batches up to the one that made a version."""
-        while draws.num_seen < newest:
-            read = partial(read_commit, self._store, self._bus.run, draws.num_seen + 1)
-            record = await patiently(read, "commits_unavailable")
-            assert record is not None, "a version is committed after all before it"
-            draws = draws.seeing([saturated_groups(record)])
-        return draws
 
     async def _encode_ahead(self, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -157,7 +143,7 @@ class EncoderApp:
 
     def _prompts_of(self, batch: int) -> list[Prompt]:
         number, of_group = self._recipe.batch.groups, self._prompts.of_group
-        return [of_group(batch, group, number, self._draws) for group in range(number)]
+        return [of_group(batch, group, number) for group in range(number)]
 
     def _is_mine(self, prompt: Prompt) -> bool:
         workers = self._recipe.encoder.workers

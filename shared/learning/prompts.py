@@ -1,5 +1,4 @@
-"""The prompts of a run, and which of them each batch takes: a function of the seed, and with a
-curriculum of the rewards in the commit records."""
+"""The prompts of a run, and which of them each batch takes: a function of the seed."""
 
 import csv
 import hashlib
@@ -8,13 +7,13 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from shared.errors import UserError, not_utf8
-from shared.learning.curriculum import Draws, epoch_order
 from shared.learning.hub_datasets import not_fetched
 from shared.learning.image_files import IMAGE, source_image
 from shared.learning.prompt_tables import (
@@ -28,6 +27,7 @@ from shared.learning.prompt_tables import (
     read_table,
     said,
 )
+from shared.learning.seeds import permutation
 from shared.messages.contracts import Prompt, SourceImage
 
 TXT, CSV = ".txt", ".csv"
@@ -43,32 +43,17 @@ class PromptOrder:
 
     prompts: tuple[Prompt, ...]
     seed: int
-    curriculum: float | None = None
-    """Share of its draws at which a prompt is passed over whose newest group was saturated."""
 
-    def first_draws(self, num_groups: int) -> Draws | None:
-        """Return what the curriculum draws before any batch is committed; None without one."""
-        if self.curriculum is None:
-            return None
-        return Draws(self.seed, len(self.prompts), self.curriculum, num_groups).seeing(())
-
-    def of_group(
-        self, batch: int, group: int, num_groups: int, draws: Draws | None = None
-    ) -> Prompt:
-        """Return the prompt of a batch's group. The data position of a run is its batch number.
-
-        ``draws``: what the curriculum has drawn, `first_draws` that have seen the committed
-        batches; without a curriculum it is not looked at.
-
-        Raises:
-            ValueError: if the curriculum has not drawn that batch.
-        """
-        if self.curriculum is not None:
-            drawn = draws or self.first_draws(num_groups)
-            assert drawn is not None
-            return self.prompts[drawn.of_batch(batch)[group]]
+    def of_group(self, batch: int, group: int, num_groups: int) -> Prompt:
+        """Return the prompt of a batch's group. The data position of a run is its batch number."""
         epoch, index = divmod(batch * num_groups + group, len(self.prompts))
         return self.prompts[epoch_order(self.seed, len(self.prompts), epoch)[index]]
+
+
+@lru_cache(maxsize=8)
+def epoch_order(seed: int, size: int, epoch: int) -> list[int]:
+    """Return the order in which an epoch takes all prompts."""
+    return permutation(seed, size, "epoch", epoch)
 
 
 def read_prompts(path: Path) -> tuple[Prompt, ...]:

@@ -5,7 +5,6 @@ Each raises ValueError, which names the field and the remedy.
 
 from shared.errors import Faults
 from shared.learning.algorithms import ALGORITHMS
-from shared.learning.curriculum import BEHIND
 from shared.messages.codec import group_bytes
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP, MAX_MESSAGE_BYTES, MAX_SCORERS
 from shared.recipe.fields import check_at_most, check_divides
@@ -89,14 +88,6 @@ def _check_guidance(tables: Tables) -> None:
             f"algorithm.cfg_gradient: without classifier-free guidance (model.guidance "
             f"{tables.model.guidance:g}) there is no unconditional half; leave it out"
         )
-
-
-def _check_curriculum(tables: Tables) -> None:
-    if tables.data.curriculum is not None and tables.encoder.workers:
-        check_at_most(
-            tables.encoder.ahead, BEHIND - 1, "encoder.ahead",
-            "data.curriculum, which names a batch's prompts by the batches before it, allows",
-        )  # fmt: skip
 
 
 def _check_variant(tables: Tables) -> None:
@@ -356,7 +347,7 @@ CHECKS = (
     _check_generating, _check_members, _check_shard_groups, _check_full,
     _check_updates, _check_old_policy, _check_quantised, _check_streamed, _check_compiled,
     _check_weights,
-    _check_variant, _check_tail, _check_noise, _check_guidance, _check_best, _check_curriculum,
+    _check_variant, _check_tail, _check_noise, _check_guidance, _check_best,
     _check_adapter, lambda tables: check_evaluation(tables.evaluation, tables.sampling),
 )  # fmt: skip
 """Each is independent of the others and raises ValueError for one fault."""

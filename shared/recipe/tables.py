@@ -171,10 +171,6 @@ class Data(Table):
     weights: Annotated[str, Field(min_length=1)] | None = None
     """Name of a metadata field with the relative frequency of each prompt. Default: all prompts are
     equally frequent."""
-    curriculum: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of its draws, between 0 and 1, at which a prompt is skipped if the rewards of its
-    newest group had less than a quarter of the batch's spread. Default: prompts take turns."""
-
     background: Annotated[str, Field(pattern=r"^(white|black|gr[ae]y|#[0-9a-fA-F]{6})$")] = WHITE
     """Colour that source images get where they are transparent: white, black, gray or `#rrggbb`."""
 

@@ -18,7 +18,6 @@ import structlog
 from pydantic import Field, FiniteFloat, ValidationError
 
 from shared.errors import ContractError
-from shared.learning.curriculum import Saturated
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Count, Digest, Record, Token
 from shared.run.commits import (
@@ -27,7 +26,6 @@ from shared.run.commits import (
     broken_chain,
     read_stored,
     read_verified,
-    saturated_groups,
 )
 from shared.run.layout import named_objects, numbers_in, segment_key
 from shared.store import ObjectStore
@@ -54,8 +52,6 @@ class Step(Record):
     """What else the version is stored as."""
     staleness: tuple[tuple[Count, Count], ...] = ()
     """Steps by which samples were stale, and how many were."""
-    saturated: str = ""
-    """One character for each group, "1" if it was saturated."""
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
 
     @property
@@ -69,10 +65,6 @@ class Step(Record):
     @property
     def objects(self) -> tuple[ObjectRef, ...]:
         return (self.weights, *self.others)
-
-    @property
-    def saturated_groups(self) -> Saturated:
-        return tuple(mark == "1" for mark in self.saturated)
 
 
 class Segment(Record):
@@ -95,7 +87,6 @@ def step_of(stored: StoredRecord) -> Step:
         weights=record.weights,
         others=tuple(ref for ref in record.objects if ref != record.weights),
         staleness=tuple(sorted((max(0, steps), number) for steps, number in counts.items())),
-        saturated="".join("01"[each] for each in saturated_groups(record)),
         metrics=record.metrics,
     )
 
@@ -111,8 +102,6 @@ class Chain:
     """The newest steps, oldest first."""
     wanted: list[Step] = field(default_factory=list)
     """Those that `read_chain` was asked for, the newest one, and all that came later."""
-    saturated: list[Saturated] = field(default_factory=list)
-    """Which groups of each batch were saturated, if `read_chain` was asked for it."""
 
     @property
     def version(self) -> int:
@@ -169,7 +158,6 @@ async def read_chain(
     run: str,
     *,
     wanted: Callable[[Step], bool] = lambda step: False,
-    curriculum: bool = False,
 ) -> Chain:
     """Return the chain of a run.
 
@@ -178,7 +166,6 @@ async def read_chain(
 
     Args:
         wanted: says which steps are to be found in `Chain.wanted`.
-        curriculum: whether `Chain.saturated` is needed.
 
     Raises:
         ContractError: if a record is missing or does not name the one before it.
@@ -189,7 +176,7 @@ async def read_chain(
         raise ContractError(f"the commits of run {run} are broken: a record is missing")
     there = frozenset(await named_objects(store, run, "chain"))
     for usable, careful in ((there, False), (frozenset[str](), False), (frozenset[str](), True)):
-        reader = _Reader(store, run, count, usable, wanted, curriculum, careful)
+        reader = _Reader(store, run, count, usable, wanted, careful)
         if await reader.read() and await reader.is_confirmed():
             return reader.chain()
         log.warning("chain_broken", run=run, version=reader.length, segments=len(usable))
@@ -205,7 +192,6 @@ class _Reader:
     there: Collection[str]
     """Keys of segments that may be used."""
     is_wanted: Callable[[Step], bool]
-    curriculum: bool
     careful: bool = False
     """Whether each record is compared with its copy."""
     length: int = 0
@@ -213,7 +199,6 @@ class _Reader:
     steps: deque[Step] = field(default_factory=lambda: deque(maxlen=RECENT))
     """The newest of them."""
     wanted: list[Step] = field(default_factory=list)
-    saturated: list[Saturated] = field(default_factory=list)
     newest: CommitRecord | None = None
 
     @property
@@ -246,7 +231,7 @@ class _Reader:
         """What was read; the newest step is always wanted."""
         newest = [step for step in [*self.steps][-1:] if step not in self.wanted[-1:]]
         wanted = [*self.wanted, *newest]
-        return Chain(self.store, self.run, self.newest, self.steps, wanted, self.saturated)
+        return Chain(self.store, self.run, self.newest, self.steps, wanted)
 
     async def _take(self, first: int) -> bool:
         """Take a segment, if there is one that goes on from here."""
@@ -273,8 +258,6 @@ class _Reader:
         self.steps.append(step)
         if self.is_wanted(step):
             self.wanted.append(step)
-        if self.curriculum and step.batch is not None:
-            self.saturated.append(step.saturated_groups)
 
     async def _make(self, first: int, parent: str | None) -> None:
         """Store a segment of the records that were read."""

@@ -16,7 +16,6 @@ from typing import NamedTuple, Protocol, Self
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from shared.errors import CommitConflict, ContractError
-from shared.learning.curriculum import Saturated, saturated
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
 from shared.messages.fluid import Checksum, Share
 from shared.messages.records import Count, Digest, Record, Text, Token
@@ -120,12 +119,6 @@ class CommitRecord(Record):
 
     def encode(self) -> bytes:
         return self.model_dump_json(indent=1).encode()
-
-
-def saturated_groups(record: CommitRecord) -> Saturated:
-    """Return which groups of the batch that made a version were saturated; none that was dropped
-    for want of rewards."""
-    return saturated([() if group.dropped else group.rewards for group in record.trained])
 
 
 async def commit(store: ObjectStore, record: CommitRecord) -> None:

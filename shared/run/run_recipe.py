@@ -311,13 +311,12 @@ def _flat(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def prompt_order(recipe: Recipe) -> PromptOrder:
-    """Read the prompts that a recipe trains, in turn or by its curriculum; raises UserError if
-    there are none."""
+    """Read the prompts that a recipe trains; raises UserError if there are none."""
     data = recipe.data
     prompts = tuple(prompt for prompt, _ in trained_and_held_out(recipe)[0])
     if data.weights is not None:
         prompts = repeated(prompts, data.weights)
-    return PromptOrder(prompts, recipe.run.seed, data.curriculum)
+    return PromptOrder(prompts, recipe.run.seed)
 
 
 def trained_and_held_out(recipe: Recipe) -> tuple[tuple[Row, ...], tuple[Row, ...]]:

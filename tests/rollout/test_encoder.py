@@ -16,12 +16,10 @@ from services.rollout.encoder import EncoderApp
 from services.rollout.service import _encode
 from shared.bus.bus import Bus
 from shared.errors import ContractError, FaultyConditions, UserError
-from shared.learning.curriculum import Saturated
-from shared.learning.prompts import PromptOrder, read_prompts
 from shared.process.worker import Worker, WorkerContext
 from shared.process.worker_process import WorkerProcess
 from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.run.commits import TrainedGroup, commit, record_digest, saturated_groups
+from shared.run.commits import commit, record_digest
 from shared.run.conditions import forget_conditions, read_conditions
 from shared.run.run_recipe import prompt_order, store_recipe
 from shared.store import ObjectStore
@@ -64,7 +62,6 @@ class Encoders:
     apps: list[EncoderApp]
     running: "list[asyncio.Task[None]]"
     parent: str | None = None
-    seen: list[Saturated] = field(default_factory=list)
 
     @property
     def run(self) -> str:
@@ -73,10 +70,8 @@ class Encoders:
     def prompts(self, *batches: int) -> list[str]:
         """Prompts of these batches, in the order of their groups."""
         order = prompt_order(self.recipe)
-        draws = order.first_draws(GROUPS)
-        draws = draws and draws.seeing(self.seen)
         groups = [(batch, group) for batch in batches for group in range(GROUPS)]
-        return [order.of_group(batch, group, GROUPS, draws).text for batch, group in groups]
+        return [order.of_group(batch, group, GROUPS).text for batch, group in groups]
 
     async def has(self, *batches: int) -> None:
         """Wait until everything that these batches need is stored."""
@@ -89,15 +84,11 @@ class Encoders:
         found = await read_conditions(self.store, self.run, ENCODING.digest(prompt))
         return None if found is None else found.packed
 
-    async def publish_version(
-        self, number: int, *, announce: bool = True, trained: tuple[TrainedGroup, ...] = ()
-    ) -> None:
-        record = examples.record(number, run=self.run, parent=self.parent, trained=trained)
+    async def publish_version(self, number: int) -> None:
+        record = examples.record(number, run=self.run, parent=self.parent)
         self.parent = record_digest(record.encode())
-        self.seen += [saturated_groups(record)] if number else []
         await commit(self.store, record)
-        if announce:
-            await self.bus.publish(examples.published(number))
+        await self.bus.publish(examples.published(number))
 
 
 Start = Callable[..., AbstractAsyncContextManager[Encoders]]
@@ -260,27 +251,3 @@ async def test_an_encoder_that_nobody_would_ask_says_which_key_to_set() -> None:
     process = SimpleNamespace(settings=None, recipe=load_recipe(DIGITS))
     with pytest.raises(UserError, match=r"^encoder\.workers: 0, .* set it to the number"):
         await _encode(cast(WorkerProcess, process))
-
-
-async def test_encoders_draw_the_prompts_of_a_curriculum_from_the_commit_records(
-    start: Start, tmp_path: Path
-) -> None:
-    """One group of each batch is saturated. An encoder that was away reads what it has missed."""
-    few = tmp_path / "few.txt"
-    few.write_text("\n".join(f"prompt {number}" for number in range(5)))
-    async with start(data__curriculum=0.9, data__prompts=few) as run:
-        [device] = run.devices
-        for number in range(8):
-            rewards = [(1.0, 1.0), *[(0.0, 1.0)] * (GROUPS - 1)]
-            trained = tuple(
-                examples.trained_group(group, rewards=each) for group, each in enumerate(rewards)
-            )
-            await run.publish_version(number, announce=number in (0, 7), trained=trained)
-        device.free.set()
-        await run.has(7, 8, 9)
-        wanted = {*run.prompts(7), *run.prompts(8), *run.prompts(9)}
-        assert wanted <= set(device.done)
-        in_turn = PromptOrder(read_prompts(run.recipe.data.prompts), run.recipe.run.seed)
-        assert [in_turn.of_group(9, group, GROUPS).text for group in range(GROUPS)] != (
-            run.prompts(9)
-        )

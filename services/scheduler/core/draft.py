@@ -64,7 +64,7 @@ class Draft:
         if found is None:
             plan = self.plan
             found = self._origins[batch, group] = (
-                plan.prompts.of_group(batch, group, plan.num_groups, self.state.draws),
+                plan.prompts.of_group(batch, group, plan.num_groups),
                 plan.windows.start(plan.seed, batch, group),
             )
         return found

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.scheduler.core.fluid.events import MemberReported
-from shared.learning.curriculum import Saturated
 from shared.messages.contracts import (
     Event,
     FragmentGenerated,
@@ -58,15 +57,6 @@ class WorkerInactive:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchesSeen:
-    """Which groups were saturated of committed batches in a row, by the commit records."""
-
-    first: int
-    """Number of the first of these batches: no later one than the first that was not seen yet."""
-    saturated: tuple[Saturated, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class GoalReached:
     """Evaluations have reached `run.stop_at`."""
 
@@ -88,7 +78,7 @@ class Tick:
 
 MachineInput = (
     Event | GenerateFragment | TrainGroup | FluidCommand | MemberReported
-    | WorkerJoined | WorkerLeft | WorkerInactive | DeviceReported | BatchesSeen
+    | WorkerJoined | WorkerLeft | WorkerInactive | DeviceReported
     | GoalReached | Recovered | Tick
 )  # fmt: skip
 

@@ -28,7 +28,6 @@ from services.scheduler.core.fluid import events as fluid_events
 from services.scheduler.core.fluid import recovery as fluid_recovery
 from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.inputs import (
-    BatchesSeen,
     DeviceReported,
     GoalReached,
     MachineInput,
@@ -119,14 +118,6 @@ def _attempt_failed(_plan: Plan, state: State, event: MachineInput, _now: float)
 
 def _readmit(_plan: Plan, state: State, event: FragmentGenerated, _now: float) -> State:
     return exclusion.readmit_working(state, event.worker)
-
-
-def _batches_seen(plan: Plan, state: State, event: BatchesSeen, _now: float) -> State:
-    draws = state.draws or plan.prompts.first_draws(plan.num_groups)
-    if draws is None:
-        return state
-    assert event.first <= draws.num_seen, f"batch {draws.num_seen} was committed and not seen"
-    return replace(state, draws=draws.seeing(event.saturated[draws.num_seen - event.first :]))
 
 
 def _worker_joined(plan: Plan, state: State, event: WorkerJoined, now: float) -> State:
@@ -261,7 +252,6 @@ RECORDERS: Mapping[type, Sequence[Recorder]] = {
     GroupRequest: (again.requested,),
     Tick: (exclusion.exclude_late_devices, control.exclude_late_members),
     GoalReached: (_goal_reached,),
-    BatchesSeen: (_batches_seen,),
     GenerateFragment: _restored(recovery.restore_task),
     TrainGroup: _restored(recovery.restore_group),
     Recovered: (_recovered, fluid_recovery.finish),

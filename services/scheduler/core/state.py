@@ -15,7 +15,6 @@ from services.scheduler.core.workers import Exclusion as Exclusion
 from services.scheduler.core.workers import Workers
 from services.scheduler.core.workers import WorkerState as WorkerState
 from shared.learning.advantages import Advantages
-from shared.learning.curriculum import Draws
 from shared.learning.prompts import PromptOrder
 from shared.learning.windows import Windows
 from shared.messages.contracts import FragmentScored, FragmentSlot, Policy
@@ -258,8 +257,6 @@ class State:
     """What members train; None where there are none."""
     draining: frozenset[str] = frozenset()
     """Names of workers that an operator has asked to drain; they may be started again."""
-    draws: Draws | None = None
-    """What the curriculum has drawn, from the committed batches; None without one."""
 
     @property
     def batch(self) -> BatchState | None:
@@ -354,5 +351,4 @@ def first_state(plan: Plan) -> State:
         recovering=True,
         costs=costs,
         tag=TagState(controller=controller),
-        draws=plan.prompts.first_draws(plan.num_groups),
     )

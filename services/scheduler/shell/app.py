@@ -13,7 +13,7 @@ import structlog
 
 from services.scheduler.core.assigned import busy_addresses
 from services.scheduler.core.exclusion import newly_excluded
-from services.scheduler.core.inputs import BatchesSeen, MachineInput, Recovered
+from services.scheduler.core.inputs import MachineInput, Recovered
 from services.scheduler.core.machine import failure_to_send, step_together
 from services.scheduler.core.outlook import outlook
 from services.scheduler.core.recovery import READ_BACK, restart_batches
@@ -76,7 +76,7 @@ READ_S = 0.05
 """Seconds of reading what is stored after which others have a turn."""
 COMMITS_KEPT = 64
 """Times of commits that are kept."""
-OPENING = (PolicyPublished, OperatorRequest, Recovered, BatchesSeen, Stepped)
+OPENING = (PolicyPublished, OperatorRequest, Recovered, Stepped)
 """Events that may give every device something to do, or are about all that the run has done. They
 are handled in a thread, while statuses are heard."""
 RESTORED = Event | GenerateFragment | TrainGroup | FluidCommand
@@ -217,9 +217,6 @@ class Scheduler:
         self.dead_letters.are_read = False
         self.chain = await self._read_chain()
         await retry(lambda: self.index.rebuild(self.chain.recent))
-        if self.plan.prompts.curriculum is not None:
-            await self._apply(BatchesSeen(0, tuple(self.chain.saturated)))
-            self.chain.saturated.clear()  # of use to nobody else, and long
         if self.goal is not None and (found := await self.goal.look()) is not None:
             await self._apply(found)
         if self.chain.newest is not None:
@@ -237,8 +234,7 @@ class Scheduler:
         return last
 
     async def _read_chain(self) -> Chain:
-        curriculum = self.plan.prompts.curriculum is not None
-        return await retry(partial(read_kept_chain, self.store, self.bus.run, curriculum))
+        return await retry(partial(read_kept_chain, self.store, self.bus.run))
 
     async def _forget_open_batches(self) -> None:
         """Forget what is left of them: it may not be whole. This comes before lost streams are
@@ -362,8 +358,6 @@ class Scheduler:
 
     async def _extend(self, stored: StoredRecord, event: PolicyPublished) -> None:
         record, step = stored.record, self.chain.add(stored)
-        if self.plan.prompts.curriculum is not None and step.batch is not None:
-            await self._apply(BatchesSeen(step.batch, (step.saturated_groups,)))
         self.committed_at = [*self.committed_at, time.monotonic()][-COMMITS_KEPT:]
         self._publish_lag.publish(record.policy, time.monotonic() - event.seconds)
         await self._apply(event)

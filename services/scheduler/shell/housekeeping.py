@@ -80,7 +80,7 @@ class StreamsLost(DigenRLError):
     """Messages are gone on which the scheduler's state rests."""
 
 
-async def read_kept_chain(store: ObjectStore, run: str, curriculum: bool) -> Chain:
+async def read_kept_chain(store: ObjectStore, run: str) -> Chain:
     """Return the chain of a run, with the steps of which something may still be stored.
 
     Raises:
@@ -91,7 +91,7 @@ async def read_kept_chain(store: ObjectStore, run: str, curriculum: bool) -> Cha
     def has_objects(step: Step) -> bool:
         return any(ref.key in there for ref in step.objects)
 
-    return await read_chain(store, run, wanted=has_objects, curriculum=curriculum)
+    return await read_chain(store, run, wanted=has_objects)
 
 
 def check_streams(found: Mapping[str, StreamState | None]) -> None:

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from services.scheduler.core.inputs import BatchesSeen, WorkerJoined, WorkerLeft
+from services.scheduler.core.inputs import WorkerJoined, WorkerLeft
 from services.scheduler.core.state import DECISIONS_KEPT, State
 from services.scheduler.core.tag.estimates import STRANGERS, Costs
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.timing import Timing
-from shared.learning.prompts import PromptOrder
 from shared.messages.contracts import Prompt
 from tests import examples
 from tests.scheduler.core.machine_driver import Machine
@@ -57,13 +56,10 @@ def test_a_simulated_scheduler_knows_no_more_after_1000_steps_than_after_100(
     assert sizes[1] < SAME * sizes[0]
 
 
-def test_a_curriculum_is_summed_up_and_workers_that_have_left_are_forgotten() -> None:
+def test_workers_that_have_left_are_forgotten() -> None:
     """Every step has a device that is started again, under another address."""
-    order = PromptOrder(PROMPTS, 0, curriculum=0.5)
-    machine, sizes = Machine(prompts=order, num_batches=MANY), list[int]()
+    machine, sizes = Machine(num_batches=MANY), list[int]()
     for version in range(MANY // 3):
-        if version:
-            machine.handle(BatchesSeen(version - 1, ((version % 2 == 0, False),)))
         machine.handle(WorkerJoined(f"b-{version}", "b", "rollout"))
         machine.finish(machine.tasks(examples.published(version)))
         machine.handle(WorkerLeft(f"b-{version}"))

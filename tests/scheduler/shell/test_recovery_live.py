@@ -5,7 +5,6 @@ import json
 import pytest
 
 from services.scheduler.shell import goal, housekeeping
-from shared.learning.prompts import PromptOrder
 from shared.run.evaluations import GoldFigures
 from shared.run.layout import batch_folder, evaluations_folder
 from shared.store import ObjectStore
@@ -85,30 +84,6 @@ async def test_an_announcement_that_is_in_the_chain_already_changes_nothing(live
         await live.trainer.commit(announce=True)  # comes after it
         assert await live.knows(2)
         assert len(live.scheduler.committed_at) == 1
-
-
-@pytest.mark.parametrize("has_died", [False, True])
-async def test_a_curriculum_goes_on_from_the_rewards_in_the_commit_records(
-    live: Live, has_died: bool
-) -> None:
-    """Whether the scheduler sees them committed or is started afterwards."""
-    live.scheduler.plan = examples.plan(
-        num_batches=9, prompts=PromptOrder(examples.PROMPTS, 0, curriculum=0.9)
-    )
-    rewards = ((1.0, 1.0), (0.0, 1.0))
-    await live.trainer.commit(announce=True)
-    if has_died:
-        for _ in range(4):
-            await live.trainer.commit(announce=True, rewards=rewards)
-    async with live.running():
-        await live.recovered()
-        if not has_died:
-            for _ in range(4):
-                await live.trainer.commit(announce=True, rewards=rewards)
-        assert await live.knows(4)
-        draws = live.scheduler.plan.prompts.first_draws(2)
-        assert draws is not None
-        assert live.scheduler.state.draws == draws.seeing([(True, False)] * 4)
 
 
 async def evaluated(store: ObjectStore, version: int, accuracy: float) -> None:

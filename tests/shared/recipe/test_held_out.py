@@ -77,7 +77,7 @@ def test_a_file_that_replaces_the_prompts_of_its_base_clears_those_of_the_evalua
     assert load_recipe(path).evaluation.prompts is None
     path.write_text(f'{table}\n[evaluation]\nprompts = "mine.txt"')
     assert load_recipe(path).evaluation.prompts == tmp_path / "mine.txt"
-    path.write_text(f'base = "{RECIPES / "flux1-dev.toml"}"\n[data]\ncurriculum = 0.5')
+    path.write_text(f'base = "{RECIPES / "flux1-dev.toml"}"\n[data]\nbackground = "black"')
     assert load_recipe(path).evaluation.prompts is not None
 
 

@@ -53,7 +53,7 @@ def store(backend: CountedReads) -> ObjectStore:
 
 async def read(store: ObjectStore) -> tuple[Chain, list[Step]]:
     """The chain, and all its steps."""
-    chain = await read_chain(store, RUN, wanted=lambda step: True, curriculum=True)
+    chain = await read_chain(store, RUN, wanted=lambda step: True)
     return chain, chain.wanted
 
 
@@ -72,7 +72,6 @@ async def test_a_run_without_segments_gets_them_and_says_the_same_from_them(
     assert from_segments == steps
     assert list(again.recent) == steps[-RECENT:]
     assert again.newest == first.newest == written[-1].record
-    assert again.saturated == [(False, True)] * (len(steps) - 1)
     assert await again.page(150, 100) == steps[50:150][::-1]
     assert await again.page(10**9, 3) == steps[-3:][::-1]
 
@@ -147,6 +146,6 @@ async def test_of_old_steps_only_those_are_held_that_are_wanted(
     chain = await read_chain(store, RUN, wanted=lambda step: step.version == 5)
     newest = RECENT + 2 * SEGMENT_STEPS - 1
     assert [step.version for step in chain.wanted] == [5, newest]
-    assert (len(chain.recent), chain.version, chain.saturated) == (RECENT, newest, [])
+    assert (len(chain.recent), chain.version) == (RECENT, newest)
     chain.forget([5])
     assert [step.version for step in chain.wanted] == [newest]
