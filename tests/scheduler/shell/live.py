@@ -110,8 +110,8 @@ def after_reading_the_chain(
 ) -> None:
     """What happens between the scheduler's reading of the commits and of the streams."""
 
-    async def read(store: ObjectStore, run: str, curriculum: bool) -> Chain:
-        chain = await read_kept_chain(store, run, curriculum)
+    async def read(store: ObjectStore, run: str) -> Chain:
+        chain = await read_kept_chain(store, run)
         await happens()
         return chain
 
