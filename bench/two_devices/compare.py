@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.runner.figures import Interval, RunRecord, Use, Window
-from bench.two_devices.bound import Speed, fastest, least_seconds
+from bench.two_devices.bound import Speed, fastest
 from bench.two_devices.modes import ONE_STEP, Mode, Part
 from bench.two_devices.run import DEVICES, TRAINER
 from services.scheduler.core.usage import BatchUsage
+from services.scheduler.costs.floor import least_seconds
 
 OF_THE_BOUND = 0.9
 OVER_ALONE = 1.15
@@ -146,7 +147,7 @@ def summarise(
     alone = next(baselines, None)
     both_work = [_median_speeds(runs) for mode, runs in measured if mode.overlaps]
     speeds = fastest(both_work or [_median_speeds(runs) for _, runs in measured])
-    bound = least_seconds(list(speeds.values()), samples)
+    bound = least_seconds([speed.rates for speed in speeds.values()], samples, samples)
     previous = [None, *medians[:-1]]
     rows = tuple(
         Row(

@@ -177,12 +177,6 @@ def test_what_a_scheduler_answered_is_answered_after_the_end_from_the_store(past
         past.get_batch(1)
 
 
-def test_a_run_without_a_cost_profile_is_not_planned(past: Client) -> None:
-    with pytest.raises(Refused, match="profile: no cost profile has a network like") as found:
-        past.get_plan("h100x8*2")
-    assert found.value.status == 422
-
-
 def test_a_request_whose_answer_is_lost_is_sent_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bench.runner.figures import RunRecord
 from bench.runner.watch import Heard, Sample
-from bench.two_devices.bound import Speed
+from bench.two_devices.bound import Speed, fastest
 from bench.two_devices.compare import RunFigures, figures_of, summarise
 from bench.two_devices.intervals import Job, intervals_of, jobs_of
 from bench.two_devices.modes import ONE_STEP, Mode
@@ -197,3 +197,11 @@ def test_speeds_beside_an_idle_device_do_not_enter_the_bound() -> None:
     result = summarise("equal", [alone, (mode(ONE_STEP), [figures(5.0)])], samples=12, slowdown=1.0)
     assert result.bound == pytest.approx(3.0)
     assert [target.reached for target in result.targets] == [False]
+
+
+def test_the_bound_is_of_the_best_that_was_measured_of_each_device_and_task() -> None:
+    first = {"a": Speed(generate=1.0, train=3.0), "b": Speed(generate=2.0)}
+    second = {"a": Speed(generate=2.0, train=2.0)}
+    found = fastest([first, second])
+    assert found == {"a": Speed(generate=1.0, train=2.0), "b": Speed(generate=2.0)}
+    assert found["b"].rates == (0.5, 0.0)

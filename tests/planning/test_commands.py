@@ -89,15 +89,15 @@ def test_one_device_generates_and_trains_by_turns() -> None:
 
 
 def test_a_plan_in_a_table_and_in_json(planned_once: None) -> None:
-    words = ("plan", "--profile", "qwen-image", "--devices", "h100=6")
+    words = ("plan", "--profile", "qwen-image", "--devices", "h100=3")
     table = _run(*words)
     found = json.loads(_run(*words, "--json"))
-    assert found["devices"] == {"H100": 6}
+    assert found["devices"] == {"H100": 3}
     assert found["left_out"] == []
     assert "encodes prompts" in found["reasons"][0], "so that more rows of a pass fit"
     best = found["choices"][0]
     assert f"{best['trainer']['H100']} H100" in table
-    assert best["rollout"].get("H100", 0) + best["trainer"]["H100"] == 6
+    assert best["rollout"].get("H100", 0) + best["trainer"]["H100"] == 3
     assert best["gain"]["tuned"] == pytest.approx(
         found["colocated_seconds"]["tuned"] / best["step_seconds"], rel=1e-3
     )

@@ -93,8 +93,8 @@ def test_best_splits_come_near_the_bound_and_are_no_worse_than_the_studys(
 @pytest.mark.parametrize(
     ("name", "least"),
     [
-        pytest.param("qwen-image", 0.83, marks=pytest.mark.slow),
-        ("flux1-dev", 0.93),
+        ("qwen-image", 0.83),
+        pytest.param("flux1-dev", 0.93, marks=pytest.mark.slow),
         pytest.param("wan2.1-14b", 0.97, marks=pytest.mark.slow),
         pytest.param("hunyuanvideo", 0.98, marks=pytest.mark.slow),
     ],
@@ -161,18 +161,6 @@ def test_unequal_devices_gain_over_tuned_colocated() -> None:
     best = planned.best
     assert best.gain("tuned") == pytest.approx(1.46, rel=0.03)
     assert best.split.rollout["A100"] == 16 and best.split.rollout["H100"] <= 3
-
-
-@pytest.mark.slow
-def test_devices_that_cannot_hold_the_model_are_left_out() -> None:
-    profile = load_profile("qwen-image")
-    planned = plan_split(profile, {"H100": 4, "4090": 4}, STRICT, effort=QUICK)
-    alone = plan_split(profile, {"H100": 4}, STRICT, effort=QUICK)
-    assert planned.excluded == {
-        "4090": "qwen-image needs 41.5 GiB on a rollout device; 4090 has 23 GiB"
-    }
-    assert planned.best.step_seconds == alone.best.step_seconds
-    assert planned.floor_seconds == alone.floor_seconds
 
 
 @cache

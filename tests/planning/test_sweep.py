@@ -88,8 +88,8 @@ def test_a_recipes_defaults_are_as_good_as_the_published_plans(
     schedule = RunSchedule(max_staleness=1 if max_staleness else 0)
     planned, auto = (
         simulate(
-            load_profile(name), rollout=split.rollout, trainer=split.trainer, batches=6,
-            schedule=each, causes=False,
+            load_profile(name), rollout=split.rollout, trainer=split.trainer, schedule=each,
+            batches=6 if max_staleness else 3, causes=False,
         ).step_seconds
         for each in (schedule.changed(fragment_size=size, tag=groups), schedule)
     )  # fmt: skip

@@ -48,42 +48,6 @@ def other(name: str) -> str:
     return BOTH[1 - BOTH.index(name)]
 
 
-@pytest.mark.slow
-async def test_a_second_scheduler_takes_over_and_what_was_decided_holds(tmp_path: Path) -> None:
-    setting = small(tmp_path, steps=STEPS, tag=1, trainer={"H100": 2})
-    services = [*every_service(setting), "scheduler-1"]
-    async with cluster(tmp_path / "run", setting, services=services) as run:
-        await run.until_step(1)
-        first = await commanding(run)
-        assert (await run.status(other(first)))[1].startswith("standby")
-        assert (await run.status(other(first), "livez"))[0] == 200
-
-        run.children[first].kept = False
-        run.send(first, signal.SIGKILL)
-        seconds = {"killed": await until_commands(run, other(first))}
-        await run.until_step(await run.num_commits())
-        run.children[first].kept = True  # it is started again, and stands by
-        await until_true(lambda: stands_by(run, first))
-
-        run.send(other(first), signal.SIGSTOP)
-        seconds["stopped"] = await until_commands(run, first)
-        await run.until_step(await run.num_commits())
-        run.send(other(first), signal.SIGCONT)
-        await until_true(lambda: stands_by(run, other(first)))
-        assert "lease_lost" in run.log(other(first))
-
-        await run.post("/v1/run/pause")
-        await run.until_run(lambda view: view["phase"] == "paused")
-        run.children[first].kept = False
-        run.send(first, signal.SIGTERM)
-        seconds["terminated"] = await until_commands(run, other(first))
-        await run.until_run(lambda view: view["phase"] == "paused")
-        await run.post("/v1/run/resume")
-        await run.until_step(await run.num_commits() + 1)
-        log.info("takeover", **{why: round(each, 2) for why, each in seconds.items()})
-        assert await violations_of(run) == []
-
-
 async def stands_by(run: Cluster, name: str) -> bool:
     """Return whether a scheduler answers that another one commands."""
     return (await run.status(name))[1].startswith("standby")

@@ -17,7 +17,6 @@ from shared.process.http_guard import Guard, own_names
 
 schemathesis = pytest.importorskip("schemathesis", reason="a package of `make test`'s environment")
 
-NUM = 1_000
 BREADTH = 20_000
 HEADERS = ("host", "origin", "content-type", "authorization", "cookie")
 
@@ -52,7 +51,7 @@ def ask_app(app: FastAPI, number: int) -> Counter[int]:
     seen: Counter[int] = Counter()
 
     @settings(
-        max_examples=number, database=None, deadline=None, derandomize=number <= NUM,
+        max_examples=number, database=None, deadline=None, derandomize=False,
         phases=[Phase.generate], suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(
@@ -77,12 +76,6 @@ def ask_app(app: FastAPI, number: int) -> Counter[int]:
     loop.run_until_complete(client.aclose())
     loop.close()
     return seen
-
-
-@pytest.mark.slow
-def test_1000_requests_of_the_description_are_answered(scheduler: Scheduler) -> None:
-    seen = ask_all(scheduler, NUM)
-    assert seen.total() >= NUM and {200, 202, 422} <= seen.keys()
 
 
 @pytest.mark.slow

@@ -21,11 +21,14 @@ from shared.diffusion.loading import (
     materialize,
     stored_tensors,
 )
+from shared.diffusion.models import load_model
 from shared.errors import UserError
 from shared.models.families import FAMILIES
 from tests import tiny_models
+from tests.paths import ROOT
 
 CPU = torch.device("cpu")
+
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -172,3 +175,22 @@ def test_a_part_whose_weights_are_a_pickle_is_not_loaded(tmp_path: Path) -> None
         StableDiffusion3.load(
             folder, spec, {"decoder"}, device=CPU, dtype=torch.float32, text_tokens=8
         )
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a diffusers model"):
+        load_model(tmp_path, {"transformer"}, device=CPU, dtype=torch.float32)
+    (tmp_path / "model_index.json").write_text('{"_class_name": "KandinskyPipeline"}')
+    with pytest.raises(UserError, match=r"supported are: .*StableDiffusion3Pipeline"):
+        load_model(tmp_path, {"transformer"}, device=CPU, dtype=torch.float32)
+    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusion3Pipeline"}')
+    with pytest.raises(UserError, match="cannot load"):
+        load_model(tmp_path, {"transformer"}, device=CPU, dtype=torch.float32)
+
+
+def test_without_its_decoder_a_model_does_not_guess_its_latent_shape() -> None:
+    trainer = load_model(
+        ROOT / "models" / "digits", {"transformer"}, device=CPU, dtype=torch.float32
+    )
+    with pytest.raises(ValueError, match="decoder"):
+        trainer.latent_shape(height=8, width=8)

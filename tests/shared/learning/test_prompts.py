@@ -97,20 +97,3 @@ def test_a_file_of_anything_else_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=said):
         read_prompts(file(tmp_path, name, text))
-
-
-@pytest.mark.parametrize(
-    ("metadata", "said"),
-    [
-        ('{"text": "' + "x" * 20_000 + '"}', "20004 bytes are too many; at most 16384"),
-        ('{"number": 18446744073709551616}', "number has more than 64 bits"),
-    ],
-)
-def test_metadata_that_no_message_takes_is_refused_with_its_line(
-    tmp_path: Path, metadata: str, said: str
-) -> None:
-    path = file(
-        tmp_path, "p.jsonl", f'{{"prompt": "a"}}\n{{"prompt": "b", "metadata": {metadata}}}'
-    )
-    with pytest.raises(UserError, match=f"line 2: metadata: {said}"):
-        read_prompts(path)

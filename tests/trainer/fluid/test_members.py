@@ -84,51 +84,6 @@ async def test_in_deterministic_mode_one_two_and_three_members_make_the_same_byt
     assert await trained(1) == await trained(2) == await trained(3)
 
 
-@pytest.mark.slow
-async def test_a_member_lost_in_training_is_replaced_by_the_others(director: Director) -> None:
-    recipe = director.recipe
-    await director.start("a", "b", "c")
-    await director.open(0, by="a")
-    await director.train(0, thirds(recipe))
-    await director.kill("b")
-    await director.train(0, {"c": [whole(recipe, 1, number=1)]})
-    parts = {"a": [whole(recipe, 0)], "c": [whole(recipe, 2), whole(recipe, 1, number=1)]}
-    await agreed(director, parts, "a")
-
-
-@pytest.mark.slow
-async def test_a_member_lost_in_the_exchange_ends_the_round_and_the_next_is_held_without_it(
-    director: Director,
-) -> None:
-    recipe = director.recipe
-    await director.start("a", "b", "c")
-    await director.open(0, by="a")
-    parts = thirds(recipe)
-    await director.train(0, parts)
-    await director.kill("b")
-    message = await director.exchange(0, director.shares(parts), committer="a", seconds=1.0)
-    missed = {each.worker: each for each in await director.missed(message, 2)}
-    assert missed["a"].missing == ("b",)
-    await director.train(0, {"a": [whole(recipe, 1, number=1)]})
-    parts = {"a": [whole(recipe, 0), whole(recipe, 1, number=1)], "c": [whole(recipe, 2)]}
-    await agreed(director, parts, "a", round_number=1)
-
-
-@pytest.mark.slow
-async def test_a_member_lost_between_the_sum_and_the_step_changes_nothing(
-    director: Director,
-) -> None:
-    await director.start("a", "b", "c")
-    parts = thirds(director.recipe)
-    message = await director.summed(0, parts, committer="a")
-    await director.held(message, 3)
-    await director.kill("b")
-    await director.step(message, 2)
-    record = await director.record(1)
-    assert [share.worker for share in record.shares] == ["a", "b", "c"]
-    await director.batch(1, thirds(director.recipe, "aca"), committer="c")
-
-
 async def test_if_the_committer_is_lost_after_the_step_another_commits_the_same_version(
     director: Director,
 ) -> None:
@@ -146,31 +101,6 @@ async def test_if_the_committer_is_lost_after_the_step_another_commits_the_same_
     told = await director.told(Stepped, 2, lambda each: each.is_reference)
     assert [each.worker for each in told] == ["a", "b"], "who was named to commit"
     assert told[1].checksum == record.checksum
-
-
-@pytest.mark.slow
-async def test_if_all_that_have_stepped_are_lost_the_batch_is_trained_again_under_the_next_attempt(
-    director: Director,
-) -> None:
-    recipe = director.recipe
-    await director.start("a", "b")
-    for name in "ab":
-        director.members[name].device.weights = never  # type: ignore[method-assign]
-    parts = thirds(recipe, "abb")
-    message = await director.summed(0, parts, committer="a")
-    await director.step(message, 2)
-    await director.kill("a")  # and b does not answer for a while
-    await director.start("c")
-    assert director.members["c"].worker.policy_version == 0
-    again = {"c": [whole(recipe, group, number=1) for group in range(3)]}
-    await director.train(0, again, attempt=1)
-    message = await director.exchange(0, director.shares(again), committer="c", attempt=1)
-    await director.step(message, 1)
-    record = await director.record(1)
-    assert record.worker == "c"
-    for name in "bc":
-        await director.until(lambda n=name: holds(director, n) == (1, record.checksum))  # type: ignore[misc]
-    await director.batch(1, thirds(recipe, "bcc"), committer="c")
 
 
 async def test_a_member_whose_step_has_other_bits_says_so_and_fetches(director: Director) -> None:
