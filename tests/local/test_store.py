@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -89,10 +87,5 @@ def test_a_store_that_the_settings_name_is_left_alone(
 
 
 def test_a_command_that_is_told_no_run_says_so(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "digenrl", "report"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 2 and ended.stderr.startswith(
-        "digenrl: RUN: name the run (runs/ holds none)"
-    )
+    with pytest.raises(UserError, match=r"RUN: name the run \(.*runs/ holds none\)"):
+        find_run("", tmp_path / "runs", reads=True)
