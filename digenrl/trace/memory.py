@@ -307,8 +307,8 @@ def _train(memory: Memory, use: Use) -> float:
 
 def _rows(memory: Memory, use: Use) -> float:
     """Return what the rows of a pass take of the device."""
-    rows = use.rows * memory.row_gib * _activations(memory, use)
-    return rows - _offloaded(memory, use)
+    row = memory.offloaded_row_gib if use.offloads else 0.0
+    return use.rows * (row or memory.row_gib) * _activations(memory, use)
 
 
 def _offloaded(memory: Memory, use: Use) -> float:

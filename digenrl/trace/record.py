@@ -228,6 +228,7 @@ class Trace(Record):
             tiled_gib=self.decode.peak_bytes / GIB,
             train_gib=max(0.0, fixed) / GIB,
             row_gib=(row + offloaded) / scale / GIB,
+            offloaded_row_gib=row / scale / GIB if offloaded else 0.0,
             offload_gib=offloaded / scale / GIB,
         )
 

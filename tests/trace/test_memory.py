@@ -188,11 +188,12 @@ def test_a_member_that_streams_has_two_blocks_and_waits_for_all_of_them_in_each_
 
 
 def test_what_is_offloaded_leaves_the_device_and_crosses_twice() -> None:
-    table = TABLE.model_copy(update={"offload_gib": 0.6 * TABLE.row_gib})
+    figures = {"offload_gib": 0.7 * TABLE.row_gib, "offloaded_row_gib": 0.4 * TABLE.row_gib}
+    table = TABLE.model_copy(update=figures)
     kept, offloaded = (replace(USUAL, rows=4, offloads=each) for each in (False, True))
     moved = 4 * table.offload_gib
     before, after = trainer_needs(table, kept), trainer_needs(table, offloaded)
-    assert before.peak - after.peak == pytest.approx(moved)
+    assert before.peak - after.peak == pytest.approx(4 * 0.6 * table.row_gib)
     assert before.host == 0 and after.host == pytest.approx(moved)
     profile = with_memory(FLUX.model_copy(update={"memory": table}), offloaded)
     assert profile.variant.row_gib == pytest.approx(0.4 * table.row_gib)

@@ -55,9 +55,10 @@ class Memory(Record):
     """Part of a training pass's peak, gradients included, that does not grow with its rows."""
     row_gib: Factor
     """Part of a training pass's peak for each row, with gradient checkpointing."""
+    offloaded_row_gib: NotNegative = 0.0
+    """The same if the inputs of blocks are offloaded to the host; 0 if unknown."""
     offload_gib: NotNegative = 0.0
-    """Part of it that is in the host's memory if the inputs of blocks are offloaded; 0 if
-    unknown."""
+    """What is offloaded of each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
