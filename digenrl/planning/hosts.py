@@ -197,7 +197,7 @@ def _pinned_gib(profile: Profile, host: Placed) -> float:
 
 
 def check_host_memory(profile: Profile, hosts: Hosts, split: Split) -> None:
-    """Check that each host whose memory is stated holds what workers that stream keep in it.
+    """Check that each host whose memory is stated holds what its processes keep pinned in it.
 
     Raises:
         UserError: names the host, what it has and the remedy.
@@ -206,14 +206,15 @@ def check_host_memory(profile: Profile, hosts: Hosts, split: Split) -> None:
         has = hosts.memory_gib.get(kind, math.inf)
         if needed > has:
             raise UserError(
-                f"rollout.workers: those that stream take {needed:.0f} GiB of the memory of {name},"
-                f" which has {has:g} by --host-memory; start fewer on it, or set rollout.weights"
+                f"--host-memory: streamed weights and offloaded inputs take {needed:.0f} GiB of "
+                f"the memory of {name}, which has {has:g}; use fewer of its devices, or weights in "
+                "fewer bits (model.weights, rollout.weights)"
             )
 
 
 def host_memory_line(profile: Profile, hosts: Hosts, split: Split) -> str | None:
-    """Say what memory hosts need for workers that stream, where it is not stated; None if no
-    host's is open."""
+    """Say what memory hosts need for weights and inputs of blocks, where it is not stated; None if
+    no host's is open."""
     needs = streaming_needs(profile, hosts, split)
     most: dict[str, float] = {}
     for kind, needed in needs.values():
@@ -226,8 +227,8 @@ def host_memory_line(profile: Profile, hosts: Hosts, split: Split) -> str | None
     if not told:
         return None
     return (
-        f"workers that stream take {' and '.join(told)}, which nothing here has measured: "
-        "--host-memory says what hosts have, e.g. 4090=128"
+        f"streamed weights and offloaded inputs take {' and '.join(told)}, which nothing here has "
+        "measured: --host-memory says what hosts have, e.g. 4090=128"
     )
 
 

@@ -10,8 +10,8 @@ streamed     the network's blocks come from the host's memory, one after the oth
              weights, and no faster than PCIe
 int8         the network is quantised on rollout devices, and what that changes is weighted
 
-and for a device that trains, not to generate, to share the weights in a shard group, and to train
-an adapter on a network that is quantised.
+and for a device that trains, not to generate, to share the weights in a shard group, to train an
+adapter on a network that is quantised, and to stream the network's blocks.
 """
 
 from collections.abc import Iterator
@@ -81,9 +81,13 @@ def _ways(use: Use, role: Role) -> Iterator[tuple[Use, Role]]:
         yield use, "trainer"
     roles: tuple[Role, ...] = ("member", "trainer") if role == "member" else ("trainer",)
     yield from ((each, does) for does in roles for each in sharing(use))
-    if use.rank and use.ranks == 1 and use.base is None:
-        quantised = [replace(use, base=form, encodes=False) for form in BASES]
-        yield from ((each, does) for does in roles for each in quantised)
+    if use.rank and use.ranks == 1:
+        apart, forms = replace(use, encodes=False), BASES if use.base is None else ()
+        held = [replace(apart, base=form) for form in forms]
+        if not use.trainer_streams:
+            held.append(replace(apart, streams=True, trainer_streams=True))
+        yield from ((each, does) for does in roles for each in held)
+        yield from ((replace(each, fragment=1), does) for does in roles for each in held)
 
 
 def generating(use: Use) -> Iterator[Use]:
@@ -121,7 +125,8 @@ def _keys(use: Use) -> dict[str, Any]:
         "schedule.fragment_size": use.fragment,
         "encoder.workers": int(not use.encodes),
         "model.vae_tiling": use.tiles,
-        "rollout.memory": "streamed" if use.streams else "resident",
+        "trainer.memory": "streamed" if use.trainer_streams else "resident",
+        "rollout.memory": "streamed" if use.streams > use.trainer_streams else "resident",
         "model.weights": use.base,
         "rollout.weights": use.weights,
         "trainer.shard_devices": use.ranks,

@@ -17,10 +17,14 @@ from tests.paths import RECIPES
 MODELS = ("sd35-medium", "flux1-dev", "qwen-image", "wan2.1-14b", "hunyuanvideo")
 ON_32 = ("flux1-dev", "wan2.1-14b", "hunyuanvideo")
 IN_ONE_SIZE = ("sd35-large", "wan2.1-1.3b", "wan2.2-a14b")
-SMALL_CARDS = {
-    "flux1-dev.24gb": "4090=8",
-    "qwen-image.48gb": "l40s=8",
+OF_12_GB = (
+    "sd35-medium", "flux1-dev", "qwen-image", "wan2.1-1.3b", "z-image", "flux2-klein-4b",
+)  # fmt: skip
+CARDS = {
+    **{f"{model}.12gb": "4070=1" for model in OF_12_GB},
     "hunyuanvideo.48gb": "l40s=8",
+    "wan2.1-14b.480p": "h100=8",
+    "wan2.1-14b.720p": "h100=8",
 }
 REWARD_CARDS = {"hunyuanvideo.48gb": 1}
 """Cards that only a reward's network is on."""
@@ -39,11 +43,11 @@ SHIPPED = [
     *(f"{model}{size}" for model in MODELS for size in ("", ".1-gpu", ".mixed")),
     *(f"{model}.32-gpu" for model in ON_32),
     *IN_ONE_SIZE,
-    *SMALL_CARDS,
+    *CARDS,
     *BY_TRACE,
 ]
 PUBLISHED = [f"published/{path.stem}" for path in (RECIPES / "published").glob("*.toml")]
-SIZES = {".1-gpu": 1, ".mixed": 24, ".32-gpu": 32, "": 8}
+SIZES = {".12gb": 1, ".1-gpu": 1, ".mixed": 24, ".32-gpu": 32, "": 8}
 
 
 def test_there_are_recipes_for_every_model_and_size() -> None:
@@ -98,8 +102,8 @@ CARDS_OF_48 = "h100=8,l40s=16"
 
 
 def stated_devices(name: str) -> str:
-    if name in SMALL_CARDS:
-        return SMALL_CARDS[name]
+    if name in CARDS:
+        return CARDS[name]
     if name in BY_TRACE:
         return f"h100={BY_TRACE[name]}"
     model = next(model for model in (*MODELS, *IN_ONE_SIZE) if name.startswith(model))
@@ -115,7 +119,7 @@ def test_what_a_recipe_holds_and_its_peak_fit_the_cards_that_it_is_for(name: str
     recipe, split = load_recipe(path), found.own.split
     trained = recipe.trainer.devices
     assert sum(split.devices.values()) == recipe.rollout.workers + trained
-    generate = f"generate{'_streamed' * (recipe.rollout.memory == 'streamed')}"
+    generate = f"generate{'_streamed' * (recipe.holding.memory == 'streamed')}"
     encode = {"encode"} if recipe.encoder.workers else set()
     train = "fluid" if recipe.schedule.mode == "fluid" else "train"
     assert set(found.needed) == ({generate, train} if split.rollout else {train}) | encode

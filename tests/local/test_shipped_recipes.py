@@ -11,6 +11,7 @@ from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.recipes import profile_of, with_shape_of
 from shared.recipe.recipe import Recipe, load_recipe
+from tests.local.test_check import CARDS
 from tests.paths import RECIPES
 
 MODELS = ("sd35-medium", "flux1-dev", "qwen-image", "wan2.1-14b", "hunyuanvideo")
@@ -84,15 +85,16 @@ def test_a_mixed_recipe_says_which_cards_hold_it(model: str) -> None:
     assert "GPUs of 48 GB" in header
 
 
-@pytest.mark.parametrize("name", ["flux1-dev.24gb", "qwen-image.48gb", "hunyuanvideo.48gb"])
+@pytest.mark.parametrize("name", CARDS)
 def test_a_recipe_for_small_cards_says_how_it_is_started_and_what_its_host_needs(name: str) -> None:
-    header = (RECIPES / f"{name}.toml").read_text().split("\nbase =")[0]
+    path = RECIPES / f"{name}.toml"
+    header = path.read_text().split("\nbase =")[0]
     assert f"digenrl up recipes/{name}.toml" in header
-    recipe = recipe_of(name)
-    memory = costs_of(recipe).memory
-    assert memory is not None and recipe.encoder.device == "cpu"
-    said = [round(memory.text_gib)]
-    said += [round(memory.network_gib)] * (recipe.rollout.memory == "streamed")
+    assert recipe_of(name).encoder.device == "cpu"
+    found = check(path, CARDS[name], elsewhere=True, timing=False).forecast
+    assert found is not None
+    member, encoder = found.needed["fluid"], found.needed["encode"]
+    said = [round(encoder.text), *([round(member.host)] if member.host else [])]
     assert all(f" {gib} " in header for gib in said)
 
 

@@ -47,8 +47,8 @@ def test_kinds_are_written_as_one_likes() -> None:
         ("h100=0", "--devices: 'h100=0': the count is a whole number, 1 or more" + SIZE),
         ("h100=-2", "--devices: 'h100=-2': the count is a whole number, 1 or more" + SIZE),
         ("v100=2", "--devices: qwen-image knows no v100 (did you mean H100?); known are H100, "
-         "H200, A100, H20, L40S, 4090, 5090, 3090, A6000, L40, B200, RTX-PRO-6000, and any other "
-         "by its memory, e.g. v100=32GiB*4"),
+         "H200, A100, H20, L40S, 4090, 5090, 3090, 4070, A6000, L40, B200, RTX-PRO-6000, and any "
+         "other by its memory, e.g. v100=32GiB*4"),
         ("h100=1,H100=2", "--devices: H100 is given twice; add the counts"),
         ("h100=5000", "--devices: more than 4096 devices; plan for a part of them"),
     ],

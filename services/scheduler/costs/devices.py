@@ -5,7 +5,8 @@ operations per second (accumulated in float32) and of its memory bandwidth to th
 989.4 TFLOPS and 3,350 GB/s. By that rule an A100 would have 1.01 times the speed that the profiles
 assume, an L40S 1.11 times, a 4090 0.87 times and an H20 1.5 times. No forecast was measured.
 Sources are NVIDIA's architecture papers of Ampere GA102 (3090, A6000), RTX Blackwell (5090) and RTX
-PRO Blackwell (RTX PRO 6000 Workstation Edition), and the data sheets of L40 and HGX B200.
+PRO Blackwell (RTX PRO 6000 Workstation Edition), and the data sheets of L40 and HGX B200. A 4070's
+operations are those of a 4090 by its multiprocessors and clock.
 """
 
 import math
@@ -40,6 +41,7 @@ def forecast(tflops: float, gb_per_second: float, memory_gib: float) -> Device:
 FORECASTS: Mapping[str, Device] = {
     "5090": forecast(209.5, 1792, 31),
     "3090": forecast(71, 936, 23),
+    "4070": forecast(58.3, 504, 11.5),
     "A6000": forecast(154.8, 768, 47),
     "L40": forecast(181, 864, 44),
     "B200": forecast(2250, 8000, 178),

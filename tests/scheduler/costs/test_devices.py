@@ -18,7 +18,8 @@ def test_every_profile_has_the_kinds_of_data_sheets_and_keeps_its_own() -> None:
         assert devices["H100"].note == "" and devices["H100"].generation_speed == 1
     memory = {kind: each.memory_gib for kind, each in FORECASTS.items()}
     assert memory == {
-        "5090": 31, "3090": 23, "A6000": 47, "L40": 44, "B200": 178, "RTX-PRO-6000": 94,
+        "5090": 31, "3090": 23, "4070": 11.5, "A6000": 47, "L40": 44, "B200": 178,
+        "RTX-PRO-6000": 94,
     }  # fmt: skip
 
 

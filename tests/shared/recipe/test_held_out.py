@@ -53,7 +53,7 @@ def evaluated(recipe: Recipe) -> list[str]:
         ("data.dataset.id", "org/name"),
     ],
 )
-@pytest.mark.parametrize("name", ["flux1-dev", "qwen-image.48gb", "published/flow-grpo.sd35-ocr"])
+@pytest.mark.parametrize("name", ["flux1-dev", "qwen-image.12gb", "published/flow-grpo.sd35-ocr"])
 def test_an_option_that_replaces_the_prompts_clears_those_of_the_evaluation(
     tmp_path: Path, name: str, key: str, value: object
 ) -> None:
