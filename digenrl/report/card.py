@@ -23,7 +23,7 @@ RECIPE = {
     "run": ("seed", "steps"),
     "model": (
         "height", "width", "frames", "guidance", "guidance_2", "negative_prompt", "text_tokens",
-        "dtype", "attention", "lora",
+        "dtype", "weights", "attention", "lora",
     ),
     "sampling": (
         "steps", "sigmas", "shift", "variant", "noise_level", "window", "first_window_starts",

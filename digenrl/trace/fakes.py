@@ -231,7 +231,8 @@ def linear_bytes(network: nn.Module, dtype: str) -> int:
 def saved_bytes(network: nn.Module) -> int:
     """Returns the bytes that quantised matrices take less than they would as they compute."""
     return sum(
-        math.prod(each.size) * each.compute_dtype.itemsize - num_bytes([each.weight, each.scale])
+        math.prod(each.size) * each.compute_dtype.itemsize
+        - num_bytes([each.weight, each.scale, *each.buffers()])
         for each in quantised_layers(network).values()
     )
 

@@ -197,7 +197,9 @@ class Meter(TorchDispatchMode):
 def _phase() -> Phase:
     if torch._C._current_graph_task_id() != -1:
         return "backward"  # checkpointed blocks are computed again in it
-    return "forward" if torch.is_grad_enabled() else "without_gradient"
+    # Within an autograd function gradients of either kind are off, under no_grad those of one kind.
+    is_differentiated = torch.is_grad_enabled() or not torch._C._is_fwd_grad_enabled()
+    return "forward" if is_differentiated else "without_gradient"
 
 
 def _answer(tensor: Tensor) -> bool | float | int:

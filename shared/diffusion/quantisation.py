@@ -83,11 +83,13 @@ class QuantisedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         rows = input.reshape(-1, self.in_features)
+        held = (self.weight, self.scale, self.values, self.form, self.size)
         if self.form == "w8a8" and _multiplies_integers(rows, self.size):
             found = _product_of_integers(rows, self.weight, self.scale, self.bias)
-        else:
-            held = (self.weight, self.scale, self.values, self.form, self.size)
+        elif torch.is_grad_enabled():
             found = _Product.apply(rows, self.bias, *held)  # type: ignore[no-untyped-call]
+        else:
+            found = functional.linear(rows, dequantised(*held), self.bias)
         return found.view(*input.shape[:-1], self.out_features)
 
 

@@ -18,7 +18,7 @@ from shared.diffusion.generation import Generator
 from shared.diffusion.models import load_model
 from shared.diffusion.tensors import unpack
 from shared.errors import UserError
-from shared.models.memory import weight_bytes
+from shared.models.memory import Holding, weight_bytes
 from shared.models.published import PUBLISHED, configuration_of
 from shared.recipe.recipe import Recipe, load_recipe, override, with_folder
 from tests import tiny_models
@@ -58,6 +58,20 @@ def test_a_trace_holds_and_stores_what_the_run_does(digits: Trace) -> None:
     held = [s.nbytes for each in engine._optimizer.state.values() for s in each.values()]
     assert digits.training.optimizer == sum(held)
     assert stored.weights == digits.training.gradients == weights.trained
+
+
+@pytest.mark.slow
+def test_a_quantised_base_is_held_in_fewer_bytes_and_computes_as_much(digits: Trace) -> None:
+    found = traced(override(load_recipe(DIGITS), {"model.weights": "int8"}))
+    folder, dtype = load_recipe(DIGITS).model.folder, "float32"
+    held = weight_bytes(folder, dtype, {"transformer"}, Holding("int8"))
+    assert found.weights.network - found.weights.saved == held < digits.weights.network
+    assert found.memory(fragment=FRAGMENT).network_gib == pytest.approx(
+        digits.memory(fragment=FRAGMENT).network_gib
+    )
+    for ours, plain in zip(found.training.passes, digits.training.passes, strict=True):
+        assert (ours.forward, ours.kl) == (plain.forward, plain.kl)
+        assert ours.launches > plain.launches
 
 
 def test_peaks_and_arithmetic_grow_with_rows(digits: Trace) -> None:
