@@ -45,7 +45,8 @@ class MemberHost:
         async with contextlib.AsyncExitStack() as stack:
             cache = None
             if cached is not None:
-                cache = await stack.enter_async_context(host_cache(cached))
+                opened = host_cache(cached, redis_url="", run=settings.run)
+                cache = await stack.enter_async_context(opened)
             backend = open_store(settings.store).backend
             store = PublishingStore(backend, lines=self._emulation.lines(), cache=cache)
             await self._run(settings, store, all_joined, encoded)

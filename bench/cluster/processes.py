@@ -81,7 +81,7 @@ async def run_host(emulation: Emulation, name: str, devices: list[EmulatedRollou
     setting, settings = emulation.setting, _settings(emulation, name)
     backend = open_store(settings.store).backend
     async with (
-        host_cache(_cache(emulation, settings)) as cache,
+        host_cache(_cache(emulation, settings), redis_url="", run=setting.run) as cache,
         settings.connect_bus() as bus,
         settings.connect_index() as index,
         asyncio.TaskGroup() as tasks,

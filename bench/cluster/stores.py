@@ -42,11 +42,11 @@ class NodeStore(ObjectStore):
     """Where the adapters are."""
     line: Line = field(default_factory=Line)
 
-    async def stream(self, ref: ObjectRef) -> AsyncGenerator[bytes]:
+    async def stream(self, ref: ObjectRef, first: int = 0) -> AsyncGenerator[bytes]:
         is_adapter = ref.key.startswith(f"{self.folder}/")
         async with (
             self.line.carries(ref.size if is_adapter else 0),
-            contextlib.aclosing(ObjectStore.stream(self, ref)) as chunks,
+            contextlib.aclosing(ObjectStore.stream(self, ref, first)) as chunks,
         ):
             async for chunk in chunks:
                 yield chunk

@@ -1,9 +1,10 @@
 #!/bin/sh
 # Any other host, of any number: one rollout worker per GPU. Ends when the run is finished.
 #
-#   SETTINGS=hosts.env examples/two-hosts/second-host.sh
+#   SETTINGS=hosts.env ADDRESS=10.0.0.2 examples/two-hosts/second-host.sh
 #
 # SETTINGS is the file that the first host has written (runs/two-hosts/hosts.env); it holds a password.
+# ADDRESS, if it is set, is this host's own: then hosts pass weights on to one another at port 7800.
 # Without GPUs, WORKERS says how many workers to start.
 set -eu
 here=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
@@ -11,6 +12,7 @@ here=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
 case $SETTINGS in */*) ;; *) SETTINGS=./$SETTINGS ;; esac # `.` looks for other names in PATH
 . "$SETTINGS"
 export DIGENRL_RUN="${DIGENRL_RUN:-two-hosts}"
+if [ -n "${ADDRESS:-}" ]; then export DIGENRL_SHARE_AT="$ADDRESS:7800"; fi
 export DIGENRL_MODELS="${DIGENRL_MODELS:-$here/models}"
 export PATH="${VENV:-$here/.venv}/bin:$PATH"
 

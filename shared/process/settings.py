@@ -43,6 +43,16 @@ def _names(given: str | tuple[str, ...]) -> tuple[str, ...]:
     return tuple(given.replace(",", " ").split()) if isinstance(given, str) else given
 
 
+def _host_and_port(given: Any) -> Any:
+    """Split ``host:port`` of a variable."""
+    if not isinstance(given, str):
+        return given
+    host, _, port = given.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError("not host:port")
+    return host.strip("[]"), int(port)
+
+
 def _cache_folder(given: str) -> str:
     """Return auto, off or the absolute path of a folder; raise ValueError for anything else."""
     if given not in ("auto", "off") and not Path(given).is_absolute():
@@ -217,17 +227,30 @@ class ServiceSettings(Endpoints, HttpSettings):
     empty: nothing is traced."""
     otlp_share: float = Field(default=1.0, ge=0, le=1)
     """Share of the groups that are traced; the scheduler's decides."""
+    share_at: Annotated[tuple[str, int] | None, NoDecode, BeforeValidator(_host_and_port)] = None
+    """Host and port, `10.0.0.5:7800`, at which other hosts read what this one's cache holds; None:
+    it passes nothing on, and reads from the store alone."""
 
     @property
     def cache(self) -> CacheSettings | None:
-        """This host's cache; None if it is off."""
+        """This host's cache; None if it is off.
+
+        Raises:
+            UserError: if it is off and should be shared.
+        """
         if self.host_cache == "off" or (self.host_cache == "auto" and _is_folder(self.store_url)):
+            if self.share_at is not None:
+                raise UserError(
+                    "share_at: what hosts pass on lies in their caches, and host_cache is "
+                    f"{self.host_cache} (of a store that is a folder, off); name a folder"
+                )
             return None
         chosen = self.host_cache != "auto"
         return CacheSettings(
             folder=Path(self.host_cache) if chosen else _default_cache(),
             is_chosen=chosen,
             limit=int(self.host_cache_gib * 2**30),
+            share_at=self.share_at,
         )
 
     def connect_bus(self) -> AbstractAsyncContextManager[Bus]:

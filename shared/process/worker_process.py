@@ -66,7 +66,11 @@ class WorkerProcess:
     async def sharing(self) -> AsyncIterator["WorkerProcess"]:
         """Yields this process with a store that fetches what all of its host read once for all, if
         the host has a cache."""
-        async with host_cache(self.settings.cache) as cache:
+        settings = self.settings
+        redis_url = settings.redis_url.get_secret_value()
+        async with host_cache(
+            settings.cache, redis_url=redis_url, run=settings.run, ca=settings.ca
+        ) as cache:
             yield replace(self, store=replace(self.store, cache=cache))
 
     @asynccontextmanager

@@ -155,7 +155,7 @@ async def _digest(store: ObjectStore, key: str) -> str | None:
     """Return the digest of an object's bytes; None if it was deleted since it was listed."""
     digest = hashlib.sha256()
     with contextlib.suppress(IntegrityError):
-        async for chunk in store.backend.stream(key):
+        async for chunk in store.backend.stream(key, 0):
             await asyncio.to_thread(digest.update, chunk)
         return digest.hexdigest()
     return None

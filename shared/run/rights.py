@@ -36,16 +36,19 @@ WRITES: dict[Role, tuple[str, ...]] = {
 deletes weights, checkpoints and batches that nobody needs."""
 
 _VERSIONS = "dg:wv:*"
+_PEERS = "dg:peers:*"
 _ANYBODY = "-@all +hello +auth +ping +client|setinfo +client|setname +quit"
 
 REDIS: dict[Role, str] = {
     "scheduler": f"~{_VERSIONS} {_ANYBODY} +get +set +del +scan +watch +unwatch +multi +exec "
     "+discard",
-    "rollout": f"%R~{_VERSIONS} {_ANYBODY} +get",
-    **dict.fromkeys(("trainer", "encoder", "reward", "client"), _ANYBODY),
+    "rollout": f"%R~{_VERSIONS} ~{_PEERS} {_ANYBODY} +get +rpush +lrange +expire +multi +exec "
+    "+discard",
+    "trainer": f"~{_PEERS} {_ANYBODY} +rpush +lrange +expire +multi +exec +discard",
+    **dict.fromkeys(("encoder", "reward", "client"), _ANYBODY),
 }
 """Keys and commands of a role, as the ACL of Redis says it: the scheduler alone writes the index of
-versions, and rollout workers read it."""
+versions, and hosts of rollout workers and members tell each other what they have."""
 
 NOBODY = "user default off resetpass ~* &* +@all"
 """The user whom nobody can be. It has all rights because Redis 7.0 reads its own log as this user:

@@ -107,10 +107,14 @@ class BucketBackend:
             return bytes(await found.bytes_async())
         return None
 
-    async def stream(self, key: str) -> AsyncGenerator[bytes]:
+    async def stream(self, key: str, first: int) -> AsyncGenerator[bytes]:
         with _as_unavailable():
             try:
-                found = await obstore.get_async(self._store, key)
+                found = await (
+                    obstore.get_async(self._store, key, options={"range": {"offset": first}})
+                    if first  # of no bytes there is no range
+                    else obstore.get_async(self._store, key)
+                )
             except (NotFoundError, FileNotFoundError) as error:
                 raise IntegrityError(f"{key} is not in the store") from error
             async for chunk in found.stream(min_chunk_size=CHUNK):

@@ -34,7 +34,9 @@ from shared.errors import UserError
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 _BOOT = re.compile(r"\A[0-9a-f-]{36}\Z")
 _DIGEST = re.compile(r"\A[0-9a-f]{64}\Z")
+_ATTEMPT = re.compile(r"\A[0-9a-f]{16}\Z")
 PART = ".part"
+SECRET = "secret"
 DAY_S = 86_400.0
 """Age from which the folder of another boot is deleted: homes may be shared by several hosts."""
 PRIVATE = 0o700
@@ -109,11 +111,23 @@ class CacheFolder:
         finally:
             os.close(descriptor)
 
+    def offered(self, digest: str, attempt: str, size: int) -> int | None:
+        """Return a descriptor of an object that is here, or of what is being received of it in this
+        attempt; the caller closes it."""
+        found = self._open_file(_checked(digest))
+        if found is not None and os.fstat(found).st_size == size:
+            return found
+        if found is not None:
+            os.close(found)
+        if _ATTEMPT.match(attempt) is None:
+            return None
+        return self._open_file(f"{digest}.{attempt}{PART}")
+
     @contextlib.contextmanager
-    def receiving(self, digest: str) -> Iterator[Part]:
+    def receiving(self, digest: str, attempt: str) -> Iterator[Part]:
         """Write an object under a name of its own; `keep` gives it the right one, without which it
         is gone at the end."""
-        name = f"{_checked(digest)}.{secrets.token_hex(8)}{PART}"
+        name = f"{_checked(digest)}.{attempt}{PART}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         part = Part(name, os.open(name, flags, 0o600, dir_fd=self._descriptor))
         try:
@@ -168,6 +182,28 @@ class CacheFolder:
                 return
             self._remove(name)  # who has mapped it keeps it
             taken -= freed
+
+    def secret(self) -> str:
+        """Return a random word that only processes of this user on this host can know."""
+        found = self._open_file(SECRET)
+        while found is None:
+            self._make_secret()
+            found = self._open_file(SECRET)
+        with os.fdopen(found) as file:
+            return file.read()
+
+    def _make_secret(self) -> None:
+        """Make the secret that processes of this host share; the first one made is taken."""
+        new = f"{SECRET}-{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(new, flags, 0o600, dir_fd=self._descriptor), "w") as file:
+            file.write(secrets.token_hex(16))
+        ours = self._descriptor
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(new, SECRET, src_dir_fd=ours, dst_dir_fd=ours)
+        finally:
+            self._remove(new)
 
     def _files(self) -> Iterator[tuple[str, os.stat_result]]:
         for name in os.listdir(self._descriptor):  # noqa: PTH208 -- of a descriptor

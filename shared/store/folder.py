@@ -124,12 +124,13 @@ class FolderBackend:
         except FileNotFoundError:
             return None
 
-    async def stream(self, key: str) -> AsyncGenerator[bytes]:
+    async def stream(self, key: str, first: int) -> AsyncGenerator[bytes]:
         try:
             file = await asyncio.to_thread((self._root / key).open, "rb")
         except FileNotFoundError as error:
             raise IntegrityError(f"{key} is not in the store") from error
         with file:
+            file.seek(first)
             while chunk := await asyncio.to_thread(file.read, CHUNK):
                 yield chunk
 

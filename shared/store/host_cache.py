@@ -3,17 +3,21 @@
     what is here       is mapped: no bytes are read, copied or digested
     what is not        is fetched by whoever has the object's lock; the others wait for it
 
-The digest is taken once, here, while the bytes are received. A cache that cannot be used, because
-its disk is full for example, is no reason to stop: the object is then read as if there were none.
+The bytes come from the store, or from a host that is receiving them (`relay`). Either way their
+digest is taken once, here, while they are received. A cache that cannot be used, because its disk
+is full for example, is no reason to stop: the object is then read as if there were none.
 """
 
 import asyncio
 import hashlib
 import os
+import secrets
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 import structlog
 
@@ -21,6 +25,7 @@ from shared.errors import IntegrityError, UserError
 from shared.messages.contracts import ObjectRef
 from shared.store.cache_folder import CacheFolder, Part
 from shared.store.objects import ObjectStore
+from shared.store.relay import PeerFailed, Relay
 from shared.store.settings import CacheSettings
 from shared.store.tensor_header import Data
 from shared.telemetry import DIGESTED_BYTES, SHARED_BYTES
@@ -29,10 +34,18 @@ LOOK_S = 0.02
 """Least seconds between two looks at the lock of an object that another process fetches."""
 LOOKS = 30
 """The longer that takes, the rarer the looks: this share of the time may be lost."""
+TRIED_PEERS = 3
+"""Other hosts that are asked for an object, before the store is."""
 TRIES = 3
 """Fetches of one object by this process, if others remove it again and again."""
 
 log = structlog.get_logger()
+
+
+class Source(NamedTuple):
+    name: str
+    chunks: Callable[[int], AsyncGenerator[bytes]]
+    """Gives an object's bytes, from so many on."""
 
 
 @dataclass(slots=True)
@@ -49,6 +62,7 @@ class HostCache:
     folder: CacheFolder
     limit: int
     """Most bytes in the folder."""
+    relay: Relay | None = None
     _under_way: dict[tuple[str, int], Fetch] = field(default_factory=dict)
 
     async def get(self, ref: ObjectRef, store: ObjectStore) -> Data:
@@ -105,22 +119,53 @@ class HostCache:
             if ref.size > self.limit:
                 raise OSError(f"{ref.size} bytes are more than DIGENRL_HOST_CACHE_GIB allows")
             self.folder.make_room(ref.sha256, ref.size, self.limit)
-            await self._receive(ref, store)
+            await self._fill(ref, store)
 
-    async def _receive(self, ref: ObjectRef, store: ObjectStore) -> None:
-        """Write an object, and give it its name; raises IntegrityError if it is not what ``ref``
-        says."""
+    async def _fill(self, ref: ObjectRef, store: ObjectStore) -> None:
+        """Receive it from other hosts, as far as they have it, and the rest from the store; if that
+        makes up something else, all of it from the store."""
+        from_store = Source("store", partial(store.stream, ref))
+        with self._receiving(ref) as (attempt, part):
+            # The part is there already: once this host is listed, others ask for it.
+            peers = [] if self.relay is None else await self.relay.join(ref, attempt)
+            sources = [Source("peer", partial(peer.chunks, ref)) for peer in peers[:TRIED_PEERS]]
+            try:
+                return await self._receive(ref, part, [*sources, from_store])
+            except IntegrityError as error:
+                if not sources:
+                    raise
+                log.warning("peer_wrong", error=str(error), hint="read from the store instead")
+        with self._receiving(ref) as (_, part):
+            await self._receive(ref, part, [from_store])
+
+    @contextmanager
+    def _receiving(self, ref: ObjectRef) -> Iterator[tuple[str, Part]]:
+        attempt = secrets.token_hex(8)
+        with self.folder.receiving(ref.sha256, attempt) as part:
+            yield attempt, part
+
+    async def _receive(self, ref: ObjectRef, part: Part, sources: list[Source]) -> None:
+        """Write what the sources give, each from where the one before has failed, and give it its
+        name.
+
+        Raises:
+            IntegrityError: if it is not what ``ref`` says.
+        """
         digest = hashlib.sha256()
-        with self.folder.receiving(ref.sha256) as part:
-            async with aclosing(store.stream(ref)) as chunks:
-                async for chunk in chunks:
-                    SHARED_BYTES.labels(source="store").inc(len(chunk))
-                    if part.size + len(chunk) > ref.size:
-                        raise IntegrityError(f"{ref.key} is larger than its reference says")
-                    await asyncio.to_thread(_add, part, chunk, digest.update)
-            if part.size != ref.size or digest.hexdigest() != ref.sha256:
-                raise IntegrityError(f"{ref.key} is not what its reference says")
-            self.folder.keep(part, ref.sha256)
+        for source in sources:
+            try:
+                async with aclosing(source.chunks(part.size)) as chunks:
+                    async for chunk in chunks:
+                        SHARED_BYTES.labels(source=source.name).inc(len(chunk))
+                        if part.size + len(chunk) > ref.size:
+                            raise IntegrityError(f"{ref.key} is larger than its reference says")
+                        await asyncio.to_thread(_add, part, chunk, digest.update)
+                break
+            except PeerFailed as error:
+                log.info("peer_failed", error=str(error), received=part.size, size=ref.size)
+        if part.size != ref.size or digest.hexdigest() != ref.sha256:
+            raise IntegrityError(f"{ref.key} is not what its reference says")
+        self.folder.keep(part, ref.sha256)
 
     @asynccontextmanager
     async def _locked(self, digest: str) -> AsyncIterator[None]:
@@ -140,7 +185,9 @@ def _add(part: Part, chunk: bytes, digest: Callable[[bytes], None]) -> None:
 
 
 @asynccontextmanager
-async def host_cache(settings: CacheSettings | None) -> AsyncIterator[HostCache | None]:
+async def host_cache(
+    settings: CacheSettings | None, *, redis_url: str, run: str, ca: str | None = None
+) -> AsyncIterator[HostCache | None]:
     """Open this host's cache; None if it is off, or cannot be used and nobody has asked for it.
 
     Raises:
@@ -150,12 +197,17 @@ async def host_cache(settings: CacheSettings | None) -> AsyncIterator[HostCache 
     if settings is None or folder is None:
         yield None
         return
-    cache = HostCache(folder, settings.limit)
-    try:
+    async with AsyncExitStack() as stack:
+        stack.callback(folder.close)
+        relay = None
+        if settings.share_at is not None:
+            from shared.store.peers import peer_list  # Redis' client
+
+            peers = await stack.enter_async_context(peer_list(redis_url, run, ca))
+            relay = await stack.enter_async_context(Relay(folder, settings.share_at, peers))
+        cache = HostCache(folder, settings.limit, relay)
+        stack.push_async_callback(cache.stop)
         yield cache
-    finally:
-        await cache.stop()
-        folder.close()
 
 
 def _opened(settings: CacheSettings) -> CacheFolder | None:

@@ -54,9 +54,9 @@ class Backend(Protocol):
 
     async def read(self, key: str) -> bytes | None: ...
 
-    def stream(self, key: str) -> AsyncGenerator[bytes]:
-        """Yield the object's bytes, some MiB at most at a time; raise IntegrityError if there is no
-        such object."""
+    def stream(self, key: str, first: int) -> AsyncGenerator[bytes]:
+        """Yield the object's bytes from ``first`` on, some MiB at most at a time; raise
+        IntegrityError if there is no such object."""
 
     async def size(self, key: str) -> int | None:
         """Return the bytes of the object, None if there is none."""
@@ -135,9 +135,10 @@ class ObjectStore:
         one; raises as `get` does."""
         return await (self.get(ref) if self.cache is None else self.cache.get(ref, self))
 
-    def stream(self, ref: ObjectRef) -> AsyncGenerator[bytes]:
-        """Yield the bytes of an object; nothing is verified but that there is one."""
-        return self.backend.stream(checked_key(ref.key))
+    def stream(self, ref: ObjectRef, first: int = 0) -> AsyncGenerator[bytes]:
+        """Yield the bytes of an object, from ``first`` on; nothing is verified but that there is
+        one."""
+        return self.backend.stream(checked_key(ref.key), first)
 
     async def write(self, key: str, data: bytes) -> None:
         await self.backend.write(checked_key(key), data)

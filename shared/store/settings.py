@@ -29,3 +29,5 @@ class CacheSettings:
     """Whether somebody has named the folder, and should be told if it cannot be used."""
     limit: int
     """Most bytes in it."""
+    share_at: tuple[str, int] | None = None
+    """Host and port at which other hosts find what it holds."""

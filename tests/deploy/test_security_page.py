@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.network import Host, network, why_not
+from bench.spread.network import Host, network, why_not
 from digenrl.local.brokers import broker_binaries
 from tests.paths import ROOT
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.network import Host, network, why_not
+from bench.spread.network import Host, network, why_not
 from tests.paths import DEMO, ROOT
 
 EXAMPLE = ROOT / "examples" / "two-hosts"
@@ -75,7 +75,7 @@ def test_a_run_on_two_hosts_needs_one_command_on_each_and_leaves_a_run_like_any_
             status = first.command([*DIGENRL, "status", "two-hosts"])
             until_status(status, tmp_path, "waiting for a worker of: rollout")
             of_second = {
-                "SETTINGS": "hosts.env", "WORKERS": "2",
+                "SETTINGS": "hosts.env", "ADDRESS": second.address, "WORKERS": "2",
                 "XDG_CACHE_HOME": str(tmp_path / "cache"),
             }  # fmt: skip
             with running(second, EXAMPLE / "second-host.sh", there, second_log, of_second) as other:
@@ -88,7 +88,7 @@ def test_a_run_on_two_hosts_needs_one_command_on_each_and_leaves_a_run_like_any_
     assert "digenrl view two-hosts" in said.rpartition("evaluating")[2]
     logs = second_log.read_text()
     assert logs.count('"event": "run_finished"') == 2
-    assert "host_cache_unusable" not in logs
+    assert '"event": "sharing"' in logs and "host_cache_unusable" not in logs
     assert list((tmp_path / "cache" / "digenrl").glob("*/" + "[0-9a-f]" * 64))
     check_commands(tmp_path)
 

@@ -198,6 +198,8 @@ COMMANDS: dict[str, tuple[Act, set[Role]]] = {
     "get": (lambda client: client.get(f"dg:wv:{RUN}"), {"scheduler", "rollout"}),
     "set": (lambda client: client.set(f"dg:wv:{RUN}:9", "x"), {"scheduler"}),
     "delete": (lambda client: client.delete(f"dg:wv:{RUN}"), {"scheduler"}),
+    "tell": (lambda client: client.rpush(f"dg:peers:{RUN}:a", "x"), {"rollout", "trainer"}),
+    "hear": (lambda client: client.lrange(f"dg:peers:{RUN}:a", 0, 1), {"rollout", "trainer"}),
     "elsewhere": (lambda client: client.set("other", "x"), set()),
     "read elsewhere": (lambda client: client.get("other"), set()),
     "keys": (lambda client: client.keys("*"), set()),
@@ -295,7 +297,12 @@ def test_every_command_of_redis_is_allowed_or_denied_as_described(
             assert len(commands) > 200
             for role in ROLES:
                 named = {word[1:] for word in REDIS[role].split() if word.startswith("+")}
-                may = [name for name in commands if await allows(client, role, name, "dg:wv:x")]
+                keys_of_run = ("dg:wv:x", "dg:peers:x")
+                may = [
+                    name
+                    for name in commands
+                    if any([await allows(client, role, name, key) for key in keys_of_run])
+                ]
                 whole = {name for name in named if "|" not in name} - BEFORE_LOGIN
                 of_parts = {name.partition("|")[0] for name in named if "|" in name}
                 assert set(may) - BEFORE_LOGIN - of_parts == whole, role

@@ -183,11 +183,14 @@ class BucketHandle:
         found = await self._serve("read", key, 0, lambda: self._read(key))
         return None if found is None else found.data
 
-    async def stream(self, key: str) -> AsyncGenerator[bytes]:
+    async def stream(self, key: str, first: int) -> AsyncGenerator[bytes]:
         found = await self._serve("stream", key, 0, lambda: self._read(key))
         if found is None:
             raise IntegrityError(f"{key} is not in the store")
-        for begin in range(0, len(found.data), CHUNK):
+        if first >= len(found.data) and first:
+            with _as_unavailable():
+                raise GenericError(f"GET {key}: 416 Range Not Satisfiable")
+        for begin in range(first, len(found.data), CHUNK):
             yield found.data[begin : begin + CHUNK]
 
     async def size(self, key: str) -> int | None:

@@ -55,10 +55,14 @@ async def what_is_written_last_is_read_and_listed(stores: Stores) -> None:
     assert await store.create("digits/x/1", b"anew")
 
 
-async def objects_are_read_in_parts(stores: Stores) -> None:
+async def parts_of_objects_are_read(stores: Stores) -> None:
     store, data = stores(OWNER), bytes(range(256)) * (10 << 10)
     ref = await store.put("digits/x", data, suffix=".bin")
-    assert b"".join([chunk async for chunk in store.stream(ref)]) == data
+    for first in (0, 1000, len(data) - 1):
+        assert b"".join([chunk async for chunk in store.stream(ref, first)]) == data[first:]
+    for first in (len(data), len(data) + 1):
+        with pytest.raises(Unavailable, match="did not answer as it should"):
+            [chunk async for chunk in store.stream(ref, first)]
     await store.write(ref.key, data[:-1])
     with pytest.raises(IntegrityError, match="not what"):
         await store.get(ref)
@@ -157,7 +161,7 @@ async def client_of(url: str) -> "AsyncIterator[redis.Redis]":
 
 BUCKET_CASES: list[Callable[[Stores], Awaitable[None]]] = [
     what_is_written_last_is_read_and_listed,
-    objects_are_read_in_parts,
+    parts_of_objects_are_read,
     of_several_keys_those_are_deleted_that_may_be,
     a_rule_that_is_too_wide_lets_an_intruder_in,
 ]

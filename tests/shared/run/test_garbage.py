@@ -59,8 +59,8 @@ class InMemory:
     async def read(self, key: str) -> bytes | None:
         return self.objects[key][0] if key in self.objects else None
 
-    async def stream(self, key: str) -> AsyncGenerator[bytes]:
-        yield self.objects[key][0]
+    async def stream(self, key: str, first: int) -> AsyncGenerator[bytes]:
+        yield self.objects[key][0][first:]
 
     async def size(self, key: str) -> int | None:
         return len(self.objects[key][0]) if key in self.objects else None

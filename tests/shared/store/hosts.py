@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import Counter
@@ -11,6 +11,7 @@ from prometheus_client import Counter
 from shared.store.cache_folder import CacheFolder
 from shared.store.folder import FolderBackend
 from shared.store.host_cache import HostCache
+from shared.store.relay import Peer, Relay
 
 LIMIT = 1 << 30
 
@@ -31,9 +32,9 @@ class Counting(FolderBackend):
         self.read_bytes += len(data or b"")
         return data
 
-    async def stream(self, key: str) -> AsyncGenerator[bytes]:
+    async def stream(self, key: str, first: int) -> AsyncGenerator[bytes]:
         number = 0
-        async for chunk in super().stream(key):
+        async for chunk in super().stream(key, first):
             if number == self.pauses_at:
                 await self.goes_on.wait()
             number += 1
@@ -51,9 +52,21 @@ class CountedReads(FolderBackend):
         return await super().read(key)
 
 
-def process_on(host: Path, limit: int = LIMIT) -> HostCache:
+def process_on(host: Path, relay: Relay | None = None, limit: int = LIMIT) -> HostCache:
     """The cache as one process of the host in this folder uses it."""
-    return HostCache(CacheFolder.open(host), limit)
+    return HostCache(CacheFolder.open(host), limit, relay)
+
+
+@dataclass
+class Listed:
+    """Implements `PeerList` for hosts of one test."""
+
+    entered: dict[str, list[Peer]] = field(default_factory=dict)
+
+    async def enter(self, sha256: str, me: Peer) -> list[Peer]:
+        before = self.entered.setdefault(sha256, [])
+        before.append(me)
+        return before[-2::-1]
 
 
 @dataclass

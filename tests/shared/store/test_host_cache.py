@@ -39,7 +39,7 @@ async def stored(backend: Counting, number: int = 0, size: int = SIZE) -> Object
 def kept(host: Path) -> list[str]:
     """Objects, and parts of objects, in the cache of a host."""
     files = (path.name for path in host.rglob("*") if path.is_file())
-    return sorted(name for name in files if not name.startswith("lock"))
+    return sorted(name for name in files if not name.startswith(("lock", "secret")))
 
 
 async def test_the_processes_of_a_host_read_an_object_once(
@@ -197,7 +197,7 @@ async def test_a_fetch_ends_with_the_last_of_its_readers(backend: Counting, tmp_
 def opened_with(folder: Path, *, chosen: bool) -> CacheFolder | None:
     async def opened() -> CacheFolder | None:
         settings = CacheSettings(folder=folder, is_chosen=chosen, limit=1)
-        async with host_cache(settings) as cache:
+        async with host_cache(settings, redis_url="", run="test") as cache:
             return None if cache is None else cache.folder
 
     return asyncio.run(opened())
@@ -261,11 +261,14 @@ def test_the_cache_is_on_where_a_host_would_read_over_a_line(tmp_path: Path) -> 
         return ServiceSettings(run="test", **given).cache  # type: ignore[arg-type]
 
     assert settings(store_url="file:///objects") is None
-    found = settings(store_url="s3://bucket")
+    found = settings(store_url="s3://bucket", share_at="10.0.0.5:7800")
     assert found is not None and not found.is_chosen and found.folder.name == "digenrl"
+    assert found.share_at == ("10.0.0.5", 7800)
     chosen = settings(store_url="file:///objects", host_cache=str(tmp_path), host_cache_gib=1)
     assert chosen == CacheSettings(folder=tmp_path, is_chosen=True, limit=1 << 30)
     assert settings(store_url="s3://bucket", host_cache="off") is None
-    for wrong in ({"host_cache": "relative"}, {"host_cache_gib": 0}):
+    with pytest.raises(UserError, match="share_at"):
+        settings(host_cache="off", share_at="10.0.0.5:7800")
+    for wrong in ({"host_cache": "relative"}, {"share_at": "10.0.0.5"}, {"host_cache_gib": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             settings(**wrong)

@@ -1,0 +1,61 @@
+"""Which hosts have an object, or are receiving it: a list for each, in Redis, for an hour.
+
+Redis only says whom to ask: where it does not answer, or says something else, objects come from the
+store.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import redis.asyncio as redis
+import structlog
+from pydantic import ValidationError
+from redis.exceptions import RedisError
+
+from shared.store.redis_client import open_redis
+from shared.store.relay import Peer
+
+KEPT_S = 3600
+MOST = 64
+"""Entries of one list that are looked at, the last ones."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class RedisPeers:
+    """Implements `PeerList`."""
+
+    _redis: "redis.Redis"
+    run: str
+
+    async def enter(self, sha256: str, me: Peer) -> list[Peer]:
+        key = f"dg:peers:{self.run}:{sha256}"
+        try:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.rpush(key, me.model_dump_json())
+                pipe.lrange(key, -MOST, -1)
+                pipe.expire(key, KEPT_S)
+                _, entries, _ = await pipe.execute()
+        except (RedisError, OSError) as error:
+            log.warning("peers_unavailable", error=str(error), hint="read from the store instead")
+            return []
+        return [peer for entry in entries[-2::-1] if (peer := _decoded(entry)) is not None]
+
+
+def _decoded(entry: bytes) -> Peer | None:
+    try:
+        return Peer.model_validate_json(entry)
+    except (ValidationError, RecursionError):
+        return None
+
+
+@asynccontextmanager
+async def peer_list(url: str, run: str, ca: str | None = None) -> AsyncIterator[RedisPeers]:
+    """Open the lists of a run, whether or not Redis answers."""
+    client = open_redis(url, ca, timeout=2)
+    try:
+        yield RedisPeers(client, run)
+    finally:
+        await client.aclose()

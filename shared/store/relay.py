@@ -1,0 +1,290 @@
+"""A host passes on what it has of an object, while it still receives it.
+
+Hosts that want an object enter a list for it, in the order in which they come (`peers`). The first
+reads from the store, and each other one from the one before it, so that the store sends an object
+once, and the last host has it hardly later than the first. A host that gives nothing, or something
+else, costs no more than a read from the store: who receives takes the digest of the whole.
+
+One process of a host answers for all of it, from the files of its cache; which one does not matter.
+It is asked in one line and answers in one, and the bytes follow:
+
+    {"token": "...", "sha256": "...", "size": 1048576, "attempt": "...", "first": 0}
+    ok
+
+The bytes themselves go from the page cache to the line (``sendfile``), and from there into memory,
+in a thread for each transfer, which waits in the kernel: the loop of the process that happens to
+answer has other things to do, and copies would take as many CPU seconds as everything else.
+
+Nothing is encrypted: it is for a network in which only one's own hosts are.
+"""
+
+import asyncio
+import contextlib
+import errno
+import hmac
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import AsyncGenerator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Annotated, Protocol
+
+import structlog
+from pydantic import Field, ValidationError
+
+from shared.errors import UserError
+from shared.messages.contracts import ObjectRef
+from shared.messages.records import Count, Digest, Record
+from shared.store.cache_folder import CacheFolder
+
+CHUNK = 1 << 19
+"""Bytes that are received at a time: what a host is behind the one before it."""
+SENT = 1 << 22
+"""Bytes that one call sends at most."""
+MAX_LINE = 1024
+CONNECT_S = 3.0
+SILENCE_S = 10.0
+"""Longest time for one chunk, and for a question."""
+GROWS_S = 0.005
+"""Seconds between two looks whether more of an object has come."""
+LOOK_S = 0.25
+"""Seconds without more of it, after which whoever receives it may be dead."""
+READERS = 16
+"""Hosts that are answered at a time."""
+OK, NO = b"ok\n", b"no\n"
+
+Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,255}$")]
+Word = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
+
+log = structlog.get_logger()
+
+
+class PeerFailed(Exception):
+    """Another host does not give what it was asked for."""
+
+
+class Question(Record):
+    token: Word
+    sha256: Digest
+    size: Count
+    attempt: Word
+    """Which of the attempts to receive it, if it is not complete."""
+    first: Count
+    """Bytes that the reader has already."""
+
+
+class Peer(Record):
+    """A host that has an object, or is receiving it."""
+
+    host: Host
+    port: Annotated[int, Field(ge=1, le=65535)]
+    token: Word
+    """What one has to know to read there."""
+    attempt: Word
+
+    async def chunks(self, ref: ObjectRef, first: int) -> AsyncGenerator[bytes]:
+        """Yield the object's bytes from ``first`` on, as far as the host has them.
+
+        Raises:
+            PeerFailed: if it gives none, or no more.
+        """
+        question = Question(
+            token=self.token, sha256=ref.sha256, size=ref.size, attempt=self.attempt, first=first
+        )
+        line, reading, threads = None, None, ThreadPoolExecutor(1, "from-peer")
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                line = await _connected(self.host, self.port)
+            async with asyncio.timeout(SILENCE_S):
+                await _ask(line, question, f"{self.host}:{self.port}")
+            _wait_in_the_kernel(line, socket.SO_RCVTIMEO)
+            while first < ref.size:
+                wanted = min(CHUNK, ref.size - first)
+                reading = threads.submit(line.recv, wanted, socket.MSG_WAITALL)
+                chunk = await asyncio.wrap_future(reading)
+                first += len(chunk)
+                if chunk:
+                    yield chunk
+                if len(chunk) < wanted:
+                    raise EOFError(f"no more than {first} bytes")
+        except (OSError, TimeoutError, EOFError, ValueError) as error:
+            raise PeerFailed(f"{self.host}:{self.port}: {error!r}") from error
+        finally:
+            if line is not None:
+                _hang_up(line, reading)
+            threads.shutdown(wait=False)
+
+
+async def _connected(host: str, port: int) -> socket.socket:
+    """Return a socket that does not block; raise OSError if there is no such host, or it takes no
+    connection."""
+    loop = asyncio.get_running_loop()
+    refusal = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in await loop.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    ):
+        line = socket.socket(family, kind, protocol)
+        line.setblocking(False)
+        try:
+            await loop.sock_connect(line, address)
+        except OSError as error:
+            line.close()
+            refusal = error
+        except BaseException:
+            line.close()
+            raise
+        else:
+            return line
+    raise refusal
+
+
+async def _ask(line: socket.socket, question: Question, whom: str) -> None:
+    """Raise PeerFailed unless the answer is yes."""
+    loop, answer = asyncio.get_running_loop(), b""
+    await loop.sock_sendall(line, question.model_dump_json().encode() + b"\n")
+    while len(answer) < len(OK):
+        more = await loop.sock_recv(line, len(OK) - len(answer))
+        if not more:
+            break
+        answer += more
+    if answer != OK:
+        raise PeerFailed(f"{whom} does not have it")
+
+
+def _wait_in_the_kernel(line: socket.socket, which: int) -> None:
+    """Have calls in a thread wait, `SILENCE_S` at most."""
+    line.setblocking(True)
+    line.setsockopt(socket.SOL_SOCKET, which, struct.pack("ll", int(SILENCE_S), 0))
+
+
+def _hang_up(line: socket.socket, reading: "Future[bytes] | None") -> None:
+    """Close a socket, once a thread that still waits for it has been woken."""
+    if reading is None or reading.done():
+        line.close()
+        return
+    with contextlib.suppress(OSError):
+        line.shutdown(socket.SHUT_RDWR)
+    reading.add_done_callback(lambda _: line.close())
+
+
+class PeerList(Protocol):
+    async def enter(self, sha256: str, me: Peer) -> list[Peer]:
+        """Enter the object's list, and return who has entered it before, the last one first."""
+
+
+@dataclass(slots=True)
+class Relay:
+    """This host's part: it answers others, unless another of its processes does so already."""
+
+    folder: CacheFolder
+    at: tuple[str, int]
+    """Host and port at which other hosts reach this one."""
+    peers: PeerList
+    _server: asyncio.Server | None = None
+    _answering: "set[asyncio.Task[None]]" = field(default_factory=set)
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    async def __aenter__(self) -> "Relay":
+        """Raises UserError if this machine has no such address."""
+        try:
+            await self._listen()
+        except OSError as error:
+            host, port = self.at
+            raise UserError(
+                f"share_at: this machine cannot listen on {host}:{port}: {error.strerror}; "
+                "name an address of its own"
+            ) from error
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stopping.set()
+        if self._server is not None:
+            self._server.close()
+        for task in self._answering:
+            task.cancel()
+        await asyncio.gather(*self._answering, return_exceptions=True)
+
+    async def join(self, ref: ObjectRef, attempt: str) -> list[Peer]:
+        """Say that this host is about to receive an object; return the hosts that it may receive it
+        from."""
+        await self._listen()  # whoever did may have died
+        host, port = self.at
+        me = Peer(host=host, port=port, token=self.folder.secret(), attempt=attempt)
+        found = await self.peers.enter(ref.sha256, me)
+        return [peer for peer in found if (peer.host, peer.port) != self.at]
+
+    async def _listen(self) -> None:
+        if self._server is not None:
+            return
+        host, port = self.at
+        try:
+            self._server = await asyncio.start_server(self._connected, host, port, limit=MAX_LINE)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            log.info("sharing", host=host, port=port)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
+        gone = (OSError, TimeoutError, EOFError, ValueError, asyncio.CancelledError)
+        try:
+            with contextlib.closing(writer), contextlib.suppress(*gone):
+                await self._answer(reader, writer)
+        finally:
+            self._answering.discard(task)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(SILENCE_S):
+            asked = _read(await reader.readline())
+        descriptor = None if asked is None else self._offered(asked)
+        if asked is None or descriptor is None:
+            writer.write(NO)
+            return
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a socket, it can
+        line = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
+        threads = ThreadPoolExecutor(1, "to-peer")
+        giving = threads.submit(self._give, line, descriptor, asked)
+        try:
+            await asyncio.shield(asyncio.wrap_future(giving))
+        finally:
+            if not giving.done():
+                with contextlib.suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
+            threads.shutdown(wait=False)
+
+    def _give(self, line: socket.socket, descriptor: int, asked: Question) -> None:
+        """Send what there is of an object, and go on as more of it comes, until it is whole or
+        nobody receives it any more. Closes both."""
+        with line, os.fdopen(descriptor, "rb"):
+            _wait_in_the_kernel(line, socket.SO_SNDTIMEO)
+            line.sendall(OK)
+            at, grew = asked.first, time.monotonic()
+            while at < asked.size and not self._stopping.is_set():
+                sent = os.sendfile(line.fileno(), descriptor, at, min(SENT, asked.size - at))
+                if sent:
+                    at, grew = at + sent, time.monotonic()
+                elif time.monotonic() - grew < LOOK_S:
+                    self._stopping.wait(GROWS_S)
+                elif os.fstat(descriptor).st_nlink and self.folder.is_locked(asked.sha256):
+                    self._stopping.wait(LOOK_S)  # it is received, but slowly
+                else:
+                    return
+
+    def _offered(self, asked: Question) -> int | None:
+        if len(self._answering) > READERS:
+            return None
+        if not hmac.compare_digest(asked.token, self.folder.secret()):
+            return None
+        return self.folder.offered(asked.sha256, asked.attempt, asked.size)
+
+
+def _read(line: bytes) -> Question | None:
+    with contextlib.suppress(ValidationError, RecursionError):
+        return Question.model_validate_json(line)
+    return None
