@@ -10,7 +10,7 @@ import socket
 import ssl
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import structlog
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
