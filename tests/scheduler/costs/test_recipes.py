@@ -15,8 +15,6 @@ from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.recipe.schedule import RunSchedule
 from tests.paths import DIGITS
 
-KNOWN = ("flux1-dev", "qwen-image", "wan2.1-14b")
-
 
 def _recipe(**changes: Any) -> Recipe:
     plain = {

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,14 +11,21 @@ from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from digenrl.api.front import api_routes
+from digenrl.view.live import LiveRun
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from shared.process.http_access import Access
+from shared.process.http_api import add_problems
 from shared.process.http_guard import Guard, own_names
+from tests.api.past_run import past_run
+from tests.follow.runs import RUN
 
 schemathesis = pytest.importorskip("schemathesis", reason="a package of `make test`'s environment")
 
 BREADTH = 20_000
+OF_THE_PAST = 5_000
+"""Requests of what is read from the store."""
 HEADERS = ("host", "origin", "content-type", "authorization", "cookie")
 
 
@@ -36,14 +44,8 @@ def cases(app: Any) -> Any:
     )
 
 
-def ask_all(scheduler: Scheduler, number: int) -> Counter[int]:
-    """Send requests as whoever may do anything; return how often each status came back."""
-    scheduler.health.ready = True
-    return ask_app(create_app(scheduler), number)
-
-
 def ask_app(app: FastAPI, number: int) -> Counter[int]:
-    """Send requests to an application, as `ask_all` does."""
+    """Send requests as whoever may do anything; return how often each status came back."""
     guard = Guard(app, own_names("testserver"), access=Access(is_open=True))
     transport = httpx.ASGITransport(guard, raise_app_exceptions=False)
     client = httpx.AsyncClient(transport=transport, base_url="http://testserver")
@@ -81,4 +83,15 @@ def ask_app(app: FastAPI, number: int) -> Counter[int]:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_20000_requests_of_the_description_are_answered(scheduler: Scheduler) -> None:
-    assert ask_all(scheduler, BREADTH).total() >= BREADTH
+    scheduler.health.ready = True
+    assert ask_app(create_app(scheduler), BREADTH).total() >= BREADTH
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_5000_requests_of_a_run_that_is_over_are_answered(tmp_path: Path) -> None:
+    app, run = FastAPI(), past_run(tmp_path)
+    add_problems(app)
+    app.include_router(api_routes(run.store, RUN, LiveRun("", httpx.AsyncClient())))
+    seen = ask_app(app, OF_THE_PAST)
+    assert seen.total() >= OF_THE_PAST and {200, 404, 422} <= seen.keys()

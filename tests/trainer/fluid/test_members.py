@@ -202,19 +202,6 @@ def thirds(recipe: Recipe, names: str = "abc") -> dict[str, list[Piece]]:
     return found
 
 
-async def agreed(
-    director: Director, parts: dict[str, list[Piece]], committer: str, round_number: int = 0
-) -> None:
-    """The members that are left agree on the batch, and on the next one."""
-    message = await director.exchange(
-        0, director.shares(parts), committer=committer, round_number=round_number
-    )
-    await director.step(message, len(parts))
-    record = await director.record(1)
-    assert [group.group for group in record.trained] == [0, 1, 2]
-    await director.batch(1, thirds(director.recipe, "aca"), committer=committer)
-
-
 def holds(director: Director, name: str) -> tuple[int, str] | None:
     found = director.members[name].worker.holds
     return None if found is None else (found.version, found.checksum)
