@@ -50,6 +50,8 @@ FORMS: Mapping[str, Changes] = {
 GRADIENTS: Mapping[str, Changes] = {
     "both": {},
     "conditional": {"algorithm.cfg_gradient": "conditional"},
+    "streamed": {"trainer.memory": "streamed", "trainer.gradient_checkpointing": True},
+    "offloaded": {"trainer.gradient_checkpointing": "offloaded"},
 }
 """Changes of the recipe, by what they do to a training pass."""
 COMPILED: Mapping[str, Changes] = {
@@ -57,7 +59,7 @@ COMPILED: Mapping[str, Changes] = {
 }  # fmt: skip
 WINDOW = {"sampling.window": 2}
 """Trained steps of a group: its passes are as long with few as with many."""
-ON_GPUS = ("int8", "w8a8", "fp8", "nf4", "streamed", "compiled")
+ON_GPUS = ("int8", "w8a8", "fp8", "nf4", "streamed", "offloaded", "compiled")
 ROWS = 8
 TIMES = 3
 

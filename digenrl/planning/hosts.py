@@ -187,13 +187,10 @@ def streaming_needs(profile: Profile, hosts: Hosts, split: Split) -> dict[str, t
 
 
 def _pinned_gib(profile: Profile, host: Placed) -> float:
-    variant, found = profile.variant, 0.0
-    if host.generates and host.kind in profile.streaming:
-        found = host.generates * profile.streaming[host.kind].host_gib
-    if host.trains and (variant.host_gib or variant.offload_gib):
-        rows = pass_rows(profile, host.kind, "trainer")
-        found += host.trains * (variant.host_gib + rows * variant.offload_gib)
-    return found
+    variant, streaming = profile.variant, profile.streaming.get(host.kind)
+    of_pass = pass_rows(profile, host.kind, "trainer") * variant.offload_gib
+    generates = 0.0 if streaming is None else host.generates * streaming.host_gib
+    return generates + host.trains * (variant.host_gib + of_pass)
 
 
 def check_host_memory(profile: Profile, hosts: Hosts, split: Split) -> None:

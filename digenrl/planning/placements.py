@@ -19,7 +19,7 @@ from digenrl.planning.search import EFFORT
 from digenrl.trace.memory import Use, encoder_needs, rollout_needs, with_memory
 from services.scheduler.costs.capacity import FEW_ROWS, pass_rows
 from services.scheduler.costs.profile import Profile, Role, device
-from services.scheduler.costs.seconds import speed
+from services.scheduler.costs.seconds import speed, transfer_seconds
 from services.scheduler.costs.split import Devices, Split, present
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
@@ -206,7 +206,7 @@ def _pace(profile: Profile, kind: str, planned: Planned) -> str:
     size = planned.best.schedule.fixed_fragment or profile.shape.group_size
     found = device(profile, kind)
     computes = profile.step_seconds(size) / found.generation_speed
-    waits = profile.streaming[kind].step_gb / found.host_gb_per_second
+    waits = transfer_seconds(profile, kind, "rollout")
     slower = "which hides" if waits <= computes else "which does not hide"
     return (
         f"a step of {size} samples computes {computes:.2g} s, {slower} the {waits:.2g} s in which "

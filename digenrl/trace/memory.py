@@ -230,7 +230,6 @@ def _streaming(memory: Memory, use: Use) -> Streaming:
         memory_gib=needed.total,
         held_gib=needed.held,
         host_gib=needed.host,
-        step_gb=needed.host * GIB_TO_GB,
     )
 
 

@@ -150,8 +150,8 @@ def test_a_step_takes_at_least_what_its_weights_take_to_come() -> None:
     apart = replace(USUAL, encodes=False)
     profile, steps = with_memory(FLUX, apart, ["4090"]), FLUX.shape.steps
     streaming, link = profile.streaming["4090"], profile.devices["4090"].host_gb_per_second
-    waits = streaming.step_gb / link
-    assert streaming.step_gb == pytest.approx(23.8, rel=0.01) and link == 25
+    waits = streaming.host_gib * GIB_TO_GB / link
+    assert waits == pytest.approx(0.952, rel=0.01) and link == 25
     plain = FLUX.devices["4090"].generation_speed
 
     def alone(samples: int) -> float:

@@ -88,6 +88,23 @@ def test_peaks_and_arithmetic_grow_with_rows(digits: Trace) -> None:
 
 
 @pytest.mark.slow
+def test_inputs_of_blocks_that_are_offloaded_are_counted_on_the_host() -> None:
+    kept, offloaded = (
+        traced(override(load_recipe(DIGITS), {"trainer.gradient_checkpointing": keeping}))
+        for keeping in (True, "offloaded")
+    )
+    before, after = (each.training.passes[-1] for each in (kept, offloaded))
+    assert before.offloaded_bytes == 0 < after.offloaded_bytes
+    assert after.flops == before.flops
+    assert before.peak_bytes - after.offloaded_bytes <= after.peak_bytes <= before.peak_bytes
+    memory = offloaded.memory(fragment=FRAGMENT)
+    used = replace(usual(memory), rows=after.rows, offloads=True, item_bytes=4)
+    needed = trainer_needs(memory, used)
+    assert needed.peak == pytest.approx(after.peak_bytes / GIB, rel=1e-6)
+    assert needed.host == pytest.approx(after.offloaded_bytes / GIB)
+
+
+@pytest.mark.slow
 def test_a_profile_s_arithmetic_gives_back_what_was_traced(digits: Trace) -> None:
     memory, weights = digits.memory(fragment=FRAGMENT), digits.weights
     training = digits.training

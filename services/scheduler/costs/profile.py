@@ -138,8 +138,8 @@ class Streaming(Record):
     memory_gib: Factor
     held_gib: Factor
     host_gib: Factor
-    step_gb: Factor
-    """Weights that cross to the device in each denoising step, however many samples it has."""
+    """The weights, which cross to the device in each denoising step, however many samples it
+    has."""
 
 
 class Source(Record):

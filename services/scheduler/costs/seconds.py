@@ -27,7 +27,7 @@ def speed(profile: Profile, kind: str, role: Role) -> float:
     if kind not in profile.streaming:
         return found.generation_speed
     size, computed = profile.shape.group_size, work_alone(profile)
-    waits = _transfer_seconds(profile, kind, role)
+    waits = transfer_seconds(profile, kind, role)
     streamed = _generation_seconds(computed, size, found.generation_speed, waits)
     return _generation_seconds(computed, size) / streamed
 
@@ -93,7 +93,7 @@ def fragment_seconds(profile: Profile, kind: str, samples: int, role: Role = "ro
     """
     if fits(profile, kind, role) is not None:
         return math.inf
-    rate, waits = device(profile, kind).generation_speed, _transfer_seconds(profile, kind, role)
+    rate, waits = device(profile, kind).generation_speed, transfer_seconds(profile, kind, role)
     return _generation_seconds(profile, samples, rate, waits)
 
 
@@ -173,11 +173,11 @@ def _over_steps(profile: Profile, samples: int, seconds: Callable[[int], float])
     return alone + shape.shared_steps * seconds(1) if shape.shared_steps else alone
 
 
-def _transfer_seconds(profile: Profile, kind: str, role: Role) -> float:
+def transfer_seconds(profile: Profile, kind: str, role: Role) -> float:
     """Return the seconds in which the weights of a denoising step come from the host."""
-    size = profile.variant.streamed_gb
+    size, streaming = profile.variant.streamed_gb, profile.streaming.get(kind)
     if role == "rollout":
-        size = profile.streaming[kind].step_gb if kind in profile.streaming else 0.0
+        size = 0.0 if streaming is None else streaming.host_gib * GIB_TO_GB
     return size / device(profile, kind).host_gb_per_second
 
 

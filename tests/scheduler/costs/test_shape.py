@@ -18,6 +18,7 @@ from services.scheduler.costs.seconds import (
     training_work,
 )
 from services.scheduler.costs.shape import Shape, rollout_equivalents, training_equivalents
+from services.scheduler.costs.sizes import GIB_TO_GB
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.forecast import forecast
 from services.scheduler.sim.profiled import simulate, steady_plan
@@ -138,7 +139,7 @@ def test_counts_are_those_of_the_study() -> None:
 
 def test_a_device_that_waits_for_weights_waits_in_shared_steps_as_well() -> None:
     shape = Shape(**DIGITS, steps=6, shared_steps=2.0, merged_steps=1)
-    streaming = Streaming(memory_gib=1, held_gib=1, host_gib=1, step_gb=250.0)
+    streaming = Streaming(memory_gib=1, held_gib=1, host_gib=250 / GIB_TO_GB)
     profile = counting(shape, 1).model_copy(update={"streaming": {"H100": streaming}})
     waits = 250 / profile.devices["H100"].host_gb_per_second
     assert fragment_seconds(profile, "H100", 4) == pytest.approx(2 * max(waits, 1) + 4 * waits)

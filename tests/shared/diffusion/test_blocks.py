@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.diffusion.compilation import TIMINGS, compile_blocks
 from shared.diffusion.families.base import Family
-from shared.diffusion.models import repeat_rows
+from shared.diffusion.models import ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.recomputation import KERNELS, checkpoint_blocks
 from shared.diffusion.weights import trained_parameters
@@ -72,7 +72,7 @@ def counted_gradient(family: str, model: Family) -> tuple[dict[str, Tensor], int
 
 
 def gradient(
-    family: str, model: Family, beside: AbstractContextManager[object] | None = None
+    family: str, model: ModelAdapter, beside: AbstractContextManager[object] | None = None
 ) -> dict[str, Tensor]:
     frames = 5 if family in tiny_models.VIDEO else 1
     shape = model.latent_shape(height=SIZE, width=SIZE, frames=frames)

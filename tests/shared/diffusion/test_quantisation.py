@@ -137,7 +137,7 @@ def test_a_base_generates_and_trains_as_the_network_of_its_weights(
         for name, layer in layers.items():
             plain.transformer.get_submodule(name).weight.copy_(weights_of(layer))  # type: ignore
     checkpoint_blocks(base.transformer, True)
-    found, wanted = (gradient(family, each) for each in (base, plain))  # type: ignore[arg-type]
+    found, wanted = (gradient(family, each) for each in (base, plain))
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-7)

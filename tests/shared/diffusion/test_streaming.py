@@ -5,6 +5,7 @@ its calls a block holds nothing that could compute.
 """
 
 import weakref
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
@@ -16,20 +17,18 @@ from torch import Tensor, nn
 
 from shared.diffusion import streaming
 from shared.diffusion.experts import networks_of
-from shared.diffusion.families.base import Family
 from shared.diffusion.generation import Generator
 from shared.diffusion.host_memory import HostMemory, PinnedMemory, piece_sizes
 from shared.diffusion.models import ModelAdapter
 from shared.diffusion.policy import load_policy
 from shared.diffusion.recomputation import checkpoint_blocks
-from shared.diffusion.streaming import stream
 from shared.diffusion.weights import (
     WeightsInUse,
     trained_parameters,
     trained_tensors,
     weights_digest,
 )
-from shared.models.memory import BLOCK, Form, Holding, Part, network_bytes
+from shared.models.memory import BLOCK, Form, Holding, Part
 from tests import tiny_models
 from tests.shared.diffusion import digits, ratio_error
 from tests.shared.diffusion.test_blocks import gradient
@@ -126,36 +125,48 @@ def test_streamed_samples_are_resident_ones_to_the_last_bit_whichever_version_is
     assert host.fetched
 
 
-@pytest.mark.parametrize("family", tiny_models.but_slow(["sd3", "flux"]))
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [
+        *((each, None) for each in ("sd3", "flux")),
+        ("sd3", "nf4"),
+        *(
+            pytest.param(each, form, marks=pytest.mark.slow)
+            for each in tiny_models.MODELS
+            for form in (None, "int8")
+        ),
+    ],
+)
 def test_a_streamed_network_is_trained_to_the_same_bits_with_two_blocks_on_the_device(
-    family: str, tmp_path: Path, host: CopiedMemory
+    family: str, form: Form | None, tmp_path: Path, host: CopiedMemory
 ) -> None:
     tiny_models.save(family, tmp_path)
-    wanted = gradient(family, loaded(tmp_path))
-    model, inputs = loaded(tmp_path), CopiedMemory()
-    shapes = [(name, each.shape) for name, each in frozen(model.transformer).items()]
-    in_blocks = [each for each in shapes if BLOCK.match(each[0])]
-    checkpoint_blocks(model.transformer, "offloaded", inputs)
-    stream(model.transformer, CPU)
+    resident, streamed = (
+        ratio_error.load_moved(tmp_path, "lora", torch.float32, Holding(form, memory))
+        for memory in ("resident", "streamed")
+    )
+    wanted, inputs = gradient(family, resident), CopiedMemory()
+    checkpoint_blocks(streamed.transformer, "offloaded", inputs)
     for _ in range(2):  # at first nothing tells which block follows
-        found = gradient(family, model)
+        found = gradient(family, streamed)
         assert found.keys() == wanted.keys()
         assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    assert 0 < host.peak <= network_bytes(in_blocks, "float32", STREAMED)
-    assert host.fetched > 2 * network_bytes(in_blocks, "float32"), "and again in backward passes"
+    blocks = block_bytes(resident.transformer)
+    assert 0 < host.peak <= 2 * max(blocks.values())
+    assert host.fetched > 2 * blocks.total(), "and again in backward passes"
     assert not inputs.live
     assert inputs.fetched or family in ONE_BLOCK, "all but what goes into the first block"
 
 
-def loaded(folder: Path) -> Family:
-    made = tiny_models.load(folder)
-    tiny_models.add_lora(made)
-    return made
-
-
-def frozen(network: nn.Module) -> dict[str, nn.Parameter]:
+def block_bytes(network: nn.Module) -> Counter[str]:
+    """The bytes of each block without its adapter."""
     trained = {id(each) for each in trained_parameters(network).values()}
-    return {name: each for name, each in network.named_parameters() if id(each) not in trained}
+    found = Counter[str]()
+    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        block = BLOCK.match(name)
+        if block and id(tensor) not in trained:
+            found[block[0]] += tensor.nbytes
+    return found
 
 
 def test_between_two_samples_only_what_is_outside_of_the_blocks_and_the_adapter_are_on_the_device(

@@ -53,6 +53,19 @@ def test_a_restored_trainer_goes_on_to_the_last_bit(recipe: Recipe, groups: list
     assert as_bytes(resumed.weights()) == as_bytes(straight.weights())
 
 
+def test_steps_are_the_same_to_the_last_bit_with_weights_and_inputs_of_blocks_on_the_host(
+    recipe: Recipe, groups: list[Group]
+) -> None:
+    """On a CPU: through the hooks."""
+    resident = TrainerEngine(recipe)
+    on_host = {"trainer.memory": "streamed", "trainer.gradient_checkpointing": "offloaded"}
+    streamed = TrainerEngine(override(recipe, on_host))
+    for batch in range(2):
+        train(resident, groups, batch)
+        train(streamed, groups, batch)
+    assert as_bytes(streamed.weights()) == as_bytes(resident.weights())
+
+
 def test_a_step_changes_the_digest_of_the_weights_in_use(
     recipe: Recipe, groups: list[Group]
 ) -> None:
