@@ -73,8 +73,6 @@ class RunSchedule(Schedule):
 
     deterministic: bool = False
     """`trainer.deterministic`: gradients are summed by the index of their groups."""
-    holds_groups: bool = False
-    """Whether groups are held until all of the batch are scored (`Tables.over_batch`)."""
 
     @property
     def tsp(self) -> bool:

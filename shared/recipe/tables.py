@@ -332,7 +332,6 @@ class Tables(Table):
             "tag": 0 if is_off else table.tag,
             "max_staleness": table.staleness_limit,
             "deterministic": self.trainer.deterministic,
-            "holds_groups": self.over_batch,
         })  # fmt: skip
 
     @property
