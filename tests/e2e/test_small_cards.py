@@ -10,9 +10,15 @@ pytestmark = pytest.mark.run
 
 
 @pytest.mark.slow
-def test_a_quantised_base_trains_with_the_ratio_one(tmp_path: Path, start_run: StartRun) -> None:
-    run = start_run("--steps", "4", recipe=recipe_of(tmp_path, SMALL | {"model.weights": "nf4"}))
-    summary = run.finish()
+def test_a_quantised_base_that_is_streamed_trains_with_the_ratio_one(
+    tmp_path: Path, start_run: StartRun
+) -> None:
+    changes = SMALL | {
+        "model.weights": "nf4",
+        "trainer.memory": "streamed",
+        "trainer.gradient_checkpointing": "offloaded",
+    }
+    summary = start_run("--steps", "4", recipe=recipe_of(tmp_path, changes)).finish()
     assert summary["commits"] == 4
     assert summary["onpolicy_ratio_error_max"] <= 1e-6
     assert summary["warnings"] == []
