@@ -1,6 +1,7 @@
 """``digenrl plan`` and ``digenrl sim`` as they are typed."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 
 from digenrl.cli import app
 from digenrl.planning.output import alike_hosts
-from digenrl.planning.plan import parse_devices
+from digenrl.planning.plan import parse_devices, plan
 from services.scheduler.costs.profile import load_profile
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
@@ -88,15 +89,24 @@ def test_one_device_generates_and_trains_by_turns() -> None:
     assert all(choice["trainer"] == {"H100": 1} for choice in found["choices"])
 
 
-def test_a_plan_in_a_table_and_in_json(planned_once: None) -> None:
-    words = ("plan", "--profile", "qwen-image", "--devices", "h100=3")
+def test_a_plan_in_a_table_and_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("digenrl.planning.plan.plan", cache(plan))  # asked for twice
+    words = ("plan", "--profile", "qwen-image", "--devices", "h100=3", "--host-gpus", "3")
     table = _run(*words)
     found = json.loads(_run(*words, "--json"))
+    assert found["host_gpus"] == 3
+    for choice in found["choices"]:
+        assert choice["recipe"]["rollout.workers"] == choice["rollout"].get("H100", 0)
+        assert choice["recipe"]["trainer.devices"] == choice["trainer"]["H100"]
+        assert choice["recipe"]["schedule.fragment_size"] == choice["fragment_size"]
     assert found["devices"] == {"H100": 3}
     assert found["left_out"] == []
     assert "encodes prompts" in found["reasons"][0], "so that more rows of a pass fit"
     best = found["choices"][0]
     assert f"{best['trainer']['H100']} H100" in table
+    assert "to write into a recipe, in the same order:" in table
+    keys = ", ".join(f"{key} = {json.dumps(value)}" for key, value in best["recipe"].items())
+    assert keys in table
     assert best["rollout"].get("H100", 0) + best["trainer"]["H100"] == 3
     assert best["gain"]["tuned"] == pytest.approx(
         found["colocated_seconds"]["tuned"] / best["step_seconds"], rel=1e-3

@@ -57,7 +57,7 @@ def test_members_are_of_any_hosts_and_kinds_that_hold_the_model(
     ("recipe", "profile", "devices", "host_gpus"),
     [
         ("flux1-dev", "flux1-dev", {"H100": 16, "A100": 16}, 8),
-        ("sd35-medium.mixed", "sd35-medium", {"A100": 16, "H100": 8}, 8),
+        ("sd35-medium.mixed", "sd35-medium", {"A100": 4, "H100": 4}, 4),
         ("qwen-image", "qwen-image", {"H100": 16}, 4),
         ("wan2.1-14b.1-gpu", "wan2.1-14b", {"H100": 8}, 8),
     ],
@@ -73,20 +73,6 @@ def test_every_row_of_a_plan_is_a_recipe(
         assert typed.run_schedule.trainer_generates == choice.schedule.trainer_generates
         trains = typed.trainer.devices
         assert trains + typed.rollout.workers == sum(choice.split.devices.values())
-
-
-def test_a_plan_prints_the_keys_of_its_rows(planned_once: None) -> None:
-    words = ["plan", "--profile", "qwen-image", "--devices", "h100=3", "--host-gpus", "3"]
-    shown = CliRunner().invoke(app, words, catch_exceptions=False).output
-    assert "to write into a recipe, in the same order:" in shown
-    found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).output)
-    assert found["host_gpus"] == 3
-    for choice in found["choices"]:
-        assert choice["recipe"]["rollout.workers"] == choice["rollout"].get("H100", 0)
-        assert choice["recipe"]["trainer.devices"] == choice["trainer"]["H100"]
-        assert choice["recipe"]["schedule.fragment_size"] == choice["fragment_size"]
-    best = found["choices"][0]["recipe"]
-    assert ", ".join(f"{key} = {json.dumps(value)}" for key, value in best.items()) in shown
 
 
 def test_all_weights_are_planned_in_shard_groups_that_generate() -> None:
