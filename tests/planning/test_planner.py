@@ -4,13 +4,11 @@ from dataclasses import dataclass
 from functools import cache
 
 import pytest
-from _pytest.mark.structures import ParameterSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from digenrl.planning.colocated import Baseline
 from digenrl.planning.planner import Planned, plan_split
-from digenrl.planning.search import EFFORT
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.profiled import simulate
@@ -65,29 +63,22 @@ ROWS = [
 ]
 
 
-QUICK_CASE = "strict-flux1-dev-16"
-
-
-def _case(mode: str, row: Row) -> ParameterSet:
-    name = f"{mode}-{row}"
-    return pytest.param(mode, row, id=name, marks=[] if name == QUICK_CASE else pytest.mark.slow)
-
-
-@pytest.mark.parametrize(
-    ("mode", "row"), [_case(mode, row) for mode in ("one_step", "strict") for row in ROWS]
-)
-def test_best_splits_come_near_the_bound_and_are_no_worse_than_the_studys(
-    mode: str, row: Row
-) -> None:
-    one_step = mode == "one_step"
-    schedule, least = (ONE_STEP, row.one_step) if one_step else (STRICT, row.strict)
-    effort = QUICK if f"{mode}-{row}" == QUICK_CASE else EFFORT
-    devices = {"H100": row.number}
-    planned = plan_split(load_profile(row.profile), devices, schedule, effort=effort, fluid=True)
+def check_against_the_study(planned: Planned, row: Row, *, one_step: bool) -> None:
     best = planned.best
-    assert least <= best.simulated.utilisation <= 1
+    assert (row.one_step if one_step else row.strict) <= best.simulated.utilisation <= 1
     for baseline, gain in (row.study_one_step if one_step else row.study_strict).items():
         assert best.gain(baseline) >= 0.97 * gain, baseline
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("one_step", [True, False])
+def test_best_splits_come_near_the_bound_and_are_no_worse_than_the_studys(
+    one_step: bool, row: Row
+) -> None:
+    schedule, devices = ONE_STEP if one_step else STRICT, {"H100": row.number}
+    planned = plan_split(load_profile(row.profile), devices, schedule, fluid=True)
+    check_against_the_study(planned, row, one_step=one_step)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +126,13 @@ def test_no_known_good_split_is_better_than_the_planners(
     assert best.step_seconds <= known.step_seconds * 1.01
 
 
-def test_choices_are_ranked_and_say_what_they_gain() -> None:
-    planned = plan_split(load_profile("flux1-dev"), {"H100": 16}, STRICT, effort=QUICK)
+def test_choices_are_ranked_and_the_best_is_near_the_bound_and_no_worse_than_the_studys() -> None:
+    planned = plan_split(load_profile("flux1-dev"), {"H100": 16}, STRICT, effort=QUICK, fluid=True)
+    check_against_the_study(planned, ROWS[1], one_step=False)
     seconds = [choice.step_seconds for choice in planned.choices]
     assert len(seconds) > 1 and seconds == sorted(seconds)
     assert planned.best is planned.choices[0]
-    assert planned.num_forecast == 15 * 5
+    assert planned.num_forecast == 16 * 5
     assert planned.best.gain("tuned") == planned.colocated["tuned"] / seconds[0]
     assert planned.floor_seconds < seconds[0]
     for choice in planned.choices:
