@@ -275,9 +275,11 @@ def read_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
             begin = stream.read(8)
             if begin == LFS_POINTER:
                 raise ValueError("it is a pointer of Git LFS; fetch the file itself, git lfs pull")
-            if len(begin) < 8 or begin.lstrip().startswith(b"<"):
-                raise ValueError("it is empty, or a web page; fetch it once more")
+            if len(begin) < 8:
+                raise ValueError("it is empty; fetch it once more")
             (size,) = struct.unpack("<Q", begin)
+            if size > MAX_HEADER and begin.lstrip().startswith(b"<"):
+                raise ValueError("it is a web page; fetch it once more")
             if size > MAX_HEADER:
                 raise ValueError("its header is too long; copy or fetch it once more")
             text = stream.read(size)
