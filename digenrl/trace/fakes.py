@@ -120,7 +120,6 @@ class FakeHostMemory(HostMemory):
 
     def __init__(self) -> None:
         self.stored_bytes = 0
-        """Bytes of all that was ever stored."""
 
     def store(self, tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
         self.stored_bytes += num_bytes([tensor])

@@ -262,8 +262,7 @@ def policy_of(
         attach_lora(network, lora)
         if start is not None:
             load_adapter(network, start)
-    if recipe.trainer.gradient_checkpointing:
-        keeping = recipe.trainer.gradient_checkpointing
+    if keeping := recipe.trainer.gradient_checkpointing:
         checkpoint_blocks(network, keeping, memory or host_memory(device))
     return LoadedPolicy(
         model,

@@ -61,15 +61,14 @@ class _Offloading:
 
 
 class _Inputs:
-    """The inputs of one block's call that have a gradient. All others, such as embedded positions,
-    are the same tensors for every block."""
+    """The inputs of one block's call that have a gradient, and those of the block ``before``, which
+    the backward pass wants next. Others, such as positions, are the same tensors for all blocks."""
 
     def __init__(
         self, memory: HostMemory, inputs: tuple[Any, ...], before: "Callable[[], _Inputs | None]"
     ) -> None:
         self._memory = memory
         self._before = before
-        """The inputs of the block before, which the backward pass wants next."""
         self._storages = {
             each.untyped_storage()._cdata
             for each in inputs
