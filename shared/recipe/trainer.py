@@ -38,7 +38,7 @@ class Trainer(Table):
     micro_batch: Positive | Literal["auto"] = "auto"
     """Samples per training pass; a number has to divide `batch.group_size`. `auto`: measured."""
     memory_gib: Annotated[float, Field(gt=0)] | None = None
-    """Memory in GiB that `auto` passes may use. Default: 0.8 of the device."""
+    """Memory in GiB that `auto` passes may use. Default: 0.92 of the device."""
     deterministic: bool = False
     """Whether gradients are summed in the order of the groups, so that one seed gives the same
     bytes with any number of workers."""
