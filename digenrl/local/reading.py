@@ -38,7 +38,9 @@ class InProcess(httpx.BaseTransport):
 
         app, history = FastAPI(), RunHistory(store, run)
         app.include_router(drop_route(history))
-        app.include_router(api_routes(store, run, LiveRun("", httpx.AsyncClient()), history))
+        app.include_router(
+            api_routes(store, run, LiveRun("", httpx.AsyncClient(trust_env=False)), history)
+        )
         self._app = httpx.ASGITransport(app)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
@@ -60,7 +62,9 @@ def stored_client(store: ObjectStore, run: str) -> "Client":
     from shared.run.run_recipe import needed_recipe
 
     asyncio.run(needed_recipe(store, run))
-    return Client(httpx.Client(base_url="http://store", transport=InProcess(store, run)))
+    return Client(
+        httpx.Client(base_url="http://store", transport=InProcess(store, run), trust_env=False)
+    )
 
 
 @contextmanager
