@@ -39,7 +39,7 @@ class Desk:
         return found
 
     def letter(self, number: int) -> Letter:
-        """Return one with its bytes; raises UserError if there is none."""
+        """Return a letter and its bytes; raises UserError if there is no such letter."""
         return self.client.get_dead_letter(number).model_dump(mode="json")
 
     def settle(self, number: int, action: Literal["retry", "drop"]) -> str:

@@ -1,4 +1,4 @@
-"""What a reward by CLIP-H takes for an image, as a reward worker has it scored."""
+"""Measures the seconds that a reward worker takes to score an image with CLIP-H."""
 
 import os
 from pathlib import Path
@@ -28,8 +28,8 @@ THREADS, MANY_THREADS, GPU_IMAGES, CPU_IMAGES = 1, 8, 32, 2
 
 
 def measure(day: "Day") -> dict[str, Any]:
-    """Returns the seconds of an image by the threads of the CPU, or by the GPU alone, beside what
-    is charged."""
+    """Returns the seconds of an image on the CPU's threads or on the GPU, and those that are
+    charged."""
     folder, device = day.folder / ("clip-tiny" if day.tiny else "clip-h"), own_device()
     if not (folder / "preprocessor_config.json").is_file():  # is written last
         _write(folder, device, tiny=day.tiny)

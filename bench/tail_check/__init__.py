@@ -1,1 +1,1 @@
-"""Whether a coarse tail (`sampling.tail`) ranks samples as all steps do."""
+"""Measures how a coarse tail (`sampling.tail`) ranks samples, and how all steps rank them."""

@@ -122,7 +122,7 @@ def _desk_of(run: Run, scheduler: str, token_file: Path | None) -> "Iterator[Des
     """Yield where to ask: the scheduler of a run in progress, or else the store.
 
     Raises:
-        UserError: if the run is in progress and its scheduler does not answer, or there is none.
+        UserError: if there is no such run, or its scheduler does not answer.
     """
     from digenrl.dead_letters import Desk
     from digenrl.local.reading import reading

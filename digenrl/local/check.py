@@ -78,7 +78,7 @@ class Checked:
         yield from (each.line for each in implied_values(recipe))
 
     def _of_choices(self) -> Iterator[str]:
-        """What depends on more than the recipe, such as what "auto" is."""
+        """Names values that depend on more than the recipe, such as those of "auto"."""
         recipe = self.recipe
         yield from left_out(recipe)
         if recipe.evaluation.prompts is None:

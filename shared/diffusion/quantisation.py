@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from shared.models.memory import NF4_GROUP, Form, is_block_matrix
 
-LARGEST = {"int8": 127.0, "w8a8": 127.0, "fp8": 448.0, "nf4": 1.0}
+MAX_CODES = {"int8": 127.0, "w8a8": 127.0, "fp8": 448.0, "nf4": 1.0}
 """Largest value of a code; its scale makes it the largest weight of a row or group."""
 NF4_VALUES = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
@@ -72,7 +72,7 @@ class QuantisedLinear(nn.Linear):
     @torch.no_grad()
     def hold(self, matrix: Tensor) -> None:
         """Quantises weights (out, in)."""
-        rows, largest = matrix.float(), LARGEST[self.form]
+        rows, largest = matrix.float(), MAX_CODES[self.form]
         if self.form == "nf4":
             padding = -matrix.numel() % NF4_GROUP
             rows = functional.pad(rows.flatten(), (0, padding)).view(-1, NF4_GROUP)
@@ -112,7 +112,7 @@ class _Product(torch.autograd.Function):
 
 
 def _codes(scaled: Tensor, form: Form) -> Tensor:
-    """Returns the codes of weights (rows, n), the largest of which is that of `LARGEST`."""
+    """Returns the codes of weights (rows, n), the largest of which is that of `MAX_CODES`."""
     if form == "fp8":
         return scaled.to(torch.float8_e4m3fn).view(torch.int8)
     if form != "nf4":
@@ -141,7 +141,7 @@ def _multiplies_integers(rows: Tensor, size: Size) -> bool:
 
 def _product_of_integers(rows: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Quantises each of the inputs (n, in), and multiplies codes by codes: (n, out)."""
-    own = (rows.abs().amax(1, keepdim=True).float() / LARGEST["w8a8"]).clamp_min(TINY)
+    own = (rows.abs().amax(1, keepdim=True).float() / MAX_CODES["w8a8"]).clamp_min(TINY)
     sums = torch._int_mm((rows / own).round().to(torch.int8).contiguous(), codes.t())
     found = (sums * own).mul_(scale.t()).to(rows.dtype)
     return found if bias is None else found + bias
@@ -149,7 +149,7 @@ def _product_of_integers(rows: Tensor, codes: Tensor, scale: Tensor, bias: Tenso
 
 def quantise_blocks(network: nn.Module, form: Form | None) -> None:
     """Has a network whose weights have no values yet hold the matrices of its blocks in a form."""
-    for name, module in network.named_modules() if form in LARGEST else ():
+    for name, module in network.named_modules() if form in MAX_CODES else ():
         if type(module) is nn.Linear and is_block_matrix(f"{name}.weight", module.weight.shape):
             module.__class__ = QuantisedLinear
             cast(QuantisedLinear, module).expect(cast(Form, form))

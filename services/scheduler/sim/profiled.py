@@ -26,7 +26,7 @@ from shared.recipe.schedule import RunSchedule
 
 Devices = Mapping[str, int]
 
-MOST_ROWS = 64
+MAX_ROWS = 64
 """Most rows that a pass costs whatever its rows: a host may take all of a pass's time."""
 WARM_UP, WARM_UP_LENT, WARM_UP_ONE_STEP, WARM_UP_AUTO = 2, 1, 4, 8
 """Batches until one is like the next: the first one begins on idle devices. Where some devices only
@@ -192,7 +192,7 @@ def learned_passes(passes: PassCosts, cluster: Cluster) -> PassCosts:
     if rows == 1:
         return passes
     one, whole = (timing.piece(kind, n) for n in (1, rows))
-    each = max((whole - one) / (rows - 1), one / MOST_ROWS)
+    each = max((whole - one) / (rows - 1), one / MAX_ROWS)
     return passes.with_overhead(Overhead.of(max(0.0, one / each - 1)))
 
 

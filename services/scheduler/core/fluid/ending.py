@@ -14,9 +14,9 @@ from services.scheduler.core.workers import WorkerState
 
 EXACT = 4
 """Pieces per member up to which a schedule is made; of more, the last ends half a piece late."""
-DOUBT = 0.03
-"""Share of a piece's seconds by which its end is uncertain: members are free earlier or later than
-forecast, and a long piece makes up for nothing."""
+END_UNCERTAINTY = 0.03
+"""Share of a piece's seconds by which its forecast end is uncertain: members become free earlier or
+later than forecast, and a long piece leaves nothing to give to others."""
 HALVINGS = 8
 """Number of halvings of the interval that the end of a schedule lies in."""
 
@@ -61,7 +61,7 @@ def best_ending(members: Sequence[Member], left: float, sizes: Sequence[float]) 
             saved = (number * work + begun) / rate - even_end
             end = _scheduled_end(members, rows, number, begun, rate) - max(0.0, saved)
         endings.append(Ending(rows, end, even_end))
-    return min(endings, key=lambda each: each.at + DOUBT * usual.seconds(each.min_rows))
+    return min(endings, key=lambda each: each.at + END_UNCERTAINTY * usual.seconds(each.min_rows))
 
 
 def _num_passes(share: float, rows: float, pass_rows: int) -> float:

@@ -41,9 +41,9 @@ UNLIKE = 1.1
 """Devices whose speeds differ by less are taken as equal."""
 MEMBERS_PER_EVENT = 16
 """On average: what follows from all of more members holds for some events."""
-CHEAP = 1 / 16
-"""Share of a pass's rows below which its overhead is small: two pieces then cost little more than
-one, and the second goes to a member that has time."""
+MAX_SMALL_OVERHEAD = 1 / 16
+"""Overhead of a pass, as a share of its rows, below which two pieces cost little more than one; a
+member that has time takes the second."""
 MIN_OVERHEADS = 3
 """Overheads of a pass that the smallest piece has in rows where members are unlike: half of it
 saves less at the end than the additional passes cost. What comes late there is groups, which no
@@ -155,12 +155,12 @@ class AvailableMembers:
     def limits(self, member: Member) -> Limits:
         """What the next piece of a member is cut by. One step ahead no member waits at the end, and
         all are to train as long: it takes its fair share of the batch in whole passes, in two
-        pieces where passes are cheap, unless members wait for groups."""
+        pieces where the overhead of a pass is small, unless members wait for groups."""
         plan, ranks, least = self._plan, member.worker.ranks, self.pace.ending.min_rows
         if plan.early_groups and not has_loans(plan) and self._state.costs.passes.is_known:
             groups = plan.num_groups / plan.updates
             share = min(1.0, groups / self.pace.rate / member.group_seconds)
-            halves = 1 + (member.overhead < CHEAP * member.pass_rows)
+            halves = 1 + (member.overhead < MAX_SMALL_OVERHEAD * member.pass_rows)
             rows = share / halves * rows_of_group(plan, ranks)
             least = max(least, rows - rows % member.pass_rows if rows > member.pass_rows else rows)
         return Limits(
