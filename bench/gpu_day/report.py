@@ -233,8 +233,8 @@ def _doctor(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _steady(found: Found, parts: Mapping[str, Any]) -> Iterator[str]:
-    """Yields seconds of the services' steps, of their engines without services, and of a plain loop:
-    rollout, then training."""
+    """Yields seconds of the services' steps, of their engines without services, and of a plain
+    loop: rollout, then training."""
     steps, samples = found["steps"], found["samples"]
     yield f"Seconds from commit to commit, of {samples} samples each: "
     yield f"{', '.join(f'{each:.2f}' for each in steps) or 'none was seen'}. The first counts from "
