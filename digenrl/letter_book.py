@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from digenrl.dead_letters import Desk, Letter, Now
-from digenrl.view.words import KINDS, step_of
+from digenrl.reading.wording import KINDS, step_of
 from shared.errors import ContractError
 from shared.messages.codec import decode
 from shared.run.dead_letters import BY_ITSELF, Fates, Noted, Wanted, Work, cause_of, mend_first

@@ -13,8 +13,8 @@ from fastapi import FastAPI
 
 from digenrl.api.exported import Exports
 from digenrl.api.front import api_routes
-from digenrl.view.history import RunHistory
-from digenrl.view.live import LiveRun
+from digenrl.api.live import LiveRun
+from digenrl.api.run_history import RunHistory
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from shared.process.http_api import add_problems

@@ -21,9 +21,8 @@ from fastapi import APIRouter, HTTPException, Query
 from fastapi import Path as InPath
 from fastapi.responses import StreamingResponse
 
+from digenrl.api.run_history import RunHistory
 from digenrl.local.linux import die_with_parent
-from digenrl.local.processes import command
-from digenrl.view.history import RunHistory
 from shared.process.http_api import errors
 
 EXPORT_S = 600.0
@@ -116,9 +115,9 @@ class Exports:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _export(self, folder: Path, version: str, layout: str) -> None:
-        argv = command(
-            "export", self.history.run, "--version", version, "--layout", layout,
-            "--out", str(folder),
+        argv = (
+            sys.executable, "-m", "digenrl", "export", self.history.run,
+            "--version", version, "--layout", layout, "--out", str(folder),
         )  # fmt: skip
         process = await asyncio.create_subprocess_exec(
             *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,

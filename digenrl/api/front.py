@@ -15,11 +15,11 @@ from digenrl.api.events import event_routes
 from digenrl.api.exported import Exports, export_routes
 from digenrl.api.feed import Feed
 from digenrl.api.history import history_routes
+from digenrl.api.live import LiveRun
+from digenrl.api.run_history import RunHistory
 from digenrl.api.shown import shown_routes
 from digenrl.api.stored import stored_routes, with_figures
 from digenrl.api.what_if import WhatIf, plan_routes
-from digenrl.view.history import RunHistory
-from digenrl.view.live import LiveRun
 from services.scheduler.shell.api_batches import VersionView
 from shared.process.http_access import CALLER, ON_BEHALF, OPERATIONS, Caller
 from shared.store import ObjectStore

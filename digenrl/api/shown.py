@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Path, Query, Response
 from pydantic import Field
 
+from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.records import EvaluationRecord, Quality
-from digenrl.view.history import RunHistory
 from services.scheduler.shell.api_models import View, example
 from shared.messages.contracts import ObjectRef
 from shared.process.http_api import errors

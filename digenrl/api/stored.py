@@ -11,8 +11,8 @@ from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, HTTPException, Path, Query
 
-from digenrl.report.summary import summarise_schedule
-from digenrl.view.history import RunHistory
+from digenrl.api.run_history import RunHistory
+from digenrl.reading.schedule import summarise_schedule
 from services.scheduler.core.outlook import per_second
 from services.scheduler.core.state import Phase
 from services.scheduler.core.usage import BatchUsage

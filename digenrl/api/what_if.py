@@ -16,9 +16,9 @@ from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel, ValidationError
 
 from digenrl.api.models import PlanView
+from digenrl.api.run_history import RunHistory
 from digenrl.local.linux import die_with_parent
 from digenrl.planning.question import MAX_DEVICES, Question
-from digenrl.view.history import RunHistory
 from shared.process.http_api import errors
 
 PLAN_S = 60.0

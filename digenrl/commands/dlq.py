@@ -20,7 +20,7 @@ from digenrl.commands.options import (
     TokenFile,
 )
 from digenrl.local.runs import Run, find_run, run_in_folder, runs_folder
-from digenrl.view.words import visible
+from digenrl.reading.wording import visible
 from shared.errors import UserError
 
 if TYPE_CHECKING:

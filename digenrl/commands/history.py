@@ -19,7 +19,7 @@ from digenrl.commands.options import (
 )
 from digenrl.commands.tables import table
 from digenrl.local.runs import find_run, runs_folder
-from digenrl.view.words import visible
+from digenrl.reading.wording import visible
 from shared.errors import UserError
 
 if TYPE_CHECKING:

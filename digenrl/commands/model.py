@@ -28,7 +28,7 @@ def reward(
     out: Annotated[Path, typer.Option(help="folder to create, which recipes can name")],
 ) -> None:
     """Convert the published weights of a reward into a folder that recipes can name."""
-    from digenrl.commands.reward_weights import REWARDS, make_folder
+    from digenrl.hub.reward_weights import REWARDS, make_folder
 
     if reward not in REWARDS:
         raise UserError(f"REWARD: {reward!r}; known are: {', '.join(REWARDS)}")

@@ -14,7 +14,7 @@ def runs(as_json: AsJson = False, runs: Runs = RUNS) -> None:
     """List all runs of `digenrl up`: state, step, reward, and how long ago each was started."""
     from digenrl.local.progress import progress_of
     from digenrl.local.runs import RECIPE_JSON, runs_in
-    from digenrl.view.words import figure, time_left
+    from digenrl.reading.wording import figure, time_left
 
     rows, listed = [], []
     for folder in runs_in(runs):

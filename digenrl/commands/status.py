@@ -21,9 +21,9 @@ from digenrl.local.runs import Run, find_run, in_progress
 from shared.errors import UserError
 
 if TYPE_CHECKING:
+    from digenrl.api.run_history import RunHistory
     from digenrl.client import Client
     from digenrl.local.display import Display
-    from digenrl.view.history import RunHistory
     from shared.recipe.recipe import Recipe
 
 EVERY_S = 1.0
@@ -181,9 +181,9 @@ def _reach(stack: ExitStack, run: Run, scheduler: str, token_file: Path | None) 
 
 def _history(stack: ExitStack, run: Run) -> "RunHistory":
     """Return what is stored of a run that is over; its store is open as long as the stack."""
+    from digenrl.api.run_history import RunHistory
     from digenrl.local.progress import progress_of
     from digenrl.local.store import store_of
-    from digenrl.view.history import RunHistory
     from shared.process.settings import ServiceSettings
     from shared.store import open_store
 

@@ -122,7 +122,7 @@ def _show(found: "list[WorkerView]", *, as_json: bool) -> None:
 
 
 def _row(worker: "WorkerView") -> tuple[str, ...]:
-    from digenrl.view.words import figure, words_for
+    from digenrl.reading.wording import figure, words_for
 
     does = words_for(worker.use, worker.activity, worker.drain)
     version = "" if worker.policy_version is None else str(worker.policy_version)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import typer
 
-from digenrl.view.words import visible
+from digenrl.reading.wording import visible
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

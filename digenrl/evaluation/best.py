@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from digenrl.evaluation.records import EvaluationRecord
-from digenrl.view.words import FIGURES
+from digenrl.evaluation.records import FIGURES, EvaluationRecord
 from shared.recipe.recipe import Recipe
 from shared.run.evaluations import Measured, gold_figure, worth_of
 from shared.run.layout import named_objects

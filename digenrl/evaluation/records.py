@@ -112,6 +112,16 @@ CHANCE = 1.4
 samples, where both are a half."""
 
 
+FIGURES = {
+    "reward": "training reward", "proxy_accuracy": "accuracy, training classifier",
+    "gold_accuracy": "gold accuracy, held-out network",
+    "gold_svm_accuracy": "gold accuracy, held-out SVM",
+    "gold_worst_digit": "gold accuracy, worst digit",
+    "gold_nn": "distance to real images", "gold_div": "distance within a digit",
+}  # fmt: skip
+"""Figures of evaluations in words; others have the names of their scorers."""
+
+
 SETTINGS_DIGITS = 16
 """Number of hex digits of the settings' digest in keys."""
 

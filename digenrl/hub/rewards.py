@@ -59,7 +59,7 @@ def _make(type: str, folder: Path, key: str, say: Say) -> None:
         if not file:
             folder.symlink_to(like.resolve())
             return
-        from digenrl.commands.reward_weights import make_folder
+        from digenrl.hub.reward_weights import make_folder
 
         owner, name, file = file.split("/", 2)
         weights = _fetched(f"{owner}/{name}", file, (), key, say) / file

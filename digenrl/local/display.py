@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressC
 from rich.table import Table
 from rich.text import Text
 
-from digenrl.view import sentences
-from digenrl.view.words import clock, figure
+from digenrl.reading import sentences
+from digenrl.reading.wording import clock, figure
 
 PIPE_WIDTH = 100_000
 SPARKS = "▁▂▃▄▅▆▇█"

@@ -32,9 +32,9 @@ class InProcess(httpx.BaseTransport):
         from fastapi import FastAPI
 
         from digenrl.api.front import api_routes
+        from digenrl.api.live import LiveRun
+        from digenrl.api.run_history import RunHistory
         from digenrl.api.stored import drop_route
-        from digenrl.view.history import RunHistory
-        from digenrl.view.live import LiveRun
 
         app, history = FastAPI(), RunHistory(store, run)
         app.include_router(drop_route(history))

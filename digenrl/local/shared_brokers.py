@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from digenrl.api.run_history import RunHistory
 from digenrl.api.stored import run_view
 from digenrl.local.brokers import LOOPBACK, Brokers, Ports, plan_brokers
 from digenrl.local.certificates import authority_in
@@ -20,7 +21,6 @@ from digenrl.local.store import noted_store
 from digenrl.local.supervisor import Supervisor
 from digenrl.local.tokens import KEYS, tokens_of, write_secret
 from digenrl.local.tunnel import tunnel
-from digenrl.view.history import RunHistory
 from shared.errors import DigenRLError, UserError
 from shared.messages.rights import WORKERS
 from shared.store import ObjectStore, open_store

@@ -12,9 +12,10 @@ import httpx
 from rich.console import Console
 
 from digenrl.evaluation.records import EvaluationRecord, Quality, alarms
+from digenrl.reading.schedule import ScheduleSummary
 from digenrl.report.output import FIELDS, EvaluationBar, rows_of, table_of
 from digenrl.report.stills import first_of_prompts, side_of, stills_of
-from digenrl.report.summary import EvaluatedVersion, ScheduleSummary, Summary, read_schedule
+from digenrl.report.summary import EvaluatedVersion, Summary, read_schedule
 from shared.errors import DigenRLError, IntegrityError, UserError
 from shared.learning.metrics import nothing_trained, ratios_off
 from shared.process.settings import ClientSettings, ServiceSettings

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from fastapi import FastAPI, Path
 from fastapi.responses import Response
 
-from digenrl.view.history import RunHistory
-from digenrl.view.live import LiveRun
+from digenrl.api.live import LiveRun
+from digenrl.api.run_history import RunHistory
 
 Number = Annotated[int, Path(ge=1, lt=2**31)]
 

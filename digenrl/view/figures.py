@@ -9,10 +9,10 @@ from fastapi import HTTPException
 
 from digenrl.api.models import SampleHistory
 from digenrl.api.past import rank
+from digenrl.api.run_history import RunHistory
 from digenrl.api.shown import other_figures
 from digenrl.letter_book import Book, plain_cause
-from digenrl.view.history import RunHistory
-from digenrl.view.words import USES, cause
+from digenrl.reading.wording import USES, cause
 
 PER_PAGE = 50
 """Rows of a table."""

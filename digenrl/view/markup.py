@@ -5,7 +5,7 @@ import re
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from digenrl.view.words import crew, figure, time_left, visible
+from digenrl.reading.wording import crew, figure, time_left, visible
 
 LINKS = {
     "workers": ("/workers", "the page of workers"),

@@ -26,13 +26,17 @@ from jinja2 import Environment
 
 from digenrl.api.exported import Exports
 from digenrl.api.front import api_routes
+from digenrl.api.live import LiveRun
 from digenrl.api.past import Order, Past
+from digenrl.api.run_history import RECENT, RunHistory
 from digenrl.api.stored import load_view
 from digenrl.api.what_if import POOL, Refused, WhatIf
 from digenrl.dead_letters import Now
+from digenrl.evaluation.records import FIGURES
 from digenrl.letter_book import Book
-from digenrl.report.summary import summarise_schedule
-from digenrl.view import sentences
+from digenrl.reading import sentences
+from digenrl.reading.schedule import summarise_schedule
+from digenrl.reading.wording import KINDS, QUEUES, USES, drained_of, words_for
 from digenrl.view.actions import add_actions
 from digenrl.view.errors import add_error_pages
 from digenrl.view.figures import (
@@ -45,10 +49,7 @@ from digenrl.view.figures import (
     schedule_of,
     slowest_of,
 )
-from digenrl.view.history import RECENT, RunHistory
-from digenrl.view.live import LiveRun
 from digenrl.view.markup import templates
-from digenrl.view.words import FIGURES, KINDS, QUEUES, USES, drained_of, words_for
 from services.scheduler.costs.profile import profile_names
 from services.scheduler.shell.api_letters import letter_view
 from shared.process.http_access import CALLER, Access, Caller, check_routes, sign_in

@@ -5,12 +5,12 @@ from collections.abc import Collection, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from digenrl.api.run_history import RECENT, RunHistory
 from digenrl.api.stored import load_view, run_view
 from digenrl.client import Client, Refused
-from digenrl.report.summary import summarise_schedule
-from digenrl.view import sentences
-from digenrl.view.history import RECENT, RunHistory
-from digenrl.view.words import crew, time_left
+from digenrl.reading import sentences
+from digenrl.reading.schedule import summarise_schedule
+from digenrl.reading.wording import crew, time_left
 from services.scheduler.core.state import Phase
 from services.scheduler.core.usage import BatchUsage
 from services.scheduler.shell.api_load import LoadView

@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 
 from digenrl import client as client_module
 from digenrl.api.front import api_routes
+from digenrl.api.live import LiveRun
 from digenrl.client import Client, NoAnswer, Refused
-from digenrl.view.live import LiveRun
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from shared.process.http_access import Access

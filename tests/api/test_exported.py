@@ -17,10 +17,10 @@ from safetensors.torch import load
 
 from digenrl.api import exported
 from digenrl.api.exported import AdapterLayout, Exports, Opened, export_routes
+from digenrl.api.run_history import RunHistory
 from digenrl.client import Client, Refused
 from digenrl.commands.export import Layouts
 from digenrl.report.layouts import Layout
-from digenrl.view.history import RunHistory
 from shared.models.lora_files import FILES
 from shared.models.lora_names import HIGH
 from shared.process.http_access import Access

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from fastapi import FastAPI, HTTPException
 
-from digenrl.view import live
-from digenrl.view.live import LiveRun
+from digenrl.api import live
+from digenrl.api.live import LiveRun
 
 RUN = "/v1/run"
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from digenrl.api import models
 from digenrl.api.front import api_routes
-from digenrl.view.live import LiveRun
+from digenrl.api.live import LiveRun
 from shared.run.dead_letters import DeadLetter, Work, add_letter
 from shared.run.journal import PhaseChange, Request, entry_key
 from shared.run.layout import batch_folder

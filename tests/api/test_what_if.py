@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from digenrl.api import what_if
+from digenrl.api.run_history import RunHistory
 from digenrl.api.what_if import Refused, WhatIf
 from digenrl.planning.child import answer
 from digenrl.planning.question import Question
-from digenrl.view.history import RunHistory
 from shared.recipe.recipe import load_recipe, override
 from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore

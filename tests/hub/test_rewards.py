@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from bench.digits.text import clip_tokenizer
 from digenrl.cli import app
-from digenrl.commands.reward_weights import REWARDS
+from digenrl.hub.reward_weights import REWARDS
 from digenrl.hub.rewards import SOURCES
 from services.reward.kinds import KINDS
 from services.reward.scorer import build_scorers, kind_of

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from digenrl.local.display import Display, doing
-from digenrl.report.summary import summarise_schedule
+from digenrl.reading.schedule import summarise_schedule
 from services.scheduler.core.usage import BatchUsage, TagUsage
 from shared.run.commits import CommitRecord
 from tests import examples

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from digenrl.commands.reward_weights import make_folder
+from digenrl.hub.reward_weights import make_folder
 from services.reward.scorers import hpsv3, video_align
 from services.reward.scorers.qwen_reward import fitted
 from shared.errors import UserError

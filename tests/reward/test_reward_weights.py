@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from bench.digits.text import clip_tokenizer
 from digenrl.cli import app
-from digenrl.commands.reward_weights import make_folder
+from digenrl.hub.reward_weights import make_folder
 from shared.errors import UserError
 from tests.reward.published import BlipVision, OpenClip
 from tests.reward.tiny_scorers import (

@@ -14,9 +14,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from digenrl.api.live import client_of
 from digenrl.client import Client
 from digenrl.local import doctor
-from digenrl.view.live import client_of
 from services.reward.scorers.endpoint import ask
 from shared.bus import traces
 from shared.errors import ScorerUnavailable, UserError

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from digenrl.api.live import LiveRun
 from digenrl.local.tokens import Tokens, tokens_of
-from digenrl.view.live import LiveRun
 from shared.run.dead_letters import DeadLetter, Kind, Work, add_letter
 from tests.api.past_run import past_run
 from tests.follow.runs import RUN, Run

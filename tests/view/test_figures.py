@@ -4,8 +4,8 @@ from typing import cast
 
 import pytest
 
+from digenrl.api.run_history import RunHistory
 from digenrl.view.figures import schedule_of, slowest_of
-from digenrl.view.history import RunHistory
 from services.scheduler.core.usage import BatchUsage
 from shared.store import ObjectStore
 

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from digenrl.api.live import LiveRun
+from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample, Quality
 from digenrl.local.tokens import Tokens, tokens_of
-from digenrl.view.history import RunHistory
-from digenrl.view.live import LiveRun
 from digenrl.view.server import PAGES, View, create_app
 from services.scheduler.core.usage import BatchUsage, Timeline
 from shared.errors import Unavailable
@@ -152,7 +152,7 @@ def test_curves_are_asked_for_once(client: TestClient) -> None:
 def test_new_steps_are_seen_while_the_page_is_open(
     tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("digenrl.view.history.LOOK_S", 0.0)
+    monkeypatch.setattr("digenrl.api.run_history.LOOK_S", 0.0)
     client = client_of(run := filled(tmp_path), tokens)
     assert client.get("/data/steps").json()[0]["version"][-1] == 4
     run.commit(2)

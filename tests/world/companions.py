@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from digenrl.api.events import event_routes
 from digenrl.api.feed import Feed
+from digenrl.api.live import LiveRun, client_of
 from digenrl.evaluation.records import Quality
 from digenrl.evaluation.run import JudgedSamples, RunEvaluator
-from digenrl.view.live import LiveRun, client_of
 from services.scheduler.shell import api
 from services.scheduler.shell.load import Outlooks
 from services.scheduler.shell.standby import standby_app

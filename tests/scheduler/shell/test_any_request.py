@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from digenrl.api.front import api_routes
-from digenrl.view.live import LiveRun
+from digenrl.api.live import LiveRun
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from shared.process.http_access import Access

@@ -10,10 +10,10 @@ from fastapi.testclient import TestClient
 from starlette.datastructures import Headers
 from structlog.testing import capture_logs
 
+from digenrl.api.live import LiveRun
+from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.progress import Progress, routes
 from digenrl.local.tokens import Tokens, tokens_of
-from digenrl.view.history import RunHistory
-from digenrl.view.live import LiveRun
 from digenrl.view.server import View
 from digenrl.view.server import create_app as page_app
 from services.reward.scorer import WeightedScorer

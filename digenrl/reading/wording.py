@@ -121,16 +121,6 @@ def step_of(batch: int) -> str:
     return f"step {batch + 1} (batch {batch})"
 
 
-FIGURES = {
-    "reward": "training reward", "proxy_accuracy": "accuracy, training classifier",
-    "gold_accuracy": "gold accuracy, held-out network",
-    "gold_svm_accuracy": "gold accuracy, held-out SVM",
-    "gold_worst_digit": "gold accuracy, worst digit",
-    "gold_nn": "distance to real images", "gold_div": "distance within a digit",
-}  # fmt: skip
-"""Figures of evaluations in words; others have the names of their scorers."""
-
-
 def words_for(use: str | None, activity: str, drain: str = "no") -> str:
     """Return what a worker does: by the scheduler's account, or else by its own; of one that gets
     nothing new, only that.

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from digenrl.report.summary import summarise_schedule
-from digenrl.view.markup import linked
-from digenrl.view.sentences import (
+from digenrl.reading.schedule import summarise_schedule
+from digenrl.reading.sentences import (
     NO_SCHEDULE,
     REMEDIES,
     alarms,
@@ -21,7 +20,8 @@ from digenrl.view.sentences import (
     status,
     throughput,
 )
-from digenrl.view.words import cause, crew, figure, time_left
+from digenrl.reading.wording import cause, crew, figure, time_left
+from digenrl.view.markup import linked
 from services.scheduler.core.usage import BUSY, BatchUsage, Use
 from shared.recipe.recipe import load_recipe, override
 from shared.run.chain import Step

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from digenrl.api.live import LiveRun, client_of
+from digenrl.api.run_history import RunHistory
 from digenrl.local import address
 from digenrl.local.runs import Run, in_progress
 from digenrl.local.store import store_of
-from digenrl.view.history import RunHistory
-from digenrl.view.live import LiveRun, client_of
 from digenrl.view.server import View, create_app
 from shared.errors import UserError
 from shared.process.http_access import Access, Caller

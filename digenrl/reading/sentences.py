@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from digenrl.report.summary import ScheduleSummary
-from digenrl.view.words import QUEUES, cause, clock, figure
+from digenrl.reading.schedule import ScheduleSummary
+from digenrl.reading.wording import QUEUES, cause, clock, figure
 from shared.learning.metrics import nothing_trained, ratios_off
 from shared.recipe.recipe import Recipe
 from shared.run.chain import Step

@@ -1,0 +1,83 @@
+"""Sums up how a run's devices were used, from the scheduler's record of each batch."""
+
+import statistics
+from collections import Counter
+
+from pydantic import BaseModel
+
+from services.scheduler.core.usage import BUSY, BatchUsage
+from shared.run.commits import CommitRecord
+
+
+class TagDecision(BaseModel):
+    """Records what TAG decided for a batch, and the result."""
+
+    batch: int
+    groups: int
+    """Largest number of groups that the trainer was to generate."""
+    samples_helped: int
+    """Number of samples that the trainer generated."""
+    reason: str
+    predicted_gain: float | None
+    measured_gain: float | None
+    """Gain over the predicted time of the batch without help."""
+
+
+class ScheduleSummary(BaseModel):
+    """Says how the devices were used in the batches that one scheduler saw from open to commit."""
+
+    num_batches: int
+    seconds_per_step: float | None
+    """Median step time."""
+    utilisation: float | None
+    """Share of their time that rollout and trainer devices generate, train or commit."""
+    utilisation_by_device: dict[str, float]
+    """Utilisation of each worker, including reward workers."""
+    bubbles: dict[str, float]
+    """Share of the time of rollout and trainer devices by what they wait for."""
+    staleness: dict[int, int]
+    """Number of trained samples by staleness."""
+    samples_helped: int
+    """Samples that the trainer's device generated."""
+    tag: list[TagDecision]
+
+
+def summarise_schedule(chain: list[CommitRecord], usage: list[BatchUsage]) -> ScheduleSummary:
+    """Summarise the usage, without the first batch if there are others: devices still start."""
+    steady = usage[1:] or usage
+    by_device: dict[str, Counter[str]] = {}
+    for batch in steady:
+        for device, uses in batch.devices.items():
+            by_device.setdefault(device, Counter()).update(uses)
+    gpus = {d: uses for d, uses in by_device.items() if "scoring" not in uses}
+    together = sum(gpus.values(), Counter())
+    whole = sum(together.values())
+    return ScheduleSummary(
+        num_batches=len(usage),
+        seconds_per_step=round(statistics.median(batch.seconds for batch in steady), 3)
+        if steady
+        else None,
+        utilisation=_busy_share(together),
+        utilisation_by_device={d: _busy_share(uses) or 0.0 for d, uses in by_device.items()},
+        bubbles={
+            use: round(seconds / whole, 4) for use, seconds in together.items() if use not in BUSY
+        },
+        staleness=dict(
+            Counter(
+                record.batch - group.policy_version
+                for record in chain
+                if record.batch is not None
+                for group in record.trained
+                for _ in group.rewards
+            )
+        ),
+        samples_helped=sum(batch.tag.samples_helped for batch in usage if batch.tag),
+        tag=[
+            TagDecision(batch=batch.batch, **batch.tag.model_dump()) for batch in usage if batch.tag
+        ],
+    )
+
+
+def _busy_share(uses: Counter[str]) -> float | None:
+    whole = sum(uses.values())
+    return round(sum(uses[use] for use in BUSY) / whole, 4) if whole else None
