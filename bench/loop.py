@@ -20,14 +20,14 @@ from rich.table import Table
 from digenrl.profile.ladder import timed
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
-from shared.diffusion.adapted_layer import AdaptedLinear
-from shared.diffusion.decoding import to_uint8
 from shared.diffusion.generation import Generator
-from shared.diffusion.models import repeat_rows
+from shared.diffusion.loading.models import repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
-from shared.diffusion.sampler import Denoising, Trajectory, denoise
+from shared.diffusion.sampling.decoding import to_uint8
+from shared.diffusion.sampling.sampler import Denoising, Trajectory, denoise
+from shared.diffusion.sampling.transition import transition
 from shared.diffusion.training.loss import clipped_surrogate
-from shared.diffusion.transition import transition
+from shared.diffusion.weights.adapted_layer import AdaptedLinear
 from shared.learning.prompts import read_prompts
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe

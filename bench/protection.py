@@ -22,7 +22,7 @@ from bench.cluster.measured import measure
 from bench.cluster.session import MEMORY, run
 from bench.runner.rounds import by_turns
 from bench.runner.session import Session, open_session
-from digenrl.local.brokers import Program
+from digenrl.local.brokers.embedded import Program
 
 UNFLUSHED = {"sync_interval: always": "sync_interval: 2m", "appendfsync always": "appendfsync no"}
 """What the configurations of NATS and Valkey say -> what they say without fsync."""

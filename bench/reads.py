@@ -29,7 +29,7 @@ from bench.cluster.measured import measure
 from bench.cluster.session import opened, run
 from bench.runner.rounds import by_turns
 from bench.runner.session import Session
-from digenrl.local.ports import free_ports
+from digenrl.local.processes.ports import free_ports
 from shared.errors import Unavailable
 
 PER_SECOND = 50

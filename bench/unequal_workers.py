@@ -19,8 +19,8 @@ import httpx
 import psutil
 
 from bench import FROM_CLONE, ROOT
-from digenrl.local.ports import free_ports
-from digenrl.local.tokens import KEYS
+from digenrl.local.processes.ports import free_ports
+from digenrl.local.secrets.tokens import KEYS
 from shared.recipe.recipe import load_recipe, override
 
 DIGITS = ROOT / "bench" / "learning" / "digits.toml"

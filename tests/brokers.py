@@ -3,7 +3,7 @@
 import subprocess
 from collections.abc import Callable
 
-from digenrl.local.brokers import Brokers, Program
+from digenrl.local.brokers.embedded import Brokers, Program
 
 PASSWORD = "a-password-of-the-tests"
 StartProgram = Callable[[Program], "subprocess.Popen[bytes]"]

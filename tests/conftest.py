@@ -14,8 +14,8 @@ import typer
 import typer.testing
 from hypothesis import HealthCheck, settings
 
-from digenrl.local.brokers import Brokers, Program, plan_brokers, wait_ready
-from digenrl.local.ports import releasing_ports
+from digenrl.local.brokers.embedded import Brokers, Program, plan_brokers, wait_ready
+from digenrl.local.processes.ports import releasing_ports
 from shared.bus.bus import Bus
 from shared.process.settings import ServiceSettings
 from shared.store import ObjectStore, open_store

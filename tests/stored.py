@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from shared.devices.protocols import Snapshot
-from shared.diffusion.tensors import pack
-from shared.diffusion.weights import StagedTensors, Staging
+from shared.diffusion.sampling.tensors import pack
+from shared.diffusion.weights.trained_weights import StagedTensors, Staging
 from shared.messages.contracts import ObjectRef
 from shared.run.manifest import Fetched, Part, Wanted
 from tests import examples

@@ -15,7 +15,7 @@ import torch
 
 from shared.diffusion.families.base import Family
 from shared.diffusion.families.latents import pack, unpack
-from shared.diffusion.models import ModelAdapter, load_model
+from shared.diffusion.loading.models import ModelAdapter, load_model
 from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.models.families import FAMILIES as FAMILIES_BY_PIPELINE
 from shared.models.memory import Part

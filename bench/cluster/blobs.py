@@ -20,7 +20,7 @@ from shared.errors import ContractError, FaultyConditions
 from shared.learning.seeds import sample_seed
 from shared.messages.contracts import GenerateFragment
 from shared.run.manifest import Pieces, StoredTensors
-from shared.store.objects import Content
+from shared.store.backend import Content
 
 DIGEST_BYTES = 64
 _MIB = 1 << 20

@@ -35,7 +35,7 @@ from shared.devices.protocols import GroupData, Snapshot
 from shared.errors import ContractError
 from shared.messages.fluid import Piece
 from shared.run.manifest import StoredTensors
-from shared.store.objects import Content
+from shared.store.backend import Content
 
 ONE_AT_A_TIME = Lock()
 NEWEST: dict[str, tuple[Content, Content]] = {}

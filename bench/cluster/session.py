@@ -18,10 +18,10 @@ from bench.runner import figures
 from bench.runner.figures import Interval
 from bench.runner.session import Session, open_session
 from bench.runner.watch import OnCommit, Watch, service, watching
-from digenrl.local.brokers import Program
-from digenrl.local.ports import free_ports
-from digenrl.local.supervisor import STOP_S
-from digenrl.local.tokens import Tokens
+from digenrl.local.brokers.embedded import Program
+from digenrl.local.processes.ports import free_ports
+from digenrl.local.processes.supervisor import STOP_S
+from digenrl.local.secrets.tokens import Tokens
 from services.scheduler.costs.floor import floor_seconds
 from shared.messages import subjects
 from shared.messages.fluid import WeightsStored

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from shared.messages.contracts import ObjectRef
 from shared.store import ObjectStore
-from shared.store.objects import Content
+from shared.store.backend import Content
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from bench.digits.vae import build_vae
 from digenrl.evaluation.digits import Half, Images
 from digenrl.evaluation.media import as_png
 from shared.diffusion.families.flux import FluxKontext
-from shared.diffusion.models import Conditions
+from shared.diffusion.loading.models import Conditions
 from shared.models.families import FAMILIES
 
 NUM_TOKENS = 8

@@ -19,7 +19,7 @@ from bench.digits.text import CLIP_WIDTH, T5_WIDTH, TEMPLATES, build_text_parts,
 from bench.digits.vae import build_vae
 from digenrl.evaluation.digits import NUM_DIGITS, Half
 from shared.diffusion.families.sd3 import StableDiffusion3
-from shared.diffusion.models import Conditions
+from shared.diffusion.loading.models import Conditions
 from shared.models.families import FAMILIES
 
 Report = Callable[[str], None]

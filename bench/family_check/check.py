@@ -15,11 +15,11 @@ from bench.family_check.inputs import Size, arguments, called, encoded
 from bench.family_check.parity import compare
 from bench.family_check.probe import apart, has_own_pass, networks_of, sample
 from shared.diffusion.families.base import Family
-from shared.diffusion.models import Conditions, load_model, repeat_rows
+from shared.diffusion.loading.models import Conditions, load_model, repeat_rows
 from shared.diffusion.policy import LoraSpec, attach_lora
-from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
-from shared.diffusion.transition import transition
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, denoise
+from shared.diffusion.sampling.transition import transition
+from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.errors import UserError
 from shared.models.catalogue import checked_family_of, pipeline_sigmas, pixels_per_token
 

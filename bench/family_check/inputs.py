@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shared.diffusion.families.base import Family
 from shared.diffusion.families.latents import as_picture
-from shared.diffusion.models import Conditions
+from shared.diffusion.loading.models import Conditions
 
 PROMPT = "a handwritten five"
 MOST_TOKENS = 1024

@@ -16,7 +16,7 @@ from torch import nn
 from bench.digits.text import clip_tokenizer, randomized
 from digenrl.profile.models import ARCHITECTURES, ModelName
 from digenrl.profile.network import DTYPE, random_transformer
-from shared.diffusion.device import own_device, release
+from shared.diffusion.loading.device import own_device, release
 from shared.errors import UserError
 
 COMPLETE = "complete"

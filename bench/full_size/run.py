@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.full_size.watch import OTHERS, Kill, Watched, kill_worker, watch
-from digenrl.local.ports import free_ports
-from digenrl.local.processes import command
-from digenrl.local.tokens import KEYS, Tokens
+from digenrl.local.processes.ports import free_ports
+from digenrl.local.running.command_lines import command
+from digenrl.local.secrets.tokens import KEYS, Tokens
 from shared.errors import DigenRLError
 
 GB = 1e9

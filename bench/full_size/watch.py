@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from digenrl.local.tokens import Tokens
+from digenrl.local.secrets.tokens import Tokens
 from shared.errors import UserError
 
 SAMPLE_S, POLL_S = 3.0, 0.1

@@ -14,8 +14,8 @@ from bench.gpu_day.passes import tried
 from bench.gpu_day.report import keep
 from digenrl.profile.ladder import timed
 from services.scheduler.costs.profile import PROFILES, ProfileFile
-from shared.diffusion.decoding import to_uint8
-from shared.diffusion.device import own_device
+from shared.diffusion.loading.device import own_device
+from shared.diffusion.sampling.decoding import to_uint8
 
 if TYPE_CHECKING:
     from bench.gpu_day.day import Day

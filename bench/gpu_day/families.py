@@ -15,8 +15,8 @@ from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.tensors import unpack, unpack_trajectory
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.sampling.tensors import unpack, unpack_trajectory
+from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe, load_recipe
 from tests import tiny_models

@@ -15,8 +15,8 @@ from bench.full_size.recipe import PROMPTS, Shape, write_recipe
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
-from shared.diffusion.device import release
 from shared.diffusion.generation import GenerationInProgress, Generator
+from shared.diffusion.loading.device import release
 from shared.diffusion.policy import load_policy
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe, load_recipe

@@ -26,8 +26,8 @@ from bench.gpu_day.report import keep
 from digenrl.profile.ladder import timed
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk
-from shared.diffusion.device import release
 from shared.diffusion.generation import Generator
+from shared.diffusion.loading.device import release
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.models.memory import Part
 from shared.recipe.recipe import Recipe, load_recipe

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from digenrl.local.processes import command
+from digenrl.local.running.command_lines import command
 from digenrl.profile.models import ModelName
 from digenrl.profile.profile import base_profile
 

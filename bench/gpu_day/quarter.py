@@ -17,9 +17,9 @@ from bench.gpu_day.memory import model_folder, print_line
 from bench.gpu_day.report import keep
 from bench.gpu_day.services import MOST_GPUS, fluid
 from bench.loop import as_plain, compare
-from digenrl.local.gpus import visible_gpus
-from digenrl.local.ports import free_ports
-from digenrl.local.processes import command
+from digenrl.local.processes.gpus import visible_gpus
+from digenrl.local.processes.ports import free_ports
+from digenrl.local.running.command_lines import command
 from shared.errors import DigenRLError
 from shared.recipe.recipe import load_recipe
 

@@ -11,7 +11,7 @@ from digenrl.planning.scoring import GPU_TFLOPS, THREAD_TFLOPS
 from digenrl.profile.ladder import timed
 from services.reward.networks import network_of
 from services.reward.scorer import build_scorers
-from shared.diffusion.device import own_device
+from shared.diffusion.loading.device import own_device
 from shared.recipe.rewards import ScorerTable
 from tests.reward import tiny_scorers
 

@@ -16,7 +16,7 @@ from bench.full_size.recipe import Shape, write_recipe
 from bench.full_size.run import NAME, figures, run_recipe
 from bench.full_size.watch import Kill
 from bench.gpu_day.memory import model_folder
-from digenrl.local.gpus import VISIBLE, visible_gpus
+from digenrl.local.processes.gpus import VISIBLE, visible_gpus
 
 if TYPE_CHECKING:
     from bench.gpu_day.day import Day

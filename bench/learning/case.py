@@ -120,7 +120,7 @@ def figures_of(task: Task, quality: "Quality") -> dict[str, float | None]:
 def judge(task: Task) -> "Callable[[bytes], Quality]":
     """Returns what judges packed weights on the task's fixed noise; loaded once per process."""
     from digenrl.evaluation.samples import Judges, PromptSampler
-    from shared.diffusion.tensors import unpack
+    from shared.diffusion.sampling.tensors import unpack
 
     recipe = recipe_of(task, NOTHING, seed=0)
     sampler, judges = PromptSampler(recipe), Judges(recipe)

@@ -20,7 +20,7 @@ from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
-from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.sampling.tensors import pack, unpack
 from shared.learning.prompts import SourceFiles
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe

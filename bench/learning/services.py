@@ -28,9 +28,9 @@ from bench.learning.case import EVERY, figures_of, judge
 from bench.learning.task import DIGITS
 from digenrl.evaluation.run import weights_to_use
 from digenrl.local.runs import find_run
+from digenrl.local.secrets.tokens import KEYS
 from digenrl.local.store import store_of
-from digenrl.local.tokens import KEYS
-from shared.diffusion.tensors import pack
+from shared.diffusion.sampling.tensors import pack
 from shared.errors import ContractError, DigenRLError
 from shared.messages.codec import decode
 from shared.messages.contracts import FragmentGenerated, PolicyPublished

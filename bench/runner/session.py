@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import FROM_CLONE
-from digenrl.local.brokers import Program, plan_brokers
-from digenrl.local.keys import keys_of
-from digenrl.local.ports import releasing_ports
-from digenrl.local.supervisor import Supervisor
-from digenrl.local.tokens import Tokens, tokens_of
+from digenrl.local.brokers.embedded import Program, plan_brokers
+from digenrl.local.processes.ports import releasing_ports
+from digenrl.local.processes.supervisor import Supervisor
+from digenrl.local.secrets.keys import keys_of
+from digenrl.local.secrets.tokens import Tokens, tokens_of
 from shared.messages.rights import Role
 from shared.process.settings import ServiceSettings
 from shared.store import ObjectStore, open_store

@@ -16,9 +16,9 @@ from nats.aio.msg import Msg
 
 from bench.runner.placement import cpu_seconds
 from bench.runner.session import Session
-from digenrl.local.brokers import USER, Program
-from digenrl.local.child_logs import reason_in
-from digenrl.local.supervisor import Child, Supervisor
+from digenrl.local.brokers.embedded import USER, Program
+from digenrl.local.processes.child_logs import reason_in
+from digenrl.local.processes.supervisor import Child, Supervisor
 from services.scheduler.core.usage import BatchUsage
 from shared.bus.bus import Bus
 from shared.errors import ContractError, Unavailable

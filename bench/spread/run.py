@@ -21,7 +21,7 @@ from pydantic import SecretStr
 
 from bench.cluster.blobs import adapter_blob, digest_of, head_of
 from bench.spread.network import Host, network
-from digenrl.local.brokers import BUCKET, USER, plan_brokers
+from digenrl.local.brokers.embedded import BUCKET, USER, plan_brokers
 from services.rollout.policy_loader import PolicyLoader
 from shared.devices.protocols import RolloutDevice, Staged
 from shared.errors import Unavailable, UserError

@@ -34,7 +34,7 @@ def tail_check(
     loaded = load_recipe(recipe, {"sampling.tail": tail, "sampling.tail_correlation": 1.0})
     prepare_libraries(loaded, threads=loaded.rollout.threads)
     from bench.tail_check.measure import tail_check as measure
-    from digenrl.local.inputs import check_inputs
+    from digenrl.local.checking.inputs import check_inputs
 
     check_inputs(loaded)
     num_samples = samples or min(MAX_SAMPLES, loaded.batch.group_size)

@@ -12,7 +12,7 @@ from services.reward.scorer import Media, WeightedScorer, build_scorers, scorer_
 from services.reward.scoring import scores_of, source_of
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
-from shared.diffusion.tensors import unpack
+from shared.diffusion.sampling.tensors import unpack
 from shared.learning.prompts import PromptOrder, SourceFiles, read_prompts
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.process.outgoing import allow

@@ -9,8 +9,8 @@ from bench.runner.placement import Placement, pinned
 from bench.runner.session import Session
 from bench.runner.watch import Watch, service, watching
 from bench.two_devices.intervals import intervals_of, jobs_of
-from digenrl.local.brokers import Program
-from digenrl.local.ports import free_ports
+from digenrl.local.brokers.embedded import Program
+from digenrl.local.processes.ports import free_ports
 from shared.recipe.recipe import Recipe
 
 ROLLOUT, TRAINER = "rollout-0", "trainer-0"

@@ -31,7 +31,7 @@ from bench.two_devices.modes import (
 )
 from bench.two_devices.output import as_plain, draw, show_part
 from bench.two_devices.run import measured_run, on
-from digenrl.local.inputs import check_inputs
+from digenrl.local.checking.inputs import check_inputs
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe, override
 

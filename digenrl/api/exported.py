@@ -22,7 +22,7 @@ from fastapi import Path as InPath
 from fastapi.responses import StreamingResponse
 
 from digenrl.api.run_history import RunHistory
-from digenrl.local.linux import die_with_parent
+from digenrl.local.processes.linux import die_with_parent
 from shared.process.http_api import errors
 
 EXPORT_S = 600.0

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from digenrl.api.models import PlanView
 from digenrl.api.run_history import RunHistory
-from digenrl.local.linux import die_with_parent
+from digenrl.local.processes.linux import die_with_parent
 from digenrl.planning.question import MAX_DEVICES, Question
 from shared.process.http_api import errors
 

@@ -27,7 +27,7 @@ def convert(
     Example: `digenrl adapter convert sft.safetensors mine.safetensors --rank 32 --drop
     text-encoder`. Each layer changes as before if the rank suffices, else as nearly as it can.
     """
-    from shared.diffusion.lora_conversion import convert_lora
+    from shared.diffusion.weights.lora_conversion import convert_lora
 
     lost = convert_lora(source, out, rank, drops_text=bool(drop))
     typer.echo(out)

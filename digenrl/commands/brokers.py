@@ -24,7 +24,7 @@ def brokers(
 
     On this host, commands such as `digenrl status` take the folder for the first --run's.
     """
-    from digenrl.local.brokers import Ports
+    from digenrl.local.brokers.embedded import Ports
     from digenrl.local.runs import lock_run
     from digenrl.local.shared_brokers import run_brokers
 

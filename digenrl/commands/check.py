@@ -60,8 +60,8 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Say whether a recipe can run, without starting anything."""
-    from digenrl.local.check import check as check_recipe
-    from digenrl.local.check import failed_as_json
+    from digenrl.local.checking.check import check as check_recipe
+    from digenrl.local.checking.check import failed_as_json
 
     if save_profile is not None and not traced:
         raise UserError("--save-profile: a profile is made of a trace; add --trace")

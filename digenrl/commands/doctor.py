@@ -20,7 +20,7 @@ def doctor(
 ) -> None:
     """Look at this machine and at the brokers that DIGENRL_... names; end with 1 if something is
     wrong."""
-    from digenrl.local.doctor import local_findings, recipe_finding, service_findings
+    from digenrl.local.checking.doctor import local_findings, recipe_finding, service_findings
     from shared.telemetry import quiet_logs
 
     quiet_logs()

@@ -7,6 +7,6 @@ from digenrl.commands.options import AsJson
 
 def families(as_json: AsJson = False) -> None:
     """List the model families that can be trained, and the packages that bring them."""
-    from digenrl.local.listed import listed_families, shown
+    from digenrl.local.checking.available import listed_families, shown
 
     typer.echo(shown(listed_families(), as_json=as_json))

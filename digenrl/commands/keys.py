@@ -12,7 +12,7 @@ from shared.errors import UserError
 if TYPE_CHECKING:
     import ssl
 
-    from digenrl.local.tokens import Tokens
+    from digenrl.local.secrets.tokens import Tokens
 
 keys = typer.Typer(help="Keys of a deployment: one secret per role.", no_args_is_help=True)
 
@@ -37,7 +37,7 @@ def init(
     ] = None,
 ) -> None:
     """Make all secrets of a deployment and the configuration of its brokers; keep old secrets."""
-    from digenrl.local.deployment import Places, make_deployment
+    from digenrl.local.brokers.deployment import Places, make_deployment
 
     try:
         made = make_deployment(folder, Places(nats=nats, redis=redis, s3=s3, tls=tls or ()), runs)
@@ -98,7 +98,7 @@ def _trusted(folder: Path) -> "ssl.SSLContext":
 
 def _tokens(folder: Path) -> "Tokens":
     """Return the tokens that are kept in ``folder``; raises UserError if there are none."""
-    from digenrl.local.tokens import Tokens
+    from digenrl.local.secrets.tokens import Tokens
 
     if not (folder / "api_tokens.json").exists():
         raise UserError(

@@ -39,7 +39,7 @@ def report(
     With --json, what summary.json has is written to stdout, and everything else to stderr. Ends
     with 3 if a part of the report has failed; the adapter is exported before the others.
     """
-    from digenrl.local.display import console_of
+    from digenrl.local.running.display import console_of
     from digenrl.local.store import store_of
     from digenrl.report.make import make_report
     from shared.telemetry import quiet_logs

@@ -35,7 +35,7 @@ def reproduce(
 
 
 def _start(recipe: Path, options: dict[str, object], runs: Path) -> int:
-    from digenrl.local.preflight import Request, prepare
+    from digenrl.local.checking.preflight import Request, prepare
     from digenrl.local.up import run_locally
 
     local = prepare(Request(recipe, options, resume=False, fresh=True, port=0, runs=runs.resolve()))

@@ -14,7 +14,7 @@ reward = typer.Typer(no_args_is_help=True, help="Rewards of your own.", rich_mar
 
 def rewards(as_json: AsJson = False) -> None:
     """List the types of scorers that a recipe may name, and the packages that bring them."""
-    from digenrl.local.listed import listed_rewards, shown
+    from digenrl.local.checking.available import listed_rewards, shown
 
     typer.echo(shown(listed_rewards(), as_json=as_json))
 
@@ -42,7 +42,7 @@ def try_reward(
 ) -> None:
     """Score images with a function of your own, just as a run would; exits with 1 if it could not
     score all of them."""
-    from digenrl.local.reward_trial import as_lines, try_file
+    from digenrl.local.checking.reward_trial import as_lines, try_file
     from shared.telemetry import quiet_logs
 
     quiet_logs()

@@ -23,7 +23,7 @@ from shared.errors import UserError
 if TYPE_CHECKING:
     from digenrl.api.run_history import RunHistory
     from digenrl.client import Client
-    from digenrl.local.display import Display
+    from digenrl.local.running.display import Display
     from shared.recipe.recipe import Recipe
 
 EVERY_S = 1.0
@@ -79,7 +79,7 @@ def watch(
         client = _reach(stack, found, scheduler, token_file)
         if client is None:
             raise typer.Exit(_say_end(_history(stack, found), as_json=as_json))
-        from digenrl.local.display import Display, console_of
+        from digenrl.local.running.display import Display, console_of
 
         url, logs = str(client.http.base_url).rstrip("/"), str(found.folder / "logs")
         display = Display(console_of(stderr=as_json), url, logs, lines=as_json)

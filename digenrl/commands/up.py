@@ -69,8 +69,8 @@ def up(
     run, as `digenrl watch --json` writes it; everything else goes to stderr.
     """
     from digenrl.follow.steps import Targets
-    from digenrl.local.detach import detach, hints
-    from digenrl.local.preflight import Request, prepare
+    from digenrl.local.checking.preflight import Request, prepare
+    from digenrl.local.running.detach import detach, hints
     from digenrl.local.up import run_locally
 
     if resume and fresh:

@@ -178,7 +178,7 @@ async def weights_to_use(
         IntegrityError: if they are not in the store, or differ from what the record says.
     """
     from services.trainer.engine.checkpoint import AVERAGE
-    from shared.diffusion.shards import whole_tensors
+    from shared.diffusion.weights.shards import whole_tensors
 
     if recipe.trainer.ema is None:
         return await trained_weights(store, record)
@@ -189,7 +189,7 @@ async def weights_to_use(
 
 async def trained_weights(store: ObjectStore, record: CommitRecord) -> "dict[str, Tensor]":
     """Return the weights that the optimizer made of a version; raises as `weights_to_use`."""
-    from shared.diffusion.shards import whole_tensors
+    from shared.diffusion.weights.shards import whole_tensors
 
     trained = record.learned
     return await whole_tensors(await open_tensors(store, trained.ref, trained.digest))

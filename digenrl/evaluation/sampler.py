@@ -10,13 +10,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from shared.diffusion.decoding import decoded
-from shared.diffusion.device import RowsAtOnce, fits, own_device, release
-from shared.diffusion.encoding import TextEncoders
 from shared.diffusion.generation import SMALLER
-from shared.diffusion.models import Conditions, ModelAdapter, repeat_rows
+from shared.diffusion.loading.device import RowsAtOnce, fits, own_device, release
+from shared.diffusion.loading.models import Conditions, ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
-from shared.diffusion.sampler import Denoising, Velocity, denoise
+from shared.diffusion.sampling.decoding import decoded
+from shared.diffusion.sampling.encoding import TextEncoders
+from shared.diffusion.sampling.sampler import Denoising, Velocity, denoise
 from shared.learning.seeds import derive
 from shared.models.memory import Residence
 from shared.recipe.recipe import Recipe

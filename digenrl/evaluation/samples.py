@@ -15,7 +15,7 @@ from digenrl.evaluation.sampler import Media, OnProgress, Sampler
 from digenrl.evaluation.settings import as_evaluated
 from services.reward.scorer import WeightedScorer, build_scorers, scorer_inputs
 from services.reward.scoring import scores_of, source_of
-from shared.diffusion.weights import load_weights
+from shared.diffusion.weights.trained_weights import load_weights
 from shared.models.memory import Residence
 from shared.recipe.recipe import Recipe
 from shared.run.run_recipe import evaluation_rows

@@ -45,7 +45,7 @@ def client_of(
         UserError: if nobody has said where it answers, or the file cannot be read.
     """
     from digenrl.client import Client
-    from digenrl.local.tokens import KEYS
+    from digenrl.local.secrets.tokens import KEYS
 
     folder = run.folder
     address = scheduler or (address_of(folder, of) if not run.store_url else "")

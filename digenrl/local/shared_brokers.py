@@ -11,16 +11,16 @@ from typing import Any
 
 from digenrl.api.run_history import RunHistory
 from digenrl.api.stored import run_view
-from digenrl.local.brokers import LOOPBACK, Brokers, Ports, plan_brokers
-from digenrl.local.certificates import authority_in
-from digenrl.local.keys import keys_of
+from digenrl.local.brokers.embedded import LOOPBACK, Brokers, Ports, plan_brokers
+from digenrl.local.brokers.seaweedfs import OWNER, Server
+from digenrl.local.processes.supervisor import Supervisor
 from digenrl.local.progress import Progress
 from digenrl.local.runs import RECIPE_JSON
-from digenrl.local.seaweedfs import OWNER, Server
+from digenrl.local.secrets.certificates import authority_in
+from digenrl.local.secrets.keys import keys_of
+from digenrl.local.secrets.tokens import KEYS, tokens_of, write_secret
+from digenrl.local.secrets.tunnel import tunnel
 from digenrl.local.store import noted_store
-from digenrl.local.supervisor import Supervisor
-from digenrl.local.tokens import KEYS, tokens_of, write_secret
-from digenrl.local.tunnel import tunnel
 from shared.errors import DigenRLError, UserError
 from shared.messages.rights import WORKERS
 from shared.store import ObjectStore, open_store

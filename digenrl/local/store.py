@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from digenrl.local.brokers import plan_brokers
-from digenrl.local.child_logs import reason_in
-from digenrl.local.keys import keys_of
-from digenrl.local.linux import die_with_parent
-from digenrl.local.program import Program, rejection, wait_ready
+from digenrl.local.brokers.embedded import plan_brokers
+from digenrl.local.processes.child_logs import reason_in
+from digenrl.local.processes.linux import die_with_parent
+from digenrl.local.processes.program import Program, rejection, wait_ready
+from digenrl.local.processes.supervisor import BROKER_STOP_S
 from digenrl.local.runs import NOTE, InProgress, Run, lock_run
-from digenrl.local.supervisor import BROKER_STOP_S
-from digenrl.local.tokens import write_secret
+from digenrl.local.secrets.keys import keys_of
+from digenrl.local.secrets.tokens import write_secret
 from shared.errors import Unavailable
 
 STORE = "objects"

@@ -15,20 +15,26 @@ import httpx
 from rich.console import Console
 
 from digenrl.local.address import write_address
-from digenrl.local.ahead import ahead_of
-from digenrl.local.alarms import Mender
-from digenrl.local.assignment import REPORT
-from digenrl.local.brokers import HOST_CACHE, Brokers, plan_brokers
-from digenrl.local.display import Display, console_of
-from digenrl.local.evaluation import LocalEvaluation
-from digenrl.local.ports import free_ports
-from digenrl.local.preflight import LocalRun
-from digenrl.local.processes import command, follower_of, page_of, scheduler_of, workers_of
+from digenrl.local.brokers.embedded import HOST_CACHE, Brokers, plan_brokers
+from digenrl.local.checking.preflight import LocalRun
+from digenrl.local.processes.assignment import REPORT
+from digenrl.local.processes.ports import free_ports
+from digenrl.local.processes.preload import ahead_of
+from digenrl.local.processes.starter import Starter
+from digenrl.local.processes.supervisor import BROKER_STOP_S, Supervisor
 from digenrl.local.progress import Progress, progress_of
+from digenrl.local.running.alarms import Mender
+from digenrl.local.running.command_lines import (
+    command,
+    follower_of,
+    page_of,
+    scheduler_of,
+    workers_of,
+)
+from digenrl.local.running.display import Display, console_of
+from digenrl.local.running.evaluation import LocalEvaluation
 from digenrl.local.runs import Run
-from digenrl.local.starter import Starter
 from digenrl.local.store import noted_store
-from digenrl.local.supervisor import BROKER_STOP_S, Supervisor
 from digenrl.planning.entries import EVALUATOR
 from shared.process.outgoing import SETTING, named_in
 

@@ -92,7 +92,7 @@ def build(
     import torch
 
     from digenrl.profile.network import adapted, loaded_transformer, random_transformer
-    from shared.diffusion.device import choose_kernels
+    from shared.diffusion.loading.device import choose_kernels
     from shared.recipe.tables import Model
 
     if not tiny and not torch.cuda.is_available():
@@ -117,7 +117,7 @@ def described(device: "torch.device", how: str) -> "MeasuredOn":
     import torch
 
     from digenrl.profile.profile import MeasuredOn
-    from shared.diffusion.device import device_bytes
+    from shared.diffusion.loading.device import device_bytes
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     versions = f"torch {torch.__version__}, diffusers {diffusers.__version__}"

@@ -34,10 +34,10 @@ from digenrl.trace.launches import LaunchCounter
 from services.scheduler.costs.host import Launches
 from services.trainer.engine.storing import store_weights
 from shared.devices.protocols import Snapshot
-from shared.diffusion.sampler import Denoising, SamplingPlan
-from shared.diffusion.shards import HostBuffers
-from shared.diffusion.transition import transition
-from shared.diffusion.weights import (
+from shared.diffusion.sampling.sampler import Denoising, SamplingPlan
+from shared.diffusion.sampling.transition import transition
+from shared.diffusion.weights.shards import HostBuffers
+from shared.diffusion.weights.trained_weights import (
     StagedTensors,
     Staging,
     WeightsInUse,

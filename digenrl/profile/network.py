@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from digenrl.profile.models import Architecture
 from shared.diffusion.policy import LoraSpec, attach_lora
-from shared.diffusion.sampler import Velocity
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.sampling.sampler import Velocity
+from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.errors import UserError
 
 DTYPE = torch.bfloat16

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from digenrl.report.layouts import Layout, adapter_files
-from shared.diffusion.experts import networks_of
-from shared.diffusion.models import load_model
-from shared.diffusion.starting_adapter import lora_tensors
-from shared.diffusion.weights import load_weights
+from shared.diffusion.loading.experts import networks_of
+from shared.diffusion.loading.models import load_model
+from shared.diffusion.weights.starting_adapter import lora_tensors
+from shared.diffusion.weights.trained_weights import load_weights
 from shared.errors import UserError
 from shared.models.catalogue import network_folders
 from shared.models.lora_files import FILES, read_lora

@@ -8,7 +8,7 @@ from torch import Tensor
 from digenrl.evaluation.media import save
 from digenrl.evaluation.sampler import Sampler
 from digenrl.report.export import networks_in, read_adapter, read_network
-from shared.diffusion.weights import load_weights
+from shared.diffusion.weights.trained_weights import load_weights
 from shared.errors import ContractError, IntegrityError, UserError
 from shared.learning.pictures import check_picture
 from shared.models.catalogue import checked_family_of

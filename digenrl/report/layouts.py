@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.diffusion.tensors import pack
+from shared.diffusion.sampling.tensors import pack
 from shared.errors import UserError
 from shared.models.catalogue import checked_family_of
 from shared.models.lora_files import FILES

@@ -15,14 +15,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 
 from shared.diffusion.families.base import NEGATIVE, Family, decoder_dtype, quiet_diffusers
-from shared.diffusion.host_memory import HostMemory
-from shared.diffusion.masters import TrainedWeights
-from shared.diffusion.models import IMAGE, TEXT, Conditions
+from shared.diffusion.loading.host_memory import HostMemory
+from shared.diffusion.loading.models import IMAGE, TEXT, Conditions
+from shared.diffusion.loading.quantisation import quantise_blocks, quantised_layers
 from shared.diffusion.policy import LoadedPolicy, policy_of
-from shared.diffusion.quantisation import quantise_blocks, quantised_layers
-from shared.diffusion.sharding import shard
-from shared.diffusion.weight_sets import WeightSets
-from shared.diffusion.weights import WeightsInUse, is_adapter, is_half, trained_parameters
+from shared.diffusion.weights.master_weights import TrainedWeights
+from shared.diffusion.weights.sharding import shard
+from shared.diffusion.weights.trained_weights import (
+    WeightsInUse,
+    is_adapter,
+    is_half,
+    trained_parameters,
+)
+from shared.diffusion.weights.weight_sets import WeightSets
 from shared.errors import UserError
 from shared.models.catalogue import (
     PartConfig,

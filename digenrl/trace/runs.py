@@ -44,13 +44,13 @@ from digenrl.trace.record import (
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk, make_tuner
 from shared.devices.protocols import GroupData
-from shared.diffusion.decoding import to_uint8
 from shared.diffusion.generation import GenerationInProgress, Generator
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
-from shared.diffusion.sampler import Denoising, denoise
-from shared.diffusion.tensors import pack
+from shared.diffusion.sampling.decoding import to_uint8
+from shared.diffusion.sampling.sampler import Denoising, denoise
+from shared.diffusion.sampling.tensors import pack
 from shared.diffusion.training.rows import TrainingGroup, read_group, row_kind
-from shared.diffusion.weights import is_adapter, trained_parameters
+from shared.diffusion.weights.trained_weights import is_adapter, trained_parameters
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.models.memory import Holding, network_bytes
 from shared.recipe.recipe import Recipe

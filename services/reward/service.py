@@ -21,7 +21,7 @@ async def _work(process: WorkerProcess) -> None:
 
     tables, gpu = process.recipe.reward.scorers, os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if gpu and any(may_load_a_network(table.type) for table in tables):
-        from shared.diffusion.device import own_device  # torch
+        from shared.diffusion.loading.device import own_device  # torch
 
         await asyncio.to_thread(own_device)  # a Python file would fall back to the CPU
     scorers = await asyncio.to_thread(build_scorers, tables)

@@ -5,8 +5,8 @@ import asyncio
 
 import torch
 
-from shared.diffusion.encoding import TextEncoders
-from shared.diffusion.tensors import pack
+from shared.diffusion.sampling.encoding import TextEncoders
+from shared.diffusion.sampling.tensors import pack
 from shared.recipe.recipe import Recipe
 
 

@@ -6,7 +6,7 @@ import torch
 
 from shared.diffusion.generation import Generator, LocalGenerator
 from shared.diffusion.policy import load_policy
-from shared.diffusion.weights import StagedTensors
+from shared.diffusion.weights.trained_weights import StagedTensors
 from shared.recipe.recipe import Recipe
 from shared.run.manifest import StoredTensors
 

@@ -38,7 +38,7 @@ def as_here(recipe: Recipe, settings: ServiceSettings) -> Recipe:
 async def _work(process: WorkerProcess, *, build_device: BuildDevice | None) -> None:
     from services.rollout.app import RolloutApp
     from services.rollout.rollout_engine import RolloutEngine  # torch, once the probes answer
-    from shared.diffusion.device import this_device
+    from shared.diffusion.loading.device import this_device
 
     settings, recipe = process.settings, as_here(process.recipe, process.settings)
     registered = this_device(
@@ -69,7 +69,7 @@ async def run_encoder(settings: ServiceSettings) -> None:
 async def _encode(process: WorkerProcess) -> None:
     from services.rollout.encoder import EncoderApp
     from services.rollout.encoder_engine import EncoderEngine  # torch, once the probes answer
-    from shared.diffusion.device import this_device
+    from shared.diffusion.loading.device import this_device
 
     settings, recipe = process.settings, process.recipe
     if not recipe.encoder.workers:

@@ -3,7 +3,7 @@
 A fragment is generated one denoising step at a time. Between two steps it may wait for as long as
 it takes while the device trains, and goes on as if nothing had been: its noise, its states and the
 conditions are its own, and no gradient, mode or random state of the network is touched. What
-is finished may be decoded beside the next fragment (`shared.diffusion.decoding`).
+is finished may be decoded beside the next fragment (`shared.diffusion.sampling.decoding`).
 """
 
 import asyncio
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from shared.devices.protocols import Generated
-from shared.diffusion.decoding import SharedDevice, decoded
-from shared.diffusion.device import RowsAtOnce, fits, tried_again
-from shared.diffusion.encoding import encoded
-from shared.diffusion.models import Conditions, repeat_rows, taken
+from shared.diffusion.loading.device import RowsAtOnce, fits, tried_again
+from shared.diffusion.loading.models import Conditions, repeat_rows, taken
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
-from shared.diffusion.sampler import Denoising
-from shared.diffusion.tensors import pack, unpack_conditions
+from shared.diffusion.sampling.decoding import SharedDevice, decoded
+from shared.diffusion.sampling.encoding import encoded
+from shared.diffusion.sampling.sampler import Denoising
+from shared.diffusion.sampling.tensors import pack, unpack_conditions
 from shared.diffusion.training.rows import row_kind
-from shared.diffusion.weights import StagedTensors, Staging
+from shared.diffusion.weights.trained_weights import StagedTensors, Staging
 from shared.errors import ContractError, FaultyConditions, IntegrityError
 from shared.learning.seeds import group_seed, sample_seed
 from shared.messages.contracts import GenerateFragment

@@ -10,23 +10,23 @@ import structlog
 import torch
 from torch import nn
 
-from shared.diffusion.compilation import CompiledBlocks, compile_blocks, gpu_seconds
-from shared.diffusion.device import choose_kernels, fits, own_device
-from shared.diffusion.encoding import check_encoders
-from shared.diffusion.host_memory import HostMemory, host_memory
-from shared.diffusion.loading import Place, Progress
-from shared.diffusion.masters import MastersPlace, ShardsPlace, TrainedWeights
-from shared.diffusion.models import ModelAdapter, Part, load_model
-from shared.diffusion.recomputation import checkpoint_blocks
-from shared.diffusion.sampler import SamplingPlan
-from shared.diffusion.starting_adapter import load_adapter
-from shared.diffusion.streaming import stream
-from shared.diffusion.weight_sets import WeightSets
-from shared.diffusion.weights import (
+from shared.diffusion.loading.compilation import CompiledBlocks, compile_blocks, gpu_seconds
+from shared.diffusion.loading.device import choose_kernels, fits, own_device
+from shared.diffusion.loading.host_memory import HostMemory, host_memory
+from shared.diffusion.loading.models import ModelAdapter, Part, load_model
+from shared.diffusion.loading.network import Place, Progress
+from shared.diffusion.loading.recomputation import checkpoint_blocks
+from shared.diffusion.sampling.encoding import check_encoders
+from shared.diffusion.sampling.sampler import SamplingPlan
+from shared.diffusion.weights.master_weights import MastersPlace, ShardsPlace, TrainedWeights
+from shared.diffusion.weights.starting_adapter import load_adapter
+from shared.diffusion.weights.streaming import stream
+from shared.diffusion.weights.trained_weights import (
     ADAPTER,
     WeightsInUse,
     trained_parameters,
 )
+from shared.diffusion.weights.weight_sets import WeightSets
 from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
 from shared.learning.seeds import derive
@@ -69,7 +69,7 @@ def attach_lora(transformer: nn.Module, spec: LoraSpec) -> None:
     """
     from peft import LoraConfig
 
-    from shared.diffusion.adapted_layer import adapt_in_fewer_calls
+    from shared.diffusion.weights.adapted_layer import adapt_in_fewer_calls
 
     config = LoraConfig(
         r=spec.rank,

@@ -66,8 +66,8 @@ class TrainedSets:
     """Says what a device that trains holds of the trained weights beside those of its network."""
 
     kept: int = 0
-    """Number of sets that passes use (`shared.diffusion.weight_sets`): an old policy, an adapter as
-    reference, the start of a batch."""
+    """Number of sets that passes use (`shared.diffusion.weights.weight_sets`): an old policy, an
+    adapter as reference, the start of a batch."""
     on_host: int = 0
     """Number of sets on the host, whose blocks come to a GPU one after the other: a reference of
     all weights."""

@@ -32,7 +32,7 @@ from shared.run.retention import (
 )
 from shared.run.run_recipe import read_recipe
 from shared.store import ObjectStore
-from shared.store.objects import StoredObject
+from shared.store.backend import StoredObject
 
 SAFE_AGE_S = 24 * 3600.0
 """Seconds after which nobody is still storing what an object belongs to."""

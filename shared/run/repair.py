@@ -27,7 +27,7 @@ from shared.run.journal import ENTRY
 from shared.run.layout import NAMES, commit_key, name_of, numbers_in, quarantine_key
 from shared.run.run_recipe import parsed_recipe
 from shared.store import ObjectStore
-from shared.store.objects import StoredObject
+from shared.store.backend import StoredObject
 
 NAMED = re.compile(r"/([0-9a-f]{64})[^/]*\Z")
 """Matches the key of an object that is named by its content."""

@@ -30,7 +30,7 @@ from obstore.store import from_url
 from shared.errors import IntegrityError, Unavailable, UserError
 from shared.messages.contracts import ObjectRef
 from shared.proxies import go_direct
-from shared.store.objects import CHUNK, Content, StoredObject
+from shared.store.backend import CHUNK, Content, StoredObject
 from shared.store.settings import StoreSettings
 
 CONNECT = timedelta(seconds=10)

@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from shared.errors import IntegrityError, Unavailable
 from shared.messages.contracts import ObjectRef
-from shared.store.objects import CHUNK, Content, StoredObject
+from shared.store.backend import CHUNK, Content, StoredObject
 
 TEMPORARY = ".tmp-"
 """Beginning of the name of a file that is being written."""

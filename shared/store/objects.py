@@ -5,14 +5,16 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import AsyncGenerator, Awaitable, Collection
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from shared.errors import ContractError, IntegrityError, UserError
 from shared.messages.contracts import ObjectRef
+from shared.store.backend import Backend, Content, StoredObject
+from shared.store.folder import FolderBackend
 from shared.store.settings import StoreSettings
 from shared.store.tensor_header import Data
 from shared.telemetry import DIGESTED_BYTES
@@ -22,52 +24,10 @@ _KEY = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)*
 
 BUCKETS = ("s3", "gs", "az")
 """URL schemes that name a bucket."""
-Content = bytes | memoryview
-"""What is stored: a view is of memory that nobody changes meanwhile."""
 LARGE = 1 << 19
 """Size in bytes from which hashing takes longer than a hop to a thread."""
 HUGE = 1 << 24
 """Size in bytes from which hashing takes so long that it is done beside writing."""
-CHUNK = 1 << 20
-"""Bytes of an object that are read at a time where it is read in parts."""
-
-
-class StoredObject(NamedTuple):
-    key: str
-    size: int
-    modified: float
-    """Unix seconds of its last write, by the store's clock."""
-
-
-class Backend(Protocol):
-    async def write(self, key: str, data: Content) -> None:
-        """Store durably and atomically: a reader sees the whole object or none."""
-
-    async def write_unnamed(
-        self, folder: str, data: Content, ref: Awaitable[ObjectRef], *, stays: bool = True
-    ) -> None:
-        """Store like `write`, under the key of ``ref``, which is in ``folder`` and becomes known
-        meanwhile. Unless it ``stays``, this host's memory need not keep what it has of it."""
-
-    async def create(self, key: str, data: bytes) -> bool:
-        """Store like `write`; return False and change nothing if the key exists."""
-
-    async def read(self, key: str) -> bytes | None: ...
-
-    def stream(self, key: str, first: int) -> AsyncGenerator[bytes]:
-        """Yield the object's bytes from ``first`` on, some MiB at most at a time; raise
-        IntegrityError if there is no such object."""
-
-    async def size(self, key: str) -> int | None:
-        """Return the bytes of the object, None if there is none."""
-
-    async def keys(self, prefix: str) -> list[str]: ...
-    async def entries(self, prefix: str) -> list[StoredObject]: ...
-
-    async def unfinished(self, prefix: str) -> list[StoredObject]:
-        """Return what writers have left that were killed: it is no object, and takes space."""
-
-    async def delete(self, keys: list[str]) -> None: ...
 
 
 class SharedReads(Protocol):
@@ -194,13 +154,11 @@ def open_store(settings: StoreSettings) -> ObjectStore:
     """Return the store at the URL of ``settings``; raise UserError for an unknown scheme."""
     parts = urlsplit(settings.url)
     if settings.url.startswith("file:///"):
-        from shared.store.folder import FolderBackend
-
         path = settings.url.removeprefix("file://")  # of a folder, # and ? begin nothing
         folder = Path(os.fsdecode(unquote_to_bytes(path)))
         return ObjectStore(FolderBackend(folder), disk=folder)
     if parts.scheme in BUCKETS and parts.netloc:
-        from shared.store.bucket import BucketBackend
+        from shared.store.bucket import BucketBackend  # loads obstore, which a folder does not need
 
         return ObjectStore(BucketBackend(settings), disk=settings.folder)
     known = ", ".join(f"{scheme}://bucket" for scheme in BUCKETS)

@@ -17,7 +17,7 @@ from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, Quality
 from digenrl.evaluation.told import Teller
-from digenrl.local.tokens import Tokens, tokens_of
+from digenrl.local.secrets.tokens import Tokens, tokens_of
 from services.scheduler.core.usage import Timeline
 from services.scheduler.shell.journal import Journal
 from shared.process.http_access import Access, TokenFile

@@ -11,7 +11,7 @@ from bench.full_size.model import write_model
 from bench.full_size.on_cpu import CHANGES, TINY_SHAPE
 from bench.full_size.recipe import write_recipe
 from bench.full_size.watch import OTHERS, memory_of, role_of
-from digenrl.local.inputs import check_inputs
+from digenrl.local.checking.inputs import check_inputs
 from shared.diffusion.policy import load_policy
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe

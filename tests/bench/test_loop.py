@@ -7,8 +7,8 @@ import torch
 
 from bench import loop
 from shared.diffusion.policy import load_policy
-from shared.diffusion.tensors import unpack_trajectory
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.sampling.tensors import unpack_trajectory
+from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS
 from tests.shared.diffusion.shared_noise import move

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from bench.reads import PER_SECOND, Cost, Reads, read
-from digenrl.local.ports import free_ports
+from digenrl.local.processes.ports import free_ports
 
 
 def test_cost_is_the_median_of_pairs_and_the_hundredth_slowest_answer() -> None:

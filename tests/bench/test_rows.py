@@ -13,7 +13,7 @@ from bench.cluster.setting import recipe_of
 from bench.cluster.suite import FULL_LENGTH, QUICK_LENGTH, suite
 from bench.stored import RESULTS
 from bench.tables import Known, front_page, known_of, pages, tables, utilisation, with_table
-from digenrl.local.check import check
+from digenrl.local.checking.check import check
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.host import H200_HOST
 from services.scheduler.costs.profile import load_profile

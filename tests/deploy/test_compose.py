@@ -17,9 +17,9 @@ import httpx
 import pytest
 import yaml
 
-from digenrl.local import seaweedfs
-from digenrl.local.deployment import Places, make_deployment
-from digenrl.local.ports import free_ports
+from digenrl.local.brokers import seaweedfs
+from digenrl.local.brokers.deployment import Places, make_deployment
+from digenrl.local.processes.ports import free_ports
 from tests.paths import ROOT
 from tests.view.browser import browsing
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from bench.spread.network import Host, network, why_not
-from digenrl.local.brokers import broker_binaries
+from digenrl.local.brokers.embedded import broker_binaries
 from tests.paths import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.run, pytest.mark.timeout(300)]

@@ -13,8 +13,8 @@ from bench.digits.vae import build_vae
 from digenrl.evaluation.digits import Half, diversity, load_real, nearest_real
 from services.reward.scorers.digits import DigitProbability, DigitSvm, to_model_space
 from shared.diffusion.families.sd3 import StableDiffusion3
-from shared.diffusion.models import Part, load_model
-from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
+from shared.diffusion.loading.models import Part, load_model
+from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, denoise
 from shared.learning.prompts import read_prompts
 from shared.models.sigmas import linear_sigmas
 from tests.paths import ROOT

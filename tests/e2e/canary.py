@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from digenrl.local.tokens import KEYS
+from digenrl.local.secrets.tokens import KEYS
 from tests.e2e.local_run import LocalRun
 
 ASKED = (

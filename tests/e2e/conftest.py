@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.local.ports import free_ports
+from digenrl.local.processes.ports import free_ports
 from tests.e2e.local_run import SMALL, LocalRun, StartRun, recipe_of
 from tests.e2e.surroundings import Surroundings, make_writable
 

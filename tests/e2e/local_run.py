@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import psutil
 
-from digenrl.local.ports import free_ports
-from digenrl.local.tokens import KEYS, Tokens
+from digenrl.local.processes.ports import free_ports
+from digenrl.local.secrets.tokens import KEYS, Tokens
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS
@@ -115,7 +115,7 @@ class LocalRun:
         command = [each.replace("trainer-0", name) for each in first.cmdline()]
         command[command.index("--port") + 1] = "0"
         if ranks is not None:
-            command[command.index("digenrl.local.ranks") + 1] = str(ranks)
+            command[command.index("digenrl.local.processes.ranks") + 1] = str(ranks)
         given = {key: value.replace("trainer-0", name) for key, value in first.environ().items()}
         environment = {**given, **variables, "DIGENRL_PORT": "0"}
         with (self.folder / "logs" / f"{name}.log").open("wb") as log:

@@ -19,8 +19,8 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from digenrl.local.brokers import plan_brokers
-from digenrl.local.keys import keys_of
+from digenrl.local.brokers.embedded import plan_brokers
+from digenrl.local.secrets.keys import keys_of
 from shared.learning.metrics import STEP_METRICS
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import load_recipe, override

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from digenrl.local.starter import SWITCH
+from digenrl.local.processes.starter import SWITCH
 from shared.process.failpoints import VARIABLE
 from tests.e2e.local_run import PATIENCE_S, SMALL, LocalRun, StartRun, recipe_of
 

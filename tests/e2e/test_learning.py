@@ -9,7 +9,7 @@ import torch
 from digenrl.evaluation.records import Quality
 from digenrl.evaluation.samples import Judges, PromptSampler
 from examples.one_process import Advantages, Loop
-from shared.diffusion.tensors import unpack
+from shared.diffusion.sampling.tensors import unpack
 from shared.learning.advantages import group_advantages
 from shared.recipe.recipe import Recipe, load_recipe, override
 from tests.paths import DIGITS, ROOT

@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from digenrl.local.processes.starter import SWITCH
 from digenrl.local.runs import find_run
-from digenrl.local.starter import SWITCH
 from digenrl.local.store import store_of
 from digenrl.planning.entries import trainers_of
-from shared.diffusion.shards import whole_tensors
+from shared.diffusion.weights.shards import whole_tensors
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.commits import commit_chain

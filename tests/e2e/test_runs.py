@@ -14,7 +14,7 @@ import httpx
 import nats
 import pytest
 
-from digenrl.local.tokens import KEYS
+from digenrl.local.secrets.tokens import KEYS
 from shared.messages.rights import RIGHTS, Role, inbox_of
 from tests.e2e.canary import check_no_secret_is_said
 from tests.e2e.local_run import LocalRun, StartRun, wait_until

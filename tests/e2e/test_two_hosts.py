@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.spread.network import Host, network, why_not
-from digenrl.local.brokers import plan_brokers
+from digenrl.local.brokers.embedded import plan_brokers
 from shared.run.commits import commit_chain
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from digenrl.evaluation.sampler import Sampler
-from shared.diffusion.tensors import pack
-from shared.diffusion.weights import trained_tensors, weights_digest
+from shared.diffusion.sampling.tensors import pack
+from shared.diffusion.weights.trained_weights import trained_tensors, weights_digest
 from shared.messages.contracts import Policy
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.commits import commit, newest_commit

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from digenrl.local.ports import free_ports
+from digenrl.local.processes.ports import free_ports
 from shared.store import ObjectStore
 from tests.evaluation.runs import begin, commit_up_to
 

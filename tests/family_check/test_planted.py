@@ -16,7 +16,7 @@ from shared.diffusion.families.ltx2 import LTX2
 from shared.diffusion.families.qwen_image import QwenImageEdit
 from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.families.wan import SEEN, WanFromImage
-from shared.diffusion.models import Conditions
+from shared.diffusion.loading.models import Conditions
 from shared.models.catalogue import family_of
 from shared.models.families import FAMILIES
 from tests import tiny_models

@@ -12,7 +12,7 @@ import torch
 
 from digenrl import cli
 from digenrl.hub.fetch import fetch
-from shared.diffusion.models import load_model
+from shared.diffusion.loading.models import load_model
 from shared.errors import Unavailable, UserError
 from shared.models.catalogue import check_weights, checked_family_of
 from shared.models.hub import MAX_CONFIG_BYTES, commit_of, place

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from digenrl import cli
 from digenrl.hub.dataset import fetch_prompts, make_own_prompts
-from digenrl.local.preflight import ignore
+from digenrl.local.checking.preflight import ignore
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts, read_rows
 from shared.recipe.dataset import Dataset

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from digenrl.local.preflight import LocalRun, Request, prepare
+from digenrl.local.checking.preflight import LocalRun, Request, prepare
 from digenrl.local.progress import Progress
 from digenrl.local.runs import find_run
 from shared.errors import UserError

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 import redis
 
-from digenrl.local import doctor, seaweedfs
-from digenrl.local.brokers import plan_brokers
-from digenrl.local.keys import keys_of
-from digenrl.local.nats_config import server_config
-from digenrl.local.program import Program
+from digenrl.local.brokers import seaweedfs
+from digenrl.local.brokers.embedded import plan_brokers
+from digenrl.local.brokers.nats_config import server_config
+from digenrl.local.checking import doctor
+from digenrl.local.processes.program import Program
+from digenrl.local.processes.supervisor import Supervisor
 from digenrl.local.runs import Run
+from digenrl.local.secrets.keys import keys_of
 from digenrl.local.store import store_of
-from digenrl.local.supervisor import Supervisor
 from shared.errors import Unavailable, UserError
 from shared.process.settings import ServiceSettings
 from shared.store import StoreSettings, open_store
@@ -156,7 +157,7 @@ def test_a_command_does_not_wait_for_the_store_of_a_run_that_cannot_start(
 ) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "recipe.json").write_text("{}")
-    monkeypatch.setattr("digenrl.local.seaweedfs.INDEX_AND_START", "echo no space; exit 1")
+    monkeypatch.setattr("digenrl.local.brokers.seaweedfs.INDEX_AND_START", "echo no space; exit 1")
     began = time.monotonic()
     ended = pytest.raises(Unavailable, match="objects ended with status 1: no space")
     with ended, store_of(Run("run", "run", tmp_path, is_local=True)):
@@ -179,7 +180,7 @@ def test_the_doctor_reports_a_folder_in_which_brokers_do_not_start(
     def of_an_earlier_release(store: Path, **more: object) -> str:
         return server_config("x", **more).replace('"x"', '"\\u00fc"')  # type: ignore[arg-type]
 
-    monkeypatch.setattr("digenrl.local.brokers.server_config", of_an_earlier_release)
+    monkeypatch.setattr("digenrl.local.brokers.embedded.server_config", of_an_earlier_release)
     found = doctor.path_finding(tmp_path)
     assert found.state == "fault" and "nats.conf, line" in found.found and found.remedy
 

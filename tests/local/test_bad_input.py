@@ -14,8 +14,8 @@ from unittest import mock
 import pytest
 
 from digenrl import cli
-from digenrl.local import preflight
-from digenrl.local.preflight import disk_bytes, versions_bytes
+from digenrl.local.checking import preflight
+from digenrl.local.checking.preflight import disk_bytes, versions_bytes
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS, ROOT

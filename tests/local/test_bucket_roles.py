@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from digenrl.local.brokers import BUCKET, Brokers, plan_brokers
-from digenrl.local.keys import Keys, keys_of
+from digenrl.local.brokers.embedded import BUCKET, Brokers, plan_brokers
+from digenrl.local.secrets.keys import Keys, keys_of
 from shared.messages.rights import ROLES
 from tests.brokers import StartProgram, program
 from tests.local.signed import request

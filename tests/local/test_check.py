@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from digenrl.cli import app
-from digenrl.local.check import check
+from digenrl.local.checking.check import check
 from digenrl.planning.forecast import better_keys
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override

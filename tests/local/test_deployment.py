@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from digenrl.local.brokers import Brokers, plan_brokers
-from digenrl.local.certificates import authority_in
-from digenrl.local.deployment import Places, make_deployment
-from digenrl.local.keys import Keys, keys_in
-from digenrl.local.ports import free_ports
-from digenrl.local.tokens import Tokens
+from digenrl.local.brokers.deployment import Places, make_deployment
+from digenrl.local.brokers.embedded import Brokers, plan_brokers
+from digenrl.local.processes.ports import free_ports
+from digenrl.local.secrets.certificates import authority_in
+from digenrl.local.secrets.keys import Keys, keys_in
+from digenrl.local.secrets.tokens import Tokens
 from shared.bus.bus import Bus
 from shared.errors import UserError
 from shared.messages.rights import ROLES

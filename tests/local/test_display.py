@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from digenrl.local.display import Display, console_of, doing
-from digenrl.local.supervisor import Supervisor
+from digenrl.local.processes.supervisor import Supervisor
+from digenrl.local.running.display import Display, console_of, doing
 from digenrl.local.up import EXIT_INTERRUPTED, run_to_end
 from tests.view.sight import LOAD
 

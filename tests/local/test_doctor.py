@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from digenrl.local import doctor
+from digenrl.local.checking import doctor
 from shared.errors import UserError
 from tests.http_server import QuietHandler, serving
 from tests.paths import DIGITS

@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from digenrl.evaluation.progress import Progress, routes
-from digenrl.local.brokers import Program
-from digenrl.local.display import Display
-from digenrl.local.evaluation import LocalEvaluation
-from digenrl.local.supervisor import Supervisor
+from digenrl.local.brokers.embedded import Program
+from digenrl.local.processes.supervisor import Supervisor
+from digenrl.local.running.display import Display
+from digenrl.local.running.evaluation import LocalEvaluation
 from digenrl.planning.entries import EVALUATOR as NAME
 from shared.process.service import Health, worker_app
 

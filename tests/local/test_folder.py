@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.local.brokers import Program
-from digenrl.local.processes import command
-from digenrl.local.supervisor import Supervisor
+from digenrl.local.brokers.embedded import Program
+from digenrl.local.processes.supervisor import Supervisor
+from digenrl.local.running.command_lines import command
 from tests.paths import ROOT
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.local.brokers import plan_brokers
+from digenrl.local.brokers.embedded import plan_brokers
 from services.scheduler.shell import housekeeping, room_watch
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.lease import Lease

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from digenrl.follow.steps import Targets
-from digenrl.local import preflight
-from digenrl.local.assignment import Assignment, assign_gpus
-from digenrl.local.gpus import parse_nvidia_smi, visible_cards, visible_gpus
-from digenrl.local.keys import Keys
-from digenrl.local.preflight import LocalRun
-from digenrl.local.processes import workers_of
-from digenrl.local.tokens import Tokens
+from digenrl.local.checking import preflight
+from digenrl.local.checking.preflight import LocalRun
+from digenrl.local.processes.assignment import Assignment, assign_gpus
+from digenrl.local.processes.gpus import parse_nvidia_smi, visible_cards, visible_gpus
+from digenrl.local.running.command_lines import workers_of
+from digenrl.local.secrets.keys import Keys
+from digenrl.local.secrets.tokens import Tokens
 from digenrl.planning.ledger import Card
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe, override

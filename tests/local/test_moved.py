@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.local.preflight import LocalRun, Request, prepare
+from digenrl.local.checking.preflight import LocalRun, Request, prepare
 from shared.errors import UserError
 from tests.paths import ROOT
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from digenrl.local import ports
-from digenrl.local.brokers import GRPC_OFFSET, plan_brokers
-from digenrl.local.ports import free_ports, hold_port, releasing_ports
+from digenrl.local.brokers.embedded import GRPC_OFFSET, plan_brokers
+from digenrl.local.processes import ports
+from digenrl.local.processes.ports import free_ports, hold_port, releasing_ports
 from shared.errors import UserError
 
 CHOOSES = """
 import sys
-from digenrl.local import ports
+from digenrl.local.processes import ports
 ports.FIRST, ports.LAST = int(sys.argv[1]), int(sys.argv[2])
 print(*ports.free_ports(int(sys.argv[3])), flush=True)
 sys.stdin.read()

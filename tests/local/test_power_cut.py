@@ -23,9 +23,10 @@ import pytest
 import structlog
 from pydantic import SecretStr
 
-from digenrl.local import brokers, seaweedfs
-from digenrl.local.brokers import Brokers, plan_brokers
-from digenrl.local.keys import keys_of
+from digenrl.local.brokers import embedded as brokers
+from digenrl.local.brokers import seaweedfs
+from digenrl.local.brokers.embedded import Brokers, plan_brokers
+from digenrl.local.secrets.keys import keys_of
 from shared.bus.bus import Bus
 from shared.errors import DigenRLError
 from shared.messages import subjects

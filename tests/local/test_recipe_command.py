@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 
 from digenrl import cli
-from digenrl.local import preflight
-from digenrl.local.preflight import Request, prepare
+from digenrl.local.checking import preflight
+from digenrl.local.checking.preflight import Request, prepare
 from digenrl.local.record import STARTED_JSON
 from tests.paths import DIGITS
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from digenrl.local import reproduce
-from digenrl.local.preflight import Request, prepare
+from digenrl.local.checking.preflight import Request, prepare
 from digenrl.local.record import STARTED_JSON
 from digenrl.local.reproduce import (
     RunRecord,

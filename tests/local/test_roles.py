@@ -16,9 +16,9 @@ import redis.asyncio as redis
 from pydantic import SecretStr
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from digenrl.local.brokers import BUCKET, Brokers, plan_brokers
-from digenrl.local.keys import Keys, keys_of
-from digenrl.local.seaweedfs import OWNER
+from digenrl.local.brokers.embedded import BUCKET, Brokers, plan_brokers
+from digenrl.local.brokers.seaweedfs import OWNER
+from digenrl.local.secrets.keys import Keys, keys_of
 from shared.errors import Unavailable
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.rights import ROLES, Role

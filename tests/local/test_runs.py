@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from digenrl import cli
-from digenrl.local import preflight
+from digenrl.local.checking import preflight
 from digenrl.local.runs import find_run, runs_in
 from digenrl.local.store import store_of
 from shared.errors import UserError

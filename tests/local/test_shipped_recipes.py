@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from digenrl.local.check import check
+from digenrl.local.checking.check import check
 from digenrl.planning.plan import parse_devices
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, load_profile

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from digenrl.local.starter import Ahead, Starter, is_wanted
-from digenrl.local.supervisor import Supervisor
+from digenrl.local.processes.starter import Ahead, Starter, is_wanted
+from digenrl.local.processes.supervisor import Supervisor
 from shared.errors import UserError
 from tests.e2e.local_run import wait_until
 

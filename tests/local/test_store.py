@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.local import preflight
+from digenrl.local.checking import preflight
 from digenrl.local.runs import InProgress, Run, find_run, lock_run
 from digenrl.local.store import noted_store, store_of
 from shared.errors import UserError

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.local.brokers import Program
-from digenrl.local.child_logs import reason_in
-from digenrl.local.supervisor import ChildFailed, Supervisor
+from digenrl.local.brokers.embedded import Program
+from digenrl.local.processes.child_logs import reason_in
+from digenrl.local.processes.supervisor import ChildFailed, Supervisor
 
 ENDS_AS_A_USER_ERROR = [sys.executable, "-c", "import sys; sys.exit(2)"]
 
@@ -48,7 +48,7 @@ async def test_deaths_are_counted_until_something_is_done_however_long_a_child_l
 ) -> None:
     """Loading a large model takes longer than a child had to live to be started again for ever."""
     for name, value in {"STABLE_S": 0.0, "MAX_BACKOFF_S": 0.01, "MAX_DEATHS": 3}.items():
-        monkeypatch.setattr(f"digenrl.local.supervisor.{name}", value)
+        monkeypatch.setattr(f"digenrl.local.processes.supervisor.{name}", value)
     supervisor = Supervisor(tmp_path, {})
     dies = ["/bin/sh", "-c", "echo out of memory; exit 1"]
     await supervisor.start(

@@ -12,9 +12,9 @@ import torch
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from digenrl.local.doctor import gpu_findings
-from digenrl.local.ports import free_ports
-from shared.diffusion import device
+from digenrl.local.checking.doctor import gpu_findings
+from digenrl.local.processes.ports import free_ports
+from shared.diffusion.loading import device
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, load_recipe
 from shared.run.run_recipe import store_recipe

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from digenrl.local.verdict import kinds_of
+from digenrl.local.checking.verdict import kinds_of
 from digenrl.planning.ledger import Card
 from services.scheduler.costs.profile import load_profile
 from shared.errors import UserError

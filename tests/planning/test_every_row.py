@@ -11,7 +11,7 @@ import pytest
 
 from bench.cluster.session import opened, run
 from bench.cluster.setting import BATCH_S, Setting
-from digenrl.local.check import check
+from digenrl.local.checking.check import check
 from digenrl.planning.hosts import Hosts, parse_hosts
 from digenrl.planning.placements import ModelPlacement, placements
 from digenrl.planning.plan import accepts, advised_keys, costs_and_use

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from digenrl.local.check import check
+from digenrl.local.checking.check import check
 from digenrl.planning.hosts import (
     HostClass,
     Hosts,

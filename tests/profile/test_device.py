@@ -21,7 +21,7 @@ from digenrl.profile.network import (
     loaded_transformer,
 )
 from services.scheduler.costs.profile import PROFILES, load_profile
-from shared.diffusion.weights import weights_digest
+from shared.diffusion.weights.trained_weights import weights_digest
 from shared.errors import UserError
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from digenrl.local.check import check
+from digenrl.local.checking.check import check
 from shared.learning.algorithms import ALGORITHMS
 from shared.recipe.files import merged, read_layers
 from shared.recipe.recipe import Recipe, load_recipe

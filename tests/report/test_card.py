@@ -17,14 +17,14 @@ from rich.console import Console
 from digenrl.evaluation.records import EvaluationRecord, Quality
 from digenrl.evaluation.sampler import Sampler
 from digenrl.evaluation.settings import as_evaluated
-from digenrl.local.display import console_of
+from digenrl.local.running.display import console_of
 from digenrl.reading.schedule import summarise_schedule
 from digenrl.report.card import write_card
 from digenrl.report.export import export_adapter
 from digenrl.report.make import summarise
 from digenrl.report.output import rows_of, table_of
 from digenrl.report.summary import Summary
-from shared.diffusion.weights import load_weights, trained_tensors
+from shared.diffusion.weights.trained_weights import load_weights, trained_tensors
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.run.commits import CommitRecord
 from tests import examples, tiny_models

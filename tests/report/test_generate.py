@@ -14,8 +14,8 @@ from digenrl.evaluation.sampler import Sampler, noise_seed
 from digenrl.report.export import export_adapter, export_network
 from digenrl.report.generate import generate
 from digenrl.report.usage import _loading
-from shared.diffusion.decoding import to_uint8
-from shared.diffusion.weights import trained_tensors
+from shared.diffusion.sampling.decoding import to_uint8
+from shared.diffusion.weights.trained_weights import trained_tensors
 from shared.errors import UserError
 from shared.models.catalogue import family_of
 from shared.recipe.recipe import Recipe, override

@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from digenrl.local.display import Display, doing
+from digenrl.local.running.display import Display, doing
 from digenrl.reading.schedule import summarise_schedule
 from services.scheduler.core.usage import BatchUsage, TagUsage
 from shared.run.commits import CommitRecord

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from shared.diffusion.decoding import decoded
-from shared.diffusion.models import load_model
+from shared.diffusion.loading.models import load_model
+from shared.diffusion.sampling.decoding import decoded
 from shared.errors import ContractError, UserError
 from shared.models.catalogue import check_parts
 from tests import tiny_models

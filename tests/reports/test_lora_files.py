@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from digenrl import cli
 from shared.diffusion.policy import load_policy
-from shared.diffusion.starting_adapter import lora_tensors
-from shared.diffusion.weights import ADAPTER
+from shared.diffusion.weights.starting_adapter import lora_tensors
+from shared.diffusion.weights.trained_weights import ADAPTER
 from shared.errors import UserError
 from shared.models.lora_files import FILES, LoraFile, read_lora
 from shared.models.memory import layer_shapes

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from shared.diffusion.models import load_model
+from shared.diffusion.loading.models import load_model
 from shared.errors import UserError
 from tests.reports.model_folders import change, copy_of
 

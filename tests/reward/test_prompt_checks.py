@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from digenrl.local.inputs import check_rest
+from digenrl.local.checking.inputs import check_rest
 from services.reward.kinds import KINDS
 from services.reward.prompt_checks import ASKED, wanted_digit
 from services.reward.scorer import check_digits, check_prompts

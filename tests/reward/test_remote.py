@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from digenrl.local.ports import free_ports
+from digenrl.local.processes.ports import free_ports
 from services.reward.scorer import WeightedScorer, build_scorers
 from services.reward.scorers.remote import RemoteScorer
 from services.reward.server import create_app

@@ -13,8 +13,8 @@ import torch
 from services.rollout.encoder_engine import EncoderEngine
 from services.rollout.rollout_engine import RolloutEngine
 from shared.devices.protocols import Generated
-from shared.diffusion.device import held_bytes
-from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.loading.device import held_bytes
+from shared.diffusion.sampling.tensors import pack, unpack
 from shared.errors import FaultyConditions
 from shared.messages.contracts import Policy, Prompt
 from shared.models.memory import weight_bytes

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from services.rollout.rollout_engine import RolloutEngine
-from shared.diffusion.models import Conditions
-from shared.diffusion.tensors import unpack
-from shared.diffusion.weights import weights_digest
+from shared.diffusion.loading.models import Conditions
+from shared.diffusion.sampling.tensors import unpack
+from shared.diffusion.weights.trained_weights import weights_digest
 from shared.messages.contracts import FragmentFailed, FragmentGenerated, Policy
 from shared.run.commits import commit
 from tests import examples

@@ -6,8 +6,8 @@ import torch
 from services.rollout.rollout_engine import RolloutEngine
 from services.rollout.service import as_here
 from shared.devices.protocols import Generated
-from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.weights import weights_digest
+from shared.diffusion.sampling.tensors import pack, unpack
+from shared.diffusion.weights.trained_weights import weights_digest
 from shared.errors import ContractError, IntegrityError, UserError
 from shared.messages.contracts import Policy, Prompt
 from shared.models.memory import Holding

@@ -24,8 +24,8 @@ from shared.run.commits import commit, record_digest
 from shared.run.conditions import Encoding
 from shared.run.manifest import StoredTensors
 from shared.store import ObjectStore
+from shared.store.backend import Content
 from shared.store.folder import FolderBackend
-from shared.store.objects import Content
 from tests import examples
 
 RUN = "test"

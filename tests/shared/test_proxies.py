@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from digenrl.api.live import client_of
 from digenrl.client import Client
-from digenrl.local import doctor
+from digenrl.local.checking import doctor
 from services.reward.scorers.endpoint import ask
 from shared.bus import traces
 from shared.errors import ScorerUnavailable, UserError

@@ -27,7 +27,7 @@ from bench.cluster.processes import (
 from bench.cluster.setting import Setting
 from bench.cluster.stores import PublishingStore
 from digenrl import cli
-from digenrl.local.linux import die_with_parent
+from digenrl.local.processes.linux import die_with_parent
 from services.trainer.fluid.member import MemberApp
 from services.trainer.fluid.store_exchange import StoreExchange
 from shared.devices.conditions import EncodedConditions

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from digenrl.local.check import check
+from digenrl.local.checking.check import check
 from digenrl.planning.forecast import forecast
 from digenrl.profile.profile import write_profile
 from digenrl.trace.profile import FORWARD_TFLOPS, traced_profile

@@ -15,8 +15,8 @@ from digenrl.trace.record import GIB, Trace, affine
 from digenrl.trace.runs import setting_of, trace
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.generation import Generator
-from shared.diffusion.models import load_model
-from shared.diffusion.tensors import unpack
+from shared.diffusion.loading.models import load_model
+from shared.diffusion.sampling.tensors import unpack
 from shared.errors import UserError
 from shared.models.memory import Holding, weight_bytes
 from shared.models.published import PUBLISHED, configuration_of

@@ -10,10 +10,10 @@ import torch
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
-from shared.diffusion.models import Conditions, repeat_rows
+from shared.diffusion.loading.models import Conditions, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
-from shared.diffusion.sampler import Denoising, Trajectory, denoise
-from shared.diffusion.tensors import pack, pack_trajectory, unpack
+from shared.diffusion.sampling.sampler import Denoising, Trajectory, denoise
+from shared.diffusion.sampling.tensors import pack, pack_trajectory, unpack
 from shared.learning.algorithms import ALGORITHMS
 from shared.messages.contracts import Prompt
 from shared.recipe.recipe import Recipe

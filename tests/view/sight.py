@@ -11,8 +11,8 @@ import httpx
 
 from digenrl.api.live import LiveRun
 from digenrl.api.run_history import RunHistory
-from digenrl.local.ports import free_ports
-from digenrl.local.tokens import Tokens
+from digenrl.local.processes.ports import free_ports
+from digenrl.local.secrets.tokens import Tokens
 from digenrl.view.server import View, create_app
 from services.scheduler.core.usage import Timeline
 from shared.process.http_access import Access, TokenFile

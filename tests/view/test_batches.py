@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from digenrl.api.live import LiveRun
-from digenrl.local.tokens import Tokens, tokens_of
+from digenrl.local.secrets.tokens import Tokens, tokens_of
 from shared.run.dead_letters import DeadLetter, Kind, Work, add_letter
 from tests.api.past_run import past_run
 from tests.follow.runs import RUN, Run

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from digenrl.local.tokens import tokens_of
+from digenrl.local.secrets.tokens import tokens_of
 from digenrl.view.server import PAGES
 from shared.run.layout import timeline_key
 from tests.api.past_run import past_run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from digenrl.dead_letters import Now
 from digenrl.letter_book import Book
-from digenrl.local.tokens import tokens_of
+from digenrl.local.secrets.tokens import tokens_of
 from digenrl.view.figures import letters_of
 from services.scheduler.shell.api_letters import letter_view
 from shared.run.dead_letters import DeadLetter, Kind, Work, add_letter

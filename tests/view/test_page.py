@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from digenrl.api.live import LiveRun
 from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample, Quality
-from digenrl.local.tokens import Tokens, tokens_of
+from digenrl.local.secrets.tokens import Tokens, tokens_of
 from digenrl.view.server import PAGES, View, create_app
 from services.scheduler.core.usage import BatchUsage, Timeline
 from shared.errors import Unavailable

@@ -20,13 +20,13 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from obstore.exceptions import BaseError, GenericError, PermissionDeniedError
 
-from digenrl.local.keys import Keys
-from digenrl.local.seaweedfs import BUCKET, OWNER, _identities
+from digenrl.local.brokers.seaweedfs import BUCKET, OWNER, _identities
+from digenrl.local.secrets.keys import Keys
 from shared.errors import IntegrityError
 from shared.messages.contracts import ObjectRef
 from shared.messages.rights import Role
+from shared.store.backend import CHUNK, Content, StoredObject
 from shared.store.bucket import PAUSE, RETRIES, _as_unavailable
-from shared.store.objects import CHUNK, Content, StoredObject
 from tests.world.table import Table
 
 RETRIES_S, PAUSE_S = RETRIES.total_seconds(), PAUSE.total_seconds()

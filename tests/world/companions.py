@@ -164,7 +164,7 @@ def companions_installed(open_store: OpenStore, *, poll_s: float = 2.0) -> Itera
         "digenrl.evaluation.run.weights_to_use": _stored_weights,
         "digenrl.evaluation.process.open_store": open_store,
         "digenrl.evaluation.process.prepare_libraries": lambda *_, **__: None,
-        "digenrl.local.alarms.shutil": room,
+        "digenrl.local.running.alarms.shutil": room,
         "digenrl.local.up.POLL_S": poll_s,
         "digenrl.commands.status.EVERY_S": poll_s,
         "services.scheduler.shell.service.create_app": create_scheduler_app,

@@ -26,7 +26,7 @@ from nats.js.errors import APIError
 from services.trainer.fluid.sums import StoredSum, SumPart
 from shared.bus.bus import Bus
 from shared.bus.marks import in_epoch
-from shared.diffusion.tensors import pack
+from shared.diffusion.sampling.tensors import pack
 from shared.errors import DigenRLError
 from shared.messages import subjects
 from shared.messages.codec import decode, encode

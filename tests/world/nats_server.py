@@ -59,7 +59,7 @@ class User:
 
 @cache
 def users_in(config: str) -> list[User]:
-    """Return the users of a nats.conf as `digenrl.local.nats_config` writes it."""
+    """Return the users of a nats.conf as `digenrl.local.brokers.nats_config` writes it."""
     text = config.partition("\nauthorization ")[2]
     if found := re.match(r"{ user: (\S+), password: (\".*\") }", text):
         return [User(found[1], json.loads(found[2]))]

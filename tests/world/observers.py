@@ -23,7 +23,7 @@ from digenrl.commands import status
 from digenrl.evaluation.records import Evaluations
 from digenrl.evaluation.told import read_told
 from digenrl.local import up
-from digenrl.local.display import Display
+from digenrl.local.running.display import Display
 from digenrl.local.runs import Run
 from digenrl.view.state import live_state
 from shared.errors import ContractError

@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from digenrl.local import seaweedfs
+from digenrl.local.brokers import seaweedfs
 from services.reward.app import RewardApp
 from services.scheduler.core import machine
 from services.scheduler.core.fluid import rounds

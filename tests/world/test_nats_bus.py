@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from digenrl.local.brokers import plan_brokers
-from digenrl.local.keys import keys_of
+from digenrl.local.brokers.embedded import plan_brokers
+from digenrl.local.secrets.keys import keys_of
 from tests.brokers import PASSWORD
 from tests.shared.bus import test_bus, test_register, test_rights, test_stream_sizes
 from tests.world.nats_transport import Network, installed

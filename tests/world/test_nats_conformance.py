@@ -14,7 +14,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from digenrl.local.brokers import Brokers
+from digenrl.local.brokers.embedded import Brokers
 from shared.bus.streams import follower_config, stream_config
 from shared.messages.subjects import ALL, DLQ, TASK
 from tests.brokers import program

@@ -11,7 +11,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js.errors import APIError, KeyNotFoundError, NotFoundError
 
-from digenrl.local.nats_config import server_config
+from digenrl.local.brokers.nats_config import server_config
 from shared.bus import queue
 from shared.bus.bus import Bus
 from shared.bus.streams import stream_config

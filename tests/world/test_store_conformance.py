@@ -15,9 +15,9 @@ import pytest
 import redis.asyncio as redis
 from redis.exceptions import NoPermissionError, ResponseError, WatchError
 
-from digenrl.local.brokers import Brokers, plan_brokers
-from digenrl.local.keys import keys_of
-from digenrl.local.seaweedfs import OWNER
+from digenrl.local.brokers.embedded import Brokers, plan_brokers
+from digenrl.local.brokers.seaweedfs import OWNER
+from digenrl.local.secrets.keys import keys_of
 from shared.errors import IntegrityError, LeaseLost, Unavailable
 from shared.messages.contracts import ObjectRef
 from shared.messages.rights import ROLES

@@ -20,7 +20,7 @@ from typing import Any
 
 from redis.asyncio.connection import Connection
 
-from digenrl.local.brokers import redis_users
+from digenrl.local.brokers.embedded import redis_users
 from shared.messages.rights import Role
 from shared.process.http_access import digest_of
 from tests.world.bucket import KEYS, Cut

@@ -13,8 +13,8 @@ from pydantic import SecretStr
 
 from bench.cluster.build import Emulation
 from bench.cluster.payloads import Scaled
-from digenrl.local.nats_config import server_config
-from digenrl.local.seaweedfs import OWNER
+from digenrl.local.brokers.nats_config import server_config
+from digenrl.local.brokers.seaweedfs import OWNER
 from shared.messages.rights import ROLES, Role
 from shared.process.settings import ServiceSettings
 from shared.run.layout import name_of

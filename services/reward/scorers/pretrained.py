@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared.diffusion.device import own_device
+from shared.diffusion.loading.device import own_device
 from shared.errors import UserError
 
 MAX_REASON = 300

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW
 
-from shared.diffusion.masters import TrainedWeights
-from shared.diffusion.shards import Assembly, local_part, read_part
-from shared.diffusion.weight_sets import WeightSets
+from shared.diffusion.weights.master_weights import TrainedWeights
+from shared.diffusion.weights.shards import Assembly, local_part, read_part
+from shared.diffusion.weights.weight_sets import WeightSets
 from shared.errors import IntegrityError
 from shared.run.manifest import Fetched, Piece
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shared.devices.protocols import SamplingWeights, Snapshot
-from shared.diffusion.shards import HostBuffers
+from shared.diffusion.weights.shards import HostBuffers
 
 Types = Mapping[str, torch.dtype]
 Named = tuple[Mapping[str, Tensor], str]

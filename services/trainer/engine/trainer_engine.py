@@ -14,9 +14,9 @@ from services.trainer.engine.checkpoint import Restoration, checkpoint_tensors
 from services.trainer.engine.snapshot import SnapshotBuffers
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData, Snapshot
-from shared.diffusion.device import fits
+from shared.diffusion.loading.device import fits
+from shared.diffusion.loading.ranks import local_shard
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.ranks import local_shard
 from shared.diffusion.training.auto_chunks import REMEDY, AutoChunkedGradient, words_of
 from shared.diffusion.training.rows import TrainingGroup, read_group
 from shared.learning.algorithms import old_policy_decay

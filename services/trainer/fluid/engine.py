@@ -16,12 +16,12 @@ from services.trainer.engine.world import num_ranks, this_rank
 from services.trainer.fluid.flat_gradient import FlatGradient
 from services.trainer.fluid.sums import Term
 from shared.devices.protocols import Snapshot
-from shared.diffusion.checksum import Checksum, checksum, flat_checksum
-from shared.diffusion.masters import TrainedWeights
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.training.tally import Tally
-from shared.diffusion.weight_sets import Tensors
-from shared.diffusion.weights import weights_digest
+from shared.diffusion.weights.checksum import Checksum, checksum, flat_checksum
+from shared.diffusion.weights.master_weights import TrainedWeights
+from shared.diffusion.weights.trained_weights import weights_digest
+from shared.diffusion.weights.weight_sets import Tensors
 from shared.recipe.recipe import Recipe
 from shared.run.manifest import StoredTensors
 

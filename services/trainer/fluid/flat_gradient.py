@@ -10,7 +10,7 @@ from torch.nn.utils import get_total_norm
 
 from services.trainer.engine.world import num_ranks, this_rank
 from services.trainer.fluid.sums import Ranges, SumLayout
-from shared.diffusion.ranks import flat_range, local_shard
+from shared.diffusion.loading.ranks import flat_range, local_shard
 
 NORM_NUMBERS = 1 << 24
 """Numbers that are squared at a time, in float64: all of them would take four times their bytes."""

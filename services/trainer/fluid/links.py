@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from services.trainer.engine.world import local_rank, num_ranks, this_rank
-from shared.diffusion.device import own_device
+from shared.diffusion.loading.device import own_device
 
 FOR_EVER = timedelta(days=365)
 """Timeout of a rank that waits for its next message: nothing may be ready for long, and the

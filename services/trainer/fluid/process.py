@@ -22,8 +22,8 @@ from services.trainer.fluid.store_exchange import StoreExchange
 from services.trainer.fluid.sums import SumLayout
 from shared.devices.conditions import encoded_conditions
 from shared.devices.protocols import GeneratingDevice, Generation
-from shared.diffusion.device import this_device
 from shared.diffusion.generation import Generator, LocalGenerator
+from shared.diffusion.loading.device import this_device
 from shared.diffusion.policy import load_policy
 from shared.diffusion.training.rows import check_stored
 from shared.errors import ContractError, RanksLost

@@ -18,10 +18,10 @@ from services.trainer.fluid.store_exchange import SumObjects
 from services.trainer.fluid.sums import StoredSum, SumPart, Term, added
 from shared.devices.chunks import Chunk
 from shared.devices.slices import GroupSlice
-from shared.diffusion.device import fits
+from shared.diffusion.loading.device import fits
 from shared.diffusion.policy import load_policy
-from shared.diffusion.sharding import hold_part, hold_whole
 from shared.diffusion.training.rows import TrainingGroup
+from shared.diffusion.weights.sharding import hold_part, hold_whole
 from shared.messages.fluid import Piece
 from shared.models.memory import Part
 from shared.recipe.recipe import Recipe

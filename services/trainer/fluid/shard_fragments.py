@@ -18,7 +18,7 @@ from services.trainer.fluid.shard_group import ShardGroup
 from shared import errors
 from shared.devices.protocols import Generated
 from shared.diffusion.generation import GenerationInProgress, Generator
-from shared.diffusion.tensors import joined, joined_trajectories
+from shared.diffusion.sampling.tensors import joined, joined_trajectories
 from shared.errors import DigenRLError, OutOfMemory
 from shared.messages.contracts import GenerateFragment
 from shared.messages.workers import MemoryShortage

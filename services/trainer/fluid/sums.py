@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from services.trainer.fluid.exchange import ALL, Meeting, Missed, Sum
-from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.sampling.tensors import pack, unpack
 from shared.diffusion.training.tally import Tally
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef

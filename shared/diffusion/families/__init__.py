@@ -1,1 +1,1 @@
-"""The model families, a file each: what `shared.diffusion.models.ModelAdapter` asks of them."""
+"""The model families, one file each, as `shared.diffusion.loading.models.ModelAdapter` requires."""

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from shared.diffusion.loading import (
+from shared.diffusion.loading.models import IMAGE, Conditions, Part
+from shared.diffusion.loading.network import (
     Place,
     Progress,
     build_network,
@@ -19,8 +20,7 @@ from shared.diffusion.loading import (
     load_networks,
     no_progress,
 )
-from shared.diffusion.models import IMAGE, Conditions, Part
-from shared.diffusion.part_checks import check_decoder
+from shared.diffusion.loading.part_checks import check_decoder
 from shared.errors import UserError
 from shared.models.catalogue import PartConfig
 from shared.models.families import FamilySpec

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from shared.diffusion.families.base import Family
 from shared.diffusion.families.latents import decode_image, in_model_space, pack, unpack
-from shared.diffusion.models import IMAGE, Conditions
+from shared.diffusion.loading.models import IMAGE, Conditions
 
 
 class Flux(Family):

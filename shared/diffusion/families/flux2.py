@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shared.diffusion.families.base import NEGATIVE, Family
-from shared.diffusion.models import Conditions, Part
+from shared.diffusion.loading.models import Conditions, Part
 from shared.models.families import FamilySpec
 
 

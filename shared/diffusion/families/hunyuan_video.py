@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from shared.diffusion.families.base import Family
-from shared.diffusion.models import Conditions, without_masks
+from shared.diffusion.loading.models import Conditions, without_masks
 
 
 class HunyuanVideo(Family):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.diffusion.families.base import NEGATIVE, Family
-from shared.diffusion.models import Conditions, without_masks
+from shared.diffusion.loading.models import Conditions, without_masks
 from shared.errors import UserError
 from shared.models.sigmas import TRAIN_TIMESTEPS
 

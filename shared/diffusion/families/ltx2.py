@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shared.diffusion.families.base import NEGATIVE, Family
-from shared.diffusion.models import Conditions
+from shared.diffusion.loading.models import Conditions
 from shared.errors import UserError
 from shared.models.sigmas import TRAIN_TIMESTEPS
 from shared.models.sound import FRAME_RATE, ltx2_sound_tokens, sound_columns

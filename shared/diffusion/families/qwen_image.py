@@ -18,7 +18,7 @@ from shared.diffusion.families.latents import (
     standardised,
     unpack,
 )
-from shared.diffusion.models import IMAGE, Conditions, Part
+from shared.diffusion.loading.models import IMAGE, Conditions, Part
 from shared.errors import UserError
 from shared.models.families import FamilySpec
 

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from shared.diffusion.families.base import NEGATIVE, Family
 from shared.diffusion.families.latents import decode_image
-from shared.diffusion.models import Conditions
+from shared.diffusion.loading.models import Conditions
 
 
 class StableDiffusion3(Family):

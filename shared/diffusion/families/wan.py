@@ -4,10 +4,10 @@ that begin with an image, which stands beside the noise as the video's first fra
 import torch
 from torch import Tensor, nn
 
-from shared.diffusion.experts import LOW, Experts
 from shared.diffusion.families.base import NEGATIVE, Family
 from shared.diffusion.families.latents import as_picture, in_model_space, normalised, standardised
-from shared.diffusion.models import IMAGE, Conditions
+from shared.diffusion.loading.experts import LOW, Experts
+from shared.diffusion.loading.models import IMAGE, Conditions
 from shared.models.sigmas import TRAIN_TIMESTEPS
 
 SEEN = f"{IMAGE}_seen"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shared.diffusion.families.base import NEGATIVE, Family, at_least_float32
 from shared.diffusion.families.latents import decode_image
-from shared.diffusion.models import Conditions
+from shared.diffusion.loading.models import Conditions
 from shared.models.sigmas import TRAIN_TIMESTEPS
 
 _MULTIPLE = 32

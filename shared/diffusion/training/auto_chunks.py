@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from shared.devices.chunks import Chunk, make_tuner
-from shared.diffusion.device import device_bytes, fits
+from shared.diffusion.loading.device import device_bytes, fits
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.measurement import measured
 from shared.diffusion.training.rows import TrainingGroup
 from shared.diffusion.training.tally import Tally
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.errors import OutOfMemory
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe

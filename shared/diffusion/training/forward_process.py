@@ -24,13 +24,13 @@ from torch import Tensor
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
-from shared.diffusion.models import Conditions, repeat_rows
+from shared.diffusion.loading.models import Conditions, repeat_rows
+from shared.diffusion.loading.transfer import to_device
 from shared.diffusion.policy import sampling_plan
-from shared.diffusion.sampler import Denoising
-from shared.diffusion.tensors import check_latents, pack, unpack, unpack_conditions
+from shared.diffusion.sampling.sampler import Denoising
+from shared.diffusion.sampling.tensors import check_latents, pack, unpack, unpack_conditions
 from shared.diffusion.training.loss import Surrogate
 from shared.diffusion.training.rows import RowKind, check_alike, check_size, chunks
-from shared.diffusion.transfer import to_device
 from shared.errors import ContractError
 from shared.learning.seeds import derive, permutation
 from shared.recipe.recipe import Recipe

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from shared.devices.chunks import Chunk
-from shared.diffusion.models import Conditions, ModelAdapter, taken
+from shared.diffusion.loading.models import Conditions, ModelAdapter, taken
 from shared.diffusion.training.objective import Behaviour, evaluate
 from shared.diffusion.training.row_sums import RowSums
 from shared.diffusion.training.rows import MergesRows, Rows, TrainingGroup
 from shared.diffusion.training.tally import Tally
-from shared.diffusion.weight_sets import WeightSets
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.weights.trained_weights import trained_parameters
+from shared.diffusion.weights.weight_sets import WeightSets
 from shared.errors import Untrainable
 from shared.learning.metrics import ALARMING_RATIO_ERROR
 from shared.recipe.recipe import Recipe

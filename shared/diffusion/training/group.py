@@ -18,18 +18,18 @@ from torch import Tensor
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
-from shared.diffusion.models import Conditions, repeat_rows
+from shared.diffusion.loading.models import Conditions, repeat_rows
+from shared.diffusion.loading.transfer import to_device
 from shared.diffusion.policy import sampling_plan
-from shared.diffusion.sampler import Denoising, SamplingPlan, Trajectory
-from shared.diffusion.tensors import (
+from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, Trajectory
+from shared.diffusion.sampling.tensors import (
     check_trajectory,
     pack_trajectory,
     unpack_conditions,
     unpack_trajectory,
 )
+from shared.diffusion.sampling.transition import Step
 from shared.diffusion.training.rows import RowKind, check_alike, check_size, chunks
-from shared.diffusion.transfer import to_device
-from shared.diffusion.transition import Step
 from shared.errors import ContractError
 from shared.recipe.recipe import Recipe
 

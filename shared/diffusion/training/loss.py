@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shared.diffusion.transition import Transition
+from shared.diffusion.sampling.transition import Transition
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ from torch.nn.functional import softplus
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
-from shared.diffusion.models import Conditions, repeat_rows
+from shared.diffusion.loading.models import Conditions, repeat_rows
+from shared.diffusion.loading.transfer import to_device
 from shared.diffusion.training.forward_process import (
     FINISHED,
     FinishedGroup,
@@ -40,7 +41,6 @@ from shared.diffusion.training.forward_process import (
 from shared.diffusion.training.loss import Surrogate, onpolicy_surrogate
 from shared.diffusion.training.objective import Behaviour, LossTerms, Network
 from shared.diffusion.training.rows import RowKind, chunks
-from shared.diffusion.transfer import to_device
 from shared.learning.seeds import derive
 from shared.recipe.recipe import Recipe
 from shared.recipe.sampling import Algorithm, MatchingWeight

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shared.devices.chunks import Chunk, Measurement
-from shared.diffusion.ranks import local_shard
+from shared.diffusion.loading.ranks import local_shard
 
 
 def measured(

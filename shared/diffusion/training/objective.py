@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from shared.diffusion.models import Conditions
+from shared.diffusion.loading.models import Conditions
+from shared.diffusion.sampling.transition import Transition, transition
 from shared.diffusion.training.forward_process import NoisedSamples, branches
 from shared.diffusion.training.group import TransitionRows
 from shared.diffusion.training.loss import (
@@ -19,7 +20,6 @@ from shared.diffusion.training.loss import (
     onpolicy_surrogate,
     reference_kl,
 )
-from shared.diffusion.transition import Transition, transition
 from shared.learning.algorithms import ALGORITHMS
 from shared.recipe.sampling import Algorithm
 

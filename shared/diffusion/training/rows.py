@@ -15,8 +15,8 @@ from torch import Tensor
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
-from shared.diffusion.sampler import Denoising
-from shared.diffusion.tensors import unpack_conditions
+from shared.diffusion.sampling.sampler import Denoising
+from shared.diffusion.sampling.tensors import unpack_conditions
 from shared.errors import ContractError
 from shared.learning.advantages import best_and_worst
 from shared.learning.algorithms import ALGORITHMS

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from shared.devices.chunks import Chunk
-from shared.diffusion.models import Conditions
+from shared.diffusion.loading.models import Conditions
 from shared.diffusion.policy import sampling_plan
+from shared.diffusion.sampling.transition import transition
 from shared.diffusion.training.forward_process import FinishedGroup
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.group import PathGroup
-from shared.diffusion.transition import transition
-from shared.diffusion.weight_sets import WeightSets
+from shared.diffusion.weights.weight_sets import WeightSets
 from shared.learning.advantages import best_and_worst
 from shared.learning.algorithms import old_policy_decay
 from shared.recipe.recipe import Recipe, load_recipe

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis.asyncio as redis
 
-from digenrl.local.brokers import Brokers
+from digenrl.local.brokers.embedded import Brokers
 from services.scheduler.shell import housekeeping
 from services.scheduler.shell.app import Scheduler
 from shared.bus.bus import Bus

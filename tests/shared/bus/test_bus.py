@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from digenrl.local.brokers import Brokers
+from digenrl.local.brokers.embedded import Brokers
 from shared.bus import marks
 from shared.bus.bus import Bus
 from shared.bus.reader import Received

@@ -13,8 +13,8 @@ import pytest
 from nats.aio.client import Client
 from nats.js.errors import APIError
 
-from digenrl.local.brokers import Brokers, plan_brokers
-from digenrl.local.keys import Keys, keys_of
+from digenrl.local.brokers.embedded import Brokers, plan_brokers
+from digenrl.local.secrets.keys import Keys, keys_of
 from shared.bus.bus import Bus
 from shared.bus.streams import follower_config, read_message
 from shared.errors import ContractError, UserError

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 from nats.js import JetStreamContext
 
-from digenrl.local.nats_config import STORE_BYTES
+from digenrl.local.brokers.nats_config import STORE_BYTES
 from shared.bus.bus import Bus
 from shared.bus.streams import HEADER_BYTES, MAX_CONSUMERS, follower_config, stream_config
 from shared.errors import UserError

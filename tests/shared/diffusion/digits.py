@@ -2,10 +2,10 @@
 
 import torch
 
-from shared.diffusion.models import repeat_rows
+from shared.diffusion.loading.models import repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.weights import trained_parameters, trained_tensors
+from shared.diffusion.sampling.tensors import pack, unpack
+from shared.diffusion.weights.trained_weights import trained_parameters, trained_tensors
 from shared.messages.contracts import GenerateFragment, Prompt
 from shared.recipe.recipe import load_recipe
 from tests import examples

@@ -16,11 +16,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from shared.diffusion.models import Conditions, ModelAdapter, load_model, repeat_rows
-from shared.diffusion.sampler import Denoising, SamplingPlan, Trajectory, denoise
-from shared.diffusion.streaming import stream
-from shared.diffusion.transition import transition
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.loading.models import Conditions, ModelAdapter, load_model, repeat_rows
+from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, Trajectory, denoise
+from shared.diffusion.sampling.transition import transition
+from shared.diffusion.weights.streaming import stream
+from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.models.memory import UNQUANTISED, Form, Holding, Part
 from tests import tiny_models
 

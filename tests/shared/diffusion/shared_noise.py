@@ -14,11 +14,15 @@ from torch.overrides import TorchFunctionMode
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
-from shared.diffusion.models import Conditions
+from shared.diffusion.loading.models import Conditions
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.group import PathGroup, read_paths
-from shared.diffusion.weights import load_weights, trained_parameters, trained_tensors
+from shared.diffusion.weights.trained_weights import (
+    load_weights,
+    trained_parameters,
+    trained_tensors,
+)
 from shared.messages.contracts import Prompt
 from shared.recipe.recipe import Recipe, load_recipe, override
 from tests import examples, tiny_models

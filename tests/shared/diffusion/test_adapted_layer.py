@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from digenrl.trace.launches import is_launch
-from shared.diffusion.adapted_layer import AdaptedLinear, adapt_in_fewer_calls
+from shared.diffusion.weights.adapted_layer import AdaptedLinear, adapt_in_fewer_calls
 
 
 class Calls(TorchDispatchMode):

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from shared.diffusion.families.latents import pack as tokens_of
 from shared.diffusion.families.latents import unpack as latents_from
-from shared.diffusion.models import (
+from shared.diffusion.loading.models import (
     Conditions,
     ModelAdapter,
     Part,
@@ -21,8 +21,8 @@ from shared.diffusion.models import (
     repeat_rows,
     without_masks,
 )
-from shared.diffusion.tensors import pack, unpack_conditions
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.sampling.tensors import pack, unpack_conditions
+from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.errors import UserError
 from shared.models import attention
 from shared.models.families import FAMILIES

@@ -11,12 +11,12 @@ from structlog.testing import capture_logs
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared.diffusion.compilation import TIMINGS, compile_blocks
 from shared.diffusion.families.base import Family
-from shared.diffusion.models import ModelAdapter, repeat_rows
+from shared.diffusion.loading.compilation import TIMINGS, compile_blocks
+from shared.diffusion.loading.models import ModelAdapter, repeat_rows
+from shared.diffusion.loading.recomputation import KERNELS, checkpoint_blocks
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.recomputation import KERNELS, checkpoint_blocks
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.recipe.recipe import override
 from tests import tiny_models
 from tests.shared.diffusion.digits import RECIPE

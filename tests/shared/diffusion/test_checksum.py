@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shared.diffusion import checksum as module
-from shared.diffusion.checksum import checksum
-from shared.diffusion.weights import weights_digest
+from shared.diffusion.weights import checksum as module
+from shared.diffusion.weights.checksum import checksum
+from shared.diffusion.weights.trained_weights import weights_digest
 
 
 def tensors() -> dict[str, Tensor]:

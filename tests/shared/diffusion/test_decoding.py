@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from shared.devices.protocols import Generated
-from shared.diffusion.decoding import SharedDevice
 from shared.diffusion.generation import GenerationInProgress, Generator
-from shared.diffusion.models import Conditions
+from shared.diffusion.loading.models import Conditions
 from shared.diffusion.policy import LoadedPolicy
-from shared.diffusion.tensors import pack
-from shared.diffusion.weights import trained_tensors
+from shared.diffusion.sampling.decoding import SharedDevice
+from shared.diffusion.sampling.tensors import pack
+from shared.diffusion.weights.trained_weights import trained_tensors
 from shared.errors import OutOfMemory
 from tests.shared.diffusion.digits import RECIPE, adapter, task
 
@@ -166,7 +166,7 @@ def test_seconds_in_which_a_device_does_two_things_count_once(
 ) -> None:
     # A step from 0 to 4, decoding from 1 to 6 beside it, a step from 6 to 7.
     times = chain([0.0, 1.0, 4.0, 6.0, 6.0, 7.0], repeat(7.0))
-    monkeypatch.setattr("shared.diffusion.decoding.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("shared.diffusion.sampling.decoding.time.monotonic", lambda: next(times))
     device, seconds = SharedDevice(torch.device("cpu")), list[float]()
     step, decodes = device.counted(seconds.append), device.counted(seconds.append)
     step.__enter__()

@@ -10,8 +10,8 @@ import torch
 
 from services.rollout.encoder_engine import EncoderEngine
 from services.rollout.rollout_engine import RolloutEngine
-from shared.diffusion.encoding import encoded
-from shared.diffusion.models import load_model
+from shared.diffusion.loading.models import load_model
+from shared.diffusion.sampling.encoding import encoded
 from shared.errors import ContractError, UserError
 from shared.recipe.recipe import Recipe, load_recipe, override
 from tests import tiny_models

@@ -11,19 +11,19 @@ from safetensors.torch import load_file
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.fsdp import FSDPModule
 
-from digenrl.local.preflight import versions_bytes
+from digenrl.local.checking.preflight import versions_bytes
 from digenrl.report.export import export_adapter
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
-from shared.diffusion.device import held_bytes
-from shared.diffusion.masters import TrainedWeights
-from shared.diffusion.models import Conditions, ModelAdapter, repeat_rows
+from shared.diffusion.loading.device import held_bytes
+from shared.diffusion.loading.models import Conditions, ModelAdapter, repeat_rows
+from shared.diffusion.loading.ranks import full_tensor
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
-from shared.diffusion.ranks import full_tensor
-from shared.diffusion.sampler import Denoising, denoise
-from shared.diffusion.sharding import shard
-from shared.diffusion.tensors import pack, pack_trajectory, unpack
-from shared.diffusion.weights import (
+from shared.diffusion.sampling.sampler import Denoising, denoise
+from shared.diffusion.sampling.tensors import pack, pack_trajectory, unpack
+from shared.diffusion.weights.master_weights import TrainedWeights
+from shared.diffusion.weights.sharding import shard
+from shared.diffusion.weights.trained_weights import (
     WeightsInUse,
     trained_parameters,
     trained_tensors,

@@ -10,8 +10,8 @@ import torch
 from shared.devices.protocols import Generated
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy
-from shared.diffusion.tensors import pack, unpack, unpack_trajectory
-from shared.diffusion.weights import (
+from shared.diffusion.sampling.tensors import pack, unpack, unpack_trajectory
+from shared.diffusion.weights.trained_weights import (
     StagedTensors,
     trained_parameters,
     trained_tensors,

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from shared.diffusion.families.sd3 import StableDiffusion3
-from shared.diffusion.loading import (
+from shared.diffusion.loading.models import load_model
+from shared.diffusion.loading.network import (
     Place,
     StoredTensor,
     build_network,
@@ -21,7 +22,6 @@ from shared.diffusion.loading import (
     materialize,
     stored_tensors,
 )
-from shared.diffusion.models import load_model
 from shared.errors import UserError
 from shared.models.families import FAMILIES
 from tests import tiny_models
@@ -120,7 +120,7 @@ def one_file(folder: Path, tensors: dict[str, Tensor]) -> dict[str, StoredTensor
 def test_weights_are_read_in_pieces_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.diffusion.loading.PIECE_BYTES", 16)
+    monkeypatch.setattr("shared.diffusion.loading.network.PIECE_BYTES", 16)
     wanted = {"a": torch.randn(5, 7), "b": torch.randn(3).double(), "c": torch.tensor(2.0)}
     stored, sizes = one_file(tmp_path, wanted), list[int]()
     targets = {name: torch.zeros(tensor.shape) for name, tensor in wanted.items()}

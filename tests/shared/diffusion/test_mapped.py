@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.diffusion.mapped import unpack_mapped
-from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.weights import Staging, WeightsInUse, weights_digest
+from shared.diffusion.sampling.tensors import pack, unpack
+from shared.diffusion.weights.mapped import unpack_mapped
+from shared.diffusion.weights.trained_weights import Staging, WeightsInUse, weights_digest
 from shared.errors import ContractError
 from shared.run.shards import open_tensors
 from shared.store import ObjectStore

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from shared.devices.protocols import Generated
-from shared.diffusion.device import choose_kernels, fits, is_out_of_memory, tried_again
 from shared.diffusion.generation import Generator
-from shared.diffusion.models import Conditions
+from shared.diffusion.loading.device import choose_kernels, fits, is_out_of_memory, tried_again
+from shared.diffusion.loading.models import Conditions
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.tensors import unpack, unpack_trajectory
+from shared.diffusion.sampling.tensors import unpack, unpack_trajectory
 from shared.errors import OutOfMemory
 from shared.recipe.recipe import override
 from tests.shared.diffusion.digits import RECIPE, load_digits, task
@@ -127,7 +127,7 @@ def test_what_the_work_held_is_free_when_the_cache_is_emptied(
 
     freed: list[bool] = []
     monkeypatch.setattr(
-        "shared.diffusion.device.release", lambda _: freed.append(held[-1]() is None)
+        "shared.diffusion.loading.device.release", lambda _: freed.append(held[-1]() is None)
     )
     with pytest.raises(OutOfMemory), fits(torch.device("cpu"), "work", "remedy"):
         work()
@@ -161,7 +161,7 @@ def test_decoding_takes_one_sample_at_a_time_but_for_the_tiniest(
     together: list[int],
 ) -> None:
     if numbers is not None:
-        monkeypatch.setattr("shared.diffusion.decoding.DECODED_AT_ONCE", numbers)
+        monkeypatch.setattr("shared.diffusion.sampling.decoding.DECODED_AT_ONCE", numbers)
     decode, sizes = policy.model.decode, []
 
     def noted(latents: Tensor) -> Tensor:

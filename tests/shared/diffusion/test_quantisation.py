@@ -7,16 +7,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shared.diffusion.loading import materialize
-from shared.diffusion.models import ModelAdapter
-from shared.diffusion.quantisation import (
+from shared.diffusion.loading.models import ModelAdapter
+from shared.diffusion.loading.network import materialize
+from shared.diffusion.loading.quantisation import (
     NF4_VALUES,
     QuantisedLinear,
     dequantised,
     quantised_layers,
 )
-from shared.diffusion.recomputation import checkpoint_blocks
-from shared.diffusion.weights import WeightsInUse, trained_tensors, weights_digest
+from shared.diffusion.loading.recomputation import checkpoint_blocks
+from shared.diffusion.weights.trained_weights import WeightsInUse, trained_tensors, weights_digest
 from shared.models.memory import BLOCK, Form, Holding, weight_bytes
 from tests import tiny_models
 from tests.shared.diffusion import ratio_error

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.diffusion.sampler import Denoising, SamplingPlan, Trajectory, denoise
-from shared.diffusion.tensors import pack_trajectory, unpack_trajectory
-from shared.diffusion.transition import Step, euler_step, transition
+from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, Trajectory, denoise
+from shared.diffusion.sampling.tensors import pack_trajectory, unpack_trajectory
+from shared.diffusion.sampling.transition import Step, euler_step, transition
 from shared.learning.algorithms import Variant
 from shared.models.sigmas import linear_sigmas
 

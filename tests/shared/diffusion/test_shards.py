@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shared.diffusion.shards import HostBuffers, HostPart, place, whole_tensors
-from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.weights import Staging, WeightsInUse, weights_digest
+from shared.diffusion.sampling.tensors import pack, unpack
+from shared.diffusion.weights.shards import HostBuffers, HostPart, place, whole_tensors
+from shared.diffusion.weights.trained_weights import Staging, WeightsInUse, weights_digest
 from shared.errors import ContractError, IntegrityError
 from shared.run.manifest import Fetched, Piece
 from tests.shared.diffusion.digits import adapter, load_digits

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from shared.devices.chunks import Chunk
-from shared.diffusion.models import repeat_rows
+from shared.diffusion.loading.models import repeat_rows
 from shared.diffusion.policy import sampling_plan
-from shared.diffusion.sampler import Denoising, denoise
-from shared.diffusion.tensors import unpack_trajectory
+from shared.diffusion.sampling.sampler import Denoising, denoise
+from shared.diffusion.sampling.tensors import unpack_trajectory
 from shared.diffusion.training.group import PathGroup
 from shared.learning.seeds import group_seed, sample_seed
 from tests import tiny_models

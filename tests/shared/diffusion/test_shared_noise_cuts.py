@@ -12,12 +12,12 @@ from torch import Tensor
 from shared.devices.chunks import Chunk
 from shared.devices.slices import GroupSlice
 from shared.diffusion.policy import load_policy, sampling_plan
-from shared.diffusion.sampler import Denoising, SamplingPlan, Trajectory
-from shared.diffusion.tensors import pack, unpack, unpack_trajectory
+from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, Trajectory
+from shared.diffusion.sampling.tensors import pack, unpack, unpack_trajectory
+from shared.diffusion.sampling.transition import transition
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.group import TransitionRows
-from shared.diffusion.transition import transition
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.errors import ContractError
 from shared.models.sigmas import linear_sigmas
 from shared.recipe.recipe import load_recipe, override

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from digenrl.report.export import export_adapter, read_adapter
 from digenrl.report.layouts import Layout
-from shared.diffusion.models import repeat_rows
+from shared.diffusion.loading.models import repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
+from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.training.gradient import GradientTransaction
-from shared.diffusion.weights import load_weights, trained_tensors
+from shared.diffusion.weights.trained_weights import load_weights, trained_tensors
 from shared.errors import UserError
 from shared.models.lora_files import FILES, read_lora
 from shared.models.lora_header import METADATA_KEY, PEFT_CONFIG, PEFT_FILE

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from services.reward.scorer import WeightedScorer
 from services.reward.scoring import MediaSize, read_media, scores_of
-from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.sampling.tensors import pack, unpack
 from shared.diffusion.training.rows import check_stored
 from shared.errors import ContractError, ScoringError
 from shared.recipe.recipe import load_recipe, override

@@ -15,14 +15,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shared.diffusion import streaming
-from shared.diffusion.experts import networks_of
 from shared.diffusion.generation import Generator
-from shared.diffusion.host_memory import HostMemory, PinnedMemory, piece_sizes
-from shared.diffusion.models import ModelAdapter
+from shared.diffusion.loading.experts import networks_of
+from shared.diffusion.loading.host_memory import HostMemory, PinnedMemory, piece_sizes
+from shared.diffusion.loading.models import ModelAdapter
+from shared.diffusion.loading.recomputation import checkpoint_blocks
 from shared.diffusion.policy import load_policy
-from shared.diffusion.recomputation import checkpoint_blocks
-from shared.diffusion.weights import (
+from shared.diffusion.weights import streaming
+from shared.diffusion.weights.trained_weights import (
     WeightsInUse,
     trained_parameters,
     trained_tensors,

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.diffusion.sampler import Trajectory
-from shared.diffusion.tensors import pack, pack_trajectory, unpack, unpack_trajectory
+from shared.diffusion.sampling.sampler import Trajectory
+from shared.diffusion.sampling.tensors import pack, pack_trajectory, unpack, unpack_trajectory
 from shared.errors import ContractError
 
 

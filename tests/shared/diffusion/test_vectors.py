@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from shared.diffusion.transition import Step, transition
+from shared.diffusion.sampling.transition import Step, transition
 from shared.models import sigmas
 from tests.paths import VECTORS
 

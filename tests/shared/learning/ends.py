@@ -9,9 +9,9 @@ from torch import Tensor
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
-from shared.diffusion.models import Conditions, repeat_rows
-from shared.diffusion.sampler import Denoising
-from shared.diffusion.tensors import pack, unpack, unpack_conditions
+from shared.diffusion.loading.models import Conditions, repeat_rows
+from shared.diffusion.sampling.sampler import Denoising
+from shared.diffusion.sampling.tensors import pack, unpack, unpack_conditions
 from shared.diffusion.training.loss import Surrogate
 from shared.diffusion.training.objective import Behaviour, LossTerms, Network
 from shared.diffusion.training.rows import (

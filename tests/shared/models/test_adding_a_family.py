@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from shared.diffusion.families.flux import Flux
-from shared.diffusion.models import load_model, repeat_rows
-from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
+from shared.diffusion.loading.models import load_model, repeat_rows
+from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, denoise
 from shared.errors import UserError
 from shared.models import families
 from shared.models.catalogue import check_size, pipeline_sigmas, pixels_per_token

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from shared.diffusion.device import held_bytes
+from shared.diffusion.loading.device import held_bytes
 from shared.errors import UserError
 from shared.messages.workers import Device
 from shared.models.memory import Holding, Part, adapter_bytes, network_bytes, weight_bytes

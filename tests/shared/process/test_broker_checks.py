@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from digenrl.local.brokers import Brokers, Program, plan_brokers
+from digenrl.local.brokers.embedded import Brokers, Program, plan_brokers
 from shared.bus.bus import Bus
 from shared.bus.connection import check_server
 from shared.errors import UserError

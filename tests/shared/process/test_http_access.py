@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from digenrl.api.live import LiveRun
 from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.progress import Progress, routes
-from digenrl.local.tokens import Tokens, tokens_of
+from digenrl.local.secrets.tokens import Tokens, tokens_of
 from digenrl.view.server import View
 from digenrl.view.server import create_app as page_app
 from services.reward.scorer import WeightedScorer

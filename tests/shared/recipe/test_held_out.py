@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.local.check import check
+from digenrl.local.checking.check import check
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts
 from shared.recipe.files import read_layers

@@ -27,7 +27,7 @@ from shared.run.retention import Manifests, named_by, retention_of, version_fold
 from shared.run.run_recipe import store_recipe
 from shared.run.shards import store_manifest, store_version_parts
 from shared.store import ObjectStore
-from shared.store.objects import Content, StoredObject
+from shared.store.backend import Content, StoredObject
 from tests import examples
 from tests.paths import DIGITS
 

@@ -23,7 +23,7 @@ from shared.run.journal import newest_number
 from shared.run.layout import commit_key, copy_key, measured_versions, numbers_in, weights_folder
 from shared.run.repair import find_damage, mend
 from shared.store import ObjectStore
-from shared.store.objects import StoredObject
+from shared.store.backend import StoredObject
 from shared.telemetry import CORRUPT
 from tests.shared.run.test_chain import RUN, record
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from digenrl.local.brokers import BUCKET, USER
+from digenrl.local.brokers.embedded import BUCKET, USER
 from shared.errors import Unavailable
 from shared.process.settings import ServiceSettings
 from shared.store import ObjectStore, StoreSettings, bucket, open_store

@@ -15,9 +15,9 @@ from shared.errors import IntegrityError, UserError
 from shared.messages.contracts import ObjectRef
 from shared.process.settings import ServiceSettings
 from shared.store import CacheSettings, ObjectStore
+from shared.store.backend import CHUNK
 from shared.store.cache_folder import CacheFolder, Part
 from shared.store.host_cache import host_cache
-from shared.store.objects import CHUNK
 from shared.telemetry import DIGESTED_BYTES
 from tests.paths import ROOT
 from tests.shared.store.hosts import Counting, counted, process_on

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.local.ports import free_ports
+from digenrl.local.processes.ports import free_ports
 from shared.errors import UserError
 from shared.messages.contracts import ObjectRef
 from shared.store import ObjectStore
+from shared.store.backend import CHUNK
 from shared.store.cache_folder import CacheFolder
 from shared.store.host_cache import HostCache
-from shared.store.objects import CHUNK
 from shared.store.peers import peer_list
 from shared.store.relay import Peer, PeerFailed, Relay
 from shared.telemetry import SHARED_BYTES

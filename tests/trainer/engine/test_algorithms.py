@@ -12,12 +12,12 @@ from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.tensors import pack, unpack, unpack_trajectory
+from shared.diffusion.sampling.tensors import pack, unpack, unpack_trajectory
+from shared.diffusion.sampling.transition import Step, transition
 from shared.diffusion.training.forward_process import NoisedSamples, branches
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.loss import guarded_surrogate
 from shared.diffusion.training.rows import read_group
-from shared.diffusion.transition import Step, transition
 from shared.errors import ContractError
 from shared.recipe.recipe import Recipe, override
 from tests.shared.diffusion.digits import PROMPT, RECIPE, task

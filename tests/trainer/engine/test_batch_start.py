@@ -8,7 +8,7 @@ from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.fluid.engine import FluidEngine
 from shared.devices.protocols import GroupData
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, override
 from tests.trainer.batches import Group, make_batch

@@ -14,13 +14,13 @@ from torch import Tensor
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
-from shared.diffusion.models import ModelAdapter
+from shared.diffusion.loading.models import ModelAdapter
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.tensors import unpack
+from shared.diffusion.sampling.tensors import unpack
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.rows import read_group
-from shared.diffusion.weight_sets import WeightSets
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.weights.trained_weights import trained_parameters
+from shared.diffusion.weights.weight_sets import WeightSets
 from shared.errors import BatchFailed
 from shared.recipe.recipe import Recipe, override
 from tests.trainer.batches import Group, generate, make_batch, train_group

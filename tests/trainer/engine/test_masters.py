@@ -15,8 +15,8 @@ from services.trainer.engine.checkpoint import MASTER
 from services.trainer.engine.storing import store_version
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.weights import Staging
+from shared.diffusion.sampling.tensors import pack, unpack
+from shared.diffusion.weights.trained_weights import Staging
 from shared.errors import IntegrityError
 from shared.recipe.recipe import Recipe, override
 from shared.run.shards import open_tensors

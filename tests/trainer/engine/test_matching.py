@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shared.devices.chunks import Chunk
-from shared.diffusion.models import Conditions
+from shared.diffusion.loading.models import Conditions
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.training.forward_process import NoisedSamples
 from shared.diffusion.training.matching import PairGroup, PairRows, awm, dpo

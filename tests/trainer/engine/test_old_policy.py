@@ -13,10 +13,10 @@ from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData, Snapshot
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.sampling.tensors import pack, unpack
 from shared.diffusion.training.forward_process import NoisedSamples, branches
-from shared.diffusion.weight_sets import WeightSets
-from shared.diffusion.weights import load_weights, trained_tensors, weights_digest
+from shared.diffusion.weights.trained_weights import load_weights, trained_tensors, weights_digest
+from shared.diffusion.weights.weight_sets import WeightSets
 from shared.learning.algorithms import old_policy_decay
 from shared.recipe.recipe import Recipe
 from tests.stored import as_bytes, packed, read_back

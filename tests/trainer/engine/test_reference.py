@@ -11,7 +11,7 @@ from torch import Tensor
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.training.gradient import GradientTransaction
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.recipe.recipe import Recipe, override
 from tests.stored import read_back
 from tests.trainer.batches import fresh_groups

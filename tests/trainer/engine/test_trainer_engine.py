@@ -12,9 +12,9 @@ from services.trainer.engine.trainer_engine import TrainerEngine, average_decay,
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import Snapshot
 from shared.diffusion.policy import load_policy
-from shared.diffusion.tensors import pack, unpack
+from shared.diffusion.sampling.tensors import pack, unpack
 from shared.diffusion.training.measurement import measured
-from shared.diffusion.weights import WeightsInUse
+from shared.diffusion.weights.trained_weights import WeightsInUse
 from shared.errors import ContractError, IntegrityError
 from shared.learning.metrics import STEP_METRICS
 from shared.recipe.recipe import Recipe, override

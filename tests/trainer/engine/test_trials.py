@@ -8,9 +8,9 @@ from torch import Tensor
 
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
-from shared.diffusion.models import Conditions
+from shared.diffusion.loading.models import Conditions
 from shared.diffusion.policy import LoadedPolicy
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.errors import OutOfMemory
 from shared.recipe.recipe import Recipe, override
 from tests.trainer.batches import make_batch

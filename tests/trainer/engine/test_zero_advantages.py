@@ -11,8 +11,8 @@ from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.tensors import pack, unpack
-from shared.diffusion.weights import load_weights, trained_tensors
+from shared.diffusion.sampling.tensors import pack, unpack
+from shared.diffusion.weights.trained_weights import load_weights, trained_tensors
 from shared.recipe.recipe import Recipe, override
 from tests.shared.diffusion.shared_noise import move
 from tests.trainer.batches import Group, make_batch

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from digenrl.local.ports import free_ports
+from digenrl.local.processes.ports import free_ports
 from tests.trainer.fluid.ranks_program import Job
 
 RANKS = 2
@@ -22,7 +22,7 @@ class Ranks:
         names = [f"{kind}-{rank}" for kind in ("jobs", "answers") for rank in range(RANKS)]
         for name in names:
             os.mkfifo(folder / name)
-        command = [sys.executable, "-m", "digenrl.local.ranks", str(RANKS)]
+        command = [sys.executable, "-m", "digenrl.local.processes.ranks", str(RANKS)]
         program = ["tests.trainer.fluid.ranks_program"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

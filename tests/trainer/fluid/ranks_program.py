@@ -1,6 +1,6 @@
 """The program of the tests of shard groups: two ranks of one member.
 
-    python -m digenrl.local.ranks 2 tests.trainer.fluid.ranks_program PIPES
+    python -m digenrl.local.processes.ranks 2 tests.trainer.fluid.ranks_program PIPES
 
 Importing takes most of the time, so the two ranks serve many jobs, each in processes of its own
 that they fork. A rank reads jobs from the pipe ``PIPES/jobs-RANK`` and answers each with an exit
@@ -31,8 +31,8 @@ from services.trainer.engine.world import this_rank
 from services.trainer.fluid.exchange import ALL
 from services.trainer.fluid.links import join
 from services.trainer.fluid.shard import Shard
+from shared.diffusion.loading.ranks import local_shard
 from shared.diffusion.policy import load_policy
-from shared.diffusion.ranks import local_shard
 from shared.errors import OutOfMemory, RanksLost
 from shared.recipe.recipe import load_recipe
 from shared.store.folder import FolderBackend

@@ -15,8 +15,8 @@ from services.trainer.fluid.group_exchange import GroupExchange
 from services.trainer.fluid.host_exchange import HostExchange, HostMemory
 from services.trainer.fluid.store_exchange import StoreExchange
 from services.trainer.fluid.sums import SumLayout, Term, added, in_order, pack_sum, unpack_sum
-from shared.diffusion.checksum import checksum
 from shared.diffusion.training.tally import Tally
+from shared.diffusion.weights.checksum import checksum
 from shared.errors import ContractError
 from shared.messages.fluid import ExchangeSums, Piece, Share
 from shared.store import ObjectStore

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from services.trainer.fluid.process import as_whole
-from shared.diffusion.loading import build_network
+from shared.diffusion.loading.network import build_network
 from shared.diffusion.policy import load_policy
 from shared.recipe.recipe import Recipe, override
 from tests import tiny_models

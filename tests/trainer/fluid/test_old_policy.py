@@ -9,8 +9,8 @@ from torch import Tensor
 
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.shards import whole_tensors
-from shared.diffusion.weights import trained_tensors
+from shared.diffusion.weights.shards import whole_tensors
+from shared.diffusion.weights.trained_weights import trained_tensors
 from shared.run.shards import open_tensors
 from tests.trainer.fluid.director import Director, Start
 from tests.trainer.fluid.test_replay import flip

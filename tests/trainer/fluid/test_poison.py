@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.trainer.fluid import pieces
-from shared.diffusion.tensors import pack
+from shared.diffusion.sampling.tensors import pack
 from shared.messages import subjects
 from shared.messages.contracts import FragmentFailed, GroupFailed
 from shared.messages.fluid import PieceReleased

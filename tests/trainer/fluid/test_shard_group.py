@@ -11,8 +11,8 @@ import torch
 
 from services.trainer.fluid.process import as_whole
 from shared.diffusion.generation import Generator, LocalGenerator
-from shared.diffusion.shards import whole_tensors
-from shared.diffusion.tensors import unpack
+from shared.diffusion.sampling.tensors import unpack
+from shared.diffusion.weights.shards import whole_tensors
 from shared.messages.contracts import ObjectRef
 from shared.messages.fluid import Piece
 from shared.recipe.recipe import Recipe, override

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.policy import load_policy
-from shared.diffusion.weights import weights_digest
+from shared.diffusion.weights.trained_weights import weights_digest
 from shared.messages.fluid import BeginAgain, Piece, TakeStep
 from tests.trainer.fluid.director import Director, Start, part, whole
 

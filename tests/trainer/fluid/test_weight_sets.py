@@ -10,7 +10,7 @@ from services.trainer.fluid.engine import FluidEngine, StepScale
 from services.trainer.fluid.sums import Term
 from shared.diffusion.policy import load_policy
 from shared.diffusion.training.tally import Tally
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.recipe.recipe import Recipe, override
 from tests.stored import read_back
 

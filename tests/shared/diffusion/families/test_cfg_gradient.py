@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from shared.diffusion.experts import networks_of
 from shared.diffusion.families.base import NEGATIVE, Family
-from shared.diffusion.models import IMAGE, Conditions, repeat_rows
-from shared.diffusion.recomputation import checkpoint_blocks
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.loading.experts import networks_of
+from shared.diffusion.loading.models import IMAGE, Conditions, repeat_rows
+from shared.diffusion.loading.recomputation import checkpoint_blocks
+from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.errors import UserError
 from shared.recipe.networks import check_networks
 from shared.recipe.recipe import load_recipe, override

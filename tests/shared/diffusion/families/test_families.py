@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from shared.diffusion.families.latents import pack, unpack
-from shared.diffusion.models import Conditions, ModelAdapter, load_model, repeat_rows
-from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.loading.models import Conditions, ModelAdapter, load_model, repeat_rows
+from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, denoise
+from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.errors import UserError
 from shared.models.catalogue import (
     boundary,

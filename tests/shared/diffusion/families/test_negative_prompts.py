@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from digenrl.evaluation.sampler import Sampler
-from digenrl.local.inputs import check_inputs
+from digenrl.local.checking.inputs import check_inputs
 from digenrl.report.usage import usage
 from services.rollout.encoder_engine import EncoderEngine
-from shared.diffusion.encoding import encoded
 from shared.diffusion.generation import Generator
-from shared.diffusion.models import repeat_rows
+from shared.diffusion.loading.models import repeat_rows
 from shared.diffusion.policy import load_policy
-from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
-from shared.diffusion.tensors import unpack
+from shared.diffusion.sampling.encoding import encoded
+from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, denoise
+from shared.diffusion.sampling.tensors import unpack
 from shared.errors import UserError
 from shared.models.families import FAMILIES as SPECS
 from shared.recipe.networks import check_networks

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.diffusion.compilation import compile_blocks
 from shared.diffusion.families import qwen_image
-from shared.diffusion.models import repeat_rows
-from shared.diffusion.recomputation import checkpoint_blocks
-from shared.diffusion.weights import trained_parameters
+from shared.diffusion.loading.compilation import compile_blocks
+from shared.diffusion.loading.models import repeat_rows
+from shared.diffusion.loading.recomputation import checkpoint_blocks
+from shared.diffusion.weights.trained_weights import trained_parameters
 from tests import tiny_models
 from tests.shared.diffusion.ratio_error import load_moved
 from tests.shared.diffusion.test_blocks import NO_LEAVES, OLD_WORDS

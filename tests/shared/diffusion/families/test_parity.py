@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.diffusion.models import load_model, repeat_rows
-from shared.diffusion.sampler import Denoising, SamplingPlan, denoise
+from shared.diffusion.loading.models import load_model, repeat_rows
+from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, denoise
 from tests import tiny_models
 
 GUIDANCE, SIZE, FRAMES, STEPS = 4.0, 32, 5, 2

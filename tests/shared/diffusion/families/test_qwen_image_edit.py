@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.diffusion.models import load_model
+from shared.diffusion.loading.models import load_model
 from shared.errors import UserError
 from tests import tiny_models
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared.diffusion.models import ModelAdapter, load_model
+from shared.diffusion.loading.models import ModelAdapter, load_model
 from shared.diffusion.policy import load_policy
 from shared.errors import UserError
 from shared.recipe.recipe import override

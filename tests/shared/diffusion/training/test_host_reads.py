@@ -10,14 +10,14 @@ from torch import Tensor
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
-from shared.diffusion.models import ModelAdapter, repeat_rows
+from shared.diffusion.loading.models import ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
-from shared.diffusion.sampler import Denoising, denoise
-from shared.diffusion.tensors import pack
+from shared.diffusion.sampling.sampler import Denoising, denoise
+from shared.diffusion.sampling.tensors import pack
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.group import PathGroup
 from shared.diffusion.training.rows import TrainingGroup, read_group, row_kind
-from shared.diffusion.weight_sets import WeightSets
+from shared.diffusion.weights.weight_sets import WeightSets
 from shared.recipe.recipe import Recipe, override
 from tests import tiny_models
 from tests.shared.diffusion.digits import PROMPT, RECIPE, task

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from shared.diffusion.sampling.transition import Step, Transition, transition
 from shared.diffusion.training.loss import (
     Surrogate,
     clipped_surrogate,
     decoupled_surrogate,
     reference_kl,
 )
-from shared.diffusion.transition import Step, Transition, transition
 from shared.learning.algorithms import Variant
 from tests.paths import VECTORS
 

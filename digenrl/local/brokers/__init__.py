@@ -1,0 +1,1 @@
+"""Brokers of a local run and of a deployment."""

@@ -1,0 +1,1 @@
+"""Checks of a recipe and of this machine before a run."""

@@ -1,0 +1,230 @@
+"""Checks whether a recipe can run, and forecasts what it takes on given devices."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from digenrl.hub.dataset import make_own_prompts
+from digenrl.local.checking.inputs import check_inputs, check_rest, left_out
+from digenrl.local.checking.preflight import disk_bytes, ignore, versions_bytes
+from digenrl.local.checking.verdict import Verdict, kinds_of, verdict_here, verdict_on
+from digenrl.local.processes.gpus import visible_cards
+from digenrl.local.runs import runs_folder
+from digenrl.planning.forecast import Forecast, as_dict, forecast, has_profile, lines
+from digenrl.planning.plan import given_pool
+from digenrl.planning.runnable import HOST_GPUS
+from digenrl.trace.output import lines as trace_lines
+from digenrl.trace.record import Trace
+from services.scheduler.costs.profile import load_profile
+from services.scheduler.costs.recipes import profile_of
+from services.scheduler.sim.staleness import decide_at_start
+from services.scheduler.sim.staleness import line as staleness_line
+from services.scheduler.sim.steady import fragment_of
+from shared.errors import UserError
+from shared.models.published import configuration_of
+from shared.recipe.recipe import (
+    NO_OPTIONS,
+    Recipe,
+    implied_values,
+    load_recipe,
+    with_folder,
+)
+from shared.run.run_recipe import evaluated_on, held_out_rows
+
+Say = Callable[[str], None]
+NOT_HERE = Verdict(True, "the recipe is complete; --devices h100=8 judges devices of other hosts")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Describes a recipe that can run."""
+
+    path: Path
+    recipe: Recipe
+    elsewhere: bool
+    """Whether model and rewards are on other hosts and were not looked for here."""
+    forecast: Forecast | None
+    """Forecast for the given devices, if there are any."""
+    verdict: Verdict
+    trace: Trace | None = None
+    """What a trace has found, if one was asked for."""
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """Findings for people, one per line."""
+        return list(self._said())
+
+    def _said(self) -> Iterator[str]:
+        recipe, batch = self.recipe, self.recipe.batch
+        yield (
+            f"{self.path}: {recipe.run.steps} steps of {batch.groups} groups x {batch.group_size} "
+            f"samples in fragments of {recipe.schedule.fragment_size}"
+        )
+        if not self.elsewhere and self.trace is None:
+            held, what = _size(versions_bytes(recipe)), "weights, checkpoints and trajectories"
+            yield f"the object store holds up to {held} of {what} at a time"
+            disk = _size(disk_bytes(recipe))
+            yield f"the store of `digenrl up` takes up to {disk} of its disk for these"
+        if self.elsewhere:
+            yield "the model and the rewards were not checked: they are on other hosts"
+        yield from self._of_choices()
+        if self.trace is not None:
+            yield from trace_lines(self.trace, recipe)
+        if self.forecast is not None:
+            yield from lines(self.forecast)
+        yield from (each.line for each in implied_values(recipe))
+
+    def _of_choices(self) -> Iterator[str]:
+        """Names values that depend on more than the recipe, such as those of "auto"."""
+        recipe = self.recipe
+        yield from left_out(recipe)
+        if recipe.evaluation.prompts is None:
+            yield f"evaluations measure {evaluated_on(len(held_out_rows(recipe)))}"
+        decay = recipe.trainer.decay_steps
+        if decay is not None and recipe.run.steps > decay:
+            yield (
+                f"trainer.decay_steps: the learning rate is 0 after {decay} of {recipe.run.steps} "
+                "steps, and nothing is learned from there on; raise it with run.steps"
+            )
+        if recipe.schedule.max_staleness == "auto" and self.forecast is None:
+            yield staleness_line(decide_at_start(recipe))
+
+    @property
+    def as_json(self) -> str:
+        return json.dumps({
+            "recipe": str(self.path),
+            "ok": self.verdict.can_run,
+            "verdict": self.verdict.sentence,
+            "said": self.lines,
+            "implied": [
+                {"key": each.key, "implied": each.implied, "value": each.value}
+                for each in implied_values(self.recipe)
+            ],
+            "forecast": None if self.forecast is None else as_dict(self.forecast),
+            "trace": None if self.trace is None else self.trace.model_dump(mode="json"),
+        }, indent=2)  # fmt: skip
+
+
+def check(
+    path: Path,
+    devices: str | None = None,
+    profile: str | None = None,
+    *,
+    options: Mapping[str, Any] = NO_OPTIONS,
+    hosts: str | None = None,
+    host_memory: str | None = None,
+    host_gpus: int = HOST_GPUS,
+    streamed: str | None = None,
+    elsewhere: bool = False,
+    timing: bool = True,
+    traced: bool = False,
+    counted: bool = False,
+    launch_us: str | None = None,
+    say: Say = ignore,
+) -> Checked:
+    """Check everything that could make a run fail at its start.
+
+    Args:
+        devices: as ``h100=8,a100=16``; without devices, nothing is forecast.
+        profile: name of the cost profile; by default the profile of the model's network.
+        options: values of keys, by their dotted names, over those of the recipe.
+        hosts: the same by hosts, as ``h100x8*4``.
+        host_memory: GiB of memory of each host of a kind, as ``4090=128``, for workers that stream.
+        host_gpus: number of GPUs per host where only devices are counted.
+        streamed: kinds of the devices whose workers stream the network.
+        elsewhere: do not look for the model and the rewards on this host; of a model, only
+            configuration files have to be here, if anything is.
+        timing: forecast the step time and look for a faster split, not only the memory.
+        traced: trace the model's configuration, and forecast with what it takes. Only its
+            configuration files have to be here, or it is one of the published models.
+        counted: count with the trace what a cost profile is made of. So it is if no profile has
+            the model's network.
+        launch_us: microseconds in which the hosts launch a kernel, in a step and in training.
+        say: is told what a trace is at.
+
+    Raises:
+        UserError: with a line for each problem and its remedy.
+    """
+    recipe, found = load_recipe(path, options), None
+    if not elsewhere and make_own_prompts(recipe, say):
+        recipe = load_recipe(path, options)
+    if traced:
+        counted = counted or (profile is None and not has_profile(recipe))
+        recipe, elsewhere, found = _traced(recipe, elsewhere, counted, say)
+    elif elsewhere and not (recipe.model.folder / "model_index.json").is_file():
+        check_rest(recipe, elsewhere=True)
+    else:
+        check_inputs(recipe, weights=not elsewhere, elsewhere=elsewhere)
+    pool = given_pool(devices, hosts)
+    forecast_on = partial(
+        forecast, recipe, profile=profile, host_gpus=host_gpus, streamed=streamed,
+        host_memory=host_memory, timing=timing, trace=found, launch_us=launch_us,
+    )  # fmt: skip
+    try:
+        if pool is not None:
+            named = forecast_on(pool[1], option=pool[0])
+            expected, verdict = named, verdict_on(pool[1], named)
+        elif elsewhere:
+            expected, verdict = None, NOT_HERE
+        else:
+            expected, verdict = _here(recipe, profile, forecast_on)
+    except UserError:
+        for line in trace_lines(found, recipe) if found else ():
+            say(line)  # what took a while, and says why
+        raise
+    return Checked(path, recipe, elsewhere, expected, verdict, found)
+
+
+def _here(
+    recipe: Recipe, profile: str | None, forecast_on: Callable[[str], Forecast]
+) -> tuple[Forecast | None, Verdict]:
+    """Returns the forecast for this machine's GPUs, where they and the model have costs, and the
+    verdict."""
+    cards = () if recipe.model.device == "cpu" else visible_cards()
+    named, expected = [card for card in cards if card.kind], None
+    if named and (profile is not None or has_profile(recipe)):
+        costs = load_profile(profile or profile_of(recipe))
+        kinds = kinds_of(named, costs)
+        try:
+            expected = None if kinds is None else forecast_on(kinds)
+        except UserError as error:
+            return None, Verdict(False, f"this cannot run here: {error}")
+    return expected, verdict_here(recipe, runs_folder(), expected)
+
+
+def _traced(
+    recipe: Recipe, elsewhere: bool, is_counted: bool, say: Say
+) -> tuple[Recipe, bool, Trace]:
+    """Returns the recipe with the configuration that was traced, and whether its model and rewards
+    were taken to be on other hosts."""
+    configuration = configuration_of(recipe.model.folder, recipe.model.name)
+    elsewhere = elsewhere or configuration.is_published
+    if configuration.is_published:
+        say(
+            f"{recipe.model.folder} is not here: tracing the configuration that "
+            f"{configuration.folder.name} is published with"
+        )
+    recipe = with_folder(recipe, configuration.folder)
+    check_inputs(recipe, weights=False, elsewhere=elsewhere)
+    from digenrl.trace.runs import setting_of, trace  # torch
+
+    setting = setting_of(recipe, fragment_of(recipe))
+    found = trace(recipe, setting, is_published=configuration.is_published, say=say)
+    if is_counted and recipe.model.trained == "lora":
+        from digenrl.trace.work import counted
+
+        say("what the network computes, by the size of its samples")
+        found = found.model_copy(update={"counted": counted(recipe, setting)})
+    return recipe, elsewhere, found
+
+
+def _size(size: int) -> str:
+    mib = size / (1 << 20)
+    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.1f} MiB"
+
+
+def failed_as_json(path: Path, error: UserError) -> str:
+    return json.dumps({"recipe": str(path), "ok": False, "error": str(error)}, indent=2)

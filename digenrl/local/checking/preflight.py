@@ -1,0 +1,208 @@
+"""Checks a local run, and makes its folder, before anything is started."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from digenrl.follow.steps import Targets
+from digenrl.follow.steps import check_installed as check_targets
+from digenrl.hub.dataset import make_own_prompts
+from digenrl.local.brokers.seaweedfs import MAX_GARBAGE, VACUUM_S
+from digenrl.local.checking.inputs import check_inputs, left_out
+from digenrl.local.earlier import FILES_JSON, RECORDS, command_with, start_of
+from digenrl.local.processes.assignment import Assignment, assign_gpus
+from digenrl.local.processes.gpus import visible_cards
+from digenrl.local.processes.ports import free_ports, hold_port
+from digenrl.local.record import write_started
+from digenrl.local.runs import lock_run, run_in_folder
+from digenrl.local.secrets.keys import Keys, keys_of
+from digenrl.local.secrets.tokens import Tokens, tokens_of
+from shared.errors import Faults, UserError
+from shared.models.catalogue import (
+    family_of,
+    latent_shape,
+)
+from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
+from shared.process.port_numbers import check_port
+from shared.recipe.networks import frozen_layers
+from shared.recipe.recipe import Recipe, implied_values, load_recipe
+from shared.run.files import records_of
+from shared.run.retention import batch_bytes, stored_bytes, trajectory_bytes, version_bytes
+from shared.run.run_recipe import FILES
+
+MAX_STORED_PER_S = 200 << 20
+"""Bytes that a run is taken to store in a second at most; a step takes a second at least."""
+NEEDED_BYTES = 1 << 30
+"""Space for everything but weights and checkpoints; JetStream's limit is the largest part."""
+
+
+def ignore(_: str) -> None:
+    """Hears what nobody wants to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Holds what the user asked of `digenrl up`."""
+
+    recipe: Path
+    options: Mapping[str, Any]
+    """Values of keys, by their dotted names, over those of the recipe."""
+    resume: bool
+    port: int
+    runs: Path
+    run: str = ""
+    """Name of the run, over that of the recipe; or an earlier run, by its name or folder."""
+    fresh: bool = False
+    """True starts a new run even if an earlier run is unfinished."""
+    targets: Targets = field(default_factory=Targets)
+    """Targets for the metrics of its steps."""
+    typed: Sequence[str] = ("digenrl", "up", "RECIPE")
+    """The command line."""
+    say: Callable[[str], None] = ignore
+    """Hears what is prepared, such as prompts of the user's own files."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRun:
+    """Describes a run that is ready to start: its folder exists and is locked."""
+
+    recipe: Recipe
+    folder: Path
+    api_port: int
+    keys: Keys
+    tokens: Tokens
+    resumed: bool
+    targets: Targets
+    again: str
+    gpus: Assignment
+    lock: TextIO
+    """Lock that is held as long as this process lives."""
+
+    @property
+    def output(self) -> Path:
+        """File of what is printed, where there is no terminal."""
+        return self.folder / "logs" / "up.log"
+
+
+def say_all(lines: Iterable[str], say: Callable[[str], None]) -> None:
+    for line in lines:
+        say(line)
+
+
+def prepare(request: Request) -> LocalRun:
+    """Check everything, then make the run's folder.
+
+    An earlier run in its folder goes on or is renamed; it is never deleted.
+
+    Raises:
+        UserError: for the first problem, with its remedy.
+    """
+    check_port(request.port)
+    held = run_in_folder(request.run, request.runs)
+    named = {"run.name": held.id if held else request.run} if request.run else {}
+    recipe, said = load_recipe(request.recipe, {**request.options, **named}), list[str]()
+    if make_own_prompts(recipe, said.append):
+        recipe = load_recipe(request.recipe, {**request.options, **named})
+    folder = held.folder if held else request.runs / recipe.run.name
+    if folder.exists():
+        lock_run(folder.parent, folder.name).close()  # one that goes on is left alone
+    start = start_of(folder, recipe, request.typed, resume=request.resume, fresh=request.fresh)
+    recipe = start.recipe
+    said += [each.line for each in implied_values(recipe) if each.is_overridden]
+    say_all(filter(None, (start.line, *said)), request.say)
+    check_inputs(recipe, begun=start.resumes)
+    say_all(left_out(recipe), request.say)
+    check_targets(request.targets)
+    gpus = check_machine(recipe, request.runs, 0 if start.resumes else disk_bytes(recipe))
+    if request.port and not hold_port(request.port):
+        raise UserError(f"--port: {request.port} is occupied; choose another, or 0 for a free one")
+    lock = lock_run(folder.parent, folder.name)
+    if start.kept_as is not None:
+        folder.rename(start.kept_as)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "recipe.json").write_text(recipe.model_dump_json(indent=1))
+    write_started(folder, request.recipe, request.options)
+    (folder / FILES_JSON).write_bytes(RECORDS.dump_json(records_of(recipe, FILES), indent=1))
+    return LocalRun(
+        recipe=recipe,
+        folder=folder,
+        api_port=request.port or free_ports(1)[0],
+        keys=keys_of(folder),
+        tokens=tokens_of(folder),
+        resumed=start.resumes,
+        targets=request.targets,
+        again=command_with("--resume", request.typed),
+        gpus=gpus,
+        lock=lock,
+    )
+
+
+def check_machine(recipe: Recipe, runs: Path, versions: int) -> Assignment:
+    """Return the GPUs of this machine that the run's processes use.
+
+    Args:
+        versions: bytes on the disk of weights, checkpoints and trajectories.
+
+    Raises:
+        UserError: if the machine has too few GPUs, or too little space for a run.
+    """
+    faults, found = Faults(), Assignment({})
+    with faults.collected():
+        found = assign_gpus(recipe, () if recipe.model.device == "cpu" else visible_cards())
+    with faults.collected():
+        _check_space(runs, versions)
+    faults.raise_any()
+    return found
+
+
+def _check_space(runs: Path, versions: int) -> None:
+    needed = NEEDED_BYTES + versions
+    existing = next(path for path in (runs, *runs.parents) if path.exists())
+    if not os.access(existing, os.W_OK):
+        raise UserError(f"--runs: {existing} is not writable")
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise UserError(
+            f"--runs: {existing} has {free >> 20} MiB of free space, but a run needs "
+            f"{needed >> 20}, of which {versions >> 20} are for weights, checkpoints and "
+            "trajectories; free some space, choose another folder, or keep fewer versions "
+            "(run.keep_last, run.keep_every)"
+        )
+
+
+def versions_bytes(recipe: Recipe) -> int:
+    """Return the bytes of all weights, checkpoints and trajectories that are kept at the same time,
+    without media and conditions.
+
+    Raises:
+        UserError: if the model's folder is invalid.
+    """
+    trained, shape = _sizes(recipe)
+    return stored_bytes(recipe, trained) + trajectory_bytes(recipe, shape)
+
+
+def disk_bytes(recipe: Recipe) -> int:
+    """Return the most bytes that these take on the disk of the store of `digenrl up`: sweeps leave
+    some of what was deleted, and all that is written until the next one."""
+    trained, shape = _sizes(recipe)
+    step = version_bytes(recipe, trained) + batch_bytes(recipe, shape)
+    written = max(step, VACUUM_S * min(step, MAX_STORED_PER_S))
+    swept = versions_bytes(recipe) / (1 - MAX_GARBAGE)
+    return round(swept) + min(written, recipe.run.steps * step)
+
+
+def _sizes(recipe: Recipe) -> tuple[int, Sequence[int]]:
+    """Return the bytes of the trained weights in float32, and the shape of a sample's latents."""
+    folder, lora = recipe.model.folder, recipe.model.lora
+    if recipe.model.trained == "full":
+        trained = num_weights(folder, "transformer") * ITEM_BYTES["float32"]
+    else:
+        targets = lora.targets or family_of(folder).lora_targets
+        trained = adapter_bytes(folder, lora.rank, targets, frozen_layers(recipe))
+    model = recipe.model
+    shape = latent_shape(folder, height=model.height, width=model.width, frames=model.frames)
+    return trained, shape

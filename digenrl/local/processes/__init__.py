@@ -1,0 +1,1 @@
+"""Child processes of a local run: starting, supervising, GPUs and ports."""

@@ -1,0 +1,1 @@
+"""What `digenrl up` starts and shows while a run goes on."""

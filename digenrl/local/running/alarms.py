@@ -1,0 +1,43 @@
+"""What `digenrl up` mends by itself: once its disk was full, NATS takes nothing more until it is
+started anew, even if there is room again."""
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import structlog
+
+from digenrl.local.processes.supervisor import Supervisor
+from shared.telemetry import NATS_STORES_NOTHING
+
+ROOM = 64 << 20
+"""Free bytes with which NATS is worth another start."""
+AGAIN_S = 30.0
+"""Seconds between two starts."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Mender:
+    folder: Path
+    url: str
+    """Address of the scheduler."""
+    client: httpx.AsyncClient
+    _not_before: float = 0.0
+
+    async def look(self, supervisor: Supervisor) -> None:
+        """Start NATS anew if the scheduler says that it stores nothing, although there is room."""
+        now = time.monotonic()
+        if now < self._not_before or shutil.disk_usage(self.folder).free < ROOM:
+            return
+        try:
+            reason = str((await self.client.get(f"{self.url}/readyz")).json().get("status"))
+        except (httpx.HTTPError, ValueError):
+            return
+        if reason.startswith(NATS_STORES_NOTHING):
+            self._not_before = now + AGAIN_S
+            log.warning("nats_restarted", reason=reason)
+            supervisor.restart("nats")

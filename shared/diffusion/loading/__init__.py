@@ -1,0 +1,1 @@
+"""Models, networks and the device that holds them."""

@@ -1,0 +1,1 @@
+"""Sampling: conditions, denoising steps, latents and media."""

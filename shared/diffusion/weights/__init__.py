@@ -1,0 +1,1 @@
+"""Trained weights: adapters, shards, checksums and files."""
