@@ -35,7 +35,6 @@ from digenrl.commands.reward import reward, rewards
 from digenrl.commands.runs import runs
 from digenrl.commands.serve import serve
 from digenrl.commands.serve_scorer import serve_scorer
-from digenrl.commands.sim import sim
 from digenrl.commands.status import status, watch
 from digenrl.commands.steer import add_actions, tag, workers
 from digenrl.commands.up import up
@@ -54,7 +53,7 @@ TASKS = {
     ),
     "Steer a run": ("pause", "resume", "stop", "tag", "dlq"),
     "Use what it has learned": ("report", "export", "generate", "evaluate", "follow", "push"),
-    "Prepare": ("check", "recipe", "plan", "sim", "profile", "fetch", "adapter"),
+    "Prepare": ("check", "recipe", "plan", "profile", "fetch", "adapter"),
     "Extend": ("reward", "rewards", "families", "model"),
     "Mend": ("doctor", "gc", "repair", "keys"),
 }  # fmt: skip
@@ -93,7 +92,7 @@ app.command("profile")(profile)
 of_runs = (doctor, status, watch, view, logs, report, export, follow, evaluate, gc, repair, brokers)
 now_and_before = (runs, workers, tag, versions, samples, audit)
 own = (serve_scorer, rewards, families)
-for command in (*of_runs, *now_and_before, *own, push, sim):
+for command in (*of_runs, *now_and_before, *own, push):
     app.command()(command)
 add_actions(app)
 for of_recipe in (up, reproduce, check, fetch, serve, generate, plan):

@@ -16,7 +16,7 @@ from bench.cluster.ladder import MODES_OF_LADDER, rung
 from bench.cluster.modes import Chosen, predicted
 from bench.cluster.request import WORKLOADS
 from bench.cluster.rows import ROWS, Row, Way, row_of
-from digenrl.planning.colocated import colocated_seconds
+from bench.simulation.colocated import colocated_seconds
 from digenrl.planning.encoding import waits_for_prompts
 from services.scheduler.costs.capacity import pass_rows
 from services.scheduler.costs.floor import floor_seconds

@@ -7,7 +7,7 @@ from statistics import median
 from bench.cluster.measured import MeasuredRun
 from bench.cluster.modes import Chosen, predicted, without_hand_over
 from bench.runner.figures import means
-from digenrl.planning.colocated import colocated_seconds
+from bench.simulation.colocated import colocated_seconds
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile
 

@@ -25,12 +25,12 @@ A_REQUEST = {
 A_CHOICE: dict[str, Any] = {
     "mode": "disaggregated", "rollout": {"A100": 16, "H100": 8}, "trainer": {"H100": 8},
     "fragment_size": 4, "tag_groups": 2, "max_staleness": 0, "step_seconds": 61.2,
-    "utilisation": 0.91, "gain": {"tuned": 1.31}, "recipe": {"rollout.workers": 24},
+    "utilisation": 0.91, "recipe": {"rollout.workers": 24},
     "commands": {"h100-1": "digenrl serve trainer --run RUN"},
 }  # fmt: skip
 A_PLAN: dict[str, Any] = {
     "profile": "sd35-medium", "devices": {"A100": 16, "H100": 16}, "bound_seconds": 55.4,
-    "colocated_seconds": {"tuned": 80.2}, "forecast": 212, "reasons": [], "left_out": [],
+    "forecast": 212, "reasons": [], "left_out": [],
     "choices": [A_CHOICE],
 }  # fmt: skip
 A_FOLDER = {
@@ -217,8 +217,6 @@ class PlanChoice(View):
     """Simulated seconds of a step."""
     utilisation: float
     """Share of their time that the devices work."""
-    gain: dict[str, float | None]
-    """Seconds of a step with all devices colocated over these, by baseline."""
     recipe: dict[str, Any]
     """Recipe keys that say so."""
     commands: dict[str, str]
@@ -236,8 +234,6 @@ class PlanView(View):
     """Devices that were planned for, by kind."""
     bound_seconds: float | None
     """No split takes fewer seconds per step."""
-    colocated_seconds: dict[str, float | None]
-    """Seconds of a step if every device generates and trains, by baseline; null: impossible."""
     forecast: int
     """Number of ways that were forecast; the best were simulated."""
     reasons: list[str]

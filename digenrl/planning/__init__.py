@@ -1,1 +1,1 @@
-"""Answers `digenrl plan`, `digenrl sim` and `digenrl check` with the scheduler's planner."""
+"""Answers `digenrl plan` and `digenrl check` with the scheduler's planner."""

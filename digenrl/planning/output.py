@@ -1,27 +1,23 @@
-"""Prints plans and simulations: tables for people, JSON for programs."""
+"""Prints plans: tables for people, JSON for programs."""
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
 
-from digenrl.planning.colocated import Baseline
 from digenrl.planning.hosts import Placed, commands, place, trains_where
 from digenrl.planning.placements import Advice
 from digenrl.planning.plan import advised_keys
 from digenrl.planning.planner import Choice
 from digenrl.planning.runnable import HostGpus, as_toml
-from digenrl.planning.techniques import Technique
 from digenrl.planning.work import sample_seconds
 from services.scheduler.costs.devices import notes
 from services.scheduler.costs.profile import Profile
-from services.scheduler.costs.split import Devices, Split, words
-from services.scheduler.sim.measured import Simulated
+from services.scheduler.costs.split import Devices, words
 from shared.recipe.schedule import RunSchedule
 
 NARROWEST = 120
@@ -32,20 +28,6 @@ SHOWN = 5
 """Number of choices in the table; the JSON has all that were simulated."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Holds the results of one split, simulated in one or several ways."""
-
-    profile: Profile
-    split: Split
-    colocated: Mapping[Baseline, float]
-    rows: tuple[Technique, ...]
-
-    @property
-    def floor_seconds(self) -> float:
-        return self.rows[0].simulated.floor_seconds
-
-
 def wide_console() -> Console:
     console = Console()
     return Console(width=max(NARROWEST, console.width))
@@ -53,13 +35,10 @@ def wide_console() -> Console:
 
 def show_plan(advice: Advice, console: Console) -> None:
     planned = advice.planned
-    _show_head(planned.profile, planned.devices, planned.floor_seconds, planned.colocated, console)
+    show_head(planned.profile, planned.devices, planned.floor_seconds, console)
     for line in (*advice.reasons, *(f"left out: {each}" for each in advice.left_out)):
         console.print(line, highlight=False, soft_wrap=True)
-    table = _table(
-        "mode", "rollout", "trainer", "fragment", "TAG", "stale", "s/step", "util.", "tuned",
-        "2026-06",
-    )  # fmt: skip
+    table = text_table("mode", "rollout", "trainer", "fragment", "TAG", "stale", "s/step", "util.")
     for choice in _shown(planned.choices):
         where = trains_where(_placed(advice, choice))
         table.add_row(
@@ -69,10 +48,8 @@ def show_plan(advice: Advice, console: Console) -> None:
             str(choice.schedule.fixed_fragment or "auto"),
             _help_words(choice),
             str(choice.schedule.staleness_limit),
-            _seconds(choice.step_seconds),
+            seconds_words(choice.step_seconds),
             f"{choice.utilisation:.0%}",
-            _factor(choice.gain("tuned")),
-            _factor(choice.gain("2026-06")),
         )
     console.print(table)
     console.print("to write into a recipe, in the same order:")
@@ -89,11 +66,9 @@ def show_plan(advice: Advice, console: Console) -> None:
     busy = planned.best.scheduler_seconds
     if busy > MUCH_OF_A_STEP * planned.best.step_seconds:
         console.print(
-            f"the scheduler itself takes about {_seconds(busy)} s of a core for such a step, which "
-            "lasts no less; larger fragments or groups are fewer results"
+            f"the scheduler itself takes about {seconds_words(busy)} s of a core for such a step, "
+            "which lasts no less; larger fragments or groups are fewer results"
         )
-    if planned.best.gain("tuned") < 1:
-        console.print("all devices colocated, if tuned, would be faster than any split")
 
 
 def alike_hosts(commands: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -112,7 +87,7 @@ def plan_fields(advice: Advice) -> dict[str, Any]:
     """Return all that a plan says, for programs."""
     planned, placement = advice.planned, advice.placement
     return {
-        **_head(planned.profile, planned.devices, planned.floor_seconds, planned.colocated),
+        **head_fields(planned.profile, planned.devices, planned.floor_seconds),
         "excluded": dict(planned.excluded),
         "left_out": list(advice.left_out),
         "reasons": list(advice.reasons),
@@ -138,24 +113,6 @@ def plan_fields(advice: Advice) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show_simulated(found: Comparison, console: Console) -> None:
-    _show_head(found.profile, found.split.devices, found.floor_seconds, found.colocated, console)
-    console.print(f"split: {found.split}")
-    if len(found.rows) == 1:
-        _show_one(found.rows[0].simulated, console)
-    else:
-        _show_techniques(found.rows, found.colocated, console)
-
-
-def simulated_as_json(found: Comparison) -> str:
-    return json.dumps({
-        **_head(found.profile, found.split.devices, found.floor_seconds, found.colocated),
-        "rollout": dict(found.split.rollout),
-        "trainer": dict(found.split.trainer),
-        "rows": [_technique(row) for row in found.rows],
-    }, indent=2)  # fmt: skip
-
-
 def _shown(choices: Sequence[Choice]) -> list[Choice]:
     """Return the choices of the table: the best, and the best of each mode that was compared."""
     first = {choice.schedule.mode: choice for choice in reversed(choices)}
@@ -163,72 +120,30 @@ def _shown(choices: Sequence[Choice]) -> list[Choice]:
     return [*choices[: SHOWN - len(missing)], *missing]
 
 
-def _show_head(
-    profile: Profile,
-    devices: Devices,
-    floor: float,
-    colocated: Mapping[Baseline, float],
-    console: Console,
-) -> None:
+def show_head(profile: Profile, devices: Devices, floor: float, console: Console) -> None:
+    """Print what is planned or simulated, and the bound that no split beats."""
     shape = profile.shape
     console.print(
         f"{profile.name}: {shape.groups} groups x {shape.group_size}, {shape.steps} steps, "
         f"{shape.trained_steps} trained, on {words(devices)}"
     )
-    baselines = ", ".join(f"{name} {_seconds(s)}" for name, s in colocated.items())
-    console.print(f"bound {_seconds(floor)} s/step; colocated: {baselines}")
+    console.print(f"bound {seconds_words(floor)} s/step")
     for line in notes(profile.devices, devices):
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def _show_techniques(
-    rows: Sequence[Technique], colocated: Mapping[Baseline, float], console: Console
-) -> None:
-    table = _table(
-        "", "fragment", "TAG", "s/step", "util.", "rollout busy", "trainer busy", "tuned", "2026-06"
-    )
-    for row in rows:
-        found, seconds = row.simulated, row.simulated.step_seconds
-        table.add_row(
-            row.name, str(row.schedule.fixed_fragment or "auto"), str(row.schedule.tag or "off"),
-            _seconds(seconds), f"{found.utilisation:.0%}",
-            f"{sum(found.busy['rollout'].values()):.0%}",
-            f"{sum(found.busy['trainer'].values()):.0%}",
-            _factor(colocated["tuned"] / seconds), _factor(colocated["2026-06"] / seconds),
-        )  # fmt: skip
-    console.print(table)
-
-
-def _show_one(found: Simulated, console: Console) -> None:
-    console.print(f"{_seconds(found.step_seconds)} s/step, utilisation {found.utilisation:.1%}")
-    table = _table("pool", "busy", "bubbles", wrap=True)
-    for pool in ("rollout", "trainer"):
-        table.add_row(pool, _shares(found.busy[pool]), _shares(found.bubbles[pool]))
-    console.print(table)
-    stale = ", ".join(f"{value}: {share:.0%}" for value, share in found.staleness.items())
-    console.print(f"staleness {stale}; generated and discarded {found.discarded:.1%}")
-    for decision, batches in groupby(found.tag, key=lambda each: (each.groups, each.reason)):
-        same = list(batches)
-        helped = sum(each.groups_generated for each in same) / len(same)
-        console.print(
-            f"batches {same[0].batch} to {same[-1].batch}: TAG up to {decision[0]} groups "
-            f"({decision[1]}), {helped:.3g} generated by the trainer"
-        )
-
-
-def _table(*columns: str, wrap: bool = False) -> Table:
+def text_table(*columns: str, wrap: bool = False) -> Table:
+    """Make a table without lines, of these columns."""
     return Table(*(Column(name, no_wrap=not wrap) for name in columns), box=None, pad_edge=False)
 
 
-def _head(
-    profile: Profile, devices: Devices, floor: float, colocated: Mapping[Baseline, float]
-) -> dict[str, Any]:
+def head_fields(profile: Profile, devices: Devices, floor: float) -> dict[str, Any]:
+    """Return what is planned or simulated, for programs."""
     return {
         "profile": profile.name,
         "shape": profile.shape.model_dump(),
         "devices": dict(devices),
-        "bound_seconds": _finite(floor),
-        "colocated_seconds": {name: _finite(seconds) for name, seconds in colocated.items()},
+        "bound_seconds": finite(floor),
     }
 
 
@@ -236,13 +151,12 @@ def _choice(choice: Choice) -> dict[str, Any]:
     return {
         "rollout": dict(choice.split.rollout),
         "trainer": dict(choice.split.trainer),
-        **_schedule(choice.schedule),
+        **schedule_fields(choice.schedule),
         "helped_groups": round(choice.helped_groups, 2),
         "step_seconds": round(choice.step_seconds, 3),
         "forecast_seconds": round(choice.forecast_seconds, 3),
         "scheduler_seconds": round(choice.scheduler_seconds, 3),
         "utilisation": round(choice.utilisation, 4),
-        "gain": {name: _finite(choice.gain(name)) for name in choice.colocated},
     }
 
 
@@ -285,26 +199,8 @@ def _environment(advice: Advice, choice: Choice) -> str:
     )
 
 
-def _technique(row: Technique) -> dict[str, Any]:
-    found = row.simulated
-    return {
-        "name": row.name,
-        **_schedule(row.schedule),
-        "step_seconds": round(found.step_seconds, 3),
-        "utilisation": round(found.utilisation, 4),
-        "busy": {pool: dict(uses) for pool, uses in found.busy.items()},
-        "bubbles": {pool: dict(causes) for pool, causes in found.bubbles.items()},
-        "staleness": dict(found.staleness),
-        "discarded": found.discarded,
-        "tag": [
-            {"batch": each.batch, "groups": each.groups, "reason": each.reason,
-             "groups_generated": each.groups_generated}
-            for each in found.tag
-        ],
-    }  # fmt: skip
-
-
-def _schedule(schedule: RunSchedule) -> dict[str, Any]:
+def schedule_fields(schedule: RunSchedule) -> dict[str, Any]:
+    """Return a schedule, for programs."""
     return {
         "mode": schedule.mode,
         "fragment_size": schedule.fixed_fragment or "auto",
@@ -320,20 +216,13 @@ def _help_words(choice: Choice) -> str:
     return "off" if most == 0 else f"{choice.helped_groups:.0f}/{choice.schedule.tag}"
 
 
-def _shares(shares: Mapping[Any, float]) -> str:
-    largest = sorted(shares.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {share:.1%}" for name, share in largest if share >= 0.001) or "none"
-
-
-def _seconds(seconds: float) -> str:
+def seconds_words(seconds: float) -> str:
+    """Format seconds by three digits."""
     if math.isinf(seconds):
         return "impossible"
     return f"{seconds:.0f}" if seconds >= 1000 else f"{seconds:.3g}"
 
 
-def _factor(value: float) -> str:
-    return "-" if math.isinf(value) else f"{value:.2f}"
-
-
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """Round seconds for JSON, which has no infinity."""
     return None if math.isinf(value) else round(value, 4)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from digenrl.planning.colocated import BASELINES, Baseline, colocated_seconds
 from digenrl.planning.runnable import HostGpus, too_small, why_not
 from digenrl.planning.scheduler_load import scheduler_seconds
 from digenrl.planning.search import EFFORT, Candidate, Found, run, search
@@ -41,7 +40,6 @@ class Choice:
     generates."""
     forecast_seconds: float
     simulated: Simulated
-    colocated: Mapping[Baseline, float]
     factor: int = 1
     """How many times fewer devices and groups were simulated."""
     scheduler_seconds: float = 0.0
@@ -63,10 +61,6 @@ class Choice:
         mean = sum(batch.groups_generated for batch in measured) / max(1, len(measured))
         return mean * self.factor
 
-    def gain(self, baseline: Baseline) -> float:
-        """Over all devices colocated: 1.2 if those take 20 % longer."""
-        return self.colocated[baseline] / self.step_seconds
-
 
 @dataclass(frozen=True)
 class Planned:
@@ -75,7 +69,6 @@ class Planned:
     excluded: Mapping[str, str]
     """Kinds that cannot hold the model, and why."""
     floor_seconds: float
-    colocated: Mapping[Baseline, float]
     choices: tuple[Choice, ...]
     """The best first."""
     num_forecast: int
@@ -134,15 +127,13 @@ def plan_split(
         return _candidate(part, split, size, way)
 
     found = search(part.profile, candidates, like, effort, tags=schedule.fixed_tag is None)
-    colocated = {each: colocated_seconds(profile, devices, each) for each in BASELINES}
     best = _without_needless_help(part.profile, found[0], schedule)
     return Planned(
         profile=profile,
         devices=devices,
         excluded=left_out,
         floor_seconds=floor_seconds(profile, devices),
-        colocated=colocated,
-        choices=tuple(_choice(part, each, colocated) for each in (best, *found[1:])),
+        choices=tuple(_choice(part, each) for each in (best, *found[1:])),
         num_forecast=len({(str(each.split), each.size) for each in candidates}),
         host_gpus=host_gpus,
     )
@@ -166,14 +157,13 @@ def candidates_of(
     ))  # fmt: skip
 
 
-def _choice(part: Part, found: Found, colocated: Mapping[Baseline, float]) -> Choice:
+def _choice(part: Part, found: Found) -> Choice:
     candidate = found.candidate
     return Choice(
         split=part.whole_split(candidate.split),
         schedule=part.whole_schedule(found.schedule),
         forecast_seconds=candidate.forecast.seconds,
         simulated=found.simulated,
-        colocated=colocated,
         factor=part.factor,
         scheduler_seconds=candidate.scheduler_seconds,
     )

@@ -81,10 +81,6 @@ def traced_profile(recipe: Recipe, trace: Trace, *, name: str | None = None) -> 
                 "publish_seconds": published,
             }
         },
-        "colocated": {
-            **like.colocated.model_dump(),
-            "engine_gb": (memory.network_gib + memory.text_gib + memory.decoder_gib) * GIB / 1e9,
-        },
         "memory": memory.model_dump(),
         "work": trace.counted.work.model_dump(exclude_defaults=True),
         "devices": {
@@ -110,7 +106,6 @@ def _sources(like: str, forward: float) -> dict[str, dict[str, str]]:
 
     counted = "Counted by a trace of the configuration"
     return {
-        "colocated": source("assumed", f"As {like}, with the sizes of this model."),
         "devices": source("assumed", f"As {like}."),
         "launches": source("traced", f"{counted}: operations but views and allocations."),
         "memory": source(

@@ -1,1 +1,1 @@
-"""Costs of work as data: service times, the bound that no schedule beats, colocated baselines."""
+"""Costs of work as data: service times, and the bound that no schedule beats."""

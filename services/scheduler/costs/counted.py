@@ -5,7 +5,7 @@ any: neither decoding and scoring nor handing over weights. What a batch takes i
 not how it is divided between generation and training.
 """
 
-from services.scheduler.costs.profile import Colocated, Device, Profile, Rollout, Variant
+from services.scheduler.costs.profile import Device, Profile, Rollout, Variant
 from services.scheduler.costs.shape import BACKWARD, Shape
 
 COUNTED = "counted"
@@ -49,13 +49,6 @@ def counted_profile(
             publish_seconds=0.0,
             adopt_seconds=0.0,
             switch_seconds=0.0,
-        ),
-        colocated=Colocated(
-            rollout_batch=1,
-            engine_gb=ALMOST_NOTHING,
-            pageable_gb_per_second=1.0,
-            pageable_extra_seconds=0.0,
-            pinned_swap_seconds=0.0,
         ),
         devices={DEVICE: Device(generation_speed=1.0, training_speed=1.0, memory_gib=1.0)},
         sources={},

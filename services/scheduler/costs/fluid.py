@@ -60,7 +60,7 @@ def gradient_gb(profile: Profile) -> float:
 def network_gb(profile: Profile) -> float:
     """Return the size of the network as a rank gathers it."""
     if profile.variant.network_gb or profile.memory is None:
-        return profile.variant.network_gb or profile.colocated.engine_gb
+        return profile.variant.network_gb
     return profile.memory.network_gib * GIB_TO_GB
 
 

@@ -117,20 +117,6 @@ class Variant(Record):
     """Seconds of a fluid device's optimizer step; by default from the bytes that it moves."""
 
 
-class Colocated(Record):
-    """Costs of a device that generates and trains by turns (`costs.colocated`)."""
-
-    rollout_batch: Positive
-    """Samples per forward call of the batched engine."""
-    engine_gb: Factor
-    """Size of what leaves and enters the device for each batch."""
-    pageable_gb_per_second: Factor
-    pageable_extra_seconds: Seconds
-    """Seconds per batch of putting the engine to sleep and waking it, beyond the copies."""
-    pinned_swap_seconds: Seconds
-    """Seconds of the whole swap, one way."""
-
-
 class Streaming(Record):
     """What generating takes of a kind of device to which the network's blocks come from the memory
     of its host, in place of the profile's figures."""
@@ -159,7 +145,6 @@ class _Costs(Record):
     work: Work | None = None
     launches: Launches | None = None
     host: Host = NO_HOST
-    colocated: Colocated
     devices: Annotated[dict[Token, Device], Field(min_length=1)]
     sources: dict[str, Source]
     """Origin of each number, by dotted path or the beginning of one."""

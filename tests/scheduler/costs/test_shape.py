@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from digenrl.planning.colocated import colocated_seconds
+from bench.simulation.colocated import colocated_seconds
 from services.scheduler.core.supply import full_size, next_size
 from services.scheduler.core.tag.estimates import Costs
 from services.scheduler.costs.floor import floor_seconds

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from digenrl.planning.colocated import colocated_seconds
-from digenrl.planning.techniques import compare
+from bench.simulation.colocated import colocated_seconds
+from bench.simulation.techniques import compare
 from digenrl.trace.memory import usual, with_memory
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.fluid import exchange_seconds

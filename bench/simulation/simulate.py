@@ -1,16 +1,16 @@
-"""Simulates one split of the devices, for ``digenrl sim``."""
+"""Simulates one split of the devices, for ``python -m bench sim``."""
 
 from dataclasses import replace
 from typing import Literal
 
 from pydantic import ValidationError
 
-from digenrl.planning.colocated import BASELINES, colocated_seconds
+from bench.simulation.colocated import BASELINES, colocated_seconds
+from bench.simulation.output import Comparison
+from bench.simulation.techniques import Technique, compare
 from digenrl.planning.hosts import with_devices_of
-from digenrl.planning.output import Comparison
 from digenrl.planning.plan import parse_devices, with_host
 from digenrl.planning.recipes import with_staleness
-from digenrl.planning.techniques import Technique, compare
 from digenrl.trace.memory import usual, with_memory
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
 from services.scheduler.costs.split import Split

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from digenrl.planning.colocated import BASELINES, Baseline, colocated_seconds
+from bench.simulation.colocated import BASELINES, Baseline, colocated_seconds
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
 from tests.scheduler.costs.tables import HETEROGENEOUS, HOMOGENEOUS, NAMES, Row

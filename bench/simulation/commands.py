@@ -1,4 +1,4 @@
-"""`digenrl sim`: a split of devices in the simulator."""
+"""`python -m bench sim`: a split of devices in the simulator."""
 
 from typing import Annotated
 
@@ -39,8 +39,9 @@ def sim(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a split of devices: step time, utilisation, and who waits for whom."""
-    from digenrl.planning.output import show_simulated, simulated_as_json, wide_console
-    from digenrl.planning.sim import simulated, typed_schedule
+    from bench.simulation.output import show_simulated, simulated_as_json
+    from bench.simulation.simulate import simulated, typed_schedule
+    from digenrl.planning.output import wide_console
 
     found = simulated(
         profile=profile,
