@@ -5,7 +5,7 @@ VENV ?= .venv
 TEST_VENV ?= .test-venv
 ARGS ?=
 UV_EXTRA ?=
-SOURCES := pyproject.toml constraints.txt requirements.lock
+SOURCES := pyproject.toml constraints.txt requirements.lock shared/release.py
 
 .PHONY: install demo bench bench-quick bench-learning gpu-day test test-fast test-all chaos docs check lint types lock sbom compose-up compose-down clean
 

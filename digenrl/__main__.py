@@ -1,7 +1,11 @@
-"""``python -m digenrl``."""
+"""``python -m digenrl``, and the command ``digenrl``."""
 
+import os
 import sys
 from pathlib import Path
+
+PACKAGED = Path(__file__).resolve().with_name("_packaged")
+"""Folder of ``services`` and ``shared`` in a wheel; a clone has them beside this package."""
 
 
 def leave_working_folder_out() -> None:
@@ -11,8 +15,22 @@ def leave_working_folder_out() -> None:
         del sys.path[0]
 
 
+def add_packaged() -> None:
+    """Put the packages of a wheel on the module path of this process and of those that it starts,
+    before those of other distributions."""
+    if PACKAGED.is_dir() and str(PACKAGED) not in sys.path:
+        sys.path.insert(0, str(PACKAGED))
+        inherited = filter(None, [os.environ.get("PYTHONPATH")])
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(PACKAGED), *inherited])
+
+
+def main() -> None:
+    add_packaged()
+    from digenrl.cli import main as run
+
+    run()
+
+
 if __name__ == "__main__":
     leave_working_folder_out()
-    from digenrl.cli import main
-
     main()

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -42,6 +41,7 @@ from digenrl.commands.view import view
 from digenrl.profile.command import command as profile
 from shared.errors import DigenRLError, UserError
 from shared.proxies import go_direct
+from shared.release import RELEASE
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -107,7 +107,7 @@ app.add_typer(dlq, name="dlq")
 
 def _say_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"digenrl {version('digenrl')}")
+        typer.echo(f"digenrl {RELEASE}")
         raise typer.Exit
 
 

@@ -145,11 +145,9 @@ class Faults(list[str]):
 
 
 def how_to_install(extra: str) -> str:
-    """Return the remedy for a missing extra.
-
-    The commands are those of a clone: the package is on no index, so that nobody can install its
-    extras by name.
-    """
+    """Return the remedy for a missing extra: of a wheel, or of a clone."""
+    if Path(__file__).resolve().parents[1].name == "_packaged":
+        return f'needs the extra "{extra}": pip install "digenrl[{extra}]"'
     return (
         f'needs the extra "{extra}"; in the clone, run make install, '
         f'or .venv/bin/uv pip install -c constraints.txt -e ".[{extra}]"'

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,6 @@ TORCH_FREE = [
     "services.trainer.service",
     "services.reward.service",
 ]
-
-
-def test_the_flat_import_names_belong_to_us() -> None:
-    owners = packages_distributions()
-    for name in ("digenrl", "services", "shared"):
-        assert set(owners.get(name, ["digenrl"])) == {"digenrl"}
 
 
 def test_the_command_and_the_scheduler_never_import_torch() -> None:

@@ -21,10 +21,12 @@ def fetch(
 ) -> None:
     """Fetch the parts of a model that a run reads, the prompts of its data sets and the networks of
     its rewards; what is here already is not fetched again."""
+    from shared.recipe.files import located
+
     if Path(what).suffix in RECIPES:
         if revision is not None:
             raise UserError("--revision: is of org/name; of a recipe, give --model.revision")
-        _fetch_named(Path(what), given_keys(context))
+        _fetch_named(located(Path(what)), given_keys(context))
     elif keys := given_keys(context):
         raise UserError(f"--{next(iter(keys))}: is a key of a recipe, and {what} is none")
     else:

@@ -50,6 +50,7 @@ def generate(
     """
     from digenrl.local.store import store_of
     from shared.process.worker_process import prepare_libraries
+    from shared.recipe.files import located
     from shared.recipe.recipe import load_recipe
     from shared.telemetry import quiet_logs
 
@@ -61,7 +62,7 @@ def generate(
     if what.endswith((".toml", ".json")):
         if version:
             raise UserError("--version: a recipe has no versions; name a run, or an --adapter")
-        recipe = load_recipe(Path(what), keys)
+        recipe = load_recipe(located(Path(what)), keys)
     else:
         run = find_run(what, runs, reads=True)
         with store_of(run, reads=True):

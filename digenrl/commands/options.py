@@ -20,7 +20,20 @@ class Variant(StrEnum):
     full = "full"
 
 
-RecipeFile = Annotated[Path, typer.Argument(help="the run's recipe, a TOML file")]
+def recipe_file(given: Path | None) -> Path | None:
+    """Return the recipe that a command names: a file, or one that comes with DigenRL."""
+    from shared.recipe.files import located
+
+    return None if given is None else located(given)
+
+
+RecipeFile = Annotated[
+    Path,
+    typer.Argument(
+        help="the run's recipe: a TOML file, or the name of one that comes with DigenRL",
+        callback=recipe_file,
+    ),
+]
 HostGpus = Annotated[int, typer.Option(min=1, help="GPUs per host where only GPUs are counted")]
 Hosts = Annotated[
     str | None, typer.Option(help="hosts by kind and GPUs, e.g. h100x8*4 or h100x8*2+a100x8*2")

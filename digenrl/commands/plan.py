@@ -13,6 +13,7 @@ from digenrl.commands.options import (
     LaunchUs,
     ProfileVariant,
     Variant,
+    recipe_file,
     zero_or_one,
 )
 from digenrl.commands.recipe_options import given_keys
@@ -22,7 +23,10 @@ from shared.errors import UserError
 def plan(
     context: typer.Context,
     recipe: Annotated[
-        Path | None, typer.Argument(help="a recipe, which gives the batch and the schedule")
+        Path | None,
+        typer.Argument(
+            help="a recipe, which gives the batch and the schedule", callback=recipe_file
+        ),
     ] = None,
     profile: Annotated[
         str | None, typer.Option(help="cost profile; by default the profile of the model's network")

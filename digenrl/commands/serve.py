@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from digenrl.commands.options import OpenApi, PlainHttp, settings_of
+from digenrl.commands.options import OpenApi, PlainHttp, recipe_file, settings_of
 from digenrl.commands.recipe_options import given_keys
 from shared.errors import UserError
 
@@ -30,7 +30,9 @@ def serve(
     worker: Annotated[
         str, typer.Option(help="name of this worker; by default host and process")
     ] = "",
-    recipe: Annotated[Path | None, typer.Option(help="scheduler only: the run's recipe")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="scheduler only: the run's recipe", callback=recipe_file)
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="scheduler only: optimizer steps")] = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[
@@ -60,16 +62,16 @@ def serve(
 
 
 def _serve_scheduler(
-    recipe_file: Path | None, options: Mapping[str, Any], *, port: int | None, **http: Any
+    file: Path | None, options: Mapping[str, Any], *, port: int | None, **http: Any
 ) -> None:
-    if recipe_file is None:
+    if file is None:
         raise UserError("--recipe: the scheduler needs the run's recipe")
     import uvloop
 
     from shared.recipe.recipe import load_recipe
     from shared.telemetry import configure_logs
 
-    recipe = load_recipe(recipe_file, options)
+    recipe = load_recipe(file, options)
     settings = settings_of(
         run=recipe.run.name,
         worker="scheduler",
@@ -79,7 +81,7 @@ def _serve_scheduler(
     configure_logs(service="scheduler", worker="scheduler", run=settings.run)
     from services.scheduler.shell.service import run as run_scheduler
 
-    uvloop.run(run_scheduler(settings, recipe, beside=recipe_file.resolve().parent))
+    uvloop.run(run_scheduler(settings, recipe, beside=file.resolve().parent))
 
 
 def _serve_worker(

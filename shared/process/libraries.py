@@ -9,12 +9,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from shared.messages.workers import Service
+from shared.release import RELEASE
 from shared.run.copies import create_kept
 from shared.run.files import LibrariesRecord, read_records
 from shared.store import ObjectStore
 
 LIBRARIES = (
-    "digenrl", "torch", "diffusers", "transformers", "peft", "accelerate", "safetensors", "numpy",
+    "torch", "diffusers", "transformers", "peft", "accelerate", "safetensors", "numpy",
     "scikit-learn", "tokenizers",
 )  # fmt: skip
 PREFIX = "libraries."
@@ -35,7 +36,7 @@ def processor() -> str | None:
 @cache
 def versions() -> Mapping[str, str]:
     """Return the versions of the libraries that are installed, and of Python."""
-    found = {"python": platform.python_version()}
+    found = {"digenrl": RELEASE, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
             found[name] = version(name)

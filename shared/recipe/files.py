@@ -24,6 +24,8 @@ BASE = "base"
 """Key of a file, relative to this one, whose tables are taken where this one says nothing."""
 
 MAX_BASES = 8
+SHIPPED = Path(__file__).resolve().parents[2] / "recipes"
+"""Folder of the recipes that come with DigenRL."""
 
 PATHS = (
     ("model", "folder"),
@@ -74,6 +76,12 @@ class Layer:
     tables: dict[str, Any]
 
 
+def located(path: Path) -> Path:
+    """Return a recipe's file; if there is none, the recipe of that name that comes with DigenRL."""
+    shipped = SHIPPED / f"{path.name.removesuffix('.toml')}.toml"
+    return shipped if not path.exists() and shipped.is_file() else path
+
+
 def read_layers(path: Path, depth: int = 0) -> list[Layer]:
     """Read a recipe file and those that it is based on, its own tables last.
 
@@ -88,11 +96,13 @@ def read_layers(path: Path, depth: int = 0) -> list[Layer]:
         raise UserError(f"{path}: base: the name of a file, not {base!r}")
     if depth == MAX_BASES:
         raise UserError(f"{path}: base: {MAX_BASES} files are based on one another; is it a ring?")
-    if not (path.parent / base).is_file():
-        raise UserError(f"{path}: base: there is no file {path.parent / base}; correct its name")
-    below = read_layers(path.parent / base, depth + 1)
+    file = located(path.parent / base)
+    if not file.is_file():
+        raise UserError(f"{path}: base: there is no file {file}; correct its name")
+    below = read_layers(file, depth + 1)
+    folder = Path(base).parent if file == path.parent / base else file.parent
     for layer in below:
-        _put_below(layer.tables, Path(base).parent, path.parent)
+        _put_below(layer.tables, folder, path.parent)
     return [*below, Layer(path, plain)]
 
 
