@@ -20,9 +20,9 @@ from rich.console import Console
 
 from bench.full_size.watch import family
 from bench.gpu_day.report import device_words, file_name, keep, markdown
-from digenrl.local.processes.linux import adopt_orphans
 from digenrl.profile.models import ModelName
 from shared.errors import UserError
+from shared.process.linux import adopt_orphans
 
 LAST_LINES = 5
 GRACE_S = 5.0

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, TypeVar
 
 from bench.runner.watch import Sample
-from services.scheduler.core.usage import BUSY, BatchUsage
+from shared.run.usage import BUSY, BatchUsage
 
 Use = Literal["generate", "train", "score", "commit", "adopt", "exchange", "snapshot"]
 Key = TypeVar("Key", bound=str)

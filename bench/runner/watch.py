@@ -19,7 +19,6 @@ from bench.runner.session import Session
 from digenrl.local.brokers.embedded import USER, Program
 from digenrl.local.processes.child_logs import reason_in
 from digenrl.local.processes.supervisor import Child, Supervisor
-from services.scheduler.core.usage import BatchUsage
 from shared.bus.bus import Bus
 from shared.errors import ContractError, Unavailable
 from shared.messages import subjects
@@ -27,6 +26,7 @@ from shared.messages.codec import decode
 from shared.messages.contracts import FragmentFailed, GroupFailed, Message, PolicyPublished
 from shared.messages.rights import inbox_of
 from shared.run.layout import usage_key
+from shared.run.usage import BatchUsage
 
 LOOK_S = 1.0
 USAGE_TRIES = 100

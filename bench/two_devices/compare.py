@@ -9,8 +9,8 @@ from bench.runner.figures import Interval, RunRecord, Use, Window
 from bench.two_devices.bound import Speed, fastest
 from bench.two_devices.modes import ONE_STEP, Mode, Part
 from bench.two_devices.run import DEVICES, TRAINER
-from services.scheduler.core.usage import BatchUsage
 from services.scheduler.costs.floor import least_seconds
+from shared.run.usage import BatchUsage
 
 OF_THE_BOUND = 0.9
 OVER_ALONE = 1.15

@@ -22,8 +22,8 @@ from fastapi import Path as InPath
 from fastapi.responses import StreamingResponse
 
 from digenrl.api.run_history import RunHistory
-from digenrl.local.processes.linux import die_with_parent
 from shared.process.http_api import errors
+from shared.process.linux import die_with_parent
 
 EXPORT_S = 600.0
 """Longest time that an export takes; then it is given up."""

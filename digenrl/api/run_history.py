@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from digenrl.evaluation.best import Best, best_of, comparable
 from digenrl.evaluation.records import EvaluationRecord
-from services.scheduler.core.usage import BatchUsage, Timeline
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe
@@ -22,6 +21,7 @@ from shared.run.commits import read_stored
 from shared.run.dead_letters import DeadLetter, Letters, Stored, letters_now, read_letters
 from shared.run.layout import timeline_key, usage_key
 from shared.run.run_recipe import read_recipe
+from shared.run.usage import BatchUsage, Timeline
 from shared.store import ObjectStore
 
 LOOK_S = 1.0

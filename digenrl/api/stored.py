@@ -13,9 +13,7 @@ from fastapi import APIRouter, HTTPException, Path, Query
 
 from digenrl.api.run_history import RunHistory
 from digenrl.reading.schedule import summarise_schedule
-from services.scheduler.core.outlook import per_second
 from services.scheduler.core.state import Phase
-from services.scheduler.core.usage import BatchUsage
 from services.scheduler.shell import api_batches, api_letters, committed
 from services.scheduler.shell.api_batches import VersionView
 from services.scheduler.shell.api_load import LoadView
@@ -24,6 +22,7 @@ from shared.learning.metrics import nothing_trained
 from shared.run.dead_letters import DeadLetter, Letters, Settled, Wanted, page, settle
 from shared.run.journal import PhaseChange, read_newest
 from shared.run.layout import staleness_key, weights_folder
+from shared.run.usage import BatchUsage, per_second
 from shared.store import ObjectStore
 
 Limit = Annotated[int, Query(ge=1, le=200)]

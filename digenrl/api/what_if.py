@@ -17,9 +17,9 @@ from pydantic import BaseModel, ValidationError
 
 from digenrl.api.models import PlanView
 from digenrl.api.run_history import RunHistory
-from digenrl.local.processes.linux import die_with_parent
 from digenrl.planning.question import MAX_DEVICES, Question
 from shared.process.http_api import errors
+from shared.process.linux import die_with_parent
 
 PLAN_S = 60.0
 """Longest time that a plan takes; then it is given up."""

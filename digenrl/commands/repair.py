@@ -29,10 +29,10 @@ def repair(
     it to the run's quarantine, and put back what is known. Exits with 1 if something is left."""
     from digenrl.evaluation.records import EvaluationRecord
     from digenrl.local.store import store_of
-    from services.scheduler.core.usage import BatchUsage
     from services.scheduler.sim.staleness import StalenessDecision
     from shared.process.settings import ServiceSettings
     from shared.run.repair import find_damage, mend
+    from shared.run.usage import BatchUsage
     from shared.store import open_store
 
     chosen = find_run(name or run, runs)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from digenrl.local.brokers.embedded import plan_brokers
 from digenrl.local.processes.child_logs import reason_in
-from digenrl.local.processes.linux import die_with_parent
 from digenrl.local.processes.program import Program, rejection, wait_ready
 from digenrl.local.processes.supervisor import BROKER_STOP_S
 from digenrl.local.runs import NOTE, InProgress, Run, lock_run
 from digenrl.local.secrets.keys import keys_of
 from digenrl.local.secrets.tokens import write_secret
 from shared.errors import Unavailable
+from shared.process.linux import die_with_parent
 
 STORE = "objects"
 

@@ -1,12 +1,14 @@
 """Sums up how a run's devices were used, from the scheduler's record of each batch."""
 
-import statistics
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel
 
-from services.scheduler.core.usage import BUSY, BatchUsage
-from shared.run.commits import CommitRecord
+from shared.run.usage import BUSY, BatchUsage, count_staleness, seconds_per_step
+
+Staleness = Iterable[tuple[int, int]]
+"""Pairs of a staleness and the number of samples that have it."""
 
 
 class TagDecision(BaseModel):
@@ -42,8 +44,12 @@ class ScheduleSummary(BaseModel):
     tag: list[TagDecision]
 
 
-def summarise_schedule(chain: list[CommitRecord], usage: list[BatchUsage]) -> ScheduleSummary:
-    """Summarise the usage, without the first batch if there are others: devices still start."""
+def summarise_schedule(steps: Iterable[Staleness], usage: Sequence[BatchUsage]) -> ScheduleSummary:
+    """Summarise the usage, without the first batch if there are others: devices still start.
+
+    Args:
+        steps: for each step, the staleness of its samples.
+    """
     steady = usage[1:] or usage
     by_device: dict[str, Counter[str]] = {}
     for batch in steady:
@@ -54,23 +60,13 @@ def summarise_schedule(chain: list[CommitRecord], usage: list[BatchUsage]) -> Sc
     whole = sum(together.values())
     return ScheduleSummary(
         num_batches=len(usage),
-        seconds_per_step=round(statistics.median(batch.seconds for batch in steady), 3)
-        if steady
-        else None,
+        seconds_per_step=seconds_per_step(batch.seconds for batch in steady),
         utilisation=_busy_share(together),
         utilisation_by_device={d: _busy_share(uses) or 0.0 for d, uses in by_device.items()},
         bubbles={
             use: round(seconds / whole, 4) for use, seconds in together.items() if use not in BUSY
         },
-        staleness=dict(
-            Counter(
-                record.batch - group.policy_version
-                for record in chain
-                if record.batch is not None
-                for group in record.trained
-                for _ in group.rewards
-            )
-        ),
+        staleness=count_staleness(counts for step in steps for counts in step),
         samples_helped=sum(batch.tag.samples_helped for batch in usage if batch.tag),
         tag=[
             TagDecision(batch=batch.batch, **batch.tag.model_dump()) for batch in usage if batch.tag

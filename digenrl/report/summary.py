@@ -7,9 +7,9 @@ from pydantic import BaseModel, ConfigDict
 
 from digenrl.evaluation.records import Quality
 from digenrl.reading.schedule import ScheduleSummary, summarise_schedule
-from services.scheduler.core.usage import BatchUsage
 from shared.run.commits import CommitRecord
 from shared.run.layout import named_objects
+from shared.run.usage import BatchUsage
 from shared.store import ObjectStore
 
 
@@ -69,7 +69,9 @@ async def read_schedule(store: ObjectStore, chain: list[CommitRecord]) -> Schedu
     """Read and summarise a run's usage, without what is damaged of it."""
     keys = await named_objects(store, chain[0].run, "usage")
     usage = [BatchUsage.decode(await store.read(key)) for key in keys]
-    return summarise_schedule(chain, [each for each in usage if each is not None])
+    return summarise_schedule(
+        [record.staleness.items() for record in chain], [each for each in usage if each is not None]
+    )
 
 
 def schedule_rows(schedule: ScheduleSummary) -> list[tuple[str, str]]:

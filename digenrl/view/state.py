@@ -12,11 +12,11 @@ from digenrl.reading import sentences
 from digenrl.reading.schedule import summarise_schedule
 from digenrl.reading.wording import crew, time_left
 from services.scheduler.core.state import Phase
-from services.scheduler.core.usage import BatchUsage
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, WorkerView
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
+from shared.run.usage import BatchUsage
 
 VERSIONS = 50
 """Versions that are compared."""

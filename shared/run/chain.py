@@ -76,17 +76,14 @@ class Segment(Record):
 
 def step_of(stored: StoredRecord) -> Step:
     """Sum up a record."""
-    record, counts = stored.record, dict[int, int]()
-    for group in record.trained:
-        steps = (record.batch or 0) - group.policy_version
-        counts[steps] = counts.get(steps, 0) + len(group.rewards)
+    record = stored.record
     return Step(
         run=record.run,
         policy=record.policy,
         digest=stored.digest,
         weights=record.weights,
         others=tuple(ref for ref in record.objects if ref != record.weights),
-        staleness=tuple(sorted((max(0, steps), number) for steps, number in counts.items())),
+        staleness=tuple(sorted(record.staleness.items())),
         metrics=record.metrics,
     )
 

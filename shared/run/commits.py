@@ -23,6 +23,7 @@ from shared.messages.staleness import Admissible
 from shared.run.copies import copies_of, note_damage, sealed, unsealed
 from shared.run.copies import record_digest as record_digest
 from shared.run.layout import commit_key, numbers_in
+from shared.run.usage import count_staleness
 from shared.store import ObjectStore
 
 
@@ -86,6 +87,14 @@ class CommitRecord(Record):
     @property
     def batch(self) -> int | None:
         return self.policy.version - 1 if self.policy.version else None
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """Number of trained samples by the steps that they were stale."""
+        return count_staleness(
+            (max(0, (self.batch or 0) - group.policy_version), len(group.rewards))
+            for group in self.trained
+        )
 
     @property
     def learned(self) -> StoredWeights:

@@ -18,12 +18,12 @@ from digenrl.api.live import LiveRun
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, Quality
 from digenrl.evaluation.told import Teller
 from digenrl.local.secrets.tokens import Tokens, tokens_of
-from services.scheduler.core.usage import Timeline
 from services.scheduler.shell.journal import Journal
 from shared.process.http_access import Access, TokenFile
 from shared.run.dead_letters import DeadLetter, add_letter
 from shared.run.journal import Alarm, PhaseChange, Request, read_entry
 from shared.run.layout import timeline_key
+from shared.run.usage import Timeline
 from shared.store import ObjectStore
 from tests import examples
 from tests.api.served import Event, events_of, serving

@@ -28,7 +28,6 @@ from bench.cluster.setting import (
 )
 from bench.runner.figures import Interval, means, samples_between
 from bench.runner.watch import Sample
-from services.scheduler.core.usage import BatchUsage, Use
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.costs.seconds import generation_work
@@ -37,6 +36,7 @@ from shared.errors import UserError
 from shared.learning.prompts import read_prompts
 from shared.recipe.recipe import load_recipe
 from shared.recipe.schedule import RunSchedule
+from shared.run.usage import BatchUsage, Use
 
 QWEN = load_profile("qwen-image")
 SMALL = QWEN.model_copy(update={"shape": QWEN.shape.model_copy(update={"groups": 4})})

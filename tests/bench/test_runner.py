@@ -5,7 +5,7 @@ import pytest
 from bench.runner.figures import Interval, RunRecord, Window
 from bench.runner.rounds import by_turns
 from bench.runner.watch import Sample
-from services.scheduler.core.usage import BatchUsage
+from shared.run.usage import BatchUsage
 
 INTERVALS = [
     Interval("rollout-0", "generate", 0.0, 4.0, 8.0),

@@ -11,13 +11,13 @@ from bench.two_devices.compare import RunFigures, figures_of, summarise
 from bench.two_devices.intervals import Job, intervals_of, jobs_of
 from bench.two_devices.modes import ONE_STEP, Mode
 from bench.two_devices.run import ROLLOUT, TRAINER
-from services.scheduler.core.usage import BatchUsage, TagUsage
 from shared.messages.contracts import (
     FragmentGenerated,
     Message,
     PolicyPublished,
 )
 from shared.messages.fluid import Piece, PieceTrained
+from shared.run.usage import BatchUsage, TagUsage
 from tests.examples import generated as generated_from
 from tests.examples import published, task
 

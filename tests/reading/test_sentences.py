@@ -22,9 +22,9 @@ from digenrl.reading.sentences import (
 )
 from digenrl.reading.wording import cause, crew, figure, time_left
 from digenrl.view.markup import linked
-from services.scheduler.core.usage import BUSY, BatchUsage, Use
 from shared.recipe.recipe import load_recipe, override
 from shared.run.chain import Step
+from shared.run.usage import BUSY, BatchUsage, Use
 from tests import examples
 from tests.paths import DIGITS
 

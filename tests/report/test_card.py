@@ -62,8 +62,8 @@ def evaluated(chain: list[CommitRecord]) -> list[EvaluationRecord]:
 def summary_of(recipe: Recipe) -> Summary:
     chain = [record(version) for version in range(4)]
     return summarise(
-        recipe, chain, summarise_schedule(chain, []), evaluated(chain), adapter_sha256="0" * 64,
-        wall_seconds=1.0, report_seconds=1.0,
+        recipe, chain, summarise_schedule([each.staleness.items() for each in chain], []),
+        evaluated(chain), adapter_sha256="0" * 64, wall_seconds=1.0, report_seconds=1.0,
     )  # fmt: skip
 
 

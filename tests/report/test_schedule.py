@@ -7,8 +7,8 @@ from rich.console import Console
 
 from digenrl.local.running.display import Display, doing
 from digenrl.reading.schedule import summarise_schedule
-from services.scheduler.core.usage import BatchUsage, TagUsage
 from shared.run.commits import CommitRecord
+from shared.run.usage import BatchUsage, TagUsage
 from tests import examples
 
 
@@ -33,7 +33,9 @@ def usage(batch: int, seconds: float) -> BatchUsage:
 
 def test_shares_are_of_rollout_and_trainer_devices() -> None:
     chain = [record(0, 0), record(1, 0), record(2, 0)]
-    summary = summarise_schedule(chain, [usage(0, 80.0), usage(1, 8.0)])
+    summary = summarise_schedule(
+        [each.staleness.items() for each in chain], [usage(0, 80.0), usage(1, 8.0)]
+    )
     assert summary.utilisation == 0.75
     assert summary.bubbles == {"tail": 0.125, "waiting_for_rollout": 0.125}
     assert summary.utilisation_by_device["reward-0"] == 0.125
@@ -44,7 +46,7 @@ def test_shares_are_of_rollout_and_trainer_devices() -> None:
 
 
 def test_a_run_of_which_nothing_was_seen_has_no_shares() -> None:
-    summary = summarise_schedule([record(0, 0), record(1, 0)], [])
+    summary = summarise_schedule([record(1, 0).staleness.items()], [])
     assert summary.utilisation is None and summary.seconds_per_step is None
     assert summary.staleness == {0: 4}
 

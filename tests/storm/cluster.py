@@ -23,12 +23,12 @@ from bench.cluster.build import member_hosts
 from bench.cluster.processes import SETTING, joined_key
 from bench.cluster.setting import Setting, recipe_of, write_prompts
 from digenrl.local.brokers.embedded import Program, plan_brokers, wait_ready
-from digenrl.local.processes.linux import die_with_parent
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.secrets.keys import keys_of
 from digenrl.local.secrets.tokens import Tokens, tokens_of
 from shared.errors import Unavailable
 from shared.messages.rights import ROLES, Role
+from shared.process.linux import die_with_parent
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, override
 from shared.run.commits import CommitRecord, commit_chain

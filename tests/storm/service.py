@@ -27,10 +27,10 @@ from bench.cluster.processes import (
 from bench.cluster.setting import Setting
 from bench.cluster.stores import PublishingStore
 from digenrl import cli
-from digenrl.local.processes.linux import die_with_parent
 from services.trainer.fluid.member import MemberApp
 from services.trainer.fluid.store_exchange import StoreExchange
 from shared.devices.conditions import EncodedConditions
+from shared.process.linux import die_with_parent
 from shared.process.otlp import tracing
 from shared.process.settings import ServiceSettings
 from shared.process.worker import Worker, WorkerContext

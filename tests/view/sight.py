@@ -14,10 +14,10 @@ from digenrl.api.run_history import RunHistory
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.secrets.tokens import Tokens
 from digenrl.view.server import View, create_app
-from services.scheduler.core.usage import Timeline
 from shared.process.http_access import Access, TokenFile
 from shared.process.http_guard import Guard, own_names
 from shared.process.service import Server
+from shared.run.usage import Timeline
 from tests.follow.runs import RUN, Run
 
 WORKER: dict[str, Any] = {

@@ -7,9 +7,9 @@ from pathlib import Path
 from PIL import Image
 
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample, Quality
-from services.scheduler.core.usage import BatchUsage, Timeline
 from shared.run.dead_letters import DeadLetter, Work, add_letter
 from shared.run.layout import timeline_key, usage_key
+from shared.run.usage import BatchUsage, Timeline
 from tests import examples
 from tests.follow.runs import RUN, Run
 

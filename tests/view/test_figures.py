@@ -6,7 +6,7 @@ import pytest
 
 from digenrl.api.run_history import RunHistory
 from digenrl.view.figures import schedule_of, slowest_of
-from services.scheduler.core.usage import BatchUsage
+from shared.run.usage import BatchUsage
 from shared.store import ObjectStore
 
 

@@ -16,12 +16,12 @@ from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample, Quality
 from digenrl.local.secrets.tokens import Tokens, tokens_of
 from digenrl.view.server import PAGES, View, create_app
-from services.scheduler.core.usage import BatchUsage, Timeline
 from shared.errors import Unavailable
 from shared.process.http_access import Access, TokenFile
 from shared.process.http_guard import Guard, own_names
 from shared.run.dead_letters import DeadLetter, Settled, Work, add_letter, settle
 from shared.run.layout import timeline_key, usage_key
+from shared.run.usage import BatchUsage, Timeline
 from tests import examples
 from tests.follow.runs import RUN, Run
 from tests.paths import ROOT

@@ -13,9 +13,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from digenrl.local.processes.linux import die_with_parent
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.processes.starter_process import check_fit, set_title, take_own_randomness
+from shared.process.linux import die_with_parent
 
 STOP_S = 15
 """Seconds for the ranks to end."""

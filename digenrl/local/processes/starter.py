@@ -19,9 +19,9 @@ from typing import Protocol
 
 import structlog
 
-from digenrl.local.processes.linux import adopt_orphans, die_with_parent, has_pidfds
 from digenrl.local.processes.starter_process import EXIT_UNFIT, LONGEST_REQUEST, TITLE_ROOM
 from shared.errors import UserError
+from shared.process.linux import adopt_orphans, die_with_parent, has_pidfds
 
 SWITCH = "DIGENRL_STARTER"
 """Variable that turns the starter off."""

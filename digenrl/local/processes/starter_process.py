@@ -24,7 +24,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TextIO, cast
 
-from digenrl.local.processes.linux import die_with_parent
+from shared.process.linux import die_with_parent
 
 EXIT_UNFIT = 3
 """Exit status of a starter whose libraries have begun threads or a GPU."""

@@ -17,10 +17,10 @@ from pathlib import Path
 import structlog
 
 from digenrl.local.processes.child_logs import reason_in
-from digenrl.local.processes.linux import die_with_parent
 from digenrl.local.processes.program import Program, rejection, wait_ready
 from digenrl.local.processes.starter import SAFE_PATH, Process, Starter
 from shared.errors import DigenRLError
+from shared.process.linux import die_with_parent
 
 STOP_S = 20.0
 BROKER_STOP_S = 0.5

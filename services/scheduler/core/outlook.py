@@ -40,11 +40,6 @@ def outlook(plan: Plan, state: State) -> Outlook:
     return Outlook(_finite(expected), _finite(bound))
 
 
-def per_second(samples: int, seconds: float | None) -> float | None:
-    """Return samples per second of a batch that takes so long; None if that is not known."""
-    return samples / seconds if seconds else None
-
-
 def _is_known(state: State) -> bool:
     return bool(state.costs.rollout and state.costs.gradient and state.members)
 

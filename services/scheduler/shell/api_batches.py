@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from services.scheduler.core.usage import Use
 from services.scheduler.shell.api_models import View, example
+from shared.run.usage import Use
 
 A_GROUP = {
     "group": 3, "attempt": 0, "policy_version": 12, "stages": ["scored", "generated"],

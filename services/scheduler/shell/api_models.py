@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.scheduler.core.state import Phase
-from services.scheduler.core.usage import Use
 from shared.messages.contracts import TagMode
 from shared.messages.workers import Activity, Service
+from shared.run.usage import Use
 
 Drain = Literal["no", "draining", "drained"]
 WaitsFor = Literal["rollout", "reward", "trainer", "operator", "nothing"]

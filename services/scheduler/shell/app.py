@@ -74,8 +74,8 @@ LOOK_S = 6e-5
 time (at 2,048 some 5 ms every .12 s), and of few workers none is missed."""
 READ_S = 0.05
 """Seconds of reading what is stored after which others have a turn."""
-COMMITS_KEPT = 64
-"""Times of commits that are kept."""
+COMMITS_KEPT = 11
+"""Times of commits that are kept: the pace is that of the newest ten steps."""
 OPENING = (PolicyPublished, OperatorRequest, Recovered, Stepped)
 """Events that may give every device something to do, or are about all that the run has done. They
 are handled in a thread, while statuses are heard."""

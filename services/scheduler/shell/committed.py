@@ -4,9 +4,8 @@ The scheduler answers with them, and once it is gone the run's page does.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from services.scheduler.core.usage import BatchUsage, Timeline
 from services.scheduler.shell.api_batches import (
     BatchDetail,
     BatchView,
@@ -18,6 +17,7 @@ from services.scheduler.shell.api_batches import (
 from shared.run.chain import Step
 from shared.run.commits import CommitRecord, read_commit
 from shared.run.layout import timeline_key, usage_key
+from shared.run.usage import BatchUsage, Timeline
 from shared.store import ObjectStore
 
 
@@ -43,9 +43,7 @@ def _detail(record: CommitRecord) -> BatchDetail:
     return BatchDetail(
         batch=record.batch,
         status="committed",
-        staleness=count_staleness(
-            (record.batch - group.policy_version, len(group.rewards)) for group in record.trained
-        ),
+        staleness=record.staleness,
         reward_mean=record.metrics["reward_mean"],
         metrics=dict(record.metrics),
         groups=[
@@ -56,14 +54,6 @@ def _detail(record: CommitRecord) -> BatchDetail:
             for group in record.trained
         ],
     )
-
-
-def count_staleness(samples: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Return the number of samples by staleness, of pairs of a staleness and a number."""
-    counts: dict[int, int] = {}
-    for steps, number in samples:
-        counts[steps] = counts.get(steps, 0) + number
-    return counts
 
 
 def version_view(step: Step, adopted_by: Sequence[str] = ()) -> VersionView:

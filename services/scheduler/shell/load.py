@@ -4,12 +4,13 @@ import time
 from collections.abc import Mapping
 from statistics import fmean
 
-from services.scheduler.core.outlook import Outlook, outlook, per_second
+from services.scheduler.core.outlook import Outlook, outlook
 from services.scheduler.core.state import Plan, State
 from services.scheduler.core.waiting import Queue, queues
 from services.scheduler.shell.api_load import LoadView, QueueView, SlowestView
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.views import seconds_per_step
+from services.scheduler.shell.views import pace
+from shared.run.usage import per_second
 
 
 class Outlooks:
@@ -38,7 +39,7 @@ def load_view(scheduler: Scheduler, outlooks: Outlooks) -> LoadView:
         if address in names and known.value
     }
     return LoadView(
-        samples_per_second=per_second(samples, seconds_per_step(scheduler.committed_at)),
+        samples_per_second=per_second(samples, pace(scheduler)),
         forecast_samples_per_second=per_second(samples, seen.forecast_seconds),
         bound_samples_per_second=per_second(samples, seen.bound_seconds),
         queues=[

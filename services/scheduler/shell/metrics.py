@@ -10,12 +10,12 @@ from prometheus_client.registry import Collector
 
 from services.scheduler.core.outlook import Outlook
 from services.scheduler.core.state import Phase, TagRecord
-from services.scheduler.core.usage import BatchUsage, TagUsage, Use
 from services.scheduler.core.waiting import Queue
 from shared.learning.metrics import SCORER_METRICS, STEP_METRICS, scorer_of
 from shared.messages.contracts import FragmentGenerated, Policy
 from shared.messages.workers import Service
 from shared.run.commits import CommitRecord
+from shared.run.usage import BatchUsage, TagUsage, Use
 from shared.telemetry import PUBLISH_LAG, STALENESS, STEP
 
 

@@ -17,10 +17,11 @@ from services.scheduler.core.inputs import (
 )
 from services.scheduler.core.leases import SILENCE_S, Leases
 from services.scheduler.core.state import State, WorkerState
-from services.scheduler.core.usage import Meter, Use
+from services.scheduler.core.usage import Meter
 from services.scheduler.core.workers import GENERATES
 from shared.bus.bus import Bus
 from shared.messages.workers import Activity, WorkerRefused, WorkerStatus
+from shared.run.usage import Use
 
 WATCH_S = 0.5
 

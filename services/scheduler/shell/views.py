@@ -9,7 +9,7 @@ from services.scheduler.core.lending import lendable
 from services.scheduler.core.outlook import outlook
 from services.scheduler.core.state import BatchState, Plan, Stage, State, TagRecord
 from services.scheduler.core.tag.estimates import Estimate
-from services.scheduler.core.usage import Use, uses
+from services.scheduler.core.usage import uses
 from services.scheduler.core.waiting import queues
 from services.scheduler.core.workers import WorkerState
 from services.scheduler.shell.api_batches import (
@@ -31,7 +31,6 @@ from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.committed import (
     committed_batch,
     committed_detail,
-    count_staleness,
     stored_timeline,
     version_view,
 )
@@ -39,6 +38,7 @@ from services.scheduler.shell.committed import timeline_view as timeline_of
 from services.scheduler.shell.metrics import RunFigures
 from services.scheduler.shell.roster import Seen
 from shared.messages.workers import Service, WorkerStatus
+from shared.run.usage import Use, count_staleness, seconds_per_step
 
 AS_REPORTED = (WorkerView.model_fields.keys() & WorkerStatus.model_fields.keys()) - {
     "device",
@@ -53,7 +53,7 @@ SERVICES: tuple[Service, ...] = ("rollout", "reward", "trainer")
 def run_view(scheduler: Scheduler) -> RunView:
     state, plan = scheduler.state, scheduler.plan
     step = max(0, scheduler.chain.version)
-    pace = seconds_per_step(scheduler.committed_at)
+    seconds = pace(scheduler)
     reporting = [seen.status.service for seen in scheduler.roster.seen.values()]
     services = needed_services(plan)
     newest = {} if scheduler.chain.newest is None else scheduler.chain.newest.metrics
@@ -65,8 +65,8 @@ def run_view(scheduler: Scheduler) -> RunView:
         policy_version=None if state.policy is None else state.policy.version,
         reward_mean=newest.get("reward_mean"),
         effective_sample_share=newest.get("effective_sample_share"),
-        seconds_per_step=pace,
-        eta_seconds=None if pace is None else pace * (plan.num_batches - step),
+        seconds_per_step=seconds,
+        eta_seconds=None if seconds is None else seconds * (plan.num_batches - step),
         waiting_for=waiting_for(state),
         num_workers={service: reporting.count(service) for service in services},
         missing_workers=missing_workers(plan, state, reporting),
@@ -96,11 +96,10 @@ def run_figures(scheduler: Scheduler, since: float) -> RunFigures:
     )
 
 
-def seconds_per_step(committed_at: list[float], *, window: int = 10) -> float | None:
-    """Median seconds between the newest commits."""
-    recent = committed_at[-window - 1 :]
-    gaps = sorted(after - before for before, after in itertools.pairwise(recent))
-    return gaps[len(gaps) // 2] if gaps else None
+def pace(scheduler: Scheduler) -> float | None:
+    """Return the median seconds between the newest commits; None before the second."""
+    at = scheduler.committed_at
+    return seconds_per_step(after - before for before, after in itertools.pairwise(at))
 
 
 def waiting_for(state: State) -> WaitsFor:

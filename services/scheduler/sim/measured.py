@@ -7,13 +7,14 @@ from typing import Literal
 
 from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.core.state import State
-from services.scheduler.core.usage import BUSY, Meter, uses
-from services.scheduler.core.usage import Use as Cause
+from services.scheduler.core.usage import Meter, uses
 from services.scheduler.costs.profile import Role
 from services.scheduler.sim.cluster import Cluster
 from services.scheduler.sim.history_events import Use
 from shared.messages import subjects
 from shared.messages.contracts import FragmentGenerated, TrainGroup
+from shared.run.usage import BUSY
+from shared.run.usage import Use as Cause
 
 Bubble = Cause | Literal["remainder"]
 """remainder: hand-over of messages, and devices that have no part of what their pool does."""

@@ -1,6 +1,7 @@
 """The scheduler notes when devices change what they do."""
 
-from services.scheduler.core.usage import MAX_CHANGES, Meter, Timeline, Use
+from services.scheduler.core.usage import Meter
+from shared.run.usage import MAX_CHANGES, Timeline, Use
 
 
 def test_changes_are_noted_once_and_an_absence_too() -> None:

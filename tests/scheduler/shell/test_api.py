@@ -13,7 +13,6 @@ from pydantic import BaseModel
 
 from services.scheduler.core.inputs import WorkerJoined
 from services.scheduler.core.machine import step
-from services.scheduler.core.usage import BatchUsage, Timeline
 from services.scheduler.shell import api_batches, api_letters, api_load, api_models
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
@@ -28,6 +27,7 @@ from shared.process.http_api import Problem
 from shared.process.service import ProbeView
 from shared.run.chain import RECENT, SEGMENT_STEPS
 from shared.run.layout import timeline_key, usage_key
+from shared.run.usage import BatchUsage, Timeline
 from tests import examples
 from tests.scheduler.shell.served import METRICS, Outbox, commit, stored
 from tests.shared.store.hosts import CountedReads

@@ -1,0 +1,113 @@
+"""Defines the records of what devices did in a batch, and the rates that follow from them.
+
+The scheduler writes a record for each committed batch; it reports the same rates while the run goes
+on as readers compute from the records afterwards.
+"""
+
+import zlib
+from collections.abc import Iterable
+from statistics import median
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+Use = Literal[
+    "generating", "scoring", "training", "committing",
+    "waiting_for_rollout", "waiting_for_reward", "waiting_for_trainer", "waiting_for_weights",
+    "waiting_for_conditions", "tail", "paused",
+]  # fmt: skip
+"""tail: nothing is left to issue, and others still generate. waiting_for_weights,
+waiting_for_conditions: the device has a fragment, and loads what is to generate it, or no encoder
+has stored its prompt's conditions yet."""
+BUSY: frozenset[Use] = frozenset({"generating", "scoring", "training", "committing"})
+
+
+class TagUsage(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    groups: int
+    """Most groups that members were to generate."""
+    samples_helped: int
+    """Samples that lent members generated."""
+    reason: str
+    predicted_gain: float | None
+    measured_gain: float | None
+    """Gain over the time that the batch was predicted to take without help."""
+
+
+class BatchUsage(BaseModel):
+    """Records what the devices did from the opening of a batch to its commit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch: int
+    seconds: float
+    devices: dict[str, dict[Use, float]]
+    """Worker -> use -> seconds."""
+    tag: TagUsage | None = None
+    samples: int | None = None
+    """Samples of the batch; None in records of older releases, like the following two."""
+    forecast_seconds: float | None = None
+    """What the schedule's model makes of such a batch by its end; None if costs were unknown."""
+    bound_seconds: float | None = None
+    """What no schedule beats on the devices that were there."""
+
+    @classmethod
+    def decode(cls, data: bytes | None) -> "BatchUsage | None":
+        """Return a stored record; None if the record is missing or damaged."""
+        try:
+            return None if data is None else cls.model_validate_json(data)
+        except ValidationError:
+            return None
+
+
+Change = tuple[float, Use | None]
+"""Seconds since the batch was opened, and what a device does from then on; None: it is not
+there."""
+MAX_CHANGES = 1000
+"""Changes of a device that are kept of a batch; of a batch with more, the rest is not shown."""
+MAX_TIMELINE = 64 << 20
+"""Bytes of a stored timeline, decompressed."""
+
+
+class Timeline(BaseModel):
+    """Records when each device changed what it did, from the opening of a batch to its commit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch: int
+    seconds: float
+    """Seconds from its opening to its commit, or to now while it is in flight."""
+    devices: dict[str, tuple[Change, ...]]
+    """Changes of each worker, in order; the last one holds until the end."""
+
+    def encode(self) -> bytes:
+        return zlib.compress(self.model_dump_json().encode())
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Timeline | None":
+        """Return a stored timeline; None if its bytes are damaged."""
+        inflated = zlib.decompressobj()
+        try:
+            return cls.model_validate_json(inflated.decompress(data, MAX_TIMELINE))
+        except (zlib.error, ValidationError):
+            return None
+
+
+def seconds_per_step(seconds: Iterable[float]) -> float | None:
+    """Return the median step time; None without a step."""
+    known = [*seconds]
+    return round(median(known), 3) if known else None
+
+
+def per_second(samples: int, seconds: float | None) -> float | None:
+    """Return samples per second of a batch that takes so long; None if that is not known."""
+    return samples / seconds if seconds else None
+
+
+def count_staleness(samples: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Return the number of samples by staleness, from pairs of a staleness and a number."""
+    counts: dict[int, int] = {}
+    for steps, number in samples:
+        counts[steps] = counts.get(steps, 0) + number
+    return counts
