@@ -1,7 +1,7 @@
 """The rows of the emulated cluster as Markdown: measured where services were run, else forecast.
 
 `python -m bench tables` writes them into docs/performance/tables.md, and between the marks of
-docs/performance.md, docs/planning.md and README.md. A forecast is the simulator's, in italics.
+docs/performance.md and docs/planning.md. A forecast is the simulator's, in italics.
 """
 
 import json
@@ -213,8 +213,8 @@ def _balanced(mode: Result | None) -> str:
     return f"; balanced {mode['balanced_seconds']:.1f}"
 
 
-def front_page(known: Known) -> str:
-    """Writes the README's table."""
+def summary(known: Known) -> str:
+    """Writes the summary of docs/performance.md."""
     columns: list[tuple[str, str, str, str, int]] = [
         (f"utilisation, 32 H100, {way}", "32", way, "utilisation", 3) for way in WAYS
     ]
@@ -247,13 +247,13 @@ def pages(root: Path, known: Known) -> dict[Path, str]:
     """Returns every page with tables, as it should be."""
     parts = {
         "docs/performance.md": {
+            "summary": summary(known),
             "utilisation": _plain(utilisation(known)),
             "hosts": _plain(hosts(known)),
             "ratios": _plain(ratios(known)),
             "ladder": _plain(ladder(known)),
         },
         "docs/planning.md": {"utilisation": _plain(utilisation(known))},
-        "README.md": {"front page": front_page(known)},
     }
     found = {root / "docs/performance/tables.md": tables(known)}
     for page, tables_of in parts.items():

@@ -257,7 +257,7 @@ def commands(
     """Return host -> the command that starts all of its processes, as one line of a shell.
 
     The first host has scheduler and reward as well, and the encoder if there is one. Addresses and
-    keys are those of the environment (docs/operations.md).
+    keys are those of the environment (docs/install.md).
 
     Args:
         keys: of the recipe, of which encoders count.

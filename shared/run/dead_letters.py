@@ -6,7 +6,7 @@ reason. They are kept in the object store, so that they outlast brokers and sche
     <run>/dead/<number>.dropped.json    that somebody has seen it, and wants no more of it
 
 The scheduler writes letters. Nothing of a run rests on them: work that can be repeated is repeated
-without being asked (docs/reliability.md).
+without being asked (docs/failures.md).
 """
 
 import asyncio

@@ -12,7 +12,7 @@ from bench.cluster.rows import RECIPES, ROWS, SLOWLY, UNSCALED, Row, row_of, tom
 from bench.cluster.setting import recipe_of
 from bench.cluster.suite import FULL_LENGTH, QUICK_LENGTH, suite
 from bench.stored import RESULTS
-from bench.tables import Known, front_page, known_of, pages, tables, utilisation, with_table
+from bench.tables import Known, known_of, pages, summary, tables, utilisation, with_table
 from digenrl.local.checking.check import check
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.host import H200_HOST
@@ -135,7 +135,7 @@ def test_what_was_measured_is_upright_and_what_is_forecast_is_not() -> None:
     forecast = r"\*0\.\d{3}\*"
     assert re.fullmatch(forecast, cells(text, "FLUX.1-dev")[0])
     assert all(re.fullmatch(forecast, cell) for cell in cells(text, "Qwen-Image")[1:])
-    assert cells(front_page(known()), "Qwen-Image")[0] == "0.900"
+    assert cells(summary(known()), "Qwen-Image")[0] == "0.900"
     assert "33.0 (32.0–34.0)" in tables(known()) and "(+3.0%)" in tables(known())
 
 

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.run, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def second_scheduler(run: LocalRun, port: int, log: Path) -> "subprocess.Popen[bytes]":
-    """Start it as docs/reliability.md says, with what a scheduler of this run has to know."""
+    """Start it as docs/failures.md says, with what a scheduler of this run has to know."""
     *_, named = json.loads((run.folder / "keys" / "store.json").read_text())
     keys = run.folder / "keys"
     environment = os.environ | {
