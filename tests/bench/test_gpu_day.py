@@ -16,6 +16,7 @@ from rich.console import Console
 
 from bench.gpu_day import day
 from bench.gpu_day.day import RESERVE_S, Day, Part, run_day
+from bench.gpu_day.passes import FORMS, GRADIENTS
 from bench.gpu_day.report import markdown
 from shared.errors import UserError
 from tests.paths import ROOT
@@ -213,7 +214,11 @@ def test_the_whole_day_in_miniature_on_the_cpu(tmp_path: Path) -> None:
             assert max(types["bfloat16"]["ratio_error"].values()) <= 1e-2, family
     assert found["services"]["found"]["commits"] == 2
     assert found["services-lent"]["found"]["commits"] == 2
-    assert set(found["passes"]["found"]["training"]) == {"both", "conditional"}
+    passes = found["passes"]["found"]
+    assert set(passes["denoising"]) == set(FORMS) - {"compiled"}
+    assert set(passes["training"]) == set(GRADIENTS)
+    forms = [form for kind in ("denoising", "training") for form in passes[kind].values()]
+    assert not [form["failed"] for form in forms if "failed" in form]
     commits = found["commits"]["found"]
     assert 0 < commits["held"] < commits["published"] < commits["checkpointed"]
     assert found["profile-flux1-dev"]["found"]["shipped"]["name"] == "flux1-dev"

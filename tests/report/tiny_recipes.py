@@ -9,7 +9,7 @@ from tests.tiny_models import PROMPT
 
 GUIDANCE = {
     "sd3": 3.0, "flux": 3.5, "qwen-image": 4.0, "wan": 4.0, "hunyuan-video": 6.0, "wan22": 4.0,
-    "flux2": 4.0, "flux2-klein": 4.0, "z-image": 4.0,
+    "flux2": 4.0, "flux2-klein": 4.0, "z-image": 4.0, "sd3-large": 4.0, "wan-small": 4.0,
     "hunyuan-video15": 4.0, "flux-kontext": 2.5, "ltx2": 3.0, "qwen-image-edit": 4.0,
     "wan-i2v": 4.0, "wan22-i2v": 4.0,
 }  # fmt: skip

@@ -67,9 +67,7 @@ def own_ratios(family: str, model: ModelAdapter) -> dict[tuple[float, int], Tens
 
 def ratios(family: str, folder: Path, dtype: torch.dtype, form: Form | None) -> Tensor:
     """Ratios (rows,) of the trainer's network to one in another form, which has sampled."""
-    tiny_models.save(family, folder)
-    trainer = load_moved(folder, "lora", dtype)
-    rollout = load_moved(folder, "lora", dtype, Holding(form))
+    trainer, rollout = each_held(family, folder, UNQUANTISED, Holding(form), dtype=dtype)
     found = []
     for guidance in GUIDANCES[family]:
         conditions = encoded(family, trainer, guidance)
@@ -90,6 +88,14 @@ def sample(family: str, model: ModelAdapter, conditions: Conditions, guidance: f
     denoising = Denoising(PLAN, seeds=[1, 2, 3, 4], shape=shape, device=CPU)
     denoise(partial(_velocity, model, repeat_rows(conditions, 4), guidance), denoising)
     return denoising.trajectory()
+
+
+def each_held(
+    family: str, folder: Path, *holdings: Holding, dtype: torch.dtype = torch.float32
+) -> list[ModelAdapter]:
+    """Save a family's model, and load it with an adapter that has moved, held in each way."""
+    tiny_models.save(family, folder)
+    return [load_moved(folder, "lora", dtype, holding) for holding in holdings]
 
 
 def load_moved(

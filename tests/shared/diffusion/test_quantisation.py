@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shared.diffusion.loading.models import ModelAdapter
 from shared.diffusion.loading.network import materialize
 from shared.diffusion.loading.quantisation import (
     NF4_VALUES,
@@ -17,7 +16,7 @@ from shared.diffusion.loading.quantisation import (
 )
 from shared.diffusion.loading.recomputation import checkpoint_blocks
 from shared.diffusion.weights.trained_weights import WeightsInUse, trained_tensors, weights_digest
-from shared.models.memory import BLOCK, Form, Holding, weight_bytes
+from shared.models.memory import BLOCK, UNQUANTISED, Form, Holding, weight_bytes
 from tests import tiny_models
 from tests.shared.diffusion import ratio_error
 from tests.shared.diffusion.test_blocks import gradient
@@ -98,9 +97,11 @@ def test_w8a8_quantises_the_rows_of_its_input_where_a_gpu_multiplies_integers() 
     assert torch.equal(both(few), weights(few))
 
 
-def loaded(family: str, folder: Path, form: Form | None) -> ModelAdapter:
-    tiny_models.save(family, folder)
-    return ratio_error.load_moved(folder, "lora", torch.float32, Holding(form))
+@torch.no_grad()
+def copy_base(quantised: nn.Module, plain: nn.Module) -> None:
+    """Gives a network the weights that the codes of another stand for."""
+    for name, layer in quantised_layers(quantised).items():
+        plain.get_submodule(name).weight.copy_(weights_of(layer))  # type: ignore
 
 
 @pytest.mark.parametrize("form", ["int8", "nf4"])
@@ -108,7 +109,7 @@ def loaded(family: str, folder: Path, form: Form | None) -> ModelAdapter:
 def test_a_network_takes_the_trainers_adapter_and_the_bytes_that_are_said(
     family: str, form: Form, tmp_path: Path
 ) -> None:
-    trainer, rollout = (loaded(family, tmp_path, each) for each in (None, form))
+    trainer, rollout = ratio_error.each_held(family, tmp_path, UNQUANTISED, Holding(form))
     tensors = trained_tensors(trainer.transformer)
     twice = staged(rollout.transformer, {name: 2 * t for name, t in tensors.items()})
     doubled = weights_digest({name: 2 * tensor for name, tensor in tensors.items()})
@@ -130,12 +131,9 @@ def test_a_network_takes_the_trainers_adapter_and_the_bytes_that_are_said(
 def test_a_base_generates_and_trains_as_the_network_of_its_weights(
     family: str, form: Form, tmp_path: Path
 ) -> None:
-    base, plain = (loaded(family, tmp_path, each) for each in (form, None))
-    layers = quantised_layers(base.transformer)
-    assert any(name.endswith(".base_layer") for name in layers)
-    with torch.no_grad():
-        for name, layer in layers.items():
-            plain.transformer.get_submodule(name).weight.copy_(weights_of(layer))  # type: ignore
+    base, plain = ratio_error.each_held(family, tmp_path, Holding(form), UNQUANTISED)
+    assert any(name.endswith(".base_layer") for name in quantised_layers(base.transformer))
+    copy_base(base.transformer, plain.transformer)
     checkpoint_blocks(base.transformer, True)
     found, wanted = (gradient(family, each) for each in (base, plain))
     assert found.keys() == wanted.keys()

@@ -115,11 +115,8 @@ class StagedBeside:
 def test_streamed_samples_are_resident_ones_to_the_last_bit_whichever_version_is_in_use(
     family: str, form: Form | None, tmp_path: Path, host: CopiedMemory
 ) -> None:
-    tiny_models.save(family, tmp_path)
-    resident, streamed = (
-        ratio_error.load_moved(tmp_path, "lora", torch.float32, Holding(form, memory))
-        for memory in ("resident", "streamed")
-    )
+    holdings = Holding(form), Holding(form, "streamed")
+    resident, streamed = ratio_error.each_held(family, tmp_path, *holdings)
     expected, found = sampled(family, resident), sampled(family, streamed)
     assert torch.equal(found, expected)
     assert host.fetched
@@ -140,11 +137,8 @@ def test_streamed_samples_are_resident_ones_to_the_last_bit_whichever_version_is
 def test_a_streamed_network_is_trained_to_the_same_bits_with_two_blocks_on_the_device(
     family: str, form: Form | None, tmp_path: Path, host: CopiedMemory
 ) -> None:
-    tiny_models.save(family, tmp_path)
-    resident, streamed = (
-        ratio_error.load_moved(tmp_path, "lora", torch.float32, Holding(form, memory))
-        for memory in ("resident", "streamed")
-    )
+    holdings = Holding(form), Holding(form, "streamed")
+    resident, streamed = ratio_error.each_held(family, tmp_path, *holdings)
     wanted, inputs = gradient(family, resident), CopiedMemory()
     checkpoint_blocks(streamed.transformer, "offloaded", inputs)
     for _ in range(2):  # at first nothing tells which block follows
@@ -172,8 +166,7 @@ def block_bytes(network: nn.Module) -> Counter[str]:
 def test_between_two_samples_only_what_is_outside_of_the_blocks_and_the_adapter_are_on_the_device(
     tmp_path: Path, host: CopiedMemory
 ) -> None:
-    tiny_models.save("sd3", tmp_path)
-    network = ratio_error.load_moved(tmp_path, "lora", torch.float32, STREAMED).transformer
+    network = ratio_error.each_held("sd3", tmp_path, STREAMED)[0].transformer
     trained = {id(each) for each in trained_parameters(network).values()}
     for name, parameter in network.named_parameters():
         is_base = name.startswith("transformer_blocks.") and id(parameter) not in trained
