@@ -28,7 +28,7 @@ from shared.messages.contracts import TrainGroup
 from shared.recipe.recipe import Recipe
 from shared.run.commands import read_commands
 from shared.run.commits import CommitRecord, TrainedGroup, read_commit
-from shared.run.dead_letters import DeadLetter, read_letters
+from shared.run.dead_letters import DeadLetter, LetterOutcomes, read_letters
 from shared.run.layout import KEPT_BATCHES, previews_folder
 from shared.run.previews import preview_key
 from shared.run.retention import retention_of
@@ -64,7 +64,7 @@ class Past:
     _records: OrderedDict[int, CommitRecord] = field(default_factory=OrderedDict)
     _previews: OrderedDict[int, frozenset[str]] = field(default_factory=OrderedDict)
     """Keys of the previews of batches whose media are deleted."""
-    _letters: list[DeadLetter] = field(default_factory=list)
+    _letters: LetterOutcomes = field(default_factory=LetterOutcomes)
     _letters_at: float = float("-inf")
     _recipe: Recipe | None = None
     _prompts: PromptOrder | None = None
@@ -218,9 +218,10 @@ class Past:
 
     async def _found_letters(self, batch: int) -> list[DeadLetter]:
         if time.monotonic() - self._letters_at > LETTERS_S:
-            self._letters = [each for each, _ in await read_letters(self.store, self.run)]
+            await read_letters(self.store, self.run, self._letters)
             self._letters_at = time.monotonic()
-        return [each for each in self._letters if each.work and each.work.batch == batch]
+        found = self._letters.letters.values()
+        return [each for each in found if each.work and each.work.batch == batch]
 
     async def _known_recipe(self) -> Recipe | None:
         if self._recipe is None:

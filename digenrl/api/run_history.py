@@ -18,7 +18,7 @@ from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe
 from shared.run.chain import Chain, Step, read_chain
 from shared.run.commits import read_stored
-from shared.run.dead_letters import DeadLetter, Letters, Stored, letters_now, read_letters
+from shared.run.dead_letters import LetterOutcomes, read_letters
 from shared.run.layout import timeline_key, usage_key
 from shared.run.run_recipe import read_recipe
 from shared.run.usage import BatchUsage, Timeline
@@ -50,7 +50,7 @@ class RunHistory:
     _evaluated: dict[str, EvaluationRecord] = field(default_factory=dict)
     _media: dict[str, ObjectRef] = field(default_factory=dict)
     _timelines: OrderedDict[int, Timeline] = field(default_factory=OrderedDict)
-    _letters: list[tuple[DeadLetter, Stored]] = field(default_factory=list)
+    _letters: LetterOutcomes = field(default_factory=LetterOutcomes)
     _looked: float = float("-inf")
     _looked_for_letters: float = float("-inf")
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -135,18 +135,9 @@ class RunHistory:
                 self._timelines.popitem(last=False)
         return self._timelines[batch]
 
-    def forget_letters(self) -> None:
-        """Read the dead letters again when they are asked for next: one was settled."""
-        self._looked_for_letters = float("-inf")
-
-    async def letters(self) -> list[tuple[DeadLetter, Stored]]:
-        """Return all dead letters, oldest first; new ones are looked for every few seconds."""
+    async def letters(self) -> LetterOutcomes:
+        """Return all dead letters; new ones are looked for every few seconds."""
         if time.monotonic() - self._looked_for_letters > LETTERS_S:
-            self._letters = await read_letters(self.store, self.run, self._letters)
+            await read_letters(self.store, self.run, self._letters)
             self._looked_for_letters = time.monotonic()
         return self._letters
-
-    async def letters_now(self) -> list[tuple[DeadLetter, Letters]]:
-        """Return all dead letters of a run that is over, as they are by the newest commit."""
-        await self.look()
-        return letters_now(await self.letters(), max(0, self.version))

@@ -3,9 +3,9 @@
 The routes and their types are the scheduler's; no worker is there, and nothing can be changed.
 """
 
-import getpass
 import json
-import time
+from collections.abc import Sequence
+from itertools import islice
 from statistics import median
 from typing import Annotated, TypeVar
 
@@ -19,7 +19,7 @@ from services.scheduler.shell.api_batches import VersionView
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, TagDecisionView, TagView, WorkerView
 from shared.learning.metrics import nothing_trained
-from shared.run.dead_letters import DeadLetter, Letters, Settled, Wanted, page, settle
+from shared.run.dead_letters import RunProgress, Wanted
 from shared.run.journal import PhaseChange, read_newest
 from shared.run.layout import staleness_key, weights_folder
 from shared.run.usage import BatchUsage, per_second
@@ -44,7 +44,7 @@ async def run_view(history: RunHistory) -> RunView | None:
     phase, failure = await _end(history, is_whole=step >= wanted)
     metrics = history.steps[-1].metrics if history.steps else {}
     usage = [history.usage[each] for each in sorted(history.usage)]
-    letters = await history.letters_now()
+    letters, progress = await history.letters(), RunProgress(step)
     stale, reason = await _staleness(history.store, history.run)
     return RunView(
         run=history.run,
@@ -60,7 +60,7 @@ async def run_view(history: RunHistory) -> RunView | None:
         num_workers={},
         missing_workers=[],
         num_quarantined=0,
-        num_dead_letters=sum(state == "open" for _, state in letters),
+        num_dead_letters=letters.num_open(progress),
         pause_at_failure=False,
         failure=failure,
         alarms=nothing_trained([(each.version, each.metrics) for each in history.steps]),
@@ -221,33 +221,26 @@ def _add_letters(router: APIRouter, history: RunHistory) -> None:
     @router.get("/v1/dead-letters")
     async def letters(
         state: LetterState = "open", limit: Limit = 50, before: Before = None
-    ) -> list[api_letters.DeadLetterView]:
-        kept = reversed(await history.letters_now())
-        found = page(kept, state=state, before=before, limit=limit)
-        return [api_letters.letter_view(*each) for each in found]
+    ) -> Sequence[api_letters.DeadLetterView]:
+        return await stored_letters(history, state, before, limit)
 
     @router.get("/v1/dead-letters/{number}")
     async def letter(number: LetterNumber) -> api_letters.DeadLetterDetail:
-        return api_letters.letter_detail(*await _letter(history, number))
+        [*found] = await stored_letters(history, "all", number + 1, 1)
+        return _there(
+            found[0] if found and found[0].number == number else None,
+            f"there is no dead letter {number}",
+        )
 
 
-def drop_route(history: RunHistory) -> APIRouter:
-    """Return the route by which the user of this process drops a letter of a run that is over."""
-    router = APIRouter()
-
-    @router.post("/v1/dead-letters/{number}/drop")
-    async def drop(number: LetterNumber) -> api_letters.Settled:
-        await _letter(history, number)
-        settled = Settled(by=getpass.getuser(), at=time.time(), note="the run was not in progress")
-        await settle(history.store, history.run, number, "dropped", settled)
-        return api_letters.Settled(number=number, state="dropped", note="nobody needs it any more")
-
-    return router
-
-
-async def _letter(history: RunHistory, number: int) -> tuple[DeadLetter, Letters]:
-    found = {each.number: (each, state) for each, state in await history.letters_now()}
-    return _there(found.get(number), f"there is no dead letter {number}")
+async def stored_letters(
+    history: RunHistory, state: Wanted, before: int | None, limit: int
+) -> list[api_letters.DeadLetterDetail]:
+    """Return letters of a run that is over, newest first, as they are by the newest commit."""
+    await history.look()
+    progress = RunProgress(max(0, history.version))
+    found = (await history.letters()).newest_first(progress, state, before)
+    return [api_letters.letter_view(each) for each in islice(found, limit)]
 
 
 def _there(found: T | None, otherwise: str) -> T:

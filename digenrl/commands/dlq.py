@@ -1,11 +1,10 @@
 """`digenrl dlq`: the dead letters of a run."""
 
 import json
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -19,42 +18,21 @@ from digenrl.commands.options import (
     SchedulerAddress,
     TokenFile,
 )
-from digenrl.local.runs import Run, find_run, run_in_folder, runs_folder
+from digenrl.local.runs import Run, find_run
 from digenrl.reading.wording import visible
 from shared.errors import UserError
 
 if TYPE_CHECKING:
-    from digenrl.dead_letters import Desk
-    from digenrl.letter_book import Book
+    from digenrl.client import Client
+    from digenrl.local.reading import Reading
 
 
 class ListsByDefault(TyperGroup):
     """Takes `digenrl dlq RUN` for `digenrl dlq list RUN`, with its options."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        first = args[0]
-        if first not in self.commands and not first.startswith("-") and not ctx.resilient_parsing:
-            if not _may_be_run(first, args):
-                raise UserError(
-                    f"{first}: there is no such run, and no such command; commands are "
-                    f"{', '.join(sorted(self.commands))}, and `digenrl dlq RUN` lists the letters "
-                    "of a run"
-                )
-            args = ["list", *args]
-        return super().resolve_command(ctx, args)
-
-
-def _may_be_run(word: str, args: list[str]) -> bool:
-    """Return whether a word may name a run: there is one, or others than this host know."""
-    options = [each.partition("=") for each in args[1:]]
-    if any(name == "--scheduler" for name, _, _ in options):
-        return True
-    folder = runs_folder()
-    for number, (name, _, value) in enumerate(options):
-        if name == "--runs":
-            folder = Path(value or "".join(args[number + 2 : number + 3]))
-    is_elsewhere = "DIGENRL_STORE_URL" in os.environ and "--help" not in args
-    return is_elsewhere or "/" in word or run_in_folder(word, folder) is not None
+        is_run = args[0] not in self.commands and not args[0].startswith("-")
+        return super().resolve_command(ctx, ["list", *args] if is_run else args)
 
 
 dlq = typer.Typer(
@@ -64,27 +42,23 @@ dlq = typer.Typer(
     no_args_is_help=True,
 )
 Numbers = Annotated[list[int] | None, typer.Argument(help="numbers of letters")]
-FEW = 5
-"""Retried letters that are listed beside the reasons."""
+AllOpen = Annotated[bool, typer.Option("--all", help="every open letter")]
+PER_REQUEST = 200
 LIMIT = 50
 """Letters that are listed one by one, unless more are asked for."""
-AllOpen = Annotated[bool, typer.Option("--all", help="every open letter")]
 
 
 @dlq.command("list")
 def list_letters(
     run: RunArgument = "",
-    settled: Annotated[
+    every: Annotated[
         bool, typer.Option("--all", help="one by one, also those that are over or were settled")
     ] = False,
     reason: Annotated[
         str, typer.Option(help="one by one, only those whose reason contains this text")
     ] = "",
     limit: Annotated[
-        int | None, typer.Option(min=1, max=200, help="one by one, so many at most; 50 by default")
-    ] = None,
-    before: Annotated[
-        int | None, typer.Option(min=1, help="one by one, only those with a smaller number")
+        int | None, typer.Option(min=1, help="one by one, so many at most; 50 by default")
     ] = None,
     scheduler: SchedulerAddress = "",
     token_file: TokenFile = None,
@@ -92,46 +66,54 @@ def list_letters(
     runs: Runs = RUNS,
 ) -> None:
     """List why letters are open, a line for each reason; or letters one by one, newest first."""
-    from digenrl.letter_book import Book
+    from digenrl.reading.letters import advice, line, reasons
 
-    named = find_run(run, runs, reads=True)
-    with _desk_of(named, scheduler, token_file) as desk:
-        book = Book.read(desk, named.name)
-    found = book.chosen("all" if settled else "open", before, reason)
+    with _reading(find_run(run, runs, reads=True), scheduler, token_file) as (client, is_live):
+        letters = newest_first(client)
+        helps = advice(client.get_run().model_dump(), letters) if is_live else []
+    opened = [each for each in letters if each["state"] == "open"]
+    chosen = [
+        each for each in (letters if every else opened)
+        if reason.lower() in each["reason"].lower()
+    ]  # fmt: skip
+    shown = chosen[: limit or LIMIT]
     if as_json:
-        typer.echo(json.dumps(found[: limit or LIMIT], indent=1))
-        return
-    _echo(book.hints())
-    if not (found or settled):
-        found = book.chosen("retried", before, reason) + book.chosen("over", before, reason)
-    if not found:
-        typer.echo("no dead letters")
-    elif settled or reason or limit or before:
-        shown = sorted(found, key=lambda each: -each["number"])[: limit or LIMIT]
-        _echo(book.lines(shown))
-        if len(shown) < len(found):
-            typer.echo(f"older ones: --before {shown[-1]['number']}")
+        typer.echo(json.dumps(shown, indent=1))
+    elif every or reason or limit:
+        _echo(map(line, shown))
+        if len(shown) < len(chosen):
+            typer.echo(f"{len(chosen) - len(shown)} older ones: --limit {len(chosen)}")
     else:
-        _echo(book.reasons(book.chosen("open") or book.chosen("over")))
-        _echo(book.lines(book.retried()[:FEW]))
-        typer.echo("one by one: --limit 10; of a reason: --reason TEXT; also those over: --all")
+        _echo([*reasons(opened), *helps])
+    if not (shown or as_json):
+        number = len(letters)
+        typer.echo(f"none is open; all {number}: --all" if number else "no dead letters")
+
+
+def newest_first(client: "Client") -> list[dict[str, Any]]:
+    """Return all letters of a run."""
+    found: list[dict[str, Any]] = []
+    while more := client.list_dead_letters(
+        "all", PER_REQUEST, found[-1]["number"] if found else None
+    ):
+        found += [each.model_dump(mode="json") for each in more]
+    return found
 
 
 @contextmanager
-def _desk_of(run: Run, scheduler: str, token_file: Path | None) -> "Iterator[Desk]":
-    """Yield where to ask: the scheduler of a run in progress, or else the store.
+def _reading(run: Run, scheduler: str, token_file: Path | None) -> "Iterator[Reading]":
+    """Yield a client of the scheduler of a run in progress, or else of the run's store.
 
     Raises:
         UserError: if there is no such run, or its scheduler does not answer.
     """
-    from digenrl.dead_letters import Desk
     from digenrl.local.reading import reading
 
     with reading(run, scheduler, token_file, role="operator", of="scheduler") as found:
-        yield Desk(*found)
+        yield found
 
 
-def _echo(lines: list[str]) -> None:
+def _echo(lines: Any) -> None:
     for each in lines:
         typer.echo(visible(each))
 
@@ -146,15 +128,14 @@ def show(
     runs: Runs = RUNS,
 ) -> None:
     """Show all that is known of a letter, what has become of its work, and its message."""
-    from digenrl.letter_book import Book, shown_lines
+    from digenrl.reading.letters import detail
 
-    with _desk_of(find_run(run, runs), scheduler, token_file) as desk:
-        found, book = desk.letter(number), Book.read(desk, run)
-    found["outcome"] = book.outcome(found)
+    with _reading(find_run(run, runs), scheduler, token_file) as (client, _):
+        found = client.get_dead_letter(number).model_dump(mode="json")
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
-        _echo(shown_lines(found))
+        _echo(detail(found))
 
 
 @dlq.command()
@@ -162,10 +143,7 @@ def retry(
     run: RunName,
     numbers: Numbers = None,
     every: AllOpen = False,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="then go on with the run, and wait for the outcome"),
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="then resume the run")] = False,
     scheduler: SchedulerAddress = "",
     token_file: TokenFile = None,
     as_json: AsJson = False,
@@ -176,39 +154,17 @@ def retry(
     Example: `digenrl dlq retry demo --all --resume`, of a run that was paused. If the work fails
     again, the run is paused again.
     """
-    if resume and as_json:
-        raise UserError("--json: not together with --resume, which says what comes of it")
+    from digenrl.reading.letters import is_useful
+
     _check(numbers, every)
-    with _desk_of(find_run(run, runs), scheduler, token_file) as desk:
-        said = _settle("retry", desk, run, numbers or [], every)
-        _print(said, as_json)
-        done = [number for each in said if each["done"] for number in each["letters"]]
-        if resume and done:
-            desk.client.resume_run()
-            typer.echo(f"{run} goes on", err=True)
-            _echo(_outcomes(desk, run, done))
-    if not all(each["done"] for each in said):
+    with _reading(find_run(run, runs), scheduler, token_file) as (client, _):
+        chosen = _chosen(client, numbers, is_useful)
+        done = _settle(client.retry_dead_letter, chosen, as_json)
+        if resume and any(done):
+            client.resume_run()
+            typer.echo(f"{run} goes on; what comes of it: `digenrl dlq list {run} --all`", err=True)
+    if not all(done):
         raise typer.Exit(1)
-
-
-def _check(numbers: list[int] | None, every: bool) -> None:
-    if bool(numbers) == every:
-        raise UserError("NUMBERS: name letters, or all open ones with --all")
-
-
-def _outcomes(desk: "Desk", run: str, numbers: list[int]) -> list[str]:
-    """Wait for what becomes of letters, and say so."""
-    from digenrl.steering import until_known
-
-    told = ""
-
-    def say(line: str) -> None:
-        nonlocal told
-        if line != told:
-            typer.echo(line, err=True)
-        told = line
-
-    return until_known(desk, run, numbers, say)
 
 
 @dlq.command()
@@ -223,40 +179,32 @@ def drop(
 ) -> None:
     """Say that nobody needs letters any more; nothing of the run changes."""
     _check(numbers, every)
-    with _desk_of(find_run(run, runs), scheduler, token_file) as desk:
-        said = _settle("drop", desk, run, numbers or [], every)
-    _print(said, as_json)
-    if not all(each["done"] for each in said):
+    with _reading(find_run(run, runs), scheduler, token_file) as (client, _):
+        chosen = _chosen(client, numbers, lambda each: each["state"] == "open")
+        done = _settle(client.drop_dead_letter, chosen, as_json)
+    if not all(done):
         raise typer.Exit(1)
 
 
-def _settle(
-    action: Literal["retry", "drop"], desk: "Desk", run: str, numbers: list[int], every: bool
-) -> list[dict[str, Any]]:
-    """Settle letters one by one; return what was said of each."""
-    from digenrl.letter_book import Book, every_open
-
-    book = Book.read(desk, run)
-    return [_one(book, desk, each, action) for each in numbers or every_open(book)]
+def _check(numbers: list[int] | None, every: bool) -> None:
+    if bool(numbers) == every:
+        raise UserError("NUMBERS: name letters, or all open ones with --all")
 
 
-def _print(said: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        fields = ("number", "done", "note")
-        typer.echo(json.dumps([{key: each[key] for key in fields} for each in said], indent=1))
-        return
-    for each in said:
-        typer.echo(f"{each['number']}: {each['note']}")
-    if not said:
-        typer.echo("no dead letters")
+def _chosen(
+    client: "Client", numbers: list[int] | None, wanted: Callable[[Any], bool]
+) -> list[int]:
+    return numbers or [each["number"] for each in newest_first(client) if wanted(each)]
 
 
-def _one(
-    book: "Book", desk: "Desk", number: int, action: Literal["retry", "drop"]
-) -> dict[str, Any]:
-    """Settle a letter; ``letters``: which one that was, if there is a later one about the work."""
-    try:
-        note = book.settle(desk, number, action)
-        return {"number": number, "done": True, "note": note, "letters": [book.newest(number)]}
-    except UserError as error:
-        return {"number": number, "done": False, "note": str(error), "letters": []}
+def _settle(action: Callable[[int], Any], numbers: list[int], as_json: bool) -> list[bool]:
+    """Settle letters one by one, and print what happens; return which were settled."""
+    results = []
+    for number in numbers:
+        try:
+            results.append({"number": number, "done": True, "note": action(number).note})
+        except UserError as error:
+            results.append({"number": number, "done": False, "note": str(error)})
+    lines = [f"{each['number']}: {each['note']}" for each in results] or ["no such dead letters"]
+    typer.echo(json.dumps(results, indent=1) if as_json else "\n".join(map(visible, lines)))
+    return [bool(each["done"]) for each in results]

@@ -1,9 +1,10 @@
 """Commands that look at a run in progress and steer it: workers, TAG, pause, resume and stop."""
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import typer
 
@@ -22,8 +23,21 @@ from shared.errors import UserError
 
 if TYPE_CHECKING:
     from digenrl.client import Client
-    from services.scheduler.shell.api_models import TagView, WorkerView
+    from services.scheduler.shell.api_models import RunView, TagView, WorkerView
     from shared.messages.contracts import Action
+
+POLL_S = 0.5
+ACCEPTED_S = 5.0
+"""Seconds in which an accepted request is carried out."""
+Say = Callable[[str], object]
+
+
+class HasRun(Protocol):
+    def get_run(self) -> "RunView": ...
+
+
+class HasWorkers(Protocol):
+    def list_workers(self) -> "Sequence[WorkerView]": ...
 
 
 def workers(
@@ -79,9 +93,26 @@ def workers(
 
 def _drained(client: "Client", names: list[str]) -> list[str]:
     """Wait until these workers have no work; return a line for each."""
-    from digenrl.steering import until_drained
-
     return until_drained(client, names, lambda line: typer.echo(line, err=True))
+
+
+def until_drained(client: HasWorkers, names: Sequence[str], say: Say) -> list[str]:
+    """Return a line for each of these workers once it has no work, is gone, or was given work
+    again."""
+    before: list[str] = []
+    asked = time.monotonic()
+    while True:
+        drain = {each.worker: each.drain for each in client.list_workers() if each.worker in names}
+        is_heard = time.monotonic() > asked + ACCEPTED_S
+        under_way = {"draining"} if is_heard else {"draining", "no"}
+        left = [name for name in names if drain.get(name) in under_way]
+        if not left:
+            became = {"drained": "drained, has no work", "no": "was given work again meanwhile"}
+            return [f"{name}: {became.get(drain.get(name, ''), 'is gone')}" for name in names]
+        if left != before:
+            say(f"waits until {', '.join(left)} {'has' if len(left) == 1 else 'have'} finished")
+            before = left
+        time.sleep(POLL_S)
 
 
 def _told(ask: Callable[[str], object], worker: str, note: str) -> dict[str, object]:
@@ -192,10 +223,10 @@ def add_actions(app: typer.Typer) -> None:
         runs: Runs = RUNS,
     ) -> None:
         """Issue no further fragments of a run; what is begun is finished. What failed waits until
-        the run is resumed, so that it can be mended and retried.
+        the run is resumed, so that it can be fixed and retried.
 
         With --at-failure it waits until the run is paused, and says why: `digenrl pause demo
-        --at-failure`, then mend, then `digenrl dlq retry demo --all --resume`. Ctrl-C ends the
+        --at-failure`, then fix it, then `digenrl dlq retry demo --all --resume`. Ctrl-C ends the
         waiting, and not the request.
         """
         action: Action = "pause_at_failure" if at_failure else "pause"
@@ -235,15 +266,28 @@ def _ask(
 
 def _wait_for_failure(run: Run, scheduler: str, token_file: Path | None) -> None:
     """Wait until the run is paused since something has failed, and say what and what helps."""
-    from digenrl.dead_letters import Desk
-    from digenrl.letter_book import Book
+    from digenrl.commands.dlq import newest_first
     from digenrl.local.address import client_of
-    from digenrl.steering import until_paused
+    from digenrl.reading.letters import advice, reasons
 
     with client_of(run, scheduler, token_file, role="operator") as client:
         now = until_paused(client, lambda line: typer.echo(line, err=True))
         typer.echo(f"{run.name}: {now.phase}")
         if now.phase == "paused":
-            book = Book.read(Desk(client), run.name)
-            for line in [*book.reasons(book.chosen("open")), *book.hints()]:
+            letters = newest_first(client)
+            opened = [each for each in letters if each["state"] == "open"]
+            for line in [*reasons(opened), *advice(now.model_dump(), letters)]:
                 typer.echo(line)
+
+
+def until_paused(client: HasRun, say: Say) -> "RunView":
+    """Return once the run does not go on any more, or its pause at a failure was called off."""
+    before = -1
+    while True:
+        run = client.get_run()
+        if run.phase != "running" or not run.pause_at_failure:
+            return run
+        if run.step != before:
+            say(f"step {run.step} of {run.steps}; waits until something fails")
+            before = run.step
+        time.sleep(POLL_S)

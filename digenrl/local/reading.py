@@ -34,10 +34,8 @@ class InProcess(httpx.BaseTransport):
         from digenrl.api.front import api_routes
         from digenrl.api.live import LiveRun
         from digenrl.api.run_history import RunHistory
-        from digenrl.api.stored import drop_route
 
         app, history = FastAPI(), RunHistory(store, run)
-        app.include_router(drop_route(history))
         app.include_router(
             api_routes(store, run, LiveRun("", httpx.AsyncClient(trust_env=False)), history)
         )

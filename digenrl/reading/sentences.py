@@ -10,7 +10,6 @@ from digenrl.reading.wording import QUEUES, cause, clock, figure
 from shared.learning.metrics import nothing_trained, ratios_off
 from shared.recipe.recipe import Recipe
 from shared.run.chain import Step
-from shared.run.dead_letters import UNSETTLED
 
 RECENT_S = 120.0
 """Seconds for which a dead letter is news: afterwards only lists have it."""
@@ -192,9 +191,8 @@ def _advice(now: float, forecast: float, bound: float, waits: str) -> str:
 
 def unsettled(letters: Sequence[Mapping[str, Any]] | None) -> list[tuple[float, str]] | None:
     """Return when letters were found that nobody has settled, and why; None if there are none."""
-    return [
-        (each["found"], each["reason"]) for each in letters or [] if each["state"] in UNSETTLED
-    ] or None
+    unsettled = (each for each in letters or [] if each["state"] in ("open", "over"))
+    return [(each["found"], each["reason"]) for each in unsettled] or None
 
 
 def late(queues: Sequence[Mapping[str, Any]]) -> list[str]:

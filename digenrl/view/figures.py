@@ -1,6 +1,5 @@
 """Picks what the pages show of a run's steps, evaluations and devices."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
@@ -11,13 +10,10 @@ from digenrl.api.models import SampleHistory
 from digenrl.api.past import rank
 from digenrl.api.run_history import RunHistory
 from digenrl.api.shown import other_figures
-from digenrl.letter_book import Book, plain_cause
-from digenrl.reading.wording import USES, cause
+from digenrl.reading.wording import USES
 
 PER_PAGE = 50
 """Rows of a table."""
-FREQUENT = 5
-"""Reasons of dead letters that are counted on top."""
 SHOWN = 60
 """Samples of an evaluation that are shown, as many of each prompt."""
 FAR_SLOWER = 2.0
@@ -87,38 +83,6 @@ def sample_of(group: Sequence[SampleHistory], number: int) -> dict[str, Any] | N
     return {
         "one": one, "ranked": ranked, "place": ranked.index(one) + 1, "score_means": means,
         "mean": fmean(known) if known else None, "spread": pstdev(known) if known else None,
-    }  # fmt: skip
-
-
-def letters_of(book: Book, before: int | None, *, every: bool = False) -> dict[str, Any]:
-    """Return a page of dead letters, each with why a retry would not help and what has become of
-    its work, why most are here, and what is to be mended before a retry.
-
-    Args:
-        every: whether those that are over or dropped are shown as well.
-    """
-    opened = book.chosen("open")
-    wanted = [
-        each for each in book.letters
-        if every or (each["state"] in ("open", "retried") and not book.later(each))
-    ]  # fmt: skip
-    shown = [each for each in wanted if before is None or each["number"] < before][:PER_PAGE]
-    return {
-        "letters": [
-            (
-                each | {"reason": cause(plain_cause(each))}, each["state"],
-                book.why_not_retried(each), book.outcome(each),
-            )
-            for each in shown
-        ],
-        "has_older": bool(shown) and shown[-1] is not wanted[-1],
-        "states": Counter(each["state"] for each in book.letters),
-        "useful": book.helped(opened),
-        "reasons": Counter(
-            cause(plain_cause(each)) for each in opened or book.chosen("over")
-        ).most_common(FREQUENT),
-        "mend": book.mends(),
-        "every": every,
     }  # fmt: skip
 
 

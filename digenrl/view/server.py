@@ -29,21 +29,18 @@ from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
 from digenrl.api.past import Order, Past
 from digenrl.api.run_history import RECENT, RunHistory
-from digenrl.api.stored import load_view
+from digenrl.api.stored import load_view, stored_letters
 from digenrl.api.what_if import POOL, Refused, WhatIf
-from digenrl.dead_letters import Now
 from digenrl.evaluation.records import FIGURES
-from digenrl.letter_book import Book
 from digenrl.reading import sentences
+from digenrl.reading.letters import shown_letters
 from digenrl.reading.schedule import summarise_schedule
 from digenrl.reading.wording import KINDS, QUEUES, USES, drained_of, words_for
-from digenrl.view.actions import add_actions
 from digenrl.view.errors import add_error_pages
 from digenrl.view.figures import (
     PER_PAGE,
     curves_of,
     figures_of,
-    letters_of,
     sample_of,
     samples_of,
     schedule_of,
@@ -51,10 +48,8 @@ from digenrl.view.figures import (
 )
 from digenrl.view.markup import templates
 from services.scheduler.costs.profile import profile_names
-from services.scheduler.shell.api_letters import letter_view
 from shared.process.http_access import CALLER, Access, Caller, check_routes, sign_in
 from shared.process.service import Health, probes
-from shared.run.dead_letters import letters_now
 from shared.run.layout import weights_folder
 
 PAGES = (
@@ -121,7 +116,6 @@ def create_app(view: View, access: Access) -> FastAPI:
     _add_pages_of_the_past(app, pages)
     _add_data(app, view)
     _add_files(app, view)
-    add_actions(app, view.live, view.history)
     history, what_if = view.history, WhatIf(view.history)
     _add_plan(app, pages, what_if)
     exports = Exports(history, view.environment)
@@ -214,7 +208,8 @@ def _add_samples(app: FastAPI, pages: Pages) -> None:
         found = sample_of(await past.group_samples(step - 1, group), number)
         if found is None:
             raise HTTPException(404, f"step {step} has no sample {number} of a group {group}")
-        reasons = {letter.number: letter.reason for letter, _ in await history.letters()}
+        letters = (await history.letters()).letters
+        reasons = {number: letter.reason for number, letter in letters.items()}
         return await pages.page(request, "sample", at=step, reasons=reasons, **found)
 
 
@@ -248,22 +243,8 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
     async def letters(
         request: Request, before: Before = None, state: LettersShown = "now"
     ) -> HTMLResponse:
-        await history.look()
-        done, live = max(0, history.version), pages.view.live
-        known = {each["number"]: each for each in await live.get(LETTERS) or []}
-        run, kept = await live.get("/v1/run"), await history.letters()
-        if known.keys() - {letter.number for letter, _ in kept}:  # some have come since
-            history.forget_letters()
-            kept = await history.letters()
-        book = Book.of(
-            history.run,
-            [
-                known.get(letter.number) or letter_view(letter, now).model_dump()
-                for letter, now in reversed(letters_now(kept, done))
-            ],
-            None if run is None else Now(done, run["phase"]),
-        )
-        found = letters_of(book, before, every=state == "all")
+        found = shown_letters(await _letters(pages.view, before), every=state == "all")
+        done = max(0, history.version)
         return await pages.page(request, "letters", committed=done, kinds=KINDS, **found)
 
     @app.get("/recipe")
@@ -359,6 +340,16 @@ async def _head(view: View) -> dict[str, Any]:
         ),
         "eta": None if run is None else run["eta_seconds"],
     }  # fmt: skip
+
+
+async def _letters(view: View, before: int | None) -> list[dict[str, Any]]:
+    """Return the newest dead letters, from the scheduler, or of a run that is over from its
+    store."""
+    older = "" if before is None else f"&before={before}"
+    found: list[dict[str, Any]] | None = await view.live.get(f"{LETTERS}{older}")
+    if found is not None:
+        return found
+    return [each.model_dump() for each in await stored_letters(view.history, "all", before, NEWEST)]
 
 
 async def _load(view: View) -> dict[str, Any]:

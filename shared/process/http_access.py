@@ -94,8 +94,6 @@ OPERATIONS: Mapping[str, Needs] = {
     "GET /data/timeline": "viewer",
     "GET /media/{name}": "viewer",
     "GET /static/{name}": "viewer",
-    "POST /steer/{action}": "operator",
-    "POST /letters/{number}/{action}": "operator",
     # Of a scheduler that stands by: it says who commands.
     "GET /v1/{path:path}": "viewer",
     "POST /v1/{path:path}": "viewer",

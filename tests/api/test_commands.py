@@ -15,10 +15,10 @@ from typer.testing import CliRunner, Result
 
 from digenrl import cli
 from digenrl.client import Client
+from digenrl.commands.steer import until_drained
 from digenrl.local import address
 from digenrl.local.progress import Progress
 from digenrl.local.runs import Run
-from digenrl.steering import until_drained
 from services.scheduler.core.machine import step
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.api_models import WorkerView

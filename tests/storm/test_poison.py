@@ -139,7 +139,7 @@ async def test_no_service_dies_of_mutated_messages_and_all_are_kept(
 
         async def are_kept() -> bool:
             letters = await read_letters(run.store, run.recipe.run.name)
-            found = [letter for letter, _ in letters if letter.kind == "unreadable"]
+            found = [letter for letter in letters.letters.values() if letter.kind == "unreadable"]
             assert all(letter.reason for letter in found)
             return len(found) >= unreadable
 

@@ -14,9 +14,11 @@ from digenrl.api.run_history import RunHistory
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.secrets.tokens import Tokens
 from digenrl.view.server import View, create_app
+from services.scheduler.shell.api_letters import letter_view
 from shared.process.http_access import Access, TokenFile
 from shared.process.http_guard import Guard, own_names
 from shared.process.service import Server
+from shared.run.dead_letters import DeadLetter, LetterOutcomes, RunProgress
 from shared.run.usage import Timeline
 from tests.follow.runs import RUN, Run
 
@@ -71,6 +73,16 @@ class Scheduler:
     )  # fmt: skip
     asked: list[str] = field(default_factory=list)
     bodies: list[Any] = field(default_factory=list)
+
+    def keep(self, *letters: DeadLetter, committed: int = 0) -> None:
+        """Have these dead letters, as a scheduler shows them."""
+        kept = LetterOutcomes()
+        for each in letters:
+            kept.add(each)
+        now = RunProgress(committed, self.answers["/v1/run"]["phase"])
+        self.answers["/v1/dead-letters"] = [
+            letter_view(each).model_dump() for each in kept.newest_first(now)
+        ]
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path

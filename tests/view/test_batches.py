@@ -1,6 +1,5 @@
 """Pages that say what became of each sample, which version is the best, and who can be drained."""
 
-import asyncio
 import html
 import re
 from pathlib import Path
@@ -10,9 +9,9 @@ from fastapi.testclient import TestClient
 
 from digenrl.api.live import LiveRun
 from digenrl.local.secrets.tokens import Tokens, tokens_of
-from shared.run.dead_letters import DeadLetter, Kind, Work, add_letter
+from shared.run.dead_letters import DeadLetter, Kind, Work
 from tests.api.past_run import past_run
-from tests.follow.runs import RUN, Run
+from tests.follow.runs import Run
 from tests.view.sight import Scheduler
 from tests.view.stored import stored_run
 from tests.view.test_page import client_of
@@ -81,21 +80,24 @@ def test_what_no_retry_would_change_is_over_and_says_what_has_become_of_it(
     run = Run(tmp_path / "objects").begin()
     run.commit(2)  # batches 0 and 1, so that 2 is open
     kinds: list[tuple[Kind, int]] = [("failed", 0), ("failed", 2), ("failed", 2), ("unscored", 1)]
-    for number, (kind, batch) in enumerate(kinds, 1):
-        letter = DeadLetter(
+    letters = [
+        DeadLetter(
             number=number, digest=f"{number:064x}", kind=kind, stream="DG_EVT", subject="s",
             reason="no memory" if number < 3 else "no server", found=1.0, data="",
             work=Work(batch=batch, group=number, first_sample=0),
-        )  # fmt: skip
-        asyncio.run(add_letter(run.store, RUN, letter))
+        )
+        for number, (kind, batch) in enumerate(kinds, 1)
+    ]  # fmt: skip
     scheduler = Scheduler()
     scheduler.answers["/v1/run"] |= {"phase": "paused"}
+    scheduler.keep(*letters, committed=2)
     text = page_text(run, tokens, "/letters?state=all", scheduler.live)
     posts = [posted.split() for posted in re.findall(r'data-post="([^"]+)"', text)]
-    assert ["/letters/3/retry", "/letters/2/retry"] in posts
-    assert ["/letters/3/drop", "/letters/2/drop"] in posts
-    assert not [each for each in posts if {"/letters/4/drop", "/letters/1/drop"} & {*each}]
-    assert ["/letters/4/retry"] not in posts and ["/letters/2/retry"] in posts
+    assert ["/v1/dead-letters/3/retry", "/v1/dead-letters/2/retry"] in posts
+    assert ["/v1/dead-letters/3/drop", "/v1/dead-letters/2/drop"] in posts
+    over = {f"/v1/dead-letters/{number}/drop" for number in (1, 4)}
+    assert not [each for each in posts if over & {*each}]
+    assert ["/v1/dead-letters/4/retry"] not in posts and ["/v1/dead-letters/2/retry"] in posts
     assert "done since: batch 0 is committed" in text
     assert "batch 1 was trained without these samples" in text
     found = set(re.findall(r"<p><b>(\d)</b> open: no (\w+)", text))
@@ -145,8 +147,8 @@ def test_a_host_is_drained_with_one_click_and_one_worker_is_given_work_again(
     ]  # fmt: skip
     drains = [f"/v1/workers/rollout-{number}/drain" for number in (0, 2)]
     assert posts == [
-        ["/steer/pause"],
-        ["/steer/stop"],
+        ["/v1/run/pause"],
+        ["/v1/run/stop"],
         drains,
         ["/v1/workers/rollout-1/undrain"],
         drains[:1],

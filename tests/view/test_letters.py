@@ -1,17 +1,15 @@
 """The page of dead letters."""
 
-import asyncio
 import html
 import re
 from pathlib import Path
 
-from digenrl.dead_letters import Now
-from digenrl.letter_book import Book
+from fastapi.testclient import TestClient
+
 from digenrl.local.secrets.tokens import tokens_of
-from digenrl.view.figures import letters_of
-from services.scheduler.shell.api_letters import letter_view
-from shared.run.dead_letters import DeadLetter, Kind, Work, add_letter
-from tests.follow.runs import RUN, Run
+from digenrl.reading.letters import shown_letters
+from shared.run.dead_letters import DeadLetter, Kind, Work
+from tests.follow.runs import Run
 from tests.view.sight import Scheduler
 from tests.view.test_page import client_of
 
@@ -28,52 +26,48 @@ def about(number: int, batch: int, attempt: int, kind: Kind = "failed") -> DeadL
 
 def test_letters_that_matter_now_are_shown_and_those_of_one_cause_have_one_reason() -> None:
     kinds: tuple[Kind, ...] = ("failed", "failed", "unscored")
-    letters = [
-        letter_view(about(number, 2, number, kind), "open").model_dump()
-        for number, kind in enumerate(kinds)
-    ]
-    found = letters_of(Book.of("run", letters[::-1], Now(2, "paused")), None)
-    [(newest, *_)] = found["letters"]
-    assert newest["number"] == 2, "which tells of the work of the others as well"
-    assert found["reasons"] == [(newest["reason"], 3)] and found["useful"] == [2]
-    every = letters_of(Book.of("run", letters[::-1], Now(3, "running")), 2, every=True)
-    assert [each[0]["number"] for each in every["letters"]] == [1, 0]
-    assert every["mend"] == [] == every["useful"]
+    scheduler = Scheduler()
+    scheduler.answers["/v1/run"] |= {"phase": "paused"}
+    letters = [about(number, number, 0, kind) for number, kind in enumerate(kinds, 1)]
+    scheduler.keep(*letters, about(4, 2, 1), committed=2)
+    found = shown_letters(scheduler.answers["/v1/dead-letters"], every=False)
+    assert [each["number"] for each in found["letters"]] == [4, 3] == found["useful"]
+    [(reason, number)] = found["reasons"]
+    assert number == 2 and reason.startswith("in scorer mine: ")
+    every = shown_letters(scheduler.answers["/v1/dead-letters"], every=True)["letters"]
+    assert [each["outcome"] for each in every] == [
+        "", "", "see letter 4", "done since: batch 1 is committed",
+    ]  # fmt: skip
+
+
+def client_with(tmp_path: Path, *letters: DeadLetter, **now: object) -> TestClient:
+    """Return an operator's client of the page of a run that has these letters."""
+    scheduler, tokens = Scheduler(), tokens_of(tmp_path)
+    scheduler.answers["/v1/run"] |= now
+    scheduler.keep(*letters)
+    client = client_of(Run(tmp_path / "objects").begin(), tokens, scheduler.live)
+    client.headers.update(tokens.headers("operator"))
+    return client
 
 
 def test_only_the_newest_letter_of_a_piece_of_work_has_a_button_for_a_retry(tmp_path: Path) -> None:
-    run, tokens = Run(tmp_path / "objects").begin(), tokens_of(tmp_path)
-    for letter in (about(1, 0, 0), about(2, 0, 1)):
-        asyncio.run(add_letter(run.store, RUN, letter))
-    scheduler = Scheduler()
-    scheduler.answers["/v1/run"] |= {"phase": "failed"}
-    client = client_of(run, tokens, scheduler.live)
-    client.headers.update(tokens.headers("operator"))
+    client = client_with(tmp_path, about(1, 0, 0), about(2, 0, 1), phase="failed")
     assert "see letter 2" not in client.get("/letters").text
     text = html.unescape(client.get("/letters?state=all").text)
-    assert re.findall(r'data-post="/letters/(\d)/retry"', text) == ["2"]
-    assert "see letter 2" in text and "nothing: see letter" not in text
-    assert "Mend first what makes slow_reward.py line 7 fail" in text
-
-
-def buttons(tmp_path: Path, **now: object) -> list[str]:
-    """Return what buttons of the page post, of a run with one open letter and one that is over."""
-    run, tokens = Run(tmp_path / "objects").begin(), tokens_of(tmp_path)
-    for letter in (about(1, 0, 0), about(2, 0, 1)):
-        asyncio.run(add_letter(run.store, RUN, letter))
-    scheduler = Scheduler()
-    scheduler.answers["/v1/run"] |= now
-    client = client_of(run, tokens, scheduler.live)
-    client.headers.update(tokens.headers("operator"))
-    return re.findall(r'data-post="([^"]*)"', client.get("/letters").text)
+    assert re.findall(r'data-post="/v1/dead-letters/(\d)/retry"', text) == ["2"]
+    assert "see letter 2" in text
+    assert "First fix what makes slow_reward.py line 7 fail" in text
 
 
 def test_the_page_has_the_buttons_that_fit_what_the_run_does(tmp_path: Path) -> None:
-    letters = ["/letters/2/retry", "/letters/2/drop"]
-    header = ["/steer/pause", "/steer/stop"]
-    running = buttons(tmp_path / "a")
-    assert running == [*header, "/steer/pause-at-failure", letters[1]]
-    asked = buttons(tmp_path / "b", pause_at_failure=True)
-    assert asked == ["/steer/pause", "/steer/resume", "/steer/stop", letters[1]]
-    paused = buttons(tmp_path / "c", phase="paused")
-    assert paused == ["/steer/stop", "/steer/resume", "/letters/2/retry /steer/resume", *letters]
+    """The run has one open letter and one that is over."""
+
+    def buttons(folder: str, **now: object) -> list[str]:
+        client = client_with(tmp_path / folder, about(1, 0, 0), about(2, 0, 1), **now)
+        return re.findall(r'data-post="([^"]*)"', client.get("/letters").text)
+
+    retry, drop = "/v1/dead-letters/2/retry", "/v1/dead-letters/2/drop"
+    pause, stop, resume = (f"/v1/run/{each}" for each in ("pause", "stop", "resume"))
+    assert buttons("a") == [pause, stop, "/v1/run/pause-at-failure", drop]
+    assert buttons("b", pause_at_failure=True) == [pause, resume, stop, drop]
+    assert buttons("c", phase="paused") == [stop, resume, f"{retry} {resume}", retry, drop]

@@ -19,13 +19,13 @@ from digenrl.view.server import PAGES, View, create_app
 from shared.errors import Unavailable
 from shared.process.http_access import Access, TokenFile
 from shared.process.http_guard import Guard, own_names
-from shared.run.dead_letters import DeadLetter, Settled, Work, add_letter, settle
+from shared.run.dead_letters import DeadLetter, Work
 from shared.run.layout import timeline_key, usage_key
 from shared.run.usage import BatchUsage, Timeline
 from tests import examples
 from tests.follow.runs import RUN, Run
 from tests.paths import ROOT
-from tests.view.sight import LOAD
+from tests.view.sight import LOAD, Scheduler
 
 PICTURES = {0: b"\x89PNG zero", 4: b"\x89PNG four"}
 PROMPT = 'a "digit" <three>'
@@ -194,10 +194,10 @@ def test_nobody_sees_it_without_a_token_and_a_viewer_steers_nothing(
     client.headers.pop("authorization")
     assert client.get("/").status_code == 401
     client.headers.update(tokens.headers("viewer"))
-    assert client.post("/steer/pause", json={}).status_code == 403
+    assert client.post("/v1/run/pause", json={}).status_code == 403
     operator = client_of(run, tokens)
     operator.headers.update(tokens.headers("operator"))
-    answer = operator.post("/steer/pause", json={})
+    answer = operator.post("/v1/run/pause", json={})
     over = "the run is over; `digenrl up RECIPE --resume` resumes it"
     assert (answer.status_code, answer.json()["detail"]) == (409, over)
 
@@ -240,36 +240,31 @@ def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Token
     assert "running, waits for rollout" in text and "1 min 23 s left" in text
     assert "no worker of: reward" in text and "dead letters: 2 are open" in text
     assert '<a href="/letters">the page of dead letters</a> has why' in text
-    assert 'data-post="/steer/pause"' in text
+    assert 'data-post="/v1/run/pause"' in text
     assert "slower than its schedule explains" in text and "61.0 s" in text and "<b>late" in text
     assert "0.9 s per sample, the mean is 0.42" in text
     assert [each["batch"] for each in client.get("/data/timeline").json()] == [1, 2, 3, 4]
-    assert client.post("/steer/pause", json={}).json() == {"id": "1"}
-    assert client.post("/steer/stop", json={}).status_code == 404, "as the scheduler answers"
+    assert client.post("/v1/run/pause", json={}).json() == {"id": "1"}
+    assert client.post("/v1/run/stop", json={}).status_code == 404, "as the scheduler answers"
     assert "POST /v1/run/pause" in asked
 
 
 def test_dead_letters_are_shown_and_settled_by_operators(tokens: Tokens, tmp_path: Path) -> None:
-    run = filled(tmp_path)
-    letter = DeadLetter(
-        number=1, digest="0" * 64, kind="failed", stream="DG_EVT", subject="dg.test.evt", found=1.0,
-        reason="the scorer said <NaN>", work=Work(batch=4, group=5), data="",
+    run, scheduler = filled(tmp_path), Scheduler()
+    scheduler.keep(
+        DeadLetter(
+            number=1, digest="0" * 64, kind="unscored", stream="DG_EVT", subject="dg.test.evt",
+            reason="the scorer said <NaN>", work=Work(batch=4, group=5), data="", found=1.0,
+        )
     )  # fmt: skip
-    asyncio.run(add_letter(run.store, RUN, letter))
-    settled = "/v1/dead-letters/1/retry"
-    asked: list[str] = []
-    client = client_of(run, tokens, scheduler_of({settled: {"note": "done again"}}, asked))
-    text = client.get("/letters").text
+    client = client_of(run, tokens, scheduler.live)
+    text, retry = client.get("/letters").text, "/v1/dead-letters/1/retry"
     assert "step 5 (batch 4), group 5" in text and "the scorer said &lt;NaN&gt;" in text
     assert "data-post" not in text, "a viewer settles nothing"
-    assert client.post("/letters/1/retry", json={}).status_code == 403
+    assert client.post(retry, json={}).status_code == 403
     client.headers.update(tokens.headers("operator"))
-    assert 'data-post="/letters/1/drop"' in client.get("/letters").text
-    assert client.post("/letters/1/retry", json={}).json() == {"note": "done again"}
-    assert f"POST {settled}" in asked
-    asyncio.run(settle(run.store, RUN, 1, "retried", Settled(by="ann", at=2.0)))
-    client.post("/letters/1/retry", json={})
-    assert "<td>retried</td>" in client.get("/letters").text, "what is settled is seen at once"
+    assert f'data-post="{retry}"' in client.get("/letters").text
+    assert client.post(retry, json={}).status_code == 202 and scheduler.asked == [retry]
 
 
 def test_two_runs_are_compared(run: Run, tokens: Tokens, tmp_path: Path) -> None:

@@ -1,32 +1,15 @@
 """What the HTTP API says of dead letters."""
 
-from typing import Any
-
 from services.scheduler.shell.api_models import View, example
-from shared.run.dead_letters import DeadLetter, Letters
 from shared.run.dead_letters import Kind as LetterKind
+from shared.run.dead_letters import LetterOutcome, LetterState, Work
 
 A_LETTER = {
     "number": 3, "kind": "failed", "state": "open", "stream": "DG_EVT",
     "subject": "dg.digits.evt.fragment_failed", "reason": "reward: the image has no pixels",
     "work": {"batch": 12, "group": 3, "first_sample": 8, "attempt": 0}, "found": 1795447812.4,
-    "num_bytes": 212, "is_given": False,
+    "num_bytes": 212, "outcome": "",
 }  # fmt: skip
-
-
-class WorkView(View):
-    """The piece of work that a dead letter is about."""
-
-    model_config = example(batch=12, group=3, first_sample=8, attempt=0)
-
-    batch: int
-    """Number of the batch."""
-    group: int
-    """Group of the batch."""
-    first_sample: int | None
-    """First sample of the fragment; null: the whole group."""
-    attempt: int
-    """Which attempt at it has failed."""
 
 
 class DeadLetterView(View):
@@ -40,24 +23,24 @@ class DeadLetterView(View):
     """unreadable: bytes that are no message. undelivered: work that nobody finished. failed: an
     attempt that a worker gave up. unscored: samples without a score. refused: a message that is
     not true."""
-    state: Letters
-    """open: something may be done about it. retried: its work is done again. dropped: nobody cares
-    for it any more. over: nobody has settled it, and nothing can be done, as its batch is
-    committed, its group was given to be trained, or a later letter is about the same work."""
+    state: LetterState
+    """open: an operator may do something about it. retried: its work is done again. dropped: nobody
+    needs it any more. over: nothing can be done, as its batch is committed, its group was given to
+    be trained, or a later letter is about the same work."""
     stream: str
     """Stream that the message was in."""
     subject: str
     """Subject under which the message came; empty if that is not known any more."""
     reason: str
     """Why it is here."""
-    work: WorkView | None
+    work: Work | None
     """Work that it is about; null if none."""
     found: float
     """When it was found, in seconds of the Unix clock."""
     num_bytes: int
     """Size of the message."""
-    is_given: bool
-    """Whether the group was given to be trained: then what it lacks is not made any more."""
+    outcome: str
+    """What has become of its work, or why a retry would change nothing; empty: a retry may help."""
 
 
 class DeadLetterDetail(DeadLetterView):
@@ -76,21 +59,15 @@ class Settled(View):
 
     number: int
     """Number of the letter."""
-    state: Letters
+    state: LetterState
     """What it is now."""
     note: str
     """What happens, in words."""
 
 
-def letter_view(letter: DeadLetter, state: Letters, is_given: bool = False) -> DeadLetterView:
-    return DeadLetterView(**_fields(letter, state), is_given=is_given)
-
-
-def letter_detail(letter: DeadLetter, state: Letters, is_given: bool = False) -> DeadLetterDetail:
-    return DeadLetterDetail(**_fields(letter, state), is_given=is_given, data=letter.data)
-
-
-def _fields(letter: DeadLetter, state: Letters) -> dict[str, Any]:
-    work = None if letter.work is None else WorkView(**letter.work.model_dump())
-    stored = letter.model_dump(include={"number", "kind", "stream", "subject", "reason", "found"})
-    return {**stored, "state": state, "work": work, "num_bytes": len(letter.bytes)}
+def letter_view(found: LetterOutcome) -> DeadLetterDetail:
+    letter = found.letter
+    return DeadLetterDetail(
+        **letter.model_dump(exclude={"digest", "work"}), work=letter.work, state=found.state,
+        num_bytes=len(letter.bytes), outcome=found.text,
+    )  # fmt: skip

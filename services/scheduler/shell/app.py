@@ -20,7 +20,7 @@ from services.scheduler.core.recovery import READ_BACK, restart_batches
 from services.scheduler.core.senders import is_foreign
 from services.scheduler.core.state import Phase, Plan, State
 from services.scheduler.core.usage import Meter, uses
-from services.scheduler.shell.dead_letters import DeadLetters, is_over
+from services.scheduler.shell.dead_letters import DeadLetters, progress_of
 from services.scheduler.shell.goal import Goal
 from services.scheduler.shell.heap import collect_when_calm
 from services.scheduler.shell.housekeeping import (
@@ -138,7 +138,7 @@ class Scheduler:
         )  # fmt: skip
         self.dead_letters = DeadLetters(
             self.bus, self.store, self._inbox.put,
-            lambda work: is_over(self.state, self.chain.version, work),
+            lambda: progress_of(self.state, self.chain.version),
             # A result may come while the commands of the next state are still being sent.
             lambda event: is_foreign(self.state, event) and is_foreign(self._next, event),
         )  # fmt: skip

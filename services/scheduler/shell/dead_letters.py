@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from shared.messages.contracts import (
     FragmentFailed,
     FragmentSlot,
     GroupFailed,
+    Message,
     PolicyPublished,
 )
 from shared.messages.subjects import (
@@ -39,19 +40,17 @@ from shared.messages.subjects import (
     subject_of,
 )
 from shared.run.dead_letters import (
-    MOST,
+    MAX_LETTERS,
     DeadLetter,
     Kind,
-    Letters,
-    Piece,
+    LetterOutcomes,
+    RunProgress,
     Settled,
     Settlement,
-    Stored,
     Work,
     add_letter,
     digest_of,
     encoded,
-    piece_of,
     read_letters,
     settle,
 )
@@ -88,39 +87,26 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class DeadLetters:
-    """Holds the letters of the run, oldest first, as they are stored."""
+    """Finds and stores the letters of the run, and settles them."""
 
     _bus: Bus
     _store: ObjectStore
     _put: Callable[[MachineInput], None]
-    _is_over: Callable[[Work], bool]
-    """Whether a piece of work can be done no more."""
+    progress: Callable[[], RunProgress]
+    """Returns how far the run is."""
     _is_foreign: Callable[[object], bool]
-    """Whether a worker sent a result for work that the scheduler did not give it."""
+    """Returns True if a worker sent a result for work that the scheduler did not give it."""
     num_quarantined: int = 0
     are_read: bool = True
     """Whether the stored letters have been read."""
-    letters: "list[tuple[DeadLetter, Stored]]" = field(default_factory=list)
-    _newest: dict[Piece, int] = field(default_factory=dict)
-    """Piece of work -> number of the newest letter about it."""
+    kept: LetterOutcomes = field(default_factory=LetterOutcomes)
     _known: set[str] = field(default_factory=set)
+    """Digests of the letters."""
     _found: "asyncio.Queue[Found]" = field(default_factory=asyncio.Queue)
 
     @property
     def num_open(self) -> int:
-        return sum(self.state_of(*each) == "open" for each in self.letters)
-
-    def state_of(self, letter: DeadLetter, stored: Stored) -> Letters:
-        """Return what a letter is now, as `Fates.state` does of all letters of a run."""
-        if stored != "open" or letter.work is None:
-            return stored
-        is_newest = self._newest[piece_of(letter.work)] == letter.number
-        return "open" if is_newest and not self._is_over(letter.work) else "over"
-
-    def newest_first(self) -> "Iterator[tuple[DeadLetter, Letters]]":
-        """Yield all letters with what they are now."""
-        for letter, stored in reversed(self.letters):
-            yield letter, self.state_of(letter, stored)
+        return self.kept.num_open(self.progress())
 
     async def follow(self) -> None:
         """Follow the stream of dead letters for ever."""
@@ -137,32 +123,33 @@ class DeadLetters:
             self._found.put_nowait(found)
 
     def note(self, message: object) -> None:
-        """Keep the failure of an attempt that its sender was given, if the message tells of one."""
+        """Keep the failure of an attempt that its sender was given, if the message reports one."""
         if self._is_foreign(message):
             return
         if isinstance(message, FragmentFailed):
-            slot, reason = message.slot, f"{message.stage}: {message.reason}"
-            work = Work(batch=slot.batch, group=slot.group, attempt=slot.attempt)
-            work = work.model_copy(update={"first_sample": slot.first_sample})
+            reason = f"{message.stage}: {message.reason}"
+            work = Work(**message.slot.model_dump(include=set(Work.model_fields)))
         elif isinstance(message, GroupFailed):
             reason = f"training: {message.reason}"
             work = Work(batch=message.batch, group=message.group, attempt=message.attempt)
         else:
             return
-        subject = subject_of(self._bus.run, message)
-        self._found.put_nowait(Found("failed", EVT.name, subject, reason, encode(message), work))
+        self._keep_event("failed", message, reason, work)
 
     def refuse(self, message: PolicyPublished, reason: str) -> None:
         """Keep a message that is not true."""
+        self._keep_event("refused", message, reason)
+
+    def _keep_event(
+        self, kind: Kind, message: Message, reason: str, work: Work | None = None
+    ) -> None:
         subject = subject_of(self._bus.run, message)
-        self._found.put_nowait(Found("refused", EVT.name, subject, reason, encode(message)))
+        self._found.put_nowait(Found(kind, EVT.name, subject, reason, encode(message), work))
 
     async def keep(self) -> None:
         """Store letters for ever, each once; first read those that are stored."""
-        self.letters = await retry(partial(read_letters, self._store, self._bus.run))
-        self._known = {letter.digest for letter, _ in self.letters}
-        for letter, _ in self.letters:
-            self._note_newest(letter)
+        self.kept = await retry(partial(read_letters, self._store, self._bus.run))
+        self._known = {letter.digest for letter in self.kept.letters.values()}
         self.are_read = True
         DEAD_LETTERS.set_function(lambda: self.num_open)
         while True:
@@ -170,79 +157,45 @@ class DeadLetters:
             if found.digest in self._known:
                 continue
             self._known.add(found.digest)
-            if len(self.letters) >= MOST:
+            if len(self.kept.letters) >= MAX_LETTERS:
                 log.error("dead_letter_not_kept", subject=found.subject, reason=found.reason)
                 continue
             await self._add(found)
 
     async def _add(self, found: Found) -> None:
-        number = self.letters[-1][0].number if self.letters else 0
-        is_stored = False
-        while not is_stored:  # one of another scheduler has it
+        number, is_stored = max(self.kept.letters, default=0), False
+        while not is_stored:  # another scheduler's letter has the number
             number += 1
             letter = DeadLetter(
-                number=number,
-                digest=found.digest,
-                kind=found.kind,
-                stream=found.stream,
-                subject=found.subject,
-                reason=found.reason[:MAX_REASON],
-                work=found.work,
-                found=time.time(),
-                data=encoded(found.data),
-            )
+                number=number, digest=found.digest, kind=found.kind, stream=found.stream,
+                subject=found.subject, reason=found.reason[:MAX_REASON], work=found.work,
+                found=time.time(), data=encoded(found.data),
+            )  # fmt: skip
             is_stored = await retry(partial(add_letter, self._store, self._bus.run, letter))
-        self._note_newest(letter)
-        self.letters.append((letter, "open"))
+        self.kept.add(letter)
         DEAD_LETTERS_FOUND.inc()
         log.warning("dead_letter", number=number, kind=found.kind, reason=found.reason[:200])
 
-    def _note_newest(self, letter: DeadLetter) -> None:
-        if letter.work is not None:
-            self._newest[piece_of(letter.work)] = letter.number
-
-    def find(self, number: int) -> "tuple[DeadLetter, Stored] | None":
-        return next((each for each in self.letters if each[0].number == number), None)
-
-    def of_the_same_group(self, letter: DeadLetter) -> list[int]:
-        """Return the numbers of the other open letters about the group that a letter is about."""
-        group = _group_of(letter)
-        return [
-            each.number
-            for each, state in self.letters
-            if state == "open" and each.number != letter.number and _group_of(each) == group
-        ] if group else []  # fmt: skip
-
     async def settle(self, number: int, how: Settlement, by: str, note: str) -> None:
-        """Say for good what was done about a letter that is there; again changes nothing.
+        """Store for good what was done about a letter; a second time changes nothing.
 
         Raises:
             Unavailable: if the store does not answer.
         """
         settled = Settled(by=by, at=time.time(), note=note)
         await settle(self._store, self._bus.run, number, how, settled)
-        self.letters = [
-            (letter, how if letter.number == number and state != "dropped" else state)
-            for letter, state in self.letters
-        ]
+        self.kept.settle(number, how)
 
 
-def is_given(state: State, work: Work) -> bool:
-    """Return whether the group of a piece of work was given to somebody to train."""
-    group = state.find_group(work.batch, work.group)
-    return group is not None and group.sent
-
-
-def is_over(state: State, committed: int, work: Work) -> bool:
-    """Return whether a piece of work can be done no more; ``committed``: number of committed
-    batches."""
+def progress_of(state: State, committed: int) -> RunProgress:
+    """Return how far a run is; ``committed``: number of committed batches."""
     oldest = state.batches[0].index if state.batches else 0
-    is_past = work.batch < max(oldest, committed) or state.phase == "finished"
-    return is_past or is_given(state, work)
 
+    def is_given(work: Work) -> bool:
+        group = state.find_group(work.batch, work.group)
+        return group is not None and group.sent
 
-def _group_of(letter: DeadLetter) -> tuple[int, int] | None:
-    return None if letter.work is None else (letter.work.batch, letter.work.group)
+    return RunProgress(max(oldest, committed), state.phase, is_given)
 
 
 async def letter_of(bus: Bus, received: Received) -> Found | None:

@@ -2,20 +2,20 @@
 
 import asyncio
 import uuid
+from itertools import islice
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Path, Query, Request
 
 from services.scheduler.shell import api_letters as models
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.dead_letters import is_given
 from shared.errors import ContractError, Unavailable
 from shared.messages.codec import decode
 from shared.messages.contracts import GroupRequest, Message, OperatorRequest
 from shared.messages.subjects import EVT, subject_of
 from shared.process.http_access import CALLER, Caller
 from shared.process.http_api import errors
-from shared.run.dead_letters import GIVEN, DeadLetter, Settlement, Stored, Wanted, Work, page
+from shared.run.dead_letters import DeadLetter, Settlement, Wanted, Work
 
 Number = Annotated[int, Path(ge=1, lt=2**31, description="number of the letter")]
 
@@ -34,16 +34,15 @@ def dead_letters(scheduler: Scheduler, store_s: float) -> APIRouter:
     ) -> list[models.DeadLetterView]:
         """Messages that nobody could use and attempts that failed, newest first."""
         _check_read(scheduler)
-        kept = scheduler.dead_letters.newest_first()
-        found = page(kept, state=state, before=before, limit=limit)
-        return [models.letter_view(*each, _is_given(scheduler, each[0].work)) for each in found]
+        letters = scheduler.dead_letters
+        found = letters.kept.newest_first(letters.progress(), state, before)
+        return [models.letter_view(each) for each in islice(found, limit)]
 
     @router.get("/v1/dead-letters/{number}", operation_id="get_dead_letter", responses=errors(404))
     def letter(number: Number) -> models.DeadLetterDetail:
         """One dead letter with its bytes."""
-        found, stored = _known(scheduler, number)
-        state = scheduler.dead_letters.state_of(found, stored)
-        return models.letter_detail(found, state, _is_given(scheduler, found.work))
+        found, letters = _letter(scheduler, number), scheduler.dead_letters
+        return models.letter_view(letters.kept.outcome(found, letters.progress()))
 
     _add_settlements(router, scheduler, store_s)
     return router
@@ -69,12 +68,15 @@ def _add_settlements(router: APIRouter, scheduler: Scheduler, store_s: float) ->
 
 
 async def settled(scheduler: Scheduler, number: int, how: Settlement, by: str) -> models.Settled:
-    """Settle a letter, unless it is already.
+    """Settle a letter, unless it is already; a retry is of the newest one about the same work.
 
     Raises:
         HTTPException: if there is no such letter, or nothing would follow.
     """
-    letter, state = _known(scheduler, number)
+    letters, letter = scheduler.dead_letters, _letter(scheduler, number)
+    if how == "retried":
+        letter = letters.kept.letters[letters.kept.newest(letter)]
+    number, state = letter.number, letters.kept.settled.get(letter.number)
     if state == how:
         return models.Settled(
             number=number, state=state, note=f"letter {number} was {state} before"
@@ -82,10 +84,10 @@ async def settled(scheduler: Scheduler, number: int, how: Settlement, by: str) -
     if state == "dropped":
         raise HTTPException(409, f"letter {number} was dropped; it is not retried any more")
     note = "nobody needs it any more" if how == "dropped" else await _retry(scheduler, letter)
-    await scheduler.dead_letters.settle(number, how, by, note)
+    await letters.settle(number, how, by, note)
     if how == "retried":
-        for each in scheduler.dead_letters.of_the_same_group(letter):
-            await scheduler.dead_letters.settle(each, how, by, f"with letter {number}")
+        for each in letters.kept.open_of_group(letter):
+            await letters.settle(each, how, by, f"with letter {number}")
     return models.Settled(number=number, state=how, note=note)
 
 
@@ -96,11 +98,11 @@ async def _retry(scheduler: Scheduler, letter: DeadLetter) -> str:
         HTTPException: if nothing would follow.
     """
     if letter.work is not None:
-        return await _again(scheduler, letter.work)
+        return await _retry_group(scheduler, letter, letter.work)
     if letter.kind == "refused":
         raise HTTPException(409, "what it says is not true; drop it")
     if letter.stream != EVT.name:
-        raise HTTPException(409, "the scheduler gives such work anew by itself; drop it")
+        raise HTTPException(409, "the scheduler retries such work by itself; drop it")
     try:
         message: Message = decode(letter.bytes)
     except ContractError as error:
@@ -111,31 +113,24 @@ async def _retry(scheduler: Scheduler, letter: DeadLetter) -> str:
     return "it was sent again"
 
 
-async def _again(scheduler: Scheduler, work: Work) -> str:
+async def _retry_group(scheduler: Scheduler, letter: DeadLetter, work: Work) -> str:
     """Have what failed in a group done again, with all its attempts; a run that has failed goes on.
 
     Raises:
         HTTPException: if nobody needs it any more.
     """
-    state = scheduler.state
-    if state.phase == "finished":
-        raise HTTPException(409, "nothing is left to do: the run is finished")
-    if state.find_batch(work.batch) is None:
-        raise HTTPException(409, f"nothing is left to do: batch {work.batch} is over")
-    if is_given(state, work):
-        raise HTTPException(409, f"nothing is left to do: {GIVEN}")
-    if state.phase == "failed":
+    phase, letters = scheduler.state.phase, scheduler.dead_letters
+    found = letters.kept.outcome(letter, letters.progress())
+    if found.state == "over":
+        raise HTTPException(409, f"nothing is left to do: {found.text}")
+    if phase == "failed":
         await scheduler.bus.publish(OperatorRequest(action="resume", id=uuid.uuid4().hex))
         return "the run goes on, and does it again"
     request = GroupRequest(action="again", batch=work.batch, group=work.group, id=uuid.uuid4().hex)
     await scheduler.bus.publish(request)
-    if state.phase in ("paused", "stopped"):
+    if phase in ("paused", "stopped"):
         return "it is done again when the run is resumed"
     return "it is being done again"
-
-
-def _is_given(scheduler: Scheduler, work: Work | None) -> bool:
-    return work is not None and is_given(scheduler.state, work)
 
 
 def _check_read(scheduler: Scheduler) -> None:
@@ -143,9 +138,9 @@ def _check_read(scheduler: Scheduler) -> None:
         raise HTTPException(503, "starting: the letters are being read", {"retry-after": "1"})
 
 
-def _known(scheduler: Scheduler, number: int) -> tuple[DeadLetter, Stored]:
+def _letter(scheduler: Scheduler, number: int) -> DeadLetter:
     _check_read(scheduler)
-    found = scheduler.dead_letters.find(number)
+    found = scheduler.dead_letters.kept.letters.get(number)
     if found is None:
         raise HTTPException(404, f"there is no dead letter {number}")
     return found

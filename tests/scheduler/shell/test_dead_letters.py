@@ -21,12 +21,13 @@ from shared.messages.contracts import (
     OperatorRequest,
 )
 from shared.messages.subjects import event_subject, unscored_subject
-from shared.run.dead_letters import Settled, Work, read_letters, settle
+from shared.run.dead_letters import RunProgress, Settled, Work, read_letters, settle
 from shared.run.layout import dead_letters_folder
 from shared.store import ObjectStore
 from tests import examples
 from tests.scheduler.shell.served import Outbox
 
+GIVEN = "its group was given to be trained, with the scores that it had then"
 SLOT = FragmentSlot(batch=1, group=1, first_sample=2, attempt=0)
 
 
@@ -41,7 +42,7 @@ def keep(letters: DeadLetters, number: int) -> None:
     async def run() -> None:
         keeping = asyncio.create_task(letters.keep())
         async with asyncio.timeout(10):
-            while len(letters.letters) < number or not letters._found.empty():  # noqa: ASYNC110
+            while len(letters.kept.letters) < number or not letters._found.empty():  # noqa: ASYNC110
                 await asyncio.sleep(0)
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
@@ -51,7 +52,7 @@ def keep(letters: DeadLetters, number: int) -> None:
 
 def letters_of(scheduler: Scheduler) -> DeadLetters:
     return DeadLetters(
-        scheduler.bus, scheduler.store, lambda _: None, lambda _: False, lambda _: False
+        scheduler.bus, scheduler.store, lambda _: None, lambda: RunProgress(0), lambda _: False
     )
 
 
@@ -76,9 +77,8 @@ def test_the_same_failure_is_one_letter_also_for_the_next_scheduler(scheduler: S
     second.note(failed(attempt=2))
     keep(second, 3)
     stored = asyncio.run(read_letters(scheduler.store, "test"))
-    assert stored == second.letters
-    assert [letter.number for letter, _ in stored] == [1, 2, 3]
-    assert [letter.work.attempt for letter, _ in stored if letter.work] == [0, 1, 2]
+    assert stored == second.kept and [*stored.letters] == [1, 2, 3]
+    assert [each.work.attempt for each in stored.letters.values() if each.work] == [0, 1, 2]
 
 
 def test_a_number_that_another_scheduler_took_meanwhile_is_left_to_it(scheduler: Scheduler) -> None:
@@ -89,7 +89,8 @@ def test_a_number_that_another_scheduler_took_meanwhile_is_left_to_it(scheduler:
     mine.note(failed())
     asyncio.run(mine._add(mine._found.get_nowait()))
     stored = asyncio.run(read_letters(scheduler.store, "test"))
-    assert [letter.reason for letter, _ in stored] == ["reward: by another", "reward: no pixels"]
+    reasons = [each.reason for each in stored.letters.values()]
+    assert reasons == ["reward: by another", "reward: no pixels"]
 
 
 def test_letters_come_in_pages_newest_first(three: Scheduler, client: TestClient) -> None:
@@ -141,7 +142,7 @@ def test_dropping_is_durable_and_twice_the_same_as_once(
     assert client.post("/v1/dead-letters/2/retry").status_code == 409
     again = letters_of(three)
     keep(again, 3)
-    assert [state for _, state in again.letters] == ["open", "dropped", "open"]
+    assert again.kept.settled == {2: "dropped"}
 
 
 def test_a_retry_resumes_a_run_that_has_failed_once(three: Scheduler, client: TestClient) -> None:
@@ -156,13 +157,14 @@ def test_a_retry_resumes_a_run_that_has_failed_once(three: Scheduler, client: Te
 
 
 def test_a_retry_says_what_follows_and_what_does_not(three: Scheduler, client: TestClient) -> None:
-    assert client.post("/v1/dead-letters/1/retry").json()["note"] == "it is being done again"
+    retried = client.post("/v1/dead-letters/1/retry").json()
+    assert (retried["number"], retried["note"]) == (2, "it is being done again"), "the newest"
     assert [each["state"] for each in client.get("/v1/dead-letters?state=all").json()] == [
         "over", "retried", "retried",
     ]  # fmt: skip
     answer = client.post("/v1/dead-letters/3/retry")
     assert answer.status_code == 409
-    assert "nothing is left to do: batch 0 is over" in answer.json()["detail"]
+    assert answer.json()["detail"] == "nothing is left to do: done since: batch 0 is committed"
     [request] = cast(Outbox, three.bus).published
     assert isinstance(request, GroupRequest) and (request.batch, request.group) == (1, 1)
 
@@ -181,9 +183,8 @@ def test_what_could_not_be_scored_is_done_again_until_its_group_is_trained(
         scheduler.state = scheduler.state.with_group(work.batch, number, group)
     keep(scheduler.dead_letters, 2)
     assert [
-        (each["is_given"], each["state"])
-        for each in client.get("/v1/dead-letters?state=all").json()
-    ] == [(True, "over"), (False, "open")]
+        (each["outcome"], each["state"]) for each in client.get("/v1/dead-letters?state=all").json()
+    ] == [(GIVEN, "over"), ("", "open")]
     note = client.post("/v1/dead-letters/1/retry").json()["note"]
     assert note == "it is done again when the run is resumed"
     answer = client.post("/v1/dead-letters/2/retry")
@@ -277,4 +278,4 @@ def test_a_damaged_letter_is_left_out(three: Scheduler) -> None:
     asyncio.run(store.write(key, b"{"))
     asyncio.run(settle(store, "test", 1, "retried", Settled(by="a", at=0.0)))
     stored = asyncio.run(read_letters(ObjectStore(store.backend), "test"))
-    assert [(letter.number, state) for letter, state in stored] == [(1, "retried"), (3, "open")]
+    assert [*stored.letters] == [1, 3] and stored.settled == {1: "retried"}
