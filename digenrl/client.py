@@ -1,69 +1,54 @@
 """A typed client of a run's HTTP API: one method per operation, named as the API names it.
 
-    with Client.at("http://127.0.0.1:8000", token=token) as run:
+    with Client.open("digits") as run:
         print(run.get_run().phase, [worker.worker for worker in run.list_workers()])
         run.drain_worker("rollout-3")
         for event in run.get_events():
             ...
 
-Ask the run's page for everything, or the scheduler for what is now (docs/openapi.json says which is
-where). What is sent twice is done once: each request that changes something has a key of its own,
-and is repeated if its answer is lost.
+`Client.at` takes an address: that of the run's page for everything, or that of the scheduler for
+the present (docs/openapi.json lists the operations of each). Each request that changes something
+has a key of its own: a request whose response was lost is repeated, and is carried out once.
 """
 
 import json
+import os
+import ssl
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
-from pydantic import TypeAdapter, ValidationError
 
-from digenrl.api.exported import EXPORT_S, AdapterLayout
-from digenrl.api.models import (
-    AuditPage,
-    GroupPage,
-    PlanView,
-    SampleHistory,
-    SamplePage,
-    StorageView,
-)
-from digenrl.api.shown import CurvesView, EvaluationDetail, EvaluationView, RecipeView
-from services.scheduler.shell.api_batches import (
-    BatchDetail,
-    BatchView,
-    TimelineView,
-    UsageView,
-    VersionView,
-)
-from services.scheduler.shell.api_letters import DeadLetterDetail, DeadLetterView, Settled
-from services.scheduler.shell.api_load import LoadView
-from services.scheduler.shell.api_models import Accepted, RunView, TagView, WorkerView
-from shared.errors import UserError
-from shared.messages.contracts import TagMode
-from shared.process.http_access import CodeView
-from shared.process.service import ProbeView
-from shared.process.settings import ClientSettings
-from shared.run.dead_letters import Wanted
+if TYPE_CHECKING:
+    from digenrl.api import exported, models, shown
+    from services.scheduler.shell import api_batches, api_letters, api_load, api_models
+    from shared.messages import contracts
+    from shared.process import http_access, service
+    from shared.run import dead_letters
 
 TIMEOUT_S = 30.0
+EXPORT_S = 600.0
+"""Longest time in which an adapter's files are made."""
 PLAN_S = 400.0
 """Longest time that a plan takes that waits for others."""
 TRIES = 3
 AGAIN_S = 1.0
-"""Seconds before the next try, and before events are asked for anew."""
+"""Seconds before the next try, and before events are requested again."""
 Order = Literal["number", "worst", "best", "unscored"]
 Params = dict[str, str | int | None]
 T = TypeVar("T")
 
 
-class NoAnswer(UserError):
-    """Nobody answers at the address, or what answers is no API of ours."""
+class NoAnswer(Exception):
+    """Nothing answers at the address, or what answers is not our API."""
 
 
-class Refused(UserError):
+class Refused(Exception):
     """The service has answered with a problem."""
 
     def __init__(self, status: int, detail: str) -> None:
@@ -75,167 +60,234 @@ class Event(NamedTuple):
     """Something that happened."""
 
     id: str
-    """What `get_events(after=...)` goes on from; empty if the event is not repeated."""
+    """Position from which `get_events(after=...)` continues; empty if the event is not repeated."""
     name: str
     fields: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
-    """Asks one service of a run; raises NoAnswer if it is silent, and Refused if it refuses."""
+class Record(dict[str, Any]):
+    """An object of a response, whose keys are attributes as well."""
 
-    http: httpx.Client
-    """With the address and whatever proves who asks."""
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Client:
+    """Requests one service of a run; raises NoAnswer if it is silent, and Refused if it refuses."""
+
+    no_answer: ClassVar[type[NoAnswer]] = NoAnswer
+    refused: ClassVar[type[Refused]] = Refused
+
+    def __init__(self, http: httpx.Client) -> None:
+        """``http`` has the address and the caller's token."""
+        self.http = http
+        self._close: Callable[[], object] = lambda: None
 
     @classmethod
     def at(cls, url: str, *, token: str = "", timeout: float = TIMEOUT_S) -> Self:
         """Return a client of an address. Without a token it sends DIGENRL_API_TOKEN; servers are
-        verified by the machine's certificates and those of DIGENRL_CA."""
-        settings = ClientSettings()
-        headers = {"authorization": f"Bearer {token}"} if token else settings.headers
-        verify = settings.trusted if url.startswith("https:") else False
+        verified by the machine's certificates and those of DIGENRL_CA (PEM)."""
+        token = token or os.environ.get("DIGENRL_API_TOKEN", "")
+        trusted = ssl.create_default_context()
+        if ca := os.environ.get("DIGENRL_CA"):
+            trusted.load_verify_locations(cadata=ca)
+        return cls.of(url, {"authorization": f"Bearer {token}"} if token else {}, trusted, timeout)
+
+    @classmethod
+    def of(
+        cls, url: str, headers: dict[str, str], trusted: ssl.SSLContext, timeout: float = TIMEOUT_S
+    ) -> Self:
+        """Return a client of an address that sends these headers."""
+        verify = trusted if url.startswith("https:") else False
+        address = url.rstrip("/")
         return cls(
             httpx.Client(
-                base_url=url.rstrip("/"), headers=headers, timeout=timeout, verify=verify,
-                trust_env=False,
+                base_url=address, headers=headers, timeout=timeout, verify=verify, trust_env=False
             )
-        )  # fmt: skip
+        )
+
+    @classmethod
+    def open(cls, run: str | Path, runs: str | Path | None = None) -> Self:
+        """Return an operator's client of a run of `digenrl up`: of its page while the run is in
+        progress, else of a page that a process of its own serves until the client is closed.
+
+        Args:
+            run: the run's name or folder.
+            runs: folder of runs, by default DIGENRL_RUNS or `runs`.
+
+        Raises:
+            NoAnswer: if there is no such run; it has the reason.
+        """
+        named = Path(runs or os.environ.get("DIGENRL_RUNS") or "runs") / run
+        folder = named if named.is_dir() else Path(run)
+        try:
+            token = (folder / "keys" / "operator.token").read_text().strip()
+            client = cls.at((folder / "page.url").read_text().strip(), token=token)
+            if client.http.get("/v1/run").is_success:
+                return client
+        except (OSError, httpx.HTTPError):
+            pass
+        return cls._served(folder)
+
+    @classmethod
+    def _served(cls, folder: Path) -> Self:
+        """Return a client of a page that a new process serves."""
+        argv = [sys.executable, "-P", "-m", "digenrl", "view", str(folder), "--open-api"]
+        process = subprocess.Popen(argv, stdout=-1, stderr=subprocess.STDOUT, text=True)
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        if not url.startswith("http"):
+            raise cls.no_answer(
+                f"{url} {process.communicate()[0]}".strip().removeprefix("digenrl: ")
+            )
+        client = cls.at(url)
+        client._close = process.terminate
+        return client
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.http.close()
+        self._close()
 
-    # --- the run -----------------------------------------------------------------------------
+    def get_livez(self) -> "service.ProbeView":
+        return self._get(Client.get_livez, "/livez", ok=(503,))
 
-    def get_livez(self) -> ProbeView:
-        return self._get(ProbeView, "/livez", ok=(503,))
-
-    def get_readyz(self) -> ProbeView:
-        return self._get(ProbeView, "/readyz", ok=(503,))
+    def get_readyz(self) -> "service.ProbeView":
+        return self._get(Client.get_readyz, "/readyz", ok=(503,))
 
     def get_metrics(self) -> str:
         return self._ask("GET", "/metrics").text
 
-    def make_code(self) -> CodeView:
-        return self._post(CodeView, "/v1/codes")
+    def make_code(self) -> "http_access.CodeView":
+        return self._post(Client.make_code, "/v1/codes")
 
-    def get_run(self) -> RunView:
-        return self._get(RunView, "/v1/run")
+    def get_run(self) -> "api_models.RunView":
+        return self._get(Client.get_run, "/v1/run")
 
-    def get_load(self) -> LoadView:
-        return self._get(LoadView, "/v1/load")
+    def get_load(self) -> "api_load.LoadView":
+        return self._get(Client.get_load, "/v1/load")
 
-    def pause_run(self) -> Accepted:
-        return self._post(Accepted, "/v1/run/pause")
+    def pause_run(self) -> "api_models.Accepted":
+        return self._post(Client.pause_run, "/v1/run/pause")
 
-    def pause_at_failure_run(self) -> Accepted:
-        return self._post(Accepted, "/v1/run/pause-at-failure")
+    def pause_at_failure_run(self) -> "api_models.Accepted":
+        return self._post(Client.pause_at_failure_run, "/v1/run/pause-at-failure")
 
-    def resume_run(self) -> Accepted:
-        return self._post(Accepted, "/v1/run/resume")
+    def resume_run(self) -> "api_models.Accepted":
+        return self._post(Client.resume_run, "/v1/run/resume")
 
-    def stop_run(self) -> Accepted:
-        return self._post(Accepted, "/v1/run/stop")
+    def stop_run(self) -> "api_models.Accepted":
+        return self._post(Client.stop_run, "/v1/run/stop")
 
-    def get_tag(self) -> TagView:
-        return self._get(TagView, "/v1/tag")
+    def get_tag(self) -> "api_models.TagView":
+        return self._get(Client.get_tag, "/v1/tag")
 
-    def set_tag(self, mode: TagMode, groups: int | None = None) -> Accepted:
-        return self._post(Accepted, "/v1/tag", json={"mode": mode, "groups": groups})
+    def set_tag(
+        self, mode: "contracts.TagMode", groups: int | None = None
+    ) -> "api_models.Accepted":
+        return self._post(Client.set_tag, "/v1/tag", json={"mode": mode, "groups": groups})
 
-    # --- workers -----------------------------------------------------------------------------
+    def list_workers(self) -> "list[api_models.WorkerView]":
+        return self._get(Client.list_workers, "/v1/workers")
 
-    def list_workers(self) -> list[WorkerView]:
-        return self._get(list[WorkerView], "/v1/workers")
+    def drain_worker(self, worker: str) -> "api_models.Accepted":
+        return self._post(Client.drain_worker, f"/v1/workers/{quote(worker, safe='')}/drain")
 
-    def drain_worker(self, worker: str) -> Accepted:
-        return self._post(Accepted, f"/v1/workers/{quote(worker, safe='')}/drain")
+    def undrain_worker(self, worker: str) -> "api_models.Accepted":
+        return self._post(Client.undrain_worker, f"/v1/workers/{quote(worker, safe='')}/undrain")
 
-    def undrain_worker(self, worker: str) -> Accepted:
-        return self._post(Accepted, f"/v1/workers/{quote(worker, safe='')}/undrain")
+    def list_batches(
+        self, limit: int = 50, before: int | None = None
+    ) -> "list[api_batches.BatchView]":
+        return self._get(Client.list_batches, "/v1/batches", {"limit": limit, "before": before})
 
-    # --- batches and versions ----------------------------------------------------------------
+    def get_batch(self, batch: int) -> "api_batches.BatchDetail":
+        return self._get(Client.get_batch, f"/v1/batches/{batch}")
 
-    def list_batches(self, limit: int = 50, before: int | None = None) -> list[BatchView]:
-        return self._get(list[BatchView], "/v1/batches", {"limit": limit, "before": before})
+    def get_usage(self, batch: int) -> "api_batches.UsageView":
+        return self._get(Client.get_usage, f"/v1/batches/{batch}/usage")
 
-    def get_batch(self, batch: int) -> BatchDetail:
-        return self._get(BatchDetail, f"/v1/batches/{batch}")
+    def get_timeline(self, batch: int) -> "api_batches.TimelineView":
+        return self._get(Client.get_timeline, f"/v1/batches/{batch}/timeline")
 
-    def get_usage(self, batch: int) -> UsageView:
-        return self._get(UsageView, f"/v1/batches/{batch}/usage")
-
-    def get_timeline(self, batch: int) -> TimelineView:
-        return self._get(TimelineView, f"/v1/batches/{batch}/timeline")
-
-    def list_versions(self, limit: int = 50, before: int | None = None) -> list[VersionView]:
-        return self._get(list[VersionView], "/v1/versions", {"limit": limit, "before": before})
+    def list_versions(
+        self, limit: int = 50, before: int | None = None
+    ) -> "list[api_batches.VersionView]":
+        return self._get(Client.list_versions, "/v1/versions", {"limit": limit, "before": before})
 
     def export_version(
-        self, version: int | Literal["best", "newest"], layout: AdapterLayout = "diffusers"
+        self,
+        version: int | Literal["best", "newest"],
+        layout: "exported.AdapterLayout" = "diffusers",
     ) -> bytes:
         """Return a ZIP file with the adapter's files; it takes seconds to be made."""
         path, wanted = f"/v1/versions/{version}/adapter", {"layout": layout}
         return self._ask("GET", path, params=wanted, timeout=EXPORT_S).content
 
-    def list_groups(self, batch: int, limit: int = 50, after: str = "") -> GroupPage:
-        return self._get(GroupPage, f"/v1/batches/{batch}/groups", {"limit": limit, "after": after})
+    def list_groups(self, batch: int, limit: int = 50, after: str = "") -> "models.GroupPage":
+        return self._get(
+            Client.list_groups, f"/v1/batches/{batch}/groups", {"limit": limit, "after": after}
+        )
 
     def list_samples(
         self, batch: int, order: Order = "number", limit: int = 50, after: str = ""
-    ) -> SamplePage:
+    ) -> "models.SamplePage":
         wanted: Params = {"order": order, "limit": limit, "after": after}
-        return self._get(SamplePage, f"/v1/batches/{batch}/samples", wanted)
+        return self._get(Client.list_samples, f"/v1/batches/{batch}/samples", wanted)
 
-    def get_sample(self, batch: int, group: int, sample: int) -> SampleHistory:
-        return self._get(SampleHistory, f"/v1/batches/{batch}/samples/{group}/{sample}")
+    def get_sample(self, batch: int, group: int, sample: int) -> "models.SampleHistory":
+        return self._get(Client.get_sample, f"/v1/batches/{batch}/samples/{group}/{sample}")
 
     def get_sample_media(self, batch: int, group: int, sample: int) -> bytes:
         path = f"/v1/batches/{batch}/samples/{group}/{sample}/media"
         return self._ask("GET", path).content
 
-    # --- recipe, curves, evaluations ---------------------------------------------------------
+    def get_recipe(self) -> "shown.RecipeView":
+        return self._get(Client.get_recipe, "/v1/recipe")
 
-    def get_recipe(self) -> RecipeView:
-        return self._get(RecipeView, "/v1/recipe")
+    def get_curves(self, after: int = 0, limit: int = 500) -> "shown.CurvesView":
+        return self._get(Client.get_curves, "/v1/curves", {"after": after, "limit": limit})
 
-    def get_curves(self, after: int = 0, limit: int = 500) -> CurvesView:
-        return self._get(CurvesView, "/v1/curves", {"after": after, "limit": limit})
-
-    def list_evaluations(self, limit: int = 50, before: int | None = None) -> list[EvaluationView]:
+    def list_evaluations(
+        self, limit: int = 50, before: int | None = None
+    ) -> "list[shown.EvaluationView]":
         wanted: Params = {"limit": limit, "before": before}
-        return self._get(list[EvaluationView], "/v1/evaluations", wanted)
+        return self._get(Client.list_evaluations, "/v1/evaluations", wanted)
 
-    def get_evaluation(self, version: int) -> EvaluationDetail:
-        return self._get(EvaluationDetail, f"/v1/evaluations/{version}")
+    def get_evaluation(self, version: int) -> "shown.EvaluationDetail":
+        return self._get(Client.get_evaluation, f"/v1/evaluations/{version}")
 
     def get_media(self, name: str) -> bytes:
         return self._ask("GET", f"/v1/media/{quote(name, safe='')}").content
 
-    # --- dead letters, audit, storage --------------------------------------------------------
-
     def list_dead_letters(
-        self, state: Wanted = "open", limit: int = 50, before: int | None = None
-    ) -> list[DeadLetterView]:
+        self, state: "dead_letters.Wanted" = "open", limit: int = 50, before: int | None = None
+    ) -> "list[api_letters.DeadLetterView]":
         asked: Params = {"state": state, "limit": limit, "before": before}
-        return self._get(list[DeadLetterView], "/v1/dead-letters", asked)
+        return self._get(Client.list_dead_letters, "/v1/dead-letters", asked)
 
-    def get_dead_letter(self, number: int) -> DeadLetterDetail:
-        return self._get(DeadLetterDetail, f"/v1/dead-letters/{number}")
+    def get_dead_letter(self, number: int) -> "api_letters.DeadLetterDetail":
+        return self._get(Client.get_dead_letter, f"/v1/dead-letters/{number}")
 
-    def retry_dead_letter(self, number: int) -> Settled:
-        return self._post(Settled, f"/v1/dead-letters/{number}/retry")
+    def retry_dead_letter(self, number: int) -> "api_letters.Settled":
+        return self._post(Client.retry_dead_letter, f"/v1/dead-letters/{number}/retry")
 
-    def drop_dead_letter(self, number: int) -> Settled:
-        return self._post(Settled, f"/v1/dead-letters/{number}/drop")
+    def drop_dead_letter(self, number: int) -> "api_letters.Settled":
+        return self._post(Client.drop_dead_letter, f"/v1/dead-letters/{number}/drop")
 
-    def list_audit(self, limit: int = 50, after: str = "") -> AuditPage:
-        return self._get(AuditPage, "/v1/audit", {"limit": limit, "after": after})
+    def list_audit(self, limit: int = 50, after: str = "") -> "models.AuditPage":
+        return self._get(Client.list_audit, "/v1/audit", {"limit": limit, "after": after})
 
-    def get_storage(self) -> StorageView:
-        return self._get(StorageView, "/v1/storage")
+    def get_storage(self) -> "models.StorageView":
+        return self._get(Client.get_storage, "/v1/storage")
 
     def get_plan(
         self,
@@ -244,15 +296,13 @@ class Client:
         profile: str = "",
         staleness: int | None = None,
         host_gpus: int | None = None,
-    ) -> PlanView:
+    ) -> "models.PlanView":
         wanted: Params = {
             "hosts": hosts, "devices": devices, "profile": profile, "staleness": staleness,
             "host_gpus": host_gpus,
         }  # fmt: skip
         patience = {"timeout": httpx.Timeout(PLAN_S).as_dict()}
-        return self._get(PlanView, "/v1/plan", wanted, extensions=patience)
-
-    # --- events ------------------------------------------------------------------------------
+        return self._get(Client.get_plan, "/v1/plan", wanted, extensions=patience)
 
     def get_events(self, after: str = "") -> Iterator[Event]:
         """Yield events for ever, after one that is known: over restarts of whoever serves them,
@@ -276,7 +326,7 @@ class Client:
         with self.http.stream("GET", "/v1/events", params=asked, timeout=timeout) as answer:
             if answer.is_error:
                 answer.read()
-                raise Refused(answer.status_code, _detail(answer))
+                raise self.refused(answer.status_code, _detail(answer))
             fields: dict[str, str] = {}
             for line in answer.iter_lines():
                 if line:
@@ -290,26 +340,29 @@ class Client:
 
     def _get(
         self,
-        kind: type[T],
+        operation: Callable[..., T],
         path: str,
         params: Params | None = None,
         ok: tuple[int, ...] = (),
         **more: Any,
     ) -> T:
         given = {name: each for name, each in (params or {}).items() if each not in (None, "")}
-        return self._read(kind, self._ask("GET", path, ok, params=given, **more))
+        return self._read(operation, self._ask("GET", path, ok, params=given, **more))
 
-    def _post(self, kind: type[T], path: str, **more: Any) -> T:
-        return self._read(kind, self._ask("POST", path, **more))
+    def _post(self, operation: Callable[..., T], path: str, **more: Any) -> T:
+        return self._read(operation, self._ask("POST", path, **more))
 
-    def _read(self, kind: type[T], answer: httpx.Response) -> T:
+    def _read(self, operation: Callable[..., T], answer: httpx.Response) -> T:
+        """Return what an operation, a method of this class, returns of a response."""
         try:
-            return TypeAdapter(kind).validate_json(answer.content)
-        except ValidationError as error:
-            raise NoAnswer(
-                f"{self.http.base_url} is no API of this release: {answer.request.url.path}: "
-                f"{error.errors(include_url=False)[0]['msg']}"
-            ) from error
+            found: T = json.loads(answer.content, object_hook=Record)
+        except ValueError as error:
+            raise self._other(answer, error) from error
+        return found
+
+    def _other(self, answer: httpx.Response, reason: object) -> NoAnswer:
+        at, path = self.http.base_url, answer.request.url.path
+        return self.no_answer(f"{at} is no API of this release: {path}: {reason}")
 
     def _ask(self, method: str, path: str, ok: tuple[int, ...] = (), **more: Any) -> httpx.Response:
         answer = None
@@ -326,10 +379,10 @@ class Client:
         assert answer is not None
         if answer.is_success or answer.status_code in ok:
             return answer
-        raise Refused(answer.status_code, _detail(answer))
+        raise self.refused(answer.status_code, _detail(answer))
 
     def _silent(self, error: httpx.HTTPError) -> NoAnswer:
-        return NoAnswer(f"--scheduler: {self.http.base_url} does not answer: {error}")
+        return self.no_answer(f"--scheduler: {self.http.base_url} does not answer: {error}")
 
 
 def _detail(answer: httpx.Response) -> str:

@@ -140,7 +140,7 @@ def test_a_wheel_has_one_top_level_name_and_no_benchmarks_or_tests(wheel: Path) 
 
 STRANGERS = """
 import sys
-before, after = "import shared, services", "import digenrl"
+before, after = "import shared, services", "import digenrl.plugins; digenrl.Client.open"
 for line in (before, after) if "before" in sys.argv else (after, before):
     exec(line)
 assert shared.OWNER == services.OWNER == "a stranger"

@@ -44,7 +44,7 @@ def client_of(
     Raises:
         UserError: if nobody has said where it answers, or the file cannot be read.
     """
-    from digenrl.client import Client
+    from digenrl.checked_client import CheckedClient
     from digenrl.local.secrets.tokens import KEYS
 
     folder = run.folder
@@ -68,4 +68,4 @@ def client_of(
         token = "" if token_file is None else token_file.read_text().strip()
     except OSError as error:
         raise UserError(f"--token-file: {token_file}: {error.strerror}") from error
-    return Client.at(address, token=token)
+    return CheckedClient.at(address, token=token)

@@ -56,11 +56,11 @@ def stored_client(store: ObjectStore, run: str) -> "Client":
     Raises:
         UserError: if the store holds no such run.
     """
-    from digenrl.client import Client
+    from digenrl.checked_client import CheckedClient
     from shared.run.run_recipe import needed_recipe
 
     asyncio.run(needed_recipe(store, run))
-    return Client(
+    return CheckedClient(
         httpx.Client(base_url="http://store", transport=InProcess(store, run), trust_env=False)
     )
 

@@ -4,7 +4,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -14,9 +14,11 @@ from fastapi.testclient import TestClient
 from digenrl import client as client_module
 from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
+from digenrl.checked_client import CheckedClient
 from digenrl.client import Client, NoAnswer, Refused
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
+from shared.errors import UserError
 from shared.process.http_access import Access
 from shared.process.http_guard import Guard, own_names
 from tests.api.past_run import past_run
@@ -28,7 +30,7 @@ from tests.view.stored import stored_run
 
 __all__ = ["folder", "scheduler"]  # fixtures
 
-NOT_OPERATIONS = {"at"}
+NOT_OPERATIONS = {"at", "close", "no_answer", "of", "open", "refused"}
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def _of_past(run: Run) -> Client:
 
 def _of(app: FastAPI) -> Client:
     guard = Guard(app, own_names("testserver"), access=Access(is_open=True))
-    return Client(cast(httpx.Client, TestClient(guard)))
+    return CheckedClient(cast(httpx.Client, TestClient(guard)))
 
 
 CALLS: dict[str, Callable[[Client], object]] = {
@@ -113,7 +115,7 @@ def operations() -> dict[str, set[str]]:
 def test_every_operation_has_a_method_of_its_name_and_parameters_and_is_asked_here() -> None:
     known = operations()
     methods = {name for name in vars(Client) if not name.startswith("_")} - NOT_OPERATIONS
-    assert methods - {"http"} == known.keys() == {*CALLS, *REFUSED, *PAST, *SHOWN, *ELSEWHERE}
+    assert methods == known.keys() == {*CALLS, *REFUSED, *PAST, *SHOWN, *ELSEWHERE}
     for name, parameters in known.items():
         taken = set(inspect.signature(getattr(Client, name)).parameters) - {"self"}
         assert parameters <= taken, name
@@ -215,5 +217,17 @@ def test_nobody_who_answers_and_somebody_else_who_does_are_said() -> None:
     with pytest.raises(NoAnswer, match=r"--scheduler: http://127\.0\.0\.1:1 does not answer"):
         Client.at("http://127.0.0.1:1").get_run()
     other = httpx.MockTransport(lambda request: httpx.Response(200, json={"phase": 1}))
+    with pytest.raises(UserError, match="is no API of this release: /v1/run"):
+        CheckedClient(httpx.Client(transport=other, base_url="http://run")).get_run()
+    page = httpx.MockTransport(lambda request: httpx.Response(200, text="<html>"))
     with pytest.raises(NoAnswer, match="is no API of this release: /v1/run"):
-        Client(httpx.Client(transport=other, base_url="http://run")).get_run()
+        Client(httpx.Client(transport=page, base_url="http://run")).get_run()
+
+
+def test_a_program_reads_responses_as_our_commands_do(past: Client) -> None:
+    """Without our types: as dictionaries whose keys are attributes."""
+    program = Client(past.http)
+    letter: Any = program.list_dead_letters("over")[0]
+    assert dict(letter) == past.list_dead_letters("over")[0].model_dump(mode="json")
+    assert letter.state == "over" and letter.work.batch == 0
+    assert not hasattr(letter, "colour")

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner, Result
 
 from digenrl import cli
-from digenrl.client import Client
+from digenrl.checked_client import CheckedClient
 from digenrl.commands.steer import until_drained
 from digenrl.local import address
 from digenrl.local.progress import Progress
@@ -53,8 +53,8 @@ def live(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
         scheduler.roster.seen[f"{name}-a"] = Seen(status, 0.0)
 
     @contextmanager
-    def client_of(*_: object, **__: object) -> Iterator[Client]:
-        yield Client(cast(httpx.Client, TestClient(create_app(scheduler))))
+    def client_of(*_: object, **__: object) -> Iterator[CheckedClient]:
+        yield CheckedClient(cast(httpx.Client, TestClient(create_app(scheduler))))
 
     monkeypatch.setattr(address, "client_of", client_of)
     return scheduler

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from digenrl.checked_client import CheckedClient
 from digenrl.cli import app
-from digenrl.client import Client
 from digenrl.commands import status
 from digenrl.commands.logs import fields_of
 from digenrl.local import address
@@ -91,9 +91,9 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]
             404 if found is None else 200, json={"detail": "no"} if found is None else found
         )
 
-    def client_of(*_: object, **__: object) -> Client:
+    def client_of(*_: object, **__: object) -> CheckedClient:
         transport = httpx.MockTransport(answer)
-        return Client(httpx.Client(transport=transport, base_url="http://scheduler"))
+        return CheckedClient(httpx.Client(transport=transport, base_url="http://scheduler"))
 
     monkeypatch.setattr(address, "client_of", client_of)
     (tmp_path / RUN).mkdir()

@@ -18,7 +18,7 @@ from typing import Any, cast
 import httpx
 from rich.console import Console
 
-from digenrl.client import Client, NoAnswer, Refused
+from digenrl.checked_client import CheckedClient, NoAnswer, Refused
 from digenrl.commands import status
 from digenrl.evaluation.records import Evaluations
 from digenrl.evaluation.told import read_told
@@ -52,8 +52,8 @@ class Observer:
     token: str = ""
 
     @contextmanager
-    def client(self) -> Iterator[Client]:
-        with Client.at(self.url, token=self.token) as client:
+    def client(self) -> Iterator[CheckedClient]:
+        with CheckedClient.at(self.url, token=self.token) as client:
             hooks = {"request": [_ask], "response": [self._hear]}
             client.http.event_hooks = cast(Any, hooks)
             yield client

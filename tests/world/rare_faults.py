@@ -10,7 +10,7 @@ import time
 from functools import partial
 from random import Random
 
-from digenrl.client import Client, NoAnswer, Refused
+from digenrl.checked_client import CheckedClient, NoAnswer, Refused
 from shared.process import failpoints
 from shared.process.service import LAST_S
 from tests.world.blocking import run_blocking
@@ -159,7 +159,7 @@ def operate(nemesis: Nemesis, random: Random, _: str) -> None:
 
 async def _operate(world: World, url: str, todo: list[str], seconds: float) -> None:
     def steer() -> None:
-        with Client.at(url) as client:
+        with CheckedClient.at(url) as client:
             if todo:
                 getattr(client, todo[0])()
                 todo.clear()

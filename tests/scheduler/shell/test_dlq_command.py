@@ -13,8 +13,8 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner, Result
 
+from digenrl.checked_client import CheckedClient
 from digenrl.cli import app
-from digenrl.client import Client
 from digenrl.commands import dlq as commands
 from digenrl.commands.steer import until_paused
 from digenrl.local import reading
@@ -106,7 +106,7 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
 
     @contextmanager
     def here(*_: object, **__: object) -> Iterator[reading.Reading]:
-        yield reading.Reading(Client(cast(httpx.Client, client)), is_live=True)
+        yield reading.Reading(CheckedClient(cast(httpx.Client, client)), is_live=True)
 
     monkeypatch.setattr(reading, "reading", here)
     monkeypatch.setattr(commands, "PER_REQUEST", 2)
@@ -221,7 +221,7 @@ def test_the_address_of_a_run_is_in_its_folder(tmp_path: Path) -> None:
     write_address(tmp_path, "http://127.0.0.1:1")
     assert address_of(tmp_path) == "http://127.0.0.1:1"
     with pytest.raises(UserError, match="does not answer"):
-        commands.newest_first(Client.at(address_of(tmp_path)))
+        commands.newest_first(CheckedClient.at(address_of(tmp_path)))
 
 
 def test_a_pause_at_a_failure_is_waited_for() -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from shared.models.families import FAMILIES
+from digenrl.plugins import FAMILIES
 
 ORCHID = replace(
     FAMILIES["FluxPipeline"], pipeline="OrchidPipeline", adapter="digenrl_orchid.adapter:Orchid"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.reward.kinds import Kind
+from digenrl.plugins import Kind
 
 Metadata = Sequence[Mapping[str, object]]
 

@@ -1,0 +1,51 @@
+"""The client of our own commands: it checks that responses are those of this release."""
+
+from collections.abc import Callable
+from typing import Self, TypeVar, get_type_hints
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from digenrl import client
+from digenrl.api import exported, models, shown
+from services.scheduler.shell import api_batches, api_letters, api_load, api_models
+from shared.errors import UserError
+from shared.messages import contracts
+from shared.process import http_access, service
+from shared.process.settings import ClientSettings
+from shared.run import dead_letters
+
+T = TypeVar("T")
+MODULES = {
+    "exported": exported, "models": models, "shown": shown, "api_batches": api_batches,
+    "api_letters": api_letters, "api_load": api_load, "api_models": api_models,
+    "contracts": contracts, "http_access": http_access, "service": service,
+    "dead_letters": dead_letters,
+}  # fmt: skip
+"""Modules of the types that the client's annotations name."""
+
+
+class NoAnswer(client.NoAnswer, UserError):
+    """The user can name another address, or start the run."""
+
+
+class Refused(client.Refused, UserError):
+    """The user can change the request."""
+
+
+class CheckedClient(client.Client):
+    no_answer, refused = NoAnswer, Refused
+
+    @classmethod
+    def at(cls, url: str, *, token: str = "", timeout: float = client.TIMEOUT_S) -> Self:
+        """Return a client of an address by the settings of our processes."""
+        settings = ClientSettings()
+        headers = {"authorization": f"Bearer {token}"} if token else settings.headers
+        return cls.of(url, headers, settings.trusted, timeout)
+
+    def _read(self, operation: Callable[..., T], answer: httpx.Response) -> T:
+        kind: type[T] = get_type_hints(operation, localns=MODULES)["return"]
+        try:
+            return TypeAdapter(kind).validate_json(answer.content)
+        except ValidationError as error:
+            raise self._other(answer, error.errors(include_url=False)[0]["msg"]) from error
