@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from services.scheduler.sim.broker import Broker
-from services.scheduler.sim.commits import Commit, Commits
+from services.scheduler.sim.commits import Commit
 from services.scheduler.sim.devices import result_of
 from services.scheduler.sim.history import History
 from services.scheduler.sim.timing import Timing
-from services.scheduler.sim.world import Process
-from shared.devices.loan import Loan, apply, may_generate, tick
+from services.scheduler.sim.world import World
+from shared.devices.loan import Loan, apply, may_generate
 from shared.messages.contracts import (
     FragmentReleased,
     FragmentSlot,
@@ -26,9 +26,7 @@ from shared.messages.contracts import (
     PolicyPublished,
     SetDevice,
 )
-from shared.messages.fluid import (
-    TrainPiece,
-)
+from shared.messages.fluid import TrainPiece
 from shared.messages.workers import Holds
 
 
@@ -37,49 +35,41 @@ class Unfinished:
     """A fragment on a device that follows loans."""
 
     task: GenerateFragment
-    weights: str
-    """Digest of the weights that it is generated with."""
     total: float
     """Seconds that it takes."""
     left: float
     """Seconds of them that are still to do."""
-    generation: int
     since: float = 0.0
     """When the device has begun with it, or gone on."""
 
 
 @dataclass(slots=True, kw_only=True)
 class GeneratingMember(ABC):
-    process: Process
+    world: World
     broker: Broker
     history: History
     timing: Timing
+    name: str
     kind: str
     address: str
-    commits: Commits
+    commits: list[Commit]
+    """Commits of the run, by their versions."""
     report: Callable[[], None] = lambda: None
     """Tells the scheduler at once what it holds, and whether it is lent."""
     loan: Loan | None = None
     """None: it generates without loans."""
-    hangs: bool = False
-    """A fault: it reports, and finishes nothing any more."""
     newest: int = -1
-    """Version that it has heard of."""
+    """Newest version that is published."""
     policy: Policy | None = None
     """Version whose weights are in memory."""
-    checksum: str = ""
     holds: Holds | None = None
-    made: tuple[int, int, Policy] | None = None
-    """Batch and attempt of its own step, and what that made."""
-    generates: bool = False
-    """Whether it may generate, lent or not."""
     one_step: bool = False
     """Whether it has a second set of weights: its steps are taken beside what it does, and it goes
     on with the version before where that has begun a group."""
     before: Policy | None = None
     """Version in the second set, which still generates."""
-    ahead: tuple[Policy, str] | None = None
-    """What its step has made beside: it is taken between two pieces of work."""
+    ahead: Policy | None = None
+    """Version that its step has made beside: it is taken between two pieces of work."""
     update: int = 0
     """Updates of the batch that it has taken, where they have made no version yet."""
     inner: str = ""
@@ -89,6 +79,8 @@ class GeneratingMember(ABC):
     takes as much longer."""
     gathered: Policy | None = None
     """Version of which each rank of a shard group holds the whole network."""
+    generates: bool = False
+    """Whether it may generate, lent or not."""
     _busy: bool = False
     _use: int = 0
     """Counts what it has begun: what it has stopped does not end."""
@@ -98,13 +90,9 @@ class GeneratingMember(ABC):
     _tasks: deque[GenerateFragment] = field(default_factory=deque)
     _pieces: deque[TrainPiece] = field(default_factory=deque)
 
-    @property
-    def idles(self) -> bool:
-        return not self._busy and not self._tasks and not self._pieces
-
     @abstractmethod
     def _begin_piece(self, command: TrainPiece) -> None:
-        """Train a piece, unless it is not of the sum that is here."""
+        """Train a piece."""
 
     # --- generating ---
 
@@ -152,35 +140,24 @@ class GeneratingMember(ABC):
     def _take(self) -> None:
         """Use what the step has made; the version before lies beside it."""
         assert self.ahead is not None
-        self.before, (self.policy, self.checksum), self.ahead = self.policy, self.ahead, None
+        self.before, self.policy, self.ahead = self.policy, self.ahead, None
 
     @property
     def state(self) -> str:
         """Checksum of what its next step goes from."""
         if self.update:
             return self.inner[:32]
-        return self.checksum if self.ahead is None else self.ahead[1]
-
-    @property
-    def last(self) -> Policy | None:
-        """The newest version that it has, in use or not yet."""
-        return self.policy if self.ahead is None else self.ahead[0]
+        newest = self.ahead or self.policy
+        assert newest is not None
+        return newest.weights_digest[:32]
 
     def _begin_fragment(self, task: GenerateFragment) -> None:
         if self._is_stale(task):
             self._release(task, "stale")
-        elif self._is_of_before(task) or task.policy == self.policy:
-            self._generate(task)
         else:
-            found = self._committed(task.policy)
-            if found is None:
-                self._release(task, "stale")
-            else:
-                self._tasks.appendleft(task)
-                self._load(found)
+            self._generate(task)
 
     def _generate(self, task: GenerateFragment) -> None:
-        assert self.policy is not None
         if self.gathered != task.policy:
             self.gathered = task.policy
             self.beside += self.timing.gather
@@ -189,27 +166,17 @@ class GeneratingMember(ABC):
             begun = kept.pop(slot) if (slot := task.fragment.slot) in kept else self._begun(task)
             self._go_on(begun)
             return
-        weights, seconds = self._weights_for(task), self._drawn(task)
-        generation = self.history.begins()
+        seconds = self._drawn(task)
         self.history.works(f"{self.address}/0", "generate", 0.0, seconds)
 
         def done() -> None:
-            self.broker.send(
-                self.process, result_of(task, weights, self.address, seconds, generation)
-            )
+            self.broker.publish(result_of(task, self.address, seconds))
 
         self._occupy(seconds, done)
 
     def _drawn(self, task: GenerateFragment) -> float:
         seconds = self.timing.help(self.kind, task.fragment.num_samples)
-        return self.history.drawn(self.process.name, seconds)
-
-    def _weights_for(self, task: GenerateFragment) -> str:
-        """Digest of the weights that a fragment is generated with."""
-        used = self.before if task.policy == self.before else self.policy
-        assert used is not None
-        is_moved = self.update and not self.one_step and used is self.policy
-        return self.inner if is_moved else used.weights_digest
+        return self.history.drawn(self.name, seconds)
 
     def _occupy(self, seconds: float, done: Callable[[], None]) -> None:
         self._busy, taken, self.beside = True, self.beside, 0.0
@@ -217,47 +184,36 @@ class GeneratingMember(ABC):
         use = self._use
 
         def end() -> None:
-            if not self.hangs and self._use == use:
+            if self._use == use:
                 self._busy = False
                 done()
                 self._next()
 
-        self.process.after(seconds + taken, end)
+        self.world.after(seconds + taken, end)
 
     def _release(self, task: GenerateFragment, reason: Literal["stale", "returned"]) -> None:
         slot = task.fragment.slot
-        self.broker.send(
-            self.process, FragmentReleased(slot=slot, worker=self.address, reason=reason)
-        )
+        self.broker.publish(FragmentReleased(slot=slot, worker=self.address, reason=reason))
 
     # --- loans ---
 
     @property
     def _may_generate(self) -> bool:
         """Whether it takes another denoising step now."""
-        loan, now = self.loan, self.process.world.now
+        loan, now = self.loan, self.world.now
         return loan is None or (may_generate(loan, now) and not self._pieces)
 
     def _lend(self, message: Message) -> None:
         """Follow the scheduler."""
         assert isinstance(message, SetDevice) and self.loan is not None
-        before, self.loan = self.loan, apply(self.loan, message, self.process.world.now)
+        before, self.loan = self.loan, apply(self.loan, message, self.world.now)
         if self.loan is before:
             return
         if message.mode == "train" and not message.keep:
             self._give_back()
-        if message.mode == "generate":
-            self.process.after(message.max_seconds + 1e-6, self._end_loan)
         self.report()
         self._call_back()
         self._next()
-
-    def _end_loan(self) -> None:
-        assert self.loan is not None
-        before, self.loan = self.loan, tick(self.loan, self.process.world.now)
-        if self.loan is not before:
-            self.report()
-            self._call_back()
 
     def _give_back(self) -> None:
         """Give back all fragments, which others will generate."""
@@ -269,22 +225,17 @@ class GeneratingMember(ABC):
             self._release(task, "returned")
 
     def _begun(self, task: GenerateFragment) -> Unfinished:
-        seconds, weights = self._drawn(task), self._weights_for(task)
-        return Unfinished(
-            task=task, weights=weights, total=seconds, left=seconds,
-            generation=self.history.begins(),
-        )  # fmt: skip
+        seconds = self._drawn(task)
+        return Unfinished(task=task, total=seconds, left=seconds)
 
     def _go_on(self, work: Unfinished) -> None:
         """Generate what is left of a fragment, unless something comes first."""
-        work.since, self._current = self.process.world.now + self.beside, work
+        work.since, self._current = self.world.now + self.beside, work
 
         def done() -> None:
             self._current = None
             self.history.worked(f"{self.address}/0", "generate", work.since)
-            self.broker.send(self.process, result_of(
-                work.task, work.weights, self.address, work.total, work.generation
-            ))  # fmt: skip
+            self.broker.publish(result_of(work.task, self.address, work.total))
 
         self._occupy(work.left, done)
 
@@ -293,84 +244,49 @@ class GeneratingMember(ABC):
         work, use = self._current, self._use
         if work is None or self._may_generate:
             return
-        step, done = work.total / self.timing.steps, self.process.world.now - work.since
+        step, done = work.total / self.timing.steps, self.world.now - work.since
 
         def stop() -> None:
-            if self._use == use and not self._may_generate and not self.hangs:
+            if self._use == use and not self._may_generate:
                 self._stop(work)
                 self._next()
 
-        self.process.after(-done % step if step else 0.0, stop)
+        self.world.after(-done % step if step else 0.0, stop)
 
     def _stop(self, work: Unfinished) -> None:
         """Keep what is done of a fragment."""
-        done = max(0.0, self.process.world.now - work.since)
-        self.history.worked(f"{self.address}/0", "generate", self.process.world.now - done)
+        done = max(0.0, self.world.now - work.since)
+        self.history.worked(f"{self.address}/0", "generate", self.world.now - done)
         work.left = max(0.0, work.left - done)
         self._kept[work.task.fragment.slot] = work
         self._tasks.appendleft(work.task)
         self._current, self._busy = None, False
         self._use += 1
 
-    # --- loading ---
+    # --- versions ---
 
     def _published(self, message: Message) -> None:
         assert isinstance(message, PolicyPublished)
-        version = message.policy.version
-        if version <= self.newest:
-            return
-        self.newest = version
-        held = self.holds
-        if held is not None and (held.version, held.checksum, held.update) == (
-            version, message.checksum, 0,
-        ):  # fmt: skip
-            return
-        found = self._committed(message.policy)
-        if found is not None:
-            self._let_go()
-            self._load(found)
+        self.newest = max(self.newest, message.policy.version)
 
-    def _committed(self, policy: Policy) -> Commit | None:
-        versions = self.commits.versions
-        if policy.version >= len(versions) or versions[policy.version].policy != policy:
-            return None
-        return versions[policy.version]
-
-    def _load(self, commit: Commit) -> None:
-        """Load weights, moments and average, as soon as it does nothing else."""
-        if self._busy:
-            self.process.after(0.05, lambda: self._load(commit))
-            return
-        if self.holds is not None and self.last == commit.policy and not self.update:
-            return
-        self.holds = None
+    def _load(self, policy: Policy) -> None:
+        """Load weights, moments and average."""
 
         def loaded() -> None:
-            self.made, self.before, self.ahead, self.gathered = None, None, None, None
-            self.update, self.inner = 0, ""
-            self.policy, self.checksum = commit.policy, commit.checksum or ""
-            self.newest = max(self.newest, commit.policy.version)
-            newest = self.commits.versions[-1]
-            if newest.policy.version > commit.policy.version:
-                self._load(newest)
-                return
+            self.policy = policy
             self._hold()
 
         self.history.works(f"{self.address}/0", "load", self.timing.adopt_state, 0.0)
         self._occupy(self.timing.adopt_state, loaded)
 
-    def _let_go(self) -> None:
-        self.holds = None
-        self.report()
-
     def _hold(self) -> None:
-        policy, _ = self.ahead or (self.policy, self.checksum)
-        assert policy is not None
-        self.holds = Holds(version=policy.version, checksum=self.state, update=self.update)
+        newest = self.ahead or self.policy
+        assert newest is not None
+        self.holds = Holds(version=newest.version, checksum=self.state, update=self.update)
         self.report()
 
     def _occupy_when_free(self, seconds: float, done: Callable[[], None]) -> None:
         if self._busy:
-            self.process.after(0.01, lambda: self._occupy_when_free(seconds, done))
+            self.world.after(0.01, lambda: self._occupy_when_free(seconds, done))
         else:
             self._occupy(seconds, done)

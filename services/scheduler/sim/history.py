@@ -19,7 +19,6 @@ class History:
     intervals: list[Interval] = field(default_factory=list)
     beyond_mean: dict[str, float] = field(default_factory=dict)
     """Device -> seconds that noise has added to its work so far, or taken from it."""
-    _num_generations: int = 0
 
     def drawn(self, device: str, seconds: float) -> float:
         """What the device's next work takes, which takes so many seconds on average."""
@@ -28,11 +27,6 @@ class History:
         drawn = seconds * self.noise.factor(device)
         self.beyond_mean[device] = self.beyond_mean.get(device, 0.0) + drawn - seconds
         return drawn
-
-    def begins(self) -> int:
-        """Number what a device begins; its result is stored under the number."""
-        self._num_generations += 1
-        return self._num_generations
 
     def works(self, device: str, use: Use, load: float, seconds: float) -> None:
         """Record a use that begins now, after a version is loaded."""

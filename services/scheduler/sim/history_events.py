@@ -2,8 +2,6 @@
 
 from typing import Literal, NamedTuple
 
-SumName = tuple[int, int, int, int]
-"""Batch, attempt at it, update, and the number of the sum at its member."""
 Use = Literal["generate", "train", "commit", "load", "exchange"]
 
 

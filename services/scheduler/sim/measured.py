@@ -165,7 +165,7 @@ def measure(watch: Watch, warm_up: int, pools: Pools, floor_seconds: float) -> S
     cluster = watch.cluster
     batch_samples = cluster.plan.num_groups * cluster.plan.group_size
     window = _steady(watch.marks, warm_up, batch_samples)
-    commits = cluster.commits.versions[window.first + 1 : window.last + 1]
+    commits = cluster.commits[window.first + 1 : window.last + 1]
     busy: dict[Role, dict[Use, float]] = {
         "rollout": _busy_rollout(window, pools),
         "trainer": _busy_trainer(window, pools),
@@ -306,7 +306,7 @@ def _bubbles(
 def _tag_batches(cluster: Cluster, window: Window) -> tuple[TagBatch, ...]:
     decisions = {each.batch: each.decision for each in cluster.scheduler.state.tag.history}
     found = []
-    for commit in cluster.commits.versions[window.first + 1 : window.last + 1]:
+    for commit in cluster.commits[window.first + 1 : window.last + 1]:
         decision = decisions.get(commit.policy.version - 1)
         if decision is not None:
             helped = _num_helped(commit.trained) / cluster.plan.group_size
@@ -334,7 +334,7 @@ def _staleness(groups: Sequence[TrainGroup]) -> dict[int, float]:
 
 def _discarded(cluster: Cluster, batch_samples: int) -> float:
     """Returns samples that were generated and not trained, over those of all committed batches."""
-    committed = len(cluster.commits.versions) - 1
+    committed = len(cluster.commits) - 1
     fragments = [message.fragment for message in _generated(cluster)]
     generated = sum(f.num_samples for f in fragments if f.batch < committed)
     return generated / (committed * batch_samples) - 1

@@ -150,7 +150,7 @@ def _cluster(
     return build(
         plan, timing_of(profile, trainer, role=training_role(schedule), noise=seed is not None),
         rollout=rollout, members=members_of(profile, trainer),
-        seed=seed or 0, delay=lambda: hop, first_state=first_state(plan),
+        seed=seed or 0, delay=hop, first_state=first_state(plan),
     )  # fmt: skip
 
 

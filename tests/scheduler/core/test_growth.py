@@ -51,7 +51,7 @@ def test_a_simulated_scheduler_knows_no_more_after_1000_steps_than_after_100(
     run, sizes = cluster(), list[int]()
     assert FEW > DECISIONS_KEPT
     for steps in (FEW, MANY):
-        assert run.world.run(1e9, lambda: len(run.commits.versions) > steps)  # noqa: B023
+        assert run.world.run(1e9, lambda: len(run.commits) > steps)  # noqa: B023
         sizes.append(size(run.scheduler.state))
     assert sizes[1] < SAME * sizes[0]
 
