@@ -112,7 +112,6 @@ def predicted(
         batches=batches,
         warm_up=warm_up,
         seed=seed,
-        causes=False,
     )
 
 

@@ -20,7 +20,6 @@ from services.scheduler.costs.seconds import (
     fragment_seconds,
     gradient_seconds,
     speed,
-    whole_shares,
 )
 
 Baseline = Literal["2026-06", "batched", "tuned"]
@@ -119,3 +118,21 @@ def _swaps(profile: Profile, *, tuned: bool) -> float:
 def _expected_maximum(count: int) -> float:
     """Return the expected maximum of so many standard normal variables (Blom 1958)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+def whole_shares(
+    items: int, devices: Mapping[str, int], seconds: Mapping[str, float]
+) -> dict[str, int]:
+    """Return how many of `items` a device of each kind takes at most, to end the soonest.
+
+    Args:
+        devices: number of devices of each kind.
+        seconds: time of one item on each kind that can take part; the others take none.
+    """
+    shares = {kind: 0 for kind in seconds if devices[kind] > 0}
+    left = items if shares else 0
+    while left > 0:
+        kind = min(shares, key=lambda kind: (shares[kind] + 1) * seconds[kind])
+        shares[kind] += 1
+        left -= devices[kind]
+    return shares

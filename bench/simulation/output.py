@@ -81,9 +81,9 @@ def _show_one(found: Simulated, console: Console) -> None:
     console.print(
         f"{seconds_words(found.step_seconds)} s/step, utilisation {found.utilisation:.1%}"
     )
-    table = text_table("pool", "busy", "bubbles", wrap=True)
+    table = text_table("pool", "busy", wrap=True)
     for pool in ("rollout", "trainer"):
-        table.add_row(pool, _shares(found.busy[pool]), _shares(found.bubbles[pool]))
+        table.add_row(pool, _shares(found.busy[pool]))
     console.print(table)
     stale = ", ".join(f"{value}: {share:.0%}" for value, share in found.staleness.items())
     console.print(f"staleness {stale}; generated and discarded {found.discarded:.1%}")
@@ -104,7 +104,6 @@ def _technique(row: Technique) -> dict[str, Any]:
         "step_seconds": round(found.step_seconds, 3),
         "utilisation": round(found.utilisation, 4),
         "busy": {pool: dict(uses) for pool, uses in found.busy.items()},
-        "bubbles": {pool: dict(causes) for pool, causes in found.bubbles.items()},
         "staleness": dict(found.staleness),
         "discarded": found.discarded,
         "tag": [

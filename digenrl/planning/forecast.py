@@ -323,7 +323,6 @@ def _simulated(profile: Profile, own: Own) -> Simulated:
         trainer=own.split.trainer,
         schedule=own.schedule,
         batches=BATCHES_ONE_STEP if own.schedule.max_staleness else BATCHES_STRICT,
-        causes=False,
     )
 
 

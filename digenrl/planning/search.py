@@ -124,7 +124,6 @@ def run(profile: Profile, candidate: Candidate, schedule: RunSchedule) -> Simula
         warm_up=warm_up,
         batches=batches,
         seed=SEED,
-        causes=False,
     )
 
 

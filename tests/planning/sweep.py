@@ -99,7 +99,7 @@ class Case:
 def seconds(profile: Profile, split: Split, schedule: RunSchedule) -> float:
     return simulate(
         profile, rollout=split.rollout, trainer=split.trainer,
-        schedule=schedule, batches=3 if schedule.staleness_limit else 1, seed=1, causes=False,
+        schedule=schedule, batches=3 if schedule.staleness_limit else 1, seed=1,
     ).step_seconds  # fmt: skip
 
 

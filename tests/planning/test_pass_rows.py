@@ -62,7 +62,7 @@ def test_what_check_says_is_what_a_longer_run_takes(name: str) -> None:
     own = found.own
     longer = simulate(
         found.profile, rollout=own.split.rollout, trainer=own.split.trainer,
-        schedule=own.schedule, warm_up=4, batches=12, seed=1, causes=False,
+        schedule=own.schedule, warm_up=4, batches=12, seed=1,
     )  # fmt: skip
     assert found.simulated is not None
     assert found.simulated.step_seconds == pytest.approx(longer.step_seconds, rel=0.03)

@@ -103,7 +103,7 @@ def test_a_trainer_that_generates_makes_up_for_a_split_that_is_far_from_balance(
     schedule = ONE_STEP.changed(tag=32, fragment_size=size)
     found = simulate(
         profile, rollout={"H100": 8}, trainer={"H100": 24}, schedule=schedule,
-        batches=6, causes=False,
+        batches=6,
     )  # fmt: skip
     assert found.utilisation > least
 
@@ -125,7 +125,7 @@ def test_no_known_good_split_is_better_than_the_planners(
     profile = load_profile(name)
     known = simulate(
         profile, rollout={"H100": split[0]}, trainer={"H100": split[1]}, schedule=schedule,
-        batches=6, causes=False,
+        batches=6,
     )  # fmt: skip
     free = schedule.changed(tag="auto", fragment_size="auto")
     best = plan_split(profile, {"H100": 32}, free).best

@@ -89,7 +89,7 @@ def test_a_recipes_defaults_are_as_good_as_the_published_plans(
     planned, auto = (
         simulate(
             load_profile(name), rollout=split.rollout, trainer=split.trainer, schedule=each,
-            batches=6 if max_staleness else 3, causes=False,
+            batches=6 if max_staleness else 3,
         ).step_seconds
         for each in (schedule.changed(fragment_size=size, tag=groups), schedule)
     )  # fmt: skip

@@ -5,7 +5,7 @@ launch the call's kernels, whichever is more.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from services.scheduler.costs.capacity import fits, pass_rows
@@ -134,24 +134,6 @@ def merged_part(profile: Profile) -> float:
     merged = shape.merged_steps * pass_seconds(profile, 1)
     apart = _rows_apart(profile, shape.group_size) * row_seconds(profile)
     return merged / (merged + apart) if merged else 0.0
-
-
-def whole_shares(
-    items: int, devices: Mapping[str, int], seconds: Mapping[str, float]
-) -> dict[str, int]:
-    """Return how many of `items` a device of each kind takes at most, to end the soonest.
-
-    Args:
-        devices: number of devices of each kind.
-        seconds: time of one item on each kind that can take part; the others take none.
-    """
-    shares = {kind: 0 for kind in seconds if devices[kind] > 0}
-    left = items if shares else 0
-    while left > 0:
-        kind = min(shares, key=lambda kind: (shares[kind] + 1) * seconds[kind])
-        shares[kind] += 1
-        left -= devices[kind]
-    return shares
 
 
 def _generation_seconds(

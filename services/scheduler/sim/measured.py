@@ -1,23 +1,15 @@
-"""What a simulated run shows: seconds per batch, and what its devices did or waited for."""
+"""What a simulated run shows: seconds per batch, and what its devices did."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from services.scheduler.core.device_queues import sample_seconds
-from services.scheduler.core.state import State
-from services.scheduler.core.usage import Meter, uses
 from services.scheduler.costs.profile import Role
 from services.scheduler.sim.cluster import Cluster
 from services.scheduler.sim.history_events import Use
 from shared.messages import subjects
 from shared.messages.contracts import FragmentGenerated, TrainGroup
-from shared.run.usage import BUSY
-from shared.run.usage import Use as Cause
-
-Bubble = Cause | Literal["remainder"]
-"""remainder: hand-over of messages, and devices that have no part of what their pool does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +35,6 @@ class Simulated:
     floor_seconds: float
     busy: Mapping[Role, Mapping[Use, float]]
     """Pool -> use -> share of its device-seconds."""
-    bubbles: Mapping[Role, Mapping[Bubble, float]]
-    """Pool -> cause -> share of its device-seconds; empty if causes were not looked for."""
     tag: tuple[TagBatch, ...]
     """TAG's decisions for the measured batches."""
     staleness: Mapping[int, float]
@@ -77,8 +67,6 @@ class Mark:
     """Samples, those under way in proportion."""
     busy: Mapping[tuple[str, Use], float]
     """(device, use) -> seconds."""
-    waited: Mapping[tuple[str, Cause], float]
-    """(device, cause) -> seconds."""
     beyond_mean: float = 0.0
     """Seconds that noise has added to a device's work until then, on average over devices."""
 
@@ -89,43 +77,22 @@ class Watch:
 
     cluster: Cluster
     batches: int
-    causes: bool = False
-    """Whether to find out why devices wait."""
     marks: list[Mark] = field(default_factory=list)
     """What was measured at the beginning and at every commit."""
-    _meter: Meter = field(default_factory=Meter)
-    _uses: dict[str, Cause] = field(default_factory=dict)
-    _state: State | None = None
 
     def is_done(self) -> bool:
-        if self.causes:
-            self._look()
         commits = len(self.cluster.history.commit_times)
         if len(self.marks) <= commits:
             self.marks.append(self._mark())
         return commits >= self.batches
 
-    def _look(self) -> None:
-        """Find out what each device does from here to the next action."""
-        self._meter.advance(self.cluster.world.now, self._uses)
-        state = self.cluster.scheduler.state
-        if state is not self._state:
-            self._state, self._uses = state, uses(self.cluster.plan, state)
-
     def _mark(self) -> Mark:
-        waited = {
-            (name, cause): seconds
-            for name, spent in self._meter.devices.items()
-            for cause, seconds in spent.items()
-            if cause not in BUSY and name != "reward"
-        }
         cluster = self.cluster
         generated = sum(message.fragment.num_samples for message in _generated(cluster))
         return Mark(
             time=cluster.world.now,
             generated=generated + _under_way(cluster),
             busy=dict(cluster.history.busy),
-            waited=waited,
             beyond_mean=_mean(cluster.history.beyond_mean.values()),
         )
 
@@ -156,9 +123,6 @@ class Window:
     def busy(self) -> dict[tuple[str, Use], float]:
         return {key: s - self.begin.busy.get(key, 0.0) for key, s in self.end.busy.items()}
 
-    def waited(self) -> dict[tuple[str, Cause], float]:
-        return {key: s - self.begin.waited.get(key, 0.0) for key, s in self.end.waited.items()}
-
 
 def measure(watch: Watch, warm_up: int, pools: Pools, floor_seconds: float) -> Simulated:
     """Measures the batches after the warm-up."""
@@ -182,18 +146,9 @@ def measure(watch: Watch, warm_up: int, pools: Pools, floor_seconds: float) -> S
         ),
         floor_seconds=floor_seconds,
         busy=busy,
-        bubbles=_bubbles(window, pools, busy) if watch.causes else {},
         tag=_tag_batches(cluster, window),
         staleness=_staleness([group for commit in commits for group in commit.trained]),
         discarded=_discarded(cluster, batch_samples),
-    )
-
-
-def step_seconds(watch: Watch, warm_up: int, generation_seconds: float) -> float:
-    """Only that, of `measure`; ``generation_seconds`` as in `Pools`."""
-    batch_samples = watch.cluster.plan.num_groups * watch.cluster.plan.group_size
-    return _step_seconds(
-        _steady(watch.marks, warm_up, batch_samples), batch_samples, generation_seconds
     )
 
 
@@ -278,29 +233,6 @@ def _busy_trainer(window: Window, pools: Pools) -> dict[Use, float]:
         if _is_trainer(name):
             shares[use] += seconds / window.seconds / pools.num_trainer
     return dict(shares)
-
-
-def _bubbles(
-    window: Window, pools: Pools, busy: Mapping[Role, Mapping[Use, float]]
-) -> dict[Role, dict[Bubble, float]]:
-    shares: dict[Role, defaultdict[Bubble, float]] = {
-        "rollout": defaultdict(float),
-        "trainer": defaultdict(float),
-    }
-    for (name, cause), seconds in window.waited().items():
-        if _is_trainer(name):
-            shares["trainer"][cause] += seconds / window.seconds
-        else:
-            shares["rollout"][cause] += seconds / window.seconds / pools.num_rollout
-    for pool, causes in shares.items():
-        idle, known = max(0.0, 1 - sum(busy[pool].values())), sum(causes.values())
-        if known > idle:  # some of them worked meanwhile
-            shares[pool] = defaultdict(float, {c: s * idle / known for c, s in causes.items()})
-        else:
-            causes["remainder"] = idle - known
-    if not pools.num_rollout:
-        shares["rollout"].clear()
-    return {pool: {c: s for c, s in causes.items() if s > 0} for pool, causes in shares.items()}
 
 
 def _tag_batches(cluster: Cluster, window: Window) -> tuple[TagBatch, ...]:

@@ -43,14 +43,12 @@ def simulate(
     batches: int = 8,
     warm_up: int | None = None,
     seed: int | None = 0,
-    causes: bool = True,
     knows_costs: bool = True,
 ) -> Simulated:
     """Run so many batches, after those of the warm-up, on these devices.
 
     ``warm_up``: batches; None is what the schedule takes to settle.
     ``seed``: of the profile's noise; None leaves it out, and every batch is like the next.
-    ``causes``: whether to find out why devices wait, which takes a third more time.
     ``knows_costs``: whether the scheduler begins with the costs that it would learn.
 
     Raises:
@@ -64,7 +62,7 @@ def simulate(
     if knows_costs:
         devices = trainer if schedule.members_generate else rollout
         prime(cluster, learned_overhead(profile, devices), profile.rollout.handoff_seconds)
-    watch = Watch(cluster, skipped + batches, causes)
+    watch = Watch(cluster, skipped + batches)
     if not cluster.world.run(NEVER, watch.is_done):
         raise RuntimeError(f"the simulated run stood still: {cluster.scheduler.state.failure}")
     together = {

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.simulation.colocated import BASELINES, Baseline, colocated_seconds
+from bench.simulation.colocated import BASELINES, Baseline, colocated_seconds, whole_shares
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
 from tests.scheduler.costs.tables import HETEROGENEOUS, HOMOGENEOUS, NAMES, Row
@@ -59,3 +59,23 @@ def test_equal_devices_that_both_roles_fit_are_needed() -> None:
     assert colocated_seconds(profile, {}, "tuned") == math.inf
     alone = colocated_seconds(profile, {"H100": 16}, "tuned")
     assert colocated_seconds(profile, {"L40S": 16, "H100": 16}, "tuned") == alone
+
+
+@given(
+    st.integers(0, 200),
+    st.lists(st.tuples(st.integers(1, 8), st.floats(0.1, 5)), min_size=1, max_size=4),
+)
+def test_whole_shares_end_as_soon_as_can_be(items: int, kinds: list[tuple[int, float]]) -> None:
+    devices = {str(index): count for index, (count, _) in enumerate(kinds)}
+    seconds = {str(index): each for index, (_, each) in enumerate(kinds)}
+    shares = whole_shares(items, devices, seconds)
+    end = max(share * seconds[kind] for kind, share in shares.items())
+    assert sum(shares[kind] * devices[kind] for kind in shares) >= items
+
+    def done_before_the_end(kind: str) -> int:
+        share = shares[kind] + 2
+        while share * seconds[kind] >= end:
+            share -= 1
+        return share * devices[kind]
+
+    assert items == 0 or sum(map(done_before_the_end, devices)) < items

@@ -122,7 +122,7 @@ def test_a_run_learns_what_it_is_told_elsewhere(max_staleness: int) -> None:
     told, learned = (
         simulate(
             QWEN, rollout={"H100": 8}, trainer={"H100": 24}, schedule=schedule, batches=4,
-            warm_up=4, causes=False, knows_costs=knows,
+            warm_up=4, knows_costs=knows,
         ).step_seconds
         for knows in (True, False)
     )  # fmt: skip
@@ -145,7 +145,7 @@ def test_fluid_devices_generate_in_fragments_of_the_best_size(members: dict[str,
     chosen, *fixed = (
         simulate(
             profile, rollout={}, trainer=members, schedule=fluid.changed(fragment_size=size),
-            batches=2, causes=False,
+            batches=2,
         ).step_seconds
         for size in ("auto", 4, 8, 16)
     )  # fmt: skip
@@ -167,7 +167,7 @@ def test_a_step_ahead_unlike_devices_generate_in_fragments_of_the_best_size(
     ahead = RunSchedule(mode="fluid", max_staleness=1)
     chosen, *fixed = (
         simulate(
-            QWEN, rollout={}, trainer=members, batches=6, causes=False,
+            QWEN, rollout={}, trainer=members, batches=6,
             schedule=ahead.changed(fragment_size=size),
         ).step_seconds
         for size in ("auto", 4, 8, 16)

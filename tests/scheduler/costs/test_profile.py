@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.scheduler.costs.capacity import fits
 from services.scheduler.costs.profile import PROFILES, load_profile
-from services.scheduler.costs.seconds import fragment_seconds, whole_shares
+from services.scheduler.costs.seconds import fragment_seconds
 from shared.errors import UserError
 from tests.scheduler.costs.tables import NAMES
 
@@ -122,26 +122,6 @@ def test_a_larger_fragment_takes_longer_but_less_per_sample(
     seconds, more = (fragment_seconds(profile, kind, n) for n in (samples, samples + 1))
     assert seconds < more
     assert more / (samples + 1) < seconds / samples
-
-
-@given(
-    st.integers(0, 200),
-    st.lists(st.tuples(st.integers(1, 8), st.floats(0.1, 5)), min_size=1, max_size=4),
-)
-def test_whole_shares_end_as_soon_as_can_be(items: int, kinds: list[tuple[int, float]]) -> None:
-    devices = {str(index): count for index, (count, _) in enumerate(kinds)}
-    seconds = {str(index): each for index, (_, each) in enumerate(kinds)}
-    shares = whole_shares(items, devices, seconds)
-    end = max(share * seconds[kind] for kind, share in shares.items())
-    assert sum(shares[kind] * devices[kind] for kind in shares) >= items
-
-    def done_before_the_end(kind: str) -> int:
-        share = shares[kind] + 2
-        while share * seconds[kind] >= end:
-            share -= 1
-        return share * devices[kind]
-
-    assert items == 0 or sum(map(done_before_the_end, devices)) < items
 
 
 def test_a_device_that_is_too_small_is_refused_with_the_sizes() -> None:

@@ -35,7 +35,7 @@ def test_a_slow_device_takes_no_group_that_others_finish_first_a_step_ahead_too(
     seconds = [
         simulate(
             profile.model_copy(update={"shape": shape}), rollout={},
-            trainer={"H100": 4, "H20": 4}, causes=False,
+            trainer={"H100": 4, "H20": 4},
             schedule=RunSchedule(mode="fluid", max_staleness=ahead, fragment_size=16),
         ).step_seconds
         for ahead in (0, 1)

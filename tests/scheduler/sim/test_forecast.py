@@ -81,7 +81,7 @@ def test_forecasts_come_near_the_simulator(
     found = forecast(profile, split, size, schedule)
     tag = profile.shape.groups if schedule is ONE_STEP else found.groups
     simulated = simulate(
-        profile, rollout=split.rollout, trainer=split.trainer, batches=6, causes=False,
+        profile, rollout=split.rollout, trainer=split.trainer, batches=6,
         schedule=schedule.changed(fragment_size=size, tag=tag),
     )  # fmt: skip
     assert found.seconds == pytest.approx(simulated.step_seconds, rel=0.05)
