@@ -77,8 +77,7 @@ def check(
             typer.echo(failed_as_json(recipe, error))
         raise
     if save_profile is not None:
-        from digenrl.profile.profile import write_profile
-        from digenrl.trace.profile import traced_profile
+        from digenrl.trace.profile import traced_profile, write_profile
 
         assert checked.trace is not None
         made = traced_profile(checked.recipe, checked.trace, name=save_profile.stem)

@@ -6,6 +6,7 @@ them. Imports no torch.
 """
 
 import math
+from pathlib import Path
 from typing import Any
 
 from digenrl.trace.memory import member_needs, rollout_needs, usual
@@ -89,6 +90,12 @@ def traced_profile(recipe: Recipe, trace: Trace, *, name: str | None = None) -> 
         "sources": _sources(like.name, forward),
     }
     return ProfileFile.model_validate(_rounded(plain))
+
+
+def write_profile(costs: ProfileFile, path: Path) -> None:
+    """Write a profile as JSON, for `--profile`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(costs.model_dump_json(indent=2, exclude_defaults=True) + "\n")
 
 
 def _description(recipe: Recipe) -> str:

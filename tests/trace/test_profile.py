@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 from digenrl.cli import app
 from digenrl.local.checking.check import check
 from digenrl.planning.forecast import forecast
-from digenrl.profile.profile import write_profile
-from digenrl.trace.profile import FORWARD_TFLOPS, traced_profile
+from digenrl.trace.profile import FORWARD_TFLOPS, traced_profile, write_profile
 from digenrl.trace.record import Trace
 from digenrl.trace.runs import setting_of, trace
 from digenrl.trace.work import counted

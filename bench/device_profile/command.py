@@ -1,4 +1,4 @@
-"""`digenrl profile`: from its options to a profile.
+"""`python -m bench profile`: from its options to a profile.
 
 Imported with the command line, so what is heavy is imported when it runs.
 """
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from digenrl.profile.models import ARCHITECTURES, ModelName
+from bench.device_profile.models import ARCHITECTURES, ModelName
 from shared.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
-    from digenrl.profile.network import Network
-    from digenrl.profile.profile import MeasuredOn
+    from bench.device_profile.network import Network
+    from bench.device_profile.profile import MeasuredOn
 
 
-def command(
+def profile(
     model: Annotated[ModelName, typer.Option(help="which network")],
     random_weights: Annotated[
         bool, typer.Option("--random-weights", help="draw the weights: they cost what real ones do")
@@ -43,9 +43,10 @@ def command(
     check_request(random_weights=random_weights, folder=folder, tiny=tiny, out=out)
     from rich.console import Console
 
-    from digenrl.profile.measure import measure
-    from digenrl.profile.profile import base_profile, measured_profile, write_profile
-    from digenrl.profile.show import show
+    from bench.device_profile.measure import measure
+    from bench.device_profile.profile import base_profile, measured_profile
+    from bench.device_profile.show import show
+    from digenrl.trace.profile import write_profile
     from services.scheduler.costs.profile import PROFILES
 
     console = Console(markup=False)
@@ -91,7 +92,7 @@ def build(
     """
     import torch
 
-    from digenrl.profile.network import adapted, loaded_transformer, random_transformer
+    from bench.device_profile.network import adapted, loaded_transformer, random_transformer
     from shared.diffusion.loading.device import choose_kernels
     from shared.recipe.tables import Model
 
@@ -116,7 +117,7 @@ def described(device: "torch.device", how: str) -> "MeasuredOn":
     import diffusers
     import torch
 
-    from digenrl.profile.profile import MeasuredOn
+    from bench.device_profile.profile import MeasuredOn
     from shared.diffusion.loading.device import device_bytes
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,4 +1,4 @@
-"""`digenrl profile`, on a CPU: every architecture in miniature, full sizes without memory."""
+"""`python -m bench profile` on a CPU: architectures in miniature, full sizes without memory."""
 
 import json
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ import torch
 from typer import Typer
 from typer.testing import CliRunner
 
-from digenrl.profile.command import build, check_request, command
-from digenrl.profile.measure import changing_over, denoising, measure, training
-from digenrl.profile.models import ARCHITECTURES, Architecture, ModelName
-from digenrl.profile.network import (
+from bench.device_profile.command import build, check_request, profile
+from bench.device_profile.measure import changing_over, denoising, measure, training
+from bench.device_profile.models import ARCHITECTURES, Architecture, ModelName
+from bench.device_profile.network import (
     DTYPE,
     Network,
     adapted,
@@ -49,7 +49,7 @@ def one_thread() -> Iterator[None]:
 
 def run(*arguments: str) -> str:
     app = Typer(pretty_exceptions_enable=False)
-    app.command()(command)
+    app.command()(profile)
     found = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert found.exit_code == 0, found.output
     return found.output

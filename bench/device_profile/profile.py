@@ -8,13 +8,12 @@ with the speed at which its measured seconds are those that the profile had.
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from digenrl.profile.fit import Fit, fit
-from digenrl.profile.ladder import Ladder
-from digenrl.profile.measure import DeviceMeasurement
-from digenrl.profile.models import ModelName
+from bench.device_profile.fit import Fit, fit
+from bench.device_profile.ladder import Ladder
+from bench.device_profile.measure import DeviceMeasurement
+from bench.device_profile.models import ModelName
 from services.scheduler.costs.profile import (
     PROFILES,
     Device,
@@ -95,11 +94,6 @@ def profile_of(costs: ProfileFile, variant: VariantName = "lora") -> Profile:
         field: getattr(costs, field) for field in ProfileFile.model_fields if field != "variants"
     }
     return Profile(**plain, variant=costs.variants[variant])
-
-
-def write_profile(costs: ProfileFile, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(costs.model_dump_json(indent=2, exclude_defaults=True) + "\n")
 
 
 def row_seconds(

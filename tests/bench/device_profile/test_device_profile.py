@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from digenrl.profile.fit import fit
-from digenrl.profile.ladder import Ladder, Rung, climb, powers_of_two
-from digenrl.profile.measure import DeviceMeasurement, Publication, Switch
-from digenrl.profile.models import ModelName
-from digenrl.profile.profile import (
+from bench.device_profile.fit import fit
+from bench.device_profile.ladder import Ladder, Rung, climb, powers_of_two
+from bench.device_profile.measure import DeviceMeasurement, Publication, Switch
+from bench.device_profile.models import ModelName
+from bench.device_profile.profile import (
     MeasuredOn,
     base_profile,
     device_kind,
     measured_profile,
     profile_of,
-    write_profile,
 )
+from digenrl.trace.profile import write_profile
 from services.scheduler.costs.host import Launches
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.costs.seconds import gradient_seconds, pass_seconds

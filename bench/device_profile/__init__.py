@@ -1,0 +1,1 @@
+"""`python -m bench profile`: what one model costs on this device, measured with random weights."""

@@ -1,1 +1,0 @@
-"""`digenrl profile`: what one model costs on this device, measured with random weights."""
