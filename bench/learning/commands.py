@@ -72,7 +72,7 @@ def shared_noise(
 def learning_tables(
     results: LearningResults = LEARNING_RESULTS,
     page: Annotated[Path, typer.Option(help="whose tables are written anew")] = Path(
-        "docs/algorithms/README.md"
+        "docs/learning.md"
     ),
     curves: Annotated[Path, typer.Option(help="picture of the curves")] = Path(
         "docs/images/learning-curves.png"

@@ -1,4 +1,4 @@
-"""Tables and curves of what was learned, for docs/algorithms/README.md."""
+"""Tables and curves of what was learned, for docs/learning.md."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -89,16 +89,12 @@ def _spread(values: Sequence[float | None], scale: float = 1.0) -> str:
 
 
 def _range(values: Sequence[float]) -> str:
-    low, high = (_short(each, 2) for each in (min(values), max(values)))
+    low, high = (f"{each:.2f}" for each in (min(values), max(values)))
     return low if low == high else f"{low}–{high}"
 
 
 def _middle(values: Sequence[float], digits: int) -> str:
-    return _short(median(values), digits)
-
-
-def _short(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}".removeprefix("0") if 0 < value < 1 else f"{value:.{digits}f}"
+    return f"{median(values):.{digits}f}"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -45,7 +45,7 @@ def _accuracy(quality: "Quality") -> float:
 
 
 def _small(quality: "Quality") -> float:
-    """The reward with the judges in place of its scorer: accuracy, and .05 for each byte that a
+    """The reward with the judges in place of its scorer: accuracy, and 0.05 for each byte that a
     sample takes less as a JPEG file than `USUAL_BYTES`."""
     saved = USUAL_BYTES + quality.rewards["size"] * BYTES_PER_SCORE
     return _accuracy(quality) + PER_BYTE * saved
@@ -69,19 +69,19 @@ DIGITS = Task(
     name="digits",
     recipe=HERE / "digits.toml",
     always=IN_ONE_THREAD | EVALUATED,
-    title="Digits: the probability that a classifier gives the digit asked for",
+    title="Digits: the probability that a classifier gives the requested digit",
     height=_accuracy,
     goals=(0.90, 0.95),
-    goal_words=(".90", ".95"),
+    goal_words=("0.90", "0.95"),
 )
 SMALL_FILES = Task(
     name="small-files",
     recipe=HERE / "small-files.toml",
     always=IN_ONE_THREAD | EVALUATED,
-    title="Small files: the digit asked for, and .05 for each byte less as JPEG",
+    title="Small files: the requested digit, and 0.05 for each byte less as JPEG",
     height=_small,
     goals=(0.9, 1.0),
-    goal_words=(".9", "1.0"),
+    goal_words=("0.9", "1.0"),
     keeps_accuracy=True,
 )
 TASKS = {task.name: task for task in (DIGITS, SMALL_FILES)}
