@@ -18,7 +18,7 @@ from rich.table import Table
 from bench.loop import WARM_UP, Ours
 from services.scheduler.costs.counted import DEVICE, counted_profile
 from services.scheduler.costs.profile import Profile
-from services.scheduler.costs.recipes import shape_of
+from services.scheduler.costs.recipes import batch_shape
 from services.scheduler.costs.seconds import fragment_seconds, gradient_seconds
 from shared.diffusion.policy import load_policy
 from shared.learning.prompts import read_prompts
@@ -80,7 +80,7 @@ def compare(recipe: Recipe, rounds: int, groups: int) -> dict[str, Part]:
     seconds = {key: median(each) for key, each in found.items()}
     size = recipe.batch.group_size
     profile = _calibrated(apart, seconds)
-    of_shared = profile.model_copy(update={"shape": shape_of(shared)})
+    of_shared = profile.model_copy(update={"shape": batch_shape(shared)})
     forecast = {
         "rollout": fragment_seconds(of_shared, DEVICE, size),
         "trainer": gradient_seconds(of_shared, DEVICE, size),
@@ -105,7 +105,7 @@ def _seconds(work: Callable[[int], object], groups: int) -> float:
 def _calibrated(recipe: Recipe, seconds: dict[tuple[str, str], float]) -> Profile:
     """Return costs with which the planner's formulas give the seconds measured of a whole group and
     of a pair of samples, generated and trained."""
-    shape, size = shape_of(recipe), recipe.batch.group_size
+    shape, size = batch_shape(recipe), recipe.batch.group_size
     group, pair = seconds["rollout", "apart"], seconds["rollout", "pair"]
     row = (group - pair) / (size - 2) / shape.steps
     call = max(0.0, pair / shape.steps - 2 * row)

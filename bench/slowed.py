@@ -12,9 +12,14 @@ from dataclasses import dataclass, replace
 
 import uvloop
 
-from digenrl.commands.options import settings_of
+from digenrl.commands.options import settings_from_options
 from services.rollout.service import run_device
-from shared.devices.protocols import Generated, Generation, RolloutDevice, Staged
+from shared.devices.protocols import (
+    FragmentGeneration,
+    GeneratedFragment,
+    RolloutDevice,
+    StagedVersion,
+)
 from shared.messages.contracts import GenerateFragment
 from shared.recipe.recipe import Recipe
 from shared.run.manifest import StoredTensors
@@ -23,7 +28,7 @@ from shared.telemetry import configure_logs
 
 @dataclass(frozen=True, slots=True)
 class SlowedGeneration:
-    generation: Generation
+    generation: FragmentGeneration
     factor: float
 
     @property
@@ -43,10 +48,12 @@ class SlowedGeneration:
         await self.generation.advance()
         await asyncio.sleep((self.generation.seconds - before) * (self.factor - 1))
 
-    def finish(self) -> Awaitable[Generated]:
+    def finish(self) -> Awaitable[GeneratedFragment]:
         return self._finished(self.generation.seconds, self.generation.finish())
 
-    async def _finished(self, before: float, finishing: Awaitable[Generated]) -> Generated:
+    async def _finished(
+        self, before: float, finishing: Awaitable[GeneratedFragment]
+    ) -> GeneratedFragment:
         generated = await finishing
         await asyncio.sleep((generated.seconds - before) * (self.factor - 1))
         return replace(generated, seconds=generated.seconds * self.factor)
@@ -75,7 +82,7 @@ class SlowedDevice:
     ) -> bytes:
         return await self.device.conditions(prompt, source, negative)
 
-    async def stage(self, weights: StoredTensors) -> Staged:
+    async def stage(self, weights: StoredTensors) -> StagedVersion:
         return await self.device.stage(weights)
 
 
@@ -85,7 +92,7 @@ def main() -> None:
     for option in ("--run", "--worker", "--port"):
         parser.add_argument(option)
     asked = parser.parse_args()
-    settings = settings_of(run=asked.run, worker=asked.worker, port=asked.port)
+    settings = settings_from_options(run=asked.run, worker=asked.worker, port=asked.port)
     configure_logs(service="rollout", worker=settings.worker, run=settings.run)
 
     def build(recipe: Recipe) -> SlowedDevice:

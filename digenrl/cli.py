@@ -57,7 +57,7 @@ TASKS = {
     "Mend": ("doctor", "gc", "repair", "keys"),
 }  # fmt: skip
 """Commands by what they are for, as the help lists them."""
-LONGEST = 200
+MAX_SUMMARY = 200
 """Letters of a command's first sentence: it goes on in the next line, and is not cut."""
 EPILOG = (
     "Exit codes: 0 done; 1 failed, or something is wrong; 2 the request is wrong, the message says "
@@ -74,7 +74,7 @@ class ByTask(TyperGroup):
         for task, names in TASKS.items():
             with formatter.section(task):
                 formatter.write_dl(
-                    [(each, self.commands[each].get_short_help_str(LONGEST)) for each in names]
+                    [(each, self.commands[each].get_short_help_str(MAX_SUMMARY)) for each in names]
                 )
 
 

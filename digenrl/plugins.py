@@ -3,7 +3,7 @@
     [project.entry-points."digenrl.families"]
     OrchidPipeline = "digenrl_orchid.family:ORCHID"       # a FamilySpec, by its pipeline
     [project.entry-points."digenrl.scorers"]
-    ink = "digenrl_orchid.scorers:INK"                    # a Kind, or a class with a method score
+    ink = "digenrl_orchid.scorers:INK"                    # a ScorerKind, or one with a method score
     [project.entry-points."digenrl.tiny_models"]
     OrchidPipeline = "digenrl_orchid.tiny:save"           # saves a small random model
 
@@ -15,16 +15,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from services.reward.kinds import Kind
+    from services.reward.kinds import ScorerKind
     from shared.diffusion.families.base import Family
     from shared.models.families import FAMILIES, FamilySpec
 
-__all__ = ["FAMILIES", "Family", "FamilySpec", "Kind"]
+__all__ = ["FAMILIES", "Family", "FamilySpec", "ScorerKind"]
 MODULES = {
     "FAMILIES": "shared.models.families",
     "Family": "shared.diffusion.families.base",
     "FamilySpec": "shared.models.families",
-    "Kind": "services.reward.kinds",
+    "ScorerKind": "services.reward.kinds",
 }
 
 

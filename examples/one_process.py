@@ -17,12 +17,12 @@ import safetensors.numpy
 from rich import print
 
 from services.reward.scorer import build_scorers, scorer_inputs
-from services.reward.scoring import source_of
+from services.reward.scoring import load_source
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
-from shared.learning.advantages import Scored
+from shared.learning.advantages import SampleScores
 from shared.learning.prompts import PromptOrder, SourceFiles, read_prompts
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
 from shared.recipe.recipe import Recipe, load_recipe
@@ -51,7 +51,7 @@ class Loop:
             policy = Policy(version=batch, weights_digest=self._rollout.load(bytes(weights.pack())))
             assert policy.weights_digest == made.digest
             held: list[GroupData] = []
-            scored: list[Scored] = []
+            scored: list[SampleScores] = []
             for group in range(self.recipe.batch.groups):
                 prompt = self._order.of_group(batch, group, self.recipe.batch.groups)
                 data, rewards, parts = self._group(group, prompt, policy)
@@ -62,7 +62,7 @@ class Loop:
             yield {"reward": sum(known) / len(known), **metrics}
 
     def _train(
-        self, batch: int, groups: Sequence[GroupData], scored: Sequence[Scored]
+        self, batch: int, groups: Sequence[GroupData], scored: Sequence[SampleScores]
     ) -> dict[str, float]:
         """Take the optimizer steps of a batch, each with its part of the groups."""
         if self.recipe.over_batch:
@@ -99,7 +99,7 @@ class Loop:
         conditions = self._rollout.conditions(prompt.text, source)
         made = self._rollout.generate(task, source)
         images = safetensors.numpy.load(made.media)["images"]
-        edited = None if source is None else source_of(source, images)
+        edited = None if source is None else load_source(source, images)
         metadata = [scorer_inputs(prompt, edited)] * len(images)
         parts = {s.name: s.score(images, metadata) for s in self._scorers}
         columns = zip(*(parts[s.name] for s in self._scorers), strict=True)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-AGAIN_S = 6.0
+MAX_CLEANUP_S = 6.0
 """Seconds that exceed the clean-up of any of our tasks."""
 
 
@@ -35,5 +35,5 @@ async def stop(*tasks: "asyncio.Task[Any]") -> list[BaseException | None]:
     while pending:
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=AGAIN_S)
+        _, pending = await asyncio.wait(pending, timeout=MAX_CLEANUP_S)
     return [None if task.cancelled() else task.exception() for task in tasks]

@@ -32,7 +32,7 @@ def go_direct(*urls: str | None) -> None:
         os.environ |= {"NO_PROXY": merged, "no_proxy": merged}
 
 
-def proxy_of(url: str) -> str | None:
+def find_proxy(url: str) -> str | None:
     """Return the proxy through which a URL is asked; None: it is asked directly."""
     parts, named = urlsplit(url), proxies()
     host = parts.hostname or ""
@@ -43,7 +43,7 @@ def proxy_of(url: str) -> str | None:
 
 def through(url: str) -> str:
     """Return the proxy of a URL as words for an error; nothing if there is none."""
-    proxy = proxy_of(url)
+    proxy = find_proxy(url)
     return "" if proxy is None else f" through the proxy {public(proxy)}"
 
 

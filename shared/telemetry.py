@@ -80,7 +80,7 @@ LEADER = Gauge("digenrl_leader", "1 of the scheduler that commands, 0 of one tha
 
 LEASE_EPOCH = Gauge("digenrl_lease_epoch", "Epoch in which this scheduler commands")
 
-FENCED = Counter(
+FENCED_COMMANDS = Counter(
     "digenrl_fenced_total", "Commands and changes of a scheduler whose epoch is over", ["what"]
 )
 

@@ -9,7 +9,7 @@ from shared.devices.protocols import Snapshot
 from shared.diffusion.sampling.tensors import pack
 from shared.diffusion.weights.trained_weights import StagedTensors, Staging
 from shared.messages.contracts import ObjectRef
-from shared.run.manifest import Fetched, Part, Wanted
+from shared.run.manifest import FetchedObject, VersionTensors, WantsTensor
 from tests import examples
 
 
@@ -17,27 +17,27 @@ from tests import examples
 class Given:
     """Objects that are there already."""
 
-    given: Sequence[Fetched]
+    given: Sequence[FetchedObject]
     ref: ObjectRef = field(default_factory=lambda: examples.ref("given"))
     weights_digest: str | None = None
 
-    async def parts(self, wanted: Wanted | None = None) -> AsyncIterator[Fetched]:
+    async def parts(self, wanted: WantsTensor | None = None) -> AsyncIterator[FetchedObject]:
         for part in self.given:
             yield part
 
 
 def one_object(data: bytes) -> Given:
-    return Given([Fetched(data, None)])
+    return Given([FetchedObject(data, None)])
 
 
-def packed(parts: Sequence[Part]) -> bytes:
+def packed(parts: Sequence[VersionTensors]) -> bytes:
     """The only object of small weights, or of a small checkpoint."""
     [part] = parts
     return bytes(part.pack())
 
 
-def read_back(parts: Sequence[Part]) -> Given:
-    return Given([Fetched(bytes(part.pack()), part.pieces) for part in parts])
+def read_back(parts: Sequence[VersionTensors]) -> Given:
+    return Given([FetchedObject(bytes(part.pack()), part.pieces) for part in parts])
 
 
 def as_bytes(snapshot: Snapshot) -> tuple[str, list[bytes], list[bytes]]:
@@ -50,5 +50,5 @@ def as_bytes(snapshot: Snapshot) -> tuple[str, list[bytes], list[bytes]]:
 def staged(network: nn.Module, tensors: Mapping[str, Tensor]) -> StagedTensors:
     """These weights, ready to be put in use."""
     staging = Staging(network)
-    staging.add(Fetched(pack(dict(tensors)), None))
+    staging.add(FetchedObject(pack(dict(tensors)), None))
     return staging.finish()

@@ -18,7 +18,7 @@ from shared.diffusion.families.latents import pack, unpack
 from shared.diffusion.loading.models import ModelAdapter, load_model
 from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.models.families import FAMILIES as FAMILIES_BY_PIPELINE
-from shared.models.memory import Part
+from shared.models.memory import ModelPart
 from tests import tiny_ltx2
 from tests.tiny_pipelines import BUILDERS
 
@@ -86,7 +86,7 @@ def save(family: str, folder: Path, seed: int = 0) -> Path:
 def load(folder: Path, **given: Any) -> Family:
     """Load all parts of a model in float32."""
     given = {"dtype": torch.float32, **given}
-    model = load_model(folder, set(get_args(Part)), device=torch.device("cpu"), **given)
+    model = load_model(folder, set(get_args(ModelPart)), device=torch.device("cpu"), **given)
     assert isinstance(model, Family)
     return model
 

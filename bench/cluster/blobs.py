@@ -19,7 +19,7 @@ from typing import NamedTuple
 from shared.errors import ContractError, FaultyConditions
 from shared.learning.seeds import sample_seed
 from shared.messages.contracts import GenerateFragment
-from shared.run.manifest import Pieces, StoredTensors
+from shared.run.manifest import StoredTensors, TensorBoxes
 from shared.store.backend import Content
 
 DIGEST_BYTES = 64
@@ -114,7 +114,7 @@ class BytesPart:
     """A part of a version that is nothing but bytes: it has no pieces of tensors."""
 
     data: Content
-    pieces: Pieces = field(default_factory=dict)
+    pieces: TensorBoxes = field(default_factory=dict)
 
     def pack(self) -> Content:
         return self.data

@@ -16,7 +16,7 @@ from bench.cluster.hold import Held
 from bench.cluster.payloads import Scaled
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.seconds import fragment_seconds
-from shared.devices.protocols import Generated, Generation, GroupData, Staged
+from shared.devices.protocols import FragmentGeneration, GeneratedFragment, GroupData, StagedVersion
 from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import GenerateFragment
 from shared.run.manifest import StoredTensors
@@ -44,7 +44,7 @@ class EmulatedDevice:
         task: GenerateFragment,
         conditions: bytes | None = None,
         source: bytes | None = None,
-    ) -> Generation:
+    ) -> FragmentGeneration:
         if conditions is not None:
             check_conditions(conditions, task.prompt.text)
         whole = fragment_seconds(self.profile, self.kind, task.fragment.num_samples)
@@ -94,14 +94,14 @@ class EmulatedGeneration:
         part = self.whole / steps
         self.seconds += await device.held.hold(part, "generate", samples=samples / steps)
 
-    def finish(self) -> Awaitable[Generated]:
+    def finish(self) -> Awaitable[GeneratedFragment]:
         if self.device.weights != self.digest:
             raise IntegrityError(f"{self.device.held.name}: other weights are in use")
         return self._finished()
 
-    async def _finished(self) -> Generated:
+    async def _finished(self) -> GeneratedFragment:
         samples, sizes = samples_of(self.task, self.digest), self.device.sizes
-        return Generated(
+        return GeneratedFragment(
             trajectory=trajectory_blob(samples, sizes.window, sizes.start),
             media=media_blob(samples, sizes.media),
             weights_digest=self.digest,
@@ -113,7 +113,7 @@ class EmulatedGeneration:
 class EmulatedRollout(EmulatedDevice):
     """A rollout device: takes published weights."""
 
-    async def stage(self, weights: StoredTensors) -> Staged:
+    async def stage(self, weights: StoredTensors) -> StagedVersion:
         return EmulatedStaged(self, digest_of(await head_of(weights)))
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from shared.bus.bus import Bus
-from shared.bus.reader import Received
+from shared.bus.reader import ReceivedMessage
 from shared.messages import subjects
 from shared.messages.subjects import Stream
 
@@ -22,10 +22,10 @@ class Heard:
     """What has come of some subjects since the run began."""
 
     reading: "asyncio.Task[None] | None" = None
-    received: list[Received] = field(default_factory=list)
+    received: list[ReceivedMessage] = field(default_factory=list)
     more: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def add(self, received: Received) -> None:
+    def add(self, received: ReceivedMessage) -> None:
         self.received.append(received)
         self.more.set()
         self.more = asyncio.Event()
@@ -34,7 +34,7 @@ class Heard:
 class HostBus(Bus):
     async def follow(
         self, stream: Stream, filters: Sequence[str] | None = None, *, after: int = 0
-    ) -> AsyncGenerator[Received]:
+    ) -> AsyncGenerator[ReceivedMessage]:
         """Yield what `Bus.follow` does."""
         if after or filters is None or not self._is_for_all(stream, filters):
             async for received in Bus.follow(self, stream, filters, after=after):
@@ -49,11 +49,11 @@ class HostBus(Bus):
 
     async def stored(
         self, stream: Stream, filters: Sequence[str] | None = None
-    ) -> tuple[list[Received], int]:
+    ) -> tuple[list[ReceivedMessage], int]:
         """Return what `Bus.stored` does; a group that is to be trained is read once for all."""
         if stream is not subjects.TRAIN or filters is None:
             return await Bus.stored(self, stream, filters)
-        known: dict[tuple[str, ...], asyncio.Task[tuple[list[Received], int]]]
+        known: dict[tuple[str, ...], asyncio.Task[tuple[list[ReceivedMessage], int]]]
         known = self.__dict__.setdefault("groups", {})
         key = tuple(filters)
         while len(known) > KEPT_GROUPS:

@@ -16,7 +16,7 @@ from bench.cluster.hold import Held
 from bench.cluster.stores import at_least
 from bench.runner.figures import Interval
 from services.scheduler.costs.shape import Shape
-from services.trainer.fluid.exchange import ALL, Meeting, Missed, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, Meeting, Sum
 
 KEPT_ROUNDS = 4
 
@@ -69,7 +69,7 @@ class HostExchange:
                 return await asyncio.shield(table.total)
         except TimeoutError:
             missing = sorted(wanted - table.accounts.keys())
-            raise Missed("the sums were not there in time", tuple(missing)) from None
+            raise ExchangeIncomplete("the sums were not there in time", tuple(missing)) from None
 
     async def _hear(self, raw: Msg) -> None:
         name, accounts = unpacked(raw.data)
@@ -104,13 +104,13 @@ class EmulatedExchange:
 
     async def total(self, meeting: Meeting, own: Sum) -> Total:
         began = self.held.clock()
-        found = await self.meeting_place.join(meeting, own.get(ALL, Account()))
+        found = await self.meeting_place.join(meeting, own.get(WHOLE_BATCH, Account()))
         self.held.intervals.append(Interval(self.held.name, "exchange", began, self.held.clock()))
         return found
 
     async def of_all(self, meeting: Meeting, sums: Mapping[str, Sum]) -> Total:
         message, shape = meeting.message, self.meeting_place.shape
-        accounts = {worker: own.get(ALL, Account()) for worker, own in sums.items()}
+        accounts = {worker: own.get(WHOLE_BATCH, Account()) for worker, own in sums.items()}
         return total_of(accounts, shape, message.batch, message.policy.weights_digest)
 
     async def close(self) -> None:

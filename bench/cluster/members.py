@@ -29,7 +29,7 @@ from bench.runner.figures import Use
 from services.scheduler.core.fluid.state import num_rows
 from services.scheduler.costs import fluid
 from services.scheduler.costs.capacity import pass_rows
-from services.trainer.fluid.exchange import ALL, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, Sum
 from services.trainer.fluid.protocols import TotalMeasure
 from shared.devices.protocols import GroupData, Snapshot
 from shared.errors import ContractError
@@ -118,7 +118,7 @@ class EmulatedMember:
         self.account.skipped_rows += piece.num_samples * piece.num_steps
 
     async def own_sum(self) -> Sum:
-        return {ALL: self.account}
+        return {WHOLE_BATCH: self.account}
 
     async def measure(self, total: Total) -> TotalMeasure:
         return TotalMeasure(total.sum_id, 1.0, 1.0)

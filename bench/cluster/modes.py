@@ -8,7 +8,7 @@ from digenrl.planning.runnable import HOST_GPUS
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Devices, Split
 from services.scheduler.sim.forecast import forecast, fragment_sizes
-from services.scheduler.sim.measured import Simulated
+from services.scheduler.sim.measured import SimulationResult
 from services.scheduler.sim.profiled import simulate
 from shared.recipe.schedule import RunSchedule
 
@@ -99,7 +99,7 @@ def predicted(
     seed: int = 0,
     warm_up: int | None = None,
     batches: int = SIMULATED_BATCHES,
-) -> Simulated:
+) -> SimulationResult:
     """Simulates a mode at full scale, with the costs that the emulation has.
 
     With ``seed``, ``warm_up`` and ``batches`` of a run, its service times are those of that run.

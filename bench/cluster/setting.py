@@ -7,12 +7,12 @@ from pathlib import Path
 from pydantic import Field
 
 from bench.cluster.shipped import shipped
-from digenrl.planning.recipes import use_of
+from digenrl.planning.recipes import model_use
 from digenrl.trace.memory import with_memory
 from services.scheduler.core.supply import full_size
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, VariantName, load_profile
-from services.scheduler.costs.recipes import shape_of
+from services.scheduler.costs.recipes import batch_shape
 from services.scheduler.costs.shape import Shape
 from services.scheduler.sim.steady import steady_plan
 from shared.messages.records import Record, Token
@@ -97,8 +97,8 @@ def row_profile(profile: Profile, recipe: Recipe, streamed: Collection[str]) -> 
         streamed: kinds of device whose workers stream the network.
     """
     devices = recipe.rollout.workers + recipe.trainer.devices
-    plan = steady_plan(shape_of(recipe), batches=1, schedule=recipe.run_schedule)
-    use = use_of(recipe, profile, fragment=full_size(plan, devices))
+    plan = steady_plan(batch_shape(recipe), batches=1, schedule=recipe.run_schedule)
+    use = model_use(recipe, profile, fragment=full_size(plan, devices))
     return with_memory(profile, use, streamed)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from bench.device_profile.network import Network
-    from bench.device_profile.profile import MeasuredOn
+    from bench.device_profile.profile import MeasurementDevice
 
 
 def profile(
@@ -112,16 +112,16 @@ def build(
         raise UserError(f"profile: the weights of {model} do not fit this device") from error
 
 
-def described(device: "torch.device", how: str) -> "MeasuredOn":
+def described(device: "torch.device", how: str) -> "MeasurementDevice":
     """Describes the device, with what was measured on it and by which versions."""
     import diffusers
     import torch
 
-    from bench.device_profile.profile import MeasuredOn
+    from bench.device_profile.profile import MeasurementDevice
     from shared.diffusion.loading.device import device_bytes
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     versions = f"torch {torch.__version__}, diffusers {diffusers.__version__}"
-    return MeasuredOn(
+    return MeasurementDevice(
         name=name, memory_gib=device_bytes(device) / 2**30, how=f"{name}: {how}; {versions}."
     )

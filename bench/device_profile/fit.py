@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from bench.device_profile.ladder import Rung
 
-ALIKE = 0.02
+MAX_EXTRA_FIT_ERROR = 0.02
 """A fit of the device or the host alone is taken if its largest error is larger by no more."""
-FLAT = 1.1
+HOST_BOUND_FACTOR = 1.1
 """Within this factor of the host's seconds, it is the host that sets the pace."""
 
 
@@ -36,24 +36,24 @@ class Fit:
 
     def host_bound(self, rungs: Sequence[Rung]) -> int:
         """Returns the rows of the largest call whose pace the host set; 0 if none is."""
-        return max((r.rows for r in rungs if r.seconds <= FLAT * self.host), default=0)
+        return max((r.rows for r in rungs if r.seconds <= HOST_BOUND_FACTOR * self.host), default=0)
 
 
 def fit(rungs: Sequence[Rung]) -> Fit:
     """Returns the fit of the device alone or of the host alone if it is about as good as the best
     of both, which has the host's in the smallest calls. A single call tells of rows alone."""
-    found = sorted(_of_both(rungs), key=lambda each: round(each.error(rungs), 3))
-    for simple in (_of_device(0.0, rungs), Fit(host=_middle(rungs))):
-        if not found or simple.error(rungs) <= found[0].error(rungs) + ALIKE:
+    found = sorted(_fit_host_and_device(rungs), key=lambda each: round(each.error(rungs), 3))
+    for simple in (_fit_device(0.0, rungs), Fit(host=_middle(rungs))):
+        if not found or simple.error(rungs) <= found[0].error(rungs) + MAX_EXTRA_FIT_ERROR:
             return simple
     return found[0]
 
 
-def _of_both(rungs: Sequence[Rung]) -> Iterator[Fit]:
+def _fit_host_and_device(rungs: Sequence[Rung]) -> Iterator[Fit]:
     """Yields fits in which the host sets the pace of the smallest calls: of most calls first, as
     these leave the least to the device's two numbers."""
     for size in range(len(rungs) - 1, 0, -1):
-        yield _of_device(_middle(rungs[:size]), rungs[size:])
+        yield _fit_device(_middle(rungs[:size]), rungs[size:])
 
 
 def _middle(rungs: Sequence[Rung]) -> float:
@@ -62,7 +62,7 @@ def _middle(rungs: Sequence[Rung]) -> float:
     return math.sqrt(min(seconds) * max(seconds))
 
 
-def _of_device(host: float, rungs: Sequence[Rung]) -> Fit:
+def _fit_device(host: float, rungs: Sequence[Rung]) -> Fit:
     """Returns the fit o + c n, by least squares of relative errors, if it has o >= 0 and c > 0;
     else c n."""
     # (o + c n) / t should be 1: regress a column of ones on 1/t and n/t.

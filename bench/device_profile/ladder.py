@@ -66,7 +66,7 @@ def peak_bytes(network: nn.Module, device: torch.device) -> int:
 
 T = TypeVar("T")
 
-AS_GOOD = 1.05
+TIE_FACTOR = 1.05
 """Within this factor of the fastest, the smaller call is what a device needs memory for."""
 
 
@@ -99,7 +99,7 @@ class Ladder:
     @property
     def frugal(self) -> Rung:
         """Returns the smallest that is about as fast per row as the fastest."""
-        limit = self.best.per_row * AS_GOOD
+        limit = self.best.per_row * TIE_FACTOR
         return next(rung for rung in self.rungs if rung.per_row <= limit)
 
 

@@ -50,12 +50,12 @@ from shared.recipe.tables import Run
 from shared.run.shards import open_tensors
 from shared.store import ObjectStore, StoreSettings, open_store
 
-Work = Callable[[], None]
+MeasuredCall = Callable[[], None]
 RUN = "profile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Switch:
+class RoleSwitch:
     """The change from training, with a gradient that is not committed, to denoising and back."""
 
     to_generation_seconds: float
@@ -88,7 +88,9 @@ class Publication:
         return self.copy_seconds + self.digest_seconds + self.store_seconds + self.stage_seconds
 
 
-def changing_over(network: Network, *, denoise: Work, train: Work, repeats: int) -> Switch:
+def changing_over(
+    network: Network, *, denoise: MeasuredCall, train: MeasuredCall, repeats: int
+) -> RoleSwitch:
     """Trains, denoises twice, trains twice, and so on: the first of two pays for the change.
 
     Raises:
@@ -107,7 +109,7 @@ def changing_over(network: Network, *, denoise: Work, train: Work, repeats: int)
         passes.append((timed(device, train), timed(device, train)))
         for copy, gradient in zip(kept, _gradients(network), strict=True):
             copy.copy_(gradient)
-    return Switch(
+    return RoleSwitch(
         to_generation_seconds=_first_beyond_second(steps),
         to_training_seconds=_first_beyond_second(passes),
         gradient_unchanged=unchanged,
@@ -179,7 +181,7 @@ NOISE_LEVEL = 0.7
 LEARNING_RATE = 1e-4
 MAX_GRAD_NORM = 1.0
 
-Report = Callable[[str], None]
+ShowMeasurement = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,14 +190,16 @@ class DeviceMeasurement:
     training: Ladder
     optimizer_seconds: float | None
     """None if not even one row can be trained."""
-    switch: Switch | None
+    switch: RoleSwitch | None
     """None if training and generation do not fit the device together."""
     publication: Publication
     launches: Launches | None = None
     """Kernels of a call and of a training pass."""
 
 
-def measure(network: Network, *, max_batch: int, repeats: int, report: Report) -> DeviceMeasurement:
+def measure(
+    network: Network, *, max_batch: int, repeats: int, report: ShowMeasurement
+) -> DeviceMeasurement:
     """Measures one network. What does not fit the device is left out, and reported."""
     sizes = powers_of_two(max_batch)
 
@@ -231,14 +235,14 @@ def counted(network: Network) -> Launches:
     )
 
 
-def _launches(work: Work) -> int:
+def _launches(work: MeasuredCall) -> int:
     counter = LaunchCounter()
     with counter:
         work()
     return counter.launches
 
 
-def denoising(network: Network, samples: int, steps: int) -> Work:
+def denoising(network: Network, samples: int, steps: int) -> MeasuredCall:
     """Takes the next denoising step of so many samples; at most ``steps`` times."""
     plan = SamplingPlan(
         sigmas=linear_sigmas(steps + 1), window=range(steps), noise_level=NOISE_LEVEL
@@ -248,7 +252,7 @@ def denoising(network: Network, samples: int, steps: int) -> Work:
     return lambda: path.advance(velocity)
 
 
-def training(network: Network, rows: int) -> Work:
+def training(network: Network, rows: int) -> MeasuredCall:
     """Adds the gradient of so many (sample, step) rows, in one forward and backward pass."""
     plan = SamplingPlan(sigmas=linear_sigmas(4), window=range(3), noise_level=NOISE_LEVEL)
     step = plan.step(torch.arange(rows) % 3)
@@ -265,7 +269,7 @@ def training(network: Network, rows: int) -> Work:
     return accumulate
 
 
-def _rung(network: Network, rows: int, work: Work, repeats: int) -> Rung:
+def _rung(network: Network, rows: int, work: MeasuredCall, repeats: int) -> Rung:
     forget_peak(network.device)
     seconds = median_seconds(network.device, work, repeats)
     return Rung(rows, seconds, peak_bytes(network.transformer, network.device))
@@ -281,7 +285,9 @@ def _optimizer_step(network: Network, optimizer: AdamW, repeats: int) -> float:
     return median_seconds(network.device, step, repeats)
 
 
-def _switch(network: Network, generation: Ladder, learned: Ladder, repeats: int) -> Switch | None:
+def _switch(
+    network: Network, generation: Ladder, learned: Ladder, repeats: int
+) -> RoleSwitch | None:
     if not generation.rungs or not learned.rungs:
         return None
     denoise = denoising(network, generation.frugal.rows, 2 * repeats + 1)
@@ -289,7 +295,7 @@ def _switch(network: Network, generation: Ladder, learned: Ladder, repeats: int)
     return fitting(lambda: changing_over(network, denoise=denoise, train=train, repeats=repeats))
 
 
-def _reported(rung: Rung, what: str, unit: str, report: Report) -> Rung:
+def _reported(rung: Rung, what: str, unit: str, report: ShowMeasurement) -> Rung:
     report(
         f"{what}, {unit}s {rung.rows}: {rung.seconds * 1e3:.1f} ms, "
         f"{rung.per_row * 1e3:.1f} ms per {unit}, {rung.peak_bytes / 2**30:.1f} GiB"
@@ -297,6 +303,6 @@ def _reported(rung: Rung, what: str, unit: str, report: Report) -> Rung:
     return rung
 
 
-def _report_end(ladder: Ladder, unit: str, report: Report) -> None:
+def _report_end(ladder: Ladder, unit: str, report: ShowMeasurement) -> None:
     if ladder.out_of_memory is not None:
         report(f"{ladder.out_of_memory} {unit} do not fit the device")

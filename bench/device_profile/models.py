@@ -16,7 +16,7 @@ from shared.models.sigmas import Config
 if TYPE_CHECKING:
     from torch import Tensor
 
-Draw = Callable[..., "Tensor"]
+DrawTensor = Callable[..., "Tensor"]
 """Normal values of the shape that is given, where and in what type the network wants them."""
 Inputs = dict[str, Any]
 """Arguments of a forward pass, without latents and timestep."""
@@ -58,7 +58,7 @@ class Architecture:
     tiny_size: Size = TINY
     timestep_scale: float
     """What the network calls sigma = 1."""
-    conditions: Callable[[Config, Size, int, Draw], Inputs]
+    conditions: Callable[[Config, Size, int, DrawTensor], Inputs]
     """Draws them for so many samples."""
 
     @property
@@ -77,7 +77,7 @@ class Architecture:
         return replace(self, config={**self.config, **self.tiny_config}, size=self.tiny_size)
 
 
-def _flux(config: Config, size: Size, rows: int, draw: Draw) -> Inputs:
+def _flux(config: Config, size: Size, rows: int, draw: DrawTensor) -> Inputs:
     return {
         **_sd3(config, size, rows, draw),
         "img_ids": _grid(size, draw),
@@ -86,7 +86,7 @@ def _flux(config: Config, size: Size, rows: int, draw: Draw) -> Inputs:
     }
 
 
-def _grid(size: Size, draw: Draw) -> "Tensor":
+def _grid(size: Size, draw: DrawTensor) -> "Tensor":
     """Returns frame, row and column of each token of an image, (tokens, 3)."""
     rows, columns = size.height // 16, size.width // 16
     ids = draw(rows, columns, 3).zero_()
@@ -95,25 +95,25 @@ def _grid(size: Size, draw: Draw) -> "Tensor":
     return ids.flatten(0, 1)
 
 
-def _sd3(config: Config, size: Size, rows: int, draw: Draw) -> Inputs:
+def _sd3(config: Config, size: Size, rows: int, draw: DrawTensor) -> Inputs:
     return {
         "encoder_hidden_states": draw(rows, size.text_tokens, config["joint_attention_dim"]),
         "pooled_projections": draw(rows, config["pooled_projection_dim"]),
     }
 
 
-def _qwen(config: Config, size: Size, rows: int, draw: Draw) -> Inputs:
+def _qwen(config: Config, size: Size, rows: int, draw: DrawTensor) -> Inputs:
     return {
         "encoder_hidden_states": draw(rows, size.text_tokens, config["joint_attention_dim"]),
         "img_shapes": [[(1, size.height // 16, size.width // 16)]] * rows,
     }
 
 
-def _wan(config: Config, size: Size, rows: int, draw: Draw) -> Inputs:
+def _wan(config: Config, size: Size, rows: int, draw: DrawTensor) -> Inputs:
     return {"encoder_hidden_states": draw(rows, size.text_tokens, config["text_dim"])}
 
 
-def _hunyuan(config: Config, size: Size, rows: int, draw: Draw) -> Inputs:
+def _hunyuan(config: Config, size: Size, rows: int, draw: DrawTensor) -> Inputs:
     return {
         "encoder_hidden_states": draw(rows, size.text_tokens, config["text_embed_dim"]),
         "encoder_attention_mask": draw(rows, size.text_tokens).fill_(1).bool(),

@@ -71,7 +71,7 @@ def random_transformer(architecture: Architecture, device: torch.device) -> Any:
 
     # Parameters get no memory yet, and buffers are as they should be.
     with init_empty_weights(include_buffers=False):
-        transformer = _class_of(architecture).from_config(dict(architecture.config))
+        transformer = _network_class(architecture).from_config(dict(architecture.config))
     draw_parameters(transformer, device)
     return transformer
 
@@ -83,7 +83,7 @@ def loaded_transformer(architecture: Architecture, folder: Path) -> Any:
         UserError: if the folder has none of this architecture.
     """
     try:
-        return _class_of(architecture).from_pretrained(
+        return _network_class(architecture).from_pretrained(
             folder, subfolder="transformer", dtype=DTYPE, local_files_only=True
         )
     except (OSError, ValueError) as error:
@@ -121,7 +121,7 @@ def adapted(
     return Network(architecture=architecture, transformer=transformer, device=device)
 
 
-def _class_of(architecture: Architecture) -> Any:
+def _network_class(architecture: Architecture) -> Any:
     import diffusers
     from diffusers.utils import logging
 

@@ -19,7 +19,7 @@ from services.scheduler.costs.profile import (
     Device,
     Profile,
     ProfileFile,
-    Source,
+    ProfileSource,
     VariantName,
 )
 
@@ -29,7 +29,7 @@ CONVERTED = ("rollout.call_seconds", "rollout.sample_seconds", "variants.lora.rh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredOn:
+class MeasurementDevice:
     """The device, and how it was measured."""
 
     name: str
@@ -59,7 +59,9 @@ def device_kind(name: str, known: list[str]) -> str:
     return "-".join(word for word in words if word.lower() not in ("nvidia", "geforce"))[:48]
 
 
-def measured_profile(base: ProfileFile, measured: DeviceMeasurement, on: MeasuredOn) -> ProfileFile:
+def measured_profile(
+    base: ProfileFile, measured: DeviceMeasurement, on: MeasurementDevice
+) -> ProfileFile:
     """Puts what was measured in place of the base's numbers; what was not measured stays."""
     kind = device_kind(on.name, list(base.devices))
     device = base.devices.get(kind) or _new_device(base, measured, on)
@@ -89,7 +91,7 @@ def measured_profile(base: ProfileFile, measured: DeviceMeasurement, on: Measure
     return ProfileFile.model_validate(plain)
 
 
-def profile_of(costs: ProfileFile, variant: VariantName = "lora") -> Profile:
+def make_profile(costs: ProfileFile, variant: VariantName = "lora") -> Profile:
     plain: dict[str, Any] = {
         field: getattr(costs, field) for field in ProfileFile.model_fields if field != "variants"
     }
@@ -103,10 +105,10 @@ def row_seconds(
     trained row; None where it is not known, since the host set the pace or nothing fitted."""
     size = base.shape.group_size
     step, trained = _fits(measured)
-    return _row_of(step, size), _row_of(trained, size)
+    return _find_row(step, size), _find_row(trained, size)
 
 
-def _row_of(found: Fit | None, size: int) -> float | None:
+def _find_row(found: Fit | None, size: int) -> float | None:
     return found.call / size + found.row if found is not None and found.row else None
 
 
@@ -117,8 +119,8 @@ def _fits(measured: DeviceMeasurement) -> tuple[Fit | None, Fit | None]:
     return step, trained
 
 
-def _new_device(base: ProfileFile, measured: DeviceMeasurement, on: MeasuredOn) -> Device:
-    profile = profile_of(base)
+def _new_device(base: ProfileFile, measured: DeviceMeasurement, on: MeasurementDevice) -> Device:
+    profile = make_profile(base)
     expected = profile.forward_seconds / profile.variant.forwards_per_step
     forward, row = row_seconds(base, measured)
     if forward is None and measured.generation.rungs:  # no slower than this
@@ -239,7 +241,7 @@ def _listed(ladder: Ladder) -> str:
 
 
 def _source(note: str, kind: str = "measured") -> dict[str, str]:
-    return Source.model_validate({"kind": kind, "note": note}).model_dump()
+    return ProfileSource.model_validate({"kind": kind, "note": note}).model_dump()
 
 
 def _set(plain: dict[str, Any], path: str, value: float) -> None:

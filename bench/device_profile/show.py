@@ -6,7 +6,7 @@ from rich.table import Column, Table
 from bench.device_profile.fit import fit
 from bench.device_profile.ladder import Ladder
 from bench.device_profile.measure import DeviceMeasurement
-from bench.device_profile.profile import profile_of, row_seconds
+from bench.device_profile.profile import make_profile, row_seconds
 from services.scheduler.costs.profile import Profile, ProfileFile
 from services.scheduler.costs.seconds import generation_work, training_work
 
@@ -76,7 +76,7 @@ def _switch(measured: DeviceMeasurement) -> dict[str, str]:
 
 def _comparison(base: ProfileFile, found: ProfileFile) -> Table:
     table = _table("profile, H100 seconds", "", base.name, found.name)
-    before, after = _rows(profile_of(base)), _rows(profile_of(found))
+    before, after = _rows(make_profile(base)), _rows(make_profile(found))
     for name, value in before.items():
         table.add_row(name, value, after[name])
     return table

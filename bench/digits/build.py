@@ -15,7 +15,7 @@ from bench.digits.data import load_halves
 from bench.digits.generator import Pretraining, build_pipeline, pretrain, save_pipeline
 from bench.digits.network import Network
 from bench.digits.text import NUM_TOKENS
-from digenrl.evaluation.digits import Half
+from digenrl.evaluation.digits import DataSplit
 
 TRANSFORMER = Path("transformer", "diffusion_pytorch_model.safetensors")
 
@@ -53,7 +53,7 @@ def build_model(
     """Writes the diffusers folder and the reward folder, in some minutes on one core."""
     started = time.monotonic()
     half_a, half_b = load_halves()
-    both = Half(
+    both = DataSplit(
         np.concatenate([half_a.images, half_b.images]),
         np.concatenate([half_a.labels, half_b.labels]),
     )

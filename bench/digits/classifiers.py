@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from torch import nn
 
 from bench.digits.data import to_uint8
-from digenrl.evaluation.digits import Half
+from digenrl.evaluation.digits import DataSplit
 from services.reward.scorers.digits import (
     DigitProbability,
     DigitSvm,
@@ -32,7 +32,7 @@ SVM_C = 10.0
 
 
 def build_rewards(
-    folder: Path, half_a: Half, half_b: Half, *, seed: int, report: Callable[[str], None]
+    folder: Path, half_a: DataSplit, half_b: DataSplit, *, seed: int, report: Callable[[str], None]
 ) -> None:
     """Write the reward folder, then measure each classifier on the half it has not seen."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -47,11 +47,11 @@ def build_rewards(
     report(f"gold SVM on half A: {accuracy(DigitSvm(folder), half_a):.3f}")
 
 
-def accuracy(classifier: DigitProbability | DigitSvm, half: Half) -> float:
+def accuracy(classifier: DigitProbability | DigitSvm, half: DataSplit) -> float:
     return float((classifier.predict(to_uint8(half.images)) == half.labels).mean())
 
 
-def fit_svm(half: Half) -> Arrays:
+def fit_svm(half: DataSplit) -> Arrays:
     """Returns the arrays that `DigitSvm` evaluates."""
     from sklearn.svm import SVC
 
@@ -68,7 +68,7 @@ def save_network(network: nn.Module, path: Path) -> None:
     save_file({name: tensor.numpy() for name, tensor in network.state_dict().items()}, path)
 
 
-def _train(build: Callable[[], nn.Module], half: Half, seed: int) -> nn.Module:
+def _train(build: Callable[[], nn.Module], half: DataSplit, seed: int) -> nn.Module:
     images, labels = torch.from_numpy(half.images), torch.from_numpy(half.labels)
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):

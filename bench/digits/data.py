@@ -7,12 +7,12 @@ others.
 import numpy as np
 import numpy.typing as npt
 
-from digenrl.evaluation.digits import NUM_DIGITS, Half, Images
+from digenrl.evaluation.digits import NUM_DIGITS, DataSplit, Images
 
 SIZE = 8
 
 
-def load_halves() -> tuple[Half, Half]:
+def load_halves() -> tuple[DataSplit, DataSplit]:
     """Returns halves A and B: every other image of each digit, in the order of the data set."""
     from sklearn.datasets import load_digits
 
@@ -22,7 +22,7 @@ def load_halves() -> tuple[Half, Half]:
     for digit in range(NUM_DIGITS):
         rank[labels == digit] = np.arange((labels == digit).sum())
     half_a, half_b = (
-        Half(images[chosen], labels[chosen].astype(np.int64))
+        DataSplit(images[chosen], labels[chosen].astype(np.int64))
         for chosen in (rank % 2 == 0, rank % 2 == 1)
     )
     return half_a, half_b

@@ -28,7 +28,7 @@ from bench.digits.text import (
     words_of,
 )
 from bench.digits.vae import build_vae
-from digenrl.evaluation.digits import Half, Images
+from digenrl.evaluation.digits import DataSplit, Images
 from digenrl.evaluation.media import as_png
 from shared.diffusion.families.flux import FluxKontext
 from shared.diffusion.loading.models import Conditions
@@ -120,7 +120,7 @@ def build_editor(seed: int) -> Any:
 
 
 def train_editor(
-    pipeline: Any, data: Half, recipe: EditTraining, *, seed: int, report: Report
+    pipeline: Any, data: DataSplit, recipe: EditTraining, *, seed: int, report: Report
 ) -> None:
     """Trains by flow matching on real digits and their edits; the transformer gets the moving
     average."""
@@ -156,7 +156,9 @@ def train_editor(
 class _Batches:
     """Draws sources, their edits, and instructions that are not always theirs."""
 
-    def __init__(self, model: FluxKontext, data: Half, recipe: EditTraining, seed: int) -> None:
+    def __init__(
+        self, model: FluxKontext, data: DataSplit, recipe: EditTraining, seed: int
+    ) -> None:
         texts = [
             model.encode(text, guidance=1.0) for each in INSTRUCTIONS.values() for text in each
         ]
@@ -219,7 +221,7 @@ def build_edit_model(folder: Path, *, seed: int, report: Report) -> None:
     from bench.digits.build import TRANSFORMER, one_thread
 
     half_a, half_b = load_halves()
-    both = Half(
+    both = DataSplit(
         np.concatenate([half_a.images, half_b.images]),
         np.concatenate([half_a.labels, half_b.labels]),
     )

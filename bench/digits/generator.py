@@ -17,7 +17,7 @@ from bench.digits.data import SIZE
 from bench.digits.network import Network
 from bench.digits.text import CLIP_WIDTH, T5_WIDTH, TEMPLATES, build_text_parts, prompt_texts
 from bench.digits.vae import build_vae
-from digenrl.evaluation.digits import NUM_DIGITS, Half
+from digenrl.evaluation.digits import NUM_DIGITS, DataSplit
 from shared.diffusion.families.sd3 import StableDiffusion3
 from shared.diffusion.loading.models import Conditions
 from shared.models.families import FAMILIES
@@ -81,7 +81,9 @@ def save_pipeline(pipeline: Any, folder: Path) -> None:
     index.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def pretrain(pipeline: Any, data: Half, recipe: Pretraining, *, seed: int, report: Report) -> None:
+def pretrain(
+    pipeline: Any, data: DataSplit, recipe: Pretraining, *, seed: int, report: Report
+) -> None:
     """Trains by flow matching on real digits; the transformer gets the moving average."""
     spec = FAMILIES["StableDiffusion3Pipeline"]
     model = StableDiffusion3(
@@ -123,7 +125,7 @@ def caption_conditions(model: StableDiffusion3) -> Conditions:
 
 
 def _batches(
-    model: StableDiffusion3, data: Half, recipe: Pretraining, seed: int
+    model: StableDiffusion3, data: DataSplit, recipe: Pretraining, seed: int
 ) -> Iterator[tuple[Tensor, Conditions]]:
     captions = caption_conditions(model)
     images = torch.from_numpy(data.images)

@@ -21,7 +21,7 @@ from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, denoise
 from shared.diffusion.sampling.transition import transition
 from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.errors import UserError
-from shared.models.catalogue import checked_family_of, pipeline_sigmas, pixels_per_token
+from shared.models.catalogue import check_family, pipeline_sigmas, pixels_per_token
 
 CPU = torch.device("cpu")
 PLAN = SamplingPlan(sigmas=(1.0, 0.8, 0.5, 0.2, 0.0), window=range(3), noise_level=0.7)
@@ -51,7 +51,7 @@ def check_model(name: str, folder: Path) -> Report:
     Raises:
         UserError: if the folder holds another family, or is no model of it.
     """
-    spec = checked_family_of(folder)
+    spec = check_family(folder)
     if spec.pipeline != name:
         raise UserError(f"--model: {folder} holds a {spec.pipeline}, not a {name}")
     report, checks = Report(family=name), _Checks(folder)

@@ -26,7 +26,7 @@ def check_family(
     ratio 1 of a replay, a gradient in each adapted layer, the cost of a step. Exits with 1 if
     something is wrong, and names it."""
     from bench.family_check.check import check_model
-    from shared.models.brought import TINY, brought, family_named, known_pipelines
+    from shared.models.brought import TINY_MODEL_GROUP, brought, family_named, known_pipelines
     from shared.telemetry import quiet_logs
 
     quiet_logs()
@@ -34,10 +34,11 @@ def check_family(
         raise UserError(f"NAME: no family {name!r}; known are: {', '.join(known_pipelines())}")
     with tempfile.TemporaryDirectory() as folder:
         if model is None:
-            tiny = brought(TINY).get(name)
+            tiny = brought(TINY_MODEL_GROUP).get(name)
             if tiny is None:
                 raise UserError(
-                    f"--model: name a folder with a small {name}; no package brings one ({TINY})"
+                    f"--model: name a folder with a small {name}; no package brings one "
+                    f"({TINY_MODEL_GROUP})"
                 )
             tiny.load()(Path(folder))
         report = check_model(name, model or Path(folder))

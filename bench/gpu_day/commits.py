@@ -18,7 +18,7 @@ from bench.full_size.recipe import write_recipe
 from bench.gpu_day.memory import SHAPE, TINY_SHAPE, model_folder
 from bench.snapshot import commit, move
 from services.trainer.fluid.engine import FluidEngine
-from services.trainer.fluid.exchange import ALL, Meeting
+from services.trainer.fluid.exchange import WHOLE_BATCH, Meeting
 from services.trainer.fluid.group_exchange import GroupExchange, Membership, _serve
 from services.trainer.fluid.sums import SumLayout, Term
 from shared.diffusion.policy import load_policy
@@ -96,7 +96,7 @@ def _met(layout: SumLayout, total: Term) -> float:
     with tempfile.TemporaryDirectory() as folder:
         exchange = GroupExchange(ObjectStore(FolderBackend(Path(folder))), layout, "127.0.0.1")
         membership = Membership((ME,), "first", _serve(30))
-        own = {ALL: total}
+        own = {WHOLE_BATCH: total}
         formed = exchange._formed(membership, meeting, own)
         assert total.gradient is not None and formed.gradient is not None
         if not torch.equal(formed.gradient, total.gradient):

@@ -92,7 +92,7 @@ def _compared(traced: float, measured: int | None) -> dict[str, float | None]:
 
 def _traced(recipe: Recipe) -> dict[str, float]:
     """Returns the tracer's figures by the names of `_measured`."""
-    setting = resolve_name("digenrl.trace.runs:setting_of")(recipe, recipe.batch.group_size)
+    setting = resolve_name("digenrl.trace.runs:trace_setting")(recipe, recipe.batch.group_size)
     found = resolve_name("digenrl.trace.runs:trace")(
         recipe, setting, is_published=False, say=print_line
     )

@@ -29,7 +29,7 @@ from shared.devices.chunks import Chunk
 from shared.diffusion.generation import Generator
 from shared.diffusion.loading.device import release
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.models.memory import Part
+from shared.models.memory import ModelPart
 from shared.recipe.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _generator(
         day.folder / "passes", model_folder(day), shape, cpu=day.cpu, changes=changes
     )
     recipe = load_recipe(path)
-    parts: set[Part] = {"transformer", "text", "decoder"}
+    parts: set[ModelPart] = {"transformer", "text", "decoder"}
     loaded = (
         load_policy(recipe, parts, trains=True)
         if trains

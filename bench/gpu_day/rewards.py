@@ -9,7 +9,7 @@ import torch
 from bench.device_profile.ladder import timed
 from bench.digits.text import clip_tokenizer
 from digenrl.planning.scoring import GPU_TFLOPS, THREAD_TFLOPS
-from services.reward.networks import network_of
+from services.reward.networks import scorer_network
 from services.reward.scorer import build_scorers
 from shared.diffusion.loading.device import own_device
 from shared.recipe.rewards import ScorerTable
@@ -34,7 +34,7 @@ def measure(day: "Day") -> dict[str, Any]:
     if not (folder / "preprocessor_config.json").is_file():  # is written last
         _write(folder, device, tiny=day.tiny)
     [scorer] = build_scorers([ScorerTable(name="x", type=KIND, folder=folder)])
-    network, on_gpu = network_of(KIND, folder), device.type == "cuda"
+    network, on_gpu = scorer_network(KIND, folder), device.type == "cuda"
     assert network is not None
     found = {}
     for threads in (THREADS,) if on_gpu else (THREADS, min(MANY_THREADS, os.cpu_count() or 1)):

@@ -9,7 +9,7 @@ from random import Random
 from typing import Literal
 
 from bench.growth.core import plan_of, policy_of, published, results_of
-from services.scheduler.core.fluid.cutting import part_of_group
+from services.scheduler.core.fluid.cutting import group_share
 from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.inputs import MachineInput, WorkerJoined
 from services.scheduler.core.machine import step
@@ -105,7 +105,7 @@ class Fluid:
         match command:
             case TrainPiece(worker=worker):
                 self.pieces += 1
-                seconds = part_of_group(self.plan, command.piece) * GROUP_SECONDS
+                seconds = group_share(self.plan, command.piece) * GROUP_SECONDS
                 free[worker] = max(now, free[worker]) + seconds
                 yield (
                     free[worker],

@@ -18,7 +18,7 @@ from bench.growth.fluid_core import GROUP_SECONDS, checksum_of
 from bench.growth.history import METRICS, resident_bytes
 from bench.growth.turns import Turns
 from bench.runner.session import open_session
-from services.scheduler.core.fluid.cutting import part_of_group
+from services.scheduler.core.fluid.cutting import group_share
 from services.scheduler.core.state import Plan, first_state
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.heap import settle_heap
@@ -115,7 +115,7 @@ class Fleet:
                     for result in results_of(command):
                         await self.send(result)
                 case TrainPiece() as command:
-                    seconds = GROUP_SECONDS * part_of_group(self.plan, command.piece)
+                    seconds = GROUP_SECONDS * group_share(self.plan, command.piece)
                     await self.send(PieceTrained(
                         **command.answer_fields, seconds=seconds, pass_rows=0,
                     ))  # fmt: skip

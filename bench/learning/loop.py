@@ -14,7 +14,7 @@ import safetensors.numpy
 
 from bench.learning.work import Work
 from services.reward.scorer import build_scorers, scorer_inputs
-from services.reward.scoring import scores_of, source_of
+from services.reward.scoring import load_source, score_samples
 from services.trainer.engine.checkpoint import AVERAGE
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
@@ -103,9 +103,9 @@ class Learning:
     ) -> tuple[tuple[float, ...], Mapping[str, Sequence[float | None]]]:
         """Returns the rewards of a group, and the scores that make them up."""
         images = safetensors.numpy.load(media)["images"]
-        edited = None if source is None else source_of(source, images)
+        edited = None if source is None else load_source(source, images)
         metadata = [scorer_inputs(prompt, edited)] * len(images)
-        parts = {each.name: scores_of(each, images, metadata) for each in self._scorers}
+        parts = {each.name: score_samples(each, images, metadata) for each in self._scorers}
         rewards = tuple(
             math.fsum(each.weight * float(parts[each.name][sample] or 0) for each in self._scorers)
             for sample in range(len(images))

@@ -29,13 +29,13 @@ from bench.learning.task import DIGITS
 from digenrl.evaluation.run import weights_to_use
 from digenrl.local.runs import find_run
 from digenrl.local.secrets.tokens import KEYS
-from digenrl.local.store import store_of
+from digenrl.local.store import run_store
 from shared.diffusion.sampling.tensors import pack
 from shared.errors import ContractError, DigenRLError
 from shared.messages.codec import decode
 from shared.messages.contracts import FragmentGenerated, PolicyPublished
 from shared.messages.fluid import PieceTrained
-from shared.messages.rights import inbox_of
+from shared.messages.rights import inbox_subject
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, load_recipe
 from shared.run.commits import commit_chain
@@ -72,7 +72,7 @@ def run_once(recipe: Path, name: str, seed: int, folder: Path) -> dict[str, Any]
     began = time.monotonic()
     heard = asyncio.run(_up(path, seed, folder / name, of))
     seconds = time.monotonic() - began
-    with store_of(find_run(str(folder / name), folder)):
+    with run_store(find_run(str(folder / name), folder)):
         evaluations = asyncio.run(_evaluations(load_recipe(path), name, heard))
     summary = json.loads((folder / name / "summary.json").read_text())
     return {
@@ -138,7 +138,9 @@ async def _listen(folder: Path, heard: Heard) -> None:
     while True:
         with contextlib.suppress(OSError, NatsError, AttributeError):
             url = (folder / KEYS / "client" / "digenrl_nats_url").read_text()
-            client = await nats.connect(url, error_cb=_ignored, inbox_prefix=inbox_of("client"))
+            client = await nats.connect(
+                url, error_cb=_ignored, inbox_prefix=inbox_subject("client")
+            )
             break
         await asyncio.sleep(LISTEN_S)
     try:

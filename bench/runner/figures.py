@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, TypeVar
 
 from bench.runner.watch import Sample
-from shared.run.usage import BUSY, BatchUsage
+from shared.run.usage import BUSY_USES, BatchUsage
 
 Use = Literal["generate", "train", "score", "commit", "adopt", "exchange", "snapshot"]
 Key = TypeVar("Key", bound=str)
@@ -104,7 +104,7 @@ class Window:
                     for use, seconds in uses.items() if name.startswith(pool) else ():
                         spent[use] += seconds
         total = sum(spent.values())
-        return {use: seconds / total for use, seconds in spent.items() if use not in BUSY}
+        return {use: seconds / total for use, seconds in spent.items() if use not in BUSY_USES}
 
     def _of(self, pool: str) -> list[Interval]:
         return [each for each in self.run.intervals if each.device.startswith(pool)]

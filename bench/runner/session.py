@@ -11,8 +11,8 @@ from bench import FROM_CLONE
 from digenrl.local.brokers.embedded import Program, plan_brokers
 from digenrl.local.processes.ports import releasing_ports
 from digenrl.local.processes.supervisor import Supervisor
-from digenrl.local.secrets.keys import keys_of
-from digenrl.local.secrets.tokens import Tokens, tokens_of
+from digenrl.local.secrets.keys import load_keys
+from digenrl.local.secrets.tokens import Tokens, load_tokens
 from shared.messages.rights import Role
 from shared.process.settings import ServiceSettings
 from shared.store import ObjectStore, open_store
@@ -73,9 +73,9 @@ async def open_session(
     """
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with releasing_ports():
-        plan = plan_brokers(data, keys_of(folder) if by_role else secrets.token_urlsafe(24))
+        plan = plan_brokers(data, load_keys(folder) if by_role else secrets.token_urlsafe(24))
         names: Collection[str] = BROKERS
-        tokens = tokens_of(folder)
+        tokens = load_tokens(folder)
         environment = plan.environment | tokens.environment | FROM_CLONE
         if objects is not None:
             names = BROKERS[:2]

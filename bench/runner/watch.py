@@ -24,7 +24,7 @@ from shared.errors import ContractError, Unavailable
 from shared.messages import subjects
 from shared.messages.codec import decode
 from shared.messages.contracts import FragmentFailed, GroupFailed, Message, PolicyPublished
-from shared.messages.rights import inbox_of
+from shared.messages.rights import inbox_subject
 from shared.run.layout import usage_key
 from shared.run.usage import BatchUsage
 
@@ -188,7 +188,7 @@ async def watching(
     """Listens to a run; its services, which the caller starts, are stopped at the end."""
     services = Supervisor(logs, session.environment)
     url = session.settings(run).nats_url.get_secret_value()
-    inbox = inbox_of(urlsplit(url).username or USER)
+    inbox = inbox_subject(urlsplit(url).username or USER)
     client = await nats.connect(url, inbox_prefix=inbox.encode())
     watch = Watch(session, run, services, client, patience_s)
     try:

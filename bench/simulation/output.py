@@ -21,7 +21,7 @@ from digenrl.planning.output import (
 )
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Split
-from services.scheduler.sim.measured import Simulated
+from services.scheduler.sim.measured import SimulationResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _show_techniques(
     console.print(table)
 
 
-def _show_one(found: Simulated, console: Console) -> None:
+def _show_one(found: SimulationResult, console: Console) -> None:
     console.print(
         f"{seconds_words(found.step_seconds)} s/step, utilisation {found.utilisation:.1%}"
     )

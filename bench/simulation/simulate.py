@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from bench.simulation.colocated import BASELINES, colocated_seconds
 from bench.simulation.output import Comparison
 from bench.simulation.techniques import Technique, compare
-from digenrl.planning.hosts import with_devices_of
+from digenrl.planning.hosts import add_kinds
 from digenrl.planning.plan import parse_devices, with_host
 from digenrl.planning.recipes import with_staleness
 from digenrl.trace.memory import usual, with_memory
@@ -38,7 +38,7 @@ def simulated(
     Raises:
         UserError: names the option and the remedy.
     """
-    costs = with_devices_of(f"{rollout},{trainer}", load_profile(profile, variant))
+    costs = add_kinds(f"{rollout},{trainer}", load_profile(profile, variant))
     costs = with_host(costs, launch_us)
     if costs.memory is not None and variant == "full":
         ranks = shard_devices or costs.variant.ranks

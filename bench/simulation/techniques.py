@@ -6,7 +6,7 @@ from digenrl.planning.planner import with_help
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.forecast import forecast, fragment_sizes
-from services.scheduler.sim.measured import Simulated
+from services.scheduler.sim.measured import SimulationResult
 from services.scheduler.sim.profiled import simulate
 from shared.recipe.schedule import RunSchedule
 
@@ -28,7 +28,7 @@ TECHNIQUES = {
 class Technique:
     name: str
     schedule: RunSchedule
-    simulated: Simulated
+    simulated: SimulationResult
 
 
 def compare(

@@ -23,7 +23,7 @@ from bench.cluster.blobs import adapter_blob, digest_of, head_of
 from bench.spread.network import Host, network
 from digenrl.local.brokers.embedded import BUCKET, USER, plan_brokers
 from services.rollout.policy_loader import PolicyLoader
-from shared.devices.protocols import RolloutDevice, Staged
+from shared.devices.protocols import RolloutDevice, StagedVersion
 from shared.errors import Unavailable, UserError
 from shared.messages.contracts import Policy, PolicyPublished
 from shared.process.settings import ServiceSettings
@@ -221,7 +221,7 @@ async def _answering(settings: ServiceSettings) -> ObjectStore:
 class Looking:
     """A device that looks at the first bytes of weights, and does nothing else."""
 
-    async def stage(self, weights: StoredTensors) -> Staged:
+    async def stage(self, weights: StoredTensors) -> StagedVersion:
         return Looked(digest_of(await head_of(weights)))
 
 

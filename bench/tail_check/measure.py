@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from bench.tail_check.agreement import Agreement, agreement
 from services.reward.scorer import Media, WeightedScorer, build_scorers, scorer_inputs
-from services.reward.scoring import scores_of, source_of
+from services.reward.scoring import load_source, score_samples
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
 from shared.diffusion.sampling.tensors import unpack
@@ -69,7 +69,7 @@ def tail_check(
         for made, generator in zip(groups, generators, strict=True):
             source = sources.read(prompt.image)
             images = unpack(generator.generate(task, source).media)["images"].numpy()
-            edited = None if source is None else source_of(source, images)
+            edited = None if source is None else load_source(source, images)
             made.append(_scored(scorers, images, scorer_inputs(prompt, edited)))
     progress(num_prompts, num_prompts)
     return _compared(recipe, *groups)
@@ -90,7 +90,9 @@ def _task(
 
 def _scored(scorers: Sequence[WeightedScorer], images: Media, told: Mapping[str, object]) -> Group:
     metadata = [told] * len(images)
-    parts = {each.name: scores_of(each, images, metadata, may_all_fail=True) for each in scorers}
+    parts = {
+        each.name: score_samples(each, images, metadata, may_all_fail=True) for each in scorers
+    }
     rewards = [
         _weighted(scorers, {name: scores[sample] for name, scores in parts.items()})
         for sample in range(len(images))

@@ -31,7 +31,7 @@ from shared.run.commits import CommitRecord, TrainedGroup, read_commit
 from shared.run.dead_letters import DeadLetter, LetterOutcomes, read_letters
 from shared.run.layout import KEPT_BATCHES, previews_folder
 from shared.run.previews import preview_key
-from shared.run.retention import retention_of
+from shared.run.retention import retention_from
 from shared.run.run_recipe import prompt_order, read_recipe
 from shared.store import ObjectStore
 from shared.store.previews import unpacked_previews
@@ -359,7 +359,7 @@ def _rules(recipe: Recipe | None) -> dict[str, str]:
     """Return how long objects are kept, by folder."""
     versions = "of versions that are needed"
     if recipe is not None:
-        run, best = recipe.run, retention_of(recipe).keep_best
+        run, best = recipe.run, retention_from(recipe).keep_best
         more = [
             *([f"every {run.keep_every}th"] if run.keep_every else []),
             *([f"the {best} best" if best > 1 else "the best"] if best else []),

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from digenrl.evaluation.best import Best, best_of, comparable
+from digenrl.evaluation.best import Best, comparable, find_best
 from digenrl.evaluation.records import EvaluationRecord
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe
-from shared.run.chain import Chain, Step, read_chain
+from shared.run.chain import Chain, CommitSummary, read_chain
 from shared.run.commits import read_stored
 from shared.run.dead_letters import LetterOutcomes, read_letters
 from shared.run.layout import timeline_key, usage_key
@@ -40,7 +40,7 @@ class RunHistory:
     store: ObjectStore
     run: str
     recipe: Recipe | None = None
-    steps: list[Step] = field(default_factory=list)
+    steps: list[CommitSummary] = field(default_factory=list)
     """All steps, from version 0 on."""
     evaluations: list[EvaluationRecord] = field(default_factory=list)
     """Evaluations at one set of settings, oldest version first."""
@@ -62,7 +62,7 @@ class RunHistory:
 
     def best(self) -> Best | None:
         """Return the version that no evaluated one is better than; None if none is evaluated."""
-        return best_of(self.evaluations, self.recipe) if self.recipe else None
+        return find_best(self.evaluations, self.recipe) if self.recipe else None
 
     async def look(self) -> None:
         """Read what is new, at most once a second; raises Unavailable if the store is silent."""

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from digenrl.api.models import PlanView
 from digenrl.api.run_history import RunHistory
-from digenrl.planning.question import MAX_DEVICES, Question
+from digenrl.planning.question import MAX_DEVICES, PlanRequest
 from shared.process.http_api import errors
 from shared.process.linux import die_with_parent
 
@@ -68,7 +68,7 @@ class WhatIf:
     """Plans for a run's recipe, one plan at a time."""
 
     history: RunHistory
-    _kept: OrderedDict[Question, PlanView] = field(default_factory=OrderedDict)
+    _kept: OrderedDict[PlanRequest, PlanView] = field(default_factory=OrderedDict)
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: int = 0
 
@@ -84,17 +84,17 @@ class WhatIf:
         if not asked.get("hosts") and not asked.get("devices"):
             raise Refused(422, "hosts: say which GPUs there are, e.g. h100x8*4")
         _check_size(asked.get("hosts"), asked.get("devices"))
-        question = Question(recipe=self.history.recipe.model_dump_json(), **asked)
+        question = PlanRequest(recipe=self.history.recipe.model_dump_json(), **asked)
         if question not in self._kept:
             self._keep(question, await self._in_turn(question))
         return self._kept[question]
 
-    def _keep(self, question: Question, found: PlanView) -> None:
+    def _keep(self, question: PlanRequest, found: PlanView) -> None:
         self._kept[question] = found
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
 
-    async def _in_turn(self, question: Question) -> PlanView:
+    async def _in_turn(self, question: PlanRequest) -> PlanView:
         if self._waiting > WAITING:
             raise Refused(503, f"{WAITING} plans wait already; ask again in a moment")
         self._waiting += 1
@@ -105,7 +105,7 @@ class WhatIf:
             self._waiting -= 1
 
 
-async def _made(question: Question) -> PlanView:
+async def _made(question: PlanRequest) -> PlanView:
     """Return the plan that a process of its own makes."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "digenrl.planning.child",

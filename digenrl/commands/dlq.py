@@ -24,7 +24,7 @@ from shared.errors import UserError
 
 if TYPE_CHECKING:
     from digenrl.client import Client
-    from digenrl.local.reading import Reading
+    from digenrl.local.reading import RunReader
 
 
 class ListsByDefault(TyperGroup):
@@ -101,7 +101,7 @@ def newest_first(client: "Client") -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _reading(run: Run, scheduler: str, token_file: Path | None) -> "Iterator[Reading]":
+def _reading(run: Run, scheduler: str, token_file: Path | None) -> "Iterator[RunReader]":
     """Yield a client of the scheduler of a run in progress, or else of the run's store.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, AsJson, Runs, settings_of
+from digenrl.commands.options import RUNS, AsJson, Runs, settings_from_options
 
 
 def doctor(
@@ -28,7 +28,7 @@ def doctor(
     if recipe is not None:
         found.append(recipe_finding(recipe))
     if not any(each.check == "secrets" and each.state == "fault" for each in found):
-        settings = settings_of(run=os.environ.get("DIGENRL_RUN", "doctor"))
+        settings = settings_from_options(run=os.environ.get("DIGENRL_RUN", "doctor"))
         found += asyncio.run(service_findings(settings))
     if as_json:
         typer.echo(json.dumps([each.as_dict() for each in found], indent=1))

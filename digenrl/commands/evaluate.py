@@ -13,7 +13,7 @@ from digenrl.commands.options import (
     RunArgument,
     RunOption,
     Runs,
-    settings_of,
+    settings_from_options,
 )
 from digenrl.local.runs import find_run
 
@@ -48,12 +48,12 @@ def evaluate(
     Beside a deployed run it goes on with it. A run of `digenrl up` evaluates by itself while it
     goes on, if evaluation.every is in its recipe; this command then evaluates what it has left.
     """
-    from digenrl.local.store import store_of
+    from digenrl.local.store import run_store
     from shared.telemetry import configure_logs
 
     found = find_run(name or run, runs, reads=True)
-    with store_of(found) as is_left:
-        settings = settings_of(
+    with run_store(found) as is_left:
+        settings = settings_from_options(
             run=found.id, worker=worker, host=host, port=port, stay=stay, open_api=open_api,
             plain_http=plain_http,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from digenrl.commands.options import RUNS, AsJson, RunArgument, RunOption, Runs
 from digenrl.local.runs import find_run
 
 if TYPE_CHECKING:
-    from digenrl.report.export_run import Wanted
+    from digenrl.report.export_run import WantedVersion
 
 Layouts = Literal["diffusers", "peft", "comfyui", "kohya"]
 
@@ -38,19 +38,19 @@ def export(
     Examples: `digenrl export demo`, `digenrl export demo --version best --layout comfyui`. The run
     may be in progress.
     """
-    from digenrl.local.store import store_of
+    from digenrl.local.store import run_store
     from digenrl.report.export_run import export_run
     from digenrl.report.layouts import Layout
     from shared.telemetry import quiet_logs
 
     quiet_logs()
-    number = version_of(version)
+    number = parse_version(version)
     found = find_run(name or run, runs, reads=True)
     folder = out or found.folder / f"adapter-{layout}"
     if not as_json:
         which = f"{version} version" if isinstance(number, str) else f"version {version}"
         typer.echo(f"exports the {which} of {found.name} ...", err=True)
-    with store_of(found, reads=True):
+    with run_store(found, reads=True):
         exported = asyncio.run(export_run(found.id, folder, Layout(layout), number))
     if as_json:
         said = {
@@ -66,11 +66,11 @@ def export(
     typer.echo(f"try it: {trial}", err=True)
 
 
-def version_of(text: str) -> "Wanted":
+def parse_version(text: str) -> "WantedVersion":
     """Raises UserError if the text names no version."""
     from shared.errors import UserError
 
-    words: dict[str, Wanted] = {"best": "best", "newest": "newest"}
+    words: dict[str, WantedVersion] = {"best": "best", "newest": "newest"}
     if text in words:
         return words[text]
     if not text.isdecimal():

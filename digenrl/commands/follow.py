@@ -13,7 +13,7 @@ from digenrl.commands.options import (
     Runs,
     TensorBoardFolder,
     WandbProject,
-    settings_of,
+    settings_from_options,
 )
 from digenrl.local.runs import find_run
 
@@ -33,13 +33,16 @@ def follow(
 
     With --json a line is written for each step, as the event `commit` of the API has it.
     """
-    from digenrl.follow.steps import Targets
+    from digenrl.follow.steps import MetricTargets
     from digenrl.follow.steps import follow as follow_run
-    from digenrl.local.store import store_of
+    from digenrl.local.store import run_store
     from shared.telemetry import configure_logs
 
-    found, targets = find_run(name or run, runs, reads=True), Targets(tensorboard, wandb, as_json)
-    with store_of(found) as is_left:
-        settings = settings_of(run=found.id)
+    found, targets = (
+        find_run(name or run, runs, reads=True),
+        MetricTargets(tensorboard, wandb, as_json),
+    )
+    with run_store(found) as is_left:
+        settings = settings_from_options(run=found.id)
         configure_logs(service="follow", worker="follow", run=found.id)
         asyncio.run(follow_run(settings, targets, once=once or is_left))

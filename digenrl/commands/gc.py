@@ -14,7 +14,7 @@ from digenrl.local.runs import find_run
 from shared.errors import UserError
 
 if TYPE_CHECKING:
-    from shared.run.garbage import Garbage
+    from shared.run.garbage import DeletableObjects
 
 
 def gc(
@@ -37,13 +37,13 @@ def gc(
 ) -> None:
     """Delete a run's objects that no commit, no open batch and no evaluation names, and versions
     that are not kept."""
-    from digenrl.local.store import store_of
+    from digenrl.local.store import run_store
     from shared.process.settings import ServiceSettings
     from shared.run.garbage import SAFE_AGE_S, delete_garbage, find_garbage
     from shared.store import open_store
 
     chosen = find_run(name or run, runs)
-    with store_of(chosen) as is_alone:
+    with run_store(chosen) as is_alone:
         store = open_store(ServiceSettings(run=chosen.id).store)
         by_default = 0.0 if is_alone else SAFE_AGE_S
         age = by_default if hours is None else 3600 * hours
@@ -60,12 +60,12 @@ def gc(
         _say(found, asyncio.run(delete()), as_json=as_json)
 
 
-def _show(found: "Sequence[Garbage]") -> None:
+def _show(found: "Sequence[DeletableObjects]") -> None:
     for each in found:
         typer.echo(f"{len(each.found):8d} objects {size(each.num_bytes):>10}  {each.kind}")
 
 
-def _say(found: "Sequence[Garbage]", deleted: int | None, *, as_json: bool) -> None:
+def _say(found: "Sequence[DeletableObjects]", deleted: int | None, *, as_json: bool) -> None:
     """Say what was deleted; None: nothing was to be."""
     if as_json:
         kinds = [

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from digenrl.commands.export import version_of
-from digenrl.commands.options import RUNS, WHICH, Runs
+from digenrl.commands.export import parse_version
+from digenrl.commands.options import RUN_HELP, RUNS, Runs
 from digenrl.commands.recipe_options import given_keys
 from digenrl.local.runs import find_run
 from shared.errors import UserError
@@ -23,7 +23,7 @@ BASE, OUT = "base", "samples"
 
 def generate(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(metavar="RUN", help=f"{WHICH}; or a recipe file")],
+    what: Annotated[str, typer.Argument(metavar="RUN", help=f"{RUN_HELP}; or a recipe file")],
     prompt: Annotated[list[str], typer.Option(help="prompt to sample; may be given several times")],
     out: Annotated[
         Path | None, typer.Option(help=f"output folder; by default {OUT}, in the run's folder")
@@ -48,7 +48,7 @@ def generate(
     Examples: `digenrl generate demo --prompt "a red car"`, `digenrl generate demo --version base
     --prompt "a red car"`. The run's recipe has the model and all settings; keys override them.
     """
-    from digenrl.local.store import store_of
+    from digenrl.local.store import run_store
     from shared.process.worker_process import prepare_libraries
     from shared.recipe.files import located
     from shared.recipe.recipe import load_recipe
@@ -65,9 +65,9 @@ def generate(
         recipe = load_recipe(located(Path(what)), keys)
     else:
         run = find_run(what, runs, reads=True)
-        with store_of(run, reads=True):
+        with run_store(run, reads=True):
             wanted = BASE if adapter else version or "newest"
-            recipe, stored = asyncio.run(_of_run(run.id, wanted, keys))
+            recipe, stored = asyncio.run(_from_run(run.id, wanted, keys))
         weights, folder = adapter or stored, run.folder / OUT
     prepare_libraries(recipe, threads=recipe.rollout.threads)
     from digenrl.report.generate import generate as make
@@ -79,13 +79,13 @@ def generate(
         typer.echo(path)
 
 
-async def _of_run(
+async def _from_run(
     run: str, version: str, keys: Mapping[str, Any]
 ) -> "tuple[Recipe, dict[str, Tensor] | None]":
     """Return the recipe of a run with these keys, and the weights of a version."""
     from digenrl.report.export_run import read_version
     from shared.process.settings import ServiceSettings
-    from shared.recipe.files import Layer
+    from shared.recipe.files import RecipeLayer
     from shared.recipe.recipe import resolve
     from shared.run.run_recipe import needed_recipe
     from shared.store import open_store
@@ -93,5 +93,5 @@ async def _of_run(
     store, path, weights = open_store(ServiceSettings(run=run).store), Path("recipe.json"), None
     recipe = await needed_recipe(store, run)
     if version != BASE:
-        _, weights = await read_version(store, recipe, version_of(version))
-    return resolve(path, [Layer(path, recipe.model_dump(mode="json"))], keys), weights
+        _, weights = await read_version(store, recipe, parse_version(version))
+    return resolve(path, [RecipeLayer(path, recipe.model_dump(mode="json"))], keys), weights

@@ -61,9 +61,9 @@ def versions(
     )  # fmt: skip
     measure = next((each.evaluated_by for each in found if each.evaluated_by), None)
     if measure is not None:
-        from digenrl.evaluation.best import RULE
+        from digenrl.evaluation.best import BEST_RULE
 
-        typer.echo(f"evaluated: {measure}; {RULE}")
+        typer.echo(f"evaluated: {measure}; {BEST_RULE}")
         typer.echo(
             f"`digenrl export {named.name} --version best` takes the best of all, if one is better "
             "than version 0, the model before training"

@@ -37,10 +37,12 @@ def init(
     ] = None,
 ) -> None:
     """Make all secrets of a deployment and the configuration of its brokers; keep old secrets."""
-    from digenrl.local.brokers.deployment import Places, make_deployment
+    from digenrl.local.brokers.deployment import BrokerAddresses, make_deployment
 
     try:
-        made = make_deployment(folder, Places(nats=nats, redis=redis, s3=s3, tls=tls or ()), runs)
+        made = make_deployment(
+            folder, BrokerAddresses(nats=nats, redis=redis, s3=s3, tls=tls or ()), runs
+        )
     except OSError as error:
         raise UserError(
             f"{folder}: {error.filename or folder} cannot be written: {error.strerror}; name a "

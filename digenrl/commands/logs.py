@@ -14,8 +14,8 @@ from digenrl.local.runs import find_run
 from shared.errors import UserError
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
-LEFT_OUT = frozenset({"svc", "worker", "run", "event", "level", "ts"})
-EVERY_S = 0.5
+HIDDEN_FIELDS = frozenset({"svc", "worker", "run", "event", "level", "ts"})
+POLL_S = 0.5
 
 
 def logs(
@@ -42,7 +42,7 @@ def logs(
                 typer.echo(shown)
         if not follow:
             return
-        time.sleep(EVERY_S)
+        time.sleep(POLL_S)
 
 
 def chosen(folder: Path, services: Iterable[str]) -> list[Path]:
@@ -72,11 +72,11 @@ def read(path: Path, positions: dict[Path, int]) -> Iterator[tuple[str, str, str
                 break
             positions[path] = positions.get(path, 0) + len(raw)
             line = raw.decode(errors="replace").rstrip()
-            at = str(fields_of(line).get("ts", at))
+            at = str(parse_line(line).get("ts", at))
             yield at, path.stem, line
 
 
-def fields_of(line: str) -> dict[str, object]:
+def parse_line(line: str) -> dict[str, object]:
     """Return the fields of a line of one of our services; of another program's line, none."""
     try:
         found = json.loads(line)
@@ -87,12 +87,12 @@ def fields_of(line: str) -> dict[str, object]:
 
 def rendered(process: str, line: str, level: str, *, as_json: bool) -> str | None:
     """Return a line for people, or None if its level is lower than asked for."""
-    fields = fields_of(line)
+    fields = parse_line(line)
     given = str(fields.get("level", "info"))
     if given in LEVELS and LEVELS.index(given) < LEVELS.index(level):
         return None
     if as_json or not fields:
         return line if as_json else f"{process}: {line}"
-    rest = " ".join(f"{key}={value}" for key, value in fields.items() if key not in LEFT_OUT)
+    rest = " ".join(f"{key}={value}" for key, value in fields.items() if key not in HIDDEN_FIELDS)
     at = str(fields.get("ts", ""))[11:23]
     return f"{at} {process} {given}: {fields.get('event', '')} {rest}".rstrip()

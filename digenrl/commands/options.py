@@ -61,13 +61,13 @@ WandbProject = Annotated[
 ]
 
 
-def names_of_runs(incomplete: str) -> list[str]:
+def complete_run_names(incomplete: str) -> list[str]:
     """Return the names of the runs of `digenrl up`, for the shell's completion."""
     found = [each.name for each in runs_in(runs_folder())]
     return sorted(name for name in found if name.startswith(incomplete))
 
 
-def _folder_of_runs(given: Path) -> Path:
+def _check_runs_folder(given: Path) -> Path:
     """Raises UserError if the path cannot be a folder."""
     if any(path.exists() and not path.is_dir() for path in (given, *given.parents)):
         raise UserError(f"--runs: {given} is no folder; name one, which need not exist yet")
@@ -75,11 +75,13 @@ def _folder_of_runs(given: Path) -> Path:
 
 
 RUNS = DEFAULT
-WHICH = "a run's name, its folder, or its prefix in a store (s3://bucket/run)"
+RUN_HELP = "a run's name, its folder, or its prefix in a store (s3://bucket/run)"
 
 
 def _run(metavar: str = "[RUN]", default: str = "") -> Any:
-    return typer.Argument(metavar=metavar, help=WHICH + default, autocompletion=names_of_runs)
+    return typer.Argument(
+        metavar=metavar, help=RUN_HELP + default, autocompletion=complete_run_names
+    )
 
 
 RunName = Annotated[str, _run("RUN")]
@@ -119,7 +121,7 @@ Runs = Annotated[
     Path,
     typer.Option(
         envvar="DIGENRL_RUNS",
-        callback=_folder_of_runs,
+        callback=_check_runs_folder,
         help="folder with the runs of `digenrl up`",
     ),
 ]
@@ -133,7 +135,7 @@ def zero_or_one(value: int | None) -> Literal[0, 1] | None:
     return None if value is None else 1 if value else 0
 
 
-def settings_of(**given: Any) -> "ServiceSettings":
+def settings_from_options(**given: Any) -> "ServiceSettings":
     """Return the settings of a service from options and from the environment.
 
     Raises:
@@ -145,7 +147,7 @@ def settings_of(**given: Any) -> "ServiceSettings":
 
 
 def http_settings(**given: Any) -> "HttpSettings":
-    """Return the settings of an HTTP API; raises UserError as `settings_of` does."""
+    """Return the settings of an HTTP API; raises UserError as `settings_from_options` does."""
     from shared.process.settings import HttpSettings
 
     return _settings(HttpSettings, given)

@@ -13,7 +13,7 @@ from shared.errors import UserError
 
 if TYPE_CHECKING:
     from shared.recipe.keys import Key
-    from shared.recipe.sources import Value
+    from shared.recipe.sources import SourcedValue
 
 recipe = typer.Typer(
     help="Show a recipe as a run would have it, or all keys.", no_args_is_help=True
@@ -26,10 +26,10 @@ def show(context: typer.Context, recipe: RecipeFile, as_json: AsJson = False) ->
     """Print every value of a recipe and where it comes from; keys may be given as options."""
     from shared.recipe.files import read_layers
     from shared.recipe.recipe import resolve
-    from shared.recipe.sources import values_of
+    from shared.recipe.sources import sourced_values
 
     options, layers = given_keys(context), read_layers(recipe)
-    values = values_of(resolve(recipe, layers, options), layers, options)
+    values = sourced_values(resolve(recipe, layers, options), layers, options)
     if as_json:
         typer.echo(json.dumps([_plain(each) for each in values], indent=1))
         return
@@ -44,21 +44,21 @@ def keys(
     word: Annotated[str, typer.Argument(help="only keys that have this in their name")] = "",
 ) -> None:
     """Print the keys of a recipe with their defaults; with a word, also what they mean."""
-    from shared.recipe.keys import ANY, keys_of
+    from shared.recipe.keys import ANY, recipe_keys
     from shared.recipe.recipe import Recipe
 
-    named = {key.name.replace(ANY, "NAME"): key for key in keys_of(Recipe).values()}
+    named = {key.name.replace(ANY, "NAME"): key for key in recipe_keys(Recipe).values()}
     found = {name: key for name, key in named.items() if word in name}
     if not found:
         raise UserError(f"WORD: no key has {word!r} in its name; without a word, all are listed")
     for name, key in {word: found[word]}.items() if word in found else found.items():
-        typer.echo(f"--{name:<42} {default_of(key)}")
+        typer.echo(f"--{name:<42} {format_default(key)}")
         if word:
             meaning = " ".join((key.field.description or "").split())
             typer.echo(textwrap.fill(meaning, 100, initial_indent="  ", subsequent_indent="  "))
 
 
-def default_of(key: "Key") -> str:
+def format_default(key: "Key") -> str:
     """Return a key's default as it is written in a recipe."""
     if key.field.is_required():
         return "required"
@@ -70,7 +70,7 @@ def default_of(key: "Key") -> str:
     return json.dumps(default) if isinstance(default, str | bool | dict) else str(default)
 
 
-def _source(value: "Value") -> str:
+def _source(value: "SourcedValue") -> str:
     match value.kind:
         case "file" | "base":
             return str(value.file)
@@ -80,6 +80,6 @@ def _source(value: "Value") -> str:
             return value.kind
 
 
-def _plain(value: "Value") -> dict[str, object]:
+def _plain(value: "SourcedValue") -> dict[str, object]:
     file = None if value.file is None else str(value.file)
     return {"key": value.key, "value": value.value, "source": value.kind, "file": file}

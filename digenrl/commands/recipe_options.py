@@ -18,7 +18,7 @@ HELP = (
     "Every key of the recipe is an option as well: --trainer.learning_rate 1e-4; "
     "`digenrl recipe keys` lists them."
 )
-TRUTHS = ("true", "false", "yes", "no", "on", "off", "1", "0")
+BOOLEAN_WORDS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 
 
 class RecipeCommand(TyperCommand):
@@ -84,10 +84,10 @@ def _is_value(name: str, word: str) -> bool:
     """Whether a word is the value of the option before it, and no word of the command."""
     if word.startswith("--"):
         return False
-    from shared.recipe.options import is_switch, key_of
+    from shared.recipe.options import find_option_key, is_switch
     from shared.recipe.recipe import Recipe
 
-    return not is_switch(key_of(Recipe, name)[1]) or word.lower() in TRUTHS
+    return not is_switch(find_option_key(Recipe, name)[1]) or word.lower() in BOOLEAN_WORDS
 
 
 def _read(texts: Sequence[tuple[str, str | None]]) -> Mapping[str, Any]:

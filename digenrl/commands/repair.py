@@ -11,9 +11,9 @@ from digenrl.commands.options import RUNS, AsJson, RunOption, Runs, RunToChange
 from digenrl.local.runs import find_run
 
 if TYPE_CHECKING:
-    from shared.run.repair import Damage
+    from shared.run.repair import DamagedObject
 
-SAID = ("key", "what", "remedy", "then")
+REPORT_FIELDS = ("key", "what", "remedy", "then")
 
 
 def repair(
@@ -28,7 +28,7 @@ def repair(
     """Read everything that is stored of a stopped run, and say what is damaged; with --apply, move
     it to the run's quarantine, and put back what is known. Exits with 1 if something is left."""
     from digenrl.evaluation.records import EvaluationRecord
-    from digenrl.local.store import store_of
+    from digenrl.local.store import run_store
     from services.scheduler.sim.staleness import StalenessDecision
     from shared.process.settings import ServiceSettings
     from shared.run.repair import find_damage, mend
@@ -36,7 +36,7 @@ def repair(
     from shared.store import open_store
 
     chosen = find_run(name or run, runs)
-    with store_of(chosen):
+    with run_store(chosen):
         store = open_store(ServiceSettings(run=chosen.id).store)
         models = {
             r"usage/.*": BatchUsage.model_validate_json,
@@ -63,9 +63,9 @@ def repair(
             raise typer.Exit(1)
 
 
-def _show(found: "Sequence[Damage]", *, apply: bool, as_json: bool) -> None:
+def _show(found: "Sequence[DamagedObject]", *, apply: bool, as_json: bool) -> None:
     if as_json:
-        said = [{key: getattr(each, key) for key in SAID} for each in found]
+        said = [{key: getattr(each, key) for key in REPORT_FIELDS} for each in found]
         typer.echo(json.dumps(said, indent=1))
         return
     for each in found:

@@ -39,17 +39,17 @@ def report(
     With --json, what summary.json has is written to stdout, and everything else to stderr. Ends
     with 3 if a part of the report has failed; the adapter is exported before the others.
     """
-    from digenrl.local.running.display import console_of
-    from digenrl.local.store import store_of
+    from digenrl.local.running.display import make_console
+    from digenrl.local.store import run_store
     from digenrl.report.make import make_report
     from shared.telemetry import quiet_logs
 
     quiet_logs()
     found = find_run(name or run, runs, reads=True)
-    with store_of(found):
+    with run_store(found):
         making = make_report(
             found.id, out or found.folder, scheduler=scheduler, wall_seconds=wall_seconds,
-            console=console_of(stderr=as_json),
+            console=make_console(stderr=as_json),
         )  # fmt: skip
         summary, recipe = asyncio.run(making)
     if as_json:
@@ -64,11 +64,11 @@ def report(
 
 
 def _next_steps(run: Run, recipe: "Recipe") -> list[str]:
-    from digenrl.report.export_run import example_of
+    from digenrl.report.export_run import example_prompt
 
     lines = [
         f"its page:        {run.command('view')}",
-        f"samples:         {run.command('generate', *example_of(recipe))}",
+        f"samples:         {run.command('generate', *example_prompt(recipe))}",
     ]
     if recipe.model.trained == "full":
         return lines

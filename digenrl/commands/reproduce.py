@@ -20,24 +20,26 @@ def reproduce(
     runs: Runs = RUNS,
 ) -> None:
     """Start a run once more from its record, and say at which step and why it first differs."""
-    from digenrl.local.reproduce import record_of, verdict
+    from digenrl.local.reproduce import read_record, verdict
 
-    first = record_of(find_run(run, runs))
+    first = read_record(find_run(run, runs))
     if other is None:
         other = f"{first.recipe.run.name[:57]}-again"
         options = {"run.name": other, **given_keys(context)}
         if code := _start(first.run.folder / "recipe.json", options, runs):
             raise typer.Exit(code)
-    same, lines = verdict(first, record_of(find_run(other, runs)))
+    same, lines = verdict(first, read_record(find_run(other, runs)))
     for line in lines:
         typer.echo(line)
     raise typer.Exit(0 if same else 1)
 
 
 def _start(recipe: Path, options: dict[str, object], runs: Path) -> int:
-    from digenrl.local.checking.preflight import Request, prepare
+    from digenrl.local.checking.preflight import UpRequest, prepare
     from digenrl.local.up import run_locally
 
-    local = prepare(Request(recipe, options, resume=False, fresh=True, port=0, runs=runs.resolve()))
+    local = prepare(
+        UpRequest(recipe, options, resume=False, fresh=True, port=0, runs=runs.resolve())
+    )
     with local.lock:
         return asyncio.run(run_locally(local))

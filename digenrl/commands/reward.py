@@ -20,7 +20,7 @@ def rewards(as_json: AsJson = False) -> None:
 
 
 @reward.callback()
-def of_rewards() -> None:
+def reward_group() -> None:
     """Rewards of your own."""
 
 

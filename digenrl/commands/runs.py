@@ -12,13 +12,13 @@ from digenrl.commands.tables import table
 
 def runs(as_json: AsJson = False, runs: Runs = RUNS) -> None:
     """List all runs of `digenrl up`: state, step, reward, and how long ago each was started."""
-    from digenrl.local.progress import progress_of
+    from digenrl.local.progress import read_progress
     from digenrl.local.runs import RECIPE_JSON, runs_in
     from digenrl.reading.wording import figure, time_left
 
     rows, listed = [], []
     for folder in runs_in(runs):
-        now, age = progress_of(folder), time.time() - (folder / RECIPE_JSON).stat().st_mtime
+        now, age = read_progress(folder), time.time() - (folder / RECIPE_JSON).stat().st_mtime
         step = f"{now.step} of {now.steps}" if now.steps else str(now.step)
         reward = "" if now.reward is None else figure(now.reward)
         rows.append((folder.name, now.state, step, reward, time_left(age)))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from digenrl.commands.options import OpenApi, PlainHttp, recipe_file, settings_of
+from digenrl.commands.options import OpenApi, PlainHttp, recipe_file, settings_from_options
 from digenrl.commands.recipe_options import given_keys
 from shared.errors import UserError
 
@@ -72,7 +72,7 @@ def _serve_scheduler(
     from shared.telemetry import configure_logs
 
     recipe = load_recipe(file, options)
-    settings = settings_of(
+    settings = settings_from_options(
         run=recipe.run.name,
         worker="scheduler",
         port=SCHEDULER_PORT if port is None else port,
@@ -91,7 +91,7 @@ def _serve_worker(
 
     from shared.telemetry import configure_logs
 
-    settings = settings_of(run=run, worker=worker, port=port, stay=stay, **http)
+    settings = settings_from_options(run=run, worker=worker, port=port, stay=stay, **http)
     configure_logs(service=service.value, worker=settings.worker, run=settings.run)
     match service:
         case ServiceName.rollout:

@@ -15,7 +15,7 @@ from shared.errors import UserError
 if TYPE_CHECKING:
     from shared.recipe.rewards import ScorerTable
 
-PATIENCE_S = 15.0
+CALL_TIMEOUT_S = 15.0
 """Seconds for a call: a client waits a minute for an answer, in which a few calls may hang."""
 
 
@@ -34,7 +34,7 @@ def serve_scorer(
     folder: Annotated[Path | None, typer.Option(help="folder with its weights")] = None,
     patience: Annotated[
         float, typer.Option(min=0.01, help="seconds for a call of a function of your own")
-    ] = PATIENCE_S,
+    ] = CALL_TIMEOUT_S,
     groups: Annotated[
         bool, typer.Option("--groups", help="all samples of a request are scored in one call")
     ] = False,
@@ -43,21 +43,21 @@ def serve_scorer(
     plain_http: PlainHttp = False,
 ) -> None:
     """Serve a scorer over HTTP, for recipes that name it with type "remote"."""
-    from services.reward.scorer import build_scorers, check_packages, kind_of
-    from services.reward.server import BODIES, create_app
+    from services.reward.scorer import build_scorers, check_packages, scorer_kind
+    from services.reward.server import UPLOAD_LIMITS, create_app
     from shared.process.outgoing import allow
     from shared.process.service import Health, serve
     from shared.telemetry import configure_logs
 
     table = _table(type, folder and folder.resolve(), patience=patience, groups=groups)
-    with _of_options(table.name):
-        kind_of(table)
+    with _errors_name_options(table.name):
+        scorer_kind(table)
         check_packages(table)
     configure_logs(service="scorer", worker=table.name, run="")
     http = http_settings(plain_http=plain_http)
     listener = http.listen(host, port)
     allow([table.url])
-    with _of_options(table.name):
+    with _errors_name_options(table.name):
         [scorer] = build_scorers([table])
     # A scorer tells nothing and changes nothing: without tokens, whoever reaches it may ask.
     access = replace(http.access(table.name), is_open=http.open_api or http.api_tokens is None)
@@ -69,13 +69,13 @@ def serve_scorer(
         listener=listener,
         access=access,
         allowed_hosts=http.allowed_hosts,
-        bodies=BODIES,
+        bodies=UPLOAD_LIMITS,
     )
     asyncio.run(serving)
 
 
 @contextmanager
-def _of_options(name: str) -> Iterator[None]:
+def _errors_name_options(name: str) -> Iterator[None]:
     """Name the command's options where an error names keys of a recipe's table."""
     try:
         yield
@@ -89,10 +89,10 @@ def _of_options(name: str) -> Iterator[None]:
 def _table(type: str, folder: Path | None, *, patience: float, groups: bool) -> "ScorerTable":
     from pydantic import ValidationError
 
-    from services.reward.reward_file import function_of
+    from services.reward.reward_file import parse_source
     from shared.recipe.rewards import PYTHON, ScorerTable
 
-    path, function = function_of(type, "TYPE")
+    path, function = parse_source(type, "TYPE")
     scores = "groups" if groups else "samples"
     try:
         if path.suffix == ".py":

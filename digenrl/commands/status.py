@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from digenrl.local.running.display import Display
     from shared.recipe.recipe import Recipe
 
-EVERY_S = 1.0
+POLL_S = 1.0
 
 
-PAGE_S = 2.0
+PAGE_TIMEOUT_S = 2.0
 """Seconds for which the process of the page is waited for: a run is told without it."""
 
 
@@ -79,10 +79,10 @@ def watch(
         client = _reach(stack, found, scheduler, token_file)
         if client is None:
             raise typer.Exit(_say_end(_history(stack, found), as_json=as_json))
-        from digenrl.local.running.display import Display, console_of
+        from digenrl.local.running.display import Display, make_console
 
         url, logs = str(client.http.base_url).rstrip("/"), str(found.folder / "logs")
-        display = Display(console_of(stderr=as_json), url, logs, lines=as_json)
+        display = Display(make_console(stderr=as_json), url, logs, lines=as_json)
         with display.shown():
             code = _watch(client, display, found)
         if code is None:
@@ -93,11 +93,11 @@ def watch(
 def _evaluation_alarms(run: Run, scheduler: str, token_file: Path | None) -> list[str]:
     """Return the alarms of the newest evaluation, which the process of the page knows; none if that
     does not answer."""
-    from digenrl.local.address import client_of
+    from digenrl.local.address import connect_client
 
     try:
-        with client_of(run, scheduler, token_file, of="page") as page:
-            page.http.timeout = PAGE_S
+        with connect_client(run, scheduler, token_file, of="page") as page:
+            page.http.timeout = PAGE_TIMEOUT_S
             return [alarm for each in page.list_evaluations(1) for alarm in each.alarms]
     except UserError:
         return []
@@ -116,7 +116,7 @@ def _recipe(folder: Path) -> "Recipe | None":
 def _watch(client: "Client", display: "Display", run: Run) -> int | None:
     """Show a run until it ends; returns the exit code, None if it has ended since the last look."""
     from digenrl.client import NoAnswer, Refused
-    from digenrl.local.progress import ENDS, GOING, progress_of
+    from digenrl.local.progress import ACTIVE_STATES, FINAL_STATES, read_progress
 
     phase = ""
     while True:
@@ -132,13 +132,13 @@ def _watch(client: "Client", display: "Display", run: Run) -> int | None:
             if not run.is_local:
                 display.tell("the scheduler does not answer any more")
                 return 0 if phase == "finished" else 1
-            phase = progress_of(run.folder).state
-            if phase not in GOING:  # or else another scheduler takes over
+            phase = read_progress(run.folder).state
+            if phase not in ACTIVE_STATES:  # or else another scheduler takes over
                 return None
-        if phase in ENDS:
+        if phase in FINAL_STATES:
             display.tell(now.failure or f"the run is {phase}")
             return 1 if phase == "failed" else 0
-        time.sleep(EVERY_S)
+        time.sleep(POLL_S)
 
 
 def _say_end(history: "RunHistory", *, as_json: bool) -> int:
@@ -163,12 +163,12 @@ def _reach(stack: ExitStack, run: Run, scheduler: str, token_file: Path | None) 
         UserError: if the one that was named does not answer, or refuses.
     """
     from digenrl.client import NoAnswer, Refused
-    from digenrl.local.address import address_of, client_of
+    from digenrl.local.address import connect_client, last_address
 
-    is_known = in_progress(run.folder) if run.is_local else address_of(run.folder)
+    is_known = in_progress(run.folder) if run.is_local else last_address(run.folder)
     if not (scheduler or is_known):
         return None
-    client = stack.enter_context(client_of(run, scheduler, token_file))
+    client = stack.enter_context(connect_client(run, scheduler, token_file))
     try:
         answer = client.get_run()
     except (NoAnswer, Refused):
@@ -182,10 +182,10 @@ def _reach(stack: ExitStack, run: Run, scheduler: str, token_file: Path | None) 
 def _history(stack: ExitStack, run: Run) -> "RunHistory":
     """Return what is stored of a run that is over; its store is open as long as the stack."""
     from digenrl.api.run_history import RunHistory
-    from digenrl.local.progress import progress_of
-    from digenrl.local.store import store_of
+    from digenrl.local.progress import read_progress
+    from digenrl.local.store import run_store
     from shared.process.settings import ServiceSettings
     from shared.store import open_store
 
-    stack.enter_context(store_of(run, reads=progress_of(run.folder).state == "reporting"))
+    stack.enter_context(run_store(run, reads=read_progress(run.folder).state == "reporting"))
     return RunHistory(open_store(ServiceSettings(run=run.id).store), run.id)

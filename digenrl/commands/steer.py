@@ -62,7 +62,7 @@ def workers(
     demo --host node7 --drain`. Ends with 1 if one of them cannot be drained; Ctrl-C ends the
     waiting, and not the request.
     """
-    from digenrl.local.address import client_of
+    from digenrl.local.address import connect_client
 
     if drain and undrain:
         raise UserError("--undrain: not together with --drain")
@@ -70,7 +70,7 @@ def workers(
         raise UserError("NAMES: name workers, or a host with --host")
     role: Literal["operator", "viewer"] = "operator" if drain or undrain else "viewer"
     named = find_run(run, runs, reads=not (drain or undrain))
-    with client_of(named, scheduler, token_file, role=role) as client:
+    with connect_client(named, scheduler, token_file, role=role) as client:
         found = _chosen(client.list_workers(), names or [], host)
         if not (drain or undrain):
             _show(found, as_json=as_json)
@@ -177,11 +177,11 @@ def tag(
 
     Examples: `digenrl tag demo`, `digenrl tag demo off`, `digenrl tag demo 3`.
     """
-    from digenrl.local.address import client_of
+    from digenrl.local.address import connect_client
 
     role: Literal["operator", "viewer"] = "operator" if mode else "viewer"
     named = find_run(run, runs, reads=True)
-    with client_of(named, scheduler, token_file, role=role) as client:
+    with connect_client(named, scheduler, token_file, role=role) as client:
         if mode in ("auto", "off"):
             client.set_tag(mode)  # type: ignore[arg-type]
         elif mode.isdecimal():
@@ -253,9 +253,9 @@ def add_actions(app: typer.Typer) -> None:
 def _ask(
     action: "Action", run: Run, scheduler: str, token_file: Path | None, as_json: bool
 ) -> None:
-    from digenrl.local.address import client_of
+    from digenrl.local.address import connect_client
 
-    with client_of(run, scheduler, token_file, role="operator") as client:
+    with connect_client(run, scheduler, token_file, role="operator") as client:
         asked = {
             "pause": client.pause_run, "pause_at_failure": client.pause_at_failure_run,
             "resume": client.resume_run, "stop": client.stop_run,
@@ -267,10 +267,10 @@ def _ask(
 def _wait_for_failure(run: Run, scheduler: str, token_file: Path | None) -> None:
     """Wait until the run is paused since something has failed, and say what and what helps."""
     from digenrl.commands.dlq import newest_first
-    from digenrl.local.address import client_of
+    from digenrl.local.address import connect_client
     from digenrl.reading.letters import advice, reasons
 
-    with client_of(run, scheduler, token_file, role="operator") as client:
+    with connect_client(run, scheduler, token_file, role="operator") as client:
         now = until_paused(client, lambda line: typer.echo(line, err=True))
         typer.echo(f"{run.name}: {now.phase}")
         if now.phase == "paused":

@@ -68,8 +68,8 @@ def up(
     With --json stdout gets a line whenever something has changed, which is what the API says of the
     run, as `digenrl watch --json` writes it; everything else goes to stderr.
     """
-    from digenrl.follow.steps import Targets
-    from digenrl.local.checking.preflight import Request, prepare
+    from digenrl.follow.steps import MetricTargets
+    from digenrl.local.checking.preflight import UpRequest, prepare
     from digenrl.local.running.detach import detach, hints
     from digenrl.local.up import run_locally
 
@@ -87,9 +87,9 @@ def up(
         schedule__fragment_size=_number(fragment_size),
         schedule__tsp_steps=_number(tsp_steps),
     )
-    request = Request(
+    request = UpRequest(
         recipe, options, resume=resume, fresh=fresh, port=port, runs=runs.resolve(), run=run,
-        targets=Targets(tensorboard, wandb), typed=sys.argv,
+        targets=MetricTargets(tensorboard, wandb), typed=sys.argv,
         say=partial(typer.echo, err=as_json),
     )  # fmt: skip
     local = prepare(request)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from digenrl.commands.options import RUNS, WHICH, OpenApi, PlainHttp, Runs, settings_of
+from digenrl.commands.options import RUN_HELP, RUNS, OpenApi, PlainHttp, Runs, settings_from_options
 from digenrl.local.runs import find_run
 
 
@@ -14,7 +14,7 @@ def view(
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
-            help=f"{WHICH}, and others to compare it with; by default the newest run",
+            help=f"{RUN_HELP}, and others to compare it with; by default the newest run",
         ),
     ] = None,
     scheduler: Annotated[
@@ -34,7 +34,7 @@ def view(
     from shared.telemetry import configure_logs, quiet_logs
 
     wanted = [find_run(name, runs, reads=True) for name in names or [""]]
-    settings = settings_of(
+    settings = settings_from_options(
         run=wanted[0].id,
         worker="view",
         host=host,

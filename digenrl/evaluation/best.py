@@ -9,7 +9,7 @@ from shared.run.evaluations import Measured, gold_figure, worth_of
 from shared.run.layout import named_objects
 from shared.store import ObjectStore
 
-RULE = "versions that are not evaluated do not count, and of equal ones the older is the best"
+BEST_RULE = "versions that are not evaluated do not count, and of equal ones the older is the best"
 """How the best version is chosen, to be said beside it."""
 
 
@@ -22,7 +22,7 @@ class Best:
     """What each evaluated version is compared by."""
     measure: str
     """What these figures are, in words."""
-    rule: str = RULE
+    rule: str = BEST_RULE
 
     @property
     def is_untrained(self) -> bool:
@@ -39,19 +39,21 @@ class Best:
 
 async def best_version(store: ObjectStore, recipe: Recipe) -> Best | None:
     """Return the best of a run's versions; None if none is evaluated."""
-    return best_of(await _records(store, recipe), recipe)
+    return find_best(await _records(store, recipe), recipe)
 
 
-def best_of(records: Iterable[EvaluationRecord], recipe: Recipe) -> Best | None:
+def find_best(records: Iterable[EvaluationRecord], recipe: Recipe) -> Best | None:
     """Return the best of versions that were evaluated alike; None if there is none."""
     known = list(records)
     if not known:
         return None
-    figures = {each.version: figure_of(each, recipe) for each in known}
-    return Best(ranked(known, recipe)[0], figures, measure_of(known[-1].quality, _weights(recipe)))
+    figures = {each.version: comparison_figure(each, recipe) for each in known}
+    return Best(
+        ranked(known, recipe)[0], figures, comparison_name(known[-1].quality, _weights(recipe))
+    )
 
 
-def measure_of(quality: Measured, weights: Mapping[str, float]) -> str:
+def comparison_name(quality: Measured, weights: Mapping[str, float]) -> str:
     """Name what ``worth_of`` makes of an evaluation."""
     if gold_figure(quality, weights) is None:
         return FIGURES["reward"]
@@ -89,11 +91,11 @@ async def _records(store: ObjectStore, recipe: Recipe) -> list[EvaluationRecord]
 
 def ranked(records: Iterable[EvaluationRecord], recipe: Recipe) -> list[int]:
     """Return the versions of evaluations, the best first, and the older of two equal ones."""
-    worths = {each.version: figure_of(each, recipe) for each in records}
+    worths = {each.version: comparison_figure(each, recipe) for each in records}
     return sorted(worths, key=lambda version: (-worths[version], version))
 
 
-def figure_of(record: EvaluationRecord, recipe: Recipe) -> float:
+def comparison_figure(record: EvaluationRecord, recipe: Recipe) -> float:
     """Return what a version is compared by: what `run.keep_best` goes by as well."""
     worth = worth_of(record.quality, _weights(recipe))
     return record.quality.reward if worth is None else worth

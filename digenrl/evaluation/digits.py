@@ -22,7 +22,7 @@ NUM_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
+class DataSplit:
     images: Images
     labels: Labels
 
@@ -30,13 +30,13 @@ class Half:
         return np.asarray(self.images[self.labels == digit], dtype=np.float32)
 
 
-def load_real(folder: Path) -> Half:
+def load_real(folder: Path) -> DataSplit:
     """Reads the real images that came with the rewards: half B, (n, 1, 8, 8)."""
     arrays = load_file(folder / "real.safetensors")
-    return Half(arrays["images"], arrays["labels"])
+    return DataSplit(arrays["images"], arrays["labels"])
 
 
-def nearest_real(samples: Half, real: Half) -> npt.NDArray[np.float64]:
+def nearest_real(samples: DataSplit, real: DataSplit) -> npt.NDArray[np.float64]:
     """Returns nn (10,): the mean distance of each digit's samples to the nearest real image.
 
     Nearest of any digit, so that it says how real the glyphs are and not whether they are right.
@@ -50,7 +50,7 @@ def nearest_real(samples: Half, real: Half) -> npt.NDArray[np.float64]:
     )
 
 
-def diversity(samples: Half) -> npt.NDArray[np.float64]:
+def diversity(samples: DataSplit) -> npt.NDArray[np.float64]:
     """Returns div (10,): the mean distance of two samples of a digit; it falls if they collapse."""
     return np.array([_mean_pairwise(samples.of_digit(digit)) for digit in range(NUM_DIGITS)])
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from PIL import Image
 
 FRAMES_PER_SECOND = 16
-EVEN = 2
+SIZE_MULTIPLE = 2
 """Factor of a video's height and width, since its colours have half the resolution."""
 
 Pixels = npt.NDArray[np.uint8]
@@ -43,7 +43,7 @@ def as_mp4(video: Pixels) -> bytes:
     import av
 
     file = BytesIO()
-    height, width = (size - size % EVEN for size in video.shape[-2:])
+    height, width = (size - size % SIZE_MULTIPLE for size in video.shape[-2:])
     with av.open(file, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=FRAMES_PER_SECOND)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"

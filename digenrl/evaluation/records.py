@@ -78,7 +78,7 @@ def fallen(before: Quality, after: Quality) -> list[str]:
     if after.reward <= before.reward:
         return []
     was, shares = golds(before), SHARES.values()
-    chance = CHANCE / sqrt(max(1, after.num_samples))
+    chance = NOISE_FACTOR / sqrt(max(1, after.num_samples))
     return [
         name
         for name, value in golds(after).items()
@@ -107,7 +107,7 @@ SHARES = {
     "gold_accuracy": "accuracy of the held-out network",
     "gold_svm_accuracy": "accuracy of the held-out SVM",
 }
-CHANCE = 1.4
+NOISE_FACTOR = 1.4
 """Two standard deviations of the difference between two shares, times the root of the number of
 samples, where both are a half."""
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from shared.diffusion.generation import SMALLER
+from shared.diffusion.generation import MEMORY_REMEDY
 from shared.diffusion.loading.device import RowsAtOnce, fits, own_device, release
 from shared.diffusion.loading.models import Conditions, ModelAdapter, repeat_rows
 from shared.diffusion.policy import LoadedPolicy, load_policy, sampling_plan
@@ -33,7 +33,7 @@ Row = tuple[str, bytes | None, str | None]
 PROMPTS_AT_ONCE = 4
 
 
-class Stopped(Exception):
+class SamplingStopped(Exception):
     """Raised when sampling is stopped on request."""
 
 
@@ -54,7 +54,7 @@ class Sampler:
         run on the CPU.
 
         Args:
-            stopping: when it is set, `sample` raises `Stopped`, also in another thread.
+            stopping: when it is set, `sample` raises `SamplingStopped`, also in another thread.
             progress: is called by `sample`.
             rows: prompts that are encoded now; others are when they are sampled, beside the
                 network.
@@ -99,7 +99,7 @@ class Sampler:
         for first in range(0, len(prompts), PROMPTS_AT_ONCE):
             self._progress(first, len(prompts))
             some = rows[first : first + PROMPTS_AT_ONCE]
-            with fits(self._policy.device, "sampling for an evaluation", SMALLER):
+            with fits(self._policy.device, "sampling for an evaluation", MEMORY_REMEDY):
                 chunks.append(self._sample(some, first, num_each, seed))
         self._progress(len(prompts), len(prompts))
         return np.concatenate(chunks)
@@ -149,7 +149,7 @@ class Sampler:
 
         def velocity(latents: Tensor, sigma: Tensor) -> Tensor:
             if self._stopping.is_set():
-                raise Stopped
+                raise SamplingStopped
             return self._at_once.of(
                 len(latents),
                 lambda some: self.model.velocity(

@@ -14,7 +14,7 @@ from digenrl.evaluation.records import Quality
 from digenrl.evaluation.sampler import Media, OnProgress, Sampler
 from digenrl.evaluation.settings import as_evaluated
 from services.reward.scorer import WeightedScorer, build_scorers, scorer_inputs
-from services.reward.scoring import scores_of, source_of
+from services.reward.scoring import load_source, score_samples
 from shared.diffusion.weights.trained_weights import load_weights
 from shared.models.memory import Residence
 from shared.recipe.recipe import Recipe
@@ -67,7 +67,7 @@ class PromptSampler:
             negatives=[prompt.negative_prompt for prompt in self._prompts],
         )  # fmt: skip
         seen = [
-            None if each is None else source_of(each, images, self._background)
+            None if each is None else load_source(each, images, self._background)
             for each in self._sources
         ]
         told = list(map(scorer_inputs, self._prompts, seen))
@@ -118,20 +118,20 @@ class Judges:
 def _means(scorers: list[WeightedScorer], samples: Samples) -> dict[str, float]:
     """Average each scorer's scores over the samples that it could score."""
     return {
-        scorer.name: _mean(scores_of(scorer, samples.images, samples.metadata))
+        scorer.name: _mean(score_samples(scorer, samples.images, samples.metadata))
         for scorer in scorers
     }
 
 
 def _digit_figures(folder: Path, samples: Samples) -> dict[str, object]:
-    from digenrl.evaluation.digits import NUM_DIGITS, Half, diversity, load_real, nearest_real
+    from digenrl.evaluation.digits import NUM_DIGITS, DataSplit, diversity, load_real, nearest_real
     from services.reward.prompt_checks import wanted_digit
     from services.reward.scorers.digits import DigitProbability, DigitSvm, to_model_space
 
     wanted = np.array([wanted_digit(metadata) for metadata in samples.metadata])
     right = DigitProbability(folder, "gold_mlp").predict(samples.images) == wanted
     per_digit = [_number(right[wanted == digit].mean()) for digit in range(NUM_DIGITS)]
-    made = Half(to_model_space(samples.images), wanted)
+    made = DataSplit(to_model_space(samples.images), wanted)
     nn, div = nearest_real(made, load_real(folder)), diversity(made)
     proxy = DigitProbability(folder).predict(samples.images)
     return {

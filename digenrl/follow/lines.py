@@ -5,12 +5,13 @@ import json
 import typer
 
 from digenrl.api.feed import commit_fields, evaluation_fields
-from digenrl.follow.panels import Finished, Panel
+from digenrl.follow.panels import FinishedEvaluation, Panel
 from shared.run.commits import CommitRecord
 
 
-class Lines:
-    """Implements `digenrl.follow.steps.Writer`; begins with step 1 each time it is started."""
+class MetricLines:
+    """Implements `digenrl.follow.steps.MetricWriter`; begins with step 1 each time it is
+    started."""
 
     def __init__(self) -> None:
         self.next_step = 1
@@ -19,13 +20,13 @@ class Lines:
         typer.echo(json.dumps({"event": "commit", "data": commit_fields(record)}))
         self.next_step = record.policy.version + 1
 
-    def needs(self, finished: Finished) -> bool:
+    def needs(self, finished: FinishedEvaluation) -> bool:
         """Write what is told of an evaluation; pictures are not for lines."""
         told = evaluation_fields(finished.record, finished.settings)
         typer.echo(json.dumps({"event": "evaluation", "data": told}))
         return False
 
-    def show(self, finished: Finished, panel: Panel) -> None:
+    def show(self, finished: FinishedEvaluation, panel: Panel) -> None:
         """Do nothing."""
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ TAG = "samples"
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedEvaluation:
     """Holds a finished evaluation."""
 
     tag: str
@@ -48,7 +48,7 @@ class ToldEvaluations:
     _first: str = ""
     """Settings of the first one."""
 
-    async def next(self, version: int) -> Finished | None:
+    async def next(self, version: int) -> FinishedEvaluation | None:
         """Return the next evaluation; None if there is none yet, or it is of a later version."""
         while True:
             told = await read_told(self.store, self.run, self._number + 1)
@@ -60,7 +60,7 @@ class ToldEvaluations:
                 self._first = self._first or told.settings
                 is_first = told.settings == self._first
                 tag = TAG if is_first else f"{TAG} {told.settings[:6]}"
-                return Finished(tag, told.settings, record)
+                return FinishedEvaluation(tag, told.settings, record)
 
     async def _record(self, told: Told) -> EvaluationRecord | None:
         try:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import structlog
 
-from digenrl.follow.panels import Finished, Panel, ToldEvaluations, panel_of
+from digenrl.follow.panels import FinishedEvaluation, Panel, ToldEvaluations, panel_of
 from shared.errors import IntegrityError, Unavailable, UserError, how_to_install
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
@@ -31,24 +31,24 @@ POLL_S = 1.0
 log = structlog.get_logger()
 
 
-class Writer(Protocol):
+class MetricWriter(Protocol):
     next_step: int
     """First step that is not written yet; steps count from 1."""
 
     def write(self, record: CommitRecord) -> None:
         """Write the metrics of a step; steps come in order."""
 
-    def needs(self, finished: Finished) -> bool:
+    def needs(self, finished: FinishedEvaluation) -> bool:
         """Return whether the picture of an evaluation is missing; its version is written."""
 
-    def show(self, finished: Finished, panel: Panel) -> None:
+    def show(self, finished: FinishedEvaluation, panel: Panel) -> None:
         """Write the picture of an evaluation."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class MetricTargets:
     """Says where to write."""
 
     tensorboard: Path | None = None
@@ -63,7 +63,7 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class RunStarted:
     """Describes a run that has begun."""
 
     recipe: Recipe
@@ -76,7 +76,7 @@ class Began:
         return f"{self.recipe.run.name}-{self.first[:8]}"
 
 
-def check_installed(targets: Targets) -> None:
+def check_installed(targets: MetricTargets) -> None:
     """Raises UserError, naming the extra to install, if a writer's package is missing."""
     for extra in ("tensorboard", "wandb"):
         if getattr(targets, extra) is None:
@@ -87,7 +87,7 @@ def check_installed(targets: Targets) -> None:
             raise UserError(f"--{extra} {how_to_install(extra)} ({error})") from error
 
 
-async def follow(settings: ServiceSettings, targets: Targets, *, once: bool = False) -> None:
+async def follow(settings: ServiceSettings, targets: MetricTargets, *, once: bool = False) -> None:
     """Write committed steps until SIGINT or SIGTERM; with ``once``, only those committed so far.
 
     Raises:
@@ -116,14 +116,14 @@ async def follow(settings: ServiceSettings, targets: Targets, *, once: bool = Fa
             await _follow(store, settings.run, writers, ended)
 
 
-async def _began(store: ObjectStore, run: str, ended: asyncio.Event) -> Began | None:
+async def _began(store: ObjectStore, run: str, ended: asyncio.Event) -> RunStarted | None:
     """Wait until the run has begun; returns None if this process is to end before that."""
     while True:
         last_look = ended.is_set()
         try:
             recipe = await read_recipe(store, run)
             if recipe is not None and await read_commit(store, run, 0) is not None:
-                return Began(recipe, await stored_digest(store, run, 0))
+                return RunStarted(recipe, await stored_digest(store, run, 0))
         except Unavailable as error:
             log.warning("store_unavailable", error=str(error))
         if last_look:
@@ -132,7 +132,7 @@ async def _began(store: ObjectStore, run: str, ended: asyncio.Event) -> Began | 
 
 
 async def _follow(
-    store: ObjectStore, run: str, writers: Sequence[Writer], ended: asyncio.Event
+    store: ObjectStore, run: str, writers: Sequence[MetricWriter], ended: asyncio.Event
 ) -> None:
     told = ToldEvaluations(store, run)
     while True:
@@ -148,7 +148,7 @@ async def _follow(
         await _pause(ended)
 
 
-async def _write_new(store: ObjectStore, run: str, writers: Sequence[Writer]) -> None:
+async def _write_new(store: ObjectStore, run: str, writers: Sequence[MetricWriter]) -> None:
     step = min(writer.next_step for writer in writers)
     while (record := await read_commit(store, run, step)) is not None:
         for writer in writers:
@@ -157,7 +157,9 @@ async def _write_new(store: ObjectStore, run: str, writers: Sequence[Writer]) ->
         step += 1
 
 
-async def _show_new(store: ObjectStore, told: ToldEvaluations, writers: Sequence[Writer]) -> None:
+async def _show_new(
+    store: ObjectStore, told: ToldEvaluations, writers: Sequence[MetricWriter]
+) -> None:
     written = min(writer.next_step for writer in writers) - 1
     while (finished := await told.next(written)) is not None:
         missing = [writer for writer in writers if writer.needs(finished)]
@@ -171,8 +173,8 @@ async def _show_new(store: ObjectStore, told: ToldEvaluations, writers: Sequence
                 writer.show(finished, panel)
 
 
-def _open(targets: Targets, began: Began) -> list[Writer]:
-    writers: list[Writer] = []
+def _open(targets: MetricTargets, began: RunStarted) -> list[MetricWriter]:
+    writers: list[MetricWriter] = []
     if targets.tensorboard is not None:
         from digenrl.follow.tensorboard import TensorBoard
 
@@ -182,9 +184,9 @@ def _open(targets: Targets, began: Began) -> list[Writer]:
 
         writers.append(WeightsAndBiases(targets.wandb, began.label, began.recipe))
     if targets.lines:
-        from digenrl.follow.lines import Lines
+        from digenrl.follow.lines import MetricLines
 
-        writers.append(Lines())
+        writers.append(MetricLines())
     return writers
 
 

@@ -13,14 +13,14 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from digenrl.follow.panels import TAG, Finished, Panel
+from digenrl.follow.panels import TAG, FinishedEvaluation, Panel
 from shared.run.commits import CommitRecord
 
 EVENT_FILES = "events.out.tfevents.*"
 
 
 class TensorBoard:
-    """Implements `digenrl.follow.steps.Writer` for the folder of one run."""
+    """Implements `digenrl.follow.steps.MetricWriter` for the folder of one run."""
 
     def __init__(self, folder: Path) -> None:
         self.next_step = max(_steps(folder), default=0) + 1
@@ -34,10 +34,10 @@ class TensorBoard:
         self._file.flush()
         self.next_step = step + 1
 
-    def needs(self, finished: Finished) -> bool:
+    def needs(self, finished: FinishedEvaluation) -> bool:
         return (finished.tag, finished.record.version) not in self._shown
 
-    def show(self, finished: Finished, panel: Panel) -> None:
+    def show(self, finished: FinishedEvaluation, panel: Panel) -> None:
         """Write the picture of an evaluation, beside the step of its version."""
         image = Summary.Image(
             height=panel.height, width=panel.width, colorspace=3, encoded_image_string=panel.png

@@ -11,7 +11,7 @@ from pathlib import Path
 import wandb
 from PIL import Image
 
-from digenrl.follow.panels import Finished, Panel
+from digenrl.follow.panels import FinishedEvaluation, Panel
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord
@@ -21,7 +21,7 @@ PANELS = 8
 
 
 class WeightsAndBiases:
-    """Implements `digenrl.follow.steps.Writer` for the run with the id ``label``."""
+    """Implements `digenrl.follow.steps.MetricWriter` for the run with the id ``label``."""
 
     def __init__(self, project: str, label: str, recipe: Recipe) -> None:
         try:
@@ -49,10 +49,10 @@ class WeightsAndBiases:
         if self._run.offline:
             self._kept.write_text(str(self.next_step))
 
-    def needs(self, finished: Finished) -> bool:
+    def needs(self, finished: FinishedEvaluation) -> bool:
         return self._has_open_row and f"{finished.tag} {finished.record.version}" not in self._shown
 
-    def show(self, finished: Finished, panel: Panel) -> None:
+    def show(self, finished: FinishedEvaluation, panel: Panel) -> None:
         """Add the picture of an evaluation to the newest step: the service takes no older one."""
         picture = Image.open(BytesIO(panel.png))
         caption = f"version {finished.record.version}: {panel.caption}"

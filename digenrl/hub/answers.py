@@ -66,16 +66,16 @@ def explained(
             f"{page}/tree/main"
         ) from error
     except errors.HfHubHTTPError as error:
-        raise _of_status(error, model) from error
+        raise _error_from_status(error, model) from error
     except (OSError, RuntimeError, errors.FileMetadataError) as error:
-        raise _of_connection(error, model) from error
+        raise _error_from_connection(error, model) from error
     except Exception as error:
         if not type(error).__module__.startswith("httpx"):
             raise
         raise Unavailable(_broken(model, error)) from error
 
 
-def _of_status(error: Exception, model: str) -> Exception:
+def _error_from_status(error: Exception, model: str) -> Exception:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         return UserError(
@@ -85,7 +85,7 @@ def _of_status(error: Exception, model: str) -> Exception:
     return Unavailable(_broken(model, error))
 
 
-def _of_connection(error: Exception, model: str) -> Exception:
+def _error_from_connection(error: Exception, model: str) -> Exception:
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     if isinstance(error, OfflineModeIsEnabled):

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from digenrl.hub.answers import check_installed, endpoint, explained
-from digenrl.hub.fetch import Download, Say, alone, check_space, name_commit
+from digenrl.hub.fetch import Download, ShowLine, alone, check_space, name_commit
 from shared.errors import UserError
-from shared.learning.dataset_rows import Made, UnreadableError, make_prompts
+from shared.learning.dataset_rows import ConversionCounts, UnreadableError, make_prompts
 from shared.learning.hub_datasets import PROMPTS_FILE, chosen_files
-from shared.learning.own_files import note_made, rows_of, state_of
+from shared.learning.own_files import files_digest, note_made, split_files
 from shared.messages.records import MAX_TEXT
 from shared.models.hub import MAIN
 from shared.recipe.dataset import Dataset
@@ -22,7 +22,7 @@ PAGES = "datasets/"
 """Folder of the hub's pages of data sets."""
 
 
-def fetch_prompts(dataset: Dataset, key: str, say: Say) -> Path:
+def fetch_prompts(dataset: Dataset, key: str, say: ShowLine) -> Path:
     """Fetch what is not here yet of a data set's split, or make it of files of this host. Returns
     the file of its prompts.
 
@@ -35,7 +35,7 @@ def fetch_prompts(dataset: Dataset, key: str, say: Say) -> Path:
         Unavailable: if the hub does not answer, or breaks off more often than is tried again.
     """
     if dataset.folder is not None:
-        return make_of_files(dataset, dataset.folder, key, say)
+        return convert_files(dataset, dataset.folder, key, say)
     assert dataset.id is not None
     check_installed()
     with explained(dataset.id, dataset.revision, key=f"{key}.id", folder=PAGES):
@@ -61,13 +61,13 @@ def fetch_prompts(dataset: Dataset, key: str, say: Say) -> Path:
     return file
 
 
-def _get(download: Download, names: list[str], key: str, say: Say) -> None:
+def _get(download: Download, names: list[str], key: str, say: ShowLine) -> None:
     with explained(download.model, key=f"{key}.id", folder=PAGES):
         check_space(download, names, say)
         download.get(names)
 
 
-def _make(dataset: Dataset, download: Download, names: list[str], key: str, say: Say) -> None:
+def _make(dataset: Dataset, download: Download, names: list[str], key: str, say: ShowLine) -> None:
     folder = dataset.file(download.commit).parent
     unfinished = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -77,20 +77,20 @@ def _make(dataset: Dataset, download: Download, names: list[str], key: str, say:
     _tell(f"{dataset.id}: {made.prompts} prompts of the split {dataset.split}", made, say)
 
 
-def make_of_files(dataset: Dataset, source: Path, key: str, say: Say) -> Path:
+def convert_files(dataset: Dataset, source: Path, key: str, say: ShowLine) -> Path:
     """Make prompts of files of this host, unless they are made. Returns the file of the prompts.
 
     Raises:
         UserError: as `fetch_prompts` does.
     """
     try:
-        root, names = rows_of(source, dataset.config, dataset.split)
+        root, names = split_files(source, dataset.config, dataset.split)
     except UserError as error:
         raise UserError(f"{key}.{error}") from error
     here = dataset.model_copy(update={"revision": None})
     with alone(here.storage, say):
         if (known := here.commit) is None:
-            known = _make_of_files(here, source, [(root, name) for name in names], key, say)
+            known = _convert_files(here, source, [(root, name) for name in names], key, say)
     if dataset.revision not in (None, known):
         raise UserError(
             f"{key}.revision: the prompts of {source} have the digest {known} now, not "
@@ -99,11 +99,11 @@ def make_of_files(dataset: Dataset, source: Path, key: str, say: Say) -> Path:
     return here.file(known)
 
 
-def _make_of_files(
-    dataset: Dataset, source: Path, rows: list[tuple[Path, str]], key: str, say: Say
+def _convert_files(
+    dataset: Dataset, source: Path, rows: list[tuple[Path, str]], key: str, say: ShowLine
 ) -> str:
     """Return the digest of the prompts that were made."""
-    state, unfinished = state_of(source), dataset.storage / "unfinished"
+    state, unfinished = files_digest(source), dataset.storage / "unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     files = [(root / name, _images_below(root, name, key)) for root, name in rows]
     try:
@@ -120,7 +120,7 @@ def _make_of_files(
     return digest
 
 
-def make_own_prompts(recipe: Recipe, say: Say) -> bool:
+def make_own_prompts(recipe: Recipe, say: ShowLine) -> bool:
     """Make the prompts of a recipe's own files that are not made yet; returns whether some were, so
     that the recipe is to be read again.
 
@@ -130,12 +130,12 @@ def make_own_prompts(recipe: Recipe, say: Say) -> bool:
     found, named = False, {"data": recipe.data.dataset, "evaluation": recipe.evaluation.dataset}
     for table, dataset in named.items():
         if dataset is not None and dataset.folder is not None and dataset.commit is None:
-            make_of_files(dataset, dataset.folder, f"{table}.dataset", say)
+            convert_files(dataset, dataset.folder, f"{table}.dataset", say)
             found = True
     return found
 
 
-def _tell(what: str, made: Made, say: Say) -> None:
+def _tell(what: str, made: ConversionCounts, say: ShowLine) -> None:
     say(what)
     if made.empty_rows:
         say(f"left out: {made.empty_rows} rows without a prompt, or without an image")

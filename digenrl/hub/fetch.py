@@ -26,14 +26,14 @@ from shared.models.hub import (
     MAIN,
     MAX_CONFIG_BYTES,
     WEIGHTS,
+    files_in_part,
     needed_parts,
-    of_part,
     storage,
     target,
 )
 from shared.models.memory import pieces, weight_names
 
-Say = Callable[[str], None]
+ShowLine = Callable[[str], None]
 BLOCK = 8 << 20
 PARTIAL = ".partial"
 """Suffix of a blob that was not fetched to its end."""
@@ -41,7 +41,7 @@ GIT_DIGEST, LFS_DIGEST = 40, 64
 """Lengths of the hub's digests of small files, and of large ones."""
 
 
-def fetch(model: str, revision: str | None, say: Say) -> Path:
+def fetch(model: str, revision: str | None, say: ShowLine) -> Path:
     """Fetch what runs need of a model and is not here yet. Returns its folder.
 
     Raises:
@@ -92,7 +92,7 @@ class Download:
     def needed(self) -> list[str]:
         """The files that runs read, small ones first; indexes of weights are here after that."""
         parts = needed_parts(self._index())
-        inside = {part: of_part(list(self.sizes), part) for part in parts}
+        inside = {part: files_in_part(list(self.sizes), part) for part in parts}
         configs = [
             f"{part}/{name}"
             for part, names in inside.items()
@@ -199,7 +199,7 @@ def _is_whole(file: Path, etag: str) -> bool:
 
 
 @contextmanager
-def alone(place: Path, say: Say) -> Iterator[None]:
+def alone(place: Path, say: ShowLine) -> Iterator[None]:
     """Wait until no other process of this host fetches the same."""
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -217,7 +217,7 @@ def alone(place: Path, say: Say) -> Iterator[None]:
         yield
 
 
-def check_space(download: Download, names: Sequence[str], say: Say) -> None:
+def check_space(download: Download, names: Sequence[str], say: ShowLine) -> None:
     absent = download.missing(names)
     wanted, free = download.bytes_to_fetch(names), shutil.disk_usage(download.place).free
     gib = f"{download.bytes_of(names) / 2**30:.2f} GiB"

@@ -6,7 +6,7 @@ from digenrl.hub.answers import check_installed, endpoint, explained
 from shared.errors import UserError
 
 CARD = "README.md"
-PUSHED = ("*.safetensors", "*.json", "*.png", "*.mp4", CARD)
+PUSHED_FILES = ("*.safetensors", "*.json", "*.png", "*.mp4", CARD)
 """Files of an adapter's folder that are pushed."""
 
 
@@ -30,7 +30,7 @@ def push(folder: Path, repository: str, *, private: bool, message: str) -> str:
     with explained(repository, key="REPOSITORY"):
         hub.create_repo(repository, private=private, exist_ok=True)
         hub.upload_folder(
-            repo_id=repository, folder_path=folder, allow_patterns=list(PUSHED),
+            repo_id=repository, folder_path=folder, allow_patterns=list(PUSHED_FILES),
             commit_message=message,
         )  # fmt: skip
     return f"{endpoint()}/{repository}"

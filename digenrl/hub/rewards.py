@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from digenrl.hub.answers import explained
-from digenrl.hub.fetch import Say, alone, check_space, name_commit, opened
+from digenrl.hub.fetch import ShowLine, alone, check_space, name_commit, opened
 from shared.errors import UserError, how_to_install
 from shared.models.hub import MAIN
 from shared.recipe.recipe import Recipe
@@ -30,7 +30,7 @@ ORG/NAME/FILE; without one, the model is the whole folder."""
 CONFIGS, WEIGHTS = (".json", ".txt", ".model"), "model.safetensors"
 
 
-def fetch_rewards(recipe: Recipe, say: Say) -> Iterator[Path]:
+def fetch_rewards(recipe: Recipe, say: ShowLine) -> Iterator[Path]:
     """Make the folders that are not here, and tell how the servers that a recipe asks are started.
 
     Raises:
@@ -49,7 +49,7 @@ def fetch_rewards(recipe: Recipe, say: Say) -> Iterator[Path]:
             yield table.folder
 
 
-def _make(type: str, folder: Path, key: str, say: Say) -> None:
+def _make(type: str, folder: Path, key: str, say: ShowLine) -> None:
     model, file = SOURCES[type]
     needed = "config.json" if file and type != "aesthetic" else WEIGHTS
     like = _fetched(model, needed, CONFIGS, key, say)
@@ -78,7 +78,7 @@ def _make(type: str, folder: Path, key: str, say: Say) -> None:
         raise UserError(f"{key}: {folder} cannot be made: {error}") from error
 
 
-def _fetched(model: str, needed: str, ends: tuple[str, ...], key: str, say: Say) -> Path:
+def _fetched(model: str, needed: str, ends: tuple[str, ...], key: str, say: ShowLine) -> Path:
     """Fetch a file of a model, and those in its folder whose names end so. Returns the folder."""
     download = opened(model, None, key)
     if needed not in download.sizes:

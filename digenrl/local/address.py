@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from digenrl.local.progress import progress_of
+from digenrl.local.progress import read_progress
 from digenrl.local.runs import Run, in_progress
 from shared.errors import UserError
 
@@ -19,7 +19,7 @@ def write_address(folder: Path, url: str, of: Service = "scheduler") -> None:
     (folder / f"{of}.url").write_text(url + "\n")
 
 
-def address_of(folder: Path, of: Service = "scheduler") -> str:
+def last_address(folder: Path, of: Service = "scheduler") -> str:
     """Return the address that it had when the run was started last; empty if it had none."""
     try:
         return (folder / f"{of}.url").read_text().strip()
@@ -27,7 +27,7 @@ def address_of(folder: Path, of: Service = "scheduler") -> str:
         return ""
 
 
-def client_of(
+def connect_client(
     run: Run,
     scheduler: str = "",
     token_file: Path | None = None,
@@ -48,13 +48,13 @@ def client_of(
     from digenrl.local.secrets.tokens import KEYS
 
     folder = run.folder
-    address = scheduler or (address_of(folder, of) if not run.store_url else "")
+    address = scheduler or (last_address(folder, of) if not run.store_url else "")
     if not address:
         raise UserError(
             f"--scheduler: {run.name} is no run of `digenrl up`; name the address of the run's "
             f"{'page' if of == 'page' else 'scheduler'}"
         )
-    now = progress_of(folder)
+    now = read_progress(folder)
     if not scheduler and run.is_local and (now.state == "reporting" or not in_progress(folder)):
         from digenrl.local.earlier import resume_hint
 

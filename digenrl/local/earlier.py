@@ -8,11 +8,11 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from digenrl.local.progress import progress_of
+from digenrl.local.progress import read_progress
 from digenrl.local.runs import RECIPE_JSON, run_in_folder
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, override, stored_recipe
-from shared.run.files import FileRecord, matching, records_of
+from shared.run.files import FileRecord, file_records, matching
 from shared.run.run_recipe import FILES, check_same_run
 
 FILES_JSON = "files.json"
@@ -23,7 +23,7 @@ OPTIONS = ("--resume", "--fresh", "--detach")
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class RunStart:
     """Says how a run starts: it goes on, or another run begins in its folder."""
 
     recipe: Recipe
@@ -34,9 +34,9 @@ class Start:
     """Description of the earlier run, for people."""
 
 
-def start_of(
+def decide_start(
     folder: Path, recipe: Recipe, typed: Sequence[str], *, resume: bool, fresh: bool
-) -> Start:
+) -> RunStart:
     """Decide how a run starts in ``folder``; nothing is changed.
 
     Args:
@@ -50,11 +50,11 @@ def start_of(
     if run is None:
         if resume:
             raise UserError(f"--resume: {folder} contains no run; start it without --resume")
-        return Start(recipe, kept_as=kept_as if folder.exists() else None)
-    earlier = progress_of(folder)
+        return RunStart(recipe, kept_as=kept_as if folder.exists() else None)
+    earlier = read_progress(folder)
     if fresh or (earlier.state == "finished" and not resume):
         line = f"run {folder.name}: the earlier one ({earlier}) is kept as {kept_as.name}"
-        return Start(recipe, kept_as=kept_as, line=line)
+        return RunStart(recipe, kept_as=kept_as, line=line)
     recipe = override(recipe, {"run.name": run.id})
     other = f"`{command_with('--fresh', typed)}` begins another, and keeps it as {kept_as.name}"
     try:
@@ -74,7 +74,7 @@ def start_of(
             f"{error}. {resume_hint(folder, typed[0])}; {other}"
         ) from error
     line = f"run {folder.name} is not finished ({earlier}), and goes on; --fresh begins another"
-    return Start(recipe, resumes=True, line="" if resume else line)
+    return RunStart(recipe, resumes=True, line="" if resume else line)
 
 
 def resume_hint(folder: Path, program: str = "digenrl") -> str:
@@ -113,4 +113,4 @@ def _same_files(folder: Path, recipe: Recipe) -> set[str]:
     recorded = folder / FILES_JSON
     if not recorded.is_file():
         return set()
-    return matching(RECORDS.validate_json(recorded.read_bytes()), records_of(recipe, FILES))
+    return matching(RECORDS.validate_json(recorded.read_bytes()), file_records(recipe, FILES))

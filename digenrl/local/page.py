@@ -10,7 +10,7 @@ from digenrl.api.live import LiveRun, client_of
 from digenrl.api.run_history import RunHistory
 from digenrl.local import address
 from digenrl.local.runs import Run, in_progress
-from digenrl.local.store import store_of
+from digenrl.local.store import run_store
 from digenrl.view.server import View, create_app
 from shared.errors import UserError
 from shared.process.http_access import Access, Caller
@@ -52,7 +52,7 @@ def show(
 def _link_of_live(run: Run) -> str | None:
     """Return a link to the page that `digenrl up` serves of a run in progress; None if it does
     not."""
-    with suppress(UserError), address.client_of(run, role="operator", of="page") as page:
+    with suppress(UserError), address.connect_client(run, role="operator", of="page") as page:
         page.http.timeout = ASK_S
         return f"{str(page.http.base_url).rstrip('/')}{page.make_code().path}"
     return None
@@ -61,7 +61,7 @@ def _link_of_live(run: Run) -> str | None:
 def _open(stack: ExitStack, run: Run) -> tuple[ObjectStore, dict[str, str]]:
     """Open a run's store; start it if it is one of `digenrl up` that has ended. Return it with the
     environment in which another process finds it."""
-    stack.enter_context(store_of(run))
+    stack.enter_context(run_store(run))
     return open_store(ServiceSettings(run=run.id).store), dict(os.environ)
 
 

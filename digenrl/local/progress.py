@@ -10,11 +10,11 @@ from digenrl.local.runs import in_progress
 
 STATE_JSON = "state.json"
 """File in a run's folder."""
-GOING, ENDS = ("waiting", "running", "paused"), ("finished", "stopped", "failed")
+ACTIVE_STATES, FINAL_STATES = ("waiting", "running", "paused"), ("finished", "stopped", "failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     state: str = "interrupted"
     """Phase of the run, or "reporting" from the last step until its report is made."""
     step: int = 0
@@ -25,7 +25,7 @@ class Progress:
     """Mean reward of the newest committed batch."""
 
     @classmethod
-    def of(cls, run: dict[str, Any]) -> "Progress":
+    def of(cls, run: dict[str, Any]) -> "RunProgress":
         """Return the progress of a run as the scheduler's API shows it."""
         state = "reporting" if run["phase"] == "finished" else run["phase"]
         return cls(state, run["step"], run["steps"], run["reward_mean"])
@@ -41,12 +41,12 @@ class Progress:
             fresh.replace(folder / STATE_JSON)
 
 
-def progress_of(folder: Path) -> Progress:
+def read_progress(folder: Path) -> RunProgress:
     """Return the progress of a run; "interrupted" if it has neither ended nor goes on."""
     try:
-        noted = Progress(**json.loads((folder / STATE_JSON).read_text()))
+        noted = RunProgress(**json.loads((folder / STATE_JSON).read_text()))
     except (OSError, ValueError, TypeError):
-        noted = Progress()
-    if noted.state in ENDS or in_progress(folder):
+        noted = RunProgress()
+    if noted.state in FINAL_STATES or in_progress(folder):
         return noted
-    return Progress("interrupted", noted.step, noted.steps, noted.reward)
+    return RunProgress("interrupted", noted.step, noted.steps, noted.reward)

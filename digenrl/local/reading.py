@@ -11,7 +11,7 @@ import httpx
 
 from digenrl.local import address
 from digenrl.local.runs import Run, in_progress
-from digenrl.local.store import store_of
+from digenrl.local.store import run_store
 from shared.store import ObjectStore, open_store
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from shared.process.http_access import Role
 
 
-class Reading(NamedTuple):
+class RunReader(NamedTuple):
     client: "Client"
     is_live: bool
     """Whether the run is in progress."""
 
 
-class InProcess(httpx.BaseTransport):
+class InProcessTransport(httpx.BaseTransport):
     """Answers requests by the routes of a run that is over, without a server."""
 
     def __init__(self, store: ObjectStore, run: str) -> None:
@@ -61,7 +61,9 @@ def stored_client(store: ObjectStore, run: str) -> "Client":
 
     asyncio.run(needed_recipe(store, run))
     return CheckedClient(
-        httpx.Client(base_url="http://store", transport=InProcess(store, run), trust_env=False)
+        httpx.Client(
+            base_url="http://store", transport=InProcessTransport(store, run), trust_env=False
+        )
     )
 
 
@@ -73,7 +75,7 @@ def reading(
     *,
     role: "Role" = "viewer",
     of: address.Service = "page",
-) -> Iterator[Reading]:
+) -> Iterator[RunReader]:
     """Yield a client of a run, as `client_of` does of one in progress.
 
     Raises:
@@ -84,9 +86,9 @@ def reading(
 
     quiet_logs()
     if scheduler or in_progress(run.folder):
-        with address.client_of(run, scheduler, token_file, role=role, of=of) as client:
-            yield Reading(client, is_live=True)
+        with address.connect_client(run, scheduler, token_file, role=role, of=of) as client:
+            yield RunReader(client, is_live=True)
         return
-    with store_of(run):
+    with run_store(run):
         store = open_store(ServiceSettings(run=run.id).store)
-        yield Reading(stored_client(store, run.id), is_live=False)
+        yield RunReader(stored_client(store, run.id), is_live=False)

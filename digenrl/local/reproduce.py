@@ -10,7 +10,7 @@ from typing import Any
 from digenrl.local.earlier import FILES_JSON
 from digenrl.local.record import STARTED_JSON
 from digenrl.local.runs import Run
-from digenrl.local.store import store_of
+from digenrl.local.store import run_store
 from shared.errors import UserError
 from shared.process.libraries import recorded_versions
 from shared.process.settings import ServiceSettings
@@ -32,7 +32,7 @@ class RunRecord:
     """Keys of the recipe, digests of files, and versions of libraries, each by a name."""
 
 
-def record_of(run: Run) -> RunRecord:
+def read_record(run: Run) -> RunRecord:
     """Read the record of a run.
 
     Raises:
@@ -90,7 +90,7 @@ def _shown(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredFacts:
     """Holds what the store of a run that has ended says of it."""
 
     weights: Sequence[str]
@@ -99,17 +99,17 @@ class Stored:
     """Versions of libraries, such as those of "torch of rollout"; none of an earlier release."""
 
 
-def stored(record: RunRecord) -> Stored:
+def stored(record: RunRecord) -> StoredFacts:
     """Read the store of a run that has ended.
 
     Raises:
         UserError: if the run is in progress, or its store holds no version.
     """
-    with store_of(record.run):
+    with run_store(record.run):
         chain, libraries = asyncio.run(_read_store(record.run.id))
     if not chain:
         raise UserError(f"{record.run.name}: the run has no version yet")
-    return Stored([each.policy.weights_digest for each in chain], libraries)
+    return StoredFacts([each.policy.weights_digest for each in chain], libraries)
 
 
 async def _read_store(run: str) -> tuple[Sequence[CommitRecord], dict[str, str]]:
@@ -117,7 +117,7 @@ async def _read_store(run: str) -> tuple[Sequence[CommitRecord], dict[str, str]]
     return await commit_chain(store, run), await recorded_versions(store, run)
 
 
-def workers_differences(one: Stored, other: Stored) -> list[str]:
+def workers_differences(one: StoredFacts, other: StoredFacts) -> list[str]:
     """Name each library of which the workers of two runs had other versions. A run of an earlier
     release did not record them: nothing is said."""
     if not (one.versions and other.versions):

@@ -15,12 +15,12 @@ from shared.errors import UserError
 
 RECIPE_JSON = "recipe.json"
 DEFAULT = Path("runs")
-NOTE = Path("keys", "store.json")
+STORE_NOTE = Path("keys", "store.json")
 """File in a run's folder: which process has started its store, whether that is `digenrl up`, and
 the variables by which others find it."""
 
 
-class InProgress(UserError):
+class RunInProgress(UserError):
     """Raised when another process holds the lock of a run."""
 
 
@@ -32,7 +32,7 @@ def lock_run(runs: Path, name: str) -> TextIO:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise InProgress(
+        raise RunInProgress(
             f"run.name: the run {name!r} is in progress in another process, which starts, ends or "
             "reads it; wait for its end, or stop it"
         ) from error
@@ -42,10 +42,10 @@ def lock_run(runs: Path, name: str) -> TextIO:
 def in_progress(folder: Path) -> bool:
     """Whether a `digenrl up` of this host runs what is in ``folder``, and not only reads it."""
     try:
-        process, is_live, _ = json.loads((folder / NOTE).read_text())
+        process, is_live, _ = json.loads((folder / STORE_NOTE).read_text())
         os.kill(process, 0)
         lock_run(folder.parent, folder.name).close()
-    except InProgress:
+    except RunInProgress:
         return bool(is_live)
     except (OSError, ValueError):
         pass

@@ -14,11 +14,11 @@ from digenrl.api.stored import run_view
 from digenrl.local.brokers.embedded import LOOPBACK, Brokers, Ports, plan_brokers
 from digenrl.local.brokers.seaweedfs import OWNER, Server
 from digenrl.local.processes.supervisor import Supervisor
-from digenrl.local.progress import Progress
+from digenrl.local.progress import RunProgress
 from digenrl.local.runs import RECIPE_JSON
 from digenrl.local.secrets.certificates import authority_in
-from digenrl.local.secrets.keys import keys_of
-from digenrl.local.secrets.tokens import KEYS, tokens_of, write_secret
+from digenrl.local.secrets.keys import load_keys
+from digenrl.local.secrets.tokens import KEYS, load_tokens, write_secret
 from digenrl.local.secrets.tunnel import tunnel
 from digenrl.local.store import noted_store
 from shared.errors import DigenRLError, UserError
@@ -26,10 +26,10 @@ from shared.messages.rights import WORKERS
 from shared.store import ObjectStore, open_store
 
 SETTINGS = "hosts.env"
-HERE = "here.env"
-NOTE_S = 2.0
+HOST_FILE = "here.env"
+PROGRESS_POLL_S = 2.0
 """Seconds between two looks at how far the run is."""
-OF_ONE_HOST = ("DIGENRL_HOST_CACHE", "DIGENRL_STORE_FOLDER")
+HOST_VARIABLES = ("DIGENRL_HOST_CACHE", "DIGENRL_STORE_FOLDER")
 
 
 async def run_brokers(
@@ -44,13 +44,13 @@ async def run_brokers(
     """
     _check(at)
     data, run = _made(data), next(iter(runs))
-    keys = keys_of(data)
+    keys = load_keys(data)
     authority = authority_in(keys.folder / "ca") if is_encrypted else None
     brokers = plan_brokers(data, keys, at=at, ports=ports, authority=authority, runs=runs)
     keys.write(brokers.secrets)
     if authority is not None:
         authority.certificate(keys.folder / "scheduler", [at])
-    tokens_of(data)
+    load_tokens(data)
     supervisor, ended = Supervisor(data / "logs", {}), asyncio.Event()
     stack = contextlib.AsyncExitStack()
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -80,7 +80,7 @@ async def _note_until(ended: asyncio.Event, data: Path, store: ObjectStore, run:
     while not ended.is_set():
         await _note(data, history)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), NOTE_S)
+            await asyncio.wait_for(ended.wait(), PROGRESS_POLL_S)
     await _note(data, RunHistory(store, run))  # the other may have looked a moment ago
 
 
@@ -92,7 +92,7 @@ async def _note(data: Path, history: RunHistory) -> None:
             if not file.is_file() or file.read_text() != recipe:  # its age shows the run's age
                 file.write_text(recipe)
             state = now.phase if now.phase in ("finished", "failed") else "running"
-            Progress(state, now.step, now.steps, now.reward_mean).write(data)
+            RunProgress(state, now.step, now.steps, now.reward_mean).write(data)
 
 
 def _made(data: Path) -> Path:
@@ -118,9 +118,11 @@ def _write_settings(data: Path, brokers: Brokers, run: str) -> Path:
 
     Returns the file for the other hosts, which is written last.
     """
-    shared = {name: value for name, value in brokers.environment.items() if name not in OF_ONE_HOST}
+    shared = {
+        name: value for name, value in brokers.environment.items() if name not in HOST_VARIABLES
+    }
     shared["DIGENRL_RUN"] = run
-    write_secret(data / HERE, _exports(shared))
+    write_secret(data / HOST_FILE, _exports(shared))
     for role in WORKERS:
         write_secret(data / KEYS / f"{role}.env", _exports(shared | brokers.secrets[role]))
     file = data / SETTINGS

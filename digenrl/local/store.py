@@ -15,8 +15,8 @@ from digenrl.local.brokers.embedded import plan_brokers
 from digenrl.local.processes.child_logs import reason_in
 from digenrl.local.processes.program import Program, rejection, wait_ready
 from digenrl.local.processes.supervisor import BROKER_STOP_S
-from digenrl.local.runs import NOTE, InProgress, Run, lock_run
-from digenrl.local.secrets.keys import keys_of
+from digenrl.local.runs import STORE_NOTE, Run, RunInProgress, lock_run
+from digenrl.local.secrets.keys import load_keys
 from digenrl.local.secrets.tokens import write_secret
 from shared.errors import Unavailable
 from shared.process.linux import die_with_parent
@@ -25,7 +25,7 @@ STORE = "objects"
 
 
 @contextmanager
-def store_of(run: Run, *, reads: bool = False) -> Iterator[bool]:
+def run_store(run: Run, *, reads: bool = False) -> Iterator[bool]:
     """Name the store of a run in the environment of this process; start it if it is in the run's
     folder, which yields True.
 
@@ -42,12 +42,12 @@ def store_of(run: Run, *, reads: bool = False) -> Iterator[bool]:
     folder = run.folder
     try:
         lock = lock_run(folder.parent, folder.name)
-    except InProgress as error:
+    except RunInProgress as error:
         with _environment(_started_by_another(folder, error, reads=reads)):
             yield True
         return
     with lock:
-        brokers = plan_brokers(folder.resolve(), keys_of(folder))
+        brokers = plan_brokers(folder.resolve(), load_keys(folder))
         named = brokers.environment | brokers.secrets["client"] | brokers.owner
         [store] = [program for program in brokers.programs if program.name == STORE]
         with (folder / "logs" / f"{STORE}.log").open("ab") as log:
@@ -72,14 +72,14 @@ def store_of(run: Run, *, reads: bool = False) -> Iterator[bool]:
 @contextmanager
 def noted_store(folder: Path, named: Mapping[str, str], *, is_live: bool = True) -> Iterator[None]:
     """Note where the store of a run is, for other commands; ``is_live``: the run is in progress."""
-    write_secret(folder / NOTE, json.dumps([os.getpid(), is_live, dict(named)]))
+    write_secret(folder / STORE_NOTE, json.dumps([os.getpid(), is_live, dict(named)]))
     try:
         yield
     finally:
-        (folder / NOTE).unlink(missing_ok=True)
+        (folder / STORE_NOTE).unlink(missing_ok=True)
 
 
-def _started_by_another(folder: Path, error: InProgress, *, reads: bool) -> dict[str, str]:
+def _started_by_another(folder: Path, error: RunInProgress, *, reads: bool) -> dict[str, str]:
     """Return the variables that name the store that another process has started for a run.
 
     Raises:
@@ -87,7 +87,7 @@ def _started_by_another(folder: Path, error: InProgress, *, reads: bool) -> dict
     """
     named: dict[str, str]
     try:
-        process, is_live, named = json.loads((folder / NOTE).read_text())
+        process, is_live, named = json.loads((folder / STORE_NOTE).read_text())
         os.kill(process, 0)  # one that was killed has left its note
     except (OSError, ValueError):
         raise error from None

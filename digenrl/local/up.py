@@ -19,19 +19,19 @@ from digenrl.local.brokers.embedded import HOST_CACHE, Brokers, plan_brokers
 from digenrl.local.checking.preflight import LocalRun
 from digenrl.local.processes.assignment import REPORT
 from digenrl.local.processes.ports import free_ports
-from digenrl.local.processes.preload import ahead_of
+from digenrl.local.processes.preload import plan_preload
 from digenrl.local.processes.starter import Starter
 from digenrl.local.processes.supervisor import BROKER_STOP_S, Supervisor
-from digenrl.local.progress import Progress, progress_of
-from digenrl.local.running.alarms import Mender
+from digenrl.local.progress import RunProgress, read_progress
+from digenrl.local.running.alarms import AlarmRemedies
 from digenrl.local.running.command_lines import (
     command,
-    follower_of,
-    page_of,
-    scheduler_of,
-    workers_of,
+    follower_program,
+    page_program,
+    scheduler_program,
+    worker_programs,
 )
-from digenrl.local.running.display import Display, console_of
+from digenrl.local.running.display import Display, make_console
 from digenrl.local.running.evaluation import LocalEvaluation
 from digenrl.local.runs import Run
 from digenrl.local.store import noted_store
@@ -39,7 +39,7 @@ from digenrl.planning.entries import EVALUATOR
 from shared.process.outgoing import SETTING, named_in
 
 POLL_S = 0.5
-PAGE_S = 30.0
+PAGE_TIMEOUT_S = 30.0
 """Time after which nobody waits for the run's page any more."""
 EXIT_INTERRUPTED = 130
 EXIT_INCOMPLETE = 3
@@ -84,7 +84,7 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
 
     With ``as_json``, stdout gets what the API says of the run, and nothing else.
     """
-    console = console_of(stderr=as_json)
+    console = make_console(stderr=as_json)
     client = httpx.AsyncClient(  # on loopback: there is no certificate to check
         timeout=10, verify=False, trust_env=False, headers=local.tokens.headers("operator")
     )
@@ -101,7 +101,7 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
     secrets = local.keys.environment("client") | local.tokens.environment
     environment = brokers.environment | secrets | _no_cache(local) | _asked(local)
     logs = local.folder / "logs"
-    starter = await Starter.begin(ahead_of(local.recipe), environment, logs / "starter.log")
+    starter = await Starter.begin(plan_preload(local.recipe), environment, logs / "starter.log")
     supervisor = Supervisor(logs, environment, starter)
     evaluation = _evaluation(local, supervisor, display, client)
     interrupted = _on_interrupt()
@@ -120,7 +120,7 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
             if outcome == "finished":
                 code = await _report(local, supervisor, wall_seconds, interrupted, as_json=as_json)
                 if code != EXIT_INTERRUPTED:
-                    replace(progress_of(local.folder), state="finished").write(local.folder)
+                    replace(read_progress(local.folder), state="finished").write(local.folder)
                     return _explain_report(code, local, console)
                 outcome = "interrupted"
         return _explain(outcome, local, console)
@@ -195,17 +195,19 @@ async def _start_and_watch(
     display.say(f"run {local.recipe.run.name}: starting NATS, Valkey and the object store")
     await asyncio.gather(*(supervisor.start(program) for program in brokers.programs))
     display.say("starting the services")
-    await supervisor.start(page_of(local, urlsplit(page.url).port or 0, page.ready), wait=False)
-    for program in workers_of(local, api.ready):
+    await supervisor.start(
+        page_program(local, urlsplit(page.url).port or 0, page.ready), wait=False
+    )
+    for program in worker_programs(local, api.ready):
         await supervisor.start(program, wait=False)
     await asyncio.gather(
-        supervisor.start(scheduler_of(local, api.ready)), _show_link(page, display)
+        supervisor.start(scheduler_program(local, api.ready)), _show_link(page, display)
     )
     if not display.shows:  # the table has it
         tokens = local.tokens.folder
         display.tell(f"the scheduler's API, for programs with a token of {tokens}: {api.url}")
     if local.targets:
-        await supervisor.start(follower_of(local, api.ready), wait=False)
+        await supervisor.start(follower_program(local, api.ready), wait=False)
     # From here on, the store has the recipe of this start.
     if evaluation is not None and not local.gpus.evaluates_at_end:
         await evaluation.start()
@@ -215,7 +217,7 @@ async def _start_and_watch(
 async def _show_link(page: Api, display: Display) -> None:
     """Print the link to the run's page as soon as it answers; without one if it does not."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(PAGE_S):
+        async with asyncio.timeout(PAGE_TIMEOUT_S):
             while (link := await page.link()) is None:  # noqa: ASYNC110 -- another process
                 await asyncio.sleep(POLL_S / 5)
             display.tell(f"the run's page, in a browser, once within ten minutes: {link}")
@@ -238,11 +240,11 @@ async def _watch(
     evaluation: LocalEvaluation | None,
 ) -> Outcome:
     resume = local.resumed
-    mender = Mender(local.folder, api.url, api.client)
+    mender = AlarmRemedies(local.folder, api.url, api.client)
     while True:
         run, workers = await api.get("/v1/run"), await api.get("/v1/workers")
         if run is not None and workers is not None:
-            Progress.of(run).write(local.folder)
+            RunProgress.of(run).write(local.folder)
             display.update(run, workers, await api.get("/v1/load") if display.shows else None)
             _record_work(supervisor, workers)
             phase = run["phase"]

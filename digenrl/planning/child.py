@@ -13,14 +13,14 @@ import sys
 
 from digenrl.planning.output import plan_fields
 from digenrl.planning.plan import plan
-from digenrl.planning.question import Question
+from digenrl.planning.question import PlanRequest
 from shared.errors import UserError
 from shared.recipe.recipe import stored_recipe
 
 CPU_S = 60
 
 
-def answer(question: Question) -> dict[str, object]:
+def answer(question: PlanRequest) -> dict[str, object]:
     """Return the plan, or the reason why there is none."""
     try:
         found = plan(
@@ -35,7 +35,7 @@ def answer(question: Question) -> dict[str, object]:
 def main() -> None:
     os.nice(19)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    print(json.dumps(answer(Question.model_validate_json(sys.stdin.read()))))  # noqa: T201
+    print(json.dumps(answer(PlanRequest.model_validate_json(sys.stdin.read()))))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -6,28 +6,28 @@ from functools import partial
 from typing import Any
 
 from digenrl.planning.encoding import encoding_line
-from digenrl.planning.entries import ledger_of
+from digenrl.planning.entries import make_ledger
 from digenrl.planning.hosts import (
     Hosts,
+    add_kinds,
     check_host_memory,
     host_memory_line,
     parse_hosts,
-    with_devices_of,
 )
 from digenrl.planning.ledger import Card
-from digenrl.planning.own_split import Own, own_split
+from digenrl.planning.own_split import OwnSplit, own_split
 from digenrl.planning.pass_rows import rows_lines
 from digenrl.planning.placements import ModelPlacement
 from digenrl.planning.plan import accepts, parse_kinds, with_host, with_weights
-from digenrl.planning.planner import Choice, plan_split
-from digenrl.planning.recipes import largest_fragment, use_of
+from digenrl.planning.planner import PlannedSplit, plan_split
+from digenrl.planning.recipes import largest_fragment, model_use
 from digenrl.planning.remedies import would_fit
 from digenrl.planning.runnable import as_toml, recipe_keys
-from digenrl.planning.scoring import Scoring, check_scoring, scoring_of
+from digenrl.planning.scoring import Scoring, check_scoring, score_costs
 from digenrl.planning.work import sample_seconds, work_line
 from digenrl.trace.memory import (
-    Needed,
-    Use,
+    DeviceMemory,
+    ModelUse,
     encoder_needs,
     member_needs,
     rollout_needs,
@@ -38,20 +38,20 @@ from digenrl.trace.profile import traced_profile
 from digenrl.trace.record import Trace
 from services.scheduler.costs.devices import notes
 from services.scheduler.costs.profile import Profile, load_profile
-from services.scheduler.costs.recipes import profile_of, with_shape_of
+from services.scheduler.costs.recipes import fit_to_recipe, profile_for
 from services.scheduler.costs.split import Devices, words
-from services.scheduler.sim.measured import Simulated
+from services.scheduler.sim.measured import SimulationResult
 from services.scheduler.sim.profiled import simulate
 from services.scheduler.sim.staleness import StalenessDecision, decide, decide_at_start
 from services.scheduler.sim.staleness import line as staleness_line
-from services.scheduler.sim.steady import fragment_of
+from services.scheduler.sim.steady import steady_fragment_size
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
 
 BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
-EFFORT = 0.3
+SEARCH_CPU_S = 0.3
 """Effort of the search for a better split, which takes a second or less."""
-BETTER = 0.97
+MAX_RELATIVE_SECONDS = 0.97
 """A split is reported as faster if its step takes less than this share of the recipe's own."""
 
 
@@ -61,12 +61,12 @@ class Forecast:
 
     recipe: Recipe
     profile: Profile
-    own: Own
-    simulated: Simulated | None
+    own: OwnSplit
+    simulated: SimulationResult | None
     """Simulation of the recipe; None if it was not asked for."""
-    better: Choice | None
+    better: PlannedSplit | None
     """The planner's choice for the same devices, if it is faster."""
-    needs: tuple["Need", ...]
+    needs: tuple["MemoryNeed", ...]
     """Memory that devices need, by what they do; empty if the profile has no memory table."""
     hosts: Hosts
     keeps_activations: bool
@@ -90,20 +90,20 @@ class Forecast:
         return max(self.simulated.step_seconds, self.scoring.seconds if self.scoring else 0.0)
 
     @property
-    def needed(self) -> dict[str, Needed]:
+    def needed(self) -> dict[str, DeviceMemory]:
         """Return role -> memory that each of its devices needs."""
         return {need.role: need.needed for need in self.needs}
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MemoryNeed:
     """Says what each device of a pool needs."""
 
     role: str
     """What it does, as a name for programs."""
     words: str
     pool: Devices
-    needed: Needed
+    needed: DeviceMemory
 
 
 def forecast(
@@ -135,11 +135,11 @@ def forecast(
     Raises:
         UserError: if the devices are too few, too small or unknown.
     """  # fmt: skip
-    costs = with_devices_of(devices, with_shape_of(_costs(recipe, profile, trace), recipe))
+    costs = add_kinds(devices, fit_to_recipe(_costs(recipe, profile, trace), recipe))
     hosts = parse_hosts(option, devices, costs, host_gpus=host_gpus, host_memory=host_memory)
     kinds, costs = hosts.devices, with_host(costs, launch_us)
     streams = parse_kinds("--streamed", streamed, kinds) if streamed else ()
-    use = use_of(recipe, costs, fragment=fragment_of(recipe))
+    use = model_use(recipe, costs, fragment=steady_fragment_size(recipe))
     costs = with_trace(costs, trace, use) if trace else with_weights(costs, recipe.model.folder)
 
     scoring = _scoring(recipe, costs, hosts)
@@ -147,7 +147,7 @@ def forecast(
         rollout = costs.rollout.model_copy(update={"reward_seconds": scoring.device_seconds})
         costs = costs.model_copy(update={"rollout": rollout})
 
-    def own_of(use: Use) -> tuple[Profile, Own]:
+    def own_of(use: ModelUse) -> tuple[Profile, OwnSplit]:
         held, remedy = with_memory(costs, use, streams), partial(would_fit, costs, use)
         return held, own_split(recipe, held, kinds, host_gpus=hosts.gpus, remedy=remedy)
 
@@ -170,10 +170,12 @@ def forecast(
             smallest = with_memory(costs, replace(use, fragment=1), streams)
             placement = ModelPlacement(smallest, use, {})
             best = plan_split(
-                smallest, kinds, schedule, effort=EFFORT, host_gpus=hosts.gpus, fluid=True,
+                smallest, kinds, schedule, effort=SEARCH_CPU_S, host_gpus=hosts.gpus, fluid=True,
                 accepts=partial(accepts, recipe, hosts, placement),
             ).best  # fmt: skip
-            better = best if best.step_seconds < BETTER * simulated.step_seconds else None
+            better = (
+                best if best.step_seconds < MAX_RELATIVE_SECONDS * simulated.step_seconds else None
+            )
     return Forecast(
         recipe=recipe,
         profile=held,
@@ -278,7 +280,7 @@ def better_keys(found: Forecast) -> dict[str, Any]:
 def has_profile(recipe: Recipe) -> bool:
     """Return whether a cost profile has the model's network."""
     try:
-        profile_of(recipe)
+        profile_for(recipe)
     except UserError:
         return False
     return True
@@ -291,8 +293,8 @@ def _scoring(recipe: Recipe, costs: Profile, hosts: Hosts) -> Scoring | None:
         for host, kind, gpus in hosts.named()
         for number in range(gpus)
     ]
-    ledger = ledger_of(recipe, cards, costs)
-    return None if ledger is None else scoring_of(recipe, costs, ledger)
+    ledger = make_ledger(recipe, cards, costs)
+    return None if ledger is None else score_costs(recipe, costs, ledger)
 
 
 def _costs(recipe: Recipe, name: str | None, trace: Trace | None) -> Profile:
@@ -302,10 +304,10 @@ def _costs(recipe: Recipe, name: str | None, trace: Trace | None) -> Profile:
         made = traced_profile(recipe, trace)
         plain = {key: getattr(made, key) for key in type(made).model_fields if key != "variants"}
         return Profile(**plain, variant=made.variants["lora"])
-    return load_profile(name or profile_of(recipe), recipe.model.trained)
+    return load_profile(name or profile_for(recipe), recipe.model.trained)
 
 
-def with_trace(profile: Profile, trace: Trace, use: Use) -> Profile:
+def with_trace(profile: Profile, trace: Trace, use: ModelUse) -> Profile:
     """Return the profile with what was traced in place of its own figures; what tiles would save of
     a decoder that was traced without them is the profile's estimate."""
     variant = profile.variant.model_copy(update={"rho": trace.rho})
@@ -316,7 +318,7 @@ def with_trace(profile: Profile, trace: Trace, use: Use) -> Profile:
     return profile.model_copy(update={"memory": memory, "variant": variant, "launches": launches})
 
 
-def _simulated(profile: Profile, own: Own) -> Simulated:
+def _simulated(profile: Profile, own: OwnSplit) -> SimulationResult:
     return simulate(
         profile,
         rollout=own.split.rollout,
@@ -326,24 +328,24 @@ def _simulated(profile: Profile, own: Own) -> Simulated:
     )
 
 
-def _needs(profile: Profile, use: Use, own: Own) -> Iterator[Need]:
+def _needs(profile: Profile, use: ModelUse, own: OwnSplit) -> Iterator[MemoryNeed]:
     memory, split = profile.memory, own.split
     if memory is None:
         return
     resident = {kind: n for kind, n in split.rollout.items() if kind not in profile.streaming}
     streaming = {kind: n for kind, n in split.rollout.items() if kind in profile.streaming}
     if resident:
-        yield Need("generate", "generate", resident, rollout_needs(memory, use))
+        yield MemoryNeed("generate", "generate", resident, rollout_needs(memory, use))
     if streaming:
         needed = rollout_needs(memory, replace(use, streams=True))
         words = "generate with a streamed network"
-        yield Need("generate_streamed", words, streaming, needed)
+        yield MemoryNeed("generate_streamed", words, streaming, needed)
     group = f" as one of {use.ranks} that share the weights" if use.ranks > 1 else ""
     role = "fluid" if own.schedule.members_generate else "train"
     if own.schedule.trainer_generates:
         words = f"generate and train{group}"
-        yield Need(role, words, split.trainer, member_needs(memory, use))
+        yield MemoryNeed(role, words, split.trainer, member_needs(memory, use))
     else:
-        yield Need(role, f"train{group}", split.trainer, trainer_needs(memory, use))
+        yield MemoryNeed(role, f"train{group}", split.trainer, trainer_needs(memory, use))
     if not use.encodes:
-        yield Need("encode", "encode prompts", {}, encoder_needs(memory, use))
+        yield MemoryNeed("encode", "encode prompts", {}, encoder_needs(memory, use))

@@ -14,7 +14,7 @@ from shlex import quote
 from typing import Any
 
 from services.scheduler.costs.capacity import pass_rows
-from services.scheduler.costs.devices import SIZED, kind_named, with_sized
+from services.scheduler.costs.devices import SIZED_KIND, kind_named, with_sized
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Split
 from shared.errors import UserError
@@ -68,7 +68,7 @@ class Hosts:
         return "+".join(map(str, self.classes))
 
 
-def with_devices_of(text: str, profile: Profile) -> Profile:
+def add_kinds(text: str, profile: Profile) -> Profile:
     """Return the profile with the kinds whose memory is given, as in ``mine=32GiB*4``."""
     return profile.model_copy(update={"devices": with_sized(profile.devices, text)})
 
@@ -77,7 +77,7 @@ def parse_hosts(
     option: str, text: str, profile: Profile, *, host_gpus: int, host_memory: str | None = None
 ) -> Hosts:
     """Parse ``h100x8*2+a100x8*2``, ``h100=16,a100=16`` or both forms mixed; with the profile of
-    `with_devices_of`, also ``mine=32GiB*4``.
+    `add_kinds`, also ``mine=32GiB*4``.
 
     Args:
         host_gpus: GPUs of a host where only their number is given.
@@ -89,7 +89,7 @@ def parse_hosts(
     found: list[HostClass] = []
     counted: set[str] = set()
     for part in (piece.strip() for piece in re.split(r"[,+]", text)):
-        word, classes = _hosts_of(option, part, host_gpus)
+        word, classes = _parse_hosts(option, part, host_gpus)
         name = kind_named(profile.devices, word)
         if name is None:
             near = difflib.get_close_matches(word.upper(), profile.devices, n=1, cutoff=0.5)
@@ -122,10 +122,10 @@ def _host_memory(text: str, profile: Profile) -> dict[str, float]:
     return found
 
 
-def _hosts_of(option: str, part: str, host_gpus: int) -> tuple[str, list[tuple[int, int]]]:
+def _parse_hosts(option: str, part: str, host_gpus: int) -> tuple[str, list[tuple[int, int]]]:
     """Return the kind that is written, and GPUs per host with the number of such hosts."""
     kind, equals, count = (piece.strip() for piece in part.partition("="))
-    if sized := SIZED.fullmatch(part):
+    if sized := SIZED_KIND.fullmatch(part):
         count = sized[3] or "1"
     if equals and kind:
         if not count.isdecimal() or int(count) == 0:
@@ -146,7 +146,7 @@ def _hosts_of(option: str, part: str, host_gpus: int) -> tuple[str, list[tuple[i
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class HostPlacement:
     """What runs on a host."""
 
     name: str
@@ -158,7 +158,7 @@ class Placed:
     """Rollout workers, on the GPUs after those that train."""
 
 
-def place(hosts: Hosts, split: Split, ranks: int = 1) -> list[Placed]:
+def place(hosts: Hosts, split: Split, ranks: int = 1) -> list[HostPlacement]:
     """Put the members of a kind on as few hosts as hold them, in equal parts where that goes, and a
     rollout worker on each other GPU that the split uses. ``ranks``: of a shard group."""
     trains, left = Counter[str](), Counter(split.rollout)
@@ -172,7 +172,7 @@ def place(hosts: Hosts, split: Split, ranks: int = 1) -> list[Placed]:
     for name, kind, gpus in hosts.named():
         generates = min(gpus - trains[name], left[kind])
         left[kind] -= generates
-        found.append(Placed(name, kind, gpus, trains[name], generates))
+        found.append(HostPlacement(name, kind, gpus, trains[name], generates))
     return found
 
 
@@ -186,7 +186,7 @@ def streaming_needs(profile: Profile, hosts: Hosts, split: Split) -> dict[str, t
     return {name: each for name, each in needs.items() if each[1]}
 
 
-def _pinned_gib(profile: Profile, host: Placed) -> float:
+def _pinned_gib(profile: Profile, host: HostPlacement) -> float:
     variant, streaming = profile.variant, profile.streaming.get(host.kind)
     of_pass = pass_rows(profile, host.kind, "trainer") * variant.offload_gib
     generates = 0.0 if streaming is None else host.generates * streaming.host_gib
@@ -246,7 +246,7 @@ def _shares(hosts: list[tuple[str, int]], number: int) -> dict[str, int]:
 
 
 def commands(
-    placed: list[Placed],
+    placed: list[HostPlacement],
     keys: Mapping[str, Any],
     *,
     recipe: str,
@@ -303,7 +303,7 @@ def _one_per_gpu(
     return [f"for gpu in {' '.join(map(str, gpus))}; do {one} & done"]
 
 
-def trains_where(placed: Sequence[Placed]) -> str:
+def trains_where(placed: Sequence[HostPlacement]) -> str:
     """Say where devices train, as hosts x devices of each; empty if that is one host.
 
     >>> trains_where([Placed("h100-1", "H100", 8, 7, 1), Placed("h100-2", "H100", 8, 7, 0)])

@@ -41,7 +41,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CardShare:
     """A process that may share a card."""
 
     process: str
@@ -54,7 +54,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessPlacement:
     """Where a process runs: on the CPU, if it has no cards."""
 
     cards: tuple[Card, ...] = ()
@@ -69,7 +69,7 @@ class Place:
 class Ledger:
     """Holds the places of all processes of a host, by their names."""
 
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, ProcessPlacement] = field(default_factory=dict)
 
     def left_gib(self, process: str) -> float | None:
         """Return the memory that a process may take of its card, where others use it as well; None
@@ -87,7 +87,7 @@ class Ledger:
 
 
 def share_out(
-    cards: Sequence[Card], policies: Sequence[Policy], parts: Sequence[Part]
+    cards: Sequence[Card], policies: Sequence[Policy], parts: Sequence[CardShare]
 ) -> Ledger | None:
     """Return where all of a host's processes run; None if the cards are too few for the policies.
 
@@ -98,19 +98,19 @@ def share_out(
     if sum(each.cards for each in policies) > len(cards):
         return None
     ordered = sorted(cards, key=lambda card: -(card.gib or 0.0))
-    places, first = dict[str, Place](), 0
+    places, first = dict[str, ProcessPlacement](), 0
     for each in policies:
         taken = tuple(ordered[first : first + each.cards])
-        places[each.process] = Place(taken, gib=each.gib or 0.0)
+        places[each.process] = ProcessPlacement(taken, gib=each.gib or 0.0)
         first += each.cards
-    books = [_Book.opened(card, policies, places) for card in cards]
+    books = [_CardBook.opened(card, policies, places) for card in cards]
     for part in parts:
         places[part.process] = _placed(part, books)
     return Ledger(places)
 
 
 @dataclass(slots=True)
-class _Book:
+class _CardBook:
     """What is on one card so far."""
 
     card: Card
@@ -123,7 +123,9 @@ class _Book:
     parts: int = 0
 
     @classmethod
-    def opened(cls, card: Card, policies: Sequence[Policy], places: Mapping[str, Place]) -> "_Book":
+    def opened(
+        cls, card: Card, policies: Sequence[Policy], places: Mapping[str, ProcessPlacement]
+    ) -> "_CardBook":
         owner = next((each for each in policies if card in places[each.process].cards), None)
         there = None if card.gib is None else card.gib * MEMORY_SHARE
         if owner is None or there is None:
@@ -132,13 +134,13 @@ class _Book:
             return cls(card, owner.process, None, None)
         return cls(card, owner.process, there - owner.gib, there - owner.wanted_gib)
 
-    def enter(self, part: Part, gib: float | None) -> None:
+    def enter(self, part: CardShare, gib: float | None) -> None:
         self.seconds, self.parts = self.seconds + part.seconds, self.parts + 1
         if self.room is not None and self.free is not None:
             self.room, self.free = self.room - (gib or 0.0), self.free - (gib or 0.0)
 
 
-def _placed(part: Part, books: Sequence[_Book]) -> Place:
+def _placed(part: CardShare, books: Sequence[_CardBook]) -> ProcessPlacement:
     """Return a part's place, and enter it there."""
     forms = [(part.gib, False)]
     if part.streamed_gib is not None:
@@ -149,11 +151,11 @@ def _placed(part: Part, books: Sequence[_Book]) -> Place:
             best = min(able, key=_preference)
             best.enter(part, gib)
             beside = () if best.policy is None else (best.policy,)
-            return Place((best.card,), beside, streams, gib or 0.0)
-    return Place()
+            return ProcessPlacement((best.card,), beside, streams, gib or 0.0)
+    return ProcessPlacement()
 
 
-def _has_room(book: _Book, gib: float | None, *, spares: bool) -> bool:
+def _has_room(book: _CardBook, gib: float | None, *, spares: bool) -> bool:
     """Whether so much fits; ``spares``: beside all that the policy wants. Where memory is unknown,
     a card without a policy is enough."""
     room = book.free if spares else book.room
@@ -162,5 +164,5 @@ def _has_room(book: _Book, gib: float | None, *, spares: bool) -> bool:
     return gib <= room
 
 
-def _preference(book: _Book) -> tuple[bool, float, int, float]:
+def _preference(book: _CardBook) -> tuple[bool, float, int, float]:
     return book.policy is not None, book.seconds, book.parts, -(book.room or 0.0)

@@ -9,10 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from digenrl.planning.hosts import Placed, commands, place, trains_where
-from digenrl.planning.placements import Advice
+from digenrl.planning.hosts import HostPlacement, commands, place, trains_where
+from digenrl.planning.placements import PlacementAdvice
 from digenrl.planning.plan import advised_keys
-from digenrl.planning.planner import Choice
+from digenrl.planning.planner import PlannedSplit
 from digenrl.planning.runnable import HostGpus, as_toml
 from digenrl.planning.work import sample_seconds
 from services.scheduler.costs.devices import notes
@@ -20,20 +20,20 @@ from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Devices, words
 from shared.recipe.schedule import RunSchedule
 
-NARROWEST = 120
+MIN_TABLE_WIDTH = 120
 """Width of the narrowest table in columns: wrapped lines can be read, cut ones cannot."""
-MUCH_OF_A_STEP = 0.5
+MIN_REPORTED_SHARE = 0.5
 """Part of a step from which the scheduler's own seconds are told."""
-SHOWN = 5
+MAX_SHOWN_CHOICES = 5
 """Number of choices in the table; the JSON has all that were simulated."""
 
 
 def wide_console() -> Console:
     console = Console()
-    return Console(width=max(NARROWEST, console.width))
+    return Console(width=max(MIN_TABLE_WIDTH, console.width))
 
 
-def show_plan(advice: Advice, console: Console) -> None:
+def show_plan(advice: PlacementAdvice, console: Console) -> None:
     planned = advice.planned
     show_head(planned.profile, planned.devices, planned.floor_seconds, console)
     for line in (*advice.reasons, *(f"left out: {each}" for each in advice.left_out)):
@@ -64,7 +64,7 @@ def show_plan(advice: Advice, console: Console) -> None:
     )
     console.print(f"{looked} ways forecast, the best {simulated} simulated{part}")
     busy = planned.best.scheduler_seconds
-    if busy > MUCH_OF_A_STEP * planned.best.step_seconds:
+    if busy > MIN_REPORTED_SHARE * planned.best.step_seconds:
         console.print(
             f"the scheduler itself takes about {seconds_words(busy)} s of a core for such a step, "
             "which lasts no less; larger fragments or groups are fewer results"
@@ -79,11 +79,11 @@ def alike_hosts(commands: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]
         yield from ((name, command) for name in names)
 
 
-def plan_as_json(advice: Advice) -> str:
+def plan_as_json(advice: PlacementAdvice) -> str:
     return json.dumps(plan_fields(advice), indent=2)
 
 
-def plan_fields(advice: Advice) -> dict[str, Any]:
+def plan_fields(advice: PlacementAdvice) -> dict[str, Any]:
     """Return all that a plan says, for programs."""
     planned, placement = advice.planned, advice.placement
     return {
@@ -113,11 +113,11 @@ def plan_fields(advice: Advice) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _shown(choices: Sequence[Choice]) -> list[Choice]:
+def _shown(choices: Sequence[PlannedSplit]) -> list[PlannedSplit]:
     """Return the choices of the table: the best, and the best of each mode that was compared."""
     first = {choice.schedule.mode: choice for choice in reversed(choices)}
-    missing = [c for c in first.values() if c not in choices[:SHOWN]]
-    return [*choices[: SHOWN - len(missing)], *missing]
+    missing = [c for c in first.values() if c not in choices[:MAX_SHOWN_CHOICES]]
+    return [*choices[: MAX_SHOWN_CHOICES - len(missing)], *missing]
 
 
 def show_head(profile: Profile, devices: Devices, floor: float, console: Console) -> None:
@@ -147,7 +147,7 @@ def head_fields(profile: Profile, devices: Devices, floor: float) -> dict[str, A
     }
 
 
-def _choice(choice: Choice) -> dict[str, Any]:
+def _choice(choice: PlannedSplit) -> dict[str, Any]:
     return {
         "rollout": dict(choice.split.rollout),
         "trainer": dict(choice.split.trainer),
@@ -160,11 +160,11 @@ def _choice(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _keys(advice: Advice, choice: Choice) -> dict[str, Any]:
+def _keys(advice: PlacementAdvice, choice: PlannedSplit) -> dict[str, Any]:
     return advised_keys(advice.placement, choice.split, choice.schedule, advice.recipe)
 
 
-def _commands(advice: Advice, choice: Choice) -> list[tuple[str, str]]:
+def _commands(advice: PlacementAdvice, choice: PlannedSplit) -> list[tuple[str, str]]:
     """Return host -> the command that starts what runs on it; nothing where hosts are unknown."""
     if advice.hosts is None:
         return []
@@ -178,7 +178,7 @@ def _commands(advice: Advice, choice: Choice) -> list[tuple[str, str]]:
     )  # fmt: skip
 
 
-def _placed(advice: Advice, choice: Choice) -> list[Placed]:
+def _placed(advice: PlacementAdvice, choice: PlannedSplit) -> list[HostPlacement]:
     """Return what runs where; nothing where hosts are unknown."""
     ranks = advice.planned.profile.variant.ranks
     return [] if advice.hosts is None else place(advice.hosts, choice.split, ranks)
@@ -190,7 +190,7 @@ def _largest_host(host_gpus: HostGpus | None) -> int | None:
     return max(host_gpus.values())
 
 
-def _environment(advice: Advice, choice: Choice) -> str:
+def _environment(advice: PlacementAdvice, choice: PlannedSplit) -> str:
     """Format the variables that workers on some kinds of device need."""
     return "".join(
         f"; in the environment of {kind} workers: {name}={value}"
@@ -210,7 +210,7 @@ def schedule_fields(schedule: RunSchedule) -> dict[str, Any]:
     }
 
 
-def _help_words(choice: Choice) -> str:
+def _help_words(choice: PlannedSplit) -> str:
     """Format the groups that the trainer generates on average and at most."""
     most = choice.schedule.fixed_tag
     return "off" if most == 0 else f"{choice.helped_groups:.0f}/{choice.schedule.tag}"

@@ -16,7 +16,7 @@ Remedy = Callable[[str, Role], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class OwnSplit:
     split: Split
     schedule: RunSchedule
     """What the recipe leaves open is decided while it runs, and so in its simulation."""
@@ -24,7 +24,7 @@ class Own:
 
 def own_split(
     recipe: Recipe, profile: Profile, devices: Devices, *, host_gpus: HostGpus, remedy: Remedy
-) -> Own:
+) -> OwnSplit:
     """Chooses which devices train, those first that train fastest, of any kinds that can; and which
     generate. A shard group is of one kind.
 
@@ -48,7 +48,7 @@ def own_split(
             f"trainer.devices: {wanted} are to train; {reason}{_and(remedy(kind, role))}"
         )
     left = {kind: count - chosen.get(kind, 0) for kind, count in devices.items()}
-    return Own(Split(_rollout(recipe, profile, left, remedy), chosen), recipe.run_schedule)
+    return OwnSplit(Split(_rollout(recipe, profile, left, remedy), chosen), recipe.run_schedule)
 
 
 def _check_number(recipe: Recipe, devices: Devices) -> None:

@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator
 
-from digenrl.planning.own_split import Own
+from digenrl.planning.own_split import OwnSplit
 from digenrl.planning.remedies import for_rows
-from digenrl.trace.memory import Use
-from services.scheduler.costs.capacity import FEW_ROWS, fitting_rows, pass_rows, training_role
+from digenrl.trace.memory import ModelUse
+from services.scheduler.costs.capacity import TARGET_ROWS, fitting_rows, pass_rows, training_role
 from services.scheduler.costs.profile import Profile, Role, device
 from services.scheduler.costs.seconds import pass_seconds
 from services.scheduler.costs.split import present
 
-COSTLY = 0.03
+MAX_FEW_ROWS_COST = 0.03
 """Share of training that few rows may cost before a line warns of it."""
 
 
-def rows_lines(profile: Profile, use: Use, own: Own) -> Iterator[str]:
+def rows_lines(profile: Profile, use: ModelUse, own: OwnSplit) -> Iterator[str]:
     """Yield a line for each kind of device that trains."""
     if not profile.variant.row_gib:
         return
@@ -26,10 +26,10 @@ def rows_lines(profile: Profile, use: Use, own: Own) -> Iterator[str]:
         yield line + _warning(profile, use, kind, role, rows)
 
 
-def _warning(profile: Profile, use: Use, kind: str, role: Role, rows: int) -> str:
-    wanted, rate = min(FEW_ROWS, profile.shape.group_size), device(profile, kind).training_speed
+def _warning(profile: Profile, use: ModelUse, kind: str, role: Role, rows: int) -> str:
+    wanted, rate = min(TARGET_ROWS, profile.shape.group_size), device(profile, kind).training_speed
     few, more = (pass_seconds(profile, each, rate, kind) / each for each in (rows, wanted))
-    if rows >= wanted or few <= (1 + COSTLY) * more:
+    if rows >= wanted or few <= (1 + MAX_FEW_ROWS_COST) * more:
         return ""
     remedy = for_rows(profile, use, kind, role, wanted)
     said = f"with {remedy}" if remedy else "which need more memory for each device"

@@ -12,12 +12,12 @@ from functools import partial
 from typing import Any, get_args
 
 from digenrl.planning.hosts import Hosts
-from digenrl.planning.planner import Planned, plan_split
+from digenrl.planning.planner import PlanResult, plan_split
 from digenrl.planning.remedies import generating, keys, sharing, would_fit
 from digenrl.planning.runnable import HostGpus, as_toml
-from digenrl.planning.search import EFFORT
-from digenrl.trace.memory import Use, encoder_needs, rollout_needs, with_memory
-from services.scheduler.costs.capacity import FEW_ROWS, pass_rows
+from digenrl.planning.search import SEARCH_CPU_S
+from digenrl.trace.memory import ModelUse, encoder_needs, rollout_needs, with_memory
+from services.scheduler.costs.capacity import TARGET_ROWS, pass_rows
 from services.scheduler.costs.profile import Profile, Role, device
 from services.scheduler.costs.seconds import speed, transfer_seconds
 from services.scheduler.costs.split import Devices, Split, present
@@ -27,7 +27,7 @@ from shared.recipe.schedule import RunSchedule
 
 ROLES: tuple[Role, ...] = get_args(Role)
 WORDS: Mapping[Role, str] = {"rollout": "generate", "trainer": "train"}
-WORTHWHILE = 0.97
+MAX_RELATIVE_SECONDS = 0.97
 """A placement is taken if its step takes less than this share of the one before: simulations of few
 batches differ by a per cent."""
 STREAMED = "DIGENRL_ROLLOUT_MEMORY"
@@ -40,7 +40,7 @@ class ModelPlacement:
 
     profile: Profile
     """Costs and memory of a run that holds it so."""
-    use: Use | None
+    use: ModelUse | None
     """None if the profile has no table of memory."""
     keys: Mapping[str, Any]
     """What to write into a recipe besides the split."""
@@ -69,10 +69,10 @@ class ModelPlacement:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class PlacementAdvice:
     """Holds a plan, and why the model is held as it is."""
 
-    planned: Planned
+    planned: PlanResult
     placement: ModelPlacement
     left_out: tuple[str, ...]
     """A line for each kind that takes no part, with what would let it."""
@@ -86,15 +86,15 @@ class Advice:
 
 def advise(
     costs: Profile,
-    use: Use | None,
+    use: ModelUse | None,
     devices: Devices,
     schedule: RunSchedule,
     *,
     host_gpus: HostGpus | None = None,
-    effort: float = EFFORT,
+    effort: float = SEARCH_CPU_S,
     accepts: Callable[["ModelPlacement", Split, RunSchedule], bool] | None = None,
     fluid: bool = False,
-) -> Advice:
+) -> PlacementAdvice:
     """Plan every placement that is worth a look, and take the first that none beats clearly.
 
     Args:
@@ -103,7 +103,7 @@ def advise(
     Raises:
         UserError: if no placement has a split, with what would fit.
     """
-    tried: list[tuple[ModelPlacement, Planned]] = []
+    tried: list[tuple[ModelPlacement, PlanResult]] = []
     failed: UserError | None = None
     for placement in placements(costs, use, devices):
         try:
@@ -119,10 +119,10 @@ def advise(
         raise UserError(_with_remedies(str(failed), costs, use, devices)) from failed
     chosen, best = tried[0]
     for placement, planned in tried[1:]:
-        if planned.best.step_seconds < WORTHWHILE * best.best.step_seconds:
+        if planned.best.step_seconds < MAX_RELATIVE_SECONDS * best.best.step_seconds:
             chosen, best = placement, planned
     others = [(placement, planned) for placement, planned in tried if placement is not chosen]
-    return Advice(
+    return PlacementAdvice(
         best,
         chosen,
         left_out=tuple(_left_out(best, costs, chosen.use)),
@@ -130,7 +130,7 @@ def advise(
     )
 
 
-def placements(costs: Profile, use: Use | None, devices: Devices) -> Iterator[ModelPlacement]:
+def placements(costs: Profile, use: ModelUse | None, devices: Devices) -> Iterator[ModelPlacement]:
     """Yield the model as it is, and placements by which more kinds of device take part, or the same
     without streaming or with more rows of a training pass, where these are few. Weights are shared
     by groups only if no kind holds all that it takes to generate and to train."""
@@ -147,7 +147,7 @@ def placements(costs: Profile, use: Use | None, devices: Devices) -> Iterator[Mo
             profile, held = _on(costs, shared, wanted, list(present(devices)))
             able = _able(profile, devices)
             quantised, more = held.weights != use.weights, _rows(profile, able)
-            better = (streamed and quantised) or rows < min(FEW_ROWS, more)
+            better = (streamed and quantised) or rows < min(TARGET_ROWS, more)
             if wanted is whole or able > most or (better and able == most):
                 most, streamed = able, bool(profile.streaming) and not use.streams
                 rows = more
@@ -170,7 +170,9 @@ def _able(profile: Profile, devices: Devices) -> set[tuple[str, Role]]:
     }
 
 
-def _on(costs: Profile, use: Use, wanted: Use, kinds: list[str]) -> tuple[Profile, Use]:
+def _on(
+    costs: Profile, use: ModelUse, wanted: ModelUse, kinds: list[str]
+) -> tuple[Profile, ModelUse]:
     """Return the costs of a use in which only those kinds stream that would not fit otherwise."""
     if use.streams or not wanted.streams:
         return with_memory(costs, wanted), wanted
@@ -182,7 +184,7 @@ def _on(costs: Profile, use: Use, wanted: Use, kinds: list[str]) -> tuple[Profil
     return with_memory(costs, resident, able), resident
 
 
-def _held(placement: ModelPlacement, planned: Planned) -> Iterator[str]:
+def _held(placement: ModelPlacement, planned: PlanResult) -> Iterator[str]:
     """Say how those kinds generate that the profile as it is leaves out."""
     profile, use, split = placement.profile, placement.use, planned.best.split
     memory = profile.memory
@@ -202,7 +204,7 @@ def _held(placement: ModelPlacement, planned: Planned) -> Iterator[str]:
         yield said
 
 
-def _pace(profile: Profile, kind: str, planned: Planned) -> str:
+def _pace(profile: Profile, kind: str, planned: PlanResult) -> str:
     size = planned.best.schedule.fixed_fragment or profile.shape.group_size
     found = device(profile, kind)
     computes = profile.step_seconds(size) / found.generation_speed
@@ -214,23 +216,27 @@ def _pace(profile: Profile, kind: str, planned: Planned) -> str:
     )
 
 
-def _not_taken(placement: ModelPlacement, planned: Planned, best: Planned) -> str:
+def _not_taken(placement: ModelPlacement, planned: PlanResult, best: PlanResult) -> str:
     seconds, least = planned.best.step_seconds, best.best.step_seconds
     keys = placement.recipe_keys(planned.best.split, planned.best.schedule)
     name = f"with {as_toml(keys)}" if keys else "as it is"
     told = (
-        "slower" if seconds > least else "no faster" if seconds > WORTHWHILE * least else "faster"
+        "slower"
+        if seconds > least
+        else "no faster"
+        if seconds > MAX_RELATIVE_SECONDS * least
+        else "faster"
     )
     return f"{name}: {seconds:.4g} s per step, {told}"
 
 
-def _left_out(planned: Planned, costs: Profile, use: Use | None) -> Iterator[str]:
+def _left_out(planned: PlanResult, costs: Profile, use: ModelUse | None) -> Iterator[str]:
     for kind, reason in planned.excluded.items():
         remedy = "" if use is None else would_fit(costs, use, kind, "rollout")
         yield f"{reason}; {remedy}" if remedy else reason
 
 
-def _with_remedies(reason: str, costs: Profile, use: Use | None, devices: Devices) -> str:
+def _with_remedies(reason: str, costs: Profile, use: ModelUse | None, devices: Devices) -> str:
     """Add what would let the largest kind generate or train, where none can."""
     kinds = [kind for kind, count in devices.items() if count and kind in costs.devices]
     if use is None or not kinds:

@@ -8,18 +8,18 @@ from typing import Any, Literal
 
 from digenrl.planning.hosts import (
     Hosts,
+    add_kinds,
     check_host_memory,
     host_memory_line,
     parse_hosts,
-    with_devices_of,
 )
-from digenrl.planning.placements import Advice, ModelPlacement, advise
-from digenrl.planning.recipes import ahead_by, use_of, with_staleness
+from digenrl.planning.placements import ModelPlacement, PlacementAdvice, advise
+from digenrl.planning.recipes import ahead_by, model_use, with_staleness
 from digenrl.planning.runnable import HOST_GPUS, recipe_keys
 from digenrl.planning.work import work_line
-from digenrl.trace.memory import FIGURES_BYTES, Use, usual
+from digenrl.trace.memory import FIGURES_BYTES, ModelUse, usual
 from services.scheduler.costs.devices import kind_named
-from services.scheduler.costs.host import host_of
+from services.scheduler.costs.host import parse_host_costs
 from services.scheduler.costs.profile import Profile, VariantName, load_profile, profile_names
 from services.scheduler.costs.recipes import recipe_costs
 from services.scheduler.costs.split import Split
@@ -81,7 +81,7 @@ def plan(
     host_memory: str | None = None,
     variant: VariantName = "lora",
     launch_us: str | None = None,
-) -> Advice:
+) -> PlacementAdvice:
     """Plan for hosts, which have ``host_gpus`` GPUs each where only devices are counted; only plans
     that a recipe can express count, with what small devices need to take part. The modes
     `fluid` and `disaggregated` are compared where the recipe can have both.
@@ -103,7 +103,7 @@ def plan(
     else:
         schedule = with_staleness(recipe.run_schedule, staleness)
         costs, use = costs_and_use(ahead_by(recipe, staleness), profile)
-    costs = with_host(with_devices_of(pool[1], costs), launch_us)
+    costs = with_host(add_kinds(pool[1], costs), launch_us)
     given = parse_hosts(*pool, costs, host_gpus=host_gpus, host_memory=host_memory)
     advised = partial(
         advise, costs, use, given.devices, host_gpus=given.gpus, fluid=True,
@@ -119,7 +119,7 @@ def plan(
     return replace(found, reasons=(work_line(costs, recipe), *found.reasons))
 
 
-def _placed(found: Advice, hosts: Hosts) -> Advice:
+def _placed(found: PlacementAdvice, hosts: Hosts) -> PlacementAdvice:
     """Return the advice with where its devices are, and what it needs of their hosts."""
     line = host_memory_line(found.planned.profile, hosts, found.planned.best.split)
     return replace(
@@ -155,7 +155,9 @@ def accepts(
     return True
 
 
-def _with_decision(advised: Callable[[RunSchedule], Advice], schedule: RunSchedule) -> Advice:
+def _with_decision(
+    advised: Callable[[RunSchedule], PlacementAdvice], schedule: RunSchedule
+) -> PlacementAdvice:
     """Return the better of the two advices for "auto", and say why."""
     if schedule.mode != "disaggregated":
         return advised(schedule)
@@ -169,7 +171,9 @@ def _with_decision(advised: Callable[[RunSchedule], Advice], schedule: RunSchedu
     return replace(chosen, reasons=(*chosen.reasons, staleness_line(found)))
 
 
-def costs_and_use(recipe: Recipe, profile: str | None, *, fragment: int = 1) -> tuple[Profile, Use]:
+def costs_and_use(
+    recipe: Recipe, profile: str | None, *, fragment: int = 1
+) -> tuple[Profile, ModelUse]:
     """Return the profile's costs for this recipe's batch, model and shape, and what memory depends
     on.
 
@@ -179,7 +183,7 @@ def costs_and_use(recipe: Recipe, profile: str | None, *, fragment: int = 1) -> 
         UserError: if there is no such profile.
     """
     costs = with_weights(recipe_costs(recipe, profile), recipe.model.folder)
-    return costs, use_of(recipe, costs, fragment=fragment)
+    return costs, model_use(recipe, costs, fragment=fragment)
 
 
 def with_host(profile: Profile, launch_us: str | None) -> Profile:
@@ -187,7 +191,7 @@ def with_host(profile: Profile, launch_us: str | None) -> Profile:
     said."""
     if launch_us is None:
         return profile
-    return profile.model_copy(update={"host": host_of("--launch-us", launch_us)})
+    return profile.model_copy(update={"host": parse_host_costs("--launch-us", launch_us)})
 
 
 def with_weights(profile: Profile, folder: Path) -> Profile:

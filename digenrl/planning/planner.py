@@ -13,25 +13,25 @@ from functools import cached_property
 
 from digenrl.planning.runnable import HostGpus, too_small, why_not
 from digenrl.planning.scheduler_load import scheduler_seconds
-from digenrl.planning.search import EFFORT, Candidate, Found, run, search
+from digenrl.planning.search import SEARCH_CPU_S, Candidate, SearchResult, run, search
 from digenrl.planning.splits import excluded, fluid_splits, splits
-from digenrl.planning.symmetry import Part, part_of
+from digenrl.planning.symmetry import RepresentativePart, part_of
 from services.scheduler.core.tag.forecast import NEGLIGIBLE_GAIN
 from services.scheduler.costs.capacity import fits, holds_fragments, training_role
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, Role
 from services.scheduler.costs.split import Devices, Split, present, words
 from services.scheduler.sim.forecast import forecast, fragment_sizes
-from services.scheduler.sim.measured import Simulated
+from services.scheduler.sim.measured import SimulationResult
 from shared.errors import UserError
 from shared.recipe.schedule import RunSchedule
 
-Accepts = Callable[[Split, RunSchedule], bool]
+AcceptsCandidate = Callable[[Split, RunSchedule], bool]
 """(split of all devices, schedule) -> whether the recipe that is planned for takes its keys."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class PlannedSplit:
     """A split and how to run it, as simulated."""
 
     split: Split
@@ -39,7 +39,7 @@ class Choice:
     """Schedule of the run, which fixes its fragment size and limits the groups that the trainer
     generates."""
     forecast_seconds: float
-    simulated: Simulated
+    simulated: SimulationResult
     factor: int = 1
     """How many times fewer devices and groups were simulated."""
     scheduler_seconds: float = 0.0
@@ -63,13 +63,13 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlanResult:
     profile: Profile
     devices: Devices
     excluded: Mapping[str, str]
     """Kinds that cannot hold the model, and why."""
     floor_seconds: float
-    choices: tuple[Choice, ...]
+    choices: tuple[PlannedSplit, ...]
     """The best first."""
     num_forecast: int
     """Splits and fragment sizes that were looked at."""
@@ -77,7 +77,7 @@ class Planned:
     """GPUs of a host; None if choices need not be what a recipe can say."""
 
     @cached_property
-    def best(self) -> Choice:
+    def best(self) -> PlannedSplit:
         return self.choices[0]
 
 
@@ -86,11 +86,11 @@ def plan_split(
     devices: Devices,
     schedule: RunSchedule,
     *,
-    effort: float = EFFORT,
+    effort: float = SEARCH_CPU_S,
     host_gpus: HostGpus | None = None,
-    accepts: Accepts | None = None,
+    accepts: AcceptsCandidate | None = None,
     fluid: bool = False,
-) -> Planned:
+) -> PlanResult:
     """Rank splits of these devices. What ``schedule`` leaves open is chosen: ``fragment_size``
     None, ``tag`` "auto".
 
@@ -105,10 +105,10 @@ def plan_split(
     """
     left_out = excluded(profile, devices)
     part = part_of(profile, devices)
-    can_say = CanSay(part, host_gpus, accepts)
-    modes = modes_of(schedule, fluid=fluid)
+    can_say = RecipeSupport(part, host_gpus, accepts)
+    modes = schedules_by_mode(schedule, fluid=fluid)
     schedule = modes.get("disaggregated", schedule)
-    candidates = candidates_of(part, modes, can_say)
+    candidates = list_candidates(part, modes, can_say)
     if not candidates:
         raise UserError(_why_none(profile, devices, schedule, host_gpus))
 
@@ -128,7 +128,7 @@ def plan_split(
 
     found = search(part.profile, candidates, like, effort, tags=schedule.fixed_tag is None)
     best = _without_needless_help(part.profile, found[0], schedule)
-    return Planned(
+    return PlanResult(
         profile=profile,
         devices=devices,
         excluded=left_out,
@@ -139,7 +139,7 @@ def plan_split(
     )
 
 
-def modes_of(schedule: RunSchedule, *, fluid: bool) -> dict[str, RunSchedule]:
+def schedules_by_mode(schedule: RunSchedule, *, fluid: bool) -> dict[str, RunSchedule]:
     """Return the schedules that are compared, by their mode."""
     compared = ("disaggregated", "fluid")
     if fluid and schedule.mode in compared:
@@ -147,8 +147,8 @@ def modes_of(schedule: RunSchedule, *, fluid: bool) -> dict[str, RunSchedule]:
     return {schedule.mode: schedule}
 
 
-def candidates_of(
-    part: Part, modes: Mapping[str, RunSchedule], can_say: "CanSay"
+def list_candidates(
+    part: RepresentativePart, modes: Mapping[str, RunSchedule], can_say: "RecipeSupport"
 ) -> list[Candidate]:
     """Return everything that a plan may choose from, the best forecast first."""
     return list(heapq.merge(
@@ -157,9 +157,9 @@ def candidates_of(
     ))  # fmt: skip
 
 
-def _choice(part: Part, found: Found) -> Choice:
+def _choice(part: RepresentativePart, found: SearchResult) -> PlannedSplit:
     candidate = found.candidate
-    return Choice(
+    return PlannedSplit(
         split=part.whole_split(candidate.split),
         schedule=part.whole_schedule(found.schedule),
         forecast_seconds=candidate.forecast.seconds,
@@ -181,7 +181,9 @@ def _splits(profile: Profile, devices: Devices, schedule: RunSchedule) -> list[S
     return [Split({}, members)] if members else []
 
 
-def _candidates(part: Part, schedule: RunSchedule, can_say: "CanSay") -> list[Candidate]:
+def _candidates(
+    part: RepresentativePart, schedule: RunSchedule, can_say: "RecipeSupport"
+) -> list[Candidate]:
     """Every split in every fragment size, the best forecast first."""
     profile = part.profile
     ways = [
@@ -196,7 +198,9 @@ def _candidates(part: Part, schedule: RunSchedule, can_say: "CanSay") -> list[Ca
     return sorted(found, key=lambda each: (each.seconds, -each.size))
 
 
-def _candidate(part: Part, split: Split, size: int, schedule: RunSchedule) -> Candidate:
+def _candidate(
+    part: RepresentativePart, split: Split, size: int, schedule: RunSchedule
+) -> Candidate:
     """Forecast a split in one fragment size, with the help that is forecast best."""
     found = forecast(part.profile, split, size, schedule)
     chosen = with_help(part.profile, split, schedule.changed(fragment_size=size), found.groups)
@@ -205,12 +209,12 @@ def _candidate(part: Part, split: Split, size: int, schedule: RunSchedule) -> Ca
 
 
 @dataclass(frozen=True, slots=True)
-class CanSay:
+class RecipeSupport:
     """Asks whether a recipe can say what is planned."""
 
-    part: Part
+    part: RepresentativePart
     host_gpus: HostGpus | None
-    accepts: Accepts | None
+    accepts: AcceptsCandidate | None
     _known: dict[tuple[str, RunSchedule], RunSchedule | None] = field(default_factory=dict)
 
     def way(self, split: Split, schedule: RunSchedule) -> RunSchedule | None:
@@ -269,7 +273,9 @@ def with_help(profile: Profile, split: Split, schedule: RunSchedule, groups: int
     return schedule.changed(tag=groups)
 
 
-def _without_needless_help(profile: Profile, best: Found, schedule: RunSchedule) -> Found:
+def _without_needless_help(
+    profile: Profile, best: SearchResult, schedule: RunSchedule
+) -> SearchResult:
     """The same split without help, if the trainer found little to do and that is as good."""
     if schedule.fixed_tag is not None or not best.schedule.trainer_generates or best.helped >= 1:
         return best

@@ -8,7 +8,7 @@ MAX_DEVICES = 512
 """Devices that are planned for; `digenrl plan` takes more."""
 
 
-class Question(BaseModel):
+class PlanRequest(BaseModel):
     """Says what is to be planned."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-from digenrl.trace.memory import Use
+from digenrl.trace.memory import ModelUse
 from services.scheduler.core.sizing import chosen_size
 from services.scheduler.core.supply import fragment_sizes, full_size
 from services.scheduler.costs.profile import Profile
@@ -18,11 +18,11 @@ from shared.recipe.recipe import Recipe, override
 from shared.recipe.schedule import RunSchedule
 
 
-def use_of(recipe: Recipe, profile: Profile, *, fragment: int) -> Use:
+def model_use(recipe: Recipe, profile: Profile, *, fragment: int) -> ModelUse:
     """Returns what decides memory. A training pass has as few rows as the recipe allows."""
     model, trainer, method = recipe.model, recipe.trainer, ALGORITHMS[recipe.algorithm.name]
     passes = sorted({chunk.rows for chunk in make_tuner(recipe, math.inf).candidates})
-    return Use(
+    return ModelUse(
         height=model.height,
         width=model.width,
         frames=model.frames,

@@ -21,8 +21,8 @@ from typing import Any
 from digenrl.planning.runnable import as_toml
 from digenrl.trace.memory import (
     MEMORY_SHARE,
-    Needed,
-    Use,
+    DeviceMemory,
+    ModelUse,
     member_needs,
     rollout_needs,
     trainer_needs,
@@ -32,24 +32,24 @@ from services.scheduler.costs.capacity import pass_rows
 from services.scheduler.costs.profile import Profile, Role, device
 from shared.models.memory import Quantised
 
-BASES: tuple[Quantised, ...] = ("int8", "nf4")
+ADAPTER_BASE_FORMS: tuple[Quantised, ...] = ("int8", "nf4")
 """Forms of the network under an adapter that are tried."""
 SHARD_DEVICES = (2, 4, 8)
 """Sizes of shard groups that are tried."""
-NEEDS = {"rollout": rollout_needs, "trainer": trainer_needs, "member": member_needs}
+MEMORY_NEEDS = {"rollout": rollout_needs, "trainer": trainer_needs, "member": member_needs}
 ONLY_TRAINS = {"schedule.mode": "disaggregated", "schedule.tag": "off"}
 """Keys of a recipe in which devices that train do not generate."""
 
 
-def would_fit(profile: Profile, use: Use, kind: str, role: Role) -> str:
+def would_fit(profile: Profile, use: ModelUse, kind: str, role: Role) -> str:
     """Return what would make the model fit this kind of device in this role, in a few words; empty
     if the profile does not know."""
     if profile.memory is None:
         return ""
     has = device(profile, kind).memory_gib
-    least: Needed | None = None
+    least: DeviceMemory | None = None
     for each, does in _ways(use, role):
-        needed = NEEDS[does](profile.memory, each)
+        needed = MEMORY_NEEDS[does](profile.memory, each)
         if needed.total <= has * MEMORY_SHARE:
             said = keys(use, each)
             said |= ONLY_TRAINS if does != role else {}
@@ -59,7 +59,7 @@ def would_fit(profile: Profile, use: Use, kind: str, role: Role) -> str:
     return "" if least is None else f"no key makes it fit, {least.total:.3g} GiB are the least"
 
 
-def for_rows(profile: Profile, use: Use, kind: str, role: Role, rows: int) -> str:
+def for_rows(profile: Profile, use: ModelUse, kind: str, role: Role, rows: int) -> str:
     """Return the keys with which training passes on this kind of device have so many rows; empty if
     none do."""
     for each, does in _ways(use, role):
@@ -68,7 +68,7 @@ def for_rows(profile: Profile, use: Use, kind: str, role: Role, rows: int) -> st
     return ""
 
 
-def _ways(use: Use, role: Role) -> Iterator[tuple[Use, Role]]:
+def _ways(use: ModelUse, role: Role) -> Iterator[tuple[ModelUse, Role]]:
     """Yield the uses that take less of a device than ``use`` does in this role; of one that
     generates and trains, also as one that only trains."""
     if role == "rollout":
@@ -82,7 +82,7 @@ def _ways(use: Use, role: Role) -> Iterator[tuple[Use, Role]]:
     roles: tuple[Role, ...] = ("member", "trainer") if role == "member" else ("trainer",)
     yield from ((each, does) for does in roles for each in sharing(use))
     if use.rank and use.ranks == 1:
-        apart, forms = replace(use, encodes=False), BASES if use.base is None else ()
+        apart, forms = replace(use, encodes=False), ADAPTER_BASE_FORMS if use.base is None else ()
         held = [replace(apart, base=form) for form in forms]
         if not use.trainer_streams:
             held.append(replace(apart, streams=True, trainer_streams=True))
@@ -90,7 +90,7 @@ def _ways(use: Use, role: Role) -> Iterator[tuple[Use, Role]]:
         yield from ((replace(each, fragment=1), does) for does in roles for each in held)
 
 
-def generating(use: Use) -> Iterator[Use]:
+def generating(use: ModelUse) -> Iterator[ModelUse]:
     """Yield the uses that take less of a device that generates than ``use`` does."""
     apart = replace(use, encodes=False)
     if use.fragment > 1:
@@ -105,13 +105,13 @@ def generating(use: Use) -> Iterator[Use]:
         yield replace(held, tiles=True)
 
 
-def sharing(use: Use) -> Iterator[Use]:
+def sharing(use: ModelUse) -> Iterator[ModelUse]:
     """Yield the uses of larger shard groups, which share no quantised weights."""
     if use.base is None:
         yield from (replace(use, ranks=size) for size in SHARD_DEVICES if size > use.ranks)
 
 
-def keys(before: Use, after: Use) -> dict[str, Any]:
+def keys(before: ModelUse, after: ModelUse) -> dict[str, Any]:
     """Return what to write into a recipe for one use in place of another."""
     known = _keys(before)
     found = {key: value for key, value in _keys(after).items() if value != known[key]}
@@ -120,7 +120,7 @@ def keys(before: Use, after: Use) -> dict[str, Any]:
     return found
 
 
-def _keys(use: Use) -> dict[str, Any]:
+def _keys(use: ModelUse) -> dict[str, Any]:
     return {
         "schedule.fragment_size": use.fragment,
         "encoder.workers": int(not use.encodes),

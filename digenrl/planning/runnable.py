@@ -15,7 +15,7 @@ from shared.recipe.schedule import RunSchedule, Schedule
 from shared.recipe.tables import Rollout, Tables
 from shared.recipe.trainer import Trainer
 
-OF_TABLES: Mapping[str, type[Table]] = {
+PLANNED_TABLES: Mapping[str, type[Table]] = {
     "rollout": Rollout,
     "trainer": Trainer,
     "schedule": Schedule,
@@ -58,7 +58,7 @@ def _said(recipe: Tables | None, key: str) -> Any:
     table, field = key.split(".")
     if recipe is not None:
         return getattr(getattr(recipe, table), field)
-    return OF_TABLES[table].model_fields[field].default
+    return PLANNED_TABLES[table].model_fields[field].default
 
 
 def as_toml(keys: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from digenrl.planning.ledger import Ledger
-from services.reward.networks import network_of
+from services.reward.networks import scorer_network
 from services.scheduler.costs.profile import Profile
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
@@ -28,7 +28,7 @@ class Scoring:
 def image_tflop(recipe: Recipe, *, on_gpu: bool) -> float:
     """Return the operations for a sample of the networks that score it, in 1e12 of float32: of a
     video, for each frame."""
-    networks = [network_of(each.type, each.folder) for each in recipe.reward.scorers]
+    networks = [scorer_network(each.type, each.folder) for each in recipe.reward.scorers]
     gflop = sum(
         each.image_gflop / (each.gpu_speed if on_gpu else 1.0)
         for each in networks
@@ -37,7 +37,7 @@ def image_tflop(recipe: Recipe, *, on_gpu: bool) -> float:
     return gflop * recipe.model.frames / 1e3
 
 
-def scoring_of(recipe: Recipe, profile: Profile, ledger: Ledger) -> Scoring | None:
+def score_costs(recipe: Recipe, profile: Profile, ledger: Ledger) -> Scoring | None:
     """Return what the networks of the rewards take; None if it is not known, or there are none."""
     on_gpu, on_thread = (image_tflop(recipe, on_gpu=each) for each in (True, False))
     table = recipe.reward

@@ -10,11 +10,11 @@ from services.scheduler.core.supply import fragment_sizes
 from services.scheduler.core.tag.forecast import Forecast
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Split, present
-from services.scheduler.sim.measured import Simulated
-from services.scheduler.sim.profiled import simulate, warm_up_of
+from services.scheduler.sim.measured import SimulationResult
+from services.scheduler.sim.profiled import num_warm_up_batches, simulate
 from shared.recipe.schedule import RunSchedule
 
-EFFORT = 1.6
+SEARCH_CPU_S = 1.6
 """Seconds that a core of the scheduler would be busy with all that is simulated; its devices take
 as much again, or twice as much."""
 SHARE_FOR_NEIGHBOURS = 0.5
@@ -25,7 +25,7 @@ SIZES_PER_SPLIT = 2
 BATCHES_STRICT, BATCHES_AHEAD, BATCHES_IN_PAIRS = 2, 3, 4
 """Measured batches of a simulation. One-step asynchrony with help goes in pairs: in one batch lent
 devices help, in the next there is nothing left to help with."""
-BETTER = 0.998
+MAX_RELATIVE_SECONDS = 0.998
 """A neighbour is taken if its step takes less than this share of the best one's."""
 SEED = 0
 
@@ -53,10 +53,10 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     candidate: Candidate
     schedule: RunSchedule
-    simulated: Simulated
+    simulated: SimulationResult
 
     @property
     def seconds(self) -> float:
@@ -70,24 +70,24 @@ class Found:
         return sum(batch.groups_generated for batch in measured) / max(1, len(measured))
 
 
-Like = Callable[[Candidate, Split, int, int | None], Candidate | None]
+Variation = Callable[[Candidate, Split, int, int | None], Candidate | None]
 """(candidate, split, fragment size, groups of TAG or None for those forecast best) -> the same with
 these; None if there is no such recipe."""
 
 
 def search(
-    profile: Profile, candidates: list[Candidate], like: Like, effort: float, *, tags: bool
-) -> list[Found]:
+    profile: Profile, candidates: list[Candidate], like: Variation, effort: float, *, tags: bool
+) -> list[SearchResult]:
     """Return what was simulated, the best first.
 
     ``tags``: whether the help of the trainer is open.
     """
-    found: list[Found] = []
+    found: list[SearchResult] = []
     names: set[str] = set()
 
-    def simulated(candidate: Candidate) -> Found:
+    def simulated(candidate: Candidate) -> SearchResult:
         names.add(candidate.name)
-        each = Found(candidate, candidate.chosen, run(profile, candidate, candidate.chosen))
+        each = SearchResult(candidate, candidate.chosen, run(profile, candidate, candidate.chosen))
         found.append(each)
         return each
 
@@ -101,11 +101,11 @@ def search(
             near = like(best.candidate, *variation)
             if near is None or near.name in names or _effort(profile, near) > left:
                 continue
-            if near.scheduler_seconds >= BETTER * best.seconds:  # no step takes less
+            if near.scheduler_seconds >= MAX_RELATIVE_SECONDS * best.seconds:  # no step takes less
                 continue
             left -= _effort(profile, near)
             each = simulated(near)
-            if each.seconds < BETTER * best.seconds:
+            if each.seconds < MAX_RELATIVE_SECONDS * best.seconds:
                 better = each
                 break
         if better is None:
@@ -113,7 +113,7 @@ def search(
         best = better
 
 
-def run(profile: Profile, candidate: Candidate, schedule: RunSchedule) -> Simulated:
+def run(profile: Profile, candidate: Candidate, schedule: RunSchedule) -> SimulationResult:
     """Simulate a candidate by a schedule."""
     warm_up, batches = _batches(candidate)
     return simulate(
@@ -127,14 +127,14 @@ def run(profile: Profile, candidate: Candidate, schedule: RunSchedule) -> Simula
     )
 
 
-def _seconds(found: Found) -> float:
+def _seconds(found: SearchResult) -> float:
     return found.seconds
 
 
 def _best_forecasts(
     profile: Profile,
     candidates: list[Candidate],
-    simulated: Callable[[Candidate], Found],
+    simulated: Callable[[Candidate], SearchResult],
     effort: float,
 ) -> float:
     """Simulate the best candidates, until the effort is spent or others cannot be as good; return
@@ -203,4 +203,4 @@ def _batches(candidate: Candidate) -> tuple[int, int]:
     if not schedule.staleness_limit:
         return 1, BATCHES_STRICT
     in_pairs = schedule.mode == "disaggregated"
-    return warm_up_of(schedule), BATCHES_IN_PAIRS if in_pairs else BATCHES_AHEAD
+    return num_warm_up_batches(schedule), BATCHES_IN_PAIRS if in_pairs else BATCHES_AHEAD

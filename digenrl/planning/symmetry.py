@@ -18,14 +18,14 @@ MAX_PART_DEVICES = 32
 MIN_PART_GROUPS, MIN_SPREAD_GROUPS = 16, 4
 """Groups of a part at least: with fewer, a single group weighs too much; unless there are several
 devices for each group, which is spread over them."""
-SPREAD = 4
+DEVICES_PER_GROUP = 4
 """So many devices for each group."""
 MIN_PART_OF_KIND = 4
 """Devices of one kind in a part."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RepresentativePart:
     """Devices and groups that stand for so many times as many."""
 
     factor: int
@@ -55,12 +55,12 @@ class Part:
         return _scaled(schedule, self.factor)
 
 
-def part_of(profile: Profile, devices: Devices) -> Part:
+def part_of(profile: Profile, devices: Devices) -> RepresentativePart:
     """Return the part by which these devices are planned: all of them, if they are few."""
     given = present(devices)
     factor = _factor(profile.shape.groups, given, profile.variant.ranks)
     if factor == 1:
-        return Part(1, profile, devices, devices)
+        return RepresentativePart(1, profile, devices, devices)
     groups = round(profile.shape.groups / factor)
     pieces = max(1, profile.shape.most_pieces // factor)
     shape = profile.shape.model_copy(update={"groups": groups, "most_pieces": pieces})
@@ -69,7 +69,7 @@ def part_of(profile: Profile, devices: Devices) -> Part:
     ranks = profile.variant.ranks
     part = {kind: round(count / factor / ranks) * ranks for kind, count in given.items()}
     changed = profile.model_copy(update={"shape": shape, "variant": variant})
-    return Part(factor, changed, part, given)
+    return RepresentativePart(factor, changed, part, given)
 
 
 def _scaled(schedule: RunSchedule, factor: float) -> RunSchedule:
@@ -82,7 +82,7 @@ def _scaled(schedule: RunSchedule, factor: float) -> RunSchedule:
 def _factor(groups: int, devices: Mapping[str, int], ranks: int) -> int:
     """The smallest that makes the part small enough, or a little larger one that divides evenly."""
     wanted = -(-sum(devices.values()) // MAX_PART_DEVICES)
-    is_spread = sum(devices.values()) >= SPREAD * groups
+    is_spread = sum(devices.values()) >= DEVICES_PER_GROUP * groups
     least = MIN_SPREAD_GROUPS if is_spread else MIN_PART_GROUPS
     most = min([groups // least, *(n // (MIN_PART_OF_KIND * ranks) for n in devices.values())])
     if most < 2 or wanted < 2:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel
 
-from shared.run.usage import BUSY, BatchUsage, count_staleness, seconds_per_step
+from shared.run.usage import BUSY_USES, BatchUsage, count_staleness, seconds_per_step
 
 Staleness = Iterable[tuple[int, int]]
 """Pairs of a staleness and the number of samples that have it."""
@@ -64,7 +64,9 @@ def summarise_schedule(steps: Iterable[Staleness], usage: Sequence[BatchUsage]) 
         utilisation=_busy_share(together),
         utilisation_by_device={d: _busy_share(uses) or 0.0 for d, uses in by_device.items()},
         bubbles={
-            use: round(seconds / whole, 4) for use, seconds in together.items() if use not in BUSY
+            use: round(seconds / whole, 4)
+            for use, seconds in together.items()
+            if use not in BUSY_USES
         },
         staleness=count_staleness(counts for step in steps for counts in step),
         samples_helped=sum(batch.tag.samples_helped for batch in usage if batch.tag),
@@ -76,4 +78,4 @@ def summarise_schedule(steps: Iterable[Staleness], usage: Sequence[BatchUsage]) 
 
 def _busy_share(uses: Counter[str]) -> float | None:
     whole = sum(uses.values())
-    return round(sum(uses[use] for use in BUSY) / whole, 4) if whole else None
+    return round(sum(uses[use] for use in BUSY_USES) / whole, 4) if whole else None

@@ -9,7 +9,7 @@ from digenrl.reading.schedule import ScheduleSummary
 from digenrl.reading.wording import QUEUES, cause, clock, figure
 from shared.learning.metrics import nothing_trained, ratios_off
 from shared.recipe.recipe import Recipe
-from shared.run.chain import Step
+from shared.run.chain import CommitSummary
 
 RECENT_S = 120.0
 """Seconds for which a dead letter is news: afterwards only lists have it."""
@@ -238,7 +238,7 @@ def slow_scorer(waits: str, workers: Sequence[Mapping[str, Any]]) -> str:
 
 def alarms(
     run: Mapping[str, Any] | None,
-    steps: Sequence[Step],
+    steps: Sequence[CommitSummary],
     evaluation: Sequence[str],
     workers: Sequence[Mapping[str, Any]] = (),
     letters: Sequence[tuple[float, str]] | None = None,
@@ -273,7 +273,7 @@ def alarms(
     return [*lines, *frozen(digests, decay_steps)]
 
 
-def _not_taken(steps: Sequence[Step]) -> list[str]:
+def _not_taken(steps: Sequence[CommitSummary]) -> list[str]:
     """Return which steps were not taken because their gradient was not finite."""
     found = [step.version for step in steps if step.metrics.get("skipped_not_finite")]
     if not found:

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from digenrl.report.layouts import Layout, adapter_files
-from shared.diffusion.loading.experts import networks_of
+from shared.diffusion.loading.experts import name_networks
 from shared.diffusion.loading.models import load_model
 from shared.diffusion.weights.starting_adapter import lora_tensors
 from shared.diffusion.weights.trained_weights import load_weights
 from shared.errors import UserError
 from shared.models.catalogue import network_folders
 from shared.models.lora_files import FILES, read_lora
-from shared.models.lora_names import prefix_of
+from shared.models.lora_names import network_prefix
 from shared.recipe.recipe import Recipe
 
 OPTION = "--adapter"
@@ -43,7 +43,7 @@ def export_adapter(
     networks = networks_in(recipe.model.folder)
     files: dict[str, bytes] = {}
     for network in FILES:
-        own = _of_network(tensors, network, networks)
+        own = _network_tensors(tensors, network, networks)
         if own:
             files |= adapter_files(own, recipe, network, layout)
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,13 +59,13 @@ def networks_in(folder: Path) -> list[str]:
     return [each.name for each in network_folders(folder)]
 
 
-def _of_network(
+def _network_tensors(
     tensors: dict[str, Tensor], network: str, networks: Sequence[str]
 ) -> dict[str, Tensor]:
     """Return one network's tensors by the names that they have within it."""
     if network not in networks:
         return {}
-    prefix = prefix_of(network, networks)
+    prefix = network_prefix(network, networks)
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -82,7 +82,7 @@ def export_network(folder: Path, tensors: dict[str, Tensor], recipe: Recipe) -> 
     model.transformer.requires_grad_(True)
     load_weights(model.transformer, tensors)
     digest = hashlib.sha256()
-    for name, network in networks_of(model.transformer).items():
+    for name, network in name_networks(model.transformer).items():
         network.save_pretrained(folder / name)  # type: ignore[operator]
         for path in weight_files(folder / name):
             digest.update(path.read_bytes())
@@ -102,7 +102,7 @@ def read_network(folder: Path, networks: Sequence[str]) -> dict[str, Tensor]:
     """
     found: dict[str, Tensor] = {}
     for network in networks:
-        files, prefix = weight_files(folder / network), prefix_of(network, networks)
+        files, prefix = weight_files(folder / network), network_prefix(network, networks)
         if not files:
             raise UserError(f"--adapter: {folder / network} holds no safetensors file")
         found |= {prefix + name: each for file in files for name, each in _read(file).items()}

@@ -21,13 +21,13 @@ from shared.run.layout import weights_folder
 from shared.run.run_recipe import needed_recipe
 from shared.store import ObjectStore, open_store
 
-Wanted = int | Literal["best", "newest"]
+WantedVersion = int | Literal["best", "newest"]
 """Which version is exported: one of a number, the one that is best by its evaluation, or the
 newest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportedAdapter:
     """What was written of which version, and how good that is."""
 
     version: int
@@ -35,11 +35,11 @@ class Exported:
     figure: str
     """The figure that versions are compared by, with its name; or that there is none."""
     example: list[str]
-    """As `example_of` returns it."""
+    """As `example_prompt` returns it."""
 
 
 async def read_version(
-    store: ObjectStore, recipe: Recipe, version: Wanted
+    store: ObjectStore, recipe: Recipe, version: WantedVersion
 ) -> tuple[int, dict[str, Tensor]]:
     """Return the number and the weights of a version. Where the run averages, they are the average.
 
@@ -57,7 +57,9 @@ async def read_version(
         ) from error
 
 
-async def export_run(run: str, out: Path, layout: Layout, version: Wanted) -> Exported:
+async def export_run(
+    run: str, out: Path, layout: Layout, version: WantedVersion
+) -> ExportedAdapter:
     """Write the adapter of a version into ``out``.
 
     Raises:
@@ -72,9 +74,9 @@ async def export_run(run: str, out: Path, layout: Layout, version: Wanted) -> Ex
         )
     number, weights = await read_version(store, recipe, version)
     await asyncio.to_thread(export_adapter, out, weights, recipe, layout)
-    return Exported(
+    return ExportedAdapter(
         number, await asyncio.to_thread(lambda: sorted(out.iterdir())),
-        await _figure(store, recipe, number), await asyncio.to_thread(example_of, recipe),
+        await _figure(store, recipe, number), await asyncio.to_thread(example_prompt, recipe),
     )  # fmt: skip
 
 
@@ -87,7 +89,7 @@ async def _figure(store: ObjectStore, recipe: Recipe, version: int) -> str:
     return f"{best.measure} {best.figures[version]:.3f}{mark}"
 
 
-def example_of(recipe: Recipe) -> list[str]:
+def example_prompt(recipe: Recipe) -> list[str]:
     """Return the words by which `digenrl generate` samples a prompt of the run."""
     try:
         rows = read_rows(recipe.data.prompts)
@@ -97,7 +99,7 @@ def example_of(recipe: Recipe) -> list[str]:
     return ["--prompt", prompt.text, *([] if image is None else ["--image", str(image)])]
 
 
-async def _version(store: ObjectStore, recipe: Recipe, version: Wanted) -> CommitRecord:
+async def _version(store: ObjectStore, recipe: Recipe, version: WantedVersion) -> CommitRecord:
     chain = await commit_chain(store, recipe.run.name)
     if not chain:
         raise UserError(f"--run: {recipe.run.name} has no version yet")

@@ -11,7 +11,7 @@ from digenrl.report.export import networks_in, read_adapter, read_network
 from shared.diffusion.weights.trained_weights import load_weights
 from shared.errors import ContractError, IntegrityError, UserError
 from shared.learning.pictures import check_picture
-from shared.models.catalogue import checked_family_of
+from shared.models.catalogue import check_family
 from shared.recipe.recipe import Recipe
 
 
@@ -42,7 +42,7 @@ def generate(
     sampler = Sampler(recipe.with_whole_grid, rows=rows)
     if tensors is not None:
         try:
-            load_weights(sampler.model.transformer, _trained_of(tensors, sampler))
+            load_weights(sampler.model.transformer, _without_constants(tensors, sampler))
         except IntegrityError as error:
             name = adapter if isinstance(adapter, Path) else "the version"
             raise UserError(f"--adapter: {name} does not fit the recipe: {error}") from error
@@ -57,7 +57,7 @@ def generate(
 def _sources(
     recipe: Recipe, prompts: Sequence[str], images: Sequence[Path]
 ) -> Sequence[bytes | None]:
-    takes_image = checked_family_of(recipe.model.folder).takes_image
+    takes_image = check_family(recipe.model.folder).takes_image
     if takes_image and len(images) not in (1, len(prompts)):
         raise UserError(
             f"--image: {len(images)} images for {len(prompts)} prompts; this model edits images: "
@@ -87,7 +87,7 @@ def _read(adapter: Path, recipe: Recipe) -> tuple[Mapping[str, Tensor], Recipe]:
     return read_adapter(adapter, recipe)
 
 
-def _trained_of(tensors: Mapping[str, Tensor], sampler: Sampler) -> Mapping[str, Tensor]:
+def _without_constants(tensors: Mapping[str, Tensor], sampler: Sampler) -> Mapping[str, Tensor]:
     """Leave out constants, which a network's folder contains but which are not trained."""
     constants = {name for name, _ in sampler.model.transformer.named_buffers()}
     return {name: tensor for name, tensor in tensors.items() if name not in constants}

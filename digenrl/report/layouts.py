@@ -20,10 +20,10 @@ from torch import Tensor
 
 from shared.diffusion.sampling.tensors import pack
 from shared.errors import UserError
-from shared.models.catalogue import checked_family_of
+from shared.models.catalogue import check_family
 from shared.models.lora_files import FILES
 from shared.models.lora_header import METADATA_KEY, PEFT_CONFIG, PEFT_FILE
-from shared.models.lora_names import HIGH, native_names, prefix_of
+from shared.models.lora_names import HIGH, native_names, network_prefix
 from shared.models.memory import layer_shapes
 from shared.recipe.recipe import Recipe
 
@@ -118,7 +118,7 @@ def _native(
 def _named(folder: Path, network: str) -> dict[str, tuple[str, ...]]:
     """Return the layers of a network that each name of the published checkpoint stands for; of two
     names of a layer, the one to write is first."""
-    native = checked_family_of(folder).native_layers
+    native = check_family(folder).native_layers
     names = native_names(_shapes(folder, network), native)
     if not native:
         return names
@@ -130,7 +130,7 @@ def _shapes(folder: Path, network: str) -> dict[str, tuple[int, int]]:
     shapes = layer_shapes(folder)
     if not any(name.startswith(f"{network}.") for name in shapes):
         return shapes
-    prefix = prefix_of(network, list(FILES))
+    prefix = network_prefix(network, list(FILES))
     return {
         name.removeprefix(prefix): shape
         for name, shape in shapes.items()

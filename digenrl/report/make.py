@@ -13,8 +13,8 @@ from rich.console import Console
 
 from digenrl.evaluation.records import EvaluationRecord, Quality, alarms
 from digenrl.reading.schedule import ScheduleSummary
-from digenrl.report.output import FIELDS, EvaluationBar, rows_of, table_of
-from digenrl.report.stills import first_of_prompts, side_of, stills_of
+from digenrl.report.output import FIELDS, EvaluationBar, figure_fields, make_table
+from digenrl.report.stills import first_per_prompt, read_samples, read_stills
 from digenrl.report.summary import EvaluatedVersion, Summary, read_schedule
 from shared.errors import DigenRLError, IntegrityError, UserError
 from shared.learning.metrics import nothing_trained, ratios_off
@@ -61,7 +61,7 @@ async def make_report(
         raise UserError(f"--run: {run} has trained nothing yet; report it after its first step")
     await asyncio.to_thread(out.mkdir, parents=True, exist_ok=True)
     summary = await Report(store, recipe, chain, out, console).make(wall_seconds)
-    console.print(table_of(summary, rows_of(recipe)))
+    console.print(make_table(summary, figure_fields(recipe)))
     alarms = [f"reward hacking? {alarm}" for alarm in summary.alarms]
     for line in [*alarms, *summary.warnings, *(f"failed: {each}" for each in summary.failures)]:
         console.print(line, style="bold red", highlight=False, soft_wrap=True)
@@ -181,11 +181,11 @@ class Report:
             draw_curve(curve, self.chain, summary)
         if summary.adapter_sha256:
             with self._part("adapter/README.md"):
-                write_card(out / "adapter", self.recipe, summary, curve, rows_of(self.recipe))
+                write_card(out / "adapter", self.recipe, summary, curve, figure_fields(self.recipe))
         if evaluated:
             sides = {"before": evaluated[0], "after": evaluated[-1]}
             with self._part("gallery.png"):
-                both = [await side_of(self.store, each) for each in sides.values()]
+                both = [await read_samples(self.store, each) for each in sides.values()]
                 draw_gallery(out / "gallery.png", *both)
             with self._part("videos"):
                 await _save_videos(self.store, out / "videos", sides)
@@ -193,7 +193,7 @@ class Report:
             with self._part("evaluations.png"):
                 draw_evaluations(out / "evaluations.png", evaluated)
             with self._part("progress.png"):
-                draw_progress(out / "progress.png", await stills_of(self.store, evaluated))
+                draw_progress(out / "progress.png", await read_stills(self.store, evaluated))
 
 
 async def _save_videos(
@@ -201,7 +201,7 @@ async def _save_videos(
 ) -> None:
     """Save the first video of each prompt, before and after, if the model makes videos."""
     for when, record in sides.items():
-        firsts = list(first_of_prompts(record).values())[:VIDEOS]
+        firsts = list(first_per_prompt(record).values())[:VIDEOS]
         for number, sample in enumerate(firsts):
             if sample.media != sample.still:
                 video = await store.get(sample.media)

@@ -25,7 +25,7 @@ NUMBER_WIDTH = 7
 """Letters of a number that are on one line, however narrow the terminal is."""
 
 
-def rows_of(recipe: Recipe) -> dict[str, str]:
+def figure_fields(recipe: Recipe) -> dict[str, str]:
     """Return label -> field of `Quality`; labels name the rewards that were trained on."""
     scorers = recipe.reward.scorers
     trained_on = {scorer.type for scorer in scorers}
@@ -47,7 +47,7 @@ def _scorer(scorer: ScorerTable) -> str:
     return f"{weight}{scorer.type}"
 
 
-def table_of(summary: Summary, rows: Mapping[str, str]) -> Table:
+def make_table(summary: Summary, rows: Mapping[str, str]) -> Table:
     table = Table(title=f"{summary.run}: {summary.steps} optimizer steps, {summary.wall_s:.0f} s")
     if summary.after is not None:
         evaluated = f"{summary.after.num_samples} samples of {evaluated_on(summary.num_held_out)}"

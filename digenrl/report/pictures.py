@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from digenrl.evaluation.media import Pixels
 from digenrl.evaluation.records import EvaluationRecord
-from digenrl.report.stills import Side, Stills
+from digenrl.report.stills import SampleSet, Stills
 from digenrl.report.summary import Summary
 from shared.run.commits import CommitRecord
 from shared.run.run_recipe import evaluated_on
@@ -81,7 +81,7 @@ def _draw_accuracies(axes: Any, summary: Summary) -> None:
     axes.legend(fontsize=8, loc="upper left", ncols=2)
 
 
-def draw_gallery(path: Path, before: Side, after: Side) -> None:
+def draw_gallery(path: Path, before: SampleSet, after: SampleSet) -> None:
     """Draw samples of the same prompts and noise, before and after, with one column per prompt.
     Frames mark what the held-out classifier takes for something else."""
     if after.sources is not None:
@@ -111,7 +111,7 @@ def _save(figure: Any, path: Path) -> None:
     plt.close(figure)
 
 
-def _draw_edits(path: Path, before: Side, after: Side, sources: Pixels) -> None:
+def _draw_edits(path: Path, before: SampleSet, after: SampleSet, sources: Pixels) -> None:
     """Draw a row for each of the first samples of several prompts and images: what is edited, and
     what becomes of it before and after."""
     chosen = _edits(before.prompts, sources)
@@ -143,7 +143,7 @@ def _edits(prompts: list[str], sources: Pixels) -> list[int]:
     return [index for found in of_prompt.values() for index in found[:each]][:EDITS]
 
 
-def _frame_wrong(axes: Any, side_of: Side, columns: list[list[int]]) -> None:
+def _frame_wrong(axes: Any, side_of: SampleSet, columns: list[list[int]]) -> None:
     if side_of.right is None:
         return
     height, width = side_of.stills.shape[-2:]
@@ -191,7 +191,7 @@ def mosaic(images: Pixels, columns: list[list[int]]) -> npt.NDArray[np.uint8]:
 
 def draw_evaluations(path: Path, records: Sequence[EvaluationRecord]) -> None:
     """Draw the training reward and, below it, each gold reward; mark versions with an alarm."""
-    curves = curves_of(records)
+    curves = make_curves(records)
     steps = [record.version for record in records]
     figure, panels = plt.subplots(
         len(curves), 1, figsize=(7, 1 + 1.9 * len(curves)), sharex=True, squeeze=False,
@@ -211,7 +211,7 @@ def draw_evaluations(path: Path, records: Sequence[EvaluationRecord]) -> None:
     _save(figure, path)
 
 
-def curves_of(records: Sequence[EvaluationRecord]) -> dict[str, list[float]]:
+def make_curves(records: Sequence[EvaluationRecord]) -> dict[str, list[float]]:
     """Return the curves to draw, for the figures that every record has."""
     curves = {TRAINED: [record.quality.reward for record in records]}
     for name in records[0].quality.gold:

@@ -18,7 +18,7 @@ PROMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class SampleSet:
     """Holds the samples of one side of the comparison, before or after."""
 
     stills: Pixels
@@ -39,9 +39,9 @@ class Stills:
     """(prompts, C, H, W)"""
 
 
-async def side_of(store: ObjectStore, record: EvaluationRecord) -> Side:
+async def read_samples(store: ObjectStore, record: EvaluationRecord) -> SampleSet:
     judged = [sample.right for sample in record.samples if sample.right is not None]
-    return Side(
+    return SampleSet(
         stills=await _fetch(store, record.samples),
         prompts=[sample.prompt for sample in record.samples],
         right=np.array(judged) if len(judged) == len(record.samples) else None,
@@ -49,15 +49,15 @@ async def side_of(store: ObjectStore, record: EvaluationRecord) -> Side:
     )
 
 
-async def stills_of(store: ObjectStore, records: Sequence[EvaluationRecord]) -> list[Stills]:
-    chosen = [list(first_of_prompts(record).values())[:PROMPTS] for record in records]
+async def read_stills(store: ObjectStore, records: Sequence[EvaluationRecord]) -> list[Stills]:
+    chosen = [list(first_per_prompt(record).values())[:PROMPTS] for record in records]
     return [
         Stills(record.version, await _fetch(store, samples))
         for record, samples in zip(records, chosen, strict=True)
     ]
 
 
-def first_of_prompts(record: EvaluationRecord) -> dict[str, KeptSample]:
+def first_per_prompt(record: EvaluationRecord) -> dict[str, KeptSample]:
     """Return the first sample of each prompt, and of each image that it edits."""
     firsts: dict[str, KeptSample] = {}
     for sample in record.samples:

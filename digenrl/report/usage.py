@@ -14,7 +14,7 @@ from digenrl.evaluation.sampler import noise_seed
 from digenrl.evaluation.settings import as_evaluated
 from digenrl.report.export import networks_in
 from shared.diffusion.policy import sampling_plan
-from shared.models.catalogue import family_of, text_tokens
+from shared.models.catalogue import find_family, text_tokens
 from shared.models.families import EXPERTS
 from shared.models.lora_files import FILES
 from shared.recipe.networks import negative_prompt, no_negative
@@ -36,7 +36,7 @@ def base_model(model: Model) -> str:
 
 
 def makes_videos(model: Model) -> bool:
-    return family_of(model.folder).makes_videos
+    return find_family(model.folder).makes_videos
 
 
 def usage(recipe: Recipe, prompt: str, negative: str | None = None) -> str:
@@ -50,7 +50,7 @@ def usage(recipe: Recipe, prompt: str, negative: str | None = None) -> str:
         **_conditioning(model),
         "generator": f"torch.Generator().manual_seed({noise_seed(recipe.evaluation.seed, 0, 0)})",
     }
-    family = family_of(model.folder)
+    family = find_family(model.folder)
     arguments |= _negative(recipe, negative)
     if family.takes_image:
         arguments = {"image": 'Image.open("source.png")', **arguments, **_unscaled(model)}
@@ -85,7 +85,9 @@ def usage(recipe: Recipe, prompt: str, negative: str | None = None) -> str:
 def _loading(recipe: Recipe) -> Iterator[str]:
     """Yield the lines that load the adapters of all networks that have one."""
     where = "  # this folder, or the repository that it is in"
-    if "guider" in family_of(recipe.model.folder).components:  # diffusers' class loads none itself
+    if (
+        "guider" in find_family(recipe.model.folder).components
+    ):  # diffusers' class loads none itself
         file = json.dumps(FILES[EXPERTS["high"]])
         yield f'pipeline.transformer.load_lora_adapter(".", weight_name={file}){where}'
         return
@@ -116,7 +118,7 @@ def _lines(sigmas: Sequence[float]) -> Iterator[str]:
 def _unscaled(model: Model) -> dict[str, str]:
     """Return the arguments by which a pipeline leaves the source image, of the samples' size, as it
     is, and makes samples of that size."""
-    if family_of(model.folder).pipeline != "FluxKontextPipeline":
+    if find_family(model.folder).pipeline != "FluxKontextPipeline":
         return {}
     return {"max_area": str(model.height * model.width), "_auto_resize": "False"}
 
@@ -128,7 +130,7 @@ def _sizes(model: Model) -> dict[str, int]:
 
 def _conditioning(model: Model) -> dict[str, object]:
     """Returns the guidance and the length of a prompt in training, as the pipeline takes them."""
-    family, tokens = family_of(model.folder), text_tokens(model.folder, model.text_tokens)
+    family, tokens = find_family(model.folder), text_tokens(model.folder, model.text_tokens)
     if family.text_tokenizer is not None:
         tokenizer = _read(model.folder / family.text_tokenizer / "tokenizer_config.json")
         tokens = min(tokens, int(tokenizer.get("model_max_length", tokens)))
@@ -148,7 +150,7 @@ def _negative(recipe: Recipe, own: str | None) -> dict[str, object]:
     if not text or no_negative(recipe):
         return {}
     said = json.dumps(text, ensure_ascii=False)
-    if family_of(model.folder).pipeline == "Flux2KleinPipeline":  # takes its embedding alone
+    if find_family(model.folder).pipeline == "Flux2KleinPipeline":  # takes its embedding alone
         tokens = text_tokens(model.folder, model.text_tokens)
         said = f"pipeline.encode_prompt({said}, max_sequence_length={tokens})[0]"
         return {"negative_prompt_embeds": said}
@@ -158,10 +160,10 @@ def _negative(recipe: Recipe, own: str | None) -> dict[str, object]:
 def _settings(model: Model) -> Iterator[str]:
     """Yield the lines that give a pipeline guidance, length of a prompt and size of the source
     image, where its call does not take them."""
-    if "guider" in family_of(model.folder).components:
+    if "guider" in find_family(model.folder).components:
         yield f"pipeline.guider = pipeline.guider.new(guidance_scale={model.guidance})"
         yield f"pipeline.tokenizer_max_length = {text_tokens(model.folder, model.text_tokens)}"
-    if family_of(model.folder).pipeline == QWEN_EDIT:
+    if find_family(model.folder).pipeline == QWEN_EDIT:
         size = f"({model.width}, {model.height}, None)"
         yield "from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit"
         yield f"pipeline_qwenimage_edit.calculate_dimensions = lambda area, ratio: {size}"

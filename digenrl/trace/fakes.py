@@ -18,7 +18,7 @@ from shared.diffusion.families.base import NEGATIVE, Family, decoder_dtype, quie
 from shared.diffusion.loading.host_memory import HostMemory
 from shared.diffusion.loading.models import IMAGE, TEXT, Conditions
 from shared.diffusion.loading.quantisation import quantise_blocks, quantised_layers
-from shared.diffusion.policy import LoadedPolicy, policy_of
+from shared.diffusion.policy import LoadedPolicy, make_policy
 from shared.diffusion.weights.master_weights import TrainedWeights
 from shared.diffusion.weights.sharding import shard
 from shared.diffusion.weights.trained_weights import (
@@ -32,7 +32,7 @@ from shared.errors import UserError
 from shared.models.catalogue import (
     PartConfig,
     boundary,
-    checked_family_of,
+    check_family,
     network_folders,
     text_tokens,
 )
@@ -166,7 +166,7 @@ def fake_model(
         UserError: if files are missing, or the model is of no known family.
     """
     table = recipe.model
-    spec, dtype = checked_family_of(table.folder), getattr(torch, table.dtype)
+    spec, dtype = check_family(table.folder), getattr(torch, table.dtype)
     tokens = tokens or text_tokens(table.folder, table.text_tokens)
     with fakes:
         decodes_in = decodes_in or decoder_dtype(dtype)
@@ -182,7 +182,7 @@ def fake_model(
         shapes |= spec.image_shapes(family.config, family.latent_shape(**size))
     model, host = UnencodedModel(family, shapes, guided=forwards == 2), FakeHostMemory()
     with torch.device("meta"):  # peft does not move what is there
-        policy = policy_of(recipe, model, CPU, memory=host)
+        policy = make_policy(recipe, model, CPU, memory=host)
     with fakes:
         _materialise(network)
         trained = TrainedWeights(network, _masters(recipe, network))
@@ -285,7 +285,7 @@ def _pipeline(
 ) -> SimpleNamespace:
     """Builds networks and decoder of a folder, under the names that a pipeline has for them."""
     networks = {
-        each.name: as_loaded(_of_configuration(folder, each.name), dtype)
+        each.name: as_loaded(_build_part(folder, each.name), dtype)
         for each in network_folders(folder)
     }
     for network in networks.values():
@@ -293,12 +293,12 @@ def _pipeline(
         quantise_blocks(network, form)
     return SimpleNamespace(
         **networks,
-        vae=as_loaded(_of_configuration(folder, "vae"), decodes_in).eval(),
+        vae=as_loaded(_build_part(folder, "vae"), decodes_in).eval(),
         config=SimpleNamespace(boundary_ratio=boundary(folder)),
     )
 
 
-def _of_configuration(folder: Path, part: str) -> Any:
+def _build_part(folder: Path, part: str) -> Any:
     """Builds a part of a diffusers folder, with values or not, as the mode is."""
     quiet_diffusers()  # a configuration may have keys that no network takes
     import diffusers

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from digenrl.trace.launches import LaunchCounter
-from services.scheduler.costs.host import Host
+from services.scheduler.costs.host import HostCosts
 from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.models.families import FAMILIES
 
@@ -24,7 +24,7 @@ NETWORK = {
 """FLUX.1 in miniature."""
 
 
-def measured_host(device: torch.device) -> Host:
+def measured_host(device: torch.device) -> HostCosts:
     """Time a forward pass, and one with a checkpointed backward pass, in a second or two."""
     network, inputs = _network(device), _inputs(device)
 
@@ -35,7 +35,7 @@ def measured_host(device: torch.device) -> Host:
     def step() -> None:
         network(**inputs)
 
-    return Host(
+    return HostCosts(
         step_launch_seconds=_launch_seconds(step, device),
         training_launch_seconds=_launch_seconds(train, device),
     )

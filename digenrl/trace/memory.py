@@ -25,7 +25,7 @@ decoder on an H200, taken for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class ModelUse:
     """Says how a run uses its model."""
 
     height: int
@@ -66,7 +66,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needed:
+class DeviceMemory:
     """Holds the memory that one device needs, in GiB."""
 
     network: float
@@ -100,10 +100,10 @@ class Needed:
         return f"{self.total:.1f} GiB ({told}){besides}"
 
 
-def rollout_needs(memory: Memory, use: Use) -> Needed:
+def rollout_needs(memory: Memory, use: ModelUse) -> DeviceMemory:
     """Return what a generating device needs; it loads the next version beside the one in use."""
     network, host = _held_network(memory, use)
-    return Needed(
+    return DeviceMemory(
         network=network,
         text=_text(memory, use) if use.encodes else 0.0,
         decoder=memory.decoder_gib,
@@ -113,7 +113,7 @@ def rollout_needs(memory: Memory, use: Use) -> Needed:
     )
 
 
-def trainer_needs(memory: Memory, use: Use) -> Needed:
+def trainer_needs(memory: Memory, use: ModelUse) -> DeviceMemory:
     """Return what a device needs that only trains: a peak has the gradient.
 
     Ranks that share the weights hold a part each, and gather one block after the other. Weights
@@ -130,7 +130,7 @@ def trainer_needs(memory: Memory, use: Use) -> Needed:
         masters = _trained_weights(memory, use)
         network = masters if use.ranks > 1 else network
         trained = use.sets.size(network, masters)
-    return Needed(
+    return DeviceMemory(
         network=network,
         text=0.0,
         decoder=0.0,
@@ -140,7 +140,7 @@ def trainer_needs(memory: Memory, use: Use) -> Needed:
     )
 
 
-def member_needs(memory: Memory, use: Use) -> Needed:
+def member_needs(memory: Memory, use: ModelUse) -> DeviceMemory:
     """Return what a device needs that generates as well, and keeps its gradient meanwhile. A rank
     gathers the whole network for that, and generates its part of a fragment; the first one of a
     shard group encodes prompts."""
@@ -155,14 +155,14 @@ def member_needs(memory: Memory, use: Use) -> Needed:
     )
 
 
-def encoder_needs(memory: Memory, use: Use) -> Needed:
+def encoder_needs(memory: Memory, use: ModelUse) -> DeviceMemory:
     """Return what a device needs that only encodes prompts, without the activations of one."""
-    return Needed(network=0.0, text=_text(memory, use), decoder=0.0, trained=0.0, peak=0.0)
+    return DeviceMemory(network=0.0, text=_text(memory, use), decoder=0.0, trained=0.0, peak=0.0)
 
 
-def usual(memory: Memory) -> Use:
+def usual(memory: Memory) -> ModelUse:
     """Return the use that the figures are for: one sample, and one row, at a time."""
-    return Use(
+    return ModelUse(
         height=memory.height,
         width=memory.width,
         frames=memory.frames,
@@ -174,7 +174,7 @@ def usual(memory: Memory) -> Use:
     )
 
 
-def with_memory(profile: Profile, use: Use, streams: Collection[str] = ()) -> Profile:
+def with_memory(profile: Profile, use: ModelUse, streams: Collection[str] = ()) -> Profile:
     """Return the profile with what such a run takes in place of its figures, if it has a table.
 
     Args:
@@ -224,7 +224,7 @@ def with_memory(profile: Profile, use: Use, streams: Collection[str] = ()) -> Pr
     )
 
 
-def _streaming(memory: Memory, use: Use) -> Streaming:
+def _streaming(memory: Memory, use: ModelUse) -> Streaming:
     needed = rollout_needs(memory, replace(use, streams=True))
     return Streaming(
         memory_gib=needed.total,
@@ -233,11 +233,11 @@ def _streaming(memory: Memory, use: Use) -> Streaming:
     )
 
 
-def _network(memory: Memory, use: Use) -> float:
+def _network(memory: Memory, use: ModelUse) -> float:
     return _in_form(memory, use, memory.network_gib, use.base)
 
 
-def _held_network(memory: Memory, use: Use) -> tuple[float, float]:
+def _held_network(memory: Memory, use: ModelUse) -> tuple[float, float]:
     """Return the parts of the network that a rollout device and its host hold."""
     form = use.weights or use.base
     network = _in_form(memory, use, memory.network_gib, form)
@@ -246,7 +246,7 @@ def _held_network(memory: Memory, use: Use) -> tuple[float, float]:
     return _in_form(memory, use, memory.streamed_gib, form), network
 
 
-def _in_form(memory: Memory, use: Use, gib: float, form: Form | None) -> float:
+def _in_form(memory: Memory, use: ModelUse, gib: float, form: Form | None) -> float:
     """Return the size in a form of the network, or of what a device holds of a streamed one, with
     all that cannot be quantised."""
     if form is None or form == "bf16":
@@ -257,70 +257,70 @@ def _in_form(memory: Memory, use: Use, gib: float, form: Form | None) -> float:
     return (plain * use.item_bytes + (gib - plain) * weight) / FIGURES_BYTES
 
 
-def _text(memory: Memory, use: Use) -> float:
+def _text(memory: Memory, use: ModelUse) -> float:
     return memory.text_gib * use.item_bytes / FIGURES_BYTES
 
 
-def _adapter(memory: Memory, use: Use) -> float:
+def _adapter(memory: Memory, use: ModelUse) -> float:
     return memory.adapter_gib * use.rank / memory.adapter_rank
 
 
-def _trained_weights(memory: Memory, use: Use) -> float:
+def _trained_weights(memory: Memory, use: ModelUse) -> float:
     """Return a rank's share of the weights where all are trained, as they are kept."""
     item_bytes = max(use.item_bytes, TRAINED_BYTES)
     return memory.network_gib * item_bytes / FIGURES_BYTES / use.ranks
 
 
-def _latents(memory: Memory, use: Use) -> float:
+def _latents(memory: Memory, use: ModelUse) -> float:
     """Return the ratio of a sample's latents to those of the figures."""
     figures = memory.height * memory.width * memory.frames
     return use.height * use.width * use.frames / figures
 
 
-def _activations(memory: Memory, use: Use) -> float:
+def _activations(memory: Memory, use: ModelUse) -> float:
     """Return the ratio of a step's or a row's activations to the figures."""
     rows = use.forwards / memory.forwards
     return _latents(memory, use) * rows * use.item_bytes / FIGURES_BYTES
 
 
-def _denoise(memory: Memory, use: Use) -> float:
+def _denoise(memory: Memory, use: ModelUse) -> float:
     return use.fragment * memory.denoise_gib * _activations(memory, use)
 
 
-def _decode(memory: Memory, use: Use) -> float:
+def _decode(memory: Memory, use: ModelUse) -> float:
     peak = memory.decode_gib * _latents(memory, use)
     if use.tiles:
         peak = min(peak, memory.tiled_gib * max(1.0, _latents(memory, use)))
     return DECODING_PEAK * peak
 
 
-def _gradients(memory: Memory, use: Use) -> float:
+def _gradients(memory: Memory, use: ModelUse) -> float:
     return _adapter(memory, use) if use.rank else _trained_weights(memory, use)
 
 
-def _train(memory: Memory, use: Use) -> float:
+def _train(memory: Memory, use: ModelUse) -> float:
     """Return the peak of a training pass; figures have the gradient of an adapter."""
     fixed = max(0.0, memory.train_gib - memory.adapter_gib)
     return _gradients(memory, use) + fixed + _rows(memory, use) + _gathered(memory, use)
 
 
-def _rows(memory: Memory, use: Use) -> float:
+def _rows(memory: Memory, use: ModelUse) -> float:
     """Return what the rows of a pass take of the device."""
     row = memory.offloaded_row_gib if use.offloads else 0.0
     return use.rows * (row or memory.row_gib) * _activations(memory, use)
 
 
-def _offloaded(memory: Memory, use: Use) -> float:
+def _offloaded(memory: Memory, use: ModelUse) -> float:
     """Return what they take of the host."""
     rows = use.rows if use.offloads else 0
     return rows * memory.offload_gib * _activations(memory, use)
 
 
-def _blocks(memory: Memory, use: Use) -> float:
+def _blocks(memory: Memory, use: ModelUse) -> float:
     """Return what is held at a time of a network whose blocks come one after the other."""
     return _in_form(memory, use, memory.streamed_gib, use.base)
 
 
-def _gathered(memory: Memory, use: Use) -> float:
+def _gathered(memory: Memory, use: ModelUse) -> float:
     """Return what a pass gathers of the other ranks' weights at a time."""
     return _blocks(memory, use) * (1 - 1 / use.ranks)

@@ -41,10 +41,10 @@ FORMULAS: Mapping[Any, Callable[..., int]] = {
 }
 """Operations of one call, by its arguments; fake tensors are those of a CPU."""
 
-REAL = (Tensor, nn.Parameter)
+TENSOR_TYPES = (Tensor, nn.Parameter)
 """Types of tensors with values."""
 
-LIFTED = (aten.lift.default, aten.lift_fresh.default, aten.lift_fresh_copy.default)
+CONSTANT_CALLS = (aten.lift.default, aten.lift_fresh.default, aten.lift_fresh_copy.default)
 """Calls whose argument is a new constant."""
 
 
@@ -120,7 +120,9 @@ class Meter(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is aten._local_scalar_dense.default:
             return _answer(args[0])
-        if func not in LIFTED and (_has_real(args) or (kwargs and _has_real(kwargs.values()))):
+        if func not in CONSTANT_CALLS and (
+            _has_real(args) or (kwargs and _has_real(kwargs.values()))
+        ):
             args, kwargs = tree_map_only(Tensor, self._as_fake, (args, kwargs))
         out = func(*args, **kwargs)
         self._launches += is_launch(func)
@@ -137,7 +139,7 @@ class Meter(TorchDispatchMode):
 
     def _as_fake(self, tensor: Tensor) -> Tensor:
         """Gives a tensor of the host, which takes nothing of the device, to a fake operation."""
-        if type(tensor) not in REAL:
+        if type(tensor) not in TENSOR_TYPES:
             return tensor
         fake = self._fakes.from_tensor(tensor)
         self._hold(fake.untyped_storage())
@@ -212,7 +214,7 @@ def _answer(tensor: Tensor) -> bool | float | int:
 def _has_real(values: Iterable[Any]) -> bool:
     """Whether a tensor with values is among these, or in a list among them."""
     for value in values:
-        if type(value) in REAL or (type(value) in (list, tuple) and _has_real(value)):
+        if type(value) in TENSOR_TYPES or (type(value) in (list, tuple) and _has_real(value)):
             return True
     return False
 

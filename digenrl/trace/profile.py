@@ -12,11 +12,11 @@ from typing import Any
 from digenrl.trace.memory import member_needs, rollout_needs, usual
 from digenrl.trace.record import Trace
 from services.scheduler.costs.profile import PROFILES, ProfileFile
-from services.scheduler.costs.recipes import launches_alone, shape_of
+from services.scheduler.costs.recipes import batch_shape, launches_alone
 from services.scheduler.costs.sizes import forward_tflop
-from services.scheduler.sim.steady import fragment_of
+from services.scheduler.sim.steady import steady_fragment_size
 from shared.errors import UserError
-from shared.models.catalogue import family_of
+from shared.models.catalogue import find_family
 from shared.recipe.recipe import Recipe
 
 FORWARD_TFLOPS = 400.0
@@ -26,7 +26,7 @@ DECODING_TFLOPS = 80.0
 """The same of a decoder in float32: an image's .03 s, and HunyuanVideo's 3.2 s."""
 REWARD_SECONDS = {"image": 0.05, "video": 0.8}
 CALL_SECONDS = {"image": 0.02, "video": 0.012}
-LIKE = {"image": "flux1-dev", "video": "wan2.1-14b"}
+DONOR_PROFILES = {"image": "flux1-dev", "video": "wan2.1-14b"}
 """Profiles that have what no trace sees."""
 GIB = 2**30
 DIGITS = 4
@@ -47,8 +47,8 @@ def traced_profile(recipe: Recipe, trace: Trace, *, name: str | None = None) -> 
         )
     assert trace.counted is not None, "a trace without the work of its network"
     what = "video" if recipe.model.frames > 1 else "image"
-    like = ProfileFile.model_validate_json((PROFILES / f"{LIKE[what]}.json").read_text())
-    memory = trace.memory(fragment=fragment_of(recipe)).model_copy(
+    like = ProfileFile.model_validate_json((PROFILES / f"{DONOR_PROFILES[what]}.json").read_text())
+    memory = trace.memory(fragment=steady_fragment_size(recipe)).model_copy(
         update={
             "decode_gib": trace.counted.whole.peak_bytes / GIB,
             "tiled_gib": trace.counted.tiled.peak_bytes / GIB,
@@ -61,9 +61,9 @@ def traced_profile(recipe: Recipe, trace: Trace, *, name: str | None = None) -> 
     plain: dict[str, Any] = {
         "name": name or recipe.model.name,
         "description": _description(recipe),
-        "shape": shape_of(recipe).model_dump(exclude_defaults=True),
+        "shape": batch_shape(recipe).model_dump(exclude_defaults=True),
         "launches": launches_alone(recipe, trace.launches).model_dump(),
-        "embeds_guidance": family_of(recipe.model.folder).embeds_guidance,
+        "embeds_guidance": find_family(recipe.model.folder).embeds_guidance,
         "rollout": {
             **like.rollout.model_dump(exclude={"held_gib", "sample_gib"}),
             "call_seconds": CALL_SECONDS[what],
@@ -99,7 +99,7 @@ def write_profile(costs: ProfileFile, path: Path) -> None:
 
 
 def _description(recipe: Recipe) -> str:
-    table, shape = recipe.model, shape_of(recipe)
+    table, shape = recipe.model, batch_shape(recipe)
     frames = f"{table.frames} frames, " if table.frames > 1 else ""
     return (
         f"{table.name}, {table.height}x{table.width}, {frames}{shape.steps} steps of which "

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from digenrl.trace.memory import FIGURES_BYTES
 from services.scheduler.costs.host import Launches
-from services.scheduler.costs.sizes import Memory, Positive, Work
+from services.scheduler.costs.sizes import Memory, NetworkWork, Positive
 from shared.messages.records import Count, Record, Text
 from shared.models.memory import ITEM_BYTES
 
@@ -57,7 +57,7 @@ class Weights(Record):
     decoder: Count
 
 
-class Pass(Record):
+class MeasuredPass(Record):
     """Measures one call: a denoising step of so many samples, or the decoding of one."""
 
     rows: Rows
@@ -105,7 +105,7 @@ class Training(Record):
         return max(fixed + each * rows, self.gradients + self.step_peak)
 
 
-class Sharded(Record):
+class RankMemory(Record):
     """Holds what one of several ranks takes, which share the weights (FSDP2)."""
 
     ranks: Positive
@@ -114,7 +114,7 @@ class Sharded(Record):
     training: Training
 
 
-class Stored(Record):
+class StoredBytes(Record):
     """Counts the bytes that a run writes to the object store."""
 
     trajectory: Count
@@ -138,13 +138,13 @@ class Stored(Record):
         )
 
 
-class Counted(Record):
+class TracedWork(Record):
     """Holds what a cost profile needs besides a trace."""
 
-    work: Work
-    whole: Pass
+    work: NetworkWork
+    whole: MeasuredPass
     """Decoding one sample as a whole."""
-    tiled: Pass
+    tiled: MeasuredPass
     """The same in tiles, or as a whole if the decoder knows none."""
 
 
@@ -155,14 +155,14 @@ class Trace(Record):
     """Whether the configuration is that of this package, not of a folder."""
     shape: Shape
     weights: Weights
-    denoise: Annotated[tuple[Pass, ...], Field(min_length=1)]
+    denoise: Annotated[tuple[MeasuredPass, ...], Field(min_length=1)]
     """Denoising steps that were traced, by ascending samples; the last is that of a fragment."""
-    decode: Pass
+    decode: MeasuredPass
     train: Training | None
     """Training on a device that holds all weights; None if they are shared."""
-    sharded: Sharded | None
-    stored: Stored
-    counted: Counted | None = None
+    sharded: RankMemory | None
+    stored: StoredBytes
+    counted: TracedWork | None = None
     """What makes it a cost profile, if that was asked for."""
 
     @property

@@ -32,10 +32,10 @@ from digenrl.trace.fakes import (
 )
 from digenrl.trace.meter import Meter, Section
 from digenrl.trace.record import (
-    Pass,
+    MeasuredPass,
+    RankMemory,
     Shape,
-    Sharded,
-    Stored,
+    StoredBytes,
     Trace,
     Training,
     TrainingPass,
@@ -52,14 +52,14 @@ from shared.diffusion.sampling.tensors import pack
 from shared.diffusion.training.rows import TrainingGroup, read_group, row_kind
 from shared.diffusion.weights.trained_weights import is_adapter, trained_parameters
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
-from shared.models.memory import Holding, network_bytes
+from shared.models.memory import WeightsHolding, network_bytes
 from shared.recipe.recipe import Recipe
 
-Say = Callable[[str], None]
+ShowLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class TraceSetting:
     """Says how a recipe is traced, where that is not for the recipe to say."""
 
     fragment: int
@@ -82,13 +82,15 @@ def smallest_chunk(recipe: Recipe) -> Chunk:
     return make_tuner(recipe, math.inf, samples).candidates[0]
 
 
-def setting_of(recipe: Recipe, fragment: int) -> Setting:
+def trace_setting(recipe: Recipe, fragment: int) -> TraceSetting:
     """Returns how a run would use its model, with training passes of two sizes."""
     chunk = smallest_chunk(recipe)
-    return Setting(fragment=fragment, chunks=(chunk, replace(chunk, samples=2 * chunk.samples)))
+    return TraceSetting(
+        fragment=fragment, chunks=(chunk, replace(chunk, samples=2 * chunk.samples))
+    )
 
 
-def trace(recipe: Recipe, setting: Setting, *, is_published: bool, say: Say) -> Trace:
+def trace(recipe: Recipe, setting: TraceSetting, *, is_published: bool, say: ShowLine) -> Trace:
     """Traces a recipe whose model's folder has the configuration files.
 
     Raises:
@@ -130,7 +132,7 @@ class FakeRun:
     meter: Meter
 
     @classmethod
-    def of(cls, recipe: Recipe, setting: Setting) -> "FakeRun":
+    def of(cls, recipe: Recipe, setting: TraceSetting) -> "FakeRun":
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         model = fake_model(recipe, fakes, decodes_in=setting.decodes_in, tokens=setting.tokens)
         return cls(model, fakes, Meter(fakes))
@@ -146,8 +148,8 @@ class FakeRun:
 
 
 def _generation(
-    recipe: Recipe, setting: Setting, run: FakeRun
-) -> tuple[tuple[Pass, ...], Pass, int]:
+    recipe: Recipe, setting: TraceSetting, run: FakeRun
+) -> tuple[tuple[MeasuredPass, ...], MeasuredPass, int]:
     """Returns denoising steps, the decoding of samples, and the bytes of a sample's media."""
     model = run.model.policy.model
     generator = Generator(recipe, run.model.policy)
@@ -163,12 +165,12 @@ def _generation(
             else:
                 images = to_uint8(model.decode(latents))
         media = images.numel() * images.element_size() // len(images)
-        return (*steps, step), pass_of(setting.decoded, decoding), media
+        return (*steps, step), measured_pass(setting.decoded, decoding), media
 
 
 def _step(
     recipe: Recipe, generator: Generator, samples: int, meter: Meter
-) -> tuple[Pass, GenerationInProgress]:
+) -> tuple[MeasuredPass, GenerationInProgress]:
     """Takes all steps of a fragment; returns its last one, when all that it keeps is there."""
     base = meter.live
     work = generator.begin(_task(samples))
@@ -176,7 +178,7 @@ def _step(
         work.denoising.advance(_answer)
     with meter.section(base) as section:
         generator.advance(work)
-    return pass_of(samples, section), work
+    return measured_pass(samples, section), work
 
 
 def _answer(latents: Tensor, sigma: Tensor) -> Tensor:
@@ -184,8 +186,8 @@ def _answer(latents: Tensor, sigma: Tensor) -> Tensor:
     return torch.zeros_like(latents)
 
 
-def pass_of(rows: int, section: Section) -> Pass:
-    return Pass(
+def measured_pass(rows: int, section: Section) -> MeasuredPass:
+    return MeasuredPass(
         rows=rows,
         peak_bytes=section.peak_bytes,
         flops=section.flops("without_gradient"),
@@ -203,7 +205,7 @@ def _task(samples: int) -> GenerateFragment:
     )
 
 
-def _training(recipe: Recipe, setting: Setting, run: FakeRun) -> Training:
+def _training(recipe: Recipe, setting: TraceSetting, run: FakeRun) -> Training:
     groups = [_group(_narrowed(recipe, chunk), run, chunk) for chunk in setting.chunks]
     policy = run.model.policy
     masters = 0 if recipe.trainer.is_sharded else num_bytes(policy.trained.masters.values())
@@ -293,7 +295,7 @@ def _conditions(recipe: Recipe, run: FakeRun) -> bytes:
     return pack(run.model.policy.model.encode("", guidance=recipe.model.guidance))
 
 
-def _sharded(recipe: Recipe, setting: Setting) -> Sharded:
+def _sharded(recipe: Recipe, setting: TraceSetting) -> RankMemory:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     ranks = recipe.trainer.shard_devices
@@ -307,7 +309,7 @@ def _sharded(recipe: Recipe, setting: Setting) -> Sharded:
         with warnings.catch_warnings():  # views that no operation changes in place
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
             training = _training(recipe, setting, run)
-        return Sharded(
+        return RankMemory(
             ranks=ranks,
             network=num_bytes([*network.parameters(), *network.buffers()]),
             training=training,
@@ -342,7 +344,7 @@ def _weights(model: FakeModel, dtype: str, text: dict[str, int]) -> Weights:
     return Weights(
         network=whole - trained if is_adapter(network) else whole,
         saved=saved,
-        streamed=network_bytes(base_shapes(network), dtype, Holding(memory="streamed")),
+        streamed=network_bytes(base_shapes(network), dtype, WeightsHolding(memory="streamed")),
         linear=linear_bytes(network, dtype),
         trained=trained,
         text=text,
@@ -350,11 +352,11 @@ def _weights(model: FakeModel, dtype: str, text: dict[str, int]) -> Weights:
     )
 
 
-def _stored(recipe: Recipe, setting: Setting, run: FakeRun, media: int) -> Stored:
+def _stored(recipe: Recipe, setting: TraceSetting, run: FakeRun, media: int) -> StoredBytes:
     trained = num_bytes(trained_parameters(run.model.network).values())
     averages = 1 if recipe.trainer.ema is not None else 0
     samples = setting.fragment if recipe.sampling.shared_noise else 1
-    return Stored(
+    return StoredBytes(
         trajectory=-(-len(_trajectory(recipe, run, samples)) // samples),
         media=media,
         conditions=len(_conditions(recipe, run)),

@@ -10,12 +10,12 @@ from fractions import Fraction
 import torch
 
 from digenrl.trace.fakes import CPU, UnencodedModel
-from digenrl.trace.record import Counted, Pass
-from digenrl.trace.runs import FakeRun, Setting, pass_of
-from services.scheduler.costs.sizes import Size, Work, num_tokens
+from digenrl.trace.record import MeasuredPass, TracedWork
+from digenrl.trace.runs import FakeRun, TraceSetting, measured_pass
+from services.scheduler.costs.sizes import NetworkWork, SampleSize, num_tokens
 from shared.diffusion.generation import Generator
 from shared.errors import UserError
-from shared.models.catalogue import PartConfig, checked_family_of
+from shared.models.catalogue import PartConfig, check_family
 from shared.models.family import FamilySpec
 from shared.recipe.recipe import Recipe
 
@@ -30,7 +30,7 @@ PROBE = 0.5
 """Sigma of the pass, which its operations do not depend on."""
 
 
-def counted(recipe: Recipe, setting: Setting) -> Counted:
+def counted(recipe: Recipe, setting: TraceSetting) -> TracedWork:
     """Counts what a cost profile needs besides a trace of the recipe.
 
     Raises:
@@ -43,7 +43,7 @@ def counted(recipe: Recipe, setting: Setting) -> Counted:
         tiled = _decoding(_with_tiles(recipe, True), setting)
     except UserError:  # its decoder has no tiles
         tiled = whole
-    return Counted(work=work, whole=whole, tiled=tiled)
+    return TracedWork(work=work, whole=whole, tiled=tiled)
 
 
 def _with_tiles(recipe: Recipe, tiles: bool) -> Recipe:
@@ -51,7 +51,7 @@ def _with_tiles(recipe: Recipe, tiles: bool) -> Recipe:
     return recipe.model_copy(update={"model": model})
 
 
-def _decoding(recipe: Recipe, setting: Setting) -> Pass:
+def _decoding(recipe: Recipe, setting: TraceSetting) -> MeasuredPass:
     """Measures the decoding of one sample."""
     run, table = FakeRun.of(recipe, setting), recipe.model
     model = run.model.policy.model
@@ -61,19 +61,19 @@ def _decoding(recipe: Recipe, setting: Setting) -> Pass:
         latents = torch.zeros(1, *model.latent_shape(**size), device=CPU)
         with meter.section(meter.live) as section:
             generator.decoded(latents)
-    return pass_of(1, section)
+    return measured_pass(1, section)
 
 
-def _work(recipe: Recipe, run: FakeRun) -> Work:
+def _work(recipe: Recipe, run: FakeRun) -> NetworkWork:
     """Counts the forward pass of one row, with the adapter. A prompt counts at its longest: no row
     computes more, and where prompts are not padded, fewer."""
     table, model = recipe.model, run.model
-    spec = checked_family_of(table.folder)
+    spec = check_family(table.folder)
     network = PartConfig(table.folder / "transformer" / "config.json")
     decoder = PartConfig(table.folder / "vae" / "config.json")
     side = spec.pixels_per_token(network, decoder)
     per_latent = 1 if spec.frame_factor is None else spec.frame_factor(decoder)
-    work = Work(
+    work = NetworkWork(
         height=table.height, width=table.width, frames=table.frames,
         text_tokens=model.tokens, clip_tokens=0, pads_text=True,
         pixels_per_token=side, frames_per_latent=per_latent,
@@ -84,7 +84,7 @@ def _work(recipe: Recipe, run: FakeRun) -> Work:
     counted = []
     with run.running() as meter:
         for column, text in POINTS:
-            size = Size(
+            size = SampleSize(
                 height=min(ROWS, most) * side, width=columns[column] * side, frames=table.frames,
                 text_tokens=TEXTS[text],
             )  # fmt: skip
@@ -106,7 +106,7 @@ def _work(recipe: Recipe, run: FakeRun) -> Work:
 
 
 @torch.no_grad()
-def _forward(recipe: Recipe, run: FakeRun, spec: FamilySpec, size: Size) -> None:
+def _forward(recipe: Recipe, run: FakeRun, spec: FamilySpec, size: SampleSize) -> None:
     """Runs the network once, for one sample of that size."""
     model = run.model.policy.model
     assert isinstance(model, UnencodedModel)

@@ -102,8 +102,8 @@ def api() -> str:
 
 def recipe() -> str:
     """Return every key of a recipe with its default and meaning: docs/recipe-keys.md."""
-    from digenrl.commands.recipe import default_of
-    from shared.recipe.keys import ANY, keys_of
+    from digenrl.commands.recipe import format_default
+    from shared.recipe.keys import ANY, recipe_keys
     from shared.recipe.recipe import Recipe
 
     lines = [
@@ -113,14 +113,14 @@ def recipe() -> str:
         "`python docs/site/hooks.py` makes both from the code.",
     ]  # fmt: skip
     table = ""
-    for key in keys_of(Recipe).values():
+    for key in recipe_keys(Recipe).values():
         if key.name.startswith(("evaluation.scorers.", "evaluation.dataset.")):
             continue
         name = key.name.replace(ANY, "NAME")
         if table != (table := name.partition(".")[0]):
             lines += ["", f"## `{table}`", "", "| key | default | meaning |", "|---|---|---|"]
         meaning = " ".join((key.field.description or "").split())
-        cells = f"`{name}`", default_of(key).replace("\n", " "), meaning
+        cells = f"`{name}`", format_default(key).replace("\n", " "), meaning
         lines.append("| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |")
     return "\n".join(lines) + "\n"
 

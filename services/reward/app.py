@@ -10,7 +10,7 @@ from functools import partial
 import structlog
 
 from services.reward.scorer import WeightedScorer, scorer_inputs
-from services.reward.scoring import MediaSize, Outcome, outcome_of, read_media, source_of
+from services.reward.scoring import MediaSize, ScoringOutcome, load_source, read_media, score_each
 from shared.bus.queue import Delivery
 from shared.bus.traces import about, span
 from shared.errors import ContractError, DigenRLError, Unavailable
@@ -24,25 +24,25 @@ from shared.messages.contracts import (
     Message,
 )
 from shared.process.failpoints import reach
-from shared.process.watchdog import WARNED_AT
+from shared.process.watchdog import WARNING_SHARE
 from shared.process.worker import WorkerContext, patiently
 from shared.run.sources import SourceImages
 from shared.telemetry import FRAGMENTS, STAGE_SECONDS
 
-LOOKS, LOOK_S = 3, 0.5
+TASK_LOOKUPS, TASK_LOOKUP_INTERVAL_S = 3, 0.5
 """How often, and after how long each time, the task of a result is looked for."""
 FRAGMENTS_AT_ONCE = 2
 """Fragments at a time: one is scored while the media of the next are fetched."""
-TIMES_LEARNED, SHORTEST_S, UNLEARNED_S = 10, 120.0, 1800.0
+DEADLINE_FACTOR, MIN_DEADLINE_S, FIRST_DEADLINE_S = 10, 120.0, 1800.0
 """A fragment may take so many times longer than the slowest one before, at least the second number
 of seconds, and the third before any is scored."""
-HANGS_S = 0.5
+HANG_CHECK_S = 0.5
 """Seconds between two looks whether a scorer still hangs."""
 LAST_ATTEMPT = 2
 """From this attempt on, all of a fragment's samples may be without a score: another device has
 generated them by then, with the same result."""
 
-TELLING = 100
+MIN_SAMPLES_FOR_WARNING = 100
 """Samples from which equal scores of all of them are no accident."""
 
 log = structlog.get_logger()
@@ -92,11 +92,13 @@ class RewardApp:
         queue = self._bus.queue(subjects.TRAJ, "reward", of=FragmentGenerated)
         while True:
             async with contextlib.AsyncExitStack() as stack:
-                if self._worker.progress.hangs(WARNED_AT):  # others do it, and this process ends
-                    await asyncio.sleep(HANGS_S)
+                if self._worker.progress.hangs(
+                    WARNING_SHARE
+                ):  # others do it, and this process ends
+                    await asyncio.sleep(HANG_CHECK_S)
                     continue
                 delivery = await queue.next()
-                if self._worker.progress.hangs(WARNED_AT):
+                if self._worker.progress.hangs(WARNING_SHARE):
                     await delivery.give_back()
                     continue
                 delivery.patience_s = self._patience(delivery.message)
@@ -126,8 +128,8 @@ class RewardApp:
     async def _put_off(self, delivery: Delivery, event: FragmentGenerated) -> None:
         """Look again a little later for the task of a result: where NATS has lost both, the result
         may come again before the scheduler has given the same task once more. Then pass it over."""
-        if delivery.number < LOOKS:
-            await delivery.give_back(LOOK_S)
+        if delivery.number < TASK_LOOKUPS:
+            await delivery.give_back(TASK_LOOKUP_INTERVAL_S)
             return
         FRAGMENTS.labels(stage="reward", outcome="refused").inc()
         slot = str(event.fragment.slot)
@@ -139,9 +141,9 @@ class RewardApp:
         if self._deadline_s is not None:
             return self._deadline_s
         if self._seconds is None or not isinstance(message, FragmentGenerated):
-            return UNLEARNED_S
+            return FIRST_DEADLINE_S
         one = message.fragment.num_samples * self._seconds
-        usual = max(SHORTEST_S, TIMES_LEARNED * FRAGMENTS_AT_ONCE * one)
+        usual = max(MIN_DEADLINE_S, DEADLINE_FACTOR * FRAGMENTS_AT_ONCE * one)
         return usual + FRAGMENTS_AT_ONCE * self._longest_s
 
     async def _tell(
@@ -188,27 +190,27 @@ class RewardApp:
 
     def _outcomes(
         self, media: bytes, event: FragmentGenerated, source: bytes | None = None
-    ) -> dict[str, Outcome]:
+    ) -> dict[str, ScoringOutcome]:
         images = read_media(media, event.fragment.num_samples, self._size)
-        edited = None if source is None else source_of(source, images, self._background)
+        edited = None if source is None else load_source(source, images, self._background)
         metadata = [scorer_inputs(event.prompt, edited)] * len(images)
         is_last = event.fragment.attempt >= LAST_ATTEMPT
-        found: dict[str, Outcome] = {}
+        found: dict[str, ScoringOutcome] = {}
         for scorer in self._scorers:
             began = time.monotonic()
             try:
-                found[scorer.name] = outcome_of(scorer, images, metadata, may_all_fail=is_last)
+                found[scorer.name] = score_each(scorer, images, metadata, may_all_fail=is_last)
             finally:
                 spent = self._spent.get(scorer.name, 0.0) + time.monotonic() - began
                 self._spent[scorer.name] = spent
         self._num_scored += len(images)
         self._seen = {name: ranged(self._seen.get(name), each) for name, each in found.items()}
         if len(self._scorers) > 1:
-            same = always_same(self._seen) if self._num_scored >= TELLING else ""
+            same = always_same(self._seen) if self._num_scored >= MIN_SAMPLES_FOR_WARNING else ""
             self._worker.remark = spent_by(self._spent, self._num_scored) + same
         return found
 
-    async def _bury(self, event: FragmentGenerated, outcomes: Mapping[str, Outcome]) -> None:
+    async def _bury(self, event: FragmentGenerated, outcomes: Mapping[str, ScoringOutcome]) -> None:
         """Tell why samples have no score."""
         first = event.fragment.first_sample
         for scorer, outcome in outcomes.items():
@@ -230,7 +232,7 @@ class RewardApp:
         )
 
 
-def ranged(seen: tuple[float, float] | None, outcome: Outcome) -> tuple[float, float]:
+def ranged(seen: tuple[float, float] | None, outcome: ScoringOutcome) -> tuple[float, float]:
     """Return the lowest and the highest score so far; infinities the wrong way round before one."""
     low, high = seen or (math.inf, -math.inf)
     known = [score for score in outcome.scores if score is not None]

@@ -1,7 +1,7 @@
 """The types of scorers that recipes name: ours, and those that installed packages bring.
 
 A package brings one by an entry point of the group `digenrl.scorers`: its name is the type, and it
-names a `Kind`, or a class that is made without arguments and scores.
+names a `ScorerKind`, or a class that is made without arguments and scores.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 from shared.errors import UserError
-from shared.models.brought import package_of
+from shared.models.brought import package_name
 from shared.recipe.rewards import PYTHON
 
 GROUP = "digenrl.scorers"
@@ -19,7 +19,7 @@ GROUP = "digenrl.scorers"
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ScorerKind:
     """Describes one type of scorer. To add one: CONTRIBUTING.md."""
 
     scorer: str
@@ -45,34 +45,38 @@ HEAD = "head.safetensors"
 """File of a Qwen2-VL's head."""
 
 
-def _network(scorer: str, *files: str, takes: Literal["images", "videos"] = "images") -> Kind:
+def _network(scorer: str, *files: str, takes: Literal["images", "videos"] = "images") -> ScorerKind:
     """Returns the kind of a scorer whose network transformers loads from a folder."""
-    return Kind(scorer, "folder", ("config.json", *files), takes, extra="reward-models")
+    return ScorerKind(scorer, "folder", ("config.json", *files), takes, extra="reward-models")
 
 
-def _video_align(scorer: str) -> Kind:
+def _video_align(scorer: str) -> ScorerKind:
     return _network(f"services.reward.scorers.video_align:{scorer}", HEAD, takes="videos")
 
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, ScorerKind] = {
     "aesthetic": _network("services.reward.scorers.aesthetic:Aesthetic", "aesthetic.safetensors"),
     "clip-score": _network("services.reward.scorers.clip:ClipScore"),
-    "digit-edit": Kind("services.reward.scorers.digits_edit:DigitEdit", needs="folder"),
-    "digit-probability": Kind("services.reward.scorers.digits:DigitProbability", needs="folder"),
+    "digit-edit": ScorerKind("services.reward.scorers.digits_edit:DigitEdit", needs="folder"),
+    "digit-probability": ScorerKind(
+        "services.reward.scorers.digits:DigitProbability", needs="folder"
+    ),
     "hpsv2": _network("services.reward.scorers.clip:HpsV2"),
     "hpsv3": _network("services.reward.scorers.hpsv3:HpsV3", HEAD),
     "image-reward": _network(
         "services.reward.scorers.image_reward:ImageReward", "model.safetensors"
     ),
-    "jpeg-incompressibility": Kind("services.reward.scorers.jpeg:JpegIncompressibility"),
-    "jpeg-compressibility": Kind("services.reward.scorers.jpeg:JpegCompressibility"),
-    "judge": Kind("services.reward.scorers.judge:JudgeScorer", needs="judge"),
+    "jpeg-incompressibility": ScorerKind("services.reward.scorers.jpeg:JpegIncompressibility"),
+    "jpeg-compressibility": ScorerKind("services.reward.scorers.jpeg:JpegCompressibility"),
+    "judge": ScorerKind("services.reward.scorers.judge:JudgeScorer", needs="judge"),
     "objects": _network("services.reward.scorers.objects:Objects"),
-    "ocr": Kind("services.reward.scorers.ocr:OcrText", extra="ocr"),
+    "ocr": ScorerKind("services.reward.scorers.ocr:OcrText", extra="ocr"),
     "pick-score": _network("services.reward.scorers.clip:PickScore"),
-    PYTHON: Kind("services.reward.scorers.python_file:PythonScorer", needs="source", takes="both"),
-    "remote": Kind("services.reward.scorers.remote:RemoteScorer", needs="url", takes="both"),
-    "temporal-consistency": Kind(
+    PYTHON: ScorerKind(
+        "services.reward.scorers.python_file:PythonScorer", needs="source", takes="both"
+    ),
+    "remote": ScorerKind("services.reward.scorers.remote:RemoteScorer", needs="url", takes="both"),
+    "temporal-consistency": ScorerKind(
         "services.reward.scorers.video:TemporalConsistency", takes="videos"
     ),
     "video-align": _video_align("VideoAlign"),
@@ -89,7 +93,7 @@ def brought() -> Mapping[str, EntryPoint]:
     return {each.name: each for each in entry_points(group=GROUP)}
 
 
-def kind_named(type: str, field: str = "reward.scorers") -> Kind:
+def kind_named(type: str, field: str = "reward.scorers") -> ScorerKind:
     """Returns the kind of a type.
 
     Raises:
@@ -110,19 +114,19 @@ def may_load_a_network(type: str) -> bool:
     return kind.extra in ("reward-models", "") or kind.needs == "source"
 
 
-def _loaded(point: EntryPoint, field: str) -> Kind:
+def _loaded(point: EntryPoint, field: str) -> ScorerKind:
     try:
         found: Any = point.load()
     except Exception as error:  # a package is anybody's code
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(
-            f"{field}.type: {point.name} of {package_of(point)} cannot be imported: {reason}"
+            f"{field}.type: {point.name} of {package_name(point)} cannot be imported: {reason}"
         ) from error
-    if isinstance(found, Kind):
+    if isinstance(found, ScorerKind):
         return found
     if callable(getattr(found, "score", None)):
-        return Kind(point.value, extra="")
+        return ScorerKind(point.value, extra="")
     raise UserError(
-        f"{field}.type: {point.name} of {package_of(point)} is {point.value}, which is neither a "
+        f"{field}.type: {point.name} of {package_name(point)} is {point.value}, which is neither a "
         "Kind nor a class with a method score"
     )

@@ -47,7 +47,7 @@ configurations: tokens x weights x 2 for products, and 4 x layers x width x toke
 attention; of a text only where the network reads it with each image."""
 
 
-def network_of(type: str, folder: Path | None) -> Network | None:
+def scorer_network(type: str, folder: Path | None) -> Network | None:
     """Returns what a scorer's network takes, by the weights in its folder if they are here; None if
     the type has no network of ours."""
     known = NETWORKS.get(type)

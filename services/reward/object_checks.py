@@ -20,13 +20,13 @@ COLOURS = (
     "red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white",
 )  # fmt: skip
 Direction = Literal["left of", "right of", "above", "below"]
-MARGIN = 0.1
+MAX_OVERLAP = 0.1
 """Share of two boxes' widths and heights by which their middles may overlap, in no direction."""
-LEAST_SHARE = 0.5
+MIN_DIRECTION_SHARE = 0.5
 """Least share of the distance between two middles that lies in a direction."""
 
 
-class Wanted(BaseModel):
+class WantedObjects(BaseModel):
     """Some objects that an image has to show, or must not."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,12 +40,12 @@ class Wanted(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    include: tuple[Wanted, ...]
-    exclude: tuple[Wanted, ...] = ()
+    include: tuple[WantedObjects, ...]
+    exclude: tuple[WantedObjects, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DetectedObject:
     """Describes an object that a detector has found."""
 
     name: str
@@ -56,10 +56,10 @@ class Found:
     """The likeliest of `COLOURS`, where one was asked for."""
 
 
-_LIST = TypeAdapter(tuple[Wanted, ...])
+_LIST = TypeAdapter(tuple[WantedObjects, ...])
 
 
-def requirements_of(metadata: Mapping[str, object]) -> Requirements:
+def parse_requirements(metadata: Mapping[str, object]) -> Requirements:
     """Read what a prompt's metadata ask for.
 
     Raises:
@@ -82,7 +82,7 @@ def requirements_of(metadata: Mapping[str, object]) -> Requirements:
     return Requirements(include, _read(EXCLUDE, metadata.get(EXCLUDE, "[]")))
 
 
-def _read(key: str, text: object) -> tuple[Wanted, ...]:
+def _read(key: str, text: object) -> tuple[WantedObjects, ...]:
     try:
         plain: Any = json.loads(text) if isinstance(text, str) else text
         return _LIST.validate_python(plain)
@@ -94,16 +94,16 @@ def _read(key: str, text: object) -> tuple[Wanted, ...]:
         raise ValueError(f"metadata.{key}: is no JSON list, as a text ({error})") from error
 
 
-def share_met(wanted: Requirements, found: Sequence[Found]) -> float:
+def share_met(wanted: Requirements, found: Sequence[DetectedObject]) -> float:
     """Return the share, from 0 to 1, of the conditions that the objects of an image meet."""
     results = [*_included(wanted.include, found), *_left_out(wanted.exclude, found)]
     return math.fsum(results) / len(results)
 
 
-def _included(include: Sequence[Wanted], found: Sequence[Found]) -> Iterator[bool]:
-    groups: list[Sequence[Found] | None] = []
+def _included(include: Sequence[WantedObjects], found: Sequence[DetectedObject]) -> Iterator[bool]:
+    groups: list[Sequence[DetectedObject] | None] = []
     for each in include:
-        best = _of(each.name, found)[: each.count]
+        best = _most_certain(each.name, found)[: each.count]
         results = [len(best) >= each.count]
         if each.color is not None:
             in_colour = sum(one.colour == each.color for one in best)
@@ -115,18 +115,18 @@ def _included(include: Sequence[Wanted], found: Sequence[Found]) -> Iterator[boo
         yield from results
 
 
-def _left_out(exclude: Sequence[Wanted], found: Sequence[Found]) -> Iterator[bool]:
+def _left_out(exclude: Sequence[WantedObjects], found: Sequence[DetectedObject]) -> Iterator[bool]:
     for each in exclude:
-        yield len(_of(each.name, found)) < each.count
+        yield len(_most_certain(each.name, found)) < each.count
 
 
-def _of(name: str, found: Sequence[Found]) -> list[Found]:
+def _most_certain(name: str, found: Sequence[DetectedObject]) -> list[DetectedObject]:
     """Return the objects of a class, the surest first."""
     return sorted((one for one in found if one.name == name), key=lambda one: -one.score)
 
 
 def _all_stand(
-    objects: Sequence[Found], direction: Direction, others: Sequence[Found] | None
+    objects: Sequence[DetectedObject], direction: Direction, others: Sequence[DetectedObject] | None
 ) -> bool:
     if others is None:
         return False
@@ -143,11 +143,11 @@ def directions(box: Box, other: Box) -> set[Direction]:
         offset = (box[low] + box[high] - other[low] - other[high]) / 2
         sizes = abs(box[high] - box[low]) + abs(other[high] - other[low])
         offsets.append(offset)
-        revised.append(math.copysign(max(abs(offset) - MARGIN * sizes, 0), offset))
+        revised.append(math.copysign(max(abs(offset) - MAX_OVERLAP * sizes, 0), offset))
     if max(map(abs, revised)) < 1e-3:
         return set()
     right, down = (each / math.hypot(*offsets) for each in revised)
     shares: dict[Direction, float] = {
         "left of": -right, "right of": right, "above": -down, "below": down,
     }  # fmt: skip
-    return {name for name, share in shares.items() if share > LEAST_SHARE}
+    return {name for name, share in shares.items() if share > MIN_DIRECTION_SHARE}

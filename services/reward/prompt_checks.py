@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from services.reward.object_checks import requirements_of
+from services.reward.object_checks import parse_requirements
 
-QUOTED = re.compile(r'"([^"]*)"')
+QUOTED_TEXT = re.compile(r'"([^"]*)"')
 SPACES = re.compile(r"\s+")
 NUM_DIGITS = 10
 EDITS = ("thicken", "slant", "invert")
@@ -20,7 +20,7 @@ def wanted_text(metadata: Mapping[str, object]) -> str:
     Raises:
         ValueError: if there is none.
     """
-    found = QUOTED.search(str(metadata.get("prompt", "")))
+    found = QUOTED_TEXT.search(str(metadata.get("prompt", "")))
     text = metadata.get("text", found.group(1) if found else "")
     plain = without_spaces(str(text))
     if not plain:
@@ -56,10 +56,11 @@ def wanted_edit(metadata: Mapping[str, object]) -> str:
     return str(edit)
 
 
-ASKED: Mapping[str, tuple[Callable[[Mapping[str, object]], object], ...]] = MappingProxyType({
+PromptReader = Callable[[Mapping[str, object]], object]
+PROMPT_READERS: Mapping[str, tuple[PromptReader, ...]] = MappingProxyType({
     "digit-edit": (wanted_edit, wanted_digit),
     "digit-probability": (wanted_digit,),
-    "objects": (requirements_of,),
+    "objects": (parse_requirements,),
     "ocr": (wanted_text,),
 })  # fmt: skip
 """Type of a scorer -> what reads its prompts' metadata, with the text as ``prompt``; each raises

@@ -29,11 +29,11 @@ from typing import Self
 from shared.errors import UserError
 from shared.recipe.rewards import FUNCTION, ScorerTable
 
-OF_ONE, OF_MANY = ("image", "frames"), ("images", "videos")
-OF_VIDEOS = ("frames", "videos")
-OF_A_PROMPT = ("prompt", "metadata", "source_images")
-KNOWN = (*OF_ONE, *OF_MANY, *OF_A_PROMPT)
-INLINE = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+SAMPLE_PARAMETERS, GROUP_PARAMETERS = ("image", "frames"), ("images", "videos")
+VIDEO_PARAMETERS = ("frames", "videos")
+PROMPT_PARAMETERS = ("prompt", "metadata", "source_images")
+PARAMETERS = (*SAMPLE_PARAMETERS, *GROUP_PARAMETERS, *PROMPT_PARAMETERS)
+INLINE_METADATA = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 """The block of inline metadata, as PEP 723 defines it."""
 MAX_BYTES = 4 << 20
 
@@ -50,11 +50,11 @@ class Parameters:
 
     @property
     def takes_many(self) -> bool:
-        return any(name in OF_MANY for name in self.names)
+        return any(name in GROUP_PARAMETERS for name in self.names)
 
     @property
     def takes_videos(self) -> bool:
-        return any(name in OF_VIDEOS for name in self.names)
+        return any(name in VIDEO_PARAMETERS for name in self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class RewardFile:
             UserError: one line that begins with `source`, if there is no such function, or one that
                 cannot be called.
         """
-        return cls.parse(_text_of(path), path, function)
+        return cls.parse(_read_text(path), path, function)
 
     @classmethod
     def parse(cls, text: str, path: Path, function: str) -> Self:
@@ -89,7 +89,7 @@ class RewardFile:
             line = error.lineno if isinstance(error, SyntaxError) else None
             where = "" if line is None else f":{line}"
             raise UserError(f"source: {path}{where}: is not Python: {error}") from None
-        parameters = _parameters_of(_definition(module, path, function), f"{path}:{function}")
+        parameters = _check_parameters(_definition(module, path, function), f"{path}:{function}")
         inline = _inline(text, path)
         return cls(path, text, function, parameters, *inline)
 
@@ -103,11 +103,11 @@ class RewardFile:
         Raises:
             UserError: one line with the name and those that are there.
         """
-        asked = set(self.parameters.needed) - set(KNOWN)
+        asked = set(self.parameters.needed) - set(PARAMETERS)
         for names in metadata:
             missing = sorted(asked - set(names))
             if missing:
-                there = ", ".join([*KNOWN, *sorted(names)])
+                there = ", ".join([*PARAMETERS, *sorted(names)])
                 raise UserError(
                     f"source: {self.path}:{self.function} asks for {missing[0]!r}, which the "
                     f"metadata of a prompt do not have; known are: {there}"
@@ -125,12 +125,12 @@ def read_table(table: ScorerTable) -> RewardFile:
     if table.scores == "groups" and not file.parameters.takes_many:
         raise UserError(
             f'scores: {file.path}:{file.function} takes one sample; of "groups" it has to ask for '
-            + " or ".join(OF_MANY)
+            + " or ".join(GROUP_PARAMETERS)
         )
     return file
 
 
-def function_of(source: str, field: str) -> tuple[Path, str]:
+def parse_source(source: str, field: str) -> tuple[Path, str]:
     """Return the file and the function that a command was given as ``field``.
 
     Raises:
@@ -152,7 +152,7 @@ def split_source(source: str) -> tuple[Path, str]:
     return (Path(file), function or FUNCTION) if colon else (Path(source), FUNCTION)
 
 
-def _text_of(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise UserError(f"source: {path} has more than {MAX_BYTES >> 20} MiB; it is no source")
@@ -179,11 +179,11 @@ def _definition(module: ast.Module, path: Path, function: str) -> ast.arguments:
     return found[function].args
 
 
-def _parameters_of(arguments: ast.arguments, what: str) -> Parameters:
+def _check_parameters(arguments: ast.arguments, what: str) -> Parameters:
     if arguments.posonlyargs or arguments.vararg or arguments.kwarg:
         raise UserError(
             f"source: {what} has parameters without a name of their own (/, * or **); give it "
-            f"those that it needs, such as {', '.join(KNOWN)}"
+            f"those that it needs, such as {', '.join(PARAMETERS)}"
         )
     plain = [each.arg for each in arguments.args]
     first = len(plain) - len(arguments.defaults)
@@ -191,18 +191,18 @@ def _parameters_of(arguments: ast.arguments, what: str) -> Parameters:
     needed = plain[:first] + [each.arg for each, default in named if default is None]
     optional = plain[first:] + [each.arg for each, default in named if default is not None]
     parameters = Parameters(tuple(needed), tuple(optional))
-    media = [name for name in parameters.names if name in (*OF_ONE, *OF_MANY)]
+    media = [name for name in parameters.names if name in (*SAMPLE_PARAMETERS, *GROUP_PARAMETERS)]
     if len(media) != 1:
         raise UserError(
             f"source: {what} asks for {' and '.join(media) or 'no samples'}; it has to ask for one "
-            f"of {', '.join((*OF_ONE, *OF_MANY))}"
+            f"of {', '.join((*SAMPLE_PARAMETERS, *GROUP_PARAMETERS))}"
         )
     return parameters
 
 
 def _inline(text: str, path: Path) -> tuple[tuple[str, ...], str | None, bool]:
     """Return the packages and the Python of the file's inline metadata, and whether it has any."""
-    match = INLINE.search(text)
+    match = INLINE_METADATA.search(text)
     if match is None:
         return (), None, False
     lines = match["content"].splitlines()

@@ -13,8 +13,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from services.reward.kinds import PACKAGES, Kind, kind_named
-from services.reward.prompt_checks import ASKED, wanted_digit
+from services.reward.kinds import PACKAGES, ScorerKind, kind_named
+from services.reward.prompt_checks import PROMPT_READERS, wanted_digit
 from services.reward.reward_file import read_table
 from shared.errors import UserError, how_to_install
 from shared.messages.contracts import Prompt
@@ -93,7 +93,7 @@ def build_scorers(tables: Sequence[recipe_rewards.ScorerTable]) -> list[Weighted
     return [_build(f"reward.scorers.{table.name}", table) for table in tables]
 
 
-def kind_of(table: recipe_rewards.ScorerTable, *, here: bool = True) -> Kind:
+def scorer_kind(table: recipe_rewards.ScorerTable, *, here: bool = True) -> ScorerKind:
     """Returns the kind that a recipe's table names. ``here``: its folder and key are on this host.
 
     Raises:
@@ -136,11 +136,11 @@ def check_prompts(table: recipe_rewards.ScorerTable, prompts: Sequence[Prompt]) 
     Raises:
         UserError: if one has not.
     """
-    for read in ASKED.get(table.type, ()):
+    for read in PROMPT_READERS.get(table.type, ()):
         _check_asked(f"reward.scorers.{table.name}", prompts, read, "choose another reward")
     if table.source is None:
         return
-    with _of(f"reward.scorers.{table.name}"):
+    with _errors_name_table(f"reward.scorers.{table.name}"):
         read_table(table).check_names(prompt.metadata for prompt in prompts)
 
 
@@ -165,7 +165,7 @@ def _check_asked(
             ) from error
 
 
-def _check_folder(field: str, folder: Path, kind: Kind, *, of: str) -> None:
+def _check_folder(field: str, folder: Path, kind: ScorerKind, *, of: str) -> None:
     if not folder.is_dir():
         fetch = "; `digenrl fetch` with the recipe makes it" * (kind.extra == "reward-models")
         raise UserError(f"{field}.folder: no folder {folder}{fetch}")
@@ -180,7 +180,7 @@ def _check_source(field: str, table: recipe_rewards.ScorerTable) -> Literal["vid
     """Checks the user's file without running it, and returns what its function takes."""
     from services.reward.scorers.python_process import check_can_run
 
-    with _of(field):
+    with _errors_name_table(field):
         file = read_table(table)
         check_can_run(file)
     return "videos" if file.parameters.takes_videos else "both"
@@ -189,7 +189,7 @@ def _check_source(field: str, table: recipe_rewards.ScorerTable) -> Literal["vid
 def _check_key(field: str, settings: Judge | Remote) -> None:
     from services.reward.scorers.endpoint import read_key
 
-    with _of(field):
+    with _errors_name_table(field):
         read_key(settings)
 
 
@@ -202,9 +202,9 @@ def _check_judge(field: str, judge: Judge | None) -> None:
 
 
 def _build(field: str, table: recipe_rewards.ScorerTable) -> WeightedScorer:
-    kind = kind_of(table)
+    kind = scorer_kind(table)
     try:
-        with _of(field):
+        with _errors_name_table(field):
             scorer = _made(kind, table)
     except ImportError as error:
         raise UserError(
@@ -218,7 +218,7 @@ def _build(field: str, table: recipe_rewards.ScorerTable) -> WeightedScorer:
     return WeightedScorer(table.name, table.weight, scorer, takes, whole_groups)
 
 
-def _made(kind: Kind, table: recipe_rewards.ScorerTable) -> Scorer:
+def _made(kind: ScorerKind, table: recipe_rewards.ScorerTable) -> Scorer:
     build: Any = resolve_name(kind.scorer)
     match kind.needs:
         case "folder":
@@ -237,7 +237,7 @@ def _made(kind: Kind, table: recipe_rewards.ScorerTable) -> Scorer:
 
 
 @contextmanager
-def _of(field: str) -> Iterator[None]:
+def _errors_name_table(field: str) -> Iterator[None]:
     """Puts the table's name before the key that a UserError begins with."""
     try:
         yield

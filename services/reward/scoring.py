@@ -59,7 +59,7 @@ def _check_size(shape: Shape, size: MediaSize) -> None:
         )
 
 
-def source_of(file: bytes, media: Media, background: str = WHITE) -> Media:
+def load_source(file: bytes, media: Media, background: str = WHITE) -> Media:
     """Returns the source image (C, H, W) of media (n, ..., C, H, W), at their size, over
     ``background`` where it is transparent.
 
@@ -73,7 +73,7 @@ def source_of(file: bytes, media: Media, background: str = WHITE) -> Media:
     return found
 
 
-NO_NUMBER = f"a score that is not finite, or over {MAX_SCORE:g}"
+NOT_FINITE = f"a score that is not finite, or over {MAX_SCORE:g}"
 RETRIES = 2
 """Times that a sample which failed is scored again, alone."""
 
@@ -81,7 +81,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ScoringOutcome:
     """Is what a scorer makes of the samples of a fragment."""
 
     scores: tuple[float | None, ...]
@@ -90,16 +90,16 @@ class Outcome:
     """Why not, in one line, for each of those."""
 
 
-def scores_of(
+def score_samples(
     scorer: WeightedScorer, images: Media, metadata: Metadata, *, may_all_fail: bool = False
 ) -> tuple[float | None, ...]:
-    """Scores all samples as `outcome_of` does."""
-    return outcome_of(scorer, images, metadata, may_all_fail=may_all_fail).scores
+    """Scores all samples as `score_each` does."""
+    return score_each(scorer, images, metadata, may_all_fail=may_all_fail).scores
 
 
-def outcome_of(
+def score_each(
     scorer: WeightedScorer, images: Media, metadata: Metadata, *, may_all_fail: bool = False
-) -> Outcome:
+) -> ScoringOutcome:
     """Scores all samples together, then those that failed one by one, unless they would fail again;
     None if one has no score then.
 
@@ -122,16 +122,16 @@ def outcome_of(
                 again.discard(sample)
     reasons = {sample: reason for sample, reason in reasons.items() if scores[sample] is None}
     if len(reasons) == len(scores) and not may_all_fail:
-        raise ScoringError(f"{scorer.name}: {first_of(reasons)}")
+        raise ScoringError(f"{scorer.name}: {first_reason(reasons)}")
     if reasons:
         SAMPLES_FAILED.labels(scorer=scorer.name).inc(len(reasons))
         log.error(
-            "samples_failed", scorer=scorer.name, failed=len(reasons), reason=first_of(reasons)
+            "samples_failed", scorer=scorer.name, failed=len(reasons), reason=first_reason(reasons)
         )
-    return Outcome(tuple(scores), reasons)
+    return ScoringOutcome(tuple(scores), reasons)
 
 
-def first_of(reasons: Mapping[int, str]) -> str:
+def first_reason(reasons: Mapping[int, str]) -> str:
     """Returns the reason of the first sample."""
     return reasons[min(reasons)]
 
@@ -155,7 +155,7 @@ def _tried(scorer: WeightedScorer, images: Media, metadata: Metadata) -> Samples
     if len(scores) != len(images):
         raise ScoringError(f"{scorer.name} gave {len(scores)} scores for {len(images)} samples")
     sane = [None if score is None else _sane(score) for score in scores]
-    reasons = {n: known.get(n, NO_NUMBER) for n, score in enumerate(sane) if score is None}
+    reasons = {n: known.get(n, NOT_FINITE) for n, score in enumerate(sane) if score is None}
     return SamplesFailed(sane, reasons, final)
 
 

@@ -15,22 +15,22 @@ from services.reward.scorer import SOURCES, WeightedScorer
 from services.reward.wire import (
     MSGPACK,
     Array,
-    Fault,
-    Item,
-    Result,
     ScoreRequest,
     ScoreResponse,
+    WireFault,
+    WireResult,
+    WireSample,
     decode,
     encode,
 )
 from shared.errors import ContractError, SamplesFailed
 from shared.process.http_api import add_docs, add_problems
-from shared.process.http_guard import Bodies
+from shared.process.http_guard import BodyLimits
 from shared.process.service import Health, probes
 
 MAX_BODY = 256 << 20
 """Bytes of a request."""
-BODIES = Bodies(content_types=(MSGPACK,), max_bytes=None)
+UPLOAD_LIMITS = BodyLimits(content_types=(MSGPACK,), max_bytes=None)
 """Bodies that are read in parts, up to that size."""
 
 log = structlog.get_logger()
@@ -71,13 +71,15 @@ async def _body(request: Request) -> bytes:
     return b"".join(parts)
 
 
-def score_items(scorer: WeightedScorer, items: Sequence[Item]) -> list[Result]:
+def score_items(scorer: WeightedScorer, items: Sequence[WireSample]) -> list[WireResult]:
     """Returns one result per item, in their order; items of one shape are scored together."""
-    results: dict[str, Result] = {}
-    alike: defaultdict[tuple[str, tuple[int, ...]], list[tuple[Item, Array]]] = defaultdict(list)
+    results: dict[str, WireResult] = {}
+    alike: defaultdict[tuple[str, tuple[int, ...]], list[tuple[WireSample, Array]]] = defaultdict(
+        list
+    )
     for item in items:
         try:
-            _metadata_of(item)
+            _scorer_metadata(item)
             alike[item.dtype, item.shape].append((item, item.array()))
         except ContractError as error:
             results[item.id] = _fault(item, "bad-item", error)
@@ -86,13 +88,15 @@ def score_items(scorer: WeightedScorer, items: Sequence[Item]) -> list[Result]:
     return [results[item.id] for item in items]
 
 
-def _scored(scorer: WeightedScorer, group: list[tuple[Item, Array]]) -> Mapping[str, Result]:
+def _scored(
+    scorer: WeightedScorer, group: list[tuple[WireSample, Array]]
+) -> Mapping[str, WireResult]:
     """Scores items together; or one by one if that fails, as the fault may be one item's."""
     try:
         media = np.stack([array for _, array in group])
-        scores = scorer.score(media, [_metadata_of(item) for item, _ in group])
+        scores = scorer.score(media, [_scorer_metadata(item) for item, _ in group])
         pairs = zip(group, scores, strict=True)
-        return {item.id: Result(id=item.id, score=score) for (item, _), score in pairs}
+        return {item.id: WireResult(id=item.id, score=score) for (item, _), score in pairs}
     except SamplesFailed as failed:
         return dict(_partly(group, failed))
     except Exception as error:  # a scorer is anybody's code
@@ -102,25 +106,27 @@ def _scored(scorer: WeightedScorer, group: list[tuple[Item, Array]]) -> Mapping[
     return {id: result for one in group for id, result in _scored(scorer, [one]).items()}
 
 
-def _partly(group: list[tuple[Item, Array]], failed: SamplesFailed) -> Iterator[tuple[str, Result]]:
+def _partly(
+    group: list[tuple[WireSample, Array]], failed: SamplesFailed
+) -> Iterator[tuple[str, WireResult]]:
     """Yields the results of a scorer that says itself which samples it could not score."""
     for number, ((item, _), score) in enumerate(zip(group, failed.scores, strict=True)):
         if score is not None:
-            yield item.id, Result(id=item.id, score=score)
+            yield item.id, WireResult(id=item.id, score=score)
             continue
         kind = "bad-item" if number in failed.final else "scoring"
         detail = failed.reasons[number][:2000]
-        fault = Fault.model_validate({"type": kind, "detail": detail})
-        yield item.id, Result(id=item.id, error=fault)
+        fault = WireFault.model_validate({"type": kind, "detail": detail})
+        yield item.id, WireResult(id=item.id, error=fault)
 
 
-def _metadata_of(item: Item) -> Mapping[str, object]:
+def _scorer_metadata(item: WireSample) -> Mapping[str, object]:
     """Returns what a scorer gets of an item's prompt; raises ContractError if its source images
     are none."""
     sources = tuple(each.array() for each in item.source_images)
     return {**item.metadata, SOURCES: sources} if sources else item.metadata
 
 
-def _fault(item: Item, kind: str, error: Exception) -> Result:
+def _fault(item: WireSample, kind: str, error: Exception) -> WireResult:
     detail = f"{type(error).__name__}: {error}"[:2000]
-    return Result(id=item.id, error=Fault.model_validate({"type": kind, "detail": detail}))
+    return WireResult(id=item.id, error=WireFault.model_validate({"type": kind, "detail": detail}))

@@ -41,7 +41,7 @@ def _is_empty(value: Any) -> bool:
     return len(value) == 0
 
 
-class Item(Wire):
+class WireSample(Wire):
     """One sample."""
 
     id: str = Field(min_length=1, max_length=200)
@@ -68,7 +68,7 @@ class Item(Wire):
 
 
 class ScoreRequest(Wire):
-    items: tuple[Item, ...] = Field(min_length=1, max_length=MAX_ITEMS)
+    items: tuple[WireSample, ...] = Field(min_length=1, max_length=MAX_ITEMS)
 
     @model_validator(mode="after")
     def _ids_differ(self) -> Self:
@@ -77,16 +77,16 @@ class ScoreRequest(Wire):
         return self
 
 
-class Fault(Wire):
+class WireFault(Wire):
     type: Literal["bad-item", "scoring"]
     """bad-item: it would fail again. scoring: the scorer failed."""
     detail: str
 
 
-class Result(Wire):
+class WireResult(Wire):
     id: str
     score: float | None = Field(default=None, allow_inf_nan=False)
-    error: Fault | None = None
+    error: WireFault | None = None
 
     @model_validator(mode="after")
     def _is_one_of_them(self) -> Self:
@@ -96,7 +96,7 @@ class Result(Wire):
 
 
 class ScoreResponse(Wire):
-    results: tuple[Result, ...]
+    results: tuple[WireResult, ...]
 
 
 def encode(message: Wire) -> bytes:

@@ -15,7 +15,7 @@ import structlog
 
 from services.rollout.policy_loader import PolicyLoader
 from shared.devices.conditions import EncodedConditions, FragmentQueue, QueuedFragment
-from shared.devices.protocols import Generated, Generation, RolloutDevice
+from shared.devices.protocols import FragmentGeneration, GeneratedFragment, RolloutDevice
 from shared.devices.publisher import FragmentPublisher
 from shared.errors import DigenRLError
 from shared.messages import subjects
@@ -26,7 +26,7 @@ from shared.run.previews import PreviewRule
 from shared.run.sources import SourceImages
 from shared.run.versions import VersionIndex
 
-IN_STORE = 2
+MAX_PENDING_RESULTS = 2
 """Results that are stored at a time, while the device works on the next fragment."""
 DRAIN_S = 2.0
 
@@ -67,7 +67,7 @@ class RolloutApp:
         """Held while a fragment is decoded and packed, and until one more may be stored."""
         self._decoded: GenerateFragment | None = None
         """The fragment that is decoded."""
-        self._storing = asyncio.Semaphore(IN_STORE)
+        self._storing = asyncio.Semaphore(MAX_PENDING_RESULTS)
 
     async def run(self) -> None:
         await self._bus.wait_for_streams()
@@ -111,7 +111,7 @@ class RolloutApp:
             tasks.create_task(self._finish(queued, finishing))
         self._current = None
 
-    async def _denoised(self, queued: QueuedFragment) -> Awaitable[Generated] | None:
+    async def _denoised(self, queued: QueuedFragment) -> Awaitable[GeneratedFragment] | None:
         """Take all denoising steps of a fragment, and the turn to decode; None if it was given
         back instead."""
         task = queued.task
@@ -129,7 +129,9 @@ class RolloutApp:
             await self._publisher.fail(task, error)
             return None
 
-    async def _finish(self, queued: QueuedFragment, finishing: Awaitable[Generated]) -> None:
+    async def _finish(
+        self, queued: QueuedFragment, finishing: Awaitable[GeneratedFragment]
+    ) -> None:
         """Decode, pack and store a fragment."""
         generated = None
         try:
@@ -147,7 +149,7 @@ class RolloutApp:
         finally:
             self._storing.release()
 
-    async def _with_steps(self, queued: QueuedFragment) -> Generation:
+    async def _with_steps(self, queued: QueuedFragment) -> FragmentGeneration:
         given = queued.conditions
         packed = None if given is None else given.packed
         work = await self._device.begin(queued.task, packed, queued.source)
@@ -156,7 +158,7 @@ class RolloutApp:
             await work.advance()
         return work
 
-    async def _in_turn(self, work: Generation) -> Awaitable[Generated]:
+    async def _in_turn(self, work: FragmentGeneration) -> Awaitable[GeneratedFragment]:
         """Decode a fragment once the one before is decoded, and somebody is free to store it."""
         with self._worker.lacking("generating", "waits until the fragment before is stored"):
             await self._decoding.acquire()

@@ -28,9 +28,9 @@ from shared.run.run_recipe import prompt_order, read_recipe
 from shared.run.sources import SourceImages
 from shared.telemetry import STAGE_SECONDS
 
-IN_STORE = 2
+MAX_PENDING_RESULTS = 2
 """Results that are stored at a time, while the device encodes the next prompt."""
-LOOK_AGAIN_S = 2.0
+IDLE_RECHECK_S = 2.0
 """Seconds after which an idle encoder looks whether what it knows to be stored still is, and
 whether the run has been given more steps."""
 
@@ -64,7 +64,7 @@ class EncoderApp:
         """Digests of conditions that are stored."""
         self._in_store: set[str] = set()
         """Digests of those that are being stored."""
-        self._storing = asyncio.Semaphore(IN_STORE)
+        self._storing = asyncio.Semaphore(MAX_PENDING_RESULTS)
         self._newer = asyncio.Event()
 
     async def run(self) -> None:
@@ -105,7 +105,7 @@ class EncoderApp:
                 await self._encode(prompt, tasks)
                 continue
             try:
-                async with asyncio.timeout(LOOK_AGAIN_S):
+                async with asyncio.timeout(IDLE_RECHECK_S):
                     await self._newer.wait()
             except TimeoutError:
                 await self._look_again()

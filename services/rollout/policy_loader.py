@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 from redis.exceptions import RedisError
 
-from shared.devices.protocols import RolloutDevice, Staged
+from shared.devices.protocols import RolloutDevice, StagedVersion
 from shared.errors import ContractError, DigenRLError, IntegrityError, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
@@ -52,7 +52,7 @@ class PolicyLoader:
         self._policy: Policy | None = None
         self._loading: Policy | None = None
         """Version that a fragment waits for."""
-        self._staging: tuple[Policy, asyncio.Task[Staged]] | None = None
+        self._staging: tuple[Policy, asyncio.Task[StagedVersion]] | None = None
         self.newest = -1
         """Highest version that this worker knows to be published."""
 
@@ -155,7 +155,7 @@ class PolicyLoader:
         self._worker.policy_version = policy.version
         log.info("policy_adopted", version=policy.version, pause_ms=round(1000 * pause, 3))
 
-    async def _staged(self, policy: Policy, weights: ObjectRef | None) -> Staged:
+    async def _staged(self, policy: Policy, weights: ObjectRef | None) -> StagedVersion:
         staging, self._staging = self._staging, None
         if staging is not None and staging[0] == policy:
             try:
@@ -170,7 +170,7 @@ class PolicyLoader:
             return await self._stage(Version(policy=policy, weights=weights))
         return await self._stage(await self._version(policy))
 
-    async def _stage(self, version: CommitRecord | Version) -> Staged:
+    async def _stage(self, version: CommitRecord | Version) -> StagedVersion:
         began = time.monotonic()
         digest = version.policy.weights_digest
         weights = await open_tensors(self._store, version.weights, digest)

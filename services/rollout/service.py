@@ -11,7 +11,7 @@ from shared.models.catalogue import encoding_parts
 from shared.process.settings import ServiceSettings
 from shared.process.worker_process import WorkerProcess, run_worker
 from shared.recipe.recipe import Recipe, override
-from shared.run.conditions import encoding_of
+from shared.run.conditions import find_encoding
 from shared.run.previews import PreviewRule
 
 BuildDevice = Callable[[Recipe], RolloutDevice]
@@ -84,5 +84,5 @@ async def _encode(process: WorkerProcess) -> None:
     async with process.connect("waiting_for_trainer", registered) as context:
         await process.refuse_or_go_on(context)
         device = await asyncio.to_thread(EncoderEngine, recipe)
-        app = EncoderApp(device, context, recipe, await encoding_of(process.store, recipe))
+        app = EncoderApp(device, context, recipe, await find_encoding(process.store, recipe))
         await process.run(app.run(), context)

@@ -27,7 +27,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from shared.bus.connection import check_server, open_connection
 from shared.bus.marks import begin_epoch, drop_fenced, in_epoch
-from shared.bus.queue import RETRY_S, Queue
+from shared.bus.queue import RETRY_S, WorkQueue
 from shared.bus.reader import StreamReader
 from shared.bus.streams import (
     MESSAGE_ID,
@@ -35,7 +35,7 @@ from shared.bus.streams import (
     as_unavailable,
     bury,
     make_stream,
-    newest_of,
+    newest_message,
     read_message,
     stream_state,
     stream_states,
@@ -47,13 +47,13 @@ from shared.messages import subjects
 from shared.messages.codec import decode, encode
 from shared.messages.contracts import Command, FragmentGenerated, GenerateFragment, Message
 from shared.messages.records import Record
-from shared.messages.subjects import Stream, subject_of
+from shared.messages.subjects import Stream, message_subject
 from shared.messages.workers import Transient, WorkerRefused, WorkerStatus
 from shared.telemetry import STREAM_FULL, public
 
 PUBLISH_TIMEOUT_S = 5.0
 FLUSH_S = 3
-TURN_S = 0.05
+MAX_HANDLING_S = 0.05
 """CPU seconds of handling messages that are not stored after which others have a turn."""
 STORE_FAILED = 10077
 """JetStream's error code for a taken slot, and for a full stream; the text tells them apart."""
@@ -178,7 +178,7 @@ class Bus(StreamReader):
         Raises:
             SlotPoisoned: if the slot holds bytes that are no message.
         """
-        subject, data = subject_of(self.run, message), encode(message)
+        subject, data = message_subject(self.run, message), encode(message)
         in_force = in_epoch(self.epoch) if isinstance(message, Command) and self.epoch else None
         headers = sent(message, in_force)
         if once is not None:
@@ -224,7 +224,7 @@ class Bus(StreamReader):
             return None
 
     def _note_full(self, subject: str) -> None:
-        stream = subjects.stream_of(subject).name
+        stream = subjects.find_stream(subject).name
         STREAM_FULL.labels(stream=stream).inc()
         if subject not in self.full:
             log.error("stream_full", stream=stream, subject=subject)
@@ -239,7 +239,9 @@ class Bus(StreamReader):
     async def send(self, message: Transient) -> None:
         """Publish ``message`` without storing it: it is lost while the broker is away."""
         with contextlib.suppress(nats.errors.Error):
-            await cancellable(self._client.publish(subject_of(self.run, message), encode(message)))
+            await cancellable(
+                self._client.publish(message_subject(self.run, message), encode(message))
+            )
 
     async def on_status(
         self, handle: Callable[[WorkerStatus], Awaitable[None]]
@@ -261,7 +263,7 @@ class Bus(StreamReader):
         async def receive(raw: Msg) -> None:
             nonlocal turn_began
             # The client hands over all that has come without giving anybody else a turn.
-            if time.thread_time() > turn_began + TURN_S:
+            if time.thread_time() > turn_began + MAX_HANDLING_S:
                 await asyncio.sleep(0)
                 turn_began = time.thread_time()
             with contextlib.suppress(ContractError):
@@ -271,10 +273,10 @@ class Bus(StreamReader):
 
         return await cancellable(self._client.subscribe(subject, cb=receive))
 
-    def queue(self, stream: Stream, service: str, of: type[Record] = Record) -> Queue:
+    def queue(self, stream: Stream, service: str, of: type[Record] = Record) -> WorkQueue:
         """Return the work in ``stream`` for a service; messages not of type ``of`` are
         quarantined."""
-        return Queue(self.jetstream, self.run, stream, service, of)
+        return WorkQueue(self.jetstream, self.run, stream, service, of)
 
     async def task_of(self, event: FragmentGenerated) -> GenerateFragment | None:
         """Return the task by which a worker has generated a fragment, as the scheduler gave it;
@@ -285,7 +287,7 @@ class Bus(StreamReader):
         """
         subject = subjects.task_subject(self.run, event.worker, event.fragment)
         with as_unavailable(), contextlib.suppress(NotFoundError, ContractError):
-            task = decode(await newest_of(self._client, subjects.TASK, subject))
+            task = decode(await newest_message(self._client, subjects.TASK, subject))
             if isinstance(task, GenerateFragment) and task.fragment == event.fragment:
                 return task
         return None
@@ -316,7 +318,7 @@ class Bus(StreamReader):
 
     async def _check_slot(self, subject: str) -> bool:
         """Return whether the slot was taken by a command that nobody heeds; it is free now."""
-        stream = subjects.stream_of(subject)
+        stream = subjects.find_stream(subject)
         with contextlib.suppress(NotFoundError):  # purged meanwhile: nobody needs it any more
             stored = await cancellable(self.jetstream.get_last_msg(stream.name, subject))
             mark = self._marks.get(stream.name)

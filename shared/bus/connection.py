@@ -12,12 +12,12 @@ import structlog
 from nats.aio.client import Client
 
 from shared.errors import Unavailable, UserError
-from shared.messages.rights import inbox_of
+from shared.messages.rights import inbox_subject
 from shared.telemetry import public
 
 MIN_SERVER = (2, 11)
 CONNECT_S = 30.0
-REPEAT_S = 30.0
+ERROR_REPEAT_S = 30.0
 """Time after which the log repeats an error that lasts."""
 
 log = structlog.get_logger()
@@ -44,7 +44,7 @@ async def open_connection(url: str, name: str, trusted: ssl.SSLContext | None = 
             url,
             **to_verify,
             name=name,
-            inbox_prefix=inbox_of(urlsplit(url).username or "anybody"),
+            inbox_prefix=inbox_subject(urlsplit(url).username or "anybody"),
             error_cb=on_error,
             connect_timeout=2,
             max_reconnect_attempts=-1,
@@ -105,14 +105,14 @@ def _refuses(error: Exception) -> bool:
 
 @dataclass(slots=True)
 class _Errors:
-    """Logs errors of the client, each at most once in `REPEAT_S`."""
+    """Logs errors of the client, each at most once in `ERROR_REPEAT_S`."""
 
     address: str
     said: dict[str, float] = field(default_factory=dict)
 
     def say(self, error: Exception) -> None:
         text, now = str(error) or repr(error), time.monotonic()
-        if now - self.said.get(text, -REPEAT_S) >= REPEAT_S:
+        if now - self.said.get(text, -ERROR_REPEAT_S) >= ERROR_REPEAT_S:
             self.said[text] = now
             log.warning(
                 "nats_unavailable", nats=self.address, setting="DIGENRL_NATS_URL", error=text

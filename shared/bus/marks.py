@@ -14,9 +14,9 @@ from shared.messages import subjects
 from shared.messages.subjects import Stream
 
 HEADER = "dg-epoch"
-KEPT = 64
+MAX_KEPT_MARKS = 64
 """Newest marks that a stream keeps: what stood behind older ones was removed with its batch."""
-TAKEN = 10077
+SLOT_TAKEN_CODE = 10077
 """JetStream's error code for a slot that is taken: here, a mark that is there already."""
 
 log = structlog.get_logger()
@@ -26,7 +26,7 @@ def in_epoch(epoch: int) -> dict[str, str]:
     return {HEADER: str(epoch)}
 
 
-def epoch_of(headers: Mapping[str, Any] | None) -> int:
+def parse_epoch(headers: Mapping[str, Any] | None) -> int:
     """Return the epoch of a command, 0 if it has none, or none that is a number."""
     given = str((headers or {}).get(HEADER, ""))
     return int(given) if given.isascii() and given.isdigit() and len(given) < 19 else 0
@@ -45,12 +45,12 @@ async def _mark(jetstream: JetStreamContext, run: str, stream: Stream, epoch: in
         made = await cancellable(jetstream.publish(subject, b"", headers=in_epoch(epoch)))
         number: int = made.seq
     except APIError as error:
-        if error.err_code != TAKEN:
+        if error.err_code != SLOT_TAKEN_CODE:
             raise
         found = await cancellable(jetstream.get_last_msg(stream.name, subject))
         number = found.seq or 0
     marks = subjects.marks_in(run, stream)
-    await cancellable(jetstream.purge_stream(stream.name, subject=marks, keep=KEPT))
+    await cancellable(jetstream.purge_stream(stream.name, subject=marks, keep=MAX_KEPT_MARKS))
     return number
 
 
@@ -60,10 +60,10 @@ async def drop_fenced(
     """Remove a command that is stored behind the mark of ``epoch`` and is of an older one: it is
     refused by everybody, and would keep its slot for ever. Return whether it was one."""
     number = stored.seq or 0
-    if number <= mark or epoch_of(stored.headers) >= epoch:
+    if number <= mark or parse_epoch(stored.headers) >= epoch:
         return False
-    log.warning("slot_freed", subject=stored.subject, epoch=epoch_of(stored.headers), now=epoch)
-    stream = subjects.stream_of(stored.subject or "").name
+    log.warning("slot_freed", subject=stored.subject, epoch=parse_epoch(stored.headers), now=epoch)
+    stream = subjects.find_stream(stored.subject or "").name
     with contextlib.suppress(NotFoundError):  # removed by a request that timed out
         await cancellable(jetstream.delete_msg(stream, number))
     return True

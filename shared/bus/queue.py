@@ -79,7 +79,7 @@ class Delivery:
             await self._raw.nak()  # others need not wait for `ACK_WAIT_S` as well
 
 
-class Queue:
+class WorkQueue:
     """Shares the work in one stream between all workers of a service."""
 
     def __init__(

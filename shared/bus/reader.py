@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
-from shared.bus.marks import epoch_of
+from shared.bus.marks import parse_epoch
 from shared.bus.queue import RETRY_S
 from shared.bus.streams import (
     Incoming,
@@ -29,13 +29,13 @@ from shared.messages import subjects
 from shared.messages.contracts import Command, Message
 from shared.messages.epochs import Fence
 from shared.messages.subjects import Stream
-from shared.telemetry import FENCED
+from shared.telemetry import FENCED_COMMANDS
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedMessage:
     """Holds a message of a followed stream; ``message`` is None if its bytes were quarantined."""
 
     message: Message | None
@@ -52,12 +52,12 @@ class StreamReader:
 
     async def stored(
         self, stream: Stream, filters: Sequence[str] | None = None
-    ) -> tuple[list[Received], int]:
+    ) -> tuple[list[ReceivedMessage], int]:
         """Return what the run has in ``stream``, in order, and the last one's sequence number."""
         wanted = self._wanted(stream, filters)
         while True:
             try:
-                found, last, fence = list[Received](), 0, Fence()
+                found, last, fence = list[ReceivedMessage](), 0, Fence()
                 async with self._push_consumer(stream, wanted, start=1) as incoming:
                     if not incoming.num_pending:
                         return [], 0
@@ -73,7 +73,7 @@ class StreamReader:
 
     async def follow(
         self, stream: Stream, filters: Sequence[str] | None = None, *, after: int = 0
-    ) -> AsyncGenerator[Received]:
+    ) -> AsyncGenerator[ReceivedMessage]:
         """Yield the run's messages in ``stream`` behind number ``after``, in order, for ever.
 
         If the stream was lost and created again, it begins with the new stream's first message.
@@ -107,7 +107,7 @@ class StreamReader:
 
     async def _read(
         self, stream: Stream, raw: Msg, fence: Fence
-    ) -> tuple[Fence, tuple[Received, ...]]:
+    ) -> tuple[Fence, tuple[ReceivedMessage, ...]]:
         """Return a message of a stream, unless it is a mark or a command whose epoch is over, and
         the fence behind it."""
         if stream not in subjects.COMMANDED:
@@ -115,23 +115,23 @@ class StreamReader:
         mark = subjects.marked_epoch(raw.subject)
         if mark is not None:
             return fence.raised(mark), ()
-        epoch, received = epoch_of(raw.headers), await self._received(stream, raw)
+        epoch, received = parse_epoch(raw.headers), await self._received(stream, raw)
         if isinstance(received.message, Command):
             if not fence.passes(epoch):
-                FENCED.labels(what=received.message.kind).inc()
+                FENCED_COMMANDS.labels(what=received.message.kind).inc()
                 log.warning("command_refused", subject=raw.subject, epoch=epoch, now=fence.epoch)
                 return fence, ()
             fence = fence.raised(epoch)
         return fence, (received,)
 
-    async def _received(self, stream: Stream, raw: Msg) -> Received:
+    async def _received(self, stream: Stream, raw: Msg) -> ReceivedMessage:
         if stream is subjects.DLQ:  # advisories, and bytes that others could not read
-            return Received(None, raw.subject, raw.data, raw.headers)
+            return ReceivedMessage(None, raw.subject, raw.data, raw.headers)
         try:
-            return Received(read_message(self.run, raw), raw.subject, raw.data)
+            return ReceivedMessage(read_message(self.run, raw), raw.subject, raw.data)
         except ContractError as error:
             await quarantine(self.jetstream, self.run, stream, raw, error)
-            return Received(None, raw.subject, raw.data)
+            return ReceivedMessage(None, raw.subject, raw.data)
 
     @contextlib.asynccontextmanager
     async def _push_consumer(

@@ -10,11 +10,11 @@ from typing import NamedTuple, NoReturn
 from nats.js import JetStreamContext, api
 from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
 
-from shared.bus.streams import OTHER_SETTINGS, as_unavailable
+from shared.bus.streams import OTHER_SETTINGS_CODE, as_unavailable
 from shared.cancellation import cancellable
 from shared.errors import Unavailable
 
-WRONG_LAST = 10071
+NOT_NEWEST_CODE = 10071
 """JetStream's error code for an entry that is not on top of the newest."""
 NO_STREAM = 10059
 """JetStream's error code for a stream that is not there."""
@@ -22,7 +22,7 @@ EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 KEY = "scheduler"
 
 
-class Entry(NamedTuple):
+class RegisterEntry(NamedTuple):
     revision: int
     data: bytes
 
@@ -58,10 +58,10 @@ class Register:
             try:
                 await cancellable(self.jetstream.add_stream(config))
             except APIError as error:
-                if error.err_code != OTHER_SETTINGS:
+                if error.err_code != OTHER_SETTINGS_CODE:
                     raise
 
-    async def read(self) -> Entry | None:
+    async def read(self) -> RegisterEntry | None:
         """Return the entry, None if there is none.
 
         Raises:
@@ -76,7 +76,7 @@ class Register:
                 if error.err_code == NO_STREAM:
                     await self._make_again(error)
                 return None
-        return Entry(found.seq or 0, found.data or b"")
+        return RegisterEntry(found.seq or 0, found.data or b"")
 
     async def write(self, data: bytes, *, on: int) -> int | None:
         """Write an entry on top of number ``on``, 0 for an empty register; return its number, or
@@ -99,7 +99,7 @@ class Register:
                 await self._make_again(error)
             raise
         except APIError as error:
-            if error.err_code != WRONG_LAST:
+            if error.err_code != NOT_NEWEST_CODE:
                 raise
             return None
         number: int = made.seq

@@ -23,18 +23,18 @@ from shared.errors import ContractError, Unavailable, UserError
 from shared.messages.codec import decode
 from shared.messages.contracts import FragmentGenerated, Message
 from shared.messages.subjects import (
-    ALL,
+    ALL_SUBJECTS,
     FLUID,
     SAME_NAME_S,
     STREAMS,
     Stream,
-    subject_of,
+    message_subject,
     unscored_subject,
 )
 from shared.telemetry import QUARANTINED
 
 HEARTBEAT_S = 1.0
-ASK_S = 5.0
+STREAM_INFO_TIMEOUT_S = 5.0
 """Seconds for which the server may be silent about its streams."""
 HEADER_BYTES = 4096
 """Most bytes of a message's headers."""
@@ -47,12 +47,12 @@ LAST_SENT = "Nats-Last-Consumer"
 """Names the header by which a heartbeat tells how many messages a reader was sent."""
 SERVER_ERROR = 500
 """JetStream's code, or below it, of what is the server's fault: it starts, or its disk is full."""
-OTHER_SETTINGS = 10058
+OTHER_SETTINGS_CODE = 10058
 """JetStream's error code for a stream that is there already, with other settings."""
 
-NO_ROOM = (10028, 10047, 10113)
+STORE_FULL_CODE = (10028, 10047, 10113)
 """JetStream's error codes for more bytes than the server or the account may store."""
-ROOM = "jetstream.max_file_store of the server"
+STORE_SETTING = "jetstream.max_file_store of the server"
 
 log = structlog.get_logger()
 
@@ -105,14 +105,14 @@ async def stream_states(client: Client) -> dict[str, StreamState | None]:
         nats.errors.Error: if the server does not answer.
         Unavailable: if it does not know the state of a stream.
     """
-    answer = await _ask(client, "STREAM.LIST", subject=ALL)
+    answer = await _ask(client, "STREAM.LIST", subject=ALL_SUBJECTS)
     if unknown := answer.get("missing"):  # replicas that the server could not ask
         raise Unavailable(f"NATS cannot tell the state of {', '.join(unknown)}")
     found = {each["config"]["name"]: _state(each) for each in answer["streams"] or ()}
     return {stream.name: found.get(stream.name) for stream in STREAMS}
 
 
-async def newest_of(client: Client, stream: Stream, subject: str) -> bytes:
+async def newest_message(client: Client, stream: Stream, subject: str) -> bytes:
     """Return the newest message of a subject.
 
     Raises:
@@ -131,7 +131,9 @@ def _state(info: dict[str, Any]) -> StreamState:
 async def _ask(client: Client, call: str, **request: str) -> dict[str, Any]:
     """Return what JetStream answers. nats-py would make objects of hundreds of fields of it, which
     takes longer than everything else."""
-    asked = client.request(f"$JS.API.{call}", json.dumps(request).encode(), timeout=ASK_S)
+    asked = client.request(
+        f"$JS.API.{call}", json.dumps(request).encode(), timeout=STREAM_INFO_TIMEOUT_S
+    )
     answer: dict[str, Any] = json.loads((await cancellable(asked)).data)
     if "error" in answer:
         raise APIError.from_error(answer["error"])
@@ -153,9 +155,9 @@ async def make_stream(jetstream: JetStreamContext, stream: Stream, need: int = 0
     try:
         await cancellable(jetstream.add_stream(config))
     except APIError as error:
-        if error.err_code in NO_ROOM:
-            raise _too_small(stream, need, f"NATS has no room for it ({ROOM})") from error
-        if error.err_code != OTHER_SETTINGS:
+        if error.err_code in STORE_FULL_CODE:
+            raise _too_small(stream, need, f"NATS has no room for it ({STORE_SETTING})") from error
+        if error.err_code != OTHER_SETTINGS_CODE:
             raise
         await _grow(jetstream, stream, need, config)
 
@@ -180,7 +182,9 @@ async def _grow(
     try:
         await cancellable(jetstream.update_stream(found.evolve(**changes)))
     except APIError as error:
-        raise _too_small(stream, need, f"NATS says: {error.description} ({ROOM})") from error
+        raise _too_small(
+            stream, need, f"NATS says: {error.description} ({STORE_SETTING})"
+        ) from error
     log.info("stream_grown", stream=stream.name, **changes)
 
 
@@ -267,7 +271,7 @@ def read_message(run: str, raw: Msg) -> Message:
             send under it what only others may send.
     """
     message = decode(raw.data)
-    if subject_of(run, message) != raw.subject:
+    if message_subject(run, message) != raw.subject:
         raise ContractError(f"a {message.kind} came under {raw.subject}, which is not its subject")
     received(message, raw.headers)
     return message
@@ -291,7 +295,7 @@ async def bury(
                 json.dumps({"scorer": scorer, "samples": reasons}).encode(),
                 headers={
                     MESSAGE_ID: f"{subject}.{scorer}",
-                    "dg-subject": subject_of(run, event),
+                    "dg-subject": message_subject(run, event),
                     "dg-reason": f"{scorer}: {first}"[:200].encode("ascii", "replace").decode(),
                 },
             )

@@ -24,12 +24,12 @@ from shared.messages.contracts import (
 )
 
 HEADER = "traceparent"
-KEPT = 10_000
+MAX_KEPT_SPANS = 10_000
 """Pieces of work of which a process remembers the newest span."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TracedWork:
     """Names what a span is about: a group, or one fragment of it."""
 
     batch: int
@@ -38,9 +38,9 @@ class Place:
     """The fragment's first sample."""
 
     @property
-    def whole(self) -> "Place":
+    def whole(self) -> "TracedWork":
         """The group."""
-        return Place(self.batch, self.group)
+        return TracedWork(self.batch, self.group)
 
     @property
     def words(self) -> dict[str, int]:
@@ -49,13 +49,13 @@ class Place:
         return {name: value for name, value in given.items() if value is not None}
 
 
-def place_of(message: Any) -> Place | None:
+def traced_work(message: Any) -> TracedWork | None:
     """Return what a message, or a slot, is about; None if it is about no group."""
     slot = getattr(message, "fragment", None) or getattr(message, "slot", None) or message
     batch, group = getattr(slot, "batch", None), getattr(slot, "group", None)
     if not isinstance(batch, int) or not isinstance(group, int):
         return None
-    return Place(batch, group, getattr(slot, "first_sample", None))
+    return TracedWork(batch, group, getattr(slot, "first_sample", None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,29 +108,29 @@ class Traces:
     export: Callable[[Span], None]
     share: float = 1.0
     """Share of the groups that are traced, which whoever begins a trace decides."""
-    _newest: OrderedDict[Place, Context | None] = field(default_factory=OrderedDict)
+    _newest: OrderedDict[TracedWork, Context | None] = field(default_factory=OrderedDict)
     """None: of a group that is not traced."""
-    _roots: dict[Place, tuple[Context, int]] = field(default_factory=dict)
+    _roots: dict[TracedWork, tuple[Context, int]] = field(default_factory=dict)
     """Groups that this process has begun and that are in no version, with the time."""
-    _links: dict[Place, dict[Place, Context]] = field(default_factory=dict)
+    _links: dict[TracedWork, dict[TracedWork, Context]] = field(default_factory=dict)
     """Newest spans of a group's fragments."""
 
-    def parent_of(self, place: Place) -> Context | None:
+    def parent_of(self, place: TracedWork) -> Context | None:
         known = self._newest.get(place)
         return self._newest.get(place.whole) if known is None else known
 
-    def reached(self, place: Place, context: Context | None) -> None:
+    def reached(self, place: TracedWork, context: Context | None) -> None:
         """Go on from a span, with this piece of work and its group."""
         for each in {place, place.whole}:
             self._newest[each] = context
             self._newest.move_to_end(each)
         if place.fragment is not None and context is not None:
             self._links.setdefault(place.whole, {})[place] = context
-        while len(self._newest) > KEPT:
+        while len(self._newest) > MAX_KEPT_SPANS:
             gone, _ = self._newest.popitem(last=False)
             self._links.pop(gone, None)
 
-    def begin(self, place: Place) -> Context | None:
+    def begin(self, place: TracedWork) -> Context | None:
         """Return the root of a group, a new one if there is none."""
         known = self._roots.get(place.whole)
         if known is not None:
@@ -143,7 +143,7 @@ class Traces:
 
     def send(self, message: Message) -> Context | None:
         """Record that a message is sent; returns its span."""
-        place = place_of(message)
+        place = traced_work(message)
         if place is None:
             return None
         begins = isinstance(message, GenerateFragment)
@@ -162,7 +162,7 @@ class Traces:
         """Go on from where a message was sent."""
         if isinstance(message, PolicyPublished):
             self.finish(message.policy.version)
-        place = place_of(message)
+        place = traced_work(message)
         if place is None:
             return
         is_behind = isinstance(message, FragmentGenerated) and place.whole in self._roots
@@ -205,7 +205,7 @@ def span(name: str, what: Any, *, seconds: float = 0.0, **more: str | float) -> 
         what: a message or a slot.
         seconds: how long ago it was begun.
     """
-    place = what if isinstance(what, Place) else place_of(what)
+    place = what if isinstance(what, TracedWork) else traced_work(what)
     if place is None:
         yield
         return
@@ -234,7 +234,7 @@ def did(name: str, what: Any, *, seconds: float, **more: str | float) -> None:
 @contextmanager
 def about(what: Any) -> Iterator[None]:
     """Have log lines say which group and fragment they are about, and which trace."""
-    place = what if isinstance(what, Place) else place_of(what)
+    place = what if isinstance(what, TracedWork) else traced_work(what)
     fields: dict[str, Any] = {} if place is None else dict(place.words)
     context = None if _current is None or place is None else _current.parent_of(place)
     if context is not None:

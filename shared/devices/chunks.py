@@ -16,12 +16,12 @@ from shared.recipe.recipe import Recipe
 
 TRIALS = 2
 """Groups per candidate; the fastest counts, because the first pass of a shape warms up."""
-WORTHWHILE = 1.02
+MIN_SPEEDUP = 1.02
 """How much faster a larger chunk has to be: it takes memory that others on the device can use."""
 MEMORY_SHARE = 0.92
 """Share of a device's memory that work may fill, measured or estimated: the rest is what allocator
 and kernels take beyond. On an H200 all peaks but decoding were within 8 % of their estimates."""
-PATIENCE = 2
+MAX_SLOWER_CANDIDATES = 2
 """Number of candidates in a row that are not faster and so end the search."""
 
 
@@ -96,7 +96,7 @@ class Tuner:
         if position == len(self.candidates):
             return None
         chunk = self.candidates[position]
-        promising = position - self.candidates.index(self._best()) <= PATIENCE
+        promising = position - self.candidates.index(self._best()) <= MAX_SLOWER_CANDIDATES
         return chunk if promising and self._fits(chunk) else None
 
     def _fits(self, chunk: Chunk) -> bool:
@@ -113,7 +113,7 @@ class Tuner:
             seconds[m.chunk] = min(per_row, seconds.get(m.chunk, per_row))
         best = self.candidates[0]
         for chunk in seconds:
-            if chunk not in too_large and seconds[chunk] * WORTHWHILE < seconds[best]:
+            if chunk not in too_large and seconds[chunk] * MIN_SPEEDUP < seconds[best]:
                 best = chunk
         return best
 

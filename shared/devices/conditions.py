@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from shared.devices.protocols import Generation
+from shared.devices.protocols import FragmentGeneration
 from shared.errors import ContractError, FaultyConditions, IntegrityError
 from shared.messages.contracts import GenerateFragment, Prompt, SourceImage
 from shared.process.worker import Worker, patiently
@@ -18,19 +18,19 @@ from shared.recipe.recipe import Recipe
 from shared.run.conditions import (
     Encoding,
     StoredConditions,
-    encoding_of,
+    find_encoding,
     forget_conditions,
     read_conditions,
 )
 from shared.run.sources import SourceImages
 from shared.store import ObjectStore
 
-LOOK_S = 0.25
+CONDITIONS_POLL_S = 0.25
 """Seconds between two looks for conditions that are not there yet."""
-KEPT = 8
+MAX_CACHED_PROMPTS = 8
 """Number of prompts whose conditions stay in memory: a group's fragments come soon after one
 another."""
-SHOWN = 80
+MAX_SHOWN_PROMPT = 80
 """Characters of a prompt that a worker's note shows."""
 
 log = structlog.get_logger()
@@ -61,14 +61,14 @@ class EncodedConditions:
             if found is not None:
                 self._keep(digest, found)
                 return found
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CONDITIONS_POLL_S)
         return None
 
     async def forget(self, prompt: Prompt) -> None:
         """Have a prompt encoded anew, as what is stored of it is faulty."""
         digest = self._encoding.digest(prompt.text, prompt.image, prompt.negative_prompt)
         self._kept.pop(digest, None)
-        log.warning("conditions_forgotten", prompt=prompt.text[:SHOWN], digest=digest)
+        log.warning("conditions_forgotten", prompt=prompt.text[:MAX_SHOWN_PROMPT], digest=digest)
         await patiently(
             lambda: forget_conditions(self._store, self._run, digest), "store_unavailable"
         )
@@ -76,7 +76,7 @@ class EncodedConditions:
     def _keep(self, digest: str, found: StoredConditions) -> None:
         self._kept.pop(digest, None)
         self._kept[digest] = found
-        while len(self._kept) > KEPT:
+        while len(self._kept) > MAX_CACHED_PROMPTS:
             del self._kept[next(iter(self._kept))]
 
 
@@ -84,7 +84,7 @@ async def encoded_conditions(store: ObjectStore, recipe: Recipe) -> EncodedCondi
     """Return what finds the run's conditions; None if its devices encode for themselves."""
     if not recipe.encoder.workers:
         return None
-    return EncodedConditions(store, recipe.run.name, await encoding_of(store, recipe))
+    return EncodedConditions(store, recipe.run.name, await find_encoding(store, recipe))
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +100,7 @@ class QueuedFragment:
     """Whether the device need not wait for its conditions."""
     fault: ContractError | None = None
     """Why it cannot be generated, if it cannot."""
-    begun: Generation | None = None
+    begun: FragmentGeneration | None = None
     """Its denoising steps so far, if it was interrupted between two of them."""
 
 
@@ -158,7 +158,7 @@ class FragmentQueue:
 
     async def _fetch(self, queued: QueuedFragment, encoded: EncodedConditions) -> None:
         task = queued.task
-        shown = task.prompt.text[:SHOWN]
+        shown = task.prompt.text[:MAX_SHOWN_PROMPT]
         note = (
             f"no encoder has stored the conditions of {shown!r} (batch {task.fragment.batch}, "
             f"group {task.fragment.group}); start `digenrl serve encoder`, or resume with "

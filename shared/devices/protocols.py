@@ -11,11 +11,11 @@ from typing import Literal, Protocol
 
 from shared.messages.contracts import GenerateFragment
 from shared.messages.workers import MemoryShortage
-from shared.run.manifest import Part, StoredParts, StoredTensors
+from shared.run.manifest import StoredParts, StoredTensors, VersionTensors
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class GeneratedFragment:
     trajectory: bytes
     media: bytes
     weights_digest: str
@@ -27,7 +27,7 @@ class Generated:
     """What did not fit at first, if anything."""
 
 
-class Generation(Protocol):
+class FragmentGeneration(Protocol):
     """A fragment that is generated, one denoising step at a time."""
 
     @property
@@ -49,7 +49,7 @@ class Generation(Protocol):
             IntegrityError: if other weights are in use than those that the fragment began with.
         """
 
-    def finish(self) -> Awaitable[Generated]:
+    def finish(self) -> Awaitable[GeneratedFragment]:
         """Decode and pack a fragment whose steps are all taken. Raises as `advance` does, at once;
         from then on the device may begin other fragments and use other weights beside it.
 
@@ -67,7 +67,7 @@ class GeneratingDevice(Protocol):
         task: GenerateFragment,
         conditions: bytes | None = None,
         source: bytes | None = None,
-    ) -> Generation:
+    ) -> FragmentGeneration:
         """Return the fragment as noise; no denoising step is taken yet. Without ``conditions``,
         which an encoder has made of its prompt, the device encodes the prompt itself, together
         with ``source``, the file of its source image, if it has one.
@@ -85,7 +85,7 @@ class GeneratingDevice(Protocol):
         other work, and only if the device encodes prompts itself."""
 
 
-class Staged(Protocol):
+class StagedVersion(Protocol):
     """Weights beside those in use."""
 
     @property
@@ -109,7 +109,7 @@ class GroupData:
 
 
 class RolloutDevice(GeneratingDevice, Protocol):
-    async def stage(self, weights: StoredTensors) -> Staged:
+    async def stage(self, weights: StoredTensors) -> StagedVersion:
         """Fetch weights and prepare them for use, object by object, beside other work.
 
         Raises:
@@ -123,10 +123,10 @@ class SamplingWeights:
     """The weights that generate, where they are not the trained ones."""
 
     digest: str
-    weights: Sequence[Part]
+    weights: Sequence[VersionTensors]
 
 
-Half = Literal["weights", "checkpoint"]
+VersionPart = Literal["weights", "checkpoint"]
 """What a version is stored as."""
 
 
@@ -137,9 +137,9 @@ class Snapshot:
 
     digest: str
     """Digest of the trained weights."""
-    weights: Sequence[Part]
-    checkpoint: Sequence[Part]
+    weights: Sequence[VersionTensors]
+    checkpoint: Sequence[VersionTensors]
     """Empty if the optimizer's state was not copied."""
-    elsewhere: Sequence[Callable[[Half], Awaitable[StoredParts]]] = ()
+    elsewhere: Sequence[Callable[[VersionPart], Awaitable[StoredParts]]] = ()
     """What other processes hold of it: each call stores one's part and returns what it stored."""
     sampling: SamplingWeights | None = None

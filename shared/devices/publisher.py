@@ -12,7 +12,7 @@ import structlog
 
 from shared.bus.traces import about, did, span
 from shared.devices.conditions import EncodedConditions
-from shared.devices.protocols import Generated, GeneratingDevice
+from shared.devices.protocols import GeneratedFragment, GeneratingDevice
 from shared.errors import DigenRLError, FaultyConditions, OutOfMemory
 from shared.messages.contracts import (
     FragmentFailed,
@@ -73,7 +73,10 @@ class FragmentPublisher:
             self._storing(task)
 
     async def publish(
-        self, task: GenerateFragment, generated: Generated, given: StoredConditions | None = None
+        self,
+        task: GenerateFragment,
+        generated: GeneratedFragment,
+        given: StoredConditions | None = None,
     ) -> None:
         """Store and report the fragment; go on until the store takes it, or says why not.
 
@@ -87,7 +90,7 @@ class FragmentPublisher:
             await self._store_and_tell(task, generated, given)
 
     async def _store_and_tell(
-        self, task: GenerateFragment, generated: Generated, given: StoredConditions | None
+        self, task: GenerateFragment, generated: GeneratedFragment, given: StoredConditions | None
     ) -> None:
         slot, raw = str(task.fragment.slot), generated.media
         if self._lossless:
@@ -116,7 +119,7 @@ class FragmentPublisher:
             log.warning("previews_not_kept", slot=str(at.slot), error=str(error))
 
     async def _publish(
-        self, task: GenerateFragment, generated: Generated, given: StoredConditions | None
+        self, task: GenerateFragment, generated: GeneratedFragment, given: StoredConditions | None
     ) -> None:
         folder = batch_folder(self._bus.run, task.fragment.batch)
         trajectory, media, conditions = await asyncio.gather(

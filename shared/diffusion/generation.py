@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 import torch
 from torch import Tensor
 
-from shared.devices.protocols import Generated
+from shared.devices.protocols import GeneratedFragment
 from shared.diffusion.loading.device import RowsAtOnce, fits, tried_again
 from shared.diffusion.loading.models import Conditions, repeat_rows, taken
 from shared.diffusion.policy import LoadedPolicy, sampling_plan
@@ -30,13 +30,13 @@ from shared.learning.seeds import group_seed, sample_seed
 from shared.messages.contracts import GenerateFragment
 from shared.messages.workers import MemoryShortage
 from shared.recipe.recipe import Recipe
-from shared.run.manifest import Fetched, StoredTensors
+from shared.run.manifest import FetchedObject, StoredTensors
 
-SMALLER = (
+MEMORY_REMEDY = (
     "use a GPU with more memory, a smaller model.height, width or frames, or model.dtype "
     '= "bfloat16"'
 )
-DECODE_LESS = f"set model.vae_tiling = true, or {SMALLER}"
+DECODE_LESS = f"set model.vae_tiling = true, or {MEMORY_REMEDY}"
 CACHED_PROMPTS = 64
 """Prompts whose conditions stay on the device: fragments of a group follow one another soon."""
 
@@ -108,7 +108,7 @@ class Generator:
         """
         with self._fits_beside():
             staging = Staging(self._model.transformer)
-            staging.add(Fetched(weights, None))
+            staging.add(FetchedObject(weights, None))
             return staging.finish()
 
     async def fetch(self, weights: StoredTensors) -> StagedTensors:
@@ -193,13 +193,13 @@ class Generator:
             OutOfMemory: if even one sample at a time does not fit.
         """
         self._check_weights(work)
-        fits_here = self._fits("a denoising step of", work, SMALLER)
+        fits_here = self._fits("a denoising step of", work, MEMORY_REMEDY)
         counted, turn = self._shared.counted(work.add_seconds), self._shared.step()
         with counted, fits_here, _takes_conditions(work), turn, self._sets.sampling():
             work.denoising.advance(partial(self._velocity, work))
             self._keep_pace(work)
 
-    def finish(self, work: GenerationInProgress) -> Generated:
+    def finish(self, work: GenerationInProgress) -> GeneratedFragment:
         """Decodes and packs a fragment whose steps are all taken.
 
         Raises:
@@ -218,11 +218,11 @@ class Generator:
         self._check_weights(work)
 
     @torch.no_grad()
-    def packed(self, work: GenerationInProgress) -> Generated:
+    def packed(self, work: GenerationInProgress) -> GeneratedFragment:
         """Decodes and packs a fragment that was found to be finished, whatever weights are in use
         by now: may be called beside everything else. Raises as `finish` does of what it makes."""
         table, rows = self._recipe.model, row_kind(self._recipe)
-        remedy = DECODE_LESS if table.frames > 1 and not table.vae_tiling else SMALLER
+        remedy = DECODE_LESS if table.frames > 1 and not table.vae_tiling else MEMORY_REMEDY
 
         def made() -> tuple[Tensor, bytes]:
             with self._shared.counted(work.add_seconds):
@@ -231,7 +231,7 @@ class Generator:
 
         with self._fits("decoding", work, remedy):
             images, trajectory = self._shared.decode(made, work.queued)
-        return Generated(
+        return GeneratedFragment(
             trajectory=trajectory,
             media=pack({"images": images}),
             weights_digest=work.weights_digest,
@@ -239,7 +239,7 @@ class Generator:
             shortage=work.shortage,
         )
 
-    def generate(self, task: GenerateFragment, source: bytes | None = None) -> Generated:
+    def generate(self, task: GenerateFragment, source: bytes | None = None) -> GeneratedFragment:
         """Generates a fragment from beginning to end; ``source`` is the file of the image that its
         prompt edits."""
         work = self.begin(task, source=source)
@@ -357,7 +357,7 @@ class LocalGeneration:
     async def advance(self) -> None:
         await asyncio.to_thread(self._generator.advance, self._work)
 
-    def finish(self) -> Awaitable[Generated]:
+    def finish(self) -> Awaitable[GeneratedFragment]:
         self._generator.check_finished(self._work)
         return asyncio.to_thread(self._generator.packed, self._work)
 

@@ -13,7 +13,7 @@ from torch import nn
 from shared.diffusion.loading.compilation import CompiledBlocks, compile_blocks, gpu_seconds
 from shared.diffusion.loading.device import choose_kernels, fits, own_device
 from shared.diffusion.loading.host_memory import HostMemory, host_memory
-from shared.diffusion.loading.models import ModelAdapter, Part, load_model
+from shared.diffusion.loading.models import ModelAdapter, ModelPart, load_model
 from shared.diffusion.loading.network import Place, Progress
 from shared.diffusion.loading.recomputation import checkpoint_blocks
 from shared.diffusion.sampling.encoding import check_encoders
@@ -31,13 +31,13 @@ from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
 from shared.learning.seeds import derive
 from shared.models.lora_files import LoraFile
-from shared.models.memory import Holding, file_bytes
-from shared.recipe.adapter import adapter_of, agreed, check_adapter_here
-from shared.recipe.grid import sigmas_of
+from shared.models.memory import WeightsHolding, file_bytes
+from shared.recipe.adapter import agreed, check_adapter_here, recipe_adapter
+from shared.recipe.grid import make_sigmas
 from shared.recipe.networks import check_networks, frozen_layers
 from shared.recipe.recipe import Recipe
 
-SAY_EVERY_S = 5.0
+PROGRESS_LOG_S = 5.0
 
 log = structlog.get_logger()
 
@@ -120,9 +120,9 @@ class LoadedPolicy:
 
 def load_policy(
     recipe: Recipe,
-    parts: set[Part],
+    parts: set[ModelPart],
     index: int = 0,
-    holding: Holding | None = None,
+    holding: WeightsHolding | None = None,
     *,
     trains: bool = False,
 ) -> LoadedPolicy:
@@ -148,9 +148,9 @@ def load_policy(
 
 def _loaded(
     recipe: Recipe,
-    parts: set[Part],
+    parts: set[ModelPart],
     device: torch.device,
-    holding: Holding,
+    holding: WeightsHolding,
     place: Place | None,
     *,
     trains: bool,
@@ -173,7 +173,7 @@ def _loaded(
     if "text" in parts:
         check_encoders(model, recipe)
     start = _start(recipe)
-    policy = policy_of(recipe, model, device, place, start)
+    policy = make_policy(recipe, model, device, place, start)
     if holding.memory == "streamed":
         stream(model.transformer, device)
     if recipe.keeps_reference and trains:
@@ -187,7 +187,7 @@ def _loaded(
 @contextmanager
 def loading(
     folder: Path,
-    parts: set[Part],
+    parts: set[ModelPart],
     device: torch.device,
     place: Place | None,
 ) -> Iterator[Progress]:
@@ -203,7 +203,7 @@ def loading(
     def progress(num_bytes: int) -> None:
         nonlocal done, said
         done += num_bytes
-        if time.monotonic() >= said + SAY_EVERY_S:
+        if time.monotonic() >= said + PROGRESS_LOG_S:
             said = time.monotonic()
             log.info("model_loads", percent=min(99, round(100 * done / max(1, total))))
 
@@ -218,7 +218,7 @@ def _start(recipe: Recipe) -> LoraFile | None:
     """Reads what the adapter is that the run begins from; raises UserError if it is not here, or
     the recipe has another `model.lora`."""
     check_adapter_here(recipe)
-    found = adapter_of(recipe)
+    found = recipe_adapter(recipe)
     if found is not None:
         agreed(recipe.model.lora, found)
     return found
@@ -233,7 +233,7 @@ def _place(recipe: Recipe, device: torch.device) -> Place:
     return MastersPlace(device) if has_masters else Place(device)
 
 
-def policy_of(
+def make_policy(
     recipe: Recipe,
     model: ModelAdapter,
     device: torch.device,
@@ -276,7 +276,7 @@ def policy_of(
 def sampling_plan(recipe: Recipe, *, window_start: int | None) -> SamplingPlan:
     """Returns how one group is denoised; without a window, deterministically, as for evaluation."""
     sampling, method = recipe.sampling, ALGORITHMS[recipe.algorithm.name]
-    grid, window = sigmas_of(sampling), range(0)
+    grid, window = make_sigmas(sampling), range(0)
     is_drawn = sampling.trained == "random"
     if window_start is not None and method.has_window:
         window = range(window_start, window_start + sampling.window)

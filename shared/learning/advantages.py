@@ -7,9 +7,9 @@ from typing import Literal
 
 EPSILON = 1e-4
 
-Over = Literal["group", "batch"]
+AdvantageScope = Literal["group", "batch"]
 
-Scored = tuple[Sequence[float | None], Mapping[str, Sequence[float | None]]]
+SampleScores = tuple[Sequence[float | None], Mapping[str, Sequence[float | None]]]
 """Rewards of a group's samples, and the scores that make them up by the names of their scorers."""
 
 
@@ -75,7 +75,7 @@ def _picked(values: Sequence[float | None], samples: Sequence[int]) -> list[floa
 class Advantages:
     """Compares the samples of a group."""
 
-    std: Over = "group"
+    std: AdvantageScope = "group"
     """batch: they are only centred here; `of_batch` scales them once all rewards are known."""
     weights: tuple[tuple[str, float], ...] = ()
     """(scorer, weight): each score is made an advantage of its own, and the advantages are summed
@@ -93,7 +93,7 @@ class Advantages:
         """
         return self._known(rewards, parts, self._of)
 
-    def of_batch(self, groups: Sequence[Scored]) -> list[tuple[float, ...]]:
+    def of_batch(self, groups: Sequence[SampleScores]) -> list[tuple[float, ...]]:
         """Return the advantages of a whole batch's groups, over the standard deviations of all of
         its rewards, or of all scores of each scorer; whatever `std` says."""
         known = [(rewards, parts, with_reward(rewards)) for rewards, parts in groups]

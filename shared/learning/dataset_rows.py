@@ -48,7 +48,7 @@ class Columns:
 
 
 @dataclass(slots=True)
-class Made:
+class ConversionCounts:
     """Counts what was made of rows."""
 
     prompts: int = 0
@@ -62,7 +62,7 @@ class Made:
 
 def make_prompts(
     files: Iterable[tuple[Path, ReadFile]], columns: Columns, folder: Path, key: str
-) -> Made:
+) -> ConversionCounts:
     """Write the prompts of files' rows, in order, into a new folder: `PROMPTS_FILE`, and images by
     their SHA-256.
 
@@ -72,13 +72,13 @@ def make_prompts(
     Raises:
         UserError: naming the column, or the file and row, and the remedy.
     """
-    made = Made()
+    made = ConversionCounts()
     (folder / IMAGES).mkdir(parents=True)
     with (folder / PROMPTS_FILE).open("w", encoding="utf-8") as lines:
         for file, read_image in files:
             for number, row in enumerate(_rows(file, columns, key), 1):
                 where = f"{file.name} row {number}"
-                line = _Maker(columns, folder, key, read_image, made).line(row, where)
+                line = _Converter(columns, folder, key, read_image, made).line(row, where)
                 if line is not None:
                     lines.write(json.dumps(line, ensure_ascii=False) + "\n")
     if not made.prompts:
@@ -87,12 +87,12 @@ def make_prompts(
 
 
 @dataclass(frozen=True, slots=True)
-class _Maker:
+class _Converter:
     columns: Columns
     folder: Path
     key: str
     read_image: ReadFile
-    made: Made
+    made: ConversionCounts
 
     def line(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         """Return a line of `PROMPTS_FILE`; None for a row without a prompt, or its image, and for
@@ -180,14 +180,14 @@ def _rows(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]
     """Yield the rows of a file by their columns' names; raises UserError if one is missing, or if
     the file is none of its kind."""
     if file.suffix == ".parquet":
-        yield from _of_parquet(file, columns, key)
+        yield from _parquet_rows(file, columns, key)
     elif file.suffix == ".csv":
-        yield from _of_csv(file, columns, key)
+        yield from _csv_rows(file, columns, key)
     else:
-        yield from _of_json(file, columns, key)
+        yield from _json_rows(file, columns, key)
 
 
-def _of_parquet(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
+def _parquet_rows(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
@@ -207,7 +207,7 @@ def _of_parquet(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str,
         raise _unreadable(file, key, error) from error
 
 
-def _of_csv(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
+def _csv_rows(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
     """Yield rows of texts; an empty cell is none."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
@@ -225,7 +225,7 @@ def _of_csv(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any
         raise _unreadable(file, key, error) from error
 
 
-def _of_json(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
+def _json_rows(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
     """Yield the objects of a list, or of lines; a column need not be in each of them."""
     names: dict[str, None] = {}
     try:

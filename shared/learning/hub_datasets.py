@@ -18,7 +18,7 @@ from typing import Any
 from shared.errors import UserError
 
 PREFIX = "datasets--"
-HERE = f"{PREFIX}@files"
+LOCAL_DATASET = f"{PREFIX}@files"
 """Folder of what is made of files of this host; no name on the hub has an @."""
 PROMPTS_FILE = "prompts.jsonl"
 FORMATS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv")
@@ -42,7 +42,7 @@ def not_fetched(path: Path) -> str | None:
     folder = next((part for part in path.parts if part.startswith(PREFIX)), None)
     if folder is None:
         return None
-    if folder == HERE:
+    if folder == LOCAL_DATASET:
         return (
             "data.dataset.folder, evaluation.dataset.folder: no prompts are made of its files as "
             "they are now, with these columns; make them with: digenrl fetch RECIPE"
@@ -74,7 +74,7 @@ def chosen_files(
             f"{CONVERTED}"
         )
     if configs:
-        found = _of_card(data, _config_of(configs, config), split)
+        found = _split_from_card(data, _find_config(configs, config), split)
     else:
         found = _by_name(_below(data, config), split)
     if not found:
@@ -90,7 +90,7 @@ def _has_rows(name: str) -> bool:
     return path.suffix in FORMATS and not hidden and path.name not in NO_ROWS
 
 
-def _config_of(configs: Sequence[Mapping[str, Any]], wanted: str | None) -> Mapping[str, Any]:
+def _find_config(configs: Sequence[Mapping[str, Any]], wanted: str | None) -> Mapping[str, Any]:
     known = {str(each.get("config_name", "default")): each for each in configs}
     if wanted is not None and wanted in known:
         return known[wanted]
@@ -103,7 +103,7 @@ def _config_of(configs: Sequence[Mapping[str, Any]], wanted: str | None) -> Mapp
     raise UserError(f"config: {given}; it has {', '.join(known)}")
 
 
-def _of_card(data: Sequence[str], config: Mapping[str, Any], split: str) -> list[str]:
+def _split_from_card(data: Sequence[str], config: Mapping[str, Any], split: str) -> list[str]:
     folder = str(config.get("data_dir") or "").strip("/")
     inside = [name for name in data if not folder or name.startswith(f"{folder}/")]
     if (files := config.get("data_files")) is None:

@@ -81,10 +81,10 @@ SCORER_METRICS: Mapping[str, Metric] = {
     "reward_mean": Metric("score", "mean of that scorer's own scores, without its weight"),
     "reward_std": Metric("score", "population standard deviation of its scores"),
 }
-"""Metrics of each scorer, named by `of_scorer`."""
+"""Metrics of each scorer, named by `scorer_metric`."""
 
 
-def of_scorer(metric: str, scorer: str) -> str:
+def scorer_metric(metric: str, scorer: str) -> str:
     """
     >>> of_scorer("reward_mean", "ocr")
     'reward_mean/ocr'
@@ -92,7 +92,7 @@ def of_scorer(metric: str, scorer: str) -> str:
     return f"{metric}/{scorer}"
 
 
-def scorer_of(name: str) -> tuple[str, str]:
+def split_metric(name: str) -> tuple[str, str]:
     """The inverse: (metric, scorer), with an empty scorer where there is none.
 
     >>> scorer_of("reward_mean/ocr"), scorer_of("loss")

@@ -14,7 +14,7 @@ from shared.errors import UserError
 from shared.learning.hub_datasets import FORMATS, chosen_files
 
 
-def rows_of(source: Path, config: str | None, split: str) -> tuple[Path, list[str]]:
+def split_files(source: Path, config: str | None, split: str) -> tuple[Path, list[str]]:
     """Return the folder of a user's files, and which of them hold a split, in order.
 
     Args:
@@ -38,7 +38,7 @@ def rows_of(source: Path, config: str | None, split: str) -> tuple[Path, list[st
     return source, chosen_files(names, (), config, split)
 
 
-def made_of(place: Path, source: Path, selection: str) -> str | None:
+def converted_digest(place: Path, source: Path, selection: str) -> str | None:
     """Return the digest of the prompts that were made of files; None if there were none, or if the
     files have changed since.
 
@@ -50,11 +50,11 @@ def made_of(place: Path, source: Path, selection: str) -> str | None:
         digest, seen = json.loads(_note(place, source, selection).read_bytes())
     except (OSError, ValueError):
         return None
-    return str(digest) if seen == state_of(source) else None
+    return str(digest) if seen == files_digest(source) else None
 
 
 def note_made(place: Path, source: Path, selection: str, digest: str, state: str) -> None:
-    """Note what was made of files in this state, for `made_of`."""
+    """Note what was made of files in this state, for `converted_digest`."""
     note = _note(place, source, selection)
     note.parent.mkdir(parents=True, exist_ok=True)
     unfinished = note.with_suffix(".new")
@@ -62,7 +62,7 @@ def note_made(place: Path, source: Path, selection: str, digest: str, state: str
     unfinished.rename(note)
 
 
-def state_of(source: Path) -> str:
+def files_digest(source: Path) -> str:
     """Return a digest of the files' names, sizes and times, the images among them as well."""
     files = [source] if source.is_file() else sorted(_files(source))
     state = hashlib.sha256()

@@ -33,11 +33,11 @@ def check_picture(data: bytes) -> tuple[int, int]:
             f"has {len(data) >> 20} MiB; at most {MAX_BYTES >> 20}: make it smaller"
         )
     if data.startswith(_PNG):
-        size = _size_of_png(data)
+        size = _png_size(data)
     elif data.startswith(_JPEG):
-        size = _size_of_jpeg(data)
+        size = _jpeg_size(data)
     elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        size = _size_of_webp(data)
+        size = _webp_size(data)
     else:
         raise ContractError("is no PNG or JPEG, and no WebP; save it as one of them")
     height, width = size
@@ -79,7 +79,7 @@ def decoded(data: bytes, *, height: int, width: int, channels: int, background: 
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _size_of_png(data: bytes) -> tuple[int, int]:
+def _png_size(data: bytes) -> tuple[int, int]:
     if len(data) < 26 or data[12:16] != b"IHDR":
         raise ContractError("is a damaged PNG; save it again")
     if data[24] == 16:
@@ -90,7 +90,7 @@ def _size_of_png(data: bytes) -> tuple[int, int]:
 def _is_broken_off(data: bytes) -> bool:
     """Whether the pixels of a file end early, as those of a download that was not finished."""
     if data.startswith(_JPEG):
-        return data.find(_JPEG_END, _frame_of_jpeg(data)) < 0  # before it, a preview may end
+        return data.find(_JPEG_END, _jpeg_frame(data)) < 0  # before it, a preview may end
     if data.startswith(b"RIFF"):
         return len(data) < 8 + int.from_bytes(data[4:8], "little")
     place = len(_PNG)
@@ -102,7 +102,7 @@ def _is_broken_off(data: bytes) -> bool:
     return False
 
 
-def _size_of_webp(data: bytes) -> tuple[int, int]:
+def _webp_size(data: bytes) -> tuple[int, int]:
     if len(data) < 30 or data[12:16] not in _WEBP:
         raise ContractError("is a damaged WebP; save it again")
     place, length, mask, more = _WEBP[data[12:16]]
@@ -111,13 +111,13 @@ def _size_of_webp(data: bytes) -> tuple[int, int]:
     return (both >> shift & mask) + more, (both & mask) + more
 
 
-def _size_of_jpeg(data: bytes) -> tuple[int, int]:
-    place = _frame_of_jpeg(data)
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    place = _jpeg_frame(data)
     rows, columns = data[place + 5 : place + 7], data[place + 7 : place + 9]
     return int.from_bytes(rows, "big"), int.from_bytes(columns, "big")
 
 
-def _frame_of_jpeg(data: bytes) -> int:
+def _jpeg_frame(data: bytes) -> int:
     """Return where the header of a JPEG's frame begins."""
     place = 2
     while place + 9 <= len(data) and data[place] == 0xFF:

@@ -117,9 +117,9 @@ def _check_columns(path: Path, schema: Any) -> None:
             "rename the one that holds the prompts"
         )
     for field in schema:
-        if field.name == PROMPT and not _is_one_of(TEXT, field.type):
+        if field.name == PROMPT and not _has_type(TEXT, field.type):
             raise UserError(f"data.prompts: {path}, column {PROMPT}: {field.type} is no text")
-        if field.name == IMAGE and not _is_one_of((*TEXT, "null"), field.type):
+        if field.name == IMAGE and not _has_type((*TEXT, "null"), field.type):
             raise UserError(
                 f"data.prompts: {path}, column {IMAGE}: {field.type} is no path; name the file "
                 "as data.dataset.folder, which takes images themselves, in place of data.prompts"
@@ -128,17 +128,17 @@ def _check_columns(path: Path, schema: Any) -> None:
 
 
 def _check_plain(path: Path, column: str, kind: Any) -> None:
-    if _is_one_of(NESTED, kind):
+    if _has_type(NESTED, kind):
         for number in range(kind.num_fields):
             _check_plain(path, f"{column}.{kind.field(number).name}", kind.field(number).type)
-    elif not _is_one_of(PLAIN, kind):
+    elif not _has_type(PLAIN, kind):
         raise UserError(
             f"data.prompts: {path}, column {column}: {kind} is no text, number or bool, and no "
             "list or table of them, as metadata must be; drop the column, or turn it into text"
         )
 
 
-def _is_one_of(names: tuple[str, ...], kind: Any) -> bool:
+def _has_type(names: tuple[str, ...], kind: Any) -> bool:
     """Whether a column's type, or that of its dictionary's values, is one of those named."""
     from pyarrow import types
 

@@ -41,14 +41,14 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StreamMessage:
     """A message of a stream, as far as epochs go."""
 
     epoch: int
     is_mark: bool = False
 
 
-def holds(stream: Sequence[Stored]) -> list[bool]:
+def holds(stream: Sequence[StreamMessage]) -> list[bool]:
     """Return of each message whether it is a command that holds, by what stands before it."""
     fence, found = Fence(), list[bool]()
     for message in stream:
@@ -58,20 +58,20 @@ def holds(stream: Sequence[Stored]) -> list[bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldLease:
     """A lease that is held: by which entry of its register, since which epoch."""
 
     epoch: int
     revision: int
     """Number of the newest entry that the holder knows to be its own."""
 
-    def goes_on(self, revision: int) -> "Held | None":
+    def goes_on(self, revision: int) -> "HeldLease | None":
         """Return the lease after the holder's next entry, or None if it is another lease.
 
         Entries that time out leave the register, but numbers go on: an entry that follows the one
         before it shows that nobody held the lease in between.
         """
-        return Held(self.epoch, revision) if revision == self.revision + 1 else None
+        return HeldLease(self.epoch, revision) if revision == self.revision + 1 else None
 
 
 def next_epoch(revision: int, newest: int) -> int:

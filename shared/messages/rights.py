@@ -1,6 +1,6 @@
 """Who publishes and who reads which message: the one description of what each role may do on NATS.
 
-A service connects as the user of its role, and NATS refuses it everything else. `permissions_of`
+A service connects as the user of its role, and NATS refuses it everything else. `role_permissions`
 says so in NATS's words: subjects that a user may publish to and subscribe to.
 
     scheduler   commands, and makes the streams
@@ -11,9 +11,8 @@ says so in NATS's words: subjects that a user may publish to and subscribe to.
                 scheduler announces again what was lost)
     client      reads events
 
-A message counts only under its own subject (`shared.messages.subjects.subject_of`), so who may not
-publish to a subject cannot send such a message under another one.
-"""
+A message counts only under its own subject (`shared.messages.subjects.message_subject`), so who may
+not publish to a subject cannot send such a message under another one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -106,12 +105,12 @@ class Permissions:
     subscribe: tuple[str, ...]
 
 
-def inbox_of(user: str) -> str:
+def inbox_subject(user: str) -> str:
     """Return the subject below which a user gets answers; nobody else may listen there."""
     return f"_INBOX.{user}"
 
 
-def permissions_of(role: Role) -> Permissions:
+def role_permissions(role: Role) -> Permissions:
     """Return all that NATS lets a role do."""
     mine = [right for right in RIGHTS if role in right.publishers]
     read = [right for right in RIGHTS if role in right.readers]
@@ -126,7 +125,7 @@ def permissions_of(role: Role) -> Permissions:
     if role in SHARED_WORK:
         publish |= {*_sharing(SHARED_WORK[role]), f"dg.*.quarantine.{UNSCORED}.*"}
         publish.add(f"$JS.API.STREAM.MSG.GET.{TASK.name}")  # what a result is to be judged by
-    return Permissions(tuple(sorted(publish)), tuple(sorted({f"{inbox_of(role)}.>", *listen})))
+    return Permissions(tuple(sorted(publish)), tuple(sorted({f"{inbox_subject(role)}.>", *listen})))
 
 
 def _slots_looked_at(mine: list[Right]) -> Iterator[str]:

@@ -7,7 +7,7 @@ the trainer admits the result. It is pure, so that simulated devices obey the sa
 from shared.errors import AdmissionError
 from shared.messages.contracts import FragmentScored, GenerateFragment, Policy, TrainGroup
 
-Admissible = tuple[Policy, ...]
+AdmissibleVersions = tuple[Policy, ...]
 """Versions that may have generated a batch: the newest, and with one-step asynchrony the one
 before it."""
 
@@ -21,7 +21,9 @@ def check_task(task: GenerateFragment, *, max_staleness: int) -> None:
         )
 
 
-def check_admission(fragment: FragmentScored, command: TrainGroup, admissible: Admissible) -> None:
+def check_admission(
+    fragment: FragmentScored, command: TrainGroup, admissible: AdmissibleVersions
+) -> None:
     """Check that an admissible version generated the fragment, and with that version's weights.
 
     Raises:

@@ -97,10 +97,10 @@ DLQ = Stream(
     "DG_DLQ", (ADVISORIES, "dg.*.quarantine.>"), 64 * MIB, slots=False,
     max_message_bytes=MAX_SUMS_BYTES,
 )  # fmt: skip
-ALL = "dg.>"
+ALL_SUBJECTS = "dg.>"
 """What all streams have subjects below."""
 STREAMS = (TASK, TRAJ, REW, TRAIN, FLUID, DEVICE, EVT, DLQ)
-ADDRESSED = (TASK, TRAJ, REW)
+ADDRESSED_STREAMS = (TASK, TRAJ, REW)
 """Streams whose subjects name the device before the batch."""
 COMMANDED = (TASK, TRAIN, FLUID, DEVICE)
 """Streams with commands of the scheduler, in which epochs are marked (epochs.py)."""
@@ -125,7 +125,7 @@ def is_unscored(subject: str) -> bool:
     return subject.split(".")[2:4] == ["quarantine", UNSCORED]
 
 
-def subject_of(run: str, message: Message) -> str:
+def message_subject(run: str, message: Message) -> str:
     match message:
         case GenerateFragment(fragment=fragment):
             return task_subject(run, message.worker, fragment)
@@ -136,23 +136,23 @@ def subject_of(run: str, message: Message) -> str:
         case TrainGroup():
             return f"dg.{run}.train.{message.batch}.{message.group}.{message.attempt}"
         case FluidMessage():
-            return _subject_of_fluid(run, message)
+            return _fluid_subject(run, message)
         case _:
             return _subject_without_slot(run, message)
 
 
-def _subject_of_fluid(run: str, message: FluidMessage) -> str:
+def _fluid_subject(run: str, message: FluidMessage) -> str:
     match message:
         case TrainPiece(worker=worker):
             slot = f"piece.{worker}.{_piece(message)}"
         case PieceTrained() | PieceReleased():
             slot = f"trained.{_piece(message)}"
         case _:
-            slot = _slot_of_all(message)
+            slot = _shared_slot(message)
     return f"dg.{run}.fluid.{message.batch}.{slot}"
 
 
-def _slot_of_all(message: FluidMessage) -> str:
+def _shared_slot(message: FluidMessage) -> str:
     """Return the slot of what concerns all members; the first update's has no number."""
     number = message.update if isinstance(message, UpdateMessage) else 0
     update = f".{number}" if number else ""
@@ -190,7 +190,7 @@ def _subject_without_slot(run: str, message: Message) -> str:
             return f"dg.{run}.evt.{message.kind}"
 
 
-def stream_of(subject: str) -> Stream:
+def find_stream(subject: str) -> Stream:
     """Return the stream that a subject of one run belongs to."""
     kind = subject.split(".")[2]
     return next(stream for stream in STREAMS if stream.subjects[0] == f"dg.*.{kind}.>")
@@ -199,7 +199,7 @@ def stream_of(subject: str) -> Stream:
 def batch_subject(run: str, stream: Stream, batch: int) -> str:
     """Match every slot of one batch in one stream."""
     kind = stream.subjects[0].split(".")[2]
-    return f"dg.{run}.{kind}{'.*' if stream in ADDRESSED else ''}.{batch}.>"
+    return f"dg.{run}.{kind}{'.*' if stream in ADDRESSED_STREAMS else ''}.{batch}.>"
 
 
 def task_subject(run: str, address: str, fragment: FragmentSlot) -> str:

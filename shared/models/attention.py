@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 from shared.errors import UserError
 
-EXACT = ("native", "_native_math", "flex", "xformers", "_native_efficient")
+ANY_TYPE_BACKENDS = ("native", "_native_math", "flex", "xformers", "_native_efficient")
 """Back ends that take weights of any type."""
 
-HALF = (
+HALF_TYPE_BACKENDS = (
     "flash", "flash_hub", "flash_varlen", "flash_varlen_hub", "flash_4_hub",
     "_flash_varlen_3", "_flash_3_hub", "_flash_3_varlen_hub", "aiter_fa2_hub",
     "_native_cudnn", "_native_flash",
@@ -24,10 +24,10 @@ WITHOUT_BACKWARD = (
     "_sage_qk_int8_pv_fp16_cuda", "_sage_qk_int8_pv_fp16_triton",
 )  # fmt: skip
 
-OTHER_HARDWARE = ("_native_npu", "_native_xla")
+OTHER_DEVICE_BACKENDS = ("_native_npu", "_native_xla")
 """Back ends of devices that no process of a run takes."""
 
-ON_CPU = ("native", "_native_math", "_native_flash")
+CPU_BACKENDS = ("native", "_native_math", "_native_flash")
 
 HALF_TYPES = ("bfloat16", "float16")
 
@@ -38,14 +38,14 @@ def check_backend(name: str, dtype: str) -> None:
     if name in WITHOUT_BACKWARD:
         raise ValueError(
             f"attention: {name!r} has no backward pass, and a replay has to equal its sample; use "
-            f"{_listed(HALF[:1])} or leave it out"
+            f"{_listed(HALF_TYPE_BACKENDS[:1])} or leave it out"
         )
-    if name not in EXACT + HALF:
+    if name not in ANY_TYPE_BACKENDS + HALF_TYPE_BACKENDS:
         raise ValueError(
-            f"attention: {name!r} is none of diffusers' back ends; use {_listed(EXACT + HALF)}, or "
-            "leave it out"
+            f"attention: {name!r} is no back end of diffusers; use "
+            f"{_listed(ANY_TYPE_BACKENDS + HALF_TYPE_BACKENDS)}, or leave it out"
         )
-    if name in HALF and dtype not in HALF_TYPES:
+    if name in HALF_TYPE_BACKENDS and dtype not in HALF_TYPES:
         raise ValueError(
             f"attention: {name!r} takes {' and '.join(HALF_TYPES)}, not {dtype}; set model.dtype, "
             "or leave attention out"
@@ -54,10 +54,10 @@ def check_backend(name: str, dtype: str) -> None:
 
 def check_device(name: str | None, *, on_gpu: bool) -> None:
     """Raises UserError if the back end needs a GPU and there is none."""
-    if name is not None and name not in ON_CPU and not on_gpu:
+    if name is not None and name not in CPU_BACKENDS and not on_gpu:
         raise UserError(
-            f"model.attention: {name} needs a GPU, and there is none; use {_listed(ON_CPU)}, or "
-            "leave it out"
+            f"model.attention: {name} needs a GPU, and there is no GPU; use "
+            f"{_listed(CPU_BACKENDS)}, or leave it out"
         )
 
 

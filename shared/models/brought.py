@@ -12,11 +12,11 @@ from importlib.metadata import EntryPoint, entry_points
 from shared.errors import UserError
 from shared.models.families import FAMILIES, FamilySpec
 
-GROUP, TINY = "digenrl.families", "digenrl.tiny_models"
+FAMILY_GROUP, TINY_MODEL_GROUP = "digenrl.families", "digenrl.tiny_models"
 
 
 @cache
-def brought(group: str = GROUP) -> Mapping[str, EntryPoint]:
+def brought(group: str = FAMILY_GROUP) -> Mapping[str, EntryPoint]:
     """Returns the entry points of installed packages, by the pipeline that they name."""
     return {each.name: each for each in entry_points(group=group)}
 
@@ -42,17 +42,17 @@ def family_named(pipeline: str) -> FamilySpec | None:
     except Exception as error:  # a package is anybody's code
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(
-            f"model.folder: the family {pipeline} of {package_of(point)} cannot be imported: "
+            f"model.folder: the family {pipeline} of {package_name(point)} cannot be imported: "
             f"{reason}"
         ) from error
     if not isinstance(spec, FamilySpec) or spec.pipeline != pipeline:
         raise UserError(
-            f"model.folder: {point.value} of {package_of(point)} is no FamilySpec of {pipeline}; "
+            f"model.folder: {point.value} of {package_name(point)} is no FamilySpec of {pipeline}; "
             "name the entry point like its pipeline"
         )
     return spec
 
 
-def package_of(point: EntryPoint) -> str:
+def package_name(point: EntryPoint) -> str:
     """Returns name and version of the package that brings it."""
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.module

@@ -13,8 +13,8 @@ from typing import Any
 from shared.errors import UserError
 from shared.models.brought import family_named
 from shared.models.families import EXPERTS, FamilySpec
-from shared.models.hub import NEEDED, missing, needed_parts
-from shared.models.memory import METADATA, PARTS, Part, part_folders, read_header, weight_files
+from shared.models.hub import REQUIRED_PARTS, missing, needed_parts
+from shared.models.memory import METADATA, PARTS, ModelPart, part_folders, read_header, weight_files
 from shared.models.no_model import no_model, no_weights
 from shared.models.refused import unsupported
 from shared.models.sigmas import Sigmas, unknown_keys
@@ -39,7 +39,7 @@ class PartConfig(dict[str, Any]):
         raise UserError(f"model.folder: {self._file} has no {key}; choose a complete model")
 
 
-def family_of(folder: Path) -> FamilySpec:
+def find_family(folder: Path) -> FamilySpec:
     """Returns the family whose pipeline the folder names.
 
     Raises:
@@ -56,14 +56,14 @@ def family_of(folder: Path) -> FamilySpec:
     return family
 
 
-def checked_family_of(folder: Path) -> FamilySpec:
+def check_family(folder: Path) -> FamilySpec:
     """Returns the folder's family after a look at its parts and settings.
 
     Raises:
-        UserError: as `family_of`; or if the adapter does not know a part or a setting.
+        UserError: as `find_family`; or if the adapter does not know a part or a setting.
     """
-    family = family_of(folder)
-    known = family.components | NEEDED
+    family = find_family(folder)
+    known = family.components | REQUIRED_PARTS
     if family.has_experts:
         known |= {_SECOND, _BOUNDARY}
         _check_experts(folder)
@@ -152,7 +152,7 @@ def boundary(folder: Path) -> float | None:
     Raises:
         UserError: if the folder is not a diffusers model.
     """
-    if not family_of(folder).has_experts:
+    if not find_family(folder).has_experts:
         return None
     found = PartConfig(folder / "model_index.json").get(_BOUNDARY)
     return None if found is None else float(found)
@@ -201,15 +201,15 @@ def _unknown(file: Path, known: frozenset[str]) -> Iterator[str]:
         yield name if isinstance(value, list) else f"{name} = {json.dumps(value)}"
 
 
-def encoding_parts(folder: Path) -> frozenset[Part]:
+def encoding_parts(folder: Path) -> frozenset[ModelPart]:
     """Returns the parts of a model that prompts are encoded with: where they have source images,
     these are encoded by the decoder's other half.
 
     Raises:
         UserError: if the folder is not a diffusers model.
     """
-    text: frozenset[Part] = frozenset({"text"})
-    return text | {"decoder"} if family_of(folder).takes_image else text
+    text: frozenset[ModelPart] = frozenset({"text"})
+    return text | {"decoder"} if find_family(folder).takes_image else text
 
 
 def text_tokens(folder: Path, wanted: int | None) -> int:
@@ -219,7 +219,7 @@ def text_tokens(folder: Path, wanted: int | None) -> int:
     Raises:
         UserError: if the model does not take as many.
     """
-    family = family_of(folder)
+    family = find_family(folder)
     if wanted is not None and wanted > family.max_text_tokens:
         raise UserError(
             f"model.text_tokens: {wanted} is more than this model takes; at most "
@@ -231,7 +231,7 @@ def text_tokens(folder: Path, wanted: int | None) -> int:
 def check_size(folder: Path, table: str, *, height: int, width: int) -> None:
     """Raises UserError, which names the key of ``table``, unless the model in ``folder`` makes
     samples of ``height`` x ``width`` pixels."""
-    family_of(folder).check_size(table, *_configs(folder), height=height, width=width)
+    find_family(folder).check_size(table, *_configs(folder), height=height, width=width)
 
 
 def pixels_per_token(folder: Path) -> int:
@@ -240,7 +240,7 @@ def pixels_per_token(folder: Path) -> int:
     Raises:
         UserError: if the folder does not say it.
     """
-    return family_of(folder).pixels_per_token(*_configs(folder))
+    return find_family(folder).pixels_per_token(*_configs(folder))
 
 
 def pipeline_sigmas(
@@ -255,7 +255,7 @@ def pipeline_sigmas(
     Raises:
         UserError: if the folder does not say how, or its scheduler has a setting that is not known.
     """
-    family, file = family_of(folder), folder / _SCHEDULE
+    family, file = find_family(folder), folder / _SCHEDULE
     try:
         config: dict[str, Any] = dict(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -275,7 +275,7 @@ def pipeline_sigmas(
 def latent_shape(folder: Path, *, height: int, width: int, frames: int) -> tuple[int, ...]:
     """Returns the shape of one sample's latents; raises UserError if the model makes none of that
     size."""
-    return family_of(folder).latent_shape(
+    return find_family(folder).latent_shape(
         *_configs(folder), height=height, width=width, frames=frames
     )
 

@@ -22,7 +22,7 @@ ROOT = "DIGENRL_MODELS"
 MAIN = "main"
 """Revision of a model for which none is named."""
 INDEX = "model_index.json"
-NEEDED = frozenset({"transformer", "scheduler", "vae"})
+REQUIRED_PARTS = frozenset({"transformer", "scheduler", "vae"})
 """Parts of every model."""
 WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx",
@@ -88,7 +88,7 @@ def _ref(file: Path) -> str | None:
         return None
 
 
-def commit_of(folder: Path) -> str | None:
+def cached_commit(folder: Path) -> str | None:
     """Return the commit of a folder of a cache; None for any other."""
     is_commit = folder.parent.name == "snapshots" and len(folder.name) == _COMMIT_LENGTH
     return folder.name if is_commit else None
@@ -124,7 +124,9 @@ def needed_parts(index: Mapping[str, Any]) -> list[str]:
     family = family_named(pipeline)
     if family is None:
         raise UserError(f"model.id: it is {unsupported(pipeline)}")
-    known_parts = NEEDED | family.components | ({EXPERTS["low"]} if family.has_experts else set())
+    known_parts = (
+        REQUIRED_PARTS | family.components | ({EXPERTS["low"]} if family.has_experts else set())
+    )
     return [
         name
         for name, made in index.items()
@@ -132,6 +134,6 @@ def needed_parts(index: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def of_part(names: Sequence[str], part: str) -> list[str]:
+def files_in_part(names: Sequence[str], part: str) -> list[str]:
     """Return the names of the files in a part's folder, without the folder."""
     return [name.removeprefix(f"{part}/") for name in names if name.startswith(f"{part}/")]

@@ -16,8 +16,8 @@ from typing import Literal
 from shared.errors import UserError
 from shared.models.catalogue import network_folders
 from shared.models.families import EXPERTS
-from shared.models.lora_header import NARROW, PEFT_FILE, LoraHeader
-from shared.models.lora_names import HIGH, LOW, NamedLayers, converted_name, prefix_of
+from shared.models.lora_header import FLOAT8_TYPES, PEFT_FILE, LoraHeader
+from shared.models.lora_names import HIGH, LOW, NamedLayers, converted_name, network_prefix
 
 FILES = {HIGH: "pytorch_lora_weights.safetensors", LOW: "pytorch_lora_weights_2.safetensors"}
 """Files of the networks' adapters in diffusers' layout; the only network has the first."""
@@ -121,7 +121,7 @@ def _faults(file: LoraHeader, network: str, model: NamedLayers) -> Iterator[str]
     """Yields what `digenrl adapter convert` can change."""
     if file.text:
         yield f"{file.path} adapts a text encoder ({file.text[0]}), and only the network is trained"
-    narrow = next((n for n, entry in file.tensors.items() if entry["dtype"] in NARROW), None)
+    narrow = next((n for n, entry in file.tensors.items() if entry["dtype"] in FLOAT8_TYPES), None)
     if narrow is not None:
         yield f"{file.path} holds {narrow} in 8 bits"
     other = next((each for each in file.stems if model.find(each, network) is None), None)
@@ -130,7 +130,7 @@ def _faults(file: LoraHeader, network: str, model: NamedLayers) -> Iterator[str]
 
 
 def _read_file(file: LoraHeader, network: str, model: NamedLayers) -> Iterator[_Scaled]:
-    ways: dict[str, _Way] = {}
+    ways: dict[str, _LayerCut] = {}
     for stem in file.stems:
         layers = model.find(stem, network) or model.find(converted_name(stem), network)
         if layers is None:
@@ -152,7 +152,7 @@ def _read_file(file: LoraHeader, network: str, model: NamedLayers) -> Iterator[_
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _LayerCut:
     """Says how a matrix of several layers is cut."""
 
     apart: bool
@@ -175,9 +175,9 @@ class _Way:
             row += size
 
 
-def _way(file: LoraHeader, stem: str, outputs: Sequence[int]) -> _Way:
+def _way(file: LoraHeader, stem: str, outputs: Sequence[int]) -> _LayerCut:
     names, number, ((rank, inputs), _) = file.stems[stem], len(outputs), file.shapes(stem)
-    whole = _Way(apart=False, kept=(True,) * number)
+    whole = _LayerCut(apart=False, kept=(True,) * number)
     if number == 1 or rank % number:
         return whole
     held, data = memoryview(file.data(names["down"])), memoryview(file.data(names["up"]))
@@ -195,7 +195,7 @@ def _way(file: LoraHeader, stem: str, outputs: Sequence[int]) -> _Way:
         row += size
     step = own * inputs * item
     drawn = [_filled(held[index * step : (index + 1) * step]) for index in range(number)]
-    return _Way(apart=True, kept=tuple(a or b for a, b in zip(drawn, filled, strict=True)))
+    return _LayerCut(apart=True, kept=tuple(a or b for a, b in zip(drawn, filled, strict=True)))
 
 
 def _filled(data: memoryview) -> bool:
@@ -257,7 +257,7 @@ def _suffixes(layers: Sequence[str], model: NamedLayers) -> tuple[str, ...]:
     adapted, found = set(layers), list[str]()
     beginnings = tuple(
         beginning
-        for beginning in (prefix_of(network, model.networks) for network in model.networks)
+        for beginning in (network_prefix(network, model.networks) for network in model.networks)
         if any(each.startswith(beginning) for each in layers)
     )
     named: dict[str, list[str]] = {}

@@ -32,15 +32,15 @@ TEXT = re.compile(
 )
 FORMATS = {"F64": "d", "F32": "f", "F16": "e", "I64": "q", "I32": "i"}
 FLOATS = ("F64", "F32", "F16", "BF16")
-NARROW = ("F8_E4M3", "F8_E5M2")
-NEUTRAL = frozenset({
+FLOAT8_TYPES = ("F8_E4M3", "F8_E5M2")
+NEUTRAL_KEYS = frozenset({
     "auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode",
     "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "peft_version",
     "qalora_group_size", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "revision",
     "target_modules", "task_type",
 })  # fmt: skip
 """Keys of peft's configuration that change nothing of how a plain LoRA is computed, or are read."""
-PLAIN: Mapping[str, Sequence[object]] = {
+PLAIN_VALUES: Mapping[str, Sequence[object]] = {
     "peft_type": ("LORA",), "bias": ("none",),
     "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),
 }  # fmt: skip
@@ -73,7 +73,7 @@ class LoraHeader:
     def _role(self, name: str) -> tuple[str, Role]:
         """Returns the layer of a tensor, and which of the layer's tensors it is."""
         dtype = self.tensors[name]["dtype"]
-        if dtype not in (*FLOATS, *(FORMATS if name.endswith(ALPHA) else NARROW)):
+        if dtype not in (*FLOATS, *(FORMATS if name.endswith(ALPHA) else FLOAT8_TYPES)):
             raise ValueError(f"holds {name} as {dtype}; save it as bfloat16")
         for ending, role in ENDINGS.items():
             if name.endswith(ending):
@@ -131,8 +131,8 @@ class LoraHeader:
         """Peft's configuration; raises ValueError unless it describes a plain LoRA."""
         config = self._stored_config()
         for key, value in config.items():
-            plain = PLAIN.get(key, ())
-            if key not in NEUTRAL and value not in (None, False, "none", *plain) and value:
+            plain = PLAIN_VALUES.get(key, ())
+            if key not in NEUTRAL_KEYS and value not in (None, False, "none", *plain) and value:
                 raise ValueError(
                     f"is a LoRA with {key} = {json.dumps(value)}, which is not trained; train a "
                     "plain one, or merge it into model.folder"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.models.catalogue import checked_family_of
+from shared.models.catalogue import check_family
 from shared.models.families import EXPERTS
 from shared.models.memory import layer_shapes
 from shared.models.native_layers import NativeLayers
@@ -16,7 +16,7 @@ DOTTED = (
     "diffusion_model.", "",
 )  # fmt: skip
 """How names begin that are written with dots."""
-FLAT = ("lora_unet_", "lora_transformer_", "lycoris_")
+UNDERSCORED_PREFIXES = ("lora_unet_", "lora_transformer_", "lycoris_")
 """How names begin that are written with underscores in place of dots."""
 
 
@@ -41,13 +41,13 @@ class NamedLayers:
 
     @classmethod
     def of(cls, folder: Path, networks: Sequence[str]) -> "NamedLayers":
-        family, shapes = checked_family_of(folder), layer_shapes(folder)
+        family, shapes = check_family(folder), layer_shapes(folder)
         native = {
             network: native_names(
                 [each.removeprefix(prefix) for each in shapes if each.startswith(prefix)],
                 family.native_layers,
             )
-            for network, prefix in ((each, prefix_of(each, networks)) for each in networks)
+            for network, prefix in ((each, network_prefix(each, networks)) for each in networks)
         }
         flat = {
             network: {name.replace(".", "_"): layers for name, layers in names.items()}
@@ -60,15 +60,15 @@ class NamedLayers:
         if stem.startswith(f"{LOW}.") and LOW in self.networks:
             network = LOW
         names = self.native[network], self.flat[network]
-        for beginnings, known in zip((DOTTED, FLAT), names, strict=True):
+        for beginnings, known in zip((DOTTED, UNDERSCORED_PREFIXES), names, strict=True):
             for beginning in beginnings:
                 layers = known.get(stem.removeprefix(beginning))
                 if stem.startswith(beginning) and layers is not None:
-                    return tuple(prefix_of(network, self.networks) + each for each in layers)
+                    return tuple(network_prefix(network, self.networks) + each for each in layers)
         return None
 
 
-def prefix_of(network: str, networks: Sequence[str]) -> str:
+def network_prefix(network: str, networks: Sequence[str]) -> str:
     """Returns how the names of a network's parameters begin in this project."""
     return f"{network}." if len(networks) > 1 else ""
 

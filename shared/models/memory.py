@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 from shared.errors import UserError
 from shared.models.no_model import no_model
 
-Part = Literal["transformer", "text", "decoder"]
-PARTS: tuple[Part, ...] = get_args(Part)
+ModelPart = Literal["transformer", "text", "decoder"]
+PARTS: tuple[ModelPart, ...] = get_args(ModelPart)
 """transformer: the network that is trained; text: prompt encoders; decoder: latents to pixels."""
 
 Quantised = Literal["int8", "fp8", "nf4"]
@@ -32,7 +32,7 @@ METADATA = "__metadata__"
 LFS_POINTER = b"version "
 """First bytes of what Git LFS leaves in place of a file."""
 MAX_HEADER = 64 * 1024 * 1024
-WHOLE = ("model.safetensors", "diffusion_pytorch_model.safetensors")
+SINGLE_FILE_NAMES = ("model.safetensors", "diffusion_pytorch_model.safetensors")
 """Names of a part's file if it has only one, by transformers and by diffusers."""
 INDEX = ".safetensors.index.json"
 VARIANT = re.compile(r"\.(fp16|bf16|fp8|int8|ema|non_ema)[.-]")
@@ -45,7 +45,7 @@ NF4_GROUP = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class WeightsHolding:
     """Says how a process holds the network that it generates with."""
 
     weights: Form | None = None
@@ -55,7 +55,7 @@ class Holding:
     device one after the other."""
 
 
-UNQUANTISED = Holding()
+UNQUANTISED = WeightsHolding()
 
 MOMENTS = 2
 """Of each weight, in Adam."""
@@ -85,7 +85,7 @@ class TrainedSets:
 
 
 def weight_bytes(
-    folder: Path, dtype: str, parts: Collection[Part], holding: Holding = UNQUANTISED
+    folder: Path, dtype: str, parts: Collection[ModelPart], holding: WeightsHolding = UNQUANTISED
 ) -> int:
     """Returns the bytes that the weights of these parts take of a device, loaded by diffusers as
     ``dtype``; those of the network as ``holding`` says.
@@ -104,12 +104,12 @@ def weight_bytes(
     )
 
 
-def _item_bytes(part: Part, dtype: str) -> int:
+def _item_bytes(part: ModelPart, dtype: str) -> int:
     return max(DECODER_BYTES, ITEM_BYTES[dtype]) if part == "decoder" else ITEM_BYTES[dtype]
 
 
 def network_bytes(
-    tensors: Iterable[tuple[str, Sequence[int]]], dtype: str, holding: Holding = UNQUANTISED
+    tensors: Iterable[tuple[str, Sequence[int]]], dtype: str, holding: WeightsHolding = UNQUANTISED
 ) -> int:
     """Returns the bytes that a network takes of a device, from names and shapes of its weights.
 
@@ -146,13 +146,13 @@ def is_block_matrix(name: str, shape: Sequence[int]) -> bool:
     return len(shape) == 2 and name.endswith(".weight") and BLOCK.match(name) is not None
 
 
-def num_weights(folder: Path, part: Part) -> int:
+def num_weights(folder: Path, part: ModelPart) -> int:
     """Returns the number of weights; raises UserError if the folder is no model, or a file no
     safetensors file."""
     return sum(math.prod(shape) for _, shape in _tensors(folder, part))
 
 
-def file_bytes(folder: Path, parts: Collection[Part]) -> int:
+def file_bytes(folder: Path, parts: Collection[ModelPart]) -> int:
     """Returns the size of the weight files of these parts; raises UserError if the folder is no
     model."""
     return sum(
@@ -196,7 +196,7 @@ def layer_shapes(folder: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def _tensors(folder: Path, part: Part) -> Iterator[tuple[str, list[int]]]:
+def _tensors(folder: Path, part: ModelPart) -> Iterator[tuple[str, list[int]]]:
     """Yields the names and shapes of a part's tensors. If it has several folders, the names begin
     with theirs."""
     names = part_folders(folder, part)
@@ -208,7 +208,7 @@ def _tensors(folder: Path, part: Part) -> Iterator[tuple[str, list[int]]]:
                     yield prefix + tensor, entry["shape"]
 
 
-def part_folders(folder: Path, part: Part) -> list[str]:
+def part_folders(folder: Path, part: ModelPart) -> list[str]:
     """Returns the folders of a part that model_index.json names; raises UserError if the folder is
     no model."""
     index = folder / "model_index.json"
@@ -240,7 +240,7 @@ def weight_names(
     Args:
         pieces_of: returns the names that an index lists.
     """
-    for name in WHOLE:
+    for name in SINGLE_FILE_NAMES:
         if name in names:
             return [name]
     kept = [name for name in sorted(names) if not VARIANT.search(name)]

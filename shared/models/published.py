@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
-from shared.models.catalogue import PartConfig, boundary, family_of
+from shared.models.catalogue import PartConfig, boundary, find_family
 
 PUBLISHED = Path(__file__).parent / "published"
 ALIASES: Mapping[str, str] = {
@@ -43,7 +43,7 @@ class Configuration:
     """Whether they are those of this package, because the recipe's folder is not here."""
 
 
-def configuration_of(folder: Path, name: str | None = None) -> Configuration:
+def find_configuration(folder: Path, name: str | None = None) -> Configuration:
     """Finds the configuration of the model in ``folder``, or the published one of that name.
 
     Args:
@@ -73,11 +73,13 @@ def alike(folder: Path, names: Iterable[str]) -> str:
     Raises:
         UserError: if the folder is not a model of a known family.
     """
-    shape, pipeline = _shape(folder), family_of(folder).pipeline
+    shape, pipeline = _shape(folder), find_family(folder).pipeline
     same = [
         name for name in names if (PUBLISHED / name).is_dir() and _shape(PUBLISHED / name) == shape
     ]
-    return min(same, key=lambda name: family_of(PUBLISHED / name).pipeline != pipeline, default="")
+    return min(
+        same, key=lambda name: find_family(PUBLISHED / name).pipeline != pipeline, default=""
+    )
 
 
 def _shape(folder: Path) -> tuple[object, ...]:

@@ -145,7 +145,7 @@ _UNIPC = _EULER | {  # with what is left of another scheduler, and what sets no 
     "dynamic_thresholding_ratio", "sample_max_value", "timestep_spacing",
 }  # fmt: skip
 _DYNAMIC = {EULER: _EULER | {"use_dynamic_shifting"}}
-KNOWN: Mapping[SigmaRule, Mapping[str, frozenset[str]]] = {
+KNOWN_KEYS: Mapping[SigmaRule, Mapping[str, frozenset[str]]] = {
     static_shift: _DYNAMIC,
     solver_shift: {EULER: _EULER, UNIPC: _UNIPC},
     single_static_shift: {EULER: _EULER},
@@ -165,7 +165,7 @@ def unknown_keys(rule: SigmaRule, config: Config) -> list[str]:
     """Returns what a scheduler's configuration sets that a rule does not follow, as "name = value";
     nothing for a rule that a package brings."""
     name = config.get("_class_name", EULER)
-    schedulers = KNOWN.get(rule, {name: None})
+    schedulers = KNOWN_KEYS.get(rule, {name: None})
     if name not in schedulers:
         return [f"_class_name = {json.dumps(name)}"]
     known, given = schedulers[name], {**_DEFAULTS.get(name, {}), **config}

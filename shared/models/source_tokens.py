@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
-from shared.models.catalogue import family_of, text_tokens
+from shared.models.catalogue import find_family, text_tokens
 
 SETTINGS = "processor/preprocessor_config.json"
 PROMPT_TOKENS = 256
@@ -39,7 +39,7 @@ def source_tokens(folder: Path, height: int, width: int) -> int:
     Raises:
         UserError: if the folder does not say how it is cut.
     """
-    family = family_of(folder)
+    family = find_family(folder)
     if not family.takes_image or "processor" not in family.components:
         return 0
     try:

@@ -30,9 +30,9 @@ from shared.process.http_api import Refused, refusal
 Role = Literal["viewer", "operator", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
 """Each may do what those before it may."""
-Needs = Role | Literal["nothing", "code"]
+RequiredRole = Role | Literal["nothing", "code"]
 
-OPERATIONS: Mapping[str, Needs] = {
+OPERATIONS: Mapping[str, RequiredRole] = {
     "GET /livez": "nothing",
     "GET /readyz": "nothing",
     "GET /sign-in": "code",
@@ -100,9 +100,9 @@ OPERATIONS: Mapping[str, Needs] = {
 }
 """What each operation of any service needs. A service with another one does not start."""
 
-REST: Role = "viewer"
+DEFAULT_ROLE: Role = "viewer"
 """What a request needs that is no operation: its answer says that there is no such thing."""
-CODE_S = 600.0
+SIGN_IN_CODE_S = 600.0
 SESSION_S = 12 * 3600.0
 MAX_SESSIONS = 256
 """Codes, and sessions, of one caller at a time."""
@@ -124,7 +124,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
+class AuditedChange:
     """Says who has asked for a change, and what is answered."""
 
     caller: Caller
@@ -150,7 +150,7 @@ class TokenRecord(BaseModel):
 RECORDS = TypeAdapter(list[TokenRecord])
 
 
-def digest_of(secret: str) -> str:
+def secret_digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -188,7 +188,7 @@ class TokenFile:
 
     def caller(self, token: str, now: float) -> Caller | None:
         """Return whose token it is; every record is compared, in constant time."""
-        given, found = digest_of(token), None
+        given, found = secret_digest(token), None
         try:
             records = self.records()
         except UserError as error:
@@ -220,7 +220,7 @@ class Access:
     cookie: str = "digenrl"
     """Name of the cookie: a browser sends it to every port of a host."""
     clock: Callable[[], float] = lambda: time.monotonic()
-    audit: "Callable[[Audited], Awaitable[None]] | None" = None
+    audit: "Callable[[AuditedChange], Awaitable[None]] | None" = None
     """Keeps requests that change something, beside the log, before they are answered."""
     _codes: dict[str, _Proof] = field(default_factory=dict)
     _sessions: dict[str, _Proof] = field(default_factory=dict)
@@ -231,7 +231,7 @@ class Access:
         Raises:
             Refused: with 401 if the caller proves nothing, with 403 if its role may not do it.
         """
-        needs = needs_of(method, path)
+        needs = required_role(method, path)
         if needs == "nothing" or needs == "code":
             return None
         caller = Caller("anybody", "admin") if self.is_open else self._caller(headers)
@@ -249,7 +249,7 @@ class Access:
     def new_code(self, caller: Caller) -> str:
         """Return a code that is worth a session, once, for ten minutes."""
         code = new_secret()
-        _keep(self._codes, code, _Proof(caller, self.clock() + CODE_S), self.clock())
+        _keep(self._codes, code, _Proof(caller, self.clock() + SIGN_IN_CODE_S), self.clock())
         return code
 
     def exchange(self, code: str) -> str:
@@ -258,7 +258,7 @@ class Access:
         Raises:
             Refused: if it is no code, or not any more.
         """
-        proof = self._codes.pop(digest_of(code), None)
+        proof = self._codes.pop(secret_digest(code), None)
         if proof is None or self.clock() >= proof.until:
             raise Refused(401, "code: it was used or is too old; ask for another link")
         session = new_secret()
@@ -291,7 +291,7 @@ class Access:
                 return None
             return self.tokens.caller(token.strip(), time.time())
         session = cookie_parser(headers.get("cookie", "")).get(self.cookie)
-        proof = None if session is None else self._sessions.get(digest_of(session))
+        proof = None if session is None else self._sessions.get(secret_digest(session))
         return None if proof is None or self.clock() >= proof.until else proof.caller
 
 
@@ -303,7 +303,7 @@ def _keep(kept: dict[str, _Proof], secret: str, proof: _Proof, now: float) -> No
     own = [digest for digest, each in kept.items() if each.caller == proof.caller]
     for digest in own[: max(0, len(own) + 1 - MAX_SESSIONS)]:
         del kept[digest]
-    kept[digest_of(secret)] = proof
+    kept[secret_digest(secret)] = proof
 
 
 _ROUTES = tuple(
@@ -313,25 +313,27 @@ _ROUTES = tuple(
 )
 
 
-def needs_of(method: str, path: str) -> Needs:
+def required_role(method: str, path: str) -> RequiredRole:
     """Return what a request needs."""
     scope = {"type": "http", "method": method, "path": path, "path_params": {}}
-    return next((needs for route, needs in _ROUTES if route.matches(scope)[0] is Match.FULL), REST)
+    return next(
+        (needs for route, needs in _ROUTES if route.matches(scope)[0] is Match.FULL), DEFAULT_ROLE
+    )
 
 
 def check_routes(app: FastAPI) -> None:
     """Raises AssertionError for a route of ``app`` that `OPERATIONS` does not have."""
-    unknown = [each for each in operations_of(app.routes) if each not in OPERATIONS]
+    unknown = [each for each in route_operations(app.routes) if each not in OPERATIONS]
     assert not unknown, f"who may do {unknown}? OPERATIONS in {__name__} has to say"
 
 
-def operations_of(routes: Iterable[BaseRoute]) -> list[str]:
+def route_operations(routes: Iterable[BaseRoute]) -> list[str]:
     """Return the operations of these routes, as `OPERATIONS` names them."""
     found: list[str] = []
     for route in routes:
         included = getattr(route, "original_router", None)  # FastAPI looks into it when asked
         if included is not None:
-            found += operations_of(included.routes)
+            found += route_operations(included.routes)
             continue
         assert isinstance(route, Route), route
         found += [f"{each} {route.path}" for each in (route.methods or ()) if each != "HEAD"]
@@ -360,7 +362,7 @@ def sign_in(access: Access, *, home: str = "/docs") -> APIRouter:
     def code(request: Request) -> CodeView:
         """Make a link that signs a browser in, once, with the caller's own role."""
         return CodeView(
-            path=f"/sign-in?code={access.new_code(request.scope[CALLER])}", seconds=CODE_S
+            path=f"/sign-in?code={access.new_code(request.scope[CALLER])}", seconds=SIGN_IN_CODE_S
         )
 
     @router.get("/sign-in", include_in_schema=False)

@@ -65,21 +65,21 @@ class Problem(BaseModel):
     """The field that is wrong, what is wrong with it, and what would be right."""
 
 
-ON_EVERY_ROUTE = {
+COMMON_ERRORS = {
     401: "nothing proves who asks; `/livez` and `/readyz` ask nobody",
     421: "the host's name is none of this service's",
 }
-ON_CHANGES = {
+CHANGE_ERRORS = {
     403: "a page of another site asks, or the caller's role may not do this",
     413: "the body is too long",
     415: "the body is of another type",
     422: "the request is not understood",
 }
 """What is refused before a route is asked (shared/process/http_guard.py)."""
-NOT_UNDERSTOOD = "the request is not understood"
+BAD_REQUEST_TEXT = "the request is not understood"
 
 
-SAID = {
+STATUS_TEXTS = {
     404: "there is no such thing",
     409: "the run is not in a state for this",
     410: "it was deleted, as nothing needs it any more; the detail says by which rule",
@@ -89,7 +89,7 @@ SAID = {
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return what a route says of the errors that it answers with, besides those of every route."""
-    return {status: {"model": Problem, "description": SAID[status]} for status in statuses}
+    return {status: {"model": Problem, "description": STATUS_TEXTS[status]} for status in statuses}
 
 
 def add_problems(app: FastAPI) -> None:
@@ -152,12 +152,12 @@ def with_problems(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_errors(operation: dict[str, Any], *, changes: bool) -> None:
-    refusals = ON_EVERY_ROUTE | (ON_CHANGES if changes else {})
+    refusals = COMMON_ERRORS | (CHANGE_ERRORS if changes else {})
     for status, description in refusals.items():
         operation["responses"].setdefault(str(status), {"description": description})
     for status, response in operation["responses"].items():
         if response["description"] == "Validation Error":  # as FastAPI calls it
-            response["description"] = refusals.get(int(status), NOT_UNDERSTOOD)
+            response["description"] = refusals.get(int(status), BAD_REQUEST_TEXT)
         if _is_problem(status, response):
             response["content"] = {PROBLEM_JSON: {"schema": {"$ref": REF}}}
 

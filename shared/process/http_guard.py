@@ -34,7 +34,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from shared.process.http_access import CALLER, ON_BEHALF, Access, Audited, Caller
+from shared.process.http_access import CALLER, ON_BEHALF, Access, AuditedChange, Caller
 from shared.process.http_api import Refused, refusal
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -47,7 +47,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Bodies:
+class BodyLimits:
     """Limits what may be sent to a service."""
 
     content_types: tuple[str, ...] = ("application/json",)
@@ -56,7 +56,7 @@ class Bodies:
     seconds: float = 10.0
 
 
-BODIES = Bodies()
+DEFAULT_BODIES = BodyLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Guard:
     app: ASGIApp
     names: frozenset[str]
     """Names that the service may be asked by, in lower case; `*.name` is every name below."""
-    bodies: Bodies = BODIES
+    bodies: BodyLimits = DEFAULT_BODIES
     access: Access = field(default_factory=Access)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,7 +146,7 @@ def _audited(scope: Scope, send: Send, access: Access) -> Send:
                 operation=operation, client=client, status=status,
             )  # fmt: skip
             if access.audit is not None and caller is not None:
-                await access.audit(Audited(caller, on_behalf, operation, client, status))
+                await access.audit(AuditedChange(caller, on_behalf, operation, client, status))
         await send(message)
 
     return audit
@@ -238,13 +238,13 @@ def _is_address(name: str) -> bool:
     return True
 
 
-PATIENCE_S = 15.0
+REQUEST_TIMEOUT_S = 15.0
 
 
 class PatientH11(H11Protocol):
     """Closes the connection when its patience is at an end."""
 
-    patience_s = PATIENCE_S
+    patience_s = REQUEST_TIMEOUT_S
     _deadline: asyncio.TimerHandle | None = None
     _waits_for: object = None
     """IDLE while a request, or the rest of its head, is awaited; SEND_BODY for more of its body."""

@@ -11,7 +11,7 @@ from shared.proxies import go_direct
 TIMEOUT_S = 2.0
 """Longest wait for a collector; its spans are lost then, and no work waits for it."""
 FLUSH_S = 1.0
-EVERY_S = 1.0
+EXPORT_INTERVAL_S = 1.0
 QUEUE = 8192
 """Spans that wait for the collector; of more, the newest are lost."""
 SPANS = "/v1/traces"
@@ -44,7 +44,7 @@ def tracing(settings: ServiceSettings, service: str) -> Iterator[None]:
     processor = BatchSpanProcessor(
         exporter,
         max_queue_size=QUEUE,
-        schedule_delay_millis=1000 * EVERY_S,
+        schedule_delay_millis=1000 * EXPORT_INTERVAL_S,
         export_timeout_millis=1000 * TIMEOUT_S,
     )
     resource = Resource.create(

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from shared.errors import ScoringError, UserError
-from shared.proxies import proxy_of, through
+from shared.proxies import find_proxy, through
 
 SETTING = "DIGENRL_PRIVATE_HOSTS"
 METADATA = frozenset(
@@ -28,7 +28,7 @@ METADATA = frozenset(
                     "192.0.0.192", "168.63.129.16")
 )  # fmt: skip
 """Addresses at which clouds tell a machine its secrets; some of them look public."""
-OF_THE_MACHINE = "an address of a machine's metadata or of its own link"
+MACHINE_ADDRESS = "an address of a machine's metadata or of its own link"
 """What a name does not allow: only the address itself, or its network."""
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
@@ -48,8 +48,8 @@ class PrivateHosts:
         is_named = host.lower().rstrip(".") in self.names
         for given in addresses:
             address = ipaddress.ip_address(given.partition("%")[0])
-            kind = kind_of(address)
-            if is_named and kind != OF_THE_MACHINE:
+            kind = private_kind(address)
+            if is_named and kind != MACHINE_ADDRESS:
                 continue
             if kind is not None and not any(address in each for each in self.networks):
                 at = host if host == given else f"{host}, which is {given},"
@@ -78,7 +78,9 @@ def named_in(urls: Iterable[str | None]) -> str:
     meant = [
         host
         for host in sorted(hosts)
-        if all(kind_of(ipaddress.ip_address(each)) != OF_THE_MACHINE for each in _literal(host))
+        if all(
+            private_kind(ipaddress.ip_address(each)) != MACHINE_ADDRESS for each in _literal(host)
+        )
     ]
     return ",".join([*os.environ.get(SETTING, "").replace(",", " ").split(), *meant])
 
@@ -88,11 +90,11 @@ def allow(urls: Iterable[str | None]) -> None:
     os.environ[SETTING] = named_in(urls)
 
 
-def kind_of(address: Address) -> str | None:
+def private_kind(address: Address) -> str | None:
     """Return what makes an address one that only this network reaches; None if it is public."""
     address = _inner(address)
     if address in METADATA or address.is_link_local:
-        return OF_THE_MACHINE
+        return MACHINE_ADDRESS
     if address.is_loopback or address.is_unspecified:
         return "this machine itself"
     is_old = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
@@ -116,7 +118,7 @@ def _inner(address: Address) -> Address:
     return address
 
 
-def addresses_of(host: str, port: int) -> list[str]:
+def resolve_addresses(host: str, port: int) -> list[str]:
     """Return the addresses of a host, in the order in which they are tried; raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(each[4][0]) for each in found))
@@ -129,9 +131,9 @@ def check_url(url: str) -> None:
         UserError: if no recipe may have it asked.
     """
     parsed = _parsed(url)
-    if proxy_of(url) is None:
+    if find_proxy(url) is None:
         try:
-            addresses = addresses_of(parsed.host, _port(parsed))
+            addresses = resolve_addresses(parsed.host, _port(parsed))
         except OSError:
             return
         private_hosts().check(parsed.host, addresses)
@@ -139,12 +141,12 @@ def check_url(url: str) -> None:
         private_hosts().check(parsed.host, _literal(parsed.host))
 
 
-class Outgoing(httpx.BaseTransport):
+class CheckedTransport(httpx.BaseTransport):
     """Sends requests where a recipe may have them sent, to the very address that was looked at."""
 
     def __init__(self, url: str, limits: httpx.Limits | None = None) -> None:
         """``url``: where requests will go; a proxy that this machine has for it is used."""
-        self._proxy = proxy_of(url)
+        self._proxy = find_proxy(url)
         more: dict[str, Any] = {} if limits is None else {"limits": limits}
         try:
             self._inner = httpx.HTTPTransport(proxy=self._proxy, **more)
@@ -166,7 +168,7 @@ class Outgoing(httpx.BaseTransport):
             self._checked(host, _literal(host))
             return self._inner.handle_request(request)
         try:
-            addresses = addresses_of(host, _port(request.url))
+            addresses = resolve_addresses(host, _port(request.url))
         except OSError as error:
             raise httpx.ConnectError(f"{host}: {error}", request=request) from error
         self._checked(host, addresses)

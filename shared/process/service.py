@@ -27,13 +27,13 @@ from shared.cancellation import stop
 from shared.errors import UserError
 from shared.process.http_access import Access, check_routes
 from shared.process.http_api import add_problems
-from shared.process.http_guard import BODIES, Bodies, Guard, PatientH11, own_names
+from shared.process.http_guard import DEFAULT_BODIES, BodyLimits, Guard, PatientH11, own_names
 from shared.process.port_numbers import check_port
 
 GRACE_S = 10
 """Seconds for requests that are under way when the process is asked to end."""
 
-LAST_S = 18.0
+EXIT_TIMEOUT_S = 18.0
 """After this long a process that was asked to end is gone."""
 
 DEPTH = 12
@@ -42,12 +42,12 @@ DEPTH = 12
 EXIT_KILLED = 143
 """Exit status, as a shell gives it, of a process that SIGTERM has ended."""
 
-MOST_THREADS = 64
+MAX_THREADS = 64
 """Blocking calls of a service that go on at a time."""
 
 BACKLOG = 2048
 
-EVERYWHERE = ("0.0.0.0", "::", "")
+WILDCARD_HOSTS = ("0.0.0.0", "::", "")
 
 ENDING = threading.Event()
 """Set once this process was asked to end: answers that never end by themselves do then."""
@@ -186,7 +186,7 @@ def listen(host: str, port: int, *, tls: Tls | None = None, plain: bool = False)
 
 def _url(host: str, port: int, tls: Tls | None) -> str:
     scheme = "http" if tls is None else "https"
-    if host in EVERYWHERE:
+    if host in WILDCARD_HOSTS:
         host = socket.gethostname()
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
@@ -195,7 +195,7 @@ def give_threads() -> None:
     """Give blocking calls of this loop a thread each. asyncio has four more threads than the host
     has cores: on a small one, what a device does next would wait for a thread until objects are
     digested and on disk."""
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MOST_THREADS, "service"))
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS, "service"))
 
 
 async def serve(
@@ -205,16 +205,15 @@ async def serve(
     listener: Listener,
     access: Access | None = None,
     allowed_hosts: Collection[str] = (),
-    bodies: Bodies = BODIES,
+    bodies: BodyLimits = DEFAULT_BODIES,
 ) -> None:
     """Serve ``app``, behind a guard, while ``work`` runs; both end when ``work`` ends.
 
     Without ``access`` it answers probes alone.
 
-    SIGTERM ends both in order and returns, within `LAST_S` whatever the threads of the process do.
-    An error in ``work`` ends both and is raised, so that a service whose work has died never keeps
-    answering its probes.
-    """
+    SIGTERM ends both in order and returns, within `EXIT_TIMEOUT_S` whatever the threads of the
+    process do. An error in ``work`` ends both and is raised, so that a service whose work has died
+    never keeps answering its probes."""
     # uvicorn raises the signal that it caught once more when it has shut down. With no handler of
     # ours in place that second signal would kill the process before `work` could clean up.
     loop = asyncio.get_running_loop()
@@ -256,12 +255,12 @@ class Server(uvicorn.Server):
 
 
 def end_soon() -> None:
-    """End this process within `LAST_S`, whatever its threads do.
+    """End this process within `EXIT_TIMEOUT_S`, whatever its threads do.
 
     A thread that reads weights, or waits for a device, cannot be interrupted and would keep the
     process; what it holds can be made anew."""
     ENDING.set()
-    timer = threading.Timer(LAST_S, _give_up, (_running_loop(),))
+    timer = threading.Timer(EXIT_TIMEOUT_S, _give_up, (_running_loop(),))
     timer.daemon = True
     timer.start()
 
@@ -276,7 +275,7 @@ def _give_up(loop: asyncio.AbstractEventLoop | None) -> None:
     """End this process, and say in the log where each of its tasks still waits."""
     try:
         tasks = [] if loop is None else sorted(map(_where, asyncio.all_tasks(loop)))
-        log.warning("ended_late", seconds=LAST_S, tasks=tasks)
+        log.warning("ended_late", seconds=EXIT_TIMEOUT_S, tasks=tasks)
     finally:
         os._exit(EXIT_KILLED)
 

@@ -73,7 +73,7 @@ def _is_folder(store_url: str) -> bool:
 HostCacheFolder = Annotated[str, AfterValidator(_cache_folder)]
 
 
-class FromSecrets(BaseSettings):
+class SecretSettings(BaseSettings):
     """Settings of which secrets are in files: those of the folder that is named when they are
     read, as one program may start several services."""
 
@@ -92,7 +92,7 @@ class FromSecrets(BaseSettings):
         return init_settings, env_settings, SecretsSettingsSource(settings_cls, folder)
 
 
-class Trusting(FromSecrets):
+class TrustSettings(SecretSettings):
     """Settings of a process that asks servers with certificates."""
 
     ca: str | None = None
@@ -105,7 +105,7 @@ class Trusting(FromSecrets):
         return trusted_with(self.ca)
 
 
-class Endpoints(Trusting):
+class Endpoints(TrustSettings):
     """Secrets are never part of a log line: they print as asterisks."""
 
     nats_url: SecretStr = SecretStr("nats://127.0.0.1:4222")
@@ -148,7 +148,7 @@ class Endpoints(Trusting):
             )
 
 
-class HttpSettings(FromSecrets):
+class HttpSettings(SecretSettings):
     """Settings of a process's HTTP API."""
 
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
@@ -190,7 +190,7 @@ class HttpSettings(FromSecrets):
         return access
 
 
-class ClientSettings(Trusting):
+class ClientSettings(TrustSettings):
     """Settings of a program that asks a service."""
 
     api_token: SecretStr | None = None

@@ -27,14 +27,14 @@ import structlog
 from shared.errors import Unavailable
 
 EXIT_HUNG = 70
-LOOK_S = 1.0
-TIMES_LEARNED, SHORTEST_S, UNLEARNED_S = 10.0, 120.0, 1800.0
-WARNED_AT = 0.5
+CHECK_INTERVAL_S = 1.0
+DEADLINE_FACTOR, MIN_DEADLINE_S, FIRST_DEADLINE_S = 10.0, 120.0, 1800.0
+WARNING_SHARE = 0.5
 """Share of the deadline after which the process says that it may hang."""
-OF_SLOTS = frozenset({"generating", "decoding", "encoding", "scoring", "training"})
-OF_STORES = frozenset({"loading_weights"})
+SLOT_WORK = frozenset({"generating", "decoding", "encoding", "scoring", "training"})
+STORE_WORK = frozenset({"loading_weights"})
 """Work that waits for the store and the broker as well as for a device."""
-EXCUSED_S = 90.0
+OUTAGE_GRACE_S = 90.0
 """Time after an outage was noticed that does not count for it: the next attempt may take as long.
 """
 
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Progress:
+class WorkInProgress:
     """Knows what a process is busy with, and since when; written by its loop, read by a thread."""
 
     hard_s: float | None = None
@@ -80,15 +80,15 @@ class Progress:
 
     def _counted(self, kind: str) -> float:
         """Return the seconds so far that count for this kind of work."""
-        return self.now - (self.excused if kind in OF_STORES else 0.0)
+        return self.now - (self.excused if kind in STORE_WORK else 0.0)
 
     def deadline(self, kind: str) -> float:
-        chosen = self.hard_s or (self.slot_s if kind in OF_SLOTS else None)
+        chosen = self.hard_s or (self.slot_s if kind in SLOT_WORK else None)
         if chosen is not None:
             return chosen
         known = self.longest.get(kind)
-        usual = UNLEARNED_S if known is None else max(SHORTEST_S, TIMES_LEARNED * known)
-        return usual + self.longer_s / WARNED_AT
+        usual = FIRST_DEADLINE_S if known is None else max(MIN_DEADLINE_S, DEADLINE_FACTOR * known)
+        return usual + self.longer_s / WARNING_SHARE
 
     def hangs(self, share: float = 1.0) -> str:
         """Return what takes longer than this share of its deadline, in words; empty if nothing."""
@@ -110,8 +110,8 @@ def _leave(reason: str) -> None:
 
 @dataclass(slots=True)
 class Watchdog:
-    progress: Progress
-    look_s: float = LOOK_S
+    progress: WorkInProgress
+    look_s: float = CHECK_INTERVAL_S
     leave: Callable[[str], None] = _leave
 
     def start(self) -> None:
@@ -122,7 +122,7 @@ class Watchdog:
         while True:
             time.sleep(self.look_s)
             now = time.monotonic()
-            self.look(now - last, outage=now - Unavailable.noticed_at < EXCUSED_S)
+            self.look(now - last, outage=now - Unavailable.noticed_at < OUTAGE_GRACE_S)
             last = now
 
     def look(self, seconds: float, *, outage: bool = False) -> None:

@@ -26,7 +26,7 @@ from shared.messages.workers import (
     WorkerStatus,
 )
 from shared.process.libraries import versions
-from shared.process.watchdog import WARNED_AT, Progress
+from shared.process.watchdog import WARNING_SHARE, WorkInProgress
 from shared.store import ObjectStore
 from shared.telemetry import QUARANTINED
 
@@ -74,7 +74,7 @@ class Worker:
     num_done: int = 0
     busy_seconds: float = 0.0
     seconds: dict[Activity, float] = field(default_factory=dict)
-    progress: Progress = field(default_factory=Progress)
+    progress: WorkInProgress = field(default_factory=WorkInProgress)
     """What its devices are busy with, for the watchdog."""
     remark: str = ""
     """What is otherwise of this device than of others, in words; said while it lacks nothing."""
@@ -206,7 +206,7 @@ class Worker:
             host=self.host,
             url=self.url,
             versions=dict(versions()),
-            note=self.progress.hangs(WARNED_AT) or self._says or self._lack or self.remark,
+            note=self.progress.hangs(WARNING_SHARE) or self._says or self._lack or self.remark,
         )
 
 

@@ -25,7 +25,7 @@ from shared.process.libraries import record_versions
 from shared.process.otlp import tracing
 from shared.process.service import Health, serve, worker_app
 from shared.process.settings import ServiceSettings
-from shared.process.watchdog import WARNED_AT, Watchdog
+from shared.process.watchdog import WARNING_SHARE, Watchdog
 from shared.process.worker import Worker, WorkerContext, patiently
 from shared.recipe.recipe import Recipe
 from shared.run.files import check_files
@@ -34,7 +34,7 @@ from shared.run.run_recipe import read_recipe, wait_for_recipe
 from shared.store import ObjectStore, open_store
 from shared.store.host_cache import host_cache
 
-READS = {
+HOST_KEYS = {
     "rollout": ("model.folder", "model.adapter"),
     "encoder": ("model.folder", "data.prompts"),
     "reward": ("reward.scorers.",),
@@ -42,7 +42,7 @@ READS = {
 }
 """Recipe keys, or their beginnings, that name what a service reads on its host."""
 
-LOOK_S = 1.0
+COMMIT_POLL_S = 1.0
 """Seconds between two looks for a commit that was announced and is not there."""
 
 WorkerService = Literal["rollout", "encoder", "reward", "trainer"]
@@ -80,7 +80,7 @@ class WorkerProcess:
         slot = self.recipe.schedule.slot_deadline_s
         worker.progress.hard_s = self.settings.hang_s
         worker.progress.slot_s = None if slot == "auto" else 2 * slot
-        self.health.hangs = partial(worker.progress.hangs, WARNED_AT)
+        self.health.hangs = partial(worker.progress.hangs, WARNING_SHARE)
         Watchdog(worker.progress).start()
         async with self.settings.connect_bus() as bus:
             yield WorkerContext(bus, self.store, worker)
@@ -130,7 +130,7 @@ async def until_finished(bus: Bus, store: ObjectStore, recipe: Recipe) -> None:
             committed = partial(numbers_in, store, bus.run, "commits")
             if max(await patiently(committed, "store_unavailable"), default=0) >= steps:
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(COMMIT_POLL_S)
 
 
 @contextmanager
@@ -173,7 +173,7 @@ async def run_worker(
         store = open_store(settings.store)
         recipe = await wait_for_recipe(store, settings.run, place=settings.store_place)
         stores = service in ("trainer", "reward")
-        await check_files(store, recipe, READS[service], needed=True, stores=stores)
+        await check_files(store, recipe, HOST_KEYS[service], needed=True, stores=stores)
         await record_versions(store, settings.run, service)
         prepare_libraries(
             recipe,

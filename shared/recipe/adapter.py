@@ -8,7 +8,7 @@ from shared.recipe.tables import Lora, Tables
 REMEDY = "leave it out: what is trained is the adapter"
 
 
-def adapter_of(recipe: Tables) -> LoraFile | None:
+def recipe_adapter(recipe: Tables) -> LoraFile | None:
     """Return what the recipe's adapter is; None if it has none, or if the adapter or the model's
     weights are not on this host.
 

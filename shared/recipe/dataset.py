@@ -7,13 +7,13 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from shared.learning.dataset_rows import Columns
-from shared.learning.hub_datasets import HERE, PREFIX, PROMPTS_FILE
-from shared.learning.own_files import made_of
+from shared.learning.hub_datasets import LOCAL_DATASET, PREFIX, PROMPTS_FILE
+from shared.learning.own_files import converted_digest
 from shared.models.hub import ID_PATTERN, MAIN, REVISION_PATTERN, commit_at, storage, target
 from shared.recipe.fields import Table
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
-MAKING = "2"
+CONVERSION_VERSION = "2"
 """Version of how prompts are made of rows: part of the name of what was made."""
 
 
@@ -54,14 +54,14 @@ class Dataset(Table):
     def storage(self) -> Path:
         """The folder of the data set on this host; of files of this host, that of what is made of
         them."""
-        return target() / HERE if self.id is None else storage(target(), self.id, PREFIX)
+        return target() / LOCAL_DATASET if self.id is None else storage(target(), self.id, PREFIX)
 
     @property
     def commit(self) -> str | None:
         """The commit that the revision was at when it was fetched; of files of this host, the
         digest of the prompts that were made of them as they are now. None if there are none."""
         if self.folder is not None:
-            named = self.revision or made_of(self.storage, self.folder, self.selection)
+            named = self.revision or converted_digest(self.storage, self.folder, self.selection)
         else:
             revision = self.revision or MAIN
             named = commit_at(self.storage, revision) or revision
@@ -70,7 +70,7 @@ class Dataset(Table):
     @property
     def selection(self) -> str:
         """A name for what is taken of the files."""
-        made_by = (MAKING, self.config, self.split, self.columns)
+        made_by = (CONVERSION_VERSION, self.config, self.split, self.columns)
         return hashlib.sha256(repr(made_by).encode()).hexdigest()[:16]
 
     def file(self, commit: str) -> Path:

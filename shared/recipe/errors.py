@@ -8,10 +8,10 @@ from pydantic import BaseModel, ValidationError
 
 from shared.messages.records import TOKEN_PATTERN, TOKEN_WORDS
 from shared.models.hub import ID_PATTERN, REVISION_PATTERN
-from shared.recipe.keys import ELSEWHERE, keys_of, nearest
+from shared.recipe.keys import SYNONYMS, nearest, recipe_keys
 from shared.recipe.rewards import IDENTIFIER
 
-WORDS = {
+PATTERN_TEXTS = {
     TOKEN_PATTERN: TOKEN_WORDS,
     ID_PATTERN: "the owner and the name on the hub, org/name",
     REVISION_PATTERN: "a branch, tag or commit",
@@ -77,8 +77,8 @@ def _by_name(path: list[str], plain: Any) -> list[str]:
 
 def _wanted(fault: Any) -> str:
     """Say what a value should have been."""
-    if fault["type"] == "string_pattern_mismatch" and fault["ctx"]["pattern"] in WORDS:
-        return f"use {WORDS[fault['ctx']['pattern']]}"
+    if fault["type"] == "string_pattern_mismatch" and fault["ctx"]["pattern"] in PATTERN_TEXTS:
+        return f"use {PATTERN_TEXTS[fault['ctx']['pattern']]}"
     message: str = fault["msg"]
     return message[0].lower() + message[1:]
 
@@ -94,7 +94,7 @@ def _walk(location: tuple[int | str, ...], recipe: type[BaseModel]) -> tuple[lis
             field = getattr(table, "model_fields", {}).get(part)
             if field is None:
                 break
-            table = _table_of(field.annotation)
+            table = _inner_table(field.annotation)
             if not hasattr(table, "model_fields"):
                 break
     return keys, table
@@ -103,9 +103,9 @@ def _walk(location: tuple[int | str, ...], recipe: type[BaseModel]) -> tuple[lis
 def _remedy(path: list[str], table: type[BaseModel], recipe: type[BaseModel]) -> str:
     """Name the nearest key of the table, or else of all tables."""
     known, said = list(table.model_fields), path[-1]
-    last = ELSEWHERE.get(said, said)
+    last = SYNONYMS.get(said, said)
     close = difflib.get_close_matches(last, known, n=1, cutoff=0.5)
-    tables = {key.rpartition(".")[0] for key in keys_of(recipe)}
+    tables = {key.rpartition(".")[0] for key in recipe_keys(recipe)}
     inner = [name for name in tables if name.rpartition(".")[2] == said]
     if inner and len(path) == 1:
         meant: str | None = inner[0]
@@ -116,5 +116,5 @@ def _remedy(path: list[str], table: type[BaseModel], recipe: type[BaseModel]) ->
     return f"; did you mean {meant}?" if meant else f"; known are {', '.join(known)}"
 
 
-def _table_of(annotation: Any) -> Any:
+def _inner_table(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_args(annotation) else annotation

@@ -59,7 +59,7 @@ EXCLUDES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 takes them away from its base, and an option from the file."""
 
 PROMPTS = ("data.prompts", "data.dataset", "data.dataset.id", "data.dataset.folder")
-OF_PROMPTS = ("prompts", "dataset", "held_out")
+PROMPT_KEYS = ("prompts", "dataset", "held_out")
 """Keys of `evaluation` that belong to the prompts of their own file: where a file or an option
 replaces those, the evaluation would show other prompts than the ones that are trained."""
 
@@ -69,7 +69,7 @@ YAML = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class RecipeLayer:
     """Tables of a recipe that stand in one file."""
 
     path: Path
@@ -82,7 +82,7 @@ def located(path: Path) -> Path:
     return shipped if not path.exists() and shipped.is_file() else path
 
 
-def read_layers(path: Path, depth: int = 0) -> list[Layer]:
+def read_layers(path: Path, depth: int = 0) -> list[RecipeLayer]:
     """Read a recipe file and those that it is based on, its own tables last.
 
     Raises:
@@ -91,7 +91,7 @@ def read_layers(path: Path, depth: int = 0) -> list[Layer]:
     plain = _read(path)
     base = plain.pop(BASE, None)
     if base is None:
-        return [Layer(path, plain)]
+        return [RecipeLayer(path, plain)]
     if not isinstance(base, str):
         raise UserError(f"{path}: base: the name of a file, not {base!r}")
     if depth == MAX_BASES:
@@ -103,14 +103,14 @@ def read_layers(path: Path, depth: int = 0) -> list[Layer]:
     folder = Path(base).parent if file == path.parent / base else file.parent
     for layer in below:
         _put_below(layer.tables, folder, path.parent)
-    return [*below, Layer(path, plain)]
+    return [*below, RecipeLayer(path, plain)]
 
 
-def merged(layers: Sequence[Layer]) -> dict[str, Any]:
+def merged(layers: Sequence[RecipeLayer]) -> dict[str, Any]:
     """Return the tables of all layers, each over those before it."""
     tables: dict[str, Any] = {}
     for layer in layers:
-        own = [key for key, _ in leaves_of(layer.tables, "")]
+        own = [key for key, _ in iterate_leaves(layer.tables, "")]
         tables = _over(without_evaluated(tables, own), layer.tables)
     return tables
 
@@ -121,20 +121,20 @@ def without_evaluated(tables: Mapping[str, Any], above: Collection[str]) -> dict
     table = tables.get("evaluation")
     if not isinstance(table, Mapping) or not set(PROMPTS).intersection(above):
         return dict(tables)
-    left = {key: value for key, value in table.items() if key not in OF_PROMPTS}
+    left = {key: value for key, value in table.items() if key not in PROMPT_KEYS}
     return {**tables, "evaluation": left}
 
 
-def leaves_of(tables: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, bool]]:
+def iterate_leaves(tables: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, bool]]:
     """Yield the name of each key that is set, and whether it is a list of tables."""
     for name, value in tables.items():
         key = prefix + name
         if isinstance(value, Mapping):
-            yield from leaves_of(value, f"{key}.")
+            yield from iterate_leaves(value, f"{key}.")
         elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
             yield key, True
             for each in value:
-                yield from leaves_of(each, f"{key}.{each.get('name')}.")
+                yield from iterate_leaves(each, f"{key}.{each.get('name')}.")
         else:
             yield key, False
 
@@ -216,7 +216,7 @@ def resolved(path: Path, base: Path) -> Path:
     return below if below.exists() else beside
 
 
-def paths_of(tables: Mapping[str, Any]) -> dict[str, str]:
+def key_paths(tables: Mapping[str, Any]) -> dict[str, str]:
     """Return the path of each key of a recipe's tables, such as `reward.scorers.ocr.folder`."""
     return {label: table[key] for label, table, key in _places(tables)}
 
@@ -231,7 +231,7 @@ def portable_names(tables: Mapping[str, Any], roots: Sequence[Path | None]) -> d
     """Key -> name below the first of ``roots`` that the path is below; without those that are
     below none."""
     names = {}
-    for label, path in paths_of(tables).items():
+    for label, path in key_paths(tables).items():
         below = next((root for root in roots if root and Path(path).is_relative_to(root)), None)
         if below is not None:
             names[label] = Path(path).relative_to(below).as_posix()
@@ -251,7 +251,7 @@ def _put_portable(tables: Mapping[str, Any], portable: Mapping[str, str]) -> Non
     if root is None:
         return
     found = {label: root / name for label, name in portable.items()}
-    stored = paths_of(tables)
+    stored = key_paths(tables)
     put_paths(
         tables,
         {
@@ -265,21 +265,21 @@ def _put_portable(tables: Mapping[str, Any], portable: Mapping[str, str]) -> Non
 def _places(tables: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Return label, table and key of every path that is set."""
     for keys in PATHS:
-        yield from _places_of(tables, keys, ())
+        yield from _key_places(tables, keys, ())
 
 
-def _places_of(
+def _key_places(
     table: Any, keys: tuple[str, ...], label: tuple[str, ...]
 ) -> Iterator[tuple[str, dict[str, Any], str]]:
     if isinstance(table, list):
         for each in table:
             name = each.get("name") if isinstance(each, dict) else None
-            yield from _places_of(each, keys, (*label, str(name)))
+            yield from _key_places(each, keys, (*label, str(name)))
         return
     key, *rest = keys
     if not isinstance(table, dict) or table.get(key) is None:
         return
     if rest:
-        yield from _places_of(table[key], tuple(rest), (*label, key))
+        yield from _key_places(table[key], tuple(rest), (*label, key))
     else:
         yield ".".join((*label, key)), table, key

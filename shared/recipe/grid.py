@@ -10,7 +10,7 @@ from shared.models.sigmas import (
 from shared.recipe.sampling import Sampling
 
 
-def sigmas_of(sampling: Sampling) -> Sigmas:
+def make_sigmas(sampling: Sampling) -> Sigmas:
     """Returns `Sampling.num_steps` + 1 sigmas, a tail included.
 
     Raises:

@@ -14,10 +14,10 @@ ANY = "*"
 """Stands for the name of a table in a list."""
 NAMES = f"{ANY}.name"
 """End of the keys that are these names, which nobody looks for."""
-CLOSE = 0.6
+MIN_SIMILARITY = 0.6
 """Least likeness, from 0 to 1, of a name and of the key that is meant."""
 
-ELSEWHERE: Mapping[str, str] = {
+SYNONYMS: Mapping[str, str] = {
     "cfg": "guidance", "cfg_scale": "guidance", "ema_decay": "ema", "ga": "updates",
     "guidance_scale": "guidance", "max_norm": "max_grad_norm", "max_steps": "steps",
     "mixed_precision": "dtype", "model_id": "id", "num_epochs": "steps",
@@ -36,14 +36,14 @@ class Key:
 
 
 @cache
-def keys_of(recipe: type[BaseModel]) -> Mapping[str, Key]:
+def recipe_keys(recipe: type[BaseModel]) -> Mapping[str, Key]:
     """Return every key that has a value, by its name; a list of tables is a key as well."""
     return {key.name: key for key in _keys(recipe, "")}
 
 
 def _keys(table: type[BaseModel], prefix: str) -> Iterator[Key]:
     for name, field in table.model_fields.items():
-        below, in_list = table_of(field.annotation)
+        below, in_list = inner_table(field.annotation)
         if below is None or in_list:
             yield Key(prefix + name, field)
         if below is not None:
@@ -52,7 +52,7 @@ def _keys(table: type[BaseModel], prefix: str) -> Iterator[Key]:
                 yield Key(prefix + name, field)  # a table that may be left out, as a whole
 
 
-def table_of(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+def inner_table(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
     """Return the table that a field of this type holds, and whether it holds a list of them."""
     kinds = [each for each in get_args(annotation) if each is not type(None)]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -64,7 +64,7 @@ def table_of(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
     return None, False
 
 
-def path_of(recipe: type[BaseModel], name: str) -> tuple[tuple[str, ...], Key] | None:
+def find_key(recipe: type[BaseModel], name: str) -> tuple[tuple[str, ...], Key] | None:
     """Return where a key's value is, and the key; None if ``name`` names none. Dashes may stand
     for underscores.
 
@@ -72,7 +72,7 @@ def path_of(recipe: type[BaseModel], name: str) -> tuple[tuple[str, ...], Key] |
     ("reward", "scorers", "ocr", "key_env")
     """
     given = name.split(".")
-    for key in keys_of(recipe).values():
+    for key in recipe_keys(recipe).values():
         parts = key.name.split(".")
         if len(parts) == len(given) and all(map(_is_meant, parts, given)):
             pairs = zip(parts, given, strict=True)
@@ -91,8 +91,8 @@ def nearest(recipe: type[BaseModel], name: str) -> str | None:
     a word that several tables have.
     """
     *tables, said = name.replace("-", "_").split(".")
-    table, last = ".".join(tables), ELSEWHERE.get(said, said)
-    keys = [key.name for key in keys_of(recipe).values()]
+    table, last = ".".join(tables), SYNONYMS.get(said, said)
+    keys = [key.name for key in recipe_keys(recipe).values()]
     known = [key for key in keys if not key.endswith(NAMES)]
     is_common = sum(key.rpartition(".")[2] == last for key in known) > 1
 
@@ -106,7 +106,7 @@ def nearest(recipe: type[BaseModel], name: str) -> str | None:
         return (2 * same + _likeness(table, ".".join(of))) / 3
 
     best = max(known, key=likeness)
-    return best.replace(ANY, "NAME") if likeness(best) >= CLOSE else None
+    return best.replace(ANY, "NAME") if likeness(best) >= MIN_SIMILARITY else None
 
 
 def _likeness(given: str, known: str) -> float:

@@ -2,14 +2,14 @@
 
 from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
-from shared.models.catalogue import boundary, family_of
+from shared.models.catalogue import boundary, find_family
 from shared.models.families import EXPERTS
 from shared.recipe.tables import Tables
 
 
 def check_networks(recipe: Tables) -> None:
     """Raises UserError if the model has not the networks that the recipe speaks of."""
-    table, family = recipe.model, family_of(recipe.model.folder)
+    table, family = recipe.model, find_family(recipe.model.folder)
     if table.attention is not None and not family.names_attention:
         raise UserError(
             f"model.attention: the network of a {family.pipeline} calls torch's own attention, "
@@ -40,12 +40,12 @@ def check_networks(recipe: Tables) -> None:
 def negative_prompt(recipe: Tables) -> str:
     """Return the negative prompt of prompts without their own."""
     own = recipe.model.negative_prompt
-    return family_of(recipe.model.folder).negative_prompt if own is None else own
+    return find_family(recipe.model.folder).negative_prompt if own is None else own
 
 
 def no_negative(recipe: Tables) -> str | None:
     """Say why a negative prompt has no effect; None if it has one."""
-    family, guidance = family_of(recipe.model.folder), recipe.model.guidance
+    family, guidance = find_family(recipe.model.folder), recipe.model.guidance
     if family.embeds_guidance:
         return f"a {family.pipeline} takes guidance as an input of its network"
     return None if guidance > 1 else f"model.guidance {guidance:g} is no classifier-free guidance"

@@ -16,7 +16,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from shared.errors import UserError
 from shared.recipe.files import resolved, without_excluded
-from shared.recipe.keys import Key, nearest, path_of
+from shared.recipe.keys import Key, find_key, nearest
 from shared.recipe.rewards import ScorerTable
 
 NONE = "none"
@@ -36,7 +36,7 @@ def read_options(
     """
     values = {}
     for name, text in texts:
-        path, key = key_of(recipe, name)
+        path, key = find_option_key(recipe, name)
         if text is None and not is_switch(key):
             raise UserError(f"--{name}: needs a value")
         values[".".join(path)] = True if text is None else _value(key, text, folder)
@@ -48,13 +48,13 @@ def is_switch(key: Key) -> bool:
     return key.field.annotation is bool
 
 
-def key_of(recipe: type[BaseModel], name: str) -> tuple[tuple[str, ...], Key]:
+def find_option_key(recipe: type[BaseModel], name: str) -> tuple[tuple[str, ...], Key]:
     """Return where an option's value belongs, and its key.
 
     Raises:
         UserError: if no key has that name; names the nearest.
     """
-    found = path_of(recipe, name)
+    found = find_key(recipe, name)
     if found is None:
         meant = nearest(recipe, name)
         remedy = f"did you mean --{meant}?" if meant else "`digenrl recipe keys` lists the keys"

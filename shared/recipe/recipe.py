@@ -15,10 +15,10 @@ from pydantic import ValidationError, model_validator
 from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS, DEFAULT, Method
 from shared.models.catalogue import pipeline_sigmas
-from shared.recipe.adapter import adapter_of, agreed
+from shared.recipe.adapter import agreed, recipe_adapter
 from shared.recipe.checks import check_tables
 from shared.recipe.errors import describe
-from shared.recipe.files import Layer, check_excluded, merged, read_layers, without_evaluated
+from shared.recipe.files import RecipeLayer, check_excluded, merged, read_layers, without_evaluated
 from shared.recipe.options import put_options
 from shared.recipe.rewards import Evaluation, Reward
 from shared.recipe.sampling import WINDOW_KEYS, SigmaGrid
@@ -59,7 +59,7 @@ def load_recipe(path: Path, options: Mapping[str, Any] = NO_OPTIONS) -> Recipe:
     return resolve(path, read_layers(path), options)
 
 
-def resolve(path: Path, layers: Sequence[Layer], options: Mapping[str, Any]) -> Recipe:
+def resolve(path: Path, layers: Sequence[RecipeLayer], options: Mapping[str, Any]) -> Recipe:
     """Return the recipe of a file's layers and options; raises UserError as `load_recipe` does."""
     plain = merged(layers)
     if path.suffix != ".json":  # a run keeps what it evaluates where its files have moved
@@ -116,7 +116,7 @@ def with_adapter(recipe: Recipe) -> Recipe:
     Raises:
         UserError: if the adapter is not one of the model's, or `model.lora` says otherwise.
     """
-    found = adapter_of(recipe)
+    found = recipe_adapter(recipe)
     if found is None:
         return recipe
     lora = agreed(recipe.model.lora, found)
@@ -207,13 +207,13 @@ def _implied(method: Method, sampling: Mapping[str, Any]) -> Iterator[tuple[str,
     has_windows = trained != "random"
     yield "sampling.variant", method.variants[0]
     if has_windows:
-        yield from _of_windows(method, sampling)
+        yield from _window_keys(method, sampling)
     for key, value in method.implies.items():
         if has_windows or key.removeprefix("sampling.") not in WINDOW_KEYS:
             yield key, value
 
 
-def _of_windows(method: Method, sampling: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _window_keys(method: Method, sampling: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """ "table.key" and its value."""
     yield "sampling.windows", method.moves
     steps, window = sampling.get("steps", 10), sampling.get("window")

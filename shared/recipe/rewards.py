@@ -23,9 +23,9 @@ with one number from 0 (it fails at both) to {highest} (perfect at both), and no
 PYTHON, FUNCTION = "python", "score"
 """Type of a scorer that is a function of the user's own, and the function's name by default."""
 IDENTIFIER = r"^[A-Za-z_][A-Za-z0-9_]*$"
-OF_GROUPS = (PYTHON, "remote")
+GROUP_SCORER_TYPES = (PYTHON, "remote")
 """Types that may score whole groups."""
-MOST_LOST = 3
+MAX_LOST_CALLS = 3
 """Calls of a fragment that may hang or end their process before the others are given up."""
 
 
@@ -130,10 +130,10 @@ class ScorerTable(Table):
             raise ValueError('source: missing; name your file, source = "my_reward.py:score"')
         if self.type != PYTHON and self.source is not None:
             raise ValueError(f'source: only a scorer of type "{PYTHON}" has one; set its type')
-        if self.scores == "groups" and self.type not in OF_GROUPS:
+        if self.scores == "groups" and self.type not in GROUP_SCORER_TYPES:
             raise ValueError(
                 f"scores: {self.type} scores each sample by itself; leave it out, or set type to "
-                + " or ".join(f'"{name}"' for name in OF_GROUPS)
+                + " or ".join(f'"{name}"' for name in GROUP_SCORER_TYPES)
             )
         return self
 
@@ -141,7 +141,7 @@ class ScorerTable(Table):
     def longest_s(self) -> float:
         """Seconds that a fragment may take longer than usual, because calls of a function of the
         user's own hang: each time there is a wait for the call, and one for a new process."""
-        return 2 * MOST_LOST * self.patience if self.type == PYTHON else 0.0
+        return 2 * MAX_LOST_CALLS * self.patience if self.type == PYTHON else 0.0
 
     def at(self, base: Path) -> Self:
         """Return the table with paths relative to ``base`` made absolute."""

@@ -4,13 +4,13 @@ are its authors' (CodeGoat24/UnifiedReward, MIT)."""
 
 from collections.abc import Mapping
 
-ANSWER = """\
+ANSWER_FORMAT = """\
 Answer with one number from 0 ({worst}) to {highest} ({best}), and nothing else."""
 
 
 def _question(asked: str, worst: str, best: str, *, what: str = "This picture was") -> str:
     # Names in braces that are left are filled in for each sample.
-    end = ANSWER.replace("{worst}", worst).replace("{best}", best)
+    end = ANSWER_FORMAT.replace("{worst}", worst).replace("{best}", best)
     return f"{what} made for the following description.\n\n{{prompt}}\n\n{asked} {end}"
 
 

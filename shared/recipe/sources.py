@@ -7,29 +7,31 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from shared.recipe.files import Layer, leaves_of
+from shared.recipe.files import RecipeLayer, iterate_leaves
 from shared.recipe.recipe import Recipe, implied_values
 
-Kind = Literal["file", "base", "option", "implied", "default"]
+SourceKind = Literal["file", "base", "option", "implied", "default"]
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class SourcedValue:
     key: str
     """Dotted name; of a table in a list with the table's own name."""
     value: Any
     """Value as JSON has it."""
-    kind: Kind
+    kind: SourceKind
     file: Path | None = None
     """File that says it: the recipe's, or the one that this is based on."""
 
 
-def values_of(recipe: Recipe, layers: Sequence[Layer], options: Mapping[str, Any]) -> list[Value]:
+def sourced_values(
+    recipe: Recipe, layers: Sequence[RecipeLayer], options: Mapping[str, Any]
+) -> list[SourcedValue]:
     """Return every value of a resolved recipe, in the order of its tables."""
-    said: dict[str, tuple[Kind, Path | None]] = {}
+    said: dict[str, tuple[SourceKind, Path | None]] = {}
     for layer in layers:
-        kind: Kind = "file" if layer is layers[-1] else "base"
-        for key, is_list in leaves_of(layer.tables, ""):
+        kind: SourceKind = "file" if layer is layers[-1] else "base"
+        for key, is_list in iterate_leaves(layer.tables, ""):
             if is_list:  # taken whole
                 said = {old: of for old, of in said.items() if not old.startswith(f"{key}.")}
             said[key] = (kind, layer.path)
@@ -38,7 +40,7 @@ def values_of(recipe: Recipe, layers: Sequence[Layer], options: Mapping[str, Any
     implied = {each.key for each in implied_values(recipe)}
     plain = recipe.model_dump(mode="json")
     return [
-        Value(key, value, *_source(key, value, said, implied))
+        SourcedValue(key, value, *_source(key, value, said, implied))
         for key, value in _values(recipe, plain, "")
     ]
 
@@ -56,8 +58,8 @@ def _values(table: BaseModel, plain: Mapping[str, Any], prefix: str) -> Iterator
 
 
 def _source(
-    key: str, value: Any, said: Mapping[str, tuple[Kind, Path | None]], implied: set[str]
-) -> tuple[Kind, Path | None]:
+    key: str, value: Any, said: Mapping[str, tuple[SourceKind, Path | None]], implied: set[str]
+) -> tuple[SourceKind, Path | None]:
     """Return what says a key; a value of several keys may be set as a whole, or part by part."""
     if value is None and said.get(key, ("", None))[0] != "option":
         return ("default", None)  # TOML has no null: another key took away what a file says

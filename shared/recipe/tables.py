@@ -13,8 +13,8 @@ from shared.learning.pictures import WHITE
 from shared.messages.contracts import MAX_GROUP_SIZE
 from shared.messages.records import MAX_TEXT, Token
 from shared.models.attention import check_backend
-from shared.models.hub import ID_PATTERN, REVISION_PATTERN, commit_of, place
-from shared.models.memory import Form, Holding, Part, Quantised, Residence, TrainedSets
+from shared.models.hub import ID_PATTERN, REVISION_PATTERN, cached_commit, place
+from shared.models.memory import Form, ModelPart, Quantised, Residence, TrainedSets, WeightsHolding
 from shared.recipe.dataset import Dataset
 from shared.recipe.fields import NonNegative, Positive, Rate, Table
 from shared.recipe.rewards import Evaluation, Reward
@@ -146,7 +146,7 @@ class Model(Table):
             return self.absolute(base, "folder", "adapter")
         folder = place(self.id, self.revision)
         return self.absolute(base, "adapter").model_copy(
-            update={"folder": folder, "revision": commit_of(folder) or self.revision}
+            update={"folder": folder, "revision": cached_commit(folder) or self.revision}
         )
 
     @property
@@ -294,23 +294,23 @@ class Tables(Table):
         return self.algorithm.best_of or self.batch.group_size
 
     @property
-    def generating_parts(self) -> frozenset[Part]:
+    def generating_parts(self) -> frozenset[ModelPart]:
         """Parts of the model that a device holds to generate: text is left to encoders."""
-        parts: frozenset[Part] = frozenset({"transformer", "decoder"})
+        parts: frozenset[ModelPart] = frozenset({"transformer", "decoder"})
         return parts if self.encoder.workers else parts | {"text"}
 
     @property
-    def trainer_holding(self) -> Holding:
+    def trainer_holding(self) -> WeightsHolding:
         """How a device that trains holds the network, and what evaluates."""
-        return Holding(self.model.weights, self.trainer.memory)
+        return WeightsHolding(self.model.weights, self.trainer.memory)
 
     @property
-    def holding(self) -> Holding:
+    def holding(self) -> WeightsHolding:
         """How a rollout worker holds the network. A lent trainer has its own."""
         form = self.rollout.weights or self.model.weights
         same = form == "bf16" and self.model.dtype == "bfloat16"
         memory = self.rollout.memory or self.trainer.memory
-        return Holding(None if same else form, memory)
+        return WeightsHolding(None if same else form, memory)
 
     @property
     def largest_weight(self) -> float | None:

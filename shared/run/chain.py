@@ -32,15 +32,15 @@ from shared.store import ObjectStore
 
 SEGMENT_STEPS = 32
 """Versions of a segment."""
-RECENT = 256
+MAX_RECENT_STEPS = 256
 """Newest steps that are kept in memory."""
-AT_ONCE = 16
+MAX_CONCURRENT_READS = 16
 """Records that are read at the same time."""
 
 log = structlog.get_logger()
 
 
-class Step(Record):
+class CommitSummary(Record):
     """Sums up a commit record."""
 
     run: Token
@@ -71,13 +71,13 @@ class Segment(Record):
     first: Count
     parent: Digest | None
     """Digest of the record before the first one."""
-    steps: tuple[Step, ...]
+    steps: tuple[CommitSummary, ...]
 
 
-def step_of(stored: StoredRecord) -> Step:
+def summarise_commit(stored: StoredRecord) -> CommitSummary:
     """Sum up a record."""
     record = stored.record
-    return Step(
+    return CommitSummary(
         run=record.run,
         policy=record.policy,
         digest=stored.digest,
@@ -95,9 +95,9 @@ class Chain:
     store: ObjectStore
     run: str
     newest: CommitRecord | None = None
-    recent: deque[Step] = field(default_factory=lambda: deque(maxlen=RECENT))
+    recent: deque[CommitSummary] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_STEPS))
     """The newest steps, oldest first."""
-    wanted: list[Step] = field(default_factory=list)
+    wanted: list[CommitSummary] = field(default_factory=list)
     """Those that `read_chain` was asked for, the newest one, and all that came later."""
 
     @property
@@ -105,9 +105,9 @@ class Chain:
         """Number of the newest version; -1 before the first."""
         return -1 if self.newest is None else self.newest.policy.version
 
-    def add(self, stored: StoredRecord) -> Step:
+    def add(self, stored: StoredRecord) -> CommitSummary:
         """Take the next record, which was just committed."""
-        step = step_of(stored)
+        step = summarise_commit(stored)
         self.newest = stored.record
         self.recent.append(step)
         self.wanted.append(step)
@@ -117,7 +117,7 @@ class Chain:
         """Drop these from `wanted`."""
         self.wanted = [step for step in self.wanted if step.version not in versions]
 
-    async def page(self, before: int, number: int) -> list[Step]:
+    async def page(self, before: int, number: int) -> list[CommitSummary]:
         """Return at most ``number`` steps, of versions below ``before``, newest first.
 
         Reads a segment for each 32 of them that are not in memory.
@@ -136,8 +136,8 @@ class Chain:
                 known |= {step.version: step for step in steps}
         return [known[version] for version in reversed(range(first, before))]
 
-    async def _records(self, versions: Sequence[int]) -> list[Step]:
-        return [step_of(each) for each in await _stored(self.store, self.run, versions)]
+    async def _records(self, versions: Sequence[int]) -> list[CommitSummary]:
+        return [summarise_commit(each) for each in await _stored(self.store, self.run, versions)]
 
     async def keep(self, end: int) -> None:
         """Store the segment of the versions before ``end``, a multiple of `SEGMENT_STEPS`."""
@@ -154,7 +154,7 @@ async def read_chain(
     store: ObjectStore,
     run: str,
     *,
-    wanted: Callable[[Step], bool] = lambda step: False,
+    wanted: Callable[[CommitSummary], bool] = lambda step: False,
 ) -> Chain:
     """Return the chain of a run.
 
@@ -188,14 +188,14 @@ class _Reader:
     """Number of versions."""
     there: Collection[str]
     """Keys of segments that may be used."""
-    is_wanted: Callable[[Step], bool]
+    is_wanted: Callable[[CommitSummary], bool]
     careful: bool = False
     """Whether each record is compared with its copy."""
     length: int = 0
     """Number of steps so far."""
-    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=RECENT))
+    steps: deque[CommitSummary] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_STEPS))
     """The newest of them."""
-    wanted: list[Step] = field(default_factory=list)
+    wanted: list[CommitSummary] = field(default_factory=list)
     newest: CommitRecord | None = None
 
     @property
@@ -247,10 +247,10 @@ class _Reader:
         for stored in found:
             if stored.record.parent != self._digest:
                 return False
-            self._add(step_of(stored))
+            self._add(summarise_commit(stored))
         return True
 
-    def _add(self, step: Step) -> None:
+    def _add(self, step: CommitSummary) -> None:
         self.length += 1
         self.steps.append(step)
         if self.is_wanted(step):
@@ -268,8 +268,8 @@ async def _stored(
     """Read records, some at a time; raises ContractError if one is missing."""
     read = read_verified if careful else read_stored
     found: list[StoredRecord] = []
-    for begin in range(0, len(versions), AT_ONCE):
-        part = versions[begin : begin + AT_ONCE]
+    for begin in range(0, len(versions), MAX_CONCURRENT_READS):
+        part = versions[begin : begin + MAX_CONCURRENT_READS]
         for version, each in zip(
             part, await asyncio.gather(*(read(store, run, n) for n in part)), strict=True
         ):

@@ -19,8 +19,8 @@ from shared.errors import CommitConflict, ContractError
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
 from shared.messages.fluid import Checksum, Share
 from shared.messages.records import Count, Digest, Record, Text, Token
-from shared.messages.staleness import Admissible
-from shared.run.copies import copies_of, note_damage, sealed, unsealed
+from shared.messages.staleness import AdmissibleVersions
+from shared.run.copies import note_damage, sealed, unsealed, valid_copies
 from shared.run.copies import record_digest as record_digest
 from shared.run.layout import commit_key, numbers_in
 from shared.run.usage import count_staleness
@@ -148,7 +148,7 @@ class StoredRecord(NamedTuple):
     """Digest of its stored bytes (`record_digest`)."""
 
 
-class Named(Protocol):
+class StoredAs(Protocol):
     """Is a record, or what is kept of it: what the version is stored as."""
 
     @property
@@ -200,7 +200,7 @@ async def whole_bytes(
     A copy is named by its own digest, which proves nothing: anybody can make one.
     """
     own = None if data is None else decoded(data, run, version)
-    copies = await copies_of(store, run, f"{version:08d}")
+    copies = await valid_copies(store, run, f"{version:08d}")
     if own is not None and copies.keys() <= {own.digest}:
         return data
     after = decoded(await store.read(commit_key(run, version + 1)) or b"", run, version + 1)
@@ -220,7 +220,7 @@ async def _follows(store: ObjectStore, record: CommitRecord) -> bool:
     if before < 0:
         return record.parent is None
     stored = await store.read(commit_key(run, before)) or b""
-    copies = await copies_of(store, run, f"{before:08d}")
+    copies = await valid_copies(store, run, f"{before:08d}")
     return record.parent in (record_digest(stored), *copies)
 
 
@@ -312,7 +312,7 @@ def broken_chain(run: str, version: int) -> ContractError:
 
 async def admissible_versions(
     store: ObjectStore, run: str, policy: Policy, max_staleness: int
-) -> Admissible:
+) -> AdmissibleVersions:
     """Return the versions that may have generated the batch that is trained from ``policy``: that
     version, then the one before it, if stale samples are allowed and it is committed."""
     if max_staleness == 0 or policy.version == 0:

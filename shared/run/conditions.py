@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from shared.errors import ContractError, FaultyConditions, IntegrityError
 from shared.messages.contracts import ObjectRef, SourceImage
 from shared.messages.records import MAX_TEXT, Record, Text, Token
-from shared.models.catalogue import checked_family_of, text_tokens
+from shared.models.catalogue import check_family, text_tokens
 from shared.recipe.recipe import Recipe
 from shared.run.files import stored_digest
 from shared.run.layout import conditions_folder, conditions_key
@@ -47,7 +47,7 @@ class Encoding:
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-async def encoding_of(store: ObjectStore, recipe: Recipe) -> Encoding:
+async def find_encoding(store: ObjectStore, recipe: Recipe) -> Encoding:
     """Return how the run encodes its prompts; its model has to be on this host, and compared.
 
     Raises:
@@ -56,7 +56,7 @@ async def encoding_of(store: ObjectStore, recipe: Recipe) -> Encoding:
     model = recipe.model
     return Encoding(
         model=await stored_digest(store, recipe.run.name, "model.folder"),
-        negative=checked_family_of(model.folder).forwards(model.guidance) == 2,
+        negative=check_family(model.folder).forwards(model.guidance) == 2,
         text_tokens=text_tokens(model.folder, model.text_tokens),
         dtype=model.dtype,
         matmul_precision=model.matmul_precision,

@@ -51,14 +51,14 @@ def record_digest(stored: bytes) -> str:
 async def keep_copy(store: ObjectStore, run: str, version: int, digest: str) -> None:
     """Copy the record of a version, unless it is not what ``digest`` says, or there is a copy."""
     name = f"{version:08d}"
-    if digest in await copies_of(store, run, name):
+    if digest in await valid_copies(store, run, name):
         return
     data = await store.read(commit_key(run, version))
     if data is not None and record_digest(data) == digest:
         await _copy(store, run, name, data)
 
 
-async def copies_of(store: ObjectStore, run: str, name: str) -> dict[str, bytes]:
+async def valid_copies(store: ObjectStore, run: str, name: str) -> dict[str, bytes]:
     """Return the copies of a record that are what their names say, by digest."""
     found = {}
     for key, parts in (await named_objects(store, run, "copies", name)).items():
@@ -90,7 +90,7 @@ async def read_kept(store: ObjectStore, run: str, name: str) -> bytes | None:
     record could be either: its bytes are returned as they are.
     """
     data = await store.read(_key(run, name))
-    copies = {} if data is None else await copies_of(store, run, name)
+    copies = {} if data is None else await valid_copies(store, run, name)
     if data is None or len(copies) != 1 or record_digest(data) in copies:
         return data
     note_damage(run, _key(run, name), name.partition("/")[0])

@@ -5,7 +5,7 @@ from shared.messages.epochs import EpochRecord, next_epoch
 from shared.run.layout import epoch_key, numbers_in
 from shared.store import ObjectStore
 
-KEPT = 64
+MAX_KEPT_EPOCHS = 64
 """Newest epochs whose objects are kept."""
 
 
@@ -21,5 +21,5 @@ async def claim_epoch(store: ObjectStore, run: str, revision: int, scheduler: st
         epoch = next_epoch(revision, max(numbers, default=0))
         record = EpochRecord(epoch=epoch, scheduler=scheduler)
         if await store.create(epoch_key(run, epoch), record.model_dump_json().encode()):
-            await store.delete([epoch_key(run, old) for old in numbers[: 1 - KEPT]])
+            await store.delete([epoch_key(run, old) for old in numbers[: 1 - MAX_KEPT_EPOCHS]])
             return epoch

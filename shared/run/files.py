@@ -24,7 +24,7 @@ from shared.messages.records import Digest, Record, Text
 from shared.messages.workers import Service
 from shared.models.hub import ROOT, WEIGHTS, missing
 from shared.models.memory import weight_files
-from shared.recipe.files import paths_of
+from shared.recipe.files import key_paths
 from shared.recipe.recipe import Recipe
 from shared.run.copies import create_kept, damaged, read_kept
 from shared.run.layout import file_key, named_objects
@@ -37,9 +37,9 @@ HEAD_BYTES = 1 << 20
 NUM_SLICES = 16
 SLICE_BYTES = 64 << 10
 PROMPTS = "data.prompts"
-LOOK_S = 0.5
+DIGEST_POLL_S = 0.5
 """Seconds between two looks for a digest that another role stores."""
-NOT_READ = (".md", ".gitattributes", ".pyc")
+IGNORED_SUFFIXES = (".md", ".gitattributes", ".pyc")
 
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -57,7 +57,7 @@ class LibrariesRecord(Record):
     versions: dict[Text, Text]
 
 
-def digest_of(path: Path) -> str:
+def file_digest(path: Path) -> str:
     """Return the SHA-256 over what a run reads of a file, a folder, or a diffusers folder."""
     files = [path] if path.is_file() else _model_files(path) or _all_files(path)
     whole = hashlib.sha256()
@@ -87,23 +87,23 @@ async def check_files(
             if needed:
                 raise UserError(_is_missing(key, path))
             continue
-        found = await asyncio.to_thread(record_of, key, path)
+        found = await asyncio.to_thread(record_file, key, path)
         stored = await _stored(store, recipe.run.name, key)
         while stored is None and (stores or needed):
             if stores:
                 data = found.model_dump_json(indent=1).encode()
                 await create_kept(store, recipe.run.name, f"files/{key}", data)
             else:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(DIGEST_POLL_S)
             stored = await _stored(store, recipe.run.name, key)
         if stored is not None:
             check_same_file(key, stored, found)
 
 
-def records_of(recipe: Recipe, keys: Collection[str]) -> dict[str, FileRecord]:
+def file_records(recipe: Recipe, keys: Collection[str]) -> dict[str, FileRecord]:
     """Return the digests of the files of ``keys`` that are on this host."""
     there = {key: path for key, path in paths_named(recipe, keys).items() if path.exists()}
-    return {key: record_of(key, path) for key, path in there.items()}
+    return {key: record_file(key, path) for key, path in there.items()}
 
 
 def matching(stored: Mapping[str, FileRecord], found: Mapping[str, FileRecord]) -> set[str]:
@@ -123,7 +123,7 @@ async def same_files(store: ObjectStore, recipe: Recipe, keys: Collection[str]) 
     Raises:
         UserError: if a file on this host differs from the run's.
     """
-    found = await asyncio.to_thread(records_of, recipe, keys)
+    found = await asyncio.to_thread(file_records, recipe, keys)
     stored = {key: await _stored(store, recipe.run.name, key) for key in found}
     return matching({key: each for key, each in stored.items() if each is not None}, found)
 
@@ -132,15 +132,15 @@ def paths_named(recipe: Recipe, keys: Collection[str]) -> dict[str, Path]:
     """Return the paths of ``keys`` in this recipe, without files that hold an API key."""
     return {
         key: Path(path)
-        for key, path in paths_of(recipe.model_dump(mode="json")).items()
+        for key, path in key_paths(recipe.model_dump(mode="json")).items()
         if not key.endswith(".key_file")
         and any(key.startswith(each) if each.endswith(".") else key == each for each in keys)
     }
 
 
-def record_of(key: str, path: Path) -> FileRecord:
+def record_file(key: str, path: Path) -> FileRecord:
     """Digest the file of a recipe's ``key``; of prompts, their source images as well."""
-    digest = digest_of(path)
+    digest = file_digest(path)
     images = source_digests(path) if key == PROMPTS else []
     if images:
         digest = hashlib.sha256("\n".join([digest, *images]).encode()).hexdigest()
@@ -220,7 +220,7 @@ def _all_files(folder: Path) -> list[Path]:
         file
         for file in folder.rglob("*")
         if file.is_file()
-        and file.suffix not in NOT_READ
+        and file.suffix not in IGNORED_SUFFIXES
         and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
 

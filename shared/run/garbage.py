@@ -18,7 +18,7 @@ from shared.run.evaluations import GoldFigures
 from shared.run.layout import (
     batch_folder,
     evaluations_folder,
-    name_of,
+    parse_name,
     stored_batches,
 )
 from shared.run.retention import (
@@ -27,7 +27,7 @@ from shared.run.retention import (
     deletable,
     kept_now,
     named_by,
-    retention_of,
+    retention_from,
     version_folders,
 )
 from shared.run.run_recipe import read_recipe
@@ -39,7 +39,7 @@ SAFE_AGE_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Garbage:
+class DeletableObjects:
     """Objects of one kind."""
 
     kind: str
@@ -54,7 +54,7 @@ class Garbage:
 
 async def find_garbage(
     store: ObjectStore, run: str, *, now: float, min_age: float = SAFE_AGE_S
-) -> list[Garbage]:
+) -> list[DeletableObjects]:
     """Return what may be deleted, in this order; ``now`` and ``min_age`` are in seconds.
 
     Raises:
@@ -69,19 +69,21 @@ async def find_garbage(
     media = await store.entries(evaluations_folder(run))
     chain = await commit_chain(store, run)
     found = [
-        *await _versions(store, retention_of(recipe), chain, entries),
-        Garbage("of older batches", await _batches(store, run, chain)),
-        Garbage("pictures that no evaluation names", await _pictures(store, run, media)),
-        Garbage("interrupted writes", await store.unfinished(run), unfinished=True),
+        *await _versions(store, retention_from(recipe), chain, entries),
+        DeletableObjects("of older batches", await _batches(store, run, chain)),
+        DeletableObjects("pictures that no evaluation names", await _pictures(store, run, media)),
+        DeletableObjects("interrupted writes", await store.unfinished(run), unfinished=True),
     ]
     old = [
-        Garbage(each.kind, [o for o in each.found if o.modified <= now - min_age], each.unfinished)
+        DeletableObjects(
+            each.kind, [o for o in each.found if o.modified <= now - min_age], each.unfinished
+        )
         for each in found
     ]
     return [each for each in old if each.found]
 
 
-async def delete_garbage(store: ObjectStore, garbage: Garbage) -> int:
+async def delete_garbage(store: ObjectStore, garbage: DeletableObjects) -> int:
     """Delete what was found, unless it was stored again meanwhile; return the number of objects."""
     if garbage.unfinished:
         await store.delete_unfinished(garbage.found)
@@ -98,7 +100,7 @@ async def _versions(
     retention: Retention,
     chain: Sequence[CommitRecord],
     entries: Sequence[StoredObject],
-) -> list[Garbage]:
+) -> list[DeletableObjects]:
     there = {each.key for each in entries}
     kept: set[int] = set()
     if chain:
@@ -112,9 +114,9 @@ async def _versions(
         return [each for each in entries if each.key in keys]
 
     return [
-        Garbage("shards of versions that are not kept", of(old_shards)),
-        Garbage("weights and checkpoints of versions that are not kept", of(old)),
-        Garbage("weights and checkpoints that no commit names", of(orphans)),
+        DeletableObjects("shards of versions that are not kept", of(old_shards)),
+        DeletableObjects("weights and checkpoints of versions that are not kept", of(old)),
+        DeletableObjects("weights and checkpoints that no commit names", of(orphans)),
     ]
 
 
@@ -131,7 +133,7 @@ async def _pictures(
 ) -> list[StoredObject]:
     """Return the media that no record of the same settings names. Records are read after the media
     are listed."""
-    names = {each.key: name_of(run, "evaluations", each.key) for each in entries}
+    names = {each.key: parse_name(run, "evaluations", each.key) for each in entries}
     records = [key for key, name in names.items() if name and name["settings"]]
     media = [each for each in entries if each.key.rsplit("/", 2)[-2] == "media"]
     if not media:

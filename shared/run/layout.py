@@ -78,7 +78,7 @@ async def named_objects(
     """
     found = {}
     for key in await store.keys(f"{run}/{folder}/{within}".rstrip("/")):
-        match = name_of(run, folder, key)
+        match = parse_name(run, folder, key)
         if match is not None:
             found[key] = match
         elif key not in _foreign:
@@ -89,7 +89,7 @@ async def named_objects(
     return found
 
 
-def name_of(run: str, folder: str, key: str) -> re.Match[str] | None:
+def parse_name(run: str, folder: str, key: str) -> re.Match[str] | None:
     """Return the parts of an object's name; None if it is no name of this folder."""
     return re.fullmatch(NAMES[folder], key.removeprefix(f"{run}/{folder}/"), re.ASCII)
 

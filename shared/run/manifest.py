@@ -32,7 +32,7 @@ Extent = Annotated[tuple[Count, ...], Field(max_length=MAX_RANK)]
 DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
 
 
-class Piece(Record):
+class TensorBox(Record):
     """A box of a tensor."""
 
     dtype: DType
@@ -58,7 +58,7 @@ class Piece(Record):
     def num_bytes(self) -> int:
         return self.num_elements * BITS[self.dtype] // 8
 
-    def overlaps(self, other: "Piece") -> bool:
+    def overlaps(self, other: "TensorBox") -> bool:
         """Return whether both, of one tensor, have an element in common."""
         return all(
             a < b + n and b < a + m
@@ -66,7 +66,7 @@ class Piece(Record):
         )
 
 
-Pieces = Mapping[str, Piece]
+TensorBoxes = Mapping[str, TensorBox]
 
 
 class Shard(Record):
@@ -76,7 +76,9 @@ class Shard(Record):
     """
 
     object: ObjectRef
-    pieces: dict[Annotated[str, Field(max_length=MAX_NAME)], Piece] = Field(max_length=MAX_TENSORS)
+    pieces: dict[Annotated[str, Field(max_length=MAX_NAME)], TensorBox] = Field(
+        max_length=MAX_TENSORS
+    )
 
     @model_validator(mode="after")
     def _has_room(self) -> Self:
@@ -107,9 +109,9 @@ class StoredParts(Record):
     checkpoint: tuple[Shard, ...]
 
 
-def check_complete(shards: Iterable[Pieces]) -> None:
+def check_complete(shards: Iterable[TensorBoxes]) -> None:
     """Raise ValueError unless the pieces are each element of each tensor exactly once."""
-    found: dict[str, list[Piece]] = {}
+    found: dict[str, list[TensorBox]] = {}
     for pieces in shards:
         for name, piece in pieces.items():
             found.setdefault(name, []).append(piece)
@@ -117,7 +119,7 @@ def check_complete(shards: Iterable[Pieces]) -> None:
         _check_tensor(name, of_one)
 
 
-def _check_tensor(name: str, pieces: Sequence[Piece]) -> None:
+def _check_tensor(name: str, pieces: Sequence[TensorBox]) -> None:
     if len({(piece.dtype, piece.whole) for piece in pieces}) > 1:
         raise ValueError(f"{name[:80]} has several types or shapes")
     if len(pieces) > MAX_PIECES_OF_ONE:
@@ -128,7 +130,7 @@ def _check_tensor(name: str, pieces: Sequence[Piece]) -> None:
         raise ValueError(f"{name[:80]} has pieces that overlap")
 
 
-def _neighbours(pieces: Sequence[Piece]) -> Iterable[tuple[Piece, Piece]]:
+def _neighbours(pieces: Sequence[TensorBox]) -> Iterable[tuple[TensorBox, TensorBox]]:
     """Return the pairs that overlap if any do: where pieces differ along one dimension, as ranks'
     shares do, those that follow one another."""
     extents = (zip(piece.shape, piece.whole, strict=True) for piece in pieces)
@@ -162,26 +164,26 @@ def read_manifest(data: bytes, key: str) -> Manifest:
     return manifest
 
 
-class Part(Protocol):
+class VersionTensors(Protocol):
     """Some tensors of a version, copied to this host: stored as one object."""
 
     @property
-    def pieces(self) -> Pieces: ...
+    def pieces(self) -> TensorBoxes: ...
 
     def pack(self) -> bytes | memoryview:
         """Return the object's bytes; called in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchedObject:
     """One object of a version's weights, or of its checkpoint."""
 
     data: Data
-    pieces: Pieces | None
+    pieces: TensorBoxes | None
     """What it must hold; None if that is what its own header says: whole tensors."""
 
 
-Wanted = Callable[[str, Piece], bool]
+WantsTensor = Callable[[str, TensorBox], bool]
 """Whether a reader needs this piece of the tensor of this name."""
 
 
@@ -197,7 +199,7 @@ class StoredTensors(Protocol):
         """Digest of the weights, as the commit record says that names these objects: with theirs it
         is known, and need not be taken again. None if it is not known."""
 
-    def parts(self, wanted: Wanted | None = None) -> AsyncIterator[Fetched]:
+    def parts(self, wanted: WantsTensor | None = None) -> AsyncIterator[FetchedObject]:
         """Fetch one object after the other, without those that hold nothing that is wanted.
 
         Raises:

@@ -13,15 +13,15 @@ from typing import Self
 
 from shared.recipe.recipe import Recipe
 from shared.run.layout import KEPT_BATCHES, NEWEST_BATCHES, previews_folder
-from shared.store.previews import PLAIN
+from shared.store.previews import MAX_UNSCALED_SIDE
 
 PREVIEW_BYTES = 8192
 """Largest preview of a sample; one of a usual picture has half of it."""
 PNG_BYTES = 128
 """What a PNG file has besides its pixels, a byte per row apart."""
-LATE = KEPT_BATCHES + NEWEST_BATCHES
+MAX_BATCH_AGE = KEPT_BATCHES + NEWEST_BATCHES
 """Batches by which the one that the scheduler clears away is older than the newest one."""
-FEWEST_STEPS = 8
+MIN_WHOLE_STEPS = 8
 """Number of steps that are better shown in part than fewer of them as a whole."""
 
 
@@ -44,7 +44,7 @@ class PreviewRule:
         if steps * batch.groups * batch.group_size <= room:
             return cls(frozenset(range(steps)), batch.groups)
         shown, groups = shares(room // 2, steps, batch.groups, batch.group_size)
-        newest = room // (groups * batch.group_size) - shown - LATE if groups else 0
+        newest = room // (groups * batch.group_size) - shown - MAX_BATCH_AGE if groups else 0
         if newest > 0:
             return cls(evenly(shown, steps), groups, newest)
         shown, groups = shares(room, steps, batch.groups, batch.group_size)
@@ -56,14 +56,14 @@ class PreviewRule:
 
     def keeps(self, batch: int, cleared: int) -> bool:
         """Return whether a batch still has its previews when what ``cleared`` has left is cleared
-        away, `LATE` batches after it was made."""
+        away, `MAX_BATCH_AGE` batches after it was made."""
         return batch in self.batches or batch > cleared - self.newest
 
 
 def preview_bytes(recipe: Recipe) -> int:
     """Return the bytes of a sample's preview at most: small pictures are kept as they are."""
     height, width = recipe.model.height, recipe.model.width
-    if max(height, width) > PLAIN:
+    if max(height, width) > MAX_UNSCALED_SIDE:
         return PREVIEW_BYTES
     return min(PREVIEW_BYTES, height * (3 * width + 1) + PNG_BYTES)
 
@@ -75,7 +75,7 @@ def shares(samples: int, steps: int, groups: int, group_size: int) -> tuple[int,
     ((31, 16), (8, 20), (20, 4))
     """
     whole = samples // (groups * group_size)
-    shown = min(steps, max(whole, FEWEST_STEPS), samples // group_size)
+    shown = min(steps, max(whole, MIN_WHOLE_STEPS), samples // group_size)
     return (shown, min(groups, samples // (shown * group_size))) if shown else (0, 0)
 
 

@@ -20,20 +20,20 @@ from shared.errors import DigenRLError, IntegrityError, UserError
 from shared.run.chain import Segment
 from shared.run.commits import StoredRecord, decoded, whole_bytes
 from shared.run.conditions import ConditionsRecord
-from shared.run.copies import copies_of, record_digest
+from shared.run.copies import record_digest, valid_copies
 from shared.run.dead_letters import DeadLetter, Settled
 from shared.run.files import FileRecord, LibrariesRecord
 from shared.run.journal import ENTRY
-from shared.run.layout import NAMES, commit_key, name_of, numbers_in, quarantine_key
+from shared.run.layout import NAMES, commit_key, numbers_in, parse_name, quarantine_key
 from shared.run.run_recipe import parsed_recipe
 from shared.store import ObjectStore
 from shared.store.backend import StoredObject
 
-NAMED = re.compile(r"/([0-9a-f]{64})[^/]*\Z")
+CONTENT_KEY = re.compile(r"/([0-9a-f]{64})[^/]*\Z")
 """Matches the key of an object that is named by its content."""
-LEFT_ALONE = ("commits", "copies", "quarantine", "epochs")
+EXCLUDED_FOLDERS = ("commits", "copies", "quarantine", "epochs")
 """Folders of a run that are looked at otherwise, or not at all."""
-THEN = {
+CONSEQUENCE = {
     "weights": "members go back to an older version and make it again, if they can",
     "checkpoints": "members go back to an older version and make it again, if they can",
     "chain": "it is made again from the commit records",
@@ -46,8 +46,8 @@ THEN = {
     "evaluations": "the version is evaluated again",
 }
 """Folder, or object, of a run -> what follows when a damaged object of it is gone."""
-MISSING = "it is missing from then on"
-COPIED = ("recipe.json", "files")
+MISSING_TEXT = "it is missing from then on"
+BACKED_UP = ("recipe.json", "files")
 
 Parsers = Mapping[str, Callable[[bytes], object]]
 PARSERS: Parsers = {
@@ -66,7 +66,7 @@ Remedy = Literal["put back", "move", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class DamagedObject:
     key: str
     what: str
     remedy: Remedy
@@ -78,7 +78,7 @@ class Damage:
 
 async def find_damage(
     store: ObjectStore, run: str, more: Parsers = MappingProxyType({})
-) -> list[Damage]:
+) -> list[DamagedObject]:
     """Return what is damaged; it reads everything that is stored of the run.
 
     Args:
@@ -94,7 +94,7 @@ async def find_damage(
     return found + [each async for each in _objects(store, run, entries, more)]
 
 
-async def mend(store: ObjectStore, run: str, damage: Damage) -> None:
+async def mend(store: ObjectStore, run: str, damage: DamagedObject) -> None:
     """Move a damaged object to the quarantine, and put back what it was, if that is known."""
     if damage.remedy == "none":
         return
@@ -107,15 +107,15 @@ async def mend(store: ObjectStore, run: str, damage: Damage) -> None:
         await store.delete([damage.key])
 
 
-async def _records(store: ObjectStore, run: str) -> list[Damage]:
+async def _records(store: ObjectStore, run: str) -> list[DamagedObject]:
     count = 1 + max(await numbers_in(store, run, "commits"), default=-1)
-    found, parent = list[Damage](), None
+    found, parent = list[DamagedObject](), None
     for version in range(count):
         key, data = commit_key(run, version), await store.read(commit_key(run, version))
         whole = await whole_bytes(store, run, version, data)
         if whole is not None and whole != data:
             what = "the record is missing, or not what its copy is"
-            found.append(Damage(key, what, "put back", "the chain is whole again", whole))
+            found.append(DamagedObject(key, what, "put back", "the chain is whole again", whole))
         stored = None if whole is None else decoded(whole, run, version)
         if stored is None or stored.record.parent != parent:
             found.append(_broken(run, version, is_newest=version == count - 1, named=stored))
@@ -123,30 +123,32 @@ async def _records(store: ObjectStore, run: str) -> list[Damage]:
     return found
 
 
-def _broken(run: str, version: int, *, is_newest: bool, named: StoredRecord | None) -> Damage:
+def _broken(
+    run: str, version: int, *, is_newest: bool, named: StoredRecord | None
+) -> DamagedObject:
     what = "no commit record" if named is None else "it does not name the record before it"
     if is_newest and version:
         then = f"the run goes on from version {version - 1}, and trains that batch again"
-        return Damage(commit_key(run, version), what, "move", then)
+        return DamagedObject(commit_key(run, version), what, "move", then)
     backup = "put it, or the one before it, back from a backup of the store; it has no copy"
-    return Damage(commit_key(run, version), what, "none", backup)
+    return DamagedObject(commit_key(run, version), what, "none", backup)
 
 
 async def _objects(
     store: ObjectStore, run: str, entries: Sequence[StoredObject], more: Parsers
-) -> AsyncIterator[Damage]:
+) -> AsyncIterator[DamagedObject]:
     for entry in entries:
         name = entry.key.removeprefix(f"{run}/")
-        folder, named = name.split("/", 1)[0], NAMED.search(entry.key)
-        if folder in NAMES and name_of(run, folder, entry.key) is None:
+        folder, named = name.split("/", 1)[0], CONTENT_KEY.search(entry.key)
+        if folder in NAMES and parse_name(run, folder, entry.key) is None:
             what = "no object of this folder has such a name"
-            yield Damage(entry.key, what, "move", "nothing: nobody reads it")
-        elif folder in LEFT_ALONE:
+            yield DamagedObject(entry.key, what, "move", "nothing: nobody reads it")
+        elif folder in EXCLUDED_FOLDERS:
             continue
         elif named is not None and "/by/" not in entry.key:
             if await _digest(store, entry.key) not in (None, named[1]):
                 what = "its bytes are not what its name says"
-                yield Damage(entry.key, what, "move", THEN.get(folder, MISSING))
+                yield DamagedObject(entry.key, what, "move", CONSEQUENCE.get(folder, MISSING_TEXT))
         elif name.endswith(".json") and (found := await _fault(store, run, name, more)) is not None:
             yield found
 
@@ -161,20 +163,26 @@ async def _digest(store: ObjectStore, key: str) -> str | None:
     return None
 
 
-async def _fault(store: ObjectStore, run: str, name: str, more: Parsers) -> Damage | None:
+async def _fault(store: ObjectStore, run: str, name: str, more: Parsers) -> DamagedObject | None:
     """Return what is wrong with a record: it is not what its copy is, or not of its model."""
     key, folder = f"{run}/{name}", name.split("/", 1)[0]
     data = await store.read(key)
     if data is None:  # deleted since it was listed
         return None
-    copies = await copies_of(store, run, name.removesuffix(".json")) if folder in COPIED else {}
+    copies = (
+        await valid_copies(store, run, name.removesuffix(".json")) if folder in BACKED_UP else {}
+    )
     if copies and record_digest(data) not in copies:
         copy = next(iter(copies.values()))
-        return Damage(key, "it is not what its copy is", "put back", "it is what it was", copy)
+        return DamagedObject(
+            key, "it is not what its copy is", "put back", "it is what it was", copy
+        )
     parsers = {**more, **PARSERS}
     parse = next((parsers[each] for each in parsers if re.fullmatch(each, name)), json.loads)
     try:
         await asyncio.to_thread(parse, data)
     except (ValueError, DigenRLError, RecursionError):
-        return Damage(key, "it is no record of its kind", "move", THEN.get(folder, MISSING))
+        return DamagedObject(
+            key, "it is no record of its kind", "move", CONSEQUENCE.get(folder, MISSING_TEXT)
+        )
     return None

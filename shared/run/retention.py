@@ -12,7 +12,7 @@ from shared.learning.algorithms import ALGORITHMS
 from shared.messages.contracts import ObjectRef
 from shared.models.memory import ITEM_BYTES
 from shared.recipe.recipe import Recipe
-from shared.run.commits import Named
+from shared.run.commits import StoredAs
 from shared.run.evaluations import GoldFigures
 from shared.run.layout import (
     KEPT_BATCHES,
@@ -93,7 +93,7 @@ async def kept_now(
     )
 
 
-def retention_of(recipe: Recipe) -> Retention:
+def retention_from(recipe: Recipe) -> Retention:
     """Return what a recipe keeps: of an evaluated run the best version, if it says nothing else."""
     keep_best = recipe.run.keep_best
     if keep_best is None and recipe.evaluation.every is not None:
@@ -113,7 +113,7 @@ Shards = Mapping[str, Collection[str]]
 
 
 def deletable(
-    records: Sequence[Named], kept: Collection[int], shards: Shards
+    records: Sequence[StoredAs], kept: Collection[int], shards: Shards
 ) -> tuple[set[str], set[str]]:
     """Return the keys of objects that no kept version names: shards, then what names them, in the
     order in which they are deleted. If that is interrupted, what is left is still named.
@@ -126,13 +126,13 @@ def deletable(
     return named_by(others, shards) - naming - of_kept, naming - of_kept
 
 
-def named_by(records: Iterable[Named], shards: Shards) -> set[str]:
+def named_by(records: Iterable[StoredAs], shards: Shards) -> set[str]:
     """Return the keys of all objects of these versions."""
     keys = {key for record in records for key in own_keys(record)}
     return keys.union(*(shards.get(key, ()) for key in keys))
 
 
-def own_keys(record: Named) -> list[str]:
+def own_keys(record: StoredAs) -> list[str]:
     """Return what a record names in its run's own folders: nothing else is ever deleted."""
     folders = tuple(f"{each}/" for each in version_folders(record.run))
     return [ref.key for ref in record.objects if ref.key.startswith(folders)]
@@ -150,7 +150,7 @@ class Manifests:
     _known: dict[str, frozenset[str]] = field(default_factory=dict)
 
     async def shards(
-        self, records: Iterable[Named], there: Collection[str], kept: Collection[int]
+        self, records: Iterable[StoredAs], there: Collection[str], kept: Collection[int]
     ) -> Shards:
         """Return the shards of the manifests that are ``there``.
 
@@ -177,7 +177,7 @@ class Manifests:
 
 def stored_bytes(recipe: Recipe, trained_bytes: int) -> int:
     """Return the most bytes that kept versions take at once, if no evaluation has measured any."""
-    retention, steps = retention_of(recipe), recipe.run.steps
+    retention, steps = retention_from(recipe), recipe.run.steps
     num_kept = len(retention.kept(steps)) + (retention.keep_best or 0)
     num_versions = num_kept + 1  # and the one that is being stored
     return min(num_versions, steps + 1) * version_bytes(recipe, trained_bytes)

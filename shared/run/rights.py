@@ -50,6 +50,6 @@ REDIS: dict[Role, str] = {
 """Keys and commands of a role, as the ACL of Redis says it: the scheduler alone writes the index of
 versions, and hosts of rollout workers and members tell each other what they have."""
 
-NOBODY = "user default off resetpass ~* &* +@all"
+DISABLED_USER = "user default off resetpass ~* &* +@all"
 """The user whom nobody can be. It has all rights because Redis 7.0 reads its own log as this user:
 without them, what was written in transactions would be lost at a restart."""

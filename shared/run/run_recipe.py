@@ -15,8 +15,8 @@ from shared.errors import Unavailable, UserError
 from shared.learning.prompt_tables import Row
 from shared.learning.prompts import PromptOrder, num_different, read_rows, repeated, split_rows
 from shared.models.hub import models_root
-from shared.recipe.adapter import adapter_of
-from shared.recipe.files import on_this_host, paths_of, portable_names, put_paths
+from shared.recipe.adapter import recipe_adapter
+from shared.recipe.files import key_paths, on_this_host, portable_names, put_paths
 from shared.recipe.recipe import Recipe, override, stored_recipe
 from shared.run.copies import damaged, read_kept, write_kept
 from shared.run.files import check_files, same_files
@@ -41,7 +41,7 @@ MAY_CHANGE = {
 }  # fmt: skip
 """Keys that a resumed run may change: no batch depends on them."""
 
-AS_BEGUN = ("evaluation.held_out",)
+KEYS_FROM_START = ("evaluation.held_out",)
 """Keys that a resumed run has as it began with them, where its recipe leaves them out."""
 
 FILES = ("model.folder", "model.adapter", "data.prompts", "reward.scorers.")
@@ -100,8 +100,8 @@ async def check_recipe(
     asked, seen = recipe, await store.read(recipe_key(recipe.run.name))
     stored = await _read_stored(store, recipe.run.name)
     if stored is not None:
-        recipe = with_adapter_of(stored.recipe, with_sigmas_of(stored.recipe, recipe))
-    elif recipe.model.adapter is not None and adapter_of(recipe) is None:
+        recipe = keep_adapter(stored.recipe, keep_sigmas(stored.recipe, recipe))
+    elif recipe.model.adapter is not None and recipe_adapter(recipe) is None:
         raise UserError(
             f"model.adapter: {recipe.model.adapter} and model.folder have to be on this host when "
             "a run begins: the adapter says what is trained"
@@ -117,7 +117,7 @@ async def check_recipe(
         same = await same_files(store, recipe, FILES)
         same |= {key for key, name in stored.portable.items() if portable.get(key) == name}
         check_same_run(stored.recipe, recipe, same=same)
-        recipe = with_held_out_of(stored.recipe, recipe)
+        recipe = keep_held_out(stored.recipe, recipe)
         tables = recipe.model_dump(mode="json")
     await check_files(store, recipe, FILES, needed=False)
     data = json.dumps({**tables, PORTABLE: portable}, indent=1).encode()
@@ -160,14 +160,14 @@ async def needed_recipe(store: ObjectStore, run: str) -> Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class _StoredRecipe:
     recipe: Recipe
     """Has the paths of the host that stored it."""
     portable: Mapping[str, str]
     """Maps a key to its name below DIGENRL_MODELS."""
 
 
-async def _read_stored(store: ObjectStore, run: str) -> _Stored | None:
+async def _read_stored(store: ObjectStore, run: str) -> _StoredRecipe | None:
     data = await read_kept(store, run, "recipe")
     try:
         return None if data is None else parsed_recipe(data)
@@ -175,14 +175,14 @@ async def _read_stored(store: ObjectStore, run: str) -> _Stored | None:
         raise damaged(run, recipe_key(run)) from error
 
 
-def parsed_recipe(data: bytes) -> _Stored:
+def parsed_recipe(data: bytes) -> _StoredRecipe:
     """Return a recipe from what is stored of it; raises ValueError if it is none."""
     tables = json.loads(data)
     if not isinstance(tables, dict):
         raise ValueError("no tables")
     portable = tables.pop(PORTABLE, {})
     recipe = stored_recipe(json.dumps(tables).encode())
-    return _Stored(recipe, portable)
+    return _StoredRecipe(recipe, portable)
 
 
 async def wait_for_recipe(store: ObjectStore, run: str, *, place: str = "") -> Recipe:
@@ -219,7 +219,7 @@ def _log_waiting(run: str, place: str, error: str) -> None:
         )
 
 
-def with_held_out_of(stored: Recipe, given: Recipe) -> Recipe:
+def keep_held_out(stored: Recipe, given: Recipe) -> Recipe:
     """Return ``given`` with as many prompts held out as the run has, whatever it evaluates now."""
     began, now = stored.evaluation, given.evaluation
     if now.held_out is not None or (began.held_out is None and began.prompts == now.prompts):
@@ -229,14 +229,14 @@ def with_held_out_of(stored: Recipe, given: Recipe) -> Recipe:
     return override(given, {"evaluation.held_out": number})
 
 
-def with_sigmas_of(stored: Recipe, given: Recipe) -> Recipe:
+def keep_sigmas(stored: Recipe, given: Recipe) -> Recipe:
     """Return ``given`` with the sigmas of the run where it asks for the model's own and the model
     is not on this host. Where the run's sigmas were made otherwise, ``given`` keeps its own."""
     trained, evaluated = given.sampling.sigmas, given.evaluation.sigmas
     known, measured = stored.sampling.sigmas, stored.evaluation.sigmas or stored.sampling.sigmas
     changes: dict[str, Any] = {}
     if (evaluated or trained) == "model":
-        same = not isinstance(measured, str) and _evaluation_of(stored) == _evaluation_of(given)
+        same = not isinstance(measured, str) and _sigma_inputs(stored) == _sigma_inputs(given)
         changes["evaluation.sigmas"] = measured if same else "model"
     same_steps = stored.sampling.steps == given.sampling.steps
     if trained == "model" and same_steps and not isinstance(known, str):
@@ -244,16 +244,16 @@ def with_sigmas_of(stored: Recipe, given: Recipe) -> Recipe:
     return override(given, changes)
 
 
-def with_adapter_of(stored: Recipe, given: Recipe) -> Recipe:
+def keep_adapter(stored: Recipe, given: Recipe) -> Recipe:
     """Return ``given`` with what the run's adapter trains, where the adapter or the model is not on
     this host."""
-    if given.model.adapter is None or adapter_of(given) is not None:
+    if given.model.adapter is None or recipe_adapter(given) is not None:
         return given
     model = given.model.model_copy(update={"lora": stored.model.lora})
     return given.model_copy(update={"model": model})
 
 
-def _evaluation_of(recipe: Recipe) -> tuple[int, int, int]:
+def _sigma_inputs(recipe: Recipe) -> tuple[int, int, int]:
     """Return what a model's sigmas depend on: steps, height and width."""
     of, model = recipe.evaluation, recipe.model
     return of.steps or recipe.sampling.steps, of.height or model.height, of.width or model.width
@@ -270,21 +270,21 @@ def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ())
         UserError: naming the first changed key that a resumed run may not change.
     """
     old, new = stored.model_dump(mode="json"), given.model_dump(mode="json")
-    for key in AS_BEGUN:
+    for key in KEYS_FROM_START:
         table, own = key.split(".")
         if new[table][own] is None:
             new[table][own] = old[table][own]
     if "auto" in (stored.schedule.max_staleness, given.schedule.max_staleness):
         # The scheduler decides when the run begins, and compares with what it decided.
         new["schedule"]["max_staleness"] = old["schedule"]["max_staleness"]
-    paths = paths_of(new)
+    paths = key_paths(new)
     if _is_same_model(stored, given):
         same = {*same, "model.folder"}
     put_paths(
         old,
         {
             key: paths[key]
-            for key in paths_of(old)
+            for key in key_paths(old)
             if key in paths and (key in same or key.endswith((".key_file", ".dataset.folder")))
         },
     )

@@ -13,12 +13,12 @@ from shared.run.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
     SHARD,
-    Fetched,
+    FetchedObject,
     Manifest,
-    Part,
     Shard,
     StoredParts,
-    Wanted,
+    VersionTensors,
+    WantsTensor,
     is_manifest,
     read_manifest,
 )
@@ -31,7 +31,10 @@ on two cores, some wait for the disk while others are digested."""
 
 
 async def store_version_parts(
-    store: ObjectStore, run: str, weights: Sequence[Part], checkpoint: Sequence[Part]
+    store: ObjectStore,
+    run: str,
+    weights: Sequence[VersionTensors],
+    checkpoint: Sequence[VersionTensors],
 ) -> StoredParts:
     """Pack and store what this process has of a version."""
     limit = asyncio.Semaphore(PUTS_AT_ONCE)
@@ -43,9 +46,9 @@ async def store_version_parts(
 
 
 async def _store_parts(
-    store: ObjectStore, folder: str, parts: Iterable[Part], limit: asyncio.Semaphore
+    store: ObjectStore, folder: str, parts: Iterable[VersionTensors], limit: asyncio.Semaphore
 ) -> tuple[Shard, ...]:
-    async def put(part: Part) -> Shard:
+    async def put(part: VersionTensors) -> Shard:
         async with limit:
             data = await asyncio.to_thread(part.pack)
             ref = await store.put(folder, data, suffix=SHARD, stays=False)
@@ -73,7 +76,7 @@ async def store_manifest(
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredShards:
     """Implements `StoredTensors`."""
 
     ref: ObjectRef
@@ -82,11 +85,11 @@ class Stored:
     """Shards of its manifest, None if it is one object."""
     weights_digest: str | None = None
 
-    async def parts(self, wanted: Wanted | None = None) -> AsyncIterator[Fetched]:
+    async def parts(self, wanted: WantsTensor | None = None) -> AsyncIterator[FetchedObject]:
         """Fetch one object after the other; the next one is fetched while this one is used, so that
         two are in memory."""
         if self.shards is None:
-            yield Fetched(await self.store.get_shared(self.ref), None)
+            yield FetchedObject(await self.store.get_shared(self.ref), None)
             return
         shards = [each for each in self.shards if wanted is None or _has(each, wanted)]
         fetching: asyncio.Task[Data] | None = None
@@ -97,14 +100,14 @@ class Stored:
                 fetching = None
                 for each in following:
                     fetching = asyncio.create_task(self.store.get_shared(each.object))
-                yield Fetched(data, shard.pieces)
+                yield FetchedObject(data, shard.pieces)
                 del data  # or it would be held beside the next two
         finally:
             if fetching is not None:
                 fetching.cancel()
 
 
-def _has(shard: Shard, wanted: Wanted) -> bool:
+def _has(shard: Shard, wanted: WantsTensor) -> bool:
     return any(wanted(name, piece) for name, piece in shard.pieces.items())
 
 
@@ -120,7 +123,7 @@ async def is_whole(store: ObjectStore, ref: ObjectRef, weights_digest: str | Non
 
 async def open_tensors(
     store: ObjectStore, ref: ObjectRef, weights_digest: str | None = None
-) -> Stored:
+) -> StoredShards:
     """Open what a commit record names: weights or a checkpoint.
 
     ``weights_digest``: of the weights; a checkpoint has that of the trained ones.
@@ -130,10 +133,10 @@ async def open_tensors(
         ContractError: if it is no manifest.
     """
     if not is_manifest(ref):
-        return Stored(ref, store, None, weights_digest)
+        return StoredShards(ref, store, None, weights_digest)
     if ref.size > MAX_MANIFEST_BYTES:
         raise ContractError(f"{ref.key} is too large for a manifest: {ref.size} bytes")
     manifest = read_manifest(await store.get(ref), ref.key)
     if weights_digest not in (None, manifest.weights_digest):
         raise IntegrityError(f"{ref.key} is of weights {manifest.weights_digest[:12]}")
-    return Stored(ref, store, manifest.shards, weights_digest)
+    return StoredShards(ref, store, manifest.shards, weights_digest)

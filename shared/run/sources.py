@@ -12,7 +12,7 @@ from shared.run.layout import source_ref, sources_folder
 from shared.store import ObjectStore
 
 PUTS_AT_ONCE = 8
-KEPT = 64
+MAX_CACHED_IMAGES = 64
 """Images that stay in memory: fragments of a group follow one another soon."""
 
 
@@ -62,6 +62,6 @@ class SourceImages:
             found = await self._store.get(source_ref(self._bus.run, image))
             self._kept[image.sha256] = found
         self._kept.move_to_end(image.sha256)
-        while len(self._kept) > KEPT:
+        while len(self._kept) > MAX_CACHED_IMAGES:
             self._kept.popitem(last=False)
         return found

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-Use = Literal[
+DeviceUse = Literal[
     "generating", "scoring", "training", "committing",
     "waiting_for_rollout", "waiting_for_reward", "waiting_for_trainer", "waiting_for_weights",
     "waiting_for_conditions", "tail", "paused",
@@ -19,7 +19,7 @@ Use = Literal[
 """tail: nothing is left to issue, and others still generate. waiting_for_weights,
 waiting_for_conditions: the device has a fragment, and loads what is to generate it, or no encoder
 has stored its prompt's conditions yet."""
-BUSY: frozenset[Use] = frozenset({"generating", "scoring", "training", "committing"})
+BUSY_USES: frozenset[DeviceUse] = frozenset({"generating", "scoring", "training", "committing"})
 
 
 class TagUsage(BaseModel):
@@ -42,7 +42,7 @@ class BatchUsage(BaseModel):
 
     batch: int
     seconds: float
-    devices: dict[str, dict[Use, float]]
+    devices: dict[str, dict[DeviceUse, float]]
     """Worker -> use -> seconds."""
     tag: TagUsage | None = None
     samples: int | None = None
@@ -61,7 +61,7 @@ class BatchUsage(BaseModel):
             return None
 
 
-Change = tuple[float, Use | None]
+Change = tuple[float, DeviceUse | None]
 """Seconds since the batch was opened, and what a device does from then on; None: it is not
 there."""
 MAX_CHANGES = 1000

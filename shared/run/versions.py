@@ -16,11 +16,11 @@ from redis.exceptions import WatchError
 from shared.errors import ContractError, IntegrityError, LeaseLost, Unavailable
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Record
-from shared.run.commits import Named
+from shared.run.commits import StoredAs
 from shared.store.redis_client import check_redis, open_redis
-from shared.telemetry import FENCED
+from shared.telemetry import FENCED_COMMANDS
 
-INDEXED = 256
+MAX_INDEXED_VERSIONS = 256
 """Newest versions that are in the index."""
 
 
@@ -84,7 +84,7 @@ class VersionIndex:
                     pipe.set(key, version.model_dump_json())
                     pipe.set(self._newest_key, number)
                     pipe.set(self._epoch_key, self.epoch)
-                    pipe.delete(self._key(number - INDEXED))
+                    pipe.delete(self._key(number - MAX_INDEXED_VERSIONS))
                     await pipe.execute()
                     return
                 except WatchError:
@@ -107,7 +107,7 @@ class VersionIndex:
             raise Unavailable(f"Redis does not answer: {error}") from error
         return None if found is None else _decode(found)
 
-    async def rebuild(self, chain: Iterable[Named]) -> None:
+    async def rebuild(self, chain: Iterable[StoredAs]) -> None:
         """Make the index agree with the newest commits; raises LeaseLost as `publish` does."""
         versions = [Version(policy=each.policy, weights=each.weights) for each in chain]
         stale = [key async for key in self._redis.scan_iter(f"{self._newest_key}:*", count=1000)]
@@ -132,7 +132,7 @@ class VersionIndex:
     async def _check_epoch(self, pipe: "redis.client.Pipeline") -> None:
         newest = int(await pipe.get(self._epoch_key) or 0)
         if newest > self.epoch:
-            FENCED.labels(what="version_index").inc()
+            FENCED_COMMANDS.labels(what="version_index").inc()
             raise LeaseLost(f"a scheduler of epoch {newest} writes the version index")
 
     @property

@@ -34,20 +34,20 @@ from shared.store.backend import CHUNK, Content, StoredObject
 from shared.store.settings import StoreSettings
 
 CONNECT = timedelta(seconds=10)
-SILENCE = timedelta(seconds=60)
+MAX_SILENCE = timedelta(seconds=60)
 """Longest silence of the service: between two parts of an answer, and while one request's body is
 sent. A whole request may take any time."""
 RETRIES = timedelta(seconds=60)
 """Time after which no further attempt begins."""
-PAUSE = timedelta(seconds=1)
+MAX_RETRY_PAUSE = timedelta(seconds=1)
 """Longest pause between two attempts: how late a service that is back is noticed."""
 ATTEMPTS = 600
 """More than there is time for, so that `RETRIES` alone decides."""
 PART = 5 * 1024 * 1024
-"""Bytes of a part of a large object: a slow line sends it within `SILENCE`."""
+"""Bytes of a part of a large object: a slow line sends it within `MAX_SILENCE`."""
 PARTS_AT_ONCE = 2
 MAX_SINGLE_PUT = PART * PARTS_AT_ONCE
-FOR_EVER = timedelta(days=365)
+NO_TIMEOUT = timedelta(days=365)
 DEFAULT_REGION = "us-east-1"
 
 
@@ -60,13 +60,13 @@ class BucketBackend:
             "client_options": {
                 "allow_http": (settings.endpoint or "").startswith("http://"),
                 "connect_timeout": CONNECT,
-                "read_timeout": SILENCE,
-                "timeout": FOR_EVER,
+                "read_timeout": MAX_SILENCE,
+                "timeout": NO_TIMEOUT,
             },
             "retry_config": {
                 "retry_timeout": RETRIES,
                 "max_retries": ATTEMPTS,
-                "backoff": {"max_backoff": PAUSE},
+                "backoff": {"max_backoff": MAX_RETRY_PAUSE},
             },
         }
         if settings.url.startswith("s3:"):

@@ -31,21 +31,21 @@ from pathlib import Path
 
 from shared.errors import UserError
 
-BOOT = Path("/proc/sys/kernel/random/boot_id")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BOOT = re.compile(r"\A[0-9a-f-]{36}\Z")
 _DIGEST = re.compile(r"\A[0-9a-f]{64}\Z")
 _ATTEMPT = re.compile(r"\A[0-9a-f]{16}\Z")
 PART = ".part"
 SECRET = "secret"
-DAY_S = 86_400.0
+OTHER_BOOT_AGE_S = 86_400.0
 """Age from which the folder of another boot is deleted: homes may be shared by several hosts."""
-PRIVATE = 0o700
+PRIVATE_MODE = 0o700
 READ_ONLY = 0o400
 MAPPED = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(slots=True)
-class Part:
+class ReceivedObject:
     """An object that is being received."""
 
     name: str
@@ -82,12 +82,12 @@ class CacheFolder:
         """
         if not root.is_absolute():
             raise FileNotFoundError("this user has no home")
-        boot = BOOT.read_text().strip()
-        root.mkdir(PRIVATE, parents=True, exist_ok=True)
+        boot = BOOT_ID.read_text().strip()
+        root.mkdir(PRIVATE_MODE, parents=True, exist_ok=True)
         outer = _open_private(root)
         try:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(boot, PRIVATE, dir_fd=outer)
+                os.mkdir(boot, PRIVATE_MODE, dir_fd=outer)
             inner = _open_private(root / boot, boot, outer)
             _forget_other_boots(outer, boot)
         finally:
@@ -124,19 +124,19 @@ class CacheFolder:
         return self._open_file(f"{digest}.{attempt}{PART}")
 
     @contextlib.contextmanager
-    def receiving(self, digest: str, attempt: str) -> Iterator[Part]:
+    def receiving(self, digest: str, attempt: str) -> Iterator[ReceivedObject]:
         """Write an object under a name of its own; `keep` gives it the right one, without which it
         is gone at the end."""
         name = f"{_checked(digest)}.{attempt}{PART}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        part = Part(name, os.open(name, flags, 0o600, dir_fd=self._descriptor))
+        part = ReceivedObject(name, os.open(name, flags, 0o600, dir_fd=self._descriptor))
         try:
             yield part
         finally:
             part.close()
             self._remove(name)
 
-    def keep(self, part: Part, digest: str) -> None:
+    def keep(self, part: ReceivedObject, digest: str) -> None:
         """Give verified bytes their name; nobody writes to them any more."""
         os.fchmod(part.descriptor, READ_ONLY)
         ours = self._descriptor
@@ -265,5 +265,5 @@ def _forget_other_boots(outer: int, mine: str) -> None:
             continue
         with contextlib.suppress(OSError):
             status = os.stat(name, dir_fd=outer, follow_symlinks=False)
-            if time.time() - status.st_mtime > DAY_S:
+            if time.time() - status.st_mtime > OTHER_BOOT_AGE_S:
                 shutil.rmtree(name, dir_fd=outer)

@@ -28,12 +28,12 @@ TEMPORARY = ".tmp-"
 
 PIECE = 1 << 22
 """Bytes that are written before they are flushed."""
-AHEAD = 4
+MAX_UNFLUSHED_PIECES = 4
 """Pieces of a file that does not stay in memory that may wait to be flushed."""
-DIRECT = 1 << 24
+DIRECT_WRITE_BYTES = 1 << 24
 """Bytes of one write past the kernel's memory of files."""
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class FolderBackend:
                 os.close(descriptor)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            if error.errno in FULL:
+            if error.errno in DISK_FULL_ERRORS:
                 raise Unavailable(f"the store's disk is full: {self._root}; make room") from error
             raise
         return temporary
@@ -190,7 +190,7 @@ def _write_all(descriptor: int, data: memoryview, stays: bool) -> None:
         flushing.set_result(None)
         for end in range(begin + PIECE, len(data) + PIECE, PIECE):
             _write_piece(descriptor, data[end - PIECE : end])
-            must_wait = not stays and end - begin >= AHEAD * PIECE
+            must_wait = not stays and end - begin >= MAX_UNFLUSHED_PIECES * PIECE
             if flushing.done() or must_wait:
                 flushing.result()  # an error is told once, to whoever flushes next
                 flushing = flusher.submit(_flush, descriptor, begin, end, stays)
@@ -208,7 +208,7 @@ def _write_directly(descriptor: int, data: memoryview) -> int:
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
         while done < end:
-            done += os.write(descriptor, data[done : min(done + DIRECT, end)])
+            done += os.write(descriptor, data[done : min(done + DIRECT_WRITE_BYTES, end)])
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise

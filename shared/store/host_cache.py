@@ -23,26 +23,26 @@ import structlog
 
 from shared.errors import IntegrityError, UserError
 from shared.messages.contracts import ObjectRef
-from shared.store.cache_folder import CacheFolder, Part
+from shared.store.cache_folder import CacheFolder, ReceivedObject
 from shared.store.objects import ObjectStore
 from shared.store.relay import PeerFailed, Relay
 from shared.store.settings import CacheSettings
 from shared.store.tensor_header import Data
 from shared.telemetry import DIGESTED_BYTES, SHARED_BYTES
 
-LOOK_S = 0.02
+LOCK_POLL_S = 0.02
 """Least seconds between two looks at the lock of an object that another process fetches."""
-LOOKS = 30
+MIN_WAITS_PER_POLL = 30
 """The longer that takes, the rarer the looks: this share of the time may be lost."""
-TRIED_PEERS = 3
+MAX_PEERS = 3
 """Other hosts that are asked for an object, before the store is."""
-TRIES = 3
+MAX_FETCHES = 3
 """Fetches of one object by this process, if others remove it again and again."""
 
 log = structlog.get_logger()
 
 
-class Source(NamedTuple):
+class FetchSource(NamedTuple):
     name: str
     chunks: Callable[[int], AsyncGenerator[bytes]]
     """Gives an object's bytes, from so many on."""
@@ -72,12 +72,14 @@ class HostCache:
             IntegrityError: if it is missing, or differs from the reference.
         """
         try:
-            for _ in range(TRIES):
+            for _ in range(MAX_FETCHES):
                 if (found := self.folder.map(ref.sha256, ref.size)) is not None:
                     SHARED_BYTES.labels(source="cache").inc(ref.size)
                     return found
                 await self._until_here(ref, store)
-            raise OSError(f"{ref.key} was removed {TRIES} times: make room for all that is in use")
+            raise OSError(
+                f"{ref.key} was removed {MAX_FETCHES} times: make room for all that is in use"
+            )
         except OSError as error:
             log.warning(
                 "host_cache_unusable",
@@ -124,11 +126,11 @@ class HostCache:
     async def _fill(self, ref: ObjectRef, store: ObjectStore) -> None:
         """Receive it from other hosts, as far as they have it, and the rest from the store; if that
         makes up something else, all of it from the store."""
-        from_store = Source("store", partial(store.stream, ref))
+        from_store = FetchSource("store", partial(store.stream, ref))
         with self._receiving(ref) as (attempt, part):
             # The part is there already: once this host is listed, others ask for it.
             peers = [] if self.relay is None else await self.relay.join(ref, attempt)
-            sources = [Source("peer", partial(peer.chunks, ref)) for peer in peers[:TRIED_PEERS]]
+            sources = [FetchSource("peer", partial(peer.chunks, ref)) for peer in peers[:MAX_PEERS]]
             try:
                 return await self._receive(ref, part, [*sources, from_store])
             except IntegrityError as error:
@@ -139,12 +141,14 @@ class HostCache:
             await self._receive(ref, part, [from_store])
 
     @contextmanager
-    def _receiving(self, ref: ObjectRef) -> Iterator[tuple[str, Part]]:
+    def _receiving(self, ref: ObjectRef) -> Iterator[tuple[str, ReceivedObject]]:
         attempt = secrets.token_hex(8)
         with self.folder.receiving(ref.sha256, attempt) as part:
             yield attempt, part
 
-    async def _receive(self, ref: ObjectRef, part: Part, sources: list[Source]) -> None:
+    async def _receive(
+        self, ref: ObjectRef, part: ReceivedObject, sources: list[FetchSource]
+    ) -> None:
         """Write what the sources give, each from where the one before has failed, and give it its
         name.
 
@@ -171,14 +175,14 @@ class HostCache:
     async def _locked(self, digest: str) -> AsyncIterator[None]:
         began = time.monotonic()
         while (descriptor := self.folder.lock(digest)) is None:  # noqa: ASYNC110 -- of a process
-            await asyncio.sleep(max(LOOK_S, (time.monotonic() - began) / LOOKS))
+            await asyncio.sleep(max(LOCK_POLL_S, (time.monotonic() - began) / MIN_WAITS_PER_POLL))
         try:
             yield
         finally:
             os.close(descriptor)
 
 
-def _add(part: Part, chunk: bytes, digest: Callable[[bytes], None]) -> None:
+def _add(part: ReceivedObject, chunk: bytes, digest: Callable[[bytes], None]) -> None:
     part.add(chunk)
     digest(chunk)
     DIGESTED_BYTES.labels(of="object").inc(len(chunk))

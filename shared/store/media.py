@@ -24,7 +24,7 @@ from shared.store.tensor_header import check_header
 RAW, PACKED, SHAPE = "images", "packed", "shape"
 """Names of tensors."""
 COLOURS = 3
-MOST_PER_BYTE = 1032
+MAX_ZLIB_RATIO = 1032
 """Bytes that one byte of a zlib stream can stand for."""
 PIXEL = np.dtype(np.uint8)
 
@@ -77,7 +77,7 @@ def _parts(tensors: dict[str, npt.NDArray[Any]]) -> tuple[bytes, Shape]:
     lengths = tuple(map(int, shape))
     if len(lengths) not in (4, 5) or min(lengths) < 1:
         raise ContractError(f"packed media of shape {list(lengths)} are no images or videos")
-    if math.prod(lengths) > MOST_PER_BYTE * packed.size:
+    if math.prod(lengths) > MAX_ZLIB_RATIO * packed.size:
         raise ContractError(f"{packed.size} bytes are no media of shape {list(lengths)}")
     return packed.tobytes(), lengths
 

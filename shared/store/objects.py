@@ -24,9 +24,9 @@ _KEY = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9_.-]*(?:/[A-Za-z0-9][A-Za-z0-9_.-]*)*
 
 BUCKETS = ("s3", "gs", "az")
 """URL schemes that name a bucket."""
-LARGE = 1 << 19
+THREAD_HASH_BYTES = 1 << 19
 """Size in bytes from which hashing takes longer than a hop to a thread."""
-HUGE = 1 << 24
+CONCURRENT_HASH_BYTES = 1 << 24
 """Size in bytes from which hashing takes so long that it is done beside writing."""
 
 
@@ -59,7 +59,7 @@ class ObjectStore:
     ) -> ObjectRef:
         """Store ``data`` under ``folder``, named by its content. What this host will not read soon
         need not stay in its memory."""
-        if len(data) < HUGE:
+        if len(data) < CONCURRENT_HASH_BYTES:
             ref = await _named(folder, data, suffix)
             await self.backend.write(ref.key, data)
             return ref
@@ -145,7 +145,7 @@ async def _named(folder: str, data: Content, suffix: str) -> ObjectRef:
 async def _sha256(data: Content) -> str:
     """Hash the data, in a thread if they are large."""
     DIGESTED_BYTES.labels(of="object").inc(len(data))
-    if len(data) < LARGE:
+    if len(data) < THREAD_HASH_BYTES:
         return hashlib.sha256(data).hexdigest()
     return (await asyncio.to_thread(hashlib.sha256, data)).hexdigest()
 

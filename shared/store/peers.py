@@ -17,7 +17,7 @@ from shared.store.redis_client import open_redis
 from shared.store.relay import Peer
 
 KEPT_S = 3600
-MOST = 64
+MAX_ENTRIES = 64
 """Entries of one list that are looked at, the last ones."""
 
 log = structlog.get_logger()
@@ -35,7 +35,7 @@ class RedisPeers:
         try:
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.rpush(key, me.model_dump_json())
-                pipe.lrange(key, -MOST, -1)
+                pipe.lrange(key, -MAX_ENTRIES, -1)
                 pipe.expire(key, KEPT_S)
                 _, entries, _ = await pipe.execute()
         except (RedisError, OSError) as error:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from shared.store.media import Media
 
-SIDE = 160
+MAX_SIDE = 160
 """Largest height and width in pixels."""
-PLAIN = 64
+MAX_UNSCALED_SIDE = 64
 """Height and width up to which a picture is kept as it is."""
 QUALITIES = (80, 50, 20)
 """Qualities of JPEG that are tried, until a picture is small enough."""
@@ -69,9 +69,9 @@ def _preview(sample: "Media", most: int) -> bytes:
     frame = sample if sample.ndim == 3 else sample[len(sample) // 2]
     pixels = frame.transpose(1, 2, 0) if len(frame) == COLOURS else frame[0]
     image = Image.fromarray(np.ascontiguousarray(pixels))
-    if max(image.size) <= PLAIN and len(plain := _saved(image, "PNG")) <= most:
+    if max(image.size) <= MAX_UNSCALED_SIDE and len(plain := _saved(image, "PNG")) <= most:
         return plain
-    side = SIDE
+    side = MAX_SIDE
     while True:
         image.thumbnail((side, side))
         for quality in QUALITIES:

@@ -42,22 +42,22 @@ from shared.store.cache_folder import CacheFolder
 
 CHUNK = 1 << 19
 """Bytes that are received at a time: what a host is behind the one before it."""
-SENT = 1 << 22
+MAX_SEND_BYTES = 1 << 22
 """Bytes that one call sends at most."""
 MAX_LINE = 1024
 CONNECT_S = 3.0
-SILENCE_S = 10.0
+RESPONSE_TIMEOUT_S = 10.0
 """Longest time for one chunk, and for a question."""
-GROWS_S = 0.005
+GROWTH_CHECK_S = 0.005
 """Seconds between two looks whether more of an object has come."""
-LOOK_S = 0.25
+STALL_CHECK_S = 0.25
 """Seconds without more of it, after which whoever receives it may be dead."""
 READERS = 16
 """Hosts that are answered at a time."""
-OK, NO = b"ok\n", b"no\n"
+RESPONSE_OK, RESPONSE_NO = b"ok\n", b"no\n"
 
-Host = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,255}$")]
-Word = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
+PeerHost = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,255}$")]
+RelayToken = Annotated[str, Field(pattern=r"^[0-9a-f]{16,64}$")]
 
 log = structlog.get_logger()
 
@@ -66,11 +66,11 @@ class PeerFailed(Exception):
     """Another host does not give what it was asked for."""
 
 
-class Question(Record):
-    token: Word
+class RelayRequest(Record):
+    token: RelayToken
     sha256: Digest
     size: Count
-    attempt: Word
+    attempt: RelayToken
     """Which of the attempts to receive it, if it is not complete."""
     first: Count
     """Bytes that the reader has already."""
@@ -79,11 +79,11 @@ class Question(Record):
 class Peer(Record):
     """A host that has an object, or is receiving it."""
 
-    host: Host
+    host: PeerHost
     port: Annotated[int, Field(ge=1, le=65535)]
-    token: Word
+    token: RelayToken
     """What one has to know to read there."""
-    attempt: Word
+    attempt: RelayToken
 
     async def chunks(self, ref: ObjectRef, first: int) -> AsyncGenerator[bytes]:
         """Yield the object's bytes from ``first`` on, as far as the host has them.
@@ -91,14 +91,14 @@ class Peer(Record):
         Raises:
             PeerFailed: if it gives none, or no more.
         """
-        question = Question(
+        question = RelayRequest(
             token=self.token, sha256=ref.sha256, size=ref.size, attempt=self.attempt, first=first
         )
         line, reading, threads = None, None, ThreadPoolExecutor(1, "from-peer")
         try:
             async with asyncio.timeout(CONNECT_S):
                 line = await _connected(self.host, self.port)
-            async with asyncio.timeout(SILENCE_S):
+            async with asyncio.timeout(RESPONSE_TIMEOUT_S):
                 await _ask(line, question, f"{self.host}:{self.port}")
             _wait_in_the_kernel(line, socket.SO_RCVTIMEO)
             while first < ref.size:
@@ -141,23 +141,23 @@ async def _connected(host: str, port: int) -> socket.socket:
     raise refusal
 
 
-async def _ask(line: socket.socket, question: Question, whom: str) -> None:
+async def _ask(line: socket.socket, question: RelayRequest, whom: str) -> None:
     """Raise PeerFailed unless the answer is yes."""
     loop, answer = asyncio.get_running_loop(), b""
     await loop.sock_sendall(line, question.model_dump_json().encode() + b"\n")
-    while len(answer) < len(OK):
-        more = await loop.sock_recv(line, len(OK) - len(answer))
+    while len(answer) < len(RESPONSE_OK):
+        more = await loop.sock_recv(line, len(RESPONSE_OK) - len(answer))
         if not more:
             break
         answer += more
-    if answer != OK:
+    if answer != RESPONSE_OK:
         raise PeerFailed(f"{whom} does not have it")
 
 
 def _wait_in_the_kernel(line: socket.socket, which: int) -> None:
-    """Have calls in a thread wait, `SILENCE_S` at most."""
+    """Have calls in a thread wait, `RESPONSE_TIMEOUT_S` at most."""
     line.setblocking(True)
-    line.setsockopt(socket.SOL_SOCKET, which, struct.pack("ll", int(SILENCE_S), 0))
+    line.setsockopt(socket.SOL_SOCKET, which, struct.pack("ll", int(RESPONSE_TIMEOUT_S), 0))
 
 
 def _hang_up(line: socket.socket, reading: "Future[bytes] | None") -> None:
@@ -240,11 +240,11 @@ class Relay:
             self._answering.discard(task)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(SILENCE_S):
+        async with asyncio.timeout(RESPONSE_TIMEOUT_S):
             asked = _read(await reader.readline())
         descriptor = None if asked is None else self._offered(asked)
         if asked is None or descriptor is None:
-            writer.write(NO)
+            writer.write(RESPONSE_NO)
             return
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # of a socket, it can
         line = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
@@ -258,25 +258,27 @@ class Relay:
                     line.shutdown(socket.SHUT_RDWR)
             threads.shutdown(wait=False)
 
-    def _give(self, line: socket.socket, descriptor: int, asked: Question) -> None:
+    def _give(self, line: socket.socket, descriptor: int, asked: RelayRequest) -> None:
         """Send what there is of an object, and go on as more of it comes, until it is whole or
         nobody receives it any more. Closes both."""
         with line, os.fdopen(descriptor, "rb"):
             _wait_in_the_kernel(line, socket.SO_SNDTIMEO)
-            line.sendall(OK)
+            line.sendall(RESPONSE_OK)
             at, grew = asked.first, time.monotonic()
             while at < asked.size and not self._stopping.is_set():
-                sent = os.sendfile(line.fileno(), descriptor, at, min(SENT, asked.size - at))
+                sent = os.sendfile(
+                    line.fileno(), descriptor, at, min(MAX_SEND_BYTES, asked.size - at)
+                )
                 if sent:
                     at, grew = at + sent, time.monotonic()
-                elif time.monotonic() - grew < LOOK_S:
-                    self._stopping.wait(GROWS_S)
+                elif time.monotonic() - grew < STALL_CHECK_S:
+                    self._stopping.wait(GROWTH_CHECK_S)
                 elif os.fstat(descriptor).st_nlink and self.folder.is_locked(asked.sha256):
-                    self._stopping.wait(LOOK_S)  # it is received, but slowly
+                    self._stopping.wait(STALL_CHECK_S)  # it is received, but slowly
                 else:
                     return
 
-    def _offered(self, asked: Question) -> int | None:
+    def _offered(self, asked: RelayRequest) -> int | None:
         if len(self._answering) > READERS:
             return None
         if not hmac.compare_digest(asked.token, self.folder.secret()):
@@ -284,7 +286,7 @@ class Relay:
         return self.folder.offered(asked.sha256, asked.attempt, asked.size)
 
 
-def _read(line: bytes) -> Question | None:
+def _read(line: bytes) -> RelayRequest | None:
     with contextlib.suppress(ValidationError, RecursionError):
-        return Question.model_validate_json(line)
+        return RelayRequest.model_validate_json(line)
     return None

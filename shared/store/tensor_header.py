@@ -42,7 +42,9 @@ def _check_tensor(name: str, tensor: Any, dtypes: Collection[str], num_bytes: in
         raise ContractError(f"not a safetensors object: {name[:80]!r} is no tensor")
     dtype, shape = tensor.get("dtype"), tensor.get("shape")
     if not isinstance(dtype, str) or dtype not in dtypes:
-        raise ContractError(f"{name[:80]!r} is of type {str(dtype)[:20]}, not {_any_of(dtypes)}")
+        raise ContractError(
+            f"{name[:80]!r} is of type {str(dtype)[:20]}, not {_alternatives(dtypes)}"
+        )
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_is_length, shape)):
         raise ContractError(f"{name[:80]!r} has no shape of at most {MAX_RANK} dimensions")
     if math.prod(shape) * BITS[dtype] > 8 * num_bytes:
@@ -53,5 +55,5 @@ def _is_length(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _any_of(dtypes: Collection[str]) -> str:
+def _alternatives(dtypes: Collection[str]) -> str:
     return " or ".join(dtypes)

@@ -17,13 +17,13 @@ from digenrl import cli
 from digenrl.checked_client import CheckedClient
 from digenrl.commands.steer import until_drained
 from digenrl.local import address
-from digenrl.local.progress import Progress
+from digenrl.local.progress import RunProgress
 from digenrl.local.runs import Run
 from services.scheduler.core.machine import step
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.api_models import WorkerView
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.roster import Seen
+from services.scheduler.shell.roster import LastStatus
 from shared.errors import UserError
 from shared.messages.workers import WorkerStatus
 from tests.api.past_run import past_run
@@ -50,13 +50,13 @@ def live(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
             "service": service, "worker": name, "address": f"{name}-a", "host": host,
             "activity": "scoring",
         })  # fmt: skip
-        scheduler.roster.seen[f"{name}-a"] = Seen(status, 0.0)
+        scheduler.roster.seen[f"{name}-a"] = LastStatus(status, 0.0)
 
     @contextmanager
     def client_of(*_: object, **__: object) -> Iterator[CheckedClient]:
         yield CheckedClient(cast(httpx.Client, TestClient(create_app(scheduler))))
 
-    monkeypatch.setattr(address, "client_of", client_of)
+    monkeypatch.setattr(address, "connect_client", client_of)
     return scheduler
 
 
@@ -200,18 +200,18 @@ def test_a_shell_completes_commands_and_names_of_runs(
 
 def test_a_client_of_a_run_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--scheduler: .* is no run of `digenrl up`"):
-        address.client_of(Run("demo", "demo", tmp_path))
+        address.connect_client(Run("demo", "demo", tmp_path))
     with pytest.raises(UserError, match=r"--token-file: .* No such file"):
-        address.client_of(Run("demo", "demo", tmp_path), "http://x", tmp_path / "none")
+        address.connect_client(Run("demo", "demo", tmp_path), "http://x", tmp_path / "none")
     address.write_address(tmp_path, "http://127.0.0.1:1")
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "viewer.token").write_text("secret\n")
-    headers = address.client_of(Run("demo", "demo", tmp_path)).http.headers
+    headers = address.connect_client(Run("demo", "demo", tmp_path)).http.headers
     assert headers["authorization"] == "Bearer secret"
-    Progress("finished", 3, 3, 0.5).write(tmp_path)
+    RunProgress("finished", 3, 3, 0.5).write(tmp_path)
     (tmp_path / "recipe.json").write_text("{}")
     with pytest.raises(UserError) as refused:
-        address.client_of(Run("demo", "demo", tmp_path, is_local=True))
+        address.connect_client(Run("demo", "demo", tmp_path, is_local=True))
     assert str(refused.value) == (
         "RUN: demo is not in progress: finished at step 3 of 3; "
         f"`digenrl status {tmp_path}` shows it"

@@ -17,7 +17,7 @@ from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, Quality
 from digenrl.evaluation.told import Teller
-from digenrl.local.secrets.tokens import Tokens, tokens_of
+from digenrl.local.secrets.tokens import Tokens, load_tokens
 from services.scheduler.shell.journal import Journal
 from shared.process.http_access import Access, TokenFile
 from shared.run.dead_letters import DeadLetter, add_letter
@@ -161,12 +161,12 @@ async def front(run: Run, tokens: Tokens, live: LiveRun) -> AsyncIterator[str]:
 async def test_many_readers_over_kills_of_what_serves_them_miss_and_repeat_nothing(
     run: Run, tmp_path: Path
 ) -> None:
-    await kills_of(run, tokens_of(tmp_path), readers=12, kills=3)
+    await kills_of(run, load_tokens(tmp_path), readers=12, kills=3)
 
 
 @pytest.mark.slow
 async def test_200_readers_over_10_kills_miss_and_repeat_nothing(run: Run, tmp_path: Path) -> None:
-    await kills_of(run, tokens_of(tmp_path), readers=200, kills=10)
+    await kills_of(run, load_tokens(tmp_path), readers=200, kills=10)
 
 
 async def kills_of(run: Run, tokens: Tokens, *, readers: int, kills: int) -> None:
@@ -192,7 +192,7 @@ async def test_readers_that_wait_for_the_store_count_as_well(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """3,000 readers at once passed a limit of 256, as they were counted when a stream began."""
-    tokens, may_answer, now = tokens_of(tmp_path), asyncio.Event(), Feed.now
+    tokens, may_answer, now = load_tokens(tmp_path), asyncio.Event(), Feed.now
     monkeypatch.setattr(events, "MAX_READERS", 3)
 
     async def slow(feed: Feed) -> Position:
@@ -254,7 +254,7 @@ async def test_an_event_of_the_scheduler_s_has_no_id_and_comes_when_it_changes(
     said: dict[str, Any] = {"phase": "running"}
     transport = httpx.MockTransport(lambda request: httpx.Response(200, json=dict(said)))
     live = LiveRun("http://scheduler", httpx.AsyncClient(transport=transport))
-    tokens, found = tokens_of(tmp_path), list[Event]()
+    tokens, found = load_tokens(tmp_path), list[Event]()
     async with front(run, tokens, live) as url:
         headers = tokens.headers("viewer")
         async with httpx.AsyncClient(headers=headers, timeout=20) as client:
@@ -279,7 +279,7 @@ async def test_a_request_is_passed_on_only_by_whoever_may_make_it(run: Run, tmp_
 
     transport = httpx.MockTransport(answer)
     live = LiveRun("http://scheduler", httpx.AsyncClient(transport=transport))
-    tokens = tokens_of(tmp_path)
+    tokens = load_tokens(tmp_path)
     async with front(run, tokens, live) as url, httpx.AsyncClient() as client:
         for path in ("/v1/run/pause", "/v1/x/../run/pause", "/v1/workers/%2e%2e/drain"):
             viewer = await client.post(f"{url}{path}", headers=tokens.headers("viewer"))

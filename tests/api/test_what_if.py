@@ -9,7 +9,7 @@ from digenrl.api import what_if
 from digenrl.api.run_history import RunHistory
 from digenrl.api.what_if import Refused, WhatIf
 from digenrl.planning.child import answer
-from digenrl.planning.question import Question
+from digenrl.planning.question import PlanRequest
 from shared.recipe.recipe import load_recipe, override
 from shared.run.run_recipe import store_recipe
 from shared.store import ObjectStore
@@ -56,13 +56,13 @@ def test_a_run_without_a_cost_profile_is_refused(tmp_path: Path) -> None:
     history = RunHistory(Run(tmp_path).begin().store, RUN)
     asyncio.run(history.look())
     assert history.recipe is not None
-    question = Question(recipe=history.recipe.model_dump_json(), hosts="h100x8*2")
+    question = PlanRequest(recipe=history.recipe.model_dump_json(), hosts="h100x8*2")
     assert str(answer(question)["refused"]).startswith("profile: no cost profile has a network")
     for given, reason in (
         ({"profile": "sd35-large"}, "hosts: say which GPUs there are"),
         ({"profile": "sd35-large", "hosts": "z80x8*2"}, "hosts: sd35-large knows no z80"),
     ):
-        asked = Question(recipe=SD35_RECIPE, **given)  # type: ignore[arg-type]
+        asked = PlanRequest(recipe=SD35_RECIPE, **given)  # type: ignore[arg-type]
         assert str(answer(asked)["refused"]).startswith(reason)
 
 

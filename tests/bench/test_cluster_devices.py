@@ -33,7 +33,7 @@ from services.scheduler.costs.noise import Noise
 from services.scheduler.costs.profile import PROFILES, Profile, load_profile
 from services.scheduler.costs.seconds import fragment_seconds, gradient_seconds
 from services.scheduler.sim.cluster import build
-from services.scheduler.sim.profiled import steady_plan, timing_of
+from services.scheduler.sim.profiled import make_timing, steady_plan
 from shared.devices.protocols import GroupData
 from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import Fragment, GenerateFragment, Policy
@@ -165,7 +165,7 @@ def test_devices_draw_as_the_simulator_s_do() -> None:
     emulation = Emulation.of(setting)
     cluster = build(
         steady_plan(emulation.profile.shape, batches=1, schedule=RunSchedule(tag=0)),
-        timing_of(emulation.profile, setting.trainer),
+        make_timing(emulation.profile, setting.trainer),
         rollout=setting.rollout, members={"H100": 4},
     )  # fmt: skip
     rollouts = {device.held.drawn_as: device.kind for device in rollout_devices(emulation)}

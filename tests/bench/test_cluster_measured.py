@@ -36,7 +36,7 @@ from shared.errors import UserError
 from shared.learning.prompts import read_prompts
 from shared.recipe.recipe import load_recipe
 from shared.recipe.schedule import RunSchedule
-from shared.run.usage import BatchUsage, Use
+from shared.run.usage import BatchUsage, DeviceUse
 
 QWEN = load_profile("qwen-image")
 SMALL = QWEN.model_copy(update={"shape": QWEN.shape.model_copy(update={"groups": 4})})
@@ -59,7 +59,7 @@ def record(*, staleness: Literal[0, 1] = 0, batches: int = 4, stock: float = 0.0
         for name in ("trainer-00-h100", "trainer-01-h100"):
             intervals.append(Interval(name, "train", begin + 2.0, begin + 3.0))
             intervals.append(Interval(name, "commit", begin + 3.0, begin + 4.0))
-    uses: dict[str, dict[Use, float]] = {
+    uses: dict[str, dict[DeviceUse, float]] = {
         "rollout-00-h100": {"generating": 2.0, "waiting_for_trainer": 2.0},
         "rollout-01-h100": {"generating": 2.0, "tail": 2.0},
         "trainer": {"training": 1.0, "committing": 1.0, "waiting_for_rollout": 2.0},

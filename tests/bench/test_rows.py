@@ -17,7 +17,7 @@ from digenrl.local.checking.check import check
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.host import H200_HOST
 from services.scheduler.costs.profile import load_profile
-from services.scheduler.costs.recipes import shape_of
+from services.scheduler.costs.recipes import batch_shape
 from services.scheduler.costs.seconds import denoising_seconds, pass_seconds
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.paths import RECIPES as SHIPPED
@@ -88,7 +88,7 @@ def test_what_is_run_is_what_the_recipe_says(row: Row, tmp_path: Path) -> None:
     shape = setting.load_profile().shape
     same = {"updates": 1, "trained_samples": 0}  # all of a group's
     assert recipe.trained_samples == recipe.batch.group_size and recipe.trainer.updates == 1
-    assert shape == shape_of(recipe).model_copy(update=same)
+    assert shape == batch_shape(recipe).model_copy(update=same)
     assert setting.schedule.fragment_size == (8 if row.streamed else "auto")
     seconds = 7.0 if row.way == "on-policy" else 6.0
     if row.workload in ("wan", "hunyuan") and row.way == "on-policy":  # batches of minutes

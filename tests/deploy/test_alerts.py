@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.scheduler.core.outlook import Outlook
+from services.scheduler.core.outlook import BatchForecast
 from shared.learning.metrics import STEP_METRICS
 from tests.paths import ROOT
 
@@ -190,7 +190,9 @@ def exported() -> set[str]:
 
     assert digenrl.evaluation.progress.VERSION
     look = metrics.RUN.look
-    figures = metrics.RunFigures("running", {"rollout": 1}, (), 1.0, 1.0, seen=Outlook(1.0, 1.0))
+    figures = metrics.RunFigures(
+        "running", {"rollout": 1}, (), 1.0, 1.0, seen=BatchForecast(1.0, 1.0)
+    )
     metrics.RUN.look = lambda: figures
     try:
         families = list(REGISTRY.collect())

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from digenrl.local.brokers import seaweedfs
-from digenrl.local.brokers.deployment import Places, make_deployment
+from digenrl.local.brokers.deployment import BrokerAddresses, make_deployment
 from digenrl.local.processes.ports import free_ports
 from tests.paths import ROOT
 from tests.view.browser import browsing
@@ -135,7 +135,9 @@ def test_keys_are_made_once_before_anything_starts_and_no_secret_is_in_the_file(
     for name in set(SERVICES) - {"keys"}:
         condition = SERVICES[name]["depends_on"]["keys"]
         assert condition == {"condition": "service_completed_successfully"}
-    make_deployment(tmp_path, Places(nats="nats:4222", redis="redis:6379", s3="http://s3:8333"))
+    make_deployment(
+        tmp_path, BrokerAddresses(nats="nats:4222", redis="redis:6379", s3="http://s3:8333")
+    )
     for name in set(SERVICES) - {"keys"}:
         assert (tmp_path / ROLE.get(name, f"brokers/{name}")).is_dir()
     for name in OURS:
@@ -228,7 +230,9 @@ def test_a_build_works_without_a_registry_of_frontends() -> None:
 
 
 def test_brokers_keep_what_they_have_acknowledged(tmp_path: Path) -> None:
-    make_deployment(tmp_path, Places(nats="nats:4222", redis="redis:6379", s3="http://s3:8333"))
+    make_deployment(
+        tmp_path, BrokerAddresses(nats="nats:4222", redis="redis:6379", s3="http://s3:8333")
+    )
     assert "sync_interval: always" in (tmp_path / "brokers/nats/nats.conf").read_text()
     redis = (tmp_path / "brokers/redis/redis.conf").read_text().splitlines()
     assert {"appendonly yes", "appendfsync always", "maxmemory-policy noeviction"} <= set(redis)

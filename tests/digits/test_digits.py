@@ -10,10 +10,10 @@ from bench.digits.data import load_halves, to_uint8
 from bench.digits.generator import Pretraining, build_pipeline, caption_conditions, pretrain
 from bench.digits.text import all_prompts
 from bench.digits.vae import build_vae
-from digenrl.evaluation.digits import Half, diversity, load_real, nearest_real
+from digenrl.evaluation.digits import DataSplit, diversity, load_real, nearest_real
 from services.reward.scorers.digits import DigitProbability, DigitSvm, to_model_space
 from shared.diffusion.families.sd3 import StableDiffusion3
-from shared.diffusion.loading.models import Part, load_model
+from shared.diffusion.loading.models import ModelPart, load_model
 from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, denoise
 from shared.learning.prompts import read_prompts
 from shared.models.sigmas import linear_sigmas
@@ -25,19 +25,19 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def halves() -> tuple[Half, Half]:
+def halves() -> tuple[DataSplit, DataSplit]:
     return load_halves()
 
 
 @pytest.fixture(scope="module")
 def model() -> StableDiffusion3:
-    loaded = load_model(MODEL, set(get_args(Part)), device=CPU, dtype=torch.float32)
+    loaded = load_model(MODEL, set(get_args(ModelPart)), device=CPU, dtype=torch.float32)
     assert isinstance(loaded, StableDiffusion3)
     return loaded
 
 
 def test_the_halves_share_no_image_and_have_as_many_of_each_digit(
-    halves: tuple[Half, Half],
+    halves: tuple[DataSplit, DataSplit],
 ) -> None:
     half_a, half_b = halves
     in_a = {image.tobytes() for image in half_a.images}
@@ -70,7 +70,9 @@ def test_words_without_a_token_of_their_own_are_spelled_out(model: StableDiffusi
     assert not torch.equal(some, other)
 
 
-def test_the_autoencoder_leaves_digits_and_noise_as_they_are(halves: tuple[Half, Half]) -> None:
+def test_the_autoencoder_leaves_digits_and_noise_as_they_are(
+    halves: tuple[DataSplit, DataSplit],
+) -> None:
     vae = build_vae()
     images = torch.from_numpy(halves[0].images)
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
@@ -82,7 +84,7 @@ def test_the_autoencoder_leaves_digits_and_noise_as_they_are(halves: tuple[Half,
         assert (decoded - pixels).square().mean().sqrt() < 1e-3
 
 
-def test_pretraining_is_a_function_of_its_seed(halves: tuple[Half, Half]) -> None:
+def test_pretraining_is_a_function_of_its_seed(halves: tuple[DataSplit, DataSplit]) -> None:
     recipe = Pretraining(num_steps=2, batch_size=8)
     weights = []
     for _ in range(2):
@@ -93,14 +95,16 @@ def test_pretraining_is_a_function_of_its_seed(halves: tuple[Half, Half]) -> Non
 
 
 @pytest.mark.slow
-def test_each_classifier_knows_the_half_it_was_not_taught(halves: tuple[Half, Half]) -> None:
+def test_each_classifier_knows_the_half_it_was_not_taught(
+    halves: tuple[DataSplit, DataSplit],
+) -> None:
     half_a, half_b = halves
     assert accuracy(DigitProbability(REWARDS), half_b) > 0.97
     assert accuracy(DigitProbability(REWARDS, "gold_mlp"), half_a) > 0.97
     assert accuracy(DigitSvm(REWARDS), half_a) > 0.97
 
 
-def test_the_svm_equals_scikit_learns(halves: tuple[Half, Half]) -> None:
+def test_the_svm_equals_scikit_learns(halves: tuple[DataSplit, DataSplit]) -> None:
     from sklearn.svm import SVC
 
     half_a, half_b = halves
@@ -112,7 +116,7 @@ def test_the_svm_equals_scikit_learns(halves: tuple[Half, Half]) -> None:
     assert (DigitSvm(REWARDS).predict(images) == wanted).all()
 
 
-def test_the_shipped_svm_is_that_of_half_b(halves: tuple[Half, Half]) -> None:
+def test_the_shipped_svm_is_that_of_half_b(halves: tuple[DataSplit, DataSplit]) -> None:
     from safetensors.numpy import load_file
 
     shipped = load_file(REWARDS / "gold_svm.safetensors")
@@ -120,7 +124,9 @@ def test_the_shipped_svm_is_that_of_half_b(halves: tuple[Half, Half]) -> None:
         np.testing.assert_allclose(shipped[name], array, rtol=1e-3, atol=1e-3)
 
 
-def test_a_score_is_the_probability_of_the_wanted_digit(halves: tuple[Half, Half]) -> None:
+def test_a_score_is_the_probability_of_the_wanted_digit(
+    halves: tuple[DataSplit, DataSplit],
+) -> None:
     scorer = DigitProbability(REWARDS)
     images = to_uint8(halves[1].images[:5])
     rows = scorer.probabilities(images)
@@ -147,15 +153,19 @@ def test_images_and_metadata_must_be_as_many() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Mean of empty slice", "ignore:invalid value")
-def test_the_guards_measure_samples_of_some_digits_only(halves: tuple[Half, Half]) -> None:
+def test_the_guards_measure_samples_of_some_digits_only(
+    halves: tuple[DataSplit, DataSplit],
+) -> None:
     """As of a few prompts of the user's own."""
     half, whole = halves
-    some = Half(half.images[half.labels < 3], half.labels[half.labels < 3])
+    some = DataSplit(half.images[half.labels < 3], half.labels[half.labels < 3])
     for figures in (nearest_real(some, whole), diversity(some)):
         assert np.isfinite(figures).tolist() == [True] * 3 + [False] * 7
 
 
-def test_the_guards_measure_real_digits_as_real_and_diverse(halves: tuple[Half, Half]) -> None:
+def test_the_guards_measure_real_digits_as_real_and_diverse(
+    halves: tuple[DataSplit, DataSplit],
+) -> None:
     half_a, half_b = halves
     real = load_real(REWARDS)
     assert np.array_equal(real.images, half_b.images)
@@ -163,11 +173,11 @@ def test_the_guards_measure_real_digits_as_real_and_diverse(halves: tuple[Half, 
     assert diversity(half_a).mean() == pytest.approx(4.5, abs=0.1)
 
 
-def test_the_guards_notice_broken_glyphs_and_copies(halves: tuple[Half, Half]) -> None:
+def test_the_guards_notice_broken_glyphs_and_copies(halves: tuple[DataSplit, DataSplit]) -> None:
     half_a, half_b = halves
     noise = np.random.default_rng(0).normal(0, 0.5, half_a.images.shape).astype(np.float32)
-    broken = Half(half_a.images + noise, half_a.labels)
-    copies = Half(np.repeat(half_a.images[:10], 5, axis=0), np.repeat(half_a.labels[:10], 5))
+    broken = DataSplit(half_a.images + noise, half_a.labels)
+    copies = DataSplit(np.repeat(half_a.images[:10], 5, axis=0), np.repeat(half_a.labels[:10], 5))
     assert nearest_real(broken, half_b).mean() > 3.5
     assert diversity(copies).mean() < 0.01
 

@@ -18,7 +18,7 @@ from shared.learning.prompts import PromptOrder, read_prompts
 from shared.learning.seeds import group_seed, sample_seed
 from shared.learning.windows import Windows
 from shared.messages.contracts import Prompt
-from shared.recipe.grid import sigmas_of
+from shared.recipe.grid import make_sigmas
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, TrainedGroup
 
@@ -67,7 +67,7 @@ class PlainLoop:
 
         torch.set_num_threads(1)
         self.recipe, self.seed = recipe, recipe.run.seed
-        self.sigmas = torch.tensor(sigmas_of(recipe.sampling), dtype=torch.float32)
+        self.sigmas = torch.tensor(make_sigmas(recipe.sampling), dtype=torch.float32)
         self.pipeline: Any = StableDiffusion3Pipeline.from_pretrained(recipe.model.folder)
         self.network = self.pipeline.transformer.eval()
         if recipe.model.trained == "lora":

@@ -20,7 +20,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from digenrl.local.brokers.embedded import plan_brokers
-from digenrl.local.secrets.keys import keys_of
+from digenrl.local.secrets.keys import load_keys
 from shared.learning.metrics import STEP_METRICS
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import load_recipe, override
@@ -67,7 +67,7 @@ def test_a_run_is_evaluated_followed_and_reported(
     follow_by_name_alone(run, tmp_path / "again")
     check_curves(tmp_path / "again", summary)
 
-    brokers = plan_brokers(run.folder, keys_of(run.folder))
+    brokers = plan_brokers(run.folder, load_keys(run.folder))
     start(program(brokers, "objects"))
     for key, value in (brokers.environment | brokers.owner).items():
         monkeypatch.setenv(key, value)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from digenrl.local.processes.starter import SWITCH
+from digenrl.local.processes.starter import STARTER_VARIABLE
 from shared.process.failpoints import VARIABLE
 from tests.e2e.local_run import PATIENCE_S, SMALL, LocalRun, StartRun, recipe_of
 
@@ -72,7 +72,7 @@ def test_members_that_are_killed_at_each_point_cost_no_sample_and_no_batch(
     backward pass, in the exchange, between the sum and the step, after the step, before the record
     of its version, and as the one that commits it: once others may fetch its weights, and with all
     of it stored."""
-    monkeypatch.setenv(SWITCH, "off")
+    monkeypatch.setenv(STARTER_VARIABLE, "off")
     recipe = recipe_with(
         trainer__devices=1, rollout__workers=1 - staleness, schedule__max_staleness=staleness
     )
@@ -125,7 +125,7 @@ def test_a_lost_rank_costs_its_group_and_nothing_else(
 def test_groups_that_lose_a_rank_at_each_point_cost_no_sample_and_no_batch(
     start_run: StartRun, recipe_with: Write, updates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(SWITCH, "off")
+    monkeypatch.setenv(STARTER_VARIABLE, "off")
     changes = {**GROUPS, "trainer__devices": 2, "trainer__updates": updates}
     run = start_run("--steps", "2000", recipe=recipe_with(**changes))
     run.wait_for(partial(_is_past, 1))

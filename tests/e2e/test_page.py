@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.local.address import address_of
+from digenrl.local.address import last_address
 from tests.e2e.local_run import SMALL, StartRun, recipe_of
 from tests.view.browser import browsing
 
@@ -28,7 +28,7 @@ async def test_the_demo_is_seen_and_steered_while_it_goes_on(
     run = start_run("--steps", str(STEPS), recipe=recipe)
     run.wait_for(lambda now: now["step"] >= 1)
     headers = run.tokens.headers("operator")
-    async with browsing(address_of(run.folder, "page"), headers) as tab:
+    async with browsing(last_address(run.folder, "page"), headers) as tab:
         await tab.open("/")
         await tab.until("document.querySelector('[data-chart=reward] .u-legend') !== null")
         await tab.page.get_by_role("button", name="pause").click()

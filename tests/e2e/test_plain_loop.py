@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from digenrl.local.processes.starter import SWITCH
+from digenrl.local.processes.starter import STARTER_VARIABLE
 from digenrl.local.runs import find_run
-from digenrl.local.store import store_of
-from digenrl.planning.entries import trainers_of
+from digenrl.local.store import run_store
+from digenrl.planning.entries import trainer_names
 from shared.diffusion.weights.shards import whole_tensors
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe, load_recipe, override
@@ -86,7 +86,7 @@ def test_each_update_is_that_of_a_plain_loop(
     recipe = recipe_of(devices, updates, staleness, loss)
     cards = ["trainer-card"] if devices == "group and card" else []
     if cards:
-        monkeypatch.setenv(SWITCH, "off")
+        monkeypatch.setenv(STARTER_VARIABLE, "off")
     versions = finished(start_run, recipe, tmp_path / "plain.json", cards)
     loop = (PlainNft if loss == "nft" else PlainLoop)(recipe, versions)
     for batch, (before, after) in enumerate(pairwise(versions)):
@@ -116,7 +116,7 @@ def finished(start_run: StartRun, recipe: Recipe, path: Path, cards: list[str]) 
     stored."""
     path.write_text(recipe.model_dump_json())
     run = start_run("--steps", str(STEPS), recipe=path)
-    members = {*trainers_of(recipe), *cards}
+    members = {*trainer_names(recipe), *cards}
     if len(members) > 1:  # all of them take part before the run goes far
         run.wait_for(lambda view: view["phase"] == "running")
         run.post("/v1/run/pause").raise_for_status()
@@ -125,7 +125,7 @@ def finished(start_run: StartRun, recipe: Recipe, path: Path, cards: list[str]) 
         run.wait_for(lambda _: members <= {each["worker"] for each in run.get("/v1/workers")})
         run.post("/v1/run/resume").raise_for_status()
     assert run.finish()["commits"] == STEPS
-    with store_of(find_run(run.folder.name, run.folder.parent)):
+    with run_store(find_run(run.folder.name, run.folder.parent)):
         return asyncio.run(stored(run.folder.name))
 
 

@@ -15,7 +15,7 @@ import nats
 import pytest
 
 from digenrl.local.secrets.tokens import KEYS
-from shared.messages.rights import RIGHTS, Role, inbox_of
+from shared.messages.rights import RIGHTS, Role, inbox_subject
 from tests.e2e.canary import check_no_secret_is_said
 from tests.e2e.local_run import LocalRun, StartRun, wait_until
 
@@ -93,7 +93,7 @@ def write_garbage(run: LocalRun) -> None:
     async def publish(subject: str) -> None:
         role = publisher_of(subject)
         url = (run.folder / KEYS / role / "digenrl_nats_url").read_text()
-        client = await nats.connect(url, inbox_prefix=inbox_of(role))
+        client = await nats.connect(url, inbox_prefix=inbox_subject(role))
         await client.jetstream().publish(f"dg.small.{subject}", b"\xc1 this is no message")
         await client.close()
 

@@ -10,7 +10,7 @@ from digenrl.evaluation.media import from_png
 from digenrl.evaluation.progress import Progress
 from digenrl.evaluation.records import EvaluationRecord, Evaluations
 from digenrl.evaluation.run import RunEvaluator
-from digenrl.report.stills import side_of
+from digenrl.report.stills import read_samples
 from shared.errors import ContractError, ScoringError, UserError
 from shared.recipe.recipe import Recipe
 from shared.run.commits import read_commit
@@ -65,7 +65,7 @@ async def test_due_versions_are_evaluated_as_they_are_committed(folder_store: Ob
 
 async def check_media(store: ObjectStore, recipe: Recipe, records: list[EvaluationRecord]) -> None:
     """Every version has pictures of the same prompts, and figures of them."""
-    sides = [await side_of(store, record) for record in records]
+    sides = [await read_samples(store, record) for record in records]
     for record, side in zip(records, sides, strict=True):
         assert side.stills.shape == (2 * NUM_PROMPTS, 1, 8, 8)
         assert side.prompts == sides[0].prompts and len(set(side.prompts)) == NUM_PROMPTS
@@ -122,7 +122,7 @@ async def test_evaluation_settings_change_what_is_sampled_and_are_kept_apart(
     await evaluator.catch_up()  # it reads the recipe of a resumed run
     [coarse], [fine] = [await evaluations(folder_store, each).read_all() for each in (more, recipe)]
     assert coarse.settings != fine.settings
-    one, other = [await side_of(folder_store, record) for record in (coarse, fine)]
+    one, other = [await read_samples(folder_store, record) for record in (coarse, fine)]
     assert (one.stills != other.stills).mean() > 0.05
 
 

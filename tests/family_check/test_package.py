@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from bench.cli import bench
 from digenrl.cli import app
 from services.reward import kinds
-from services.reward.scorer import build_scorers, check_packages, kind_of
+from services.reward.scorer import build_scorers, check_packages, scorer_kind
 from shared.errors import UserError
 from shared.models import brought
 from shared.recipe.rewards import ScorerTable
@@ -62,7 +62,7 @@ def test_its_scorers_are_used_like_ours(installed: Path) -> None:
         ScorerTable(name="b", type="ink-above", folder=installed),
     ]
     with pytest.raises(UserError, match=r"scorers\.b\.folder: .* has no threshold\.txt"):
-        kind_of(tables[1])
+        scorer_kind(tables[1])
     (installed / "threshold.txt").write_text("0.25")
     for table in tables:
         check_packages(table)
@@ -74,7 +74,7 @@ def test_its_scorers_are_used_like_ours(installed: Path) -> None:
         "nobody": "known are: .*ink, ink-above",
     }.items():
         with pytest.raises(UserError, match=rf"^reward\.scorers\.x\.type: .*{said}"):
-            kind_of(ScorerTable(name="x", type=type))
+            scorer_kind(ScorerTable(name="x", type=type))
 
 
 def test_lists_say_what_is_here_and_from_where(installed: Path) -> None:

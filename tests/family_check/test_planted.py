@@ -15,9 +15,9 @@ from shared.diffusion.families.flux import Flux, FluxKontext
 from shared.diffusion.families.ltx2 import LTX2
 from shared.diffusion.families.qwen_image import QwenImageEdit
 from shared.diffusion.families.sd3 import StableDiffusion3
-from shared.diffusion.families.wan import SEEN, WanFromImage
+from shared.diffusion.families.wan import IMAGE_EMBEDDING, WanFromImage
 from shared.diffusion.loading.models import Conditions
-from shared.models.catalogue import family_of
+from shared.models.catalogue import find_family
 from shared.models.families import FAMILIES
 from tests import tiny_models
 
@@ -94,7 +94,7 @@ class DarkerSource(FluxKontext):
 class BlindToTheSource(WanFromImage):
     def encode_edit(self, prompt: str, image: Tensor, **more: Any) -> Conditions:
         found = super().encode_edit(prompt, image, **more)
-        return found | {SEEN: torch.zeros_like(found[SEEN])}
+        return found | {IMAGE_EMBEDDING: torch.zeros_like(found[IMAGE_EMBEDDING])}
 
 
 class SwappedEdit(QwenImageEdit):
@@ -208,7 +208,7 @@ def test_a_planted_mistake_is_named_in_one_line(
 ) -> None:
     plant = PLANTS[name]
     folder = tiny_models.save(plant.family, tmp_path)
-    spec = family_of(folder)
+    spec = find_family(folder)
     monkeypatch.setitem(FAMILIES, spec.pipeline, replace(spec, **plant.changes()))
     [mistake] = check_model(spec.pipeline, folder).mistakes
     assert mistake.startswith(plant.said) and "\n" not in mistake
@@ -218,7 +218,7 @@ def test_a_planted_mistake_is_named_in_one_line(
 @pytest.mark.parametrize("family", tiny_models.MODELS)
 def test_nothing_is_wrong_with_our_own_families(family: str, tmp_path: Path) -> None:
     folder = tiny_models.save(family, tmp_path)
-    spec = family_of(folder)
+    spec = find_family(folder)
     report = check_model(spec.pipeline, folder)
     assert not report.mistakes
     assert report.figures["ratio of a replay, largest distance from 1"] <= 1e-6

@@ -19,7 +19,7 @@ from digenrl.cli import app
 from digenrl.evaluation.records import Evaluations, KeptSample
 from digenrl.evaluation.told import Teller
 from digenrl.follow.panels import shown_samples
-from digenrl.follow.steps import Targets, check_installed, follow
+from digenrl.follow.steps import MetricTargets, check_installed, follow
 from shared.errors import UserError
 from shared.run.layout import commit_key
 from tests import examples
@@ -30,7 +30,7 @@ WAIT_S = 60.0
 
 
 def write(run: Run, folder: Path) -> None:
-    asyncio.run(follow(run.settings, Targets(tensorboard=folder), once=True))
+    asyncio.run(follow(run.settings, MetricTargets(tensorboard=folder), once=True))
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_without_a_run_or_a_place_to_write_to_it_says_so(tmp_path: Path) -> None
     with pytest.raises(UserError, match="--run: the store holds no run 'test'"):
         write(run, tmp_path / "tb")
     with pytest.raises(UserError, match="--tensorboard, --wandb: name a folder"):
-        asyncio.run(follow(run.settings, Targets()))
+        asyncio.run(follow(run.settings, MetricTargets()))
     assert not (tmp_path / "tb").exists()
 
 
@@ -166,7 +166,7 @@ def test_an_extra_that_is_not_installed_is_named(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, f"digenrl.follow.{extra}", raising=False)
     monkeypatch.setitem(sys.modules, extra, None)
-    targets = Targets(tmp_path) if extra == "tensorboard" else Targets(wandb="project")
+    targets = MetricTargets(tmp_path) if extra == "tensorboard" else MetricTargets(wandb="project")
     with pytest.raises(UserError, match=re.escape(f'--{extra} needs the extra "{extra}"; ')):
         check_installed(targets)
 

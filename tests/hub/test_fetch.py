@@ -14,10 +14,10 @@ from digenrl import cli
 from digenrl.hub.fetch import fetch
 from shared.diffusion.loading.models import load_model
 from shared.errors import Unavailable, UserError
-from shared.models.catalogue import check_weights, checked_family_of
-from shared.models.hub import MAX_CONFIG_BYTES, commit_of, place
+from shared.models.catalogue import check_family, check_weights
+from shared.models.hub import MAX_CONFIG_BYTES, cached_commit, place
 from shared.recipe.recipe import load_recipe
-from shared.run.files import digest_of
+from shared.run.files import file_digest
 from tests import tiny_models
 from tests.hub.mirror import TOKEN, Mirror, Repository, in_use
 from tests.paths import DIGITS, ROOT
@@ -68,16 +68,16 @@ def quiet(line: str) -> None:
 def test_only_what_runs_read_is_fetched_and_once(hub: Mirror, model: Path) -> None:
     said: list[str] = []
     folder = fetch(NAME, None, said.append)
-    assert folder == place(NAME, None) == place(NAME, commit_of(folder))
+    assert folder == place(NAME, None) == place(NAME, cached_commit(folder))
     check_weights(folder)
-    assert checked_family_of(folder).pipeline == "StableDiffusion3Pipeline"
+    assert check_family(folder).pipeline == "StableDiffusion3Pipeline"
     fetched = hub.fetched()
     unread = {file for file in hub.repositories[NAME].files if not (folder / file).is_file()}
     assert unread == set(UNREAD)
     assert len(fetched) == len(set(fetched))
     assert not unread & set(fetched)
     assert f"{len(hub.repositories[NAME].files) - len(UNREAD) - 1} files that runs read" in said[0]
-    assert digest_of(folder) == digest_of(model)
+    assert file_digest(folder) == file_digest(model)
     fetch(NAME, None, quiet)
     assert hub.fetched() == fetched
 
@@ -240,12 +240,12 @@ def test_a_recipe_names_a_model_by_its_id(hub: Mirror, tmp_path: Path) -> None:
     before = load_recipe(path).model
     assert (before.id, before.revision, before.name) == (NAME, None, "digits-model")
     with pytest.raises(UserError, match=f"^model.id: {NAME} is not on this host; fetch it with: "):
-        checked_family_of(before.folder)
+        check_family(before.folder)
     folder = fetch(NAME, None, quiet)
     after = load_recipe(path).model
-    assert (after.folder, after.revision) == (folder, commit_of(folder))
+    assert (after.folder, after.revision) == (folder, cached_commit(folder))
     (folder / NETWORK).unlink()
-    command = f"digenrl fetch {NAME} --revision {commit_of(folder)}"
+    command = f"digenrl fetch {NAME} --revision {cached_commit(folder)}"
     with pytest.raises(UserError, match=f"{NAME} lacks transformer/.* fetch it with: {command}$"):
         check_weights(after.folder)
 
@@ -298,6 +298,6 @@ def test_a_part_s_files_without_weights_are_all_fetched(hub: Mirror, tmp_path: P
     whole = {"transformer", "text", "decoder"}
     model = load_model(fetched, whole, device=torch.device("cpu"), dtype=torch.float32)  # type: ignore[arg-type]
     assert model.encode("a cat", guidance=1.0)["text"].isfinite().all()
-    before = digest_of(fetched)
+    before = file_digest(fetched)
     (fetched / "tokenizer" / "chat_template.jinja").unlink()
-    assert digest_of(fetched) != before, "conditions depend on it"
+    assert file_digest(fetched) != before, "conditions depend on it"

@@ -14,7 +14,7 @@ from digenrl.cli import app
 from digenrl.hub.reward_weights import REWARDS
 from digenrl.hub.rewards import SOURCES
 from services.reward.kinds import KINDS
-from services.reward.scorer import build_scorers, kind_of
+from services.reward.scorer import build_scorers, scorer_kind
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe
 from tests.hub.mirror import Mirror, in_use
@@ -78,7 +78,7 @@ def test_the_networks_of_a_recipe_are_fetched_and_made(hub: Mirror, tmp_path: Pa
     with pytest.raises(
         UserError, match=r"scorers\.hps\.folder: no folder .*hpsv2; `digenrl fetch`"
     ):
-        kind_of(tables.reward.scorers[0])
+        scorer_kind(tables.reward.scorers[0])
     hub.breaks[WEIGHTS] = 3 * (1 << 12) + 5
     done = fetched(recipe)
     assert done.exit_code == 0, done.output

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from digenrl.local.checking.preflight import LocalRun, Request, prepare
-from digenrl.local.progress import Progress
+from digenrl.local.checking.preflight import LocalRun, UpRequest, prepare
+from digenrl.local.progress import RunProgress
 from digenrl.local.runs import find_run
 from shared.errors import UserError
 from tests.paths import DIGITS
@@ -30,7 +30,7 @@ class Typed:
     ) -> LocalRun:
         self.said = []
         options: Mapping[str, Any] = {key.replace("__", "."): each for key, each in keys.items()}
-        request = Request(
+        request = UpRequest(
             DIGITS, options, resume=resume, port=0, runs=self.runs, run=run, fresh=fresh,
             typed=TYPED, say=self.said.append,
         )  # fmt: skip
@@ -51,7 +51,7 @@ def test_an_unfinished_run_of_the_same_recipe_goes_on_and_the_first_line_says_so
     first = up()
     folder, secret = first.folder, first.keys.secret("trainer")
     assert up.said == []
-    Progress("running", 6, 60, 0.5).write(folder)
+    RunProgress("running", 6, 60, 0.5).write(folder)
     again = up()
     assert again.resumed and again.folder == folder
     assert again.keys.secret("trainer") == secret
@@ -68,7 +68,7 @@ def test_an_unfinished_run_of_another_recipe_is_left_alone_and_both_commands_are
     up: Typed,
 ) -> None:
     folder = up().folder
-    Progress("stopped", 6, 60, 0.5).write(folder)
+    RunProgress("stopped", 6, 60, 0.5).write(folder)
     before = sorted(path.name for path in up.runs.iterdir())
     with pytest.raises(UserError) as refused:
         up(run__seed=7)
@@ -81,7 +81,7 @@ def test_an_unfinished_run_of_another_recipe_is_left_alone_and_both_commands_are
         "digenrl", "up", f"{folder}/recipe.json", "--run", str(folder), "--resume",
     ]  # fmt: skip
     assert sorted(path.name for path in up.runs.iterdir()) == before
-    own = Request(Path(resume[2]), {}, resume=True, port=0, runs=up.runs, run=resume[4])
+    own = UpRequest(Path(resume[2]), {}, resume=True, port=0, runs=up.runs, run=resume[4])
     local = prepare(own)
     local.lock.close()
     assert local.resumed and local.folder == folder
@@ -104,7 +104,7 @@ def test_a_run_of_a_release_that_cannot_be_resumed_names_fresh_alone(up: Typed) 
 
 def test_a_finished_run_is_kept_under_a_name_that_goes_on_as_well(up: Typed) -> None:
     folder = up().folder
-    Progress("finished", 60, 60, 0.5).write(folder)
+    RunProgress("finished", 60, 60, 0.5).write(folder)
     (folder / "summary.json").write_text("earlier")
     assert not up(run__seed=7).resumed
     assert up.said == [
@@ -113,8 +113,8 @@ def test_a_finished_run_is_kept_under_a_name_that_goes_on_as_well(up: Typed) -> 
     assert (up.runs / "digits.1" / "summary.json").read_text() == "earlier"
     kept = up(run="digits.1", resume=True, run__steps=90)
     assert (kept.folder, kept.recipe.run.name) == (up.runs / "digits.1", "digits")
-    Progress("finished", 90, 90, 0.5).write(up.runs / "digits.1")
-    Progress("finished", 60, 60, 0.5).write(folder)
+    RunProgress("finished", 90, 90, 0.5).write(up.runs / "digits.1")
+    RunProgress("finished", 60, 60, 0.5).write(folder)
     up()
     assert up.said[0].endswith("kept as digits.2")
 
@@ -122,7 +122,7 @@ def test_a_finished_run_is_kept_under_a_name_that_goes_on_as_well(up: Typed) -> 
 def test_a_run_whose_report_is_not_made_is_not_finished(up: Typed) -> None:
     folder = up().folder
     view = {"phase": "finished", "step": 60, "steps": 60, "reward_mean": 0.5}
-    Progress.of(view).write(folder)
+    RunProgress.of(view).write(folder)
     assert up().resumed
 
 

@@ -15,8 +15,8 @@ from digenrl.local.checking import doctor
 from digenrl.local.processes.program import Program
 from digenrl.local.processes.supervisor import Supervisor
 from digenrl.local.runs import Run
-from digenrl.local.secrets.keys import keys_of
-from digenrl.local.store import store_of
+from digenrl.local.secrets.keys import load_keys
+from digenrl.local.store import run_store
 from shared.errors import Unavailable, UserError
 from shared.process.settings import ServiceSettings
 from shared.store import StoreSettings, open_store
@@ -40,7 +40,7 @@ async def test_brokers_of_roles_with_tls_inside_start_and_keep_data_in_any_folde
     data = tmp_path / folder
     logs = data / "logs"
     logs.mkdir(parents=True)
-    brokers = plan_brokers(data, keys_of(data))
+    brokers = plan_brokers(data, load_keys(data))
     supervisor = Supervisor(logs, {})
     try:
         await asyncio.gather(*(supervisor.start(program) for program in brokers.programs))
@@ -93,7 +93,7 @@ async def test_the_space_of_what_is_deleted_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seaweedfs, "SWEEP_S", 1.0)
-    brokers = plan_brokers(tmp_path, keys_of(tmp_path))
+    brokers = plan_brokers(tmp_path, load_keys(tmp_path))
     for name, value in (brokers.environment | brokers.owner).items():
         monkeypatch.setenv(name, value)
     [program] = [program for program in brokers.programs if program.name == "objects"]
@@ -160,7 +160,7 @@ def test_a_command_does_not_wait_for_the_store_of_a_run_that_cannot_start(
     monkeypatch.setattr("digenrl.local.brokers.seaweedfs.INDEX_AND_START", "echo no space; exit 1")
     began = time.monotonic()
     ended = pytest.raises(Unavailable, match="objects ended with status 1: no space")
-    with ended, store_of(Run("run", "run", tmp_path, is_local=True)):
+    with ended, run_store(Run("run", "run", tmp_path, is_local=True)):
         pass
     assert time.monotonic() - began < 30
 

@@ -131,8 +131,8 @@ def test_prompts_of_the_evaluation_are_named_as_such(tmp_path: Path) -> None:
     assert "digenrl: evaluation.prompts: " in ended.stderr and "holds no prompt" in ended.stderr
 
 
-def request(runs: Path, *, resume: bool = False) -> preflight.Request:
-    return preflight.Request(DIGITS, {}, resume=resume, port=0, runs=runs)
+def request(runs: Path, *, resume: bool = False) -> preflight.UpRequest:
+    return preflight.UpRequest(DIGITS, {}, resume=resume, port=0, runs=runs)
 
 
 def test_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_no_space_for_the_versions_that_are_kept(
     usage = SimpleNamespace(free=needed - 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(UserError, match=r"for weights, checkpoints and.*run\.keep_last"):
-        preflight.prepare(preflight.Request(DIGITS, changes, False, 0, tmp_path / "runs"))
+        preflight.prepare(preflight.UpRequest(DIGITS, changes, False, 0, tmp_path / "runs"))
     usage.free = needed
     lock = preflight.prepare(request(tmp_path / "runs")).lock
     lock.close()
@@ -161,10 +161,10 @@ def test_a_key_over_what_the_algorithm_s_name_implies_is_reported_at_the_start(
 ) -> None:
     lines: list[str] = []
     changes = {"algorithm.name": "dance-grpo", "sampling.variant": "flow"}
-    asked = preflight.Request(DIGITS, changes, False, 0, tmp_path / "runs", say=lines.append)
+    asked = preflight.UpRequest(DIGITS, changes, False, 0, tmp_path / "runs", say=lines.append)
     with pytest.raises(UserError):  # dance-grpo has no windows, and this recipe has
         preflight.prepare(asked)
-    asked = preflight.Request(DIGITS, {}, False, 0, tmp_path / "runs", say=lines.append)
+    asked = preflight.UpRequest(DIGITS, {}, False, 0, tmp_path / "runs", say=lines.append)
     preflight.prepare(asked).lock.close()
     wanted = "flow-grpo implies algorithm.clip_range = 0.0001; the recipe sets 0.002"
     assert wanted in lines

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from digenrl.local.brokers.embedded import BUCKET, Brokers, plan_brokers
-from digenrl.local.secrets.keys import Keys, keys_of
+from digenrl.local.secrets.keys import Keys, load_keys
 from shared.messages.rights import ROLES
 from tests.brokers import StartProgram, program
 from tests.local.signed import request
@@ -70,7 +70,7 @@ DENIED = {
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Keys:
-    return keys_of(tmp_path / "brokers")
+    return load_keys(tmp_path / "brokers")
 
 
 @pytest.fixture

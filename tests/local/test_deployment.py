@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from digenrl.local.brokers.deployment import Places, make_deployment
+from digenrl.local.brokers.deployment import BrokerAddresses, make_deployment
 from digenrl.local.brokers.embedded import Brokers, plan_brokers
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.secrets.certificates import authority_in
@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be_made_is_named_in_one_line(tmp_path: Path) -> No
 def test_a_service_of_a_role_finds_its_secrets_in_the_folder_that_is_named_when_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_deployment(tmp_path, Places(nats="n:1", redis="r:2", s3="http://s:3"))
+    make_deployment(tmp_path, BrokerAddresses(nats="n:1", redis="r:2", s3="http://s:3"))
     for role in ROLES:
         monkeypatch.setenv("DIGENRL_SECRETS_DIR", str(tmp_path / role))
         found = Endpoints()
@@ -69,7 +69,7 @@ def test_a_service_of_a_role_finds_its_secrets_in_the_folder_that_is_named_when_
 
 def test_a_nats_server_takes_the_configuration(tmp_path: Path, start: StartProgram) -> None:
     [port, monitor] = free_ports(2)
-    places = Places(nats=f"127.0.0.1:{port}", redis="r:2", s3="http://s:3")
+    places = BrokerAddresses(nats=f"127.0.0.1:{port}", redis="r:2", s3="http://s:3")
     make_deployment(tmp_path / "keys", places)
     planned: Brokers = plan_brokers(tmp_path / "other", keys_in(tmp_path / "keys"))
     config = tmp_path / "keys" / "brokers" / "nats" / "nats.conf"

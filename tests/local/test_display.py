@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from digenrl.local.processes.supervisor import Supervisor
-from digenrl.local.running.display import Display, console_of, doing
+from digenrl.local.running.display import Display, doing, make_console
 from digenrl.local.up import EXIT_INTERRUPTED, run_to_end
 from tests.view.sight import LOAD
 
@@ -107,5 +107,5 @@ async def test_ctrl_c_ends_the_evaluation_at_the_end_at_once(tmp_path: Path) -> 
 
 
 def test_brackets_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    console_of().print("/runs [x]/a [/b]")
+    make_console().print("/runs [x]/a [/b]")
     assert capsys.readouterr().out == "/runs [x]/a [/b]\n"

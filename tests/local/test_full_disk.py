@@ -64,7 +64,7 @@ async def test_a_store_whose_disk_is_full_is_unavailable_and_leaves_nothing_behi
 async def test_a_nats_that_stores_nothing_is_an_alarm_until_it_is_started_with_room(
     small_disk: Path, redis_url: str, start: StartProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(housekeeping, "SILENT_S", 2.0)
+    monkeypatch.setattr(housekeeping, "ALARM_DELAY_S", 2.0)
     brokers = plan_brokers(small_disk, PASSWORD)
     nats = program(brokers, "nats")
     server = await asyncio.to_thread(start, nats)
@@ -97,8 +97,10 @@ async def test_a_nats_that_stores_nothing_is_an_alarm_until_it_is_started_with_r
 async def test_a_store_or_a_redis_without_room_is_an_alarm_until_there_is_some(
     small_disk: Path, nats_url: str, start: StartProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room_watch, "SILENT_S", 1.0)
-    monkeypatch.setattr(room_watch, "TRY_S", 0.02)  # Redis has room left in its log's last page
+    monkeypatch.setattr(room_watch, "ALARM_DELAY_S", 1.0)
+    monkeypatch.setattr(
+        room_watch, "PROBE_INTERVAL_S", 0.02
+    )  # Redis has room left in its log's last page
     brokers = plan_brokers(small_disk, PASSWORD)
     redis = program(brokers, "valkey")
     server = await asyncio.to_thread(start, redis)
@@ -116,13 +118,13 @@ async def test_a_store_or_a_redis_without_room_is_an_alarm_until_there_is_some(
             await until(health, "the object store takes nothing (the store's disk is full")
             await asyncio.to_thread(server.wait, 60)  # it cannot write its log
             await until(health, "", "Redis takes nothing")
-            fired = [ALARM.labels(what=what)._value.get() for what in room_watch.ADVICE]
+            fired = [ALARM.labels(what=what)._value.get() for what in room_watch.REMEDIES]
             assert fired == [1, 1]
             filler.unlink()
             await until(health, "Redis takes nothing")
             await asyncio.to_thread(start, redis)
             await until(health, "ready")
-            fired = [ALARM.labels(what=what)._value.get() for what in room_watch.ADVICE]
+            fired = [ALARM.labels(what=what)._value.get() for what in room_watch.REMEDIES]
             assert fired == [0, 0]
         finally:
             task.cancel()

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.follow.steps import Targets
+from digenrl.follow.steps import MetricTargets
 from digenrl.local.checking import preflight
 from digenrl.local.checking.preflight import LocalRun
 from digenrl.local.processes.assignment import Assignment, assign_gpus
 from digenrl.local.processes.gpus import parse_nvidia_smi, visible_cards, visible_gpus
-from digenrl.local.running.command_lines import workers_of
+from digenrl.local.running.command_lines import worker_programs
 from digenrl.local.secrets.keys import Keys
 from digenrl.local.secrets.tokens import Tokens
 from digenrl.planning.ledger import Card
@@ -52,12 +52,12 @@ def environments(recipe: Recipe, gpus: list[str], folder: Path) -> dict[str, str
     with (folder / "lock").open("w") as lock:
         local = LocalRun(
             recipe=recipe, folder=folder, api_port=1, keys=Keys(folder), tokens=Tokens(folder),
-            resumed=False, targets=Targets(), again="",
+            resumed=False, targets=MetricTargets(), again="",
             gpus=assign_gpus(recipe, cards(*gpus)), lock=lock,
         )  # fmt: skip
         return {
             program.name: program.environment["CUDA_VISIBLE_DEVICES"]
-            for program in workers_of(local, ready)
+            for program in worker_programs(local, ready)
         }
 
 
@@ -259,7 +259,7 @@ def test_a_machine_without_enough_is_refused_before_anything_is_made(
     del plain["model"]["device"]
     path = tmp_path / "recipe.json"
     path.write_text(Recipe.model_validate(plain).model_dump_json())
-    request = preflight.Request(path, {}, resume=False, port=0, runs=tmp_path / "runs")
+    request = preflight.UpRequest(path, {}, resume=False, port=0, runs=tmp_path / "runs")
     with pytest.raises(UserError, match="3 GPUs needed"):
         preflight.prepare(request)
     assert not (tmp_path / "runs").exists()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.local.checking.preflight import LocalRun, Request, prepare
+from digenrl.local.checking.preflight import LocalRun, UpRequest, prepare
 from shared.errors import UserError
 from tests.paths import ROOT
 
@@ -19,7 +19,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def prepared(checkout: Path, *, resume: bool) -> LocalRun:
     recipe, runs = checkout / "recipes" / "digits.toml", checkout.parent / "runs"
-    local = prepare(Request(recipe, {}, resume=resume, port=0, runs=runs))
+    local = prepare(UpRequest(recipe, {}, resume=resume, port=0, runs=runs))
     local.lock.close()
     return local
 

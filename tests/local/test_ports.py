@@ -34,8 +34,8 @@ uvicorn.run(app, port=int(sys.argv[1]), lifespan="off", log_level="error")
 def few_ports(monkeypatch: pytest.MonkeyPatch, count: int) -> range:
     [first] = free_ports(1)
     few = range(first + 1, first + 1 + count)
-    monkeypatch.setattr(ports, "FIRST", few.start)
-    monkeypatch.setattr(ports, "LAST", few.stop)
+    monkeypatch.setattr(ports, "FIRST_PORT", few.start)
+    monkeypatch.setattr(ports, "LAST_PORT", few.stop)
     return few
 
 
@@ -44,7 +44,7 @@ def test_nothing_is_given_out_twice_partners_included() -> None:
     partners = [port + GRPC_OFFSET for port in paired]
     every = [*paired, *partners, *free_ports(40), *free_ports(40)]
     assert len(set(every)) == len(every)
-    assert set(every) <= set(range(ports.FIRST, ports.LAST))
+    assert set(every) <= set(range(ports.FIRST_PORT, ports.LAST_PORT))
 
 
 def test_a_port_that_was_asked_for_is_not_given_to_another_child(

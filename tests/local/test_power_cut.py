@@ -26,12 +26,12 @@ from pydantic import SecretStr
 from digenrl.local.brokers import embedded as brokers
 from digenrl.local.brokers import seaweedfs
 from digenrl.local.brokers.embedded import Brokers, plan_brokers
-from digenrl.local.secrets.keys import keys_of
+from digenrl.local.secrets.keys import load_keys
 from shared.bus.bus import Bus
 from shared.errors import DigenRLError
 from shared.messages import subjects
 from shared.messages.records import ObjectRef
-from shared.run.versions import INDEXED, Version, VersionIndex
+from shared.run.versions import MAX_INDEXED_VERSIONS, Version, VersionIndex
 from shared.store import ObjectStore, StoreSettings, bucket, open_store
 from shared.store.folder import FolderBackend
 from tests import examples
@@ -69,7 +69,9 @@ async def _say(bus: Bus, number: int) -> None:
 
 async def _said(bus: Bus, number: int) -> bool:
     found = await bus.jetstream.stream_info(subjects.TASK.name, subjects_filter="dg.test.task.>")
-    return subjects.subject_of("test", examples.task(batch=number)) in (found.state.subjects or {})
+    return subjects.message_subject("test", examples.task(batch=number)) in (
+        found.state.subjects or {}
+    )
 
 
 async def _index(index: VersionIndex, number: int) -> None:
@@ -106,7 +108,9 @@ async def _committed(store: ObjectStore, number: int) -> bool:
 
 KINDS = {
     "nats": Written(_say, _said),
-    "redis": Written(_index, _indexed, keeps=INDEXED - 1),  # one more may have come unacknowledged
+    "redis": Written(
+        _index, _indexed, keeps=MAX_INDEXED_VERSIONS - 1
+    ),  # one more may have come unacknowledged
     "folder": Written(_store, _stored),
     "objects": Written(_commit, _committed, at_least=24, begins_flushed=False),
 }
@@ -188,7 +192,7 @@ def loses(
     _make_disk(image)
     with ExitStack() as cleanup, pytest.MonkeyPatch.context() as patch:
         before = cleanup.enter_context(mounted(image, folder / "before"))
-        keys = keys_of(folder)
+        keys = load_keys(folder)
         planned = plan_brokers(before, keys)
         change(before)
         server = start(program(planned, NAMES[kind])) if kind in NAMES else None
@@ -276,7 +280,7 @@ def test_without_fsync_a_power_cut_loses_something(
 FLUSHING = {
     "ENVIRONMENT": {k: v for k, v in seaweedfs.ENVIRONMENT.items() if not k.startswith("WEED_")},
     "FSYNC_RULE": {"locations": []},
-    "INDEX_AND_START": seaweedfs.AT_HOME,
+    "INDEX_AND_START": seaweedfs.START_IN_HOME,
 }
 """What makes the object store flush, and what it would be without: a database that flushes, a rule
 to do so, new indexes."""

@@ -11,7 +11,7 @@ import pytest
 
 from digenrl import cli
 from digenrl.local.checking import preflight
-from digenrl.local.checking.preflight import Request, prepare
+from digenrl.local.checking.preflight import UpRequest, prepare
 from digenrl.local.record import STARTED_JSON
 from tests.paths import DIGITS
 
@@ -96,9 +96,9 @@ def test_options_that_are_refused(words: tuple[str, ...], said: str) -> None:
 def test_options_reach_the_run_and_are_recorded_in_it(
     based: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests: list[Request] = []
+    requests: list[UpRequest] = []
 
-    def stop(request: Request) -> None:
+    def stop(request: UpRequest) -> None:
         requests.append(request)
         raise SystemExit
 

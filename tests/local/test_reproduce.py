@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from digenrl.local import reproduce
-from digenrl.local.checking.preflight import Request, prepare
+from digenrl.local.checking.preflight import UpRequest, prepare
 from digenrl.local.record import STARTED_JSON
 from digenrl.local.reproduce import (
     RunRecord,
-    Stored,
+    StoredFacts,
     differences,
     first_difference,
-    record_of,
+    read_record,
     verdict,
     workers_differences,
 )
@@ -27,19 +27,19 @@ VERSIONS = {"torch of rollout": "2.10.0"}
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Path:
-    local = prepare(Request(DIGITS, {}, resume=False, port=0, runs=tmp_path))
+    local = prepare(UpRequest(DIGITS, {}, resume=False, port=0, runs=tmp_path))
     local.lock.close()
     return local.folder
 
 
 def recorded_at(folder: Path) -> RunRecord:
-    return record_of(find_run(str(folder), folder.parent))
+    return read_record(find_run(str(folder), folder.parent))
 
 
 def again(folder: Path, **options: object) -> Path:
     """Record the run once more, with keys changed."""
     keys = {name.replace("__", "."): value for name, value in options.items()}
-    request = Request(
+    request = UpRequest(
         folder / "recipe.json", {"run.name": "again", **keys}, resume=False, port=0,
         runs=folder.parent, fresh=True,
     )  # fmt: skip
@@ -84,7 +84,7 @@ def test_the_first_version_that_differs_is_named_with_the_reason(
     other = again(recorded, run__seed=1)
     digests = {recorded.name: ["a", "b", "c"], other.name: ["a", "b", "x"]}
     monkeypatch.setattr(
-        reproduce, "stored", lambda record: Stored(digests[record.run.folder.name], VERSIONS)
+        reproduce, "stored", lambda record: StoredFacts(digests[record.run.folder.name], VERSIONS)
     )
     same, lines = verdict(recorded_at(recorded), recorded_at(other))
     assert not same
@@ -99,13 +99,16 @@ def test_versions_of_workers_on_other_hosts_are_compared(
 ) -> None:
     other = again(recorded)
     theirs = {**VERSIONS, "torch of rollout": "2.9.0, 2.10.0"}
-    found = {recorded.name: Stored(["a", "b"], VERSIONS), other.name: Stored(["a", "x"], theirs)}
+    found = {
+        recorded.name: StoredFacts(["a", "b"], VERSIONS),
+        other.name: StoredFacts(["a", "x"], theirs),
+    }
     monkeypatch.setattr(reproduce, "stored", lambda record: found[record.run.folder.name])
     _, lines = verdict(recorded_at(recorded), recorded_at(other))
     assert lines[1:] == [
         'because version of torch of rollout workers was "2.10.0", and is "2.9.0, 2.10.0"'
     ]
-    assert workers_differences(Stored([], {}), found[other.name]) == []
+    assert workers_differences(StoredFacts([], {}), found[other.name]) == []
 
 
 def test_a_run_of_more_steps_has_the_same_versions() -> None:
@@ -115,4 +118,4 @@ def test_a_run_of_more_steps_has_the_same_versions() -> None:
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no run of `digenrl up`"):
-        record_of(Run("none", "none", tmp_path))
+        read_record(Run("none", "none", tmp_path))

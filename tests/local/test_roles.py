@@ -18,7 +18,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 
 from digenrl.local.brokers.embedded import BUCKET, Brokers, plan_brokers
 from digenrl.local.brokers.seaweedfs import OWNER
-from digenrl.local.secrets.keys import Keys, keys_of
+from digenrl.local.secrets.keys import Keys, load_keys
 from shared.errors import Unavailable
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.rights import ROLES, Role
@@ -36,7 +36,7 @@ PLACES = sorted({place for places in WRITES.values() for place in places})
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Keys:
-    return keys_of(tmp_path / "brokers")
+    return load_keys(tmp_path / "brokers")
 
 
 @pytest.fixture

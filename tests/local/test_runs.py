@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from digenrl import cli
 from digenrl.local.checking import preflight
 from digenrl.local.runs import find_run, runs_in
-from digenrl.local.store import store_of
+from digenrl.local.store import run_store
 from shared.errors import UserError
 from shared.process.settings import Endpoints
 from shared.recipe.recipe import load_recipe
@@ -32,7 +32,7 @@ def invoke(*arguments: str) -> Result:
 
 def local(runs: Path, name: str) -> Path:
     """Return the folder of a run that `digenrl up` has prepared and left."""
-    prepared = preflight.prepare(preflight.Request(DIGITS, {"run.name": name}, False, 0, runs))
+    prepared = preflight.prepare(preflight.UpRequest(DIGITS, {"run.name": name}, False, 0, runs))
     prepared.lock.close()
     return prepared.folder
 
@@ -51,7 +51,7 @@ def test_a_run_whose_folder_is_renamed_is_found_by_the_new_name_and_by_the_folde
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = local(tmp_path / "runs", "cc")
-    with store_of(find_run("cc", folder.parent)):
+    with run_store(find_run("cc", folder.parent)):
         recipe = load_recipe(DIGITS, {"run.name": "cc"})
         asyncio.run(store_recipe(open_store(Endpoints().store), recipe))
     renamed = folder.rename(folder.with_name("cc.1"))
@@ -80,7 +80,7 @@ def test_a_prefix_of_a_store_names_a_run(stored: Path, given: str) -> None:
 def test_a_bucket_s_prefix_is_a_store_and_a_run(tmp_path: Path) -> None:
     found = find_run("s3://bucket/team/demo/", tmp_path)
     assert (found.id, found.store_url, found.is_local) == ("demo", "s3://bucket/team", False)
-    with store_of(found) as is_left:
+    with run_store(found) as is_left:
         assert not is_left and Endpoints().store_url == "s3://bucket/team"
 
 

@@ -9,7 +9,7 @@ from digenrl.local.checking.check import check
 from digenrl.planning.plan import parse_devices
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, load_profile
-from services.scheduler.costs.recipes import profile_of, with_shape_of
+from services.scheduler.costs.recipes import fit_to_recipe, profile_for
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.local.test_check import CARDS
 from tests.paths import RECIPES
@@ -31,7 +31,7 @@ def recipe_of(name: str) -> Recipe:
 
 
 def costs_of(recipe: Recipe) -> Profile:
-    return with_shape_of(load_profile(profile_of(recipe)), recipe)
+    return fit_to_recipe(load_profile(profile_for(recipe)), recipe)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from digenrl.local.processes.starter import Ahead, Starter, is_wanted
+from digenrl.local.processes.starter import PreloadPlan, Starter, is_wanted
 from digenrl.local.processes.supervisor import Supervisor
 from shared.errors import UserError
 from tests.e2e.local_run import wait_until
@@ -52,7 +52,7 @@ async def launching(folder: Path, library: str = "") -> AsyncIterator[Supervisor
     (folder / "library.py").write_text(library)
     (folder / "child.py").write_text(CHILD)
     environment = {"PYTHONPATH": str(folder)}
-    ahead = Ahead(("library",), (), 1, {("child",): 1})
+    ahead = PreloadPlan(("library",), (), 1, {("child",): 1})
     starter = await Starter.begin(ahead, environment, folder / "starter.log")
     assert starter is not None
     try:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from digenrl.local.checking import preflight
-from digenrl.local.runs import InProgress, Run, find_run, lock_run
-from digenrl.local.store import noted_store, store_of
+from digenrl.local.runs import Run, RunInProgress, find_run, lock_run
+from digenrl.local.store import noted_store, run_store
 from shared.errors import UserError
 from shared.process.settings import Endpoints
 from shared.recipe.recipe import load_recipe
@@ -20,7 +20,7 @@ from tests.paths import DIGITS
 @pytest.fixture
 def left(tmp_path: Path) -> Path:
     """The folder of a run that `digenrl up` has prepared and left."""
-    request = preflight.Request(DIGITS, {}, resume=False, port=0, runs=tmp_path / "runs")
+    request = preflight.UpRequest(DIGITS, {}, resume=False, port=0, runs=tmp_path / "runs")
     local = preflight.prepare(request)
     local.lock.close()
     return local.folder
@@ -33,22 +33,22 @@ def at(folder: Path) -> Run:
 @pytest.mark.broker
 def test_the_store_of_a_run_is_there_for_a_command_and_gone_after_it(left: Path) -> None:
     recipe = load_recipe(DIGITS)
-    with store_of(at(left)) as is_left:
+    with run_store(at(left)) as is_left:
         assert is_left
         asyncio.run(store_recipe(open_store(Endpoints().store), recipe))
     assert "DIGENRL_STORE_URL" not in os.environ
-    with store_of(at(left)):
+    with run_store(at(left)):
         assert asyncio.run(read_recipe(open_store(Endpoints().store), "digits")) == recipe
 
 
 @pytest.mark.broker
 def test_while_its_page_is_looked_at_other_commands_read_the_store_as_well(left: Path) -> None:
     recipe = load_recipe(DIGITS)
-    with store_of(at(left)):
+    with run_store(at(left)):
         asyncio.run(store_recipe(open_store(Endpoints().store), recipe))
         for name in [name for name in os.environ if name.startswith("DIGENRL_S")]:
             del os.environ[name]  # as in another process
-        with store_of(at(left)) as is_there:
+        with run_store(at(left)) as is_there:
             assert is_there
             assert asyncio.run(read_recipe(open_store(Endpoints().store), "digits")) == recipe
     assert not list(left.glob("keys/store.json"))
@@ -58,22 +58,22 @@ def test_a_run_that_goes_on_keeps_its_store_to_itself(left: Path) -> None:
     with (
         lock_run(left.parent, left.name),
         pytest.raises(UserError, match="in progress in another process"),
-        store_of(at(left)),
+        run_store(at(left)),
     ):
         raise AssertionError("two had the store")
 
 
 def test_what_only_reads_finds_the_store_of_a_run_that_goes_on(left: Path) -> None:
     with lock_run(left.parent, left.name):
-        with pytest.raises(InProgress), store_of(at(left), reads=True):
+        with pytest.raises(RunInProgress), run_store(at(left), reads=True):
             pass
         with noted_store(left, {"DIGENRL_STORE_URL": "s3://here"}):
             assert (left / "keys" / "store.json").stat().st_mode & 0o077 == 0
-            with store_of(at(left), reads=True):
+            with run_store(at(left), reads=True):
                 assert os.environ["DIGENRL_STORE_URL"] == "s3://here"
-            with pytest.raises(InProgress), store_of(at(left)):
+            with pytest.raises(RunInProgress), run_store(at(left)):
                 pass  # whoever changes what is stored waits for the end
-        with pytest.raises(InProgress), store_of(at(left), reads=True):
+        with pytest.raises(RunInProgress), run_store(at(left), reads=True):
             pass
     assert "DIGENRL_STORE_URL" not in os.environ
 
@@ -82,7 +82,7 @@ def test_a_store_that_the_settings_name_is_left_alone(
     left: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DIGENRL_STORE_URL", "file:///somewhere")
-    with store_of(find_run("digits", left.parent)) as is_left:
+    with run_store(find_run("digits", left.parent)) as is_left:
         assert not is_left and Endpoints().store_url == "file:///somewhere"
 
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from digenrl.local.checking.verdict import kinds_of
+from digenrl.local.checking.verdict import gpu_kinds
 from digenrl.planning.ledger import Card
 from services.scheduler.costs.profile import load_profile
 from shared.errors import UserError
@@ -119,7 +119,7 @@ def test_a_gpu_s_kind_is_the_longest_that_its_name_has() -> None:
     profile = load_profile("flux1-dev")
 
     def of(*names: str) -> str | None:
-        return kinds_of([Card("", name, 39.4) for name in names], profile)
+        return gpu_kinds([Card("", name, 39.4) for name in names], profile)
 
     assert of("NVIDIA L40S", "NVIDIA L40S", "NVIDIA A100-SXM4-80GB") == "L40S=2,A100=1"
     assert of("NVIDIA H100 NVL", "Some New Card") is None

@@ -17,10 +17,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from digenrl.planning.planner import Choice, Planned, plan_split
+from digenrl.planning.planner import PlannedSplit, PlanResult, plan_split
 from digenrl.planning.runnable import HOST_GPUS, why_not
 from digenrl.planning.scheduler_load import scheduler_seconds
-from digenrl.planning.symmetry import Part, part_of
+from digenrl.planning.symmetry import RepresentativePart, part_of
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.forecast import fragment_sizes
@@ -62,10 +62,10 @@ class Case:
         return profile.model_copy(update={"shape": shape})
 
     @property
-    def part(self) -> Part:
+    def part(self) -> RepresentativePart:
         return part_of(self.profile, {"H100": self.devices})
 
-    def plan(self) -> Planned:
+    def plan(self) -> PlanResult:
         schedule = RunSchedule(max_staleness=self.max_staleness)
         return plan_split(
             self.profile, {"H100": self.devices}, schedule, host_gpus=HOST_GPUS, fluid=True
@@ -109,7 +109,7 @@ def split_of(devices: int, generate: int) -> Split:
     return Split({"H100": generate}, {"H100": devices - generate})
 
 
-def setting_of(choice: Choice) -> Setting:
+def setting_of(choice: PlannedSplit) -> Setting:
     schedule = choice.schedule
     size = schedule.fixed_fragment
     assert size is not None

@@ -15,7 +15,7 @@ from digenrl.local.checking.check import check
 from digenrl.planning.hosts import Hosts, parse_hosts
 from digenrl.planning.placements import ModelPlacement, placements
 from digenrl.planning.plan import accepts, advised_keys, costs_and_use
-from digenrl.planning.planner import CanSay, candidates_of, modes_of
+from digenrl.planning.planner import RecipeSupport, list_candidates, schedules_by_mode
 from digenrl.planning.recipes import ahead_by
 from digenrl.planning.runnable import as_toml
 from digenrl.planning.search import Candidate
@@ -61,8 +61,8 @@ def rows_of(
     found = []
     for placement in placements(costs, use, hosts.devices):
         part = part_of(placement.profile, hosts.devices)
-        can_say = CanSay(part, hosts.gpus, partial(accepts, recipe, hosts, placement))
-        for each in candidates_of(part, modes_of(schedule, fluid=True), can_say):
+        can_say = RecipeSupport(part, hosts.gpus, partial(accepts, recipe, hosts, placement))
+        for each in list_candidates(part, schedules_by_mode(schedule, fluid=True), can_say):
             whole = part.whole_split(each.split)
             found.append((hosts, placement, replace(each, split=whole)))
     return found

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from digenrl.planning.placements import Advice, ModelPlacement, advise, placements
+from digenrl.planning.placements import ModelPlacement, PlacementAdvice, advise, placements
 from digenrl.planning.remedies import keys, would_fit
-from digenrl.trace.memory import Use, usual
+from digenrl.trace.memory import ModelUse, usual
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.seconds import speed
 from services.scheduler.costs.split import Split
@@ -19,7 +19,7 @@ FLUX, QWEN, HUNYUAN = map(load_profile, ("flux1-dev", "qwen-image", "hunyuanvide
 ENCODER = {"encoder.workers": 1}
 
 
-def use_of(profile: Profile, **changes: object) -> Use:
+def use_of(profile: Profile, **changes: object) -> ModelUse:
     assert profile.memory is not None
     return replace(usual(profile.memory), **changes)  # type: ignore[arg-type]
 
@@ -28,7 +28,7 @@ def found_placements(profile: Profile, *kinds: str, **changes: object) -> list[M
     return list(placements(profile, use_of(profile, **changes), dict.fromkeys(kinds, 2)))
 
 
-def advised(profile: Profile, devices: dict[str, int]) -> Advice:
+def advised(profile: Profile, devices: dict[str, int]) -> PlacementAdvice:
     return advise(profile, use_of(profile), devices, STRICT, effort=QUICK)
 
 

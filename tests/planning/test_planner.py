@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.simulation.colocated import Baseline, colocated_seconds
-from digenrl.planning.planner import Planned, plan_split
+from digenrl.planning.planner import PlanResult, plan_split
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.profiled import simulate
@@ -63,13 +63,13 @@ ROWS = [
 ]
 
 
-def over_best(planned: Planned, baseline: Baseline) -> float:
+def over_best(planned: PlanResult, baseline: Baseline) -> float:
     """Return how many times longer the same devices take colocated."""
     colocated = colocated_seconds(planned.profile, planned.devices, baseline)
     return colocated / planned.best.step_seconds
 
 
-def check_against_the_study(planned: Planned, row: Row, *, one_step: bool) -> None:
+def check_against_the_study(planned: PlanResult, row: Row, *, one_step: bool) -> None:
     best = planned.best
     assert (row.one_step if one_step else row.strict) <= best.simulated.utilisation <= 1
     for baseline, gain in (row.study_one_step if one_step else row.study_strict).items():
@@ -161,7 +161,7 @@ def test_unequal_devices_gain_over_tuned_colocated() -> None:
 
 
 @cache
-def _fixed(schedule: RunSchedule) -> Planned:
+def _fixed(schedule: RunSchedule) -> PlanResult:
     return plan_split(load_profile("qwen-image"), {"H100": 6}, schedule, effort=QUICK)
 
 

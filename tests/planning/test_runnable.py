@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from digenrl.cli import app
 from digenrl.planning.plan import costs_and_use
-from digenrl.planning.planner import CanSay, Planned, candidates_of, plan_split
+from digenrl.planning.planner import PlanResult, RecipeSupport, list_candidates, plan_split
 from digenrl.planning.runnable import recipe_keys, why_not
 from digenrl.planning.symmetry import part_of
 from digenrl.trace.memory import with_memory
@@ -25,7 +25,7 @@ QUICK = 0.1
 ROLES = {"schedule.mode": "disaggregated", "rollout.workers": 1}
 
 
-def planned(recipe: str, profile: str, devices: dict[str, int], host_gpus: int) -> Planned:
+def planned(recipe: str, profile: str, devices: dict[str, int], host_gpus: int) -> PlanResult:
     loaded = override(load_recipe(RECIPES / f"{recipe}.toml"), ROLES)
     costs = with_memory(*costs_and_use(loaded, profile))
     return plan_split(
@@ -87,6 +87,6 @@ def test_of_fragments_that_are_forecast_equal_the_larger_ones_are_looked_at_firs
     """Members that are always behind make all sizes equal, and small ones cost messages."""
     ahead, split = RunSchedule(tag=0, max_staleness=1), Split({"H100": 16}, {"H100": 8})
     part = part_of(FLUX, split.devices)
-    found = candidates_of(part, {"disaggregated": ahead}, CanSay(part, 8, None))
+    found = list_candidates(part, {"disaggregated": ahead}, RecipeSupport(part, 8, None))
     of_split = [each.size for each in found if each.split == split]
     assert of_split[0] == FLUX.shape.group_size

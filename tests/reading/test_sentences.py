@@ -23,8 +23,8 @@ from digenrl.reading.sentences import (
 from digenrl.reading.wording import cause, crew, figure, time_left
 from digenrl.view.markup import linked
 from shared.recipe.recipe import load_recipe, override
-from shared.run.chain import Step
-from shared.run.usage import BUSY, BatchUsage, Use
+from shared.run.chain import CommitSummary
+from shared.run.usage import BUSY_USES, BatchUsage, DeviceUse
 from tests import examples
 from tests.paths import DIGITS
 
@@ -48,7 +48,7 @@ def settings(changes: dict[str, Any] | None = None, tag: str = "off") -> set[str
     return found
 
 
-@pytest.mark.parametrize("use", sorted(set(Use.__args__) - BUSY))  # type: ignore[attr-defined]
+@pytest.mark.parametrize("use", sorted(set(DeviceUse.__args__) - BUSY_USES))  # type: ignore[attr-defined]
 def test_for_whatever_devices_wait_there_is_a_remedy_while_it_goes_on(use: str) -> None:
     what, remedies = REMEDIES[use]
     said = sentence(settings(), training=1.0, **{use: 2.0})
@@ -204,9 +204,11 @@ def test_steps_that_were_not_taken_are_an_alarm_while_they_are_new() -> None:
     assert alarms(RUN, [*steps[:5], lost[5], *steps[6:]], ()) == []
 
 
-def step(version: int, weights: int) -> Step:
+def step(version: int, weights: int) -> CommitSummary:
     policy = examples.policy(weights).model_copy(update={"version": version})
-    return Step(run="test", policy=policy, digest="0" * 64, weights=examples.ref("weights"))
+    return CommitSummary(
+        run="test", policy=policy, digest="0" * 64, weights=examples.ref("weights")
+    )
 
 
 def test_dead_letters_are_an_alarm_while_they_come_with_what_they_cost() -> None:

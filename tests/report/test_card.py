@@ -17,12 +17,12 @@ from rich.console import Console
 from digenrl.evaluation.records import EvaluationRecord, Quality
 from digenrl.evaluation.sampler import Sampler
 from digenrl.evaluation.settings import as_evaluated
-from digenrl.local.running.display import console_of
+from digenrl.local.running.display import make_console
 from digenrl.reading.schedule import summarise_schedule
 from digenrl.report.card import write_card
 from digenrl.report.export import export_adapter
 from digenrl.report.make import summarise
-from digenrl.report.output import rows_of, table_of
+from digenrl.report.output import figure_fields, make_table
 from digenrl.report.summary import Summary
 from shared.diffusion.weights.trained_weights import load_weights, trained_tensors
 from shared.recipe.recipe import Recipe, load_recipe, override
@@ -71,7 +71,7 @@ def card(recipe: Recipe, folder: Path) -> str:
     folder.mkdir(exist_ok=True)
     (folder.parent / "curve.png").write_bytes(PICTURE)
     path = write_card(
-        folder, recipe, summary_of(recipe), folder.parent / "curve.png", rows_of(recipe)
+        folder, recipe, summary_of(recipe), folder.parent / "curve.png", figure_fields(recipe)
     )
     assert path == folder / "README.md"
     return path.read_text()
@@ -185,7 +185,7 @@ def test_table_and_card_say_which_prompts_are_evaluated(
 ) -> None:
     digits, screen = load_recipe(DIGITS), io.StringIO()
     summary = summary_of(digits).model_copy(update={"num_held_out": number})
-    Console(file=screen, width=200).print(table_of(summary, rows_of(digits)))
+    Console(file=screen, width=200).print(make_table(summary, figure_fields(digits)))
     assert f"before and after: 40 samples of {said}" in screen.getvalue()
     (tmp_path / "curve.png").write_bytes(PICTURE)
     (tmp_path / "adapter").mkdir()
@@ -198,7 +198,7 @@ def test_the_table_shows_the_weights_themselves_beside_their_average(averaged: b
     digits, screen = load_recipe(DIGITS), io.StringIO()
     itself = AFTER.model_copy(update={"gold_accuracy": 0.875}) if averaged else None
     summary = summary_of(digits).model_copy(update={"after_not_averaged": itself})
-    Console(file=screen, width=200).print(table_of(summary, rows_of(digits)))
+    Console(file=screen, width=200).print(make_table(summary, figure_fields(digits)))
     [row] = [line for line in screen.getvalue().splitlines() if "held-out MLP" in line]
     figures = ["0.500", "0.938", "+0.438", *(["0.875"] if averaged else [])]
     assert re.findall(r"[+\d.]{5,}", row) == figures
@@ -218,7 +218,7 @@ def test_a_table_on_a_terminal_keeps_its_numbers_whatever_the_labels_are(width: 
     assert summary.schedule is not None
     schedule = summary.schedule.model_copy(update={"staleness": counts, "utilisation": 0.5})
     screen = io.StringIO()
-    table = table_of(summary.model_copy(update={"schedule": schedule}), {LABEL: "gold_accuracy"})
+    table = make_table(summary.model_copy(update={"schedule": schedule}), {LABEL: "gold_accuracy"})
     Console(file=screen, width=width, force_terminal=True, color_system=None).print(table)
     text = screen.getvalue()
     assert re.findall(r"[+\d.]{5,}", text)[:4] == FIGURES
@@ -232,7 +232,7 @@ def test_in_a_pipe_each_row_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    console_of().print(table_of(summary_of(load_recipe(DIGITS)), {LABEL: "gold_accuracy"}))
+    make_console().print(make_table(summary_of(load_recipe(DIGITS)), {LABEL: "gold_accuracy"}))
     [row] = [line for line in capsys.readouterr().out.splitlines() if LABEL in line]
     assert re.findall(r"[+\d.]{5,}", row) == FIGURES[:3]
 

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from digenrl.commands.export import version_of
-from digenrl.evaluation.best import measure_of, ranked_versions
+from digenrl.commands.export import parse_version
+from digenrl.evaluation.best import comparison_name, ranked_versions
 from digenrl.evaluation.records import Quality
-from digenrl.report.export_run import Wanted, export_run, kept_in_words
+from digenrl.report.export_run import WantedVersion, export_run, kept_in_words
 from digenrl.report.layouts import Layout
 from shared.errors import UserError
 from shared.run.evaluations import worth_of
@@ -20,7 +20,7 @@ from tests.follow.runs import RUN, Run
 from tests.view.stored import stored_run
 
 
-def exported(run: Run, version: Wanted, monkeypatch: pytest.MonkeyPatch, out: Path) -> None:
+def exported(run: Run, version: WantedVersion, monkeypatch: pytest.MonkeyPatch, out: Path) -> None:
     monkeypatch.setenv("DIGENRL_STORE_URL", run.settings.store_url)
     asyncio.run(export_run(RUN, out, Layout.diffusers, version))
 
@@ -73,11 +73,11 @@ def test_what_versions_are_compared_by_has_its_name(
 ) -> None:
     measured = Quality(reward=0.3, num_samples=1, **quality)
     assert worth_of(measured, weights) == pytest.approx(figure)
-    assert measure_of(measured, weights) == measure
+    assert comparison_name(measured, weights) == measure
 
 
 def test_a_version_is_named_by_number_or_by_word() -> None:
-    words = get_args(get_args(Wanted)[1])
-    assert [version_of(each) for each in ("12", *words)] == [12, *words]
+    words = get_args(get_args(WantedVersion)[1])
+    assert [parse_version(each) for each in ("12", *words)] == [12, *words]
     with pytest.raises(UserError, match="--version: 'last' is none of best, newest and a number"):
         CliRunner().invoke(app, ["export", RUN, "--version", "last"], catch_exceptions=False)

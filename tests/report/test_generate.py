@@ -17,7 +17,7 @@ from digenrl.report.usage import _loading
 from shared.diffusion.sampling.decoding import to_uint8
 from shared.diffusion.weights.trained_weights import trained_tensors
 from shared.errors import UserError
-from shared.models.catalogue import family_of
+from shared.models.catalogue import find_family
 from shared.recipe.recipe import Recipe, override
 from tests import tiny_models
 from tests.report.tiny_recipes import HEIGHT, STEPS, WIDTH, recipe_of
@@ -100,7 +100,7 @@ def test_diffusers_makes_the_same_of_what_is_exported(
         family, pipeline, start, guidance=recipe.model.guidance, output="pt",
         height=HEIGHT, width=WIDTH, frames=recipe.model.frames, steps=STEPS,
         guidance_2=recipe.model.guidance_2,
-        negative=family_of(recipe.model.folder).negative_prompt or None,
+        negative=find_family(recipe.model.folder).negative_prompt or None,
     )  # fmt: skip
     theirs = to_uint8(pixels).numpy()
     theirs = theirs[:, None] if theirs.ndim == 4 else theirs

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from digenrl.report.output import EvaluationBar, rows_of
+from digenrl.report.output import EvaluationBar, figure_fields
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS
 
@@ -27,7 +27,7 @@ def test_an_evaluation_shows_how_far_it_is() -> None:
 
 def test_the_table_names_the_rewards_that_were_used() -> None:
     digits = load_recipe(DIGITS)
-    assert list(rows_of(digits))[:2] == [
+    assert list(figure_fields(digits))[:2] == [
         "training reward: digit-probability",
         "proxy accuracy (training classifier)",
     ]
@@ -35,7 +35,7 @@ def test_the_table_names_the_rewards_that_were_used() -> None:
         {"name": "mine", "type": "remote", "url": "http://scorers:8100"},
         {"name": "calm", "type": "jpeg-compressibility", "weight": 0.5},
     ]
-    assert list(rows_of(override(digits, {"reward.scorers": own})))[:2] == [
+    assert list(figure_fields(override(digits, {"reward.scorers": own})))[:2] == [
         "training reward: remote + 0.5 x jpeg-compressibility",
         "proxy accuracy (classifier, not trained on)",
     ]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from digenrl.cli import app
 from digenrl.report.pictures import draw_gallery
-from digenrl.report.stills import Side
+from digenrl.report.stills import SampleSet
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.policy import load_policy
 from shared.errors import UserError
@@ -148,7 +148,7 @@ def test_a_run_is_sampled_at_any_version_without_its_options(
 @pytest.mark.parametrize("edits", [False, True])
 def test_a_gallery_is_drawn_of_any_prompt(prompt: str, edits: bool, tmp_path: Path) -> None:
     stills = np.zeros((4, 3, 16, 16), np.uint8)
-    side = Side(stills, [prompt, prompt, "a cat", "a cat"], None, stills if edits else None)
+    side = SampleSet(stills, [prompt, prompt, "a cat", "a cat"], None, stills if edits else None)
     draw_gallery(tmp_path / "gallery.png", side, side)
     with Image.open(tmp_path / "gallery.png") as picture:
         assert picture.width < 4000 and picture.height < 4000

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from digenrl.hub.dataset import make_of_files
-from services.reward.object_checks import requirements_of
+from digenrl.hub.dataset import convert_files
+from services.reward.object_checks import parse_requirements
 from services.reward.scorer import scorer_inputs
 from shared.errors import UserError
 from shared.learning.prompts import num_empty, read_prompts
@@ -50,7 +50,7 @@ def from_folder(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list
     """Read a file as `data.dataset.folder`, as rows of a hub's data set are."""
     monkeypatch.setenv("DIGENRL_MODELS", str(path.parent / "models"))
     said: list[str] = []
-    return make_of_files(Dataset(folder=path), path, "data.dataset", said.append), said
+    return convert_files(Dataset(folder=path), path, "data.dataset", said.append), said
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".csv", ".parquet"])
@@ -119,7 +119,7 @@ def test_geneval_s_own_file_reaches_the_scorer_as_it_is(
     for file in (path, from_folder(path, monkeypatch)[0]):
         [prompt] = read_prompts(file)
         assert prompt.metadata == facts
-        wanted = requirements_of(scorer_inputs(prompt))
+        wanted = parse_requirements(scorer_inputs(prompt))
         assert [(each.name, each.count) for each in wanted.include] == [("clock", 2), ("cat", 1)]
         assert wanted.include[1].position == (None if suffix == ".parquet" else ("left of", 0))
         assert [each.count for each in wanted.exclude] == [3]
@@ -156,7 +156,7 @@ def test_the_geneval_recipe_trains_on_prompts_in_geneval_s_format(tmp_path: Path
         assert {prompt.metadata["tag"] for prompt in prompts} == {
             "single_object", "two_object", "counting", "colors", "position", "color_attr",
         }  # fmt: skip
-        assert all(requirements_of(scorer_inputs(prompt)).include for prompt in prompts)
+        assert all(parse_requirements(scorer_inputs(prompt)).include for prompt in prompts)
         texts.append({prompt.text for prompt in prompts})
     assert not texts[0] & texts[1]
 

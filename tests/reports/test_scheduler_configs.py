@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shared.errors import UserError
-from shared.models.catalogue import family_of, pipeline_sigmas
+from shared.models.catalogue import find_family, pipeline_sigmas
 from shared.models.published import PUBLISHED
 from shared.models.sigmas import unknown_keys
 from tests.reports.model_folders import change, copy_of
@@ -123,4 +123,4 @@ def test_a_setting_that_is_not_followed_is_refused_by_its_name(
 @pytest.mark.parametrize("name", sorted(each.name for each in PUBLISHED.iterdir()))
 def test_the_published_schedulers_are_followed(name: str) -> None:
     config = json.loads((PUBLISHED / name / SCHEDULE).read_text())
-    assert unknown_keys(family_of(PUBLISHED / name).sigmas, config) == []
+    assert unknown_keys(find_family(PUBLISHED / name).sigmas, config) == []

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from services.reward.kinds import KINDS, Kind
-from services.reward.scorer import build_scorers, check_packages, kind_of
+from services.reward.kinds import KINDS, ScorerKind
+from services.reward.scorer import build_scorers, check_packages, scorer_kind
 from shared.errors import UserError
 from shared.recipe.rewards import ScorerTable
 
@@ -39,11 +39,11 @@ class AboveThreshold(Brightness):
 
 @pytest.fixture(autouse=True)
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KINDS, "brightness", Kind(f"{__name__}:Brightness"))
+    monkeypatch.setitem(KINDS, "brightness", ScorerKind(f"{__name__}:Brightness"))
     monkeypatch.setitem(
         KINDS,
         "above-threshold",
-        Kind(f"{__name__}:AboveThreshold", needs="folder", files=("threshold.txt",)),
+        ScorerKind(f"{__name__}:AboveThreshold", needs="folder", files=("threshold.txt",)),
     )
 
 
@@ -59,10 +59,10 @@ def test_a_recipe_can_name_it() -> None:
 
 def test_what_it_needs_is_checked_before_a_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"scorers\.x\.folder: above-threshold needs the folder"):
-        kind_of(ScorerTable(name="x", type="above-threshold"))
+        scorer_kind(ScorerTable(name="x", type="above-threshold"))
     recipe = ScorerTable(name="x", type="above-threshold", folder=tmp_path)
     with pytest.raises(UserError, match=r"scorers\.x\.folder: .* has no threshold\.txt"):
-        kind_of(recipe)
+        scorer_kind(recipe)
     (tmp_path / "threshold.txt").write_text(" ")
     with pytest.raises(UserError, match=r"reward\.scorers\.x\.folder: .* has no threshold"):
         build_scorers([recipe])
@@ -72,5 +72,5 @@ def test_what_it_needs_is_checked_before_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_every_line_of_the_table_names_a_class_that_scores(kind: Kind) -> None:
+def test_every_line_of_the_table_names_a_class_that_scores(kind: ScorerKind) -> None:
     assert callable(resolve_name(kind.scorer).score)

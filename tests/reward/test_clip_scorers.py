@@ -102,7 +102,7 @@ def test_scores_in_batches_are_those_of_one_by_one(
     together = built.score(given, told)
     alone = [built.score(given[index : index + 1], told[index : index + 1]) for index in range(7)]
     assert together == pytest.approx([score for [score] in alone], abs=CLOSE)
-    monkeypatch.setattr(clip, "AT_ONCE", 3)
+    monkeypatch.setattr(clip, "PASS_IMAGES", 3)
     assert built.score(given, told) == pytest.approx(together, abs=CLOSE)
 
 

@@ -46,7 +46,7 @@ async def test_why_a_sample_has_no_score_is_a_dead_letter_and_no_failure_of_its_
     }  # fmt: skip
     assert letter.headers is not None
     assert letter.headers["dg-reason"] == "proxy: it hangs"
-    assert letter.headers["dg-subject"] == subjects.subject_of("test", event)
+    assert letter.headers["dg-subject"] == subjects.message_subject("test", event)
     await bus.jetstream.publish("dg.test.quarantine.DG_TRAJ.1", b"")
     assert isinstance(await asyncio.wait_for(put.get(), 20), FragmentFailed)
     assert letters.num_quarantined == 1 and put.empty()

@@ -7,7 +7,7 @@ from bench.digits.data import to_uint8
 from bench.digits.editing import EDITS
 from digenrl.evaluation.digits import Images, load_real
 from services.reward.reward_file import RewardFile
-from services.reward.scorers.digits_edit import DigitEdit, edit_of
+from services.reward.scorers.digits_edit import DigitEdit, recognise_edit
 from tests.paths import ROOT
 
 REWARDS = ROOT / "models" / "digits-rewards"
@@ -35,7 +35,7 @@ def test_an_image_that_is_not_changed_is_no_edit_nor_is_another_digit() -> None:
     images = load_real(REWARDS).images[:NUM]
     assert [judged(asked, images) for asked in EDITS] == [0, 0, 0]
     assert judged("invert", EDITS["invert"](np.roll(images, 1, axis=0))) < 0.3
-    assert edit_of(to_uint8(images)[0, 0], np.zeros((8, 8), np.uint8)) is None
+    assert recognise_edit(to_uint8(images)[0, 0], np.zeros((8, 8), np.uint8)) is None
 
 
 def test_the_demo_s_reward_is_1_for_the_edit_that_was_asked_for_and_less_for_others() -> None:

@@ -14,7 +14,7 @@ import safetensors.numpy
 import structlog
 
 from services.reward.app import RewardApp
-from services.reward.scorer import WeightedScorer, build_scorers, kind_of
+from services.reward.scorer import WeightedScorer, build_scorers, scorer_kind
 from services.reward.scorers.judge import data_url, number_in, request
 from shared.errors import ScorerUnavailable, ScoringError, UserError
 from shared.process.worker import WorkerContext
@@ -277,7 +277,7 @@ def test_a_key_that_is_not_there_is_found_before_the_run(
     def said(**keys: str) -> str:
         table = Judge.model_validate({"model": "m", **keys})
         with pytest.raises(UserError) as raised:
-            kind_of(ScorerTable(name="j", type="judge", url="http://h/v1", judge=table))
+            scorer_kind(ScorerTable(name="j", type="judge", url="http://h/v1", judge=table))
         return str(raised.value)
 
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -304,7 +304,7 @@ def test_a_key_that_is_not_there_is_found_before_the_run(
 def test_a_judge_needs_an_address_and_a_model(keys: dict[str, Any], said: str) -> None:
     whole = {"url": "http://h/v1", "judge": Judge(model="m"), **keys}
     with pytest.raises(UserError, match=said):
-        kind_of(ScorerTable(name="j", type="judge", **whole))
+        scorer_kind(ScorerTable(name="j", type="judge", **whole))
 
 
 def with_judge(tmp_path: Path, table: str) -> Path:

@@ -12,23 +12,25 @@ from PIL import Image
 from bench.digits.text import clip_tokenizer
 from services.reward.object_checks import (
     COLOURS,
-    Found,
+    DetectedObject,
     directions,
-    requirements_of,
+    parse_requirements,
     share_met,
 )
 from services.reward.scorer import check_prompts
 from services.reward.scorers import objects
 from services.reward.scorers.inputs import rgb
-from services.reward.scorers.objects import Objects, Owl
+from services.reward.scorers.objects import Objects, OwlDetector
 from shared.errors import UserError
 from shared.messages.contracts import Prompt
 from shared.recipe.rewards import ScorerTable
 from tests.reward.tiny_scorers import images, shaken
 
 
-def found(name: str, left: float = 0.0, colour: str | None = None, top: float = 0.0) -> Found:
-    return Found(name, 0.9 - left / 1000, (left, top, left + 10, top + 10), colour)
+def found(
+    name: str, left: float = 0.0, colour: str | None = None, top: float = 0.0
+) -> DetectedObject:
+    return DetectedObject(name, 0.9 - left / 1000, (left, top, left + 10, top + 10), colour)
 
 
 CATS = [found("cat", 0.0, "red"), found("cat", 20.0, "blue")]
@@ -53,10 +55,10 @@ BESIDE = [{"class": "cat"}, {"class": "dog", "position": ["right of", 0]}]
     ],
 )
 def test_the_score_is_the_share_of_the_conditions_that_hold(
-    include: list[Any], exclude: list[Any], shown: list[Found], share: float
+    include: list[Any], exclude: list[Any], shown: list[DetectedObject], share: float
 ) -> None:
     given = {"include": json.dumps(include), "exclude": json.dumps(exclude)}
-    assert share_met(requirements_of(given), shown) == pytest.approx(share)
+    assert share_met(parse_requirements(given), shown) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +126,10 @@ def test_boxes_and_scores_are_those_that_transformers_reads(
 ) -> None:
     monkeypatch.setattr(objects, "THRESHOLD", 0.0)
     monkeypatch.setattr(objects, "SAME_BOX", 2.0)
-    owl, picture = Owl(folder), rgb(images(1, 24, 40)[0])
-    wanted = requirements_of({"include": '[{"class": "five"}, {"class": "two", "color": "red"}]'})
+    owl, picture = OwlDetector(folder), rgb(images(1, 24, 40)[0])
+    wanted = parse_requirements(
+        {"include": '[{"class": "five"}, {"class": "two", "color": "red"}]'}
+    )
     [ours] = owl.find([picture], wanted)
     texts = ["a photo of a five", "a photo of a two"]
     tokens = owl._tokens([*texts, *(f"a photo of a {each} two" for each in COLOURS)])
@@ -150,7 +154,7 @@ def test_samples_are_scored_by_what_is_found_in_each(
     class Bright:
         """Finds a cat in what is bright, and one more for each picture before it in the call."""
 
-        def find(self, pictures: list[Image.Image], wanted: Any) -> list[list[Found]]:
+        def find(self, pictures: list[Image.Image], wanted: Any) -> list[list[DetectedObject]]:
             return [CATS if np.asarray(each).mean() > 100 else CATS[:1] for each in pictures]
 
     scorer = Objects(folder)

@@ -18,7 +18,7 @@ from digenrl.cli import app
 from services.reward.reward_file import RewardFile, read_table
 from services.reward.scorer import WeightedScorer, build_scorers, check_prompts
 from services.reward.scorers.python_file import PythonScorer
-from services.reward.scoring import Outcome, outcome_of
+from services.reward.scoring import ScoringOutcome, score_each
 from services.reward.server import create_app
 from services.reward.wire import MSGPACK
 from shared.errors import UserError
@@ -95,9 +95,11 @@ def bright(*levels: int) -> Any:
     return np.stack([np.full((3, 4, 4), level, np.uint8) for level in levels])
 
 
-def scored(scorer: WeightedScorer, levels: tuple[int, ...], digits: tuple[int, ...]) -> Outcome:
+def scored(
+    scorer: WeightedScorer, levels: tuple[int, ...], digits: tuple[int, ...]
+) -> ScoringOutcome:
     metadata = [{"prompt": "a digit", "digit": digit} for digit in digits]
-    return outcome_of(scorer, bright(*levels), metadata, may_all_fail=True)
+    return score_each(scorer, bright(*levels), metadata, may_all_fail=True)
 
 
 def test_a_file_may_begin_with_the_mark_of_its_encoding(tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_after_three_lost_processes_the_rest_of_a_fragment_is_not_tried(made: Ma
 def test_a_group_is_scored_in_one_call(made: Made) -> None:
     scorer = made("brightest", scores="groups")
     metadata = [{"prompt": "a"}] * 3 + [{"prompt": "b"}] * 2
-    found = outcome_of(scorer, bright(1, 5, 2, 7, 3), metadata)
+    found = score_each(scorer, bright(1, 5, 2, 7, 3), metadata)
     assert found.scores == (0.0, 1.0, 0.0, 1.0, 0.0)
 
 
@@ -150,7 +152,7 @@ def test_a_video_its_prompt_and_source_images_are_passed_by_name(made: Made) -> 
         "prompt": "a four", "digit": 4, "source_images": (np.zeros((1, 2, 3), np.uint8),)
     }  # fmt: skip
     assert made("shapes").score(videos, [given] * 2) == [42.0, 42.0]
-    images = outcome_of(made("shapes"), videos[:, 0], [given] * 2, may_all_fail=True)
+    images = score_each(made("shapes"), videos[:, 0], [given] * 2, may_all_fail=True)
     assert "scores videos, and these are images" in images.reasons[0]
     assert made("fault").score(videos, [{"digit": 0}] * 2) == [7.0, 7.0], "the mean of its frames"
 

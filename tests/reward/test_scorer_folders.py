@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.reward.scorer import kind_of
+from services.reward.scorer import scorer_kind
 from services.reward.scorers.aesthetic import HEAD
 from shared.errors import UserError
 from shared.recipe.rewards import ScorerTable
@@ -115,9 +115,9 @@ def test_a_missing_file_is_found_before_anything_is_loaded(
     (folder / file).unlink(missing_ok=True)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=rf"reward\.scorers\.x\.folder: .* has no {file}"):
-        kind_of(ScorerTable(name="x", type=kind, folder=folder))
+        scorer_kind(ScorerTable(name="x", type=kind, folder=folder))
     with pytest.raises(UserError, match=r"reward\.scorers\.x\.folder: .*needs the folder"):
-        kind_of(ScorerTable(name="x", type=kind))
+        scorer_kind(ScorerTable(name="x", type=kind))
 
 
 @pytest.mark.parametrize("kind", ["aesthetic", "clip-score", "hpsv2", "pick-score"])

@@ -12,7 +12,7 @@ import torch
 
 from services.rollout.encoder_engine import EncoderEngine
 from services.rollout.rollout_engine import RolloutEngine
-from shared.devices.protocols import Generated
+from shared.devices.protocols import GeneratedFragment
 from shared.diffusion.loading.device import held_bytes
 from shared.diffusion.sampling.tensors import pack, unpack
 from shared.errors import FaultyConditions
@@ -45,11 +45,13 @@ def source_of(family: str) -> bytes | None:
     return file.getvalue()
 
 
-def made(engine: RolloutEngine, conditions: bytes | None, source: bytes | None = None) -> Generated:
+def made(
+    engine: RolloutEngine, conditions: bytes | None, source: bytes | None = None
+) -> GeneratedFragment:
     policy = Policy(version=0, weights_digest=engine.weights_digest())
     task = examples.task(policy=policy, prompt=Prompt(text=tiny_models.PROMPT))
 
-    async def work() -> Generated:
+    async def work() -> GeneratedFragment:
         generation = await engine.begin(task, conditions, source)
         while not generation.done:
             await generation.advance()

@@ -5,12 +5,12 @@ import torch
 
 from services.rollout.rollout_engine import RolloutEngine
 from services.rollout.service import as_here
-from shared.devices.protocols import Generated
+from shared.devices.protocols import GeneratedFragment
 from shared.diffusion.sampling.tensors import pack, unpack
 from shared.diffusion.weights.trained_weights import weights_digest
 from shared.errors import ContractError, IntegrityError, UserError
 from shared.messages.contracts import Policy, Prompt
-from shared.models.memory import Holding
+from shared.models.memory import WeightsHolding
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import override
 from tests import examples
@@ -37,7 +37,7 @@ def versions() -> list[bytes]:
     return [adapter(policy, seed) for seed in (1, 2)]
 
 
-async def generated(engine: RolloutEngine, first: int = 0, count: int = 4) -> Generated:
+async def generated(engine: RolloutEngine, first: int = 0, count: int = 4) -> GeneratedFragment:
     policy = Policy(version=0, weights_digest=engine.weights_digest())
     task = examples.task(
         first_sample=first, num_samples=count, policy=policy, prompt=Prompt(text=PROMPT),
@@ -72,7 +72,7 @@ def test_a_worker_may_stream_what_the_recipe_keeps_on_the_device(
     assert as_here(RECIPE, ServiceSettings(run="digits")) == RECIPE
     monkeypatch.setenv("DIGENRL_ROLLOUT_MEMORY", "streamed")
     here = as_here(RECIPE, ServiceSettings(run="digits"))
-    assert here.holding == Holding(memory="streamed")
+    assert here.holding == WeightsHolding(memory="streamed")
     with pytest.raises(UserError, match=r"rollout\.memory"):
         as_here(
             override(DIGITS, {"model.trained": "full", "algorithm.kl_beta": 0.0}),
@@ -80,4 +80,4 @@ def test_a_worker_may_stream_what_the_recipe_keeps_on_the_device(
         )
     monkeypatch.setenv("DIGENRL_ROLLOUT_MEMORY", "resident")
     streamed = override(DIGITS, {"rollout.memory": "streamed"})
-    assert as_here(streamed, ServiceSettings(run="digits")).holding == Holding()
+    assert as_here(streamed, ServiceSettings(run="digits")).holding == WeightsHolding()

@@ -10,7 +10,7 @@ from bench.cluster.blobs import joined
 from services.rollout.app import RolloutApp
 from shared.bus.bus import Bus
 from shared.devices.conditions import EncodedConditions
-from shared.devices.protocols import Generated, RolloutDevice
+from shared.devices.protocols import GeneratedFragment, RolloutDevice
 from shared.errors import DigenRLError, FaultyConditions, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import (
@@ -44,9 +44,9 @@ class FakeGeneration:
         async with self.device.used_for(f"fragment {self.task.fragment.group}"):
             self.done, self.seconds = True, 0.25
 
-    def finish(self) -> Awaitable[Generated]:
+    def finish(self) -> Awaitable[GeneratedFragment]:
         group, device = self.task.fragment.group, self.device
-        return device.decoded(group, Generated(
+        return device.decoded(group, GeneratedFragment(
             str(group).encode(), str(group).encode(), device.digest, self.seconds
         ))  # fmt: skip
 
@@ -88,7 +88,7 @@ class FakeDevice:
         self.free.set()
         self.decodes.set()
 
-    async def decoded(self, group: int, generated: Generated) -> Generated:
+    async def decoded(self, group: int, generated: GeneratedFragment) -> GeneratedFragment:
         self.decoding.append(group)
         await self.decodes.wait()
         fault, self.decoding_fault = self.decoding_fault, None

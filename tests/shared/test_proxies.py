@@ -21,9 +21,9 @@ from services.reward.scorers.endpoint import ask
 from shared.bus import traces
 from shared.errors import ScorerUnavailable, UserError
 from shared.process.otlp import tracing
-from shared.process.outgoing import Outgoing
+from shared.process.outgoing import CheckedTransport
 from shared.process.settings import ServiceSettings
-from shared.proxies import go_direct, proxy_of, through
+from shared.proxies import find_proxy, go_direct, through
 from shared.store import StoreSettings, open_store
 from tests.paths import ROOT
 
@@ -93,7 +93,7 @@ def test_no_client_asks_loopback_through_a_proxy_of_any_kind_and_variable(
             return await client.get(f"{url}/page")
 
     assert asyncio.run(page()).is_success
-    with httpx.Client(transport=Outgoing(url)) as scorer:
+    with httpx.Client(transport=CheckedTransport(url)) as scorer:
         assert scorer.get(f"{url}/scorer").is_success
     key = SecretStr("key")
     place = StoreSettings(url="s3://bucket", endpoint=url, access_key=key, secret_key=key)
@@ -135,7 +135,7 @@ def test_a_scorer_elsewhere_is_asked_through_the_proxy(
     variable: str, server: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, server.url)
-    with httpx.Client(transport=Outgoing("http://scorer.example")) as client:
+    with httpx.Client(transport=CheckedTransport("http://scorer.example")) as client:
         assert client.get("http://scorer.example/score").is_success
     assert server.asked == ["http://scorer.example/score"]
 
@@ -146,7 +146,7 @@ def test_what_a_proxy_keeps_from_answering_names_it_without_its_password(
     monkeypatch.setenv("https_proxy", "http://me:secret@127.0.0.1:9")
     url = "https://scorer.example/score"
     with (
-        httpx.Client(transport=Outgoing(url)) as client,
+        httpx.Client(transport=CheckedTransport(url)) as client,
         pytest.raises(
             ScorerUnavailable, match=r"through the proxy http://127\.0\.0\.1:9 "
         ) as caught,
@@ -155,7 +155,7 @@ def test_what_a_proxy_keeps_from_answering_names_it_without_its_password(
     assert "secret" not in str(caught.value)
     monkeypatch.setenv("https_proxy", "socks5://127.0.0.1:9")
     with pytest.raises(UserError, match=r"through the proxy socks5://127\.0\.0\.1:9: .*NO_PROXY"):
-        Outgoing(url)
+        CheckedTransport(url)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_the_proxy_of_an_address(
     for kind, named in {"http": "http://a:1", "https": "http://b:1", "all": "http://c:1"}.items():
         monkeypatch.setenv(f"{kind}_proxy", named)
     monkeypatch.setenv("no_proxy", "own.example")
-    assert proxy_of(url) == proxy
+    assert find_proxy(url) == proxy
     assert through(url) == ("" if proxy is None else f" through the proxy {proxy}")
 
 

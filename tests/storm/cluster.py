@@ -24,8 +24,8 @@ from bench.cluster.processes import SETTING, joined_key
 from bench.cluster.setting import Setting, recipe_of, write_prompts
 from digenrl.local.brokers.embedded import Program, plan_brokers, wait_ready
 from digenrl.local.processes.ports import free_ports
-from digenrl.local.secrets.keys import keys_of
-from digenrl.local.secrets.tokens import Tokens, tokens_of
+from digenrl.local.secrets.keys import load_keys
+from digenrl.local.secrets.tokens import Tokens, load_tokens
 from shared.errors import Unavailable
 from shared.messages.rights import ROLES, Role
 from shared.process.linux import die_with_parent
@@ -270,8 +270,8 @@ async def cluster(
     """
     recipe = _prepare(folder, setting, changes or {})
     with small_disks(folder, disks or {}):
-        plan = plan_brokers(folder, keys_of(folder), runs=[recipe.run.name])
-        tokens = tokens_of(folder)
+        plan = plan_brokers(folder, load_keys(folder), runs=[recipe.run.name])
+        tokens = load_tokens(folder)
         environment = {**plan.environment, **tokens.environment, **(more or {})}
         if stores_in == "folder":
             environment["DIGENRL_STORE_URL"] = f"file://{folder / 'objects'}"

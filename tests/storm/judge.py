@@ -16,7 +16,7 @@ from shared.run.commits import CommitRecord, StoredWeights, TrainedGroup, record
 from shared.run.conditions import ConditionsRecord
 from shared.run.garbage import delete_garbage, find_garbage
 from shared.run.layout import conditions_key
-from shared.run.retention import Manifests, named_by, retention_of, version_folders
+from shared.run.retention import Manifests, named_by, retention_from, version_folders
 from shared.run.shards import open_tensors
 from shared.store import ObjectStore
 from tests.storm.cluster import Cluster
@@ -163,7 +163,7 @@ async def judge_garbage(records: Sequence[CommitRecord], run: Cluster) -> list[s
     for each in await find_garbage(store, name, now=time.time() + CLOCK_S, min_age=0.0):
         await delete_garbage(store, each)
     there = {key for folder in version_folders(name) for key in await store.keys(folder)}
-    kept = retention_of(run.recipe).kept(len(records) - 1)
+    kept = retention_from(run.recipe).kept(len(records) - 1)
     wanted = [each for each in records if each.policy.version in kept]
     shards = await Manifests(store).shards(wanted, there, kept)
     named = named_by(wanted, shards)

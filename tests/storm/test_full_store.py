@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from services.scheduler.shell.room_watch import ADVICE
+from services.scheduler.shell.room_watch import REMEDIES
 from shared.telemetry import NATS_STORES_NOTHING
 from tests.storm.cluster import Cluster, cluster, until
 from tests.storm.disks import FILLER, fill
@@ -32,7 +32,7 @@ root = pytest.mark.skipif(os.geteuid() != 0 and not os.environ.get("CI"), reason
 
 async def said(run: Cluster, what: str) -> float:
     """Return the seconds until the scheduler says that a disk is full."""
-    began, beginning = time.monotonic(), ADVICE[what].split("(")[0]
+    began, beginning = time.monotonic(), REMEDIES[what].split("(")[0]
 
     async def is_said() -> bool:
         code, reason = await run.status("scheduler")

@@ -23,7 +23,7 @@ from shared.messages.contracts import (
     TrainGroup,
 )
 from shared.messages.rights import Role
-from shared.messages.subjects import subject_of
+from shared.messages.subjects import message_subject
 from shared.run.dead_letters import read_letters
 from tests.shared.messages.test_mutations import MESSAGES, mutated
 from tests.storm.cluster import Cluster, cluster, until_true
@@ -98,7 +98,7 @@ READ_BY: dict[str, tuple[Role, Callable[[Place, int], Message]]] = {
 
 def is_readable(run: str, subject: str, data: bytes) -> bool:
     try:
-        return subject_of(run, decode(data)) == subject
+        return message_subject(run, decode(data)) == subject
     except ContractError:
         return False
 
@@ -115,7 +115,10 @@ async def poison(run: Cluster, service: str, place: Place) -> int:
             sending = []
             for number in range(first, min(first + AT_ONCE, NUM)):
                 message = original(place, number)
-                subject, data = subject_of(name, message), mutated(draw, encode(message), others)
+                subject, data = (
+                    message_subject(name, message),
+                    mutated(draw, encode(message), others),
+                )
                 unreadable += not is_readable(name, subject, data)
                 sending.append(stream.publish(subject, data, timeout=20))
             await asyncio.gather(*sending)

@@ -26,7 +26,7 @@ from shared.messages.contracts import (
     Trajectories,
 )
 from shared.messages.rights import ROLES, Role
-from shared.messages.subjects import subject_of
+from shared.messages.subjects import message_subject
 from shared.run.dead_letters import read_letters
 from shared.store import ObjectStore, StoreSettings, open_store
 from tests.paths import ROOT
@@ -75,7 +75,7 @@ async def send_results(run: Cluster, role: Role, number: int) -> None:
     async with messages_of(run, role) as client, tasks_of(run) as tasks:
         async for task in tasks:
             for message in results(role, task, ROGUE, STORED):
-                await client.publish(subject_of(name, message), encode(message))
+                await client.publish(message_subject(name, message), encode(message))
                 sent += 1
             if sent >= number:
                 return
@@ -158,7 +158,7 @@ class Forger:
                 if source is not None and source.fragment.slot != task.fragment.slot:
                     self.sent[task.fragment.slot] = source.stored
                     made = results("rollout", task, task.worker, source.stored)[0]
-                    await client.publish(subject_of(self.bus.run, made), encode(made))
+                    await client.publish(message_subject(self.bus.run, made), encode(made))
                 if len(self.sent) == number:
                     return
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from digenrl.trace.record import GIB, Trace
-from digenrl.trace.runs import Setting, trace
+from digenrl.trace.runs import TraceSetting, trace
 from shared.devices.chunks import Chunk
-from shared.models.published import configuration_of
+from shared.models.published import find_configuration
 from shared.recipe.recipe import Recipe, load_recipe, with_folder
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -72,12 +72,12 @@ FRAGMENT = 8
 
 def recipe_of(name: str) -> Recipe:
     recipe = load_recipe(RECIPES / f"{name}.toml")
-    return with_folder(recipe, configuration_of(recipe.model.folder).folder)
+    return with_folder(recipe, find_configuration(recipe.model.folder).folder)
 
 
 @cache
 def traced(name: str, fragment: int, decoded: int) -> Trace:
-    setting = Setting(
+    setting = TraceSetting(
         fragment=fragment,
         chunks=(Chunk(ROWS, 1),),
         decoded=decoded,

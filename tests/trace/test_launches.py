@@ -6,7 +6,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from digenrl.trace.meter import Meter
-from digenrl.trace.runs import Setting, trace
+from digenrl.trace.runs import TraceSetting, trace
 from shared.devices.chunks import Chunk
 from tests.trace.test_shipped import recipe_of
 
@@ -25,7 +25,7 @@ def test_views_and_new_memory_launch_nothing() -> None:
 
 @pytest.mark.night
 def test_guidance_of_unlike_texts_takes_one_call_of_the_full_size_network() -> None:
-    setting = Setting(fragment=1, chunks=(Chunk(1, 1),))
+    setting = TraceSetting(fragment=1, chunks=(Chunk(1, 1),))
     found = trace(recipe_of("qwen-image"), setting, is_published=True, say=lambda _: None)
     assert found.denoise[-1].launches <= 9_000
     assert found.training.passes[-1].launches <= 36_000

@@ -7,7 +7,7 @@ import pytest
 from digenrl.trace.memory import (
     DECODING_PEAK,
     MEMORY_SHARE,
-    Use,
+    ModelUse,
     encoder_needs,
     member_needs,
     rollout_needs,
@@ -33,7 +33,7 @@ TABLE = memory_of(FLUX)
 USUAL = usual(TABLE)
 
 
-def all_weights(**changes: object) -> Use:
+def all_weights(**changes: object) -> ModelUse:
     return replace(USUAL, rank=0, **changes)  # type: ignore[arg-type]
 
 

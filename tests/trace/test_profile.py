@@ -11,10 +11,10 @@ from digenrl.local.checking.check import check
 from digenrl.planning.forecast import forecast
 from digenrl.trace.profile import FORWARD_TFLOPS, traced_profile, write_profile
 from digenrl.trace.record import Trace
-from digenrl.trace.runs import setting_of, trace
+from digenrl.trace.runs import trace, trace_setting
 from digenrl.trace.work import counted
 from services.scheduler.costs.profile import load_profile
-from services.scheduler.costs.sizes import Size, forward_tflop
+from services.scheduler.costs.sizes import SampleSize, forward_tflop
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS, RECIPES
@@ -26,7 +26,7 @@ FRAGMENT = 2
 @pytest.fixture(scope="module")
 def traced() -> Trace:
     recipe = load_recipe(DIGITS)
-    setting = setting_of(recipe, FRAGMENT)
+    setting = trace_setting(recipe, FRAGMENT)
     found = trace(recipe, setting, is_published=False, say=lambda _: None)
     return found.model_copy(update={"counted": counted(recipe, setting)})
 
@@ -35,9 +35,9 @@ def traced() -> Trace:
 def test_six_passes_give_the_operations_of_every_size(traced: Trace) -> None:
     height, width = 4, 8
     recipe = override(load_recipe(DIGITS), {"model.height": height, "model.width": width})
-    found = trace(recipe, setting_of(recipe, FRAGMENT), is_published=False, say=lambda _: None)
+    found = trace(recipe, trace_setting(recipe, FRAGMENT), is_published=False, say=lambda _: None)
     assert traced.counted is not None
-    size = Size(height=height, width=width, frames=1, text_tokens=found.shape.text_tokens)
+    size = SampleSize(height=height, width=width, frames=1, text_tokens=found.shape.text_tokens)
     row = found.step_flops / found.shape.forwards / 1e12
     assert forward_tflop(traced.counted.work, size) == pytest.approx(row, rel=1e-6)
 

@@ -12,14 +12,14 @@ from digenrl.cli import app
 from digenrl.trace.fakes import CPU, num_bytes
 from digenrl.trace.memory import rollout_needs, trainer_needs, usual
 from digenrl.trace.record import GIB, Trace, affine
-from digenrl.trace.runs import setting_of, trace
+from digenrl.trace.runs import trace, trace_setting
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.diffusion.generation import Generator
 from shared.diffusion.loading.models import load_model
 from shared.diffusion.sampling.tensors import unpack
 from shared.errors import UserError
-from shared.models.memory import Holding, weight_bytes
-from shared.models.published import PUBLISHED, configuration_of
+from shared.models.memory import WeightsHolding, weight_bytes
+from shared.models.published import PUBLISHED, find_configuration
 from shared.recipe.recipe import Recipe, load_recipe, override, with_folder
 from tests import tiny_models
 from tests.paths import DIGITS
@@ -32,7 +32,7 @@ HEADER = 4096
 
 
 def traced(recipe: Recipe) -> Trace:
-    return trace(recipe, setting_of(recipe, FRAGMENT), is_published=False, say=lambda _: None)
+    return trace(recipe, trace_setting(recipe, FRAGMENT), is_published=False, say=lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_trace_holds_and_stores_what_the_run_does(digits: Trace) -> None:
 def test_a_quantised_base_is_held_in_fewer_bytes_and_computes_as_much(digits: Trace) -> None:
     found = traced(override(load_recipe(DIGITS), {"model.weights": "int8"}))
     folder, dtype = load_recipe(DIGITS).model.folder, "float32"
-    held = weight_bytes(folder, dtype, {"transformer"}, Holding("int8"))
+    held = weight_bytes(folder, dtype, {"transformer"}, WeightsHolding("int8"))
     assert found.weights.network - found.weights.saved == held < digits.weights.network
     assert found.memory(fragment=FRAGMENT).network_gib == pytest.approx(
         digits.memory(fragment=FRAGMENT).network_gib
@@ -146,12 +146,12 @@ def test_every_family_is_traced_by_its_json_files_alone(family: str, tmp_path: P
 
 def test_a_folder_goes_before_what_is_published_of_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "FLUX.1-dev"
-    found = configuration_of(folder)
+    found = find_configuration(folder)
     assert found.is_published and found.folder == PUBLISHED / "flux1-dev"
     tiny_models.save("flux", folder)
-    assert configuration_of(folder).folder == folder
+    assert find_configuration(folder).folder == folder
     with pytest.raises(UserError, match=r"^model.folder: .*known are .*JSON files"):
-        configuration_of(tmp_path / "sdxl")
+        find_configuration(tmp_path / "sdxl")
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ from digenrl.planning.forecast import forecast
 from digenrl.planning.runnable import HOST_GPUS
 from digenrl.trace.memory import MEMORY_SHARE
 from digenrl.trace.record import Trace
-from digenrl.trace.runs import setting_of, trace
-from services.scheduler.sim.steady import fragment_of
-from shared.models.published import configuration_of
+from digenrl.trace.runs import trace, trace_setting
+from services.scheduler.sim.steady import steady_fragment_size
+from shared.models.published import find_configuration
 from shared.recipe.recipe import Recipe, load_recipe, with_folder
 from tests.local.test_check import SHIPPED, stated_devices
 from tests.paths import RECIPES
@@ -21,7 +21,7 @@ Key = tuple[object, ...]
 
 def recipe_of(name: str) -> Recipe:
     recipe = load_recipe(RECIPES / f"{name}.toml")
-    return with_folder(recipe, configuration_of(recipe.model.folder).folder)
+    return with_folder(recipe, find_configuration(recipe.model.folder).folder)
 
 
 def folder_of(name: str) -> str:
@@ -48,7 +48,7 @@ def test_recipes_fit_the_cards_that_they_are_for(model: str) -> None:
         recipe = recipe_of(name)
         key = key_of(recipe)
         if key not in traces:
-            setting = setting_of(recipe, fragment_of(recipe))
+            setting = trace_setting(recipe, steady_fragment_size(recipe))
             traces[key] = trace(recipe, setting, is_published=True, say=lambda _: None)
         found = forecast(
             recipe, stated_devices(name), None,
@@ -63,4 +63,4 @@ def test_recipes_fit_the_cards_that_they_are_for(model: str) -> None:
 
 def test_every_recipe_has_a_published_configuration() -> None:
     for name in SHIPPED:
-        assert Path(configuration_of(recipe_of(name).model.folder).folder / "vae").is_dir()
+        assert Path(find_configuration(recipe_of(name).model.folder).folder / "vae").is_dir()

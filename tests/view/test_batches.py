@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from digenrl.api.live import LiveRun
-from digenrl.local.secrets.tokens import Tokens, tokens_of
+from digenrl.local.secrets.tokens import Tokens, load_tokens
 from shared.run.dead_letters import DeadLetter, Kind, Work
 from tests.api.past_run import past_run
 from tests.follow.runs import Run
@@ -19,7 +19,7 @@ from tests.view.test_page import client_of
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> Tokens:
-    return tokens_of(tmp_path)
+    return load_tokens(tmp_path)
 
 
 def page_text(run: Run, tokens: Tokens, path: str, live: LiveRun | None = None) -> str:

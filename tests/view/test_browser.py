@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from digenrl.local.secrets.tokens import tokens_of
+from digenrl.local.secrets.tokens import load_tokens
 from digenrl.view.server import PAGES
 from shared.run.layout import timeline_key
 from tests.api.past_run import past_run
@@ -21,7 +21,7 @@ CURVE_HAS = "document.querySelector('[data-chart=reward] .u-legend') !== null"
 
 async def test_the_page_follows_the_run_and_pauses_it(tmp_path: Path) -> None:
     run = await asyncio.to_thread(stored_run, tmp_path)
-    tokens, scheduler = tokens_of(tmp_path), Scheduler()
+    tokens, scheduler = load_tokens(tmp_path), Scheduler()
     async with (
         page_of(run, tokens, scheduler.live) as url,
         browsing(url, tokens.headers("operator")) as tab,
@@ -50,7 +50,7 @@ async def test_a_browser_signs_in_by_a_link_and_is_led_to_one_when_its_session_e
     tmp_path: Path, view: str
 ) -> None:
     run = await asyncio.to_thread(stored_run, tmp_path)
-    tokens = tokens_of(tmp_path)
+    tokens = load_tokens(tmp_path)
     async with (
         page_of(run, tokens, Scheduler().live) as url,
         httpx.AsyncClient(base_url=url, headers=tokens.headers("viewer")) as program,
@@ -74,7 +74,7 @@ async def test_a_browser_signs_in_by_a_link_and_is_led_to_one_when_its_session_e
 async def test_pages_that_are_left_hold_no_connection(tmp_path: Path) -> None:
     """A browser opens six to a server, and keeps pages that are left for the way back."""
     run = await asyncio.to_thread(stored_run, tmp_path)
-    tokens = tokens_of(tmp_path)
+    tokens = load_tokens(tmp_path)
     async with (
         page_of(run, tokens, Scheduler().live) as url,
         browsing(url, tokens.headers("viewer")) as tab,
@@ -92,7 +92,7 @@ async def test_pages_that_are_left_hold_no_connection(tmp_path: Path) -> None:
 @pytest.mark.parametrize("view", ["laptop", "phone"])
 async def test_every_page_is_usable_by_everybody(tmp_path: Path, view: str, dark: bool) -> None:
     run = await asyncio.to_thread(stored_run, tmp_path)
-    tokens = tokens_of(tmp_path)
+    tokens = load_tokens(tmp_path)
     async with page_of(run, tokens, Scheduler().live) as url:
         headers = tokens.headers("operator")
         async with browsing(url, headers, view=view, dark=dark) as tab:
@@ -109,7 +109,7 @@ async def test_every_page_is_usable_by_everybody(tmp_path: Path, view: str, dark
 @pytest.mark.parametrize("view", ["laptop", "phone"])
 async def test_a_sample_s_page_is_usable_by_everybody(tmp_path: Path, view: str) -> None:
     run = await asyncio.to_thread(past_run, tmp_path / "objects")
-    tokens = tokens_of(tmp_path)
+    tokens = load_tokens(tmp_path)
     async with (
         page_of(run, tokens, Scheduler().live) as url,
         browsing(url, tokens.headers("operator"), view=view, dark=view == "phone") as tab,
@@ -127,7 +127,7 @@ async def test_a_sample_s_page_is_usable_by_everybody(tmp_path: Path, view: str)
 async def test_a_fault_for_the_blind_and_a_foreign_request_are_found(tmp_path: Path) -> None:
     """The control arm: the tests above can fail."""
     run = await asyncio.to_thread(stored_run, tmp_path)
-    tokens = tokens_of(tmp_path)
+    tokens = load_tokens(tmp_path)
     async with page_of(run, tokens) as url, browsing(url, tokens.headers("viewer")) as tab:
         await tab.open("/samples")
         await tab.page.evaluate("document.querySelectorAll('img').forEach((each) => each.alt = '')")
@@ -164,7 +164,7 @@ async def test_an_hour_of_64_devices_moves_smoothly(tmp_path: Path) -> None:
     line = busy_timeline(64, 10_000, batch=3)
     assert sum(map(len, line.devices.values())) >= 9_984
     await run.store.create(timeline_key(RUN, 3), line.encode())
-    tokens, found = tokens_of(tmp_path), []
+    tokens, found = load_tokens(tmp_path), []
     async with page_of(run, tokens) as url, browsing(url, tokens.headers("viewer")) as tab:
         for _ in range(3):
             await tab.open("/timeline?batches=1")
@@ -184,7 +184,7 @@ FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTi
 @pytest.mark.slow
 async def test_something_is_seen_within_a_second(tmp_path: Path) -> None:
     run = await asyncio.to_thread(stored_run, tmp_path)
-    tokens, found = tokens_of(tmp_path), []
+    tokens, found = load_tokens(tmp_path), []
     async with page_of(run, tokens) as url, browsing(url, tokens.headers("viewer")) as tab:
         for page in ("/", "/timeline", "/samples"):
             await tab.open(page)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fastapi.testclient import TestClient
 
-from digenrl.local.secrets.tokens import tokens_of
+from digenrl.local.secrets.tokens import load_tokens
 from digenrl.reading.letters import shown_letters
 from shared.run.dead_letters import DeadLetter, Kind, Work
 from tests.follow.runs import Run
@@ -42,7 +42,7 @@ def test_letters_that_matter_now_are_shown_and_those_of_one_cause_have_one_reaso
 
 def client_with(tmp_path: Path, *letters: DeadLetter, **now: object) -> TestClient:
     """Return an operator's client of the page of a run that has these letters."""
-    scheduler, tokens = Scheduler(), tokens_of(tmp_path)
+    scheduler, tokens = Scheduler(), load_tokens(tmp_path)
     scheduler.answers["/v1/run"] |= now
     scheduler.keep(*letters)
     client = client_of(Run(tmp_path / "objects").begin(), tokens, scheduler.live)

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from digenrl.api.live import LiveRun
 from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample, Quality
-from digenrl.local.secrets.tokens import Tokens, tokens_of
+from digenrl.local.secrets.tokens import Tokens, load_tokens
 from digenrl.view.server import PAGES, View, create_app
 from shared.errors import Unavailable
 from shared.process.http_access import Access, TokenFile
@@ -76,7 +76,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
-    return tokens_of(tmp_path_factory.mktemp("tokens"))
+    return load_tokens(tmp_path_factory.mktemp("tokens"))
 
 
 def client_of(

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from digenrl.checked_client import CheckedClient
 from digenrl.cli import app
 from digenrl.commands import status
-from digenrl.commands.logs import fields_of
+from digenrl.commands.logs import parse_line
 from digenrl.local import address
 from shared.errors import DigenRLError
 from shared.run.journal import PhaseChange, entry_key
@@ -95,7 +95,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]
         transport = httpx.MockTransport(answer)
         return CheckedClient(httpx.Client(transport=transport, base_url="http://scheduler"))
 
-    monkeypatch.setattr(address, "client_of", client_of)
+    monkeypatch.setattr(address, "connect_client", client_of)
     (tmp_path / RUN).mkdir()
     address.write_address(tmp_path / RUN, "http://scheduler")
     return answers
@@ -118,7 +118,7 @@ def test_a_live_run_is_told_by_its_scheduler(served: dict[str, object], tmp_path
 def test_a_run_is_watched_until_it_ends_and_one_that_has_ended_is_told_once(
     served: dict[str, object], stored: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(status, "EVERY_S", 0.0)
+    monkeypatch.setattr(status, "POLL_S", 0.0)
     ended = NOW | {"phase": "finished"}
     served["/v1/run"] = [NOW, NOW, NOW, ended]  # the first one says only whose scheduler it is
     found = invoke("watch", RUN, "--runs", str(tmp_path), "--json").splitlines()
@@ -158,7 +158,7 @@ def test_logs_of_all_services_come_in_the_order_of_time(logs: Path) -> None:
     ]
     arguments = ("--service", "trainer-0", "--level", "error", "--json")
     found = invoke("logs", RUN, "--runs", str(logs), *arguments).splitlines()
-    assert fields_of(found[0])["event"] == "lost"
+    assert parse_line(found[0])["event"] == "lost"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from digenrl.api.live import LiveRun, client_of
 from digenrl.evaluation.records import Quality
 from digenrl.evaluation.run import JudgedSamples, RunEvaluator
 from services.scheduler.shell import api
-from services.scheduler.shell.load import Outlooks
+from services.scheduler.shell.load import BatchForecasts
 from services.scheduler.shell.standby import standby_app
 from shared.learning.prompts import read_rows
 from shared.process.http_api import add_problems
@@ -36,7 +36,7 @@ from tests.world.web import Web
 OpenStore = Callable[[StoreSettings], ObjectStore]
 
 _parsed_recipe = lru_cache(64)(run_recipe.parsed_recipe)
-_digest_of = lru_cache(64)(files.digest_of)
+_digest_of = lru_cache(64)(files.file_digest)
 _read_rows = lru_cache(64)(read_rows)
 _served: ContextVar[dict[str, Any]] = ContextVar("served")
 """What the process that answers has, by name."""
@@ -96,7 +96,7 @@ def _serving(app: ASGIApp, **served: Any) -> Any:
 
 def create_scheduler_app(scheduler: Any, access: Any = None) -> Any:
     """Have the signature of `services.scheduler.shell.api.create_app`."""
-    return _serving(_scheduler_app(), scheduler=scheduler, access=access, outlooks=Outlooks())
+    return _serving(_scheduler_app(), scheduler=scheduler, access=access, outlooks=BatchForecasts())
 
 
 def create_worker_app(service: str, health: Any) -> Any:
@@ -166,12 +166,12 @@ def companions_installed(open_store: OpenStore, *, poll_s: float = 2.0) -> Itera
         "digenrl.evaluation.process.prepare_libraries": lambda *_, **__: None,
         "digenrl.local.running.alarms.shutil": room,
         "digenrl.local.up.POLL_S": poll_s,
-        "digenrl.commands.status.EVERY_S": poll_s,
+        "digenrl.commands.status.POLL_S": poll_s,
         "services.scheduler.shell.service.create_app": create_scheduler_app,
         "services.scheduler.shell.service.standby_app": create_standby_app,
         "shared.process.worker_process.worker_app": create_worker_app,
         # Every start reads the same recipe, prompts and files.
-        "shared.run.files.digest_of": _digest_of,
+        "shared.run.files.file_digest": _digest_of,
         "shared.run.run_recipe.parsed_recipe": _parsed_recipe,
         "shared.run.run_recipe.read_rows": _read_rows,
         "shared.learning.prompts.read_rows": _read_rows,

@@ -39,7 +39,7 @@ from shared.messages.contracts import (
     Trajectories,
 )
 from shared.messages.rights import RIGHTS, WORKERS, Right, Role
-from shared.messages.subjects import subject_of
+from shared.messages.subjects import message_subject
 from shared.messages.workers import Device, WorkerStatus
 from shared.process.settings import ServiceSettings
 from shared.run.layout import batch_folder
@@ -199,7 +199,7 @@ class Intruder:
         data = self._junk()
         if self._tasks and right.kind is GenerateFragment:
             task = self.random.choice(self._tasks)
-            subject, data = subject_of(RUN, task), encode(task)
+            subject, data = message_subject(RUN, task), encode(task)
         await bus.jetstream.publish(subject, data, timeout=SENT_S, headers=in_epoch(99))
         self.violations.append(f"a key of {self.role} has sent {subject}")
 
@@ -242,7 +242,7 @@ class Intruder:
             if made.fragment == task.fragment:
                 return made.stored
         if self.role in ("rollout", "trainer"):
-            subject = subject_of(RUN, task).replace(".task.", ".traj.")
+            subject = message_subject(RUN, task).replace(".task.", ".traj.")
             found = await bus.jetstream.get_last_msg(subjects.TRAJ.name, subject)
             message = decode(found.data or b"")
             if isinstance(message, FragmentGenerated):
@@ -254,7 +254,7 @@ class Intruder:
         self, bus: Bus, task: GenerateFragment, name: str, stored: Trajectories
     ) -> None:
         message = self.random.choice(results(self.role, task, name, stored))
-        subject = subject_of(RUN, message)
+        subject = message_subject(RUN, message)
         with contextlib.suppress(nats.errors.TimeoutError):  # refused, or NATS is away
             await bus.jetstream.publish(subject, encode(message), timeout=SENT_S)
 
@@ -266,7 +266,7 @@ class Intruder:
         said = PolicyPublished(
             policy=policy, weights=weights, worker=ADDRESS, seconds=0.0, checksum=None
         )
-        await bus.jetstream.publish(subject_of(RUN, said), encode(said), timeout=SENT_S)
+        await bus.jetstream.publish(message_subject(RUN, said), encode(said), timeout=SENT_S)
 
     async def _report(self, bus: Bus) -> None:
         """Say to be a worker of the role that was started again."""

@@ -27,7 +27,7 @@ from bench.cluster.ledger import SKIPPED, Entry, entries_of
 from bench.cluster.members import CHECKSUM_DIGITS, EmulatedMember, first_weights
 from services.scheduler.costs import fluid
 from services.scheduler.costs.shape import Shape
-from services.trainer.fluid.exchange import ALL, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, Sum
 from services.trainer.fluid.protocols import TotalMeasure
 from services.trainer.fluid.sums import SumLayout, Term
 from shared.devices.protocols import GroupData, SamplingWeights, Snapshot
@@ -160,7 +160,7 @@ class CountingMember(EmulatedMember):
              piece.steps.start : piece.steps.stop, 0] += 1  # fmt: skip
 
     def _sum_for(self, group: int) -> torch.Tensor:
-        key = group if self.by_group else ALL
+        key = group if self.by_group else WHOLE_BATCH
         if key not in self._sums:
             self._sums[key] = self.layout.zeros()
         return self._sums[key]

@@ -195,7 +195,7 @@ def _watch(self: Watchdog) -> None:
     def look() -> None:
         nonlocal last
         seconds, last = loop.now - last, loop.now
-        self.look(seconds, outage=loop.now - Unavailable.noticed_at < watchdog.EXCUSED_S)
+        self.look(seconds, outage=loop.now - Unavailable.noticed_at < watchdog.OUTAGE_GRACE_S)
         loop.call_later(self.look_s, look)
 
     assert process is not None

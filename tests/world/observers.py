@@ -133,7 +133,7 @@ async def follow_as_watch(observer: Observer) -> None:
         with observer.client() as client:
             while not shown or "does not answer" in shown[-1]:
                 status._watch(client, cast(Any, lines), Run(observer.name, "", NOWHERE))
-                time.sleep(status.EVERY_S)
+                time.sleep(status.POLL_S)
         observer.follow(shown[-1].removeprefix("the run is "))
 
     observer.follow()

@@ -10,10 +10,10 @@ from digenrl.local.brokers import seaweedfs
 from services.reward.app import RewardApp
 from services.scheduler.core import machine
 from services.scheduler.core.fluid import rounds
-from services.scheduler.core.fluid.state import Exchange, FluidState
+from services.scheduler.core.fluid.state import ExchangeRound, FluidState
 from services.scheduler.shell import api, app, lease
 from services.trainer.fluid import pieces, store_exchange
-from services.trainer.fluid.exchange import ALL, Meeting, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, Meeting, Sum
 from services.trainer.fluid.sums import Term
 from shared.bus.register import Register
 from shared.messages.contracts import FragmentGenerated
@@ -56,7 +56,7 @@ def r1_an_answer_lacks_its_update() -> AbstractContextManager[None]:
 @plant(has_intruder)
 def r2_rules_and_listings_take_any_folder() -> AbstractContextManager[None]:
     """A rule's star reaches over folders, and the last part of a name counts wherever it is."""
-    original, name_of = seaweedfs._identities, layout.name_of
+    original, name_of = seaweedfs._identities, layout.parse_name
 
     def identities(keys: Any, runs: Any) -> Any:
         found: Any = original(keys, runs)
@@ -70,7 +70,7 @@ def r2_rules_and_listings_take_any_folder() -> AbstractContextManager[None]:
         last = f"{run}/{folder}/{key.rsplit('/', 1)[1]}"
         return name_of(run, folder, key) or name_of(run, folder, last)
 
-    return patched((bucket, "_identities", identities), (layout, "name_of", name_anywhere))
+    return patched((bucket, "_identities", identities), (layout, "parse_name", name_anywhere))
 
 
 @plant(intrudes_by_its_own_name)
@@ -144,7 +144,7 @@ def m02_after_vain_rounds_the_missed_stay() -> AbstractContextManager[None]:
     """Those that are gone are excluded instead."""
     original = rounds._void_missed
 
-    def void(fluid: FluidState, exchange: Exchange, silent: frozenset[str]) -> FluidState:
+    def void(fluid: FluidState, exchange: ExchangeRound, silent: frozenset[str]) -> FluidState:
         found = original(fluid, exchange, silent)
         if silent or found.num_failures < 2:
             return found
@@ -166,7 +166,7 @@ def m05_the_version_before_is_deleted_while_it_may_be_used() -> AbstractContextM
 
 @plant(has_standby, "cut")
 def m11_a_scheduler_commands_after_its_lease_has_ended() -> AbstractContextManager[None]:
-    return patched((lease, "FRESH_S", 5.5))
+    return patched((lease, "RENEWED_WITHIN_S", 5.5))
 
 
 @plant(lambda drawn: drawn.intruder == "trainer")
@@ -174,7 +174,7 @@ def m14_a_sum_that_lacks_a_share_ends_its_reader() -> AbstractContextManager[Non
     def in_order(sums: Mapping[str, Sum], meeting: Meeting) -> list[Term]:
         if meeting.by_group:
             return [sums[worker][group] for group, worker in meeting.owner_of.items()]
-        return [sums[share.worker][ALL] for share in meeting.contributors]
+        return [sums[share.worker][WHOLE_BATCH] for share in meeting.contributors]
 
     return patched((store_exchange, "in_order", in_order))
 

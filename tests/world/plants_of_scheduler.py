@@ -14,7 +14,7 @@ from services.scheduler.core import (
     ready_groups,
 )
 from services.scheduler.core.fluid import control, events, pieces, recovery, rounds
-from services.scheduler.core.recovery import READ_BACK
+from services.scheduler.core.recovery import RECOVERED_STREAMS
 from services.scheduler.core.state import (
     BatchState,
     FragmentState,
@@ -127,11 +127,13 @@ def a_group_is_finished_with_the_next_version() -> AbstractContextManager[None]:
 
 def _recovery_without(stream: subjects.Stream) -> AbstractContextManager[None]:
     async def read_back(self: app.Scheduler) -> dict[str, int]:
-        found = await asyncio.gather(*map(self.bus.stored, READ_BACK))
-        for each, (messages, _) in zip(READ_BACK, found, strict=True):
+        found = await asyncio.gather(*map(self.bus.stored, RECOVERED_STREAMS))
+        for each, (messages, _) in zip(RECOVERED_STREAMS, found, strict=True):
             if each is not stream:
                 await self._replay(messages)
-        return {each.name: number for each, (_, number) in zip(READ_BACK, found, strict=True)}
+        return {
+            each.name: number for each, (_, number) in zip(RECOVERED_STREAMS, found, strict=True)
+        }
 
     return patched((app.Scheduler, "_read_back", read_back))
 

@@ -12,7 +12,7 @@ from random import Random
 
 from digenrl.checked_client import CheckedClient, NoAnswer, Refused
 from shared.process import failpoints
-from shared.process.service import LAST_S
+from shared.process.service import EXIT_TIMEOUT_S
 from tests.world.blocking import run_blocking
 from tests.world.draws import RUN
 from tests.world.faults import JUMP_S, Nemesis, Strike, duration
@@ -146,7 +146,7 @@ def terminate(nemesis: Nemesis, _: Random, name: str) -> None:
         process.kill()
     elif not process.told_to_end.done():
         process.told_to_end.set_result(None)
-        nemesis.mend_after(LAST_S, process.kill)
+        nemesis.mend_after(EXIT_TIMEOUT_S, process.kill)
 
 
 def operate(nemesis: Nemesis, random: Random, _: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from digenrl.local.brokers.embedded import plan_brokers
-from digenrl.local.secrets.keys import keys_of
+from digenrl.local.secrets.keys import load_keys
 from tests.brokers import PASSWORD
 from tests.shared.bus import test_bus, test_register, test_rights, test_stream_sizes
 from tests.world.nats_transport import Network, installed
@@ -30,7 +30,7 @@ async def test_the_tests_of_the_bus_hold_in_memory(
     test: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = inspect.signature(test).parameters
-    keys = keys_of(tmp_path)
+    keys = load_keys(tmp_path)
     brokers = plan_brokers(tmp_path, keys if "planned" in wanted else PASSWORD)
     server, loop = in_memory(brokers, network := Network()), asyncio.get_running_loop()
 

@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 
 from digenrl.local.brokers.embedded import Brokers
 from shared.bus.streams import follower_config, stream_config
-from shared.messages.subjects import ALL, DLQ, TASK
+from shared.messages.subjects import ALL_SUBJECTS, DLQ, TASK
 from tests.brokers import program
 from tests.world.nats_server import NatsServer
 from tests.world.nats_transport import Network, installed
@@ -112,7 +112,7 @@ def stored(seq: int, **more: Any) -> dict[str, Any]:
 ANSWERS: tuple[tuple[str, Any, dict[str, str] | None, dict[str, Any]], ...] = (
     (SLOT + "0", "hello", None, {"status": "503"}),
     api("STREAM.INFO.DG_TASK", GONE),
-    api("STREAM.LIST", {"total": 0, "streams": []}, {"subject": ALL}),
+    api("STREAM.LIST", {"total": 0, "streams": []}, {"subject": ALL_SUBJECTS}),
     api("STREAM.UPDATE.DG_TASK", GONE, TASKS),
     api("STREAM.PURGE.DG_TASK", GONE, {}),
     api("STREAM.MSG.GET.DG_TASK", GONE, {"seq": 1}),
@@ -168,7 +168,7 @@ ANSWERS: tuple[tuple[str, Any, dict[str, str] | None, dict[str, Any]], ...] = (
     api("STREAM.INFO.T", {"state": {"messages": 0, "first_seq": 5, "last_seq": 4}}),
     api("STREAM.LIST", {"total": 1, "offset": 0, "streams": [
         {"config": {"name": "DG_TASK", "max_bytes": 128 << 20}, "state": {"last_seq": 4}}]},
-        {"subject": ALL}),
+        {"subject": ALL_SUBJECTS}),
     api("STREAM.CREATE.KV_L", {"config": KV}, KV),
     *[("$KV.L.k", "v", {NEWEST: on}, {"seq": seq}) for on, seq in (("0", 1), ("1", 2))],
     ("$KV.L.k", "v", {NEWEST: "1"}, wrong_last(2)),

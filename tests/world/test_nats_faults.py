@@ -152,7 +152,7 @@ async def test_nats_may_go_while_what_is_no_message_is_taken_off_a_queue(
 
     monkeypatch.setattr(queue, "quarantine", restarted)
     await stored(client, 0)
-    work = queue.Queue(client.jetstream(), "r", TASK, "q", GenerateFragment)
+    work = queue.WorkQueue(client.jetstream(), "r", TASK, "q", GenerateFragment)
     waiting = asyncio.create_task(work.next())
     await taken.wait()
     await asyncio.wait({waiting}, timeout=0.1)

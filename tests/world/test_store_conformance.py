@@ -17,7 +17,7 @@ from redis.exceptions import NoPermissionError, ResponseError, WatchError
 
 from digenrl.local.brokers.embedded import Brokers, plan_brokers
 from digenrl.local.brokers.seaweedfs import OWNER
-from digenrl.local.secrets.keys import keys_of
+from digenrl.local.secrets.keys import load_keys
 from shared.errors import IntegrityError, LeaseLost, Unavailable
 from shared.messages.contracts import ObjectRef
 from shared.messages.rights import ROLES
@@ -174,7 +174,7 @@ REDIS_CASES: list[Callable[[Url], Awaitable[None]]] = [
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Brokers:
-    return plan_brokers(tmp_path / "brokers", keys_of(tmp_path / "brokers"), runs=RUNS)
+    return plan_brokers(tmp_path / "brokers", load_keys(tmp_path / "brokers"), runs=RUNS)
 
 
 def stores_in_memory() -> Stores:

@@ -22,7 +22,7 @@ from redis.asyncio.connection import Connection
 
 from digenrl.local.brokers.embedded import redis_users
 from shared.messages.rights import Role
-from shared.process.http_access import digest_of
+from shared.process.http_access import secret_digest
 from tests.world.bucket import KEYS, Cut
 from tests.world.table import Table
 
@@ -211,7 +211,7 @@ class Session:
         login = words[-2:] if name == "AUTH" or "AUTH" in words else []
         if login:
             user = self.server.users.get(login[0])
-            if user is None or user.digest != digest_of(login[-1]):
+            if user is None or user.digest != secret_digest(login[-1]):
                 raise Refusal("WRONGPASS invalid username-password pair or user is disabled.")
             self.user = user
         elif self.user is None:

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message
 from shared.cancellation import stop
 from shared.errors import UserError
 from shared.process.http_access import Access, check_routes
-from shared.process.http_guard import BODIES, Bodies, Guard, own_names
+from shared.process.http_guard import DEFAULT_BODIES, BodyLimits, Guard, own_names
 from shared.process.service import GRACE_S, Listener, Tls
 from tests.world.blocking import sleeping_on_the_loop, wait_for
 from tests.world.loop import current
@@ -166,7 +166,8 @@ class Web:
 
     async def serve(
         self, app: ASGIApp, work: Coroutine[None, None, None], *, listener: Listener,
-        access: Access | None = None, allowed_hosts: Collection[str] = (), bodies: Bodies = BODIES,
+        access: Access | None = None, allowed_hosts: Collection[str] = (),
+        bodies: BodyLimits = DEFAULT_BODIES,
     ) -> None:  # fmt: skip
         """Has the signature of `shared.process.service.serve`, and ends as that does."""
         address = listener.host, cast(int, listener.socket)

@@ -17,7 +17,7 @@ from digenrl.local.brokers.nats_config import server_config
 from digenrl.local.brokers.seaweedfs import OWNER
 from shared.messages.rights import ROLES, Role
 from shared.process.settings import ServiceSettings
-from shared.run.layout import name_of
+from shared.run.layout import parse_name
 from shared.store import ObjectStore
 from shared.store.settings import StoreSettings
 from tests.world.bucket import KEYS, Bucket, BucketHandle
@@ -173,7 +173,7 @@ class World:
     def num_commits(self) -> int:
         """Versions that are in the store, with the first one."""
         commits = self.bucket.objects.under(f"{RUN}/commits/")
-        return sum(name_of(RUN, "commits", each) is not None for each in commits)
+        return sum(parse_name(RUN, "commits", each) is not None for each in commits)
 
     @property
     def is_finished(self) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from digenrl.local.brokers import seaweedfs
-from digenrl.local.brokers.embedded import DURABLE, redis_users, secrets_of
+from digenrl.local.brokers.embedded import DURABLE, broker_secrets, redis_users
 from digenrl.local.brokers.nats_config import quoted, server_config
 from digenrl.local.secrets.certificates import Authority, Certificate, authority_in
 from digenrl.local.secrets.keys import Keys, keys_in
@@ -28,7 +28,7 @@ DATA = "/data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class BrokerAddresses:
     """Where services reach the brokers: host and port of each, and the names of the scheduler's
     host if servers have certificates."""
 
@@ -44,7 +44,7 @@ class Places:
         return given._replace(scheme="https").geturl() if self.tls else self.s3
 
 
-def make_deployment(folder: Path, places: Places, runs: Collection[str] = ()) -> list[str]:
+def make_deployment(folder: Path, places: BrokerAddresses, runs: Collection[str] = ()) -> list[str]:
     """Make what is missing, and the configuration anew; return lines that say what is where. Roles
     write to these runs.
 
@@ -61,7 +61,9 @@ def make_deployment(folder: Path, places: Places, runs: Collection[str] = ()) ->
     at_redis = _certificate(authority, brokers / "redis", places.redis)
     _write_redis(brokers / "redis", keys, places.redis, at_redis)
     _certificate(authority, brokers / "s3", urlsplit(places.s3).netloc)
-    seaweedfs.write_settings(brokers / "s3", keys, seaweedfs.inside_of(brokers / "s3"), runs)
+    seaweedfs.write_settings(
+        brokers / "s3", keys, seaweedfs.make_internal_tls(brokers / "s3"), runs
+    )
     said = [
         f"services: DIGENRL_SECRETS_DIR={folder}/<role>",
         f"services: DIGENRL_API_TOKENS={folder}/api_tokens.json",
@@ -76,7 +78,7 @@ def make_deployment(folder: Path, places: Places, runs: Collection[str] = ()) ->
 
 
 def _write_services(
-    keys: Keys, tokens: Tokens, places: Places, authority: Authority | None
+    keys: Keys, tokens: Tokens, places: BrokerAddresses, authority: Authority | None
 ) -> None:
     """Write what services of each role read; a client has a viewer's token as well, and the page an
     operator's, for what operators ask of it."""
@@ -86,7 +88,7 @@ def _write_services(
         **({} if authority is None else {"DIGENRL_CA": authority.pem}),
     }
     is_encrypted = authority is not None
-    settings = secrets_of(keys, nats=places.nats, redis=places.redis, is_encrypted=is_encrypted)
+    settings = broker_secrets(keys, nats=places.nats, redis=places.redis, is_encrypted=is_encrypted)
     keys.write({role: {**secrets, **shared} for role, secrets in settings.items()})
     accepted = tokens.accepted.read_text()
     keys.write({role: {tokens.accepted.name: accepted} for role in settings})

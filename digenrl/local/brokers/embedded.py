@@ -32,10 +32,10 @@ from digenrl.local.secrets.certificates import Authority, Certificate
 from digenrl.local.secrets.keys import Keys
 from digenrl.local.secrets.tokens import write_secret
 from shared.errors import UserError, how_to_install
-from shared.messages.rights import ROLES, Role, inbox_of
-from shared.process.http_access import digest_of
+from shared.messages.rights import ROLES, Role, inbox_subject
+from shared.process.http_access import secret_digest
 from shared.process.trust import trusted_with
-from shared.run.rights import NOBODY, REDIS
+from shared.run.rights import DISABLED_USER, REDIS
 
 HOST_CACHE = "host-cache"
 """Folder of what rollout workers share, unless DIGENRL_HOST_CACHE is set."""
@@ -99,7 +99,7 @@ def plan_brokers(
     ports = ports or _free(s3_ports[0], at)
     owner = keys if isinstance(keys, str) else keys.store
     tls = None if authority is None else authority.certificate(folder / "tls", [at])
-    secrets = secrets_of(
+    secrets = broker_secrets(
         keys, nats=f"{at}:{ports.nats}", redis=f"{at}:{ports.redis}", is_encrypted=tls is not None
     )
     inner = ports.redis if tls is None else free_ports(1)[0]
@@ -137,7 +137,7 @@ def plan_brokers(
     )
 
 
-def secrets_of(
+def broker_secrets(
     keys: str | Keys, *, nats: str, redis: str, is_encrypted: bool = False
 ) -> dict[Role, dict[str, str]]:
     """Return what each role proves itself with, at brokers at these hosts and ports."""
@@ -176,7 +176,7 @@ def _nats(
     url = of_client["DIGENRL_NATS_URL"]
     verified = {} if authority is None else {"tls": trusted_with(authority.pem)}
 
-    inbox = inbox_of(urlsplit(url).username or USER)
+    inbox = inbox_subject(urlsplit(url).username or USER)
 
     async def ready() -> bool:
         host, _, port = at.rpartition(":")
@@ -209,7 +209,7 @@ port {port}
 {DURABLE}""",
     )
 
-    url = secrets_of(keys, nats="", redis=f"{at}:{port}")["client"]["DIGENRL_REDIS_URL"]
+    url = broker_secrets(keys, nats="", redis=f"{at}:{port}")["client"]["DIGENRL_REDIS_URL"]
 
     async def ready() -> bool:
         client = redis.from_url(url, socket_timeout=2)
@@ -228,8 +228,8 @@ def redis_users(keys: str | Keys) -> str:
     """Return lines of a configuration: who may do what, with secrets as their sha256."""
     if isinstance(keys, str):
         return f"requirepass {keys}"
-    users = [f"user {role} on #{digest_of(keys.secret(role))} {REDIS[role]}" for role in ROLES]
-    return "\n".join([NOBODY, *users])
+    users = [f"user {role} on #{secret_digest(keys.secret(role))} {REDIS[role]}" for role in ROLES]
+    return "\n".join([DISABLED_USER, *users])
 
 
 def _seaweedfs(
@@ -248,7 +248,7 @@ def _seaweedfs(
         f"-s3.config={seaweedfs.IDENTITIES}",
         "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock",
     ]  # fmt: skip
-    inside = None if isinstance(keys, str) else seaweedfs.inside_of(home)
+    inside = None if isinstance(keys, str) else seaweedfs.make_internal_tls(home)
     seaweedfs.write_settings(home, keys, inside, runs)
     server = seaweedfs.Server(LOOPBACK, s3, seaweedfs.OWNER, owner)
     return Program(
@@ -264,7 +264,7 @@ def _seaweedfs(
 
 def _home(folder: Path) -> Path:
     """Return the folder where SeaweedFS looks for its settings."""
-    return folder.absolute() / seaweedfs.HOME
+    return folder.absolute() / seaweedfs.HOME_FOLDER
 
 
 def _gateway(
@@ -279,7 +279,7 @@ def _gateway(
     """Plan an S3 server at another address, over the data of SeaweedFS."""
     encrypted = [] if tls is None else [f"-cert.file={tls.cert}", f"-key.file={tls.key}"]
     argv = [
-        "/bin/sh", "-c", seaweedfs.AT_HOME, _binary("weed"), str(_home(folder)),
+        "/bin/sh", "-c", seaweedfs.START_IN_HOME, _binary("weed"), str(_home(folder)),
         "s3", f"-ip.bind={at}", f"-port={port}", f"-filer={LOOPBACK}:{s3_ports[3]}",
         "-port.iceberg=0", "-port.lance=0", "-iam=false", f"-config={seaweedfs.IDENTITIES}",
         "-localSocket=gateway.sock", *encrypted,

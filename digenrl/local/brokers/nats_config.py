@@ -5,7 +5,7 @@ from pathlib import Path
 
 from digenrl.local.secrets.certificates import Certificate
 from digenrl.local.secrets.keys import Keys
-from shared.messages.rights import ROLES, permissions_of
+from shared.messages.rights import ROLES, role_permissions
 
 STORE_BYTES = 1 << 30
 USER = "digenrl"
@@ -64,6 +64,6 @@ def _authorization(keys: str | Keys) -> str:
             },
         }
         for role in ROLES
-        for allowed in [permissions_of(role)]
+        for allowed in [role_permissions(role)]
     ]
     return f"authorization {json.dumps({'users': users}, indent=1)}\n"

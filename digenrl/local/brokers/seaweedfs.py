@@ -29,13 +29,13 @@ LOOPBACK = "127.0.0.1"
 BUCKET = "digenrl"
 FSYNC_RULE = {"locations": [{"locationPrefix": "/", "fsync": True}]}
 """A rule for SeaweedFS's filer: it flushes an object to the disk before it answers the put."""
-HOME = "seaweedfs"
+HOME_FOLDER = "seaweedfs"
 """Folder beside the volumes, with the settings, sockets and logs of SeaweedFS."""
 VOLUMES = "../objects"
 """The volumes as its home folder reaches them."""
-AT_HOME = 'cd "$1" && shift && exec "$0" -logdir=. "$@"'
+START_IN_HOME = 'cd "$1" && shift && exec "$0" -logdir=. "$@"'
 """A shell command that starts a part of SeaweedFS in its home folder ($1)."""
-INDEX_AND_START = f'cd "$1" && "$0" -logdir=. fix -ignoreError=true {VOLUMES}; {AT_HOME}'
+INDEX_AND_START = f'cd "$1" && "$0" -logdir=. fix -ignoreError=true {VOLUMES}; {START_IN_HOME}'
 """A shell command that rebuilds the indexes of the volumes and then starts SeaweedFS. The rule
 flushes the data of an object but not its index entry, which a power cut may destroy. Paths are
 relative: `-dir` splits them at commas, `$` is expanded, and that of a socket has 107 bytes."""
@@ -49,7 +49,7 @@ ENVIRONMENT = {
 }
 """Its own: object names are in SQLite, which flushes every change; its default, LevelDB, never
 flushes."""
-UNBOUND_S = 60
+SOCKET_BIND_S = 60
 """Age of a socket at which somebody listens there, if anybody ever will."""
 VACUUM_S = 60
 """Longest time for which what was deleted takes space on the disk."""
@@ -61,7 +61,7 @@ OWNER = "digenrl"
 """Access key of who may do everything."""
 IDENTITIES = ".seaweedfs/s3.json"
 """File in the home folder of who may do what over S3."""
-READY = "digenrl-ready"
+READY_OBJECT = "digenrl-ready"
 """Object that is written to see that it answers."""
 
 Prepare = Callable[[httpx.AsyncClient], Awaitable[None]]
@@ -105,12 +105,12 @@ class Server:
             await client.get(f"{self.url}/")
             if prepare is not None:
                 await prepare(client)
-        await open_store(self.settings).write(READY, b"")
+        await open_store(self.settings).write(READY_OBJECT, b"")
         return True
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class InternalTls:
     """Names the authority and the certificate by which the parts of SeaweedFS know one another:
     nobody else may use their ports."""
 
@@ -124,7 +124,7 @@ class Inside:
         return context
 
 
-def inside_of(home: Path) -> Inside | None:
+def make_internal_tls(home: Path) -> InternalTls | None:
     """Return what SeaweedFS's own ports ask for, so that no other user of this machine, and no
     other container, uses them; None where nothing can make certificates."""
     if not has_openssl():
@@ -136,11 +136,11 @@ def inside_of(home: Path) -> Inside | None:
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority = authority_in(home / "ca")
     ca = authority.folder / "cert.pem"
-    return Inside(ca.absolute(), authority.certificate(home.absolute() / "inside", [LOOPBACK]))
+    return InternalTls(ca.absolute(), authority.certificate(home.absolute() / "inside", [LOOPBACK]))
 
 
 async def set_fsync_rule(
-    filer: int, secret: str, inside: Inside | None, _: httpx.AsyncClient
+    filer: int, secret: str, inside: InternalTls | None, _: httpx.AsyncClient
 ) -> None:
     """Have the filer at this port flush what it stores, before it answers."""
     conf = {"file": ("filer.conf", json.dumps(FSYNC_RULE).encode())}
@@ -149,7 +149,7 @@ async def set_fsync_rule(
         (await client.post("/etc/seaweedfs/", files=conf, headers=headers)).raise_for_status()
 
 
-async def keep_swept(master: int, inside: Inside | None) -> None:
+async def keep_swept(master: int, inside: InternalTls | None) -> None:
     """Have volumes with much garbage rewritten: SeaweedFS itself does so every 17 minutes."""
     while True:
         await asyncio.sleep(SWEEP_S)
@@ -158,14 +158,14 @@ async def keep_swept(master: int, inside: Inside | None) -> None:
                 await client.get("/vol/vacuum", params={"garbageThreshold": MAX_GARBAGE})
 
 
-def _part_at(port: int, inside: Inside | None) -> httpx.AsyncClient:
+def _part_at(port: int, inside: InternalTls | None) -> httpx.AsyncClient:
     scheme, verify = ("http", False) if inside is None else ("https", inside.context)
     address = f"{scheme}://{LOOPBACK}:{port}"
     return httpx.AsyncClient(base_url=address, verify=verify, timeout=VACUUM_S, trust_env=False)
 
 
 def write_settings(
-    home: Path, keys: str | Keys, inside: Inside | None = None, runs: Collection[str] = ()
+    home: Path, keys: str | Keys, inside: InternalTls | None = None, runs: Collection[str] = ()
 ) -> None:
     """Write what SeaweedFS reads from its home folder, with secrets.
 
@@ -190,7 +190,7 @@ _GRPC = ("master", "volume", "filer", "s3", "admin", "worker", "client")
 _HTTPS = ("master", "volume", "filer", "admin", "client")
 
 
-def _certificates(inside: Inside) -> list[str]:
+def _certificates(inside: InternalTls) -> list[str]:
     """Return tables by which every port of SeaweedFS but the one for S3 asks for a certificate."""
     ca, made = quoted(inside.ca), inside.certificate
     files = f"cert = {quoted(made.cert)}\nkey = {quoted(made.key)}\n"
@@ -246,6 +246,6 @@ def remove_sockets(ports: Collection[int]) -> None:
     for path in Path("/tmp").glob("seaweedfs-*.sock"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
             is_own = any(path.name.endswith(f"-{port}.sock") for port in ports)
-            is_old = time.time() - path.stat().st_mtime > UNBOUND_S
+            is_old = time.time() - path.stat().st_mtime > SOCKET_BIND_S
             if (is_own or is_old) and probe.connect_ex(str(path)) == errno.ECONNREFUSED:
                 path.unlink()

@@ -60,7 +60,7 @@ def _listed(
 ) -> list[Listed]:
     found = [Listed(name, OURS, note(name)) for name in sorted(ours)]
     for name, point in sorted(packages.items()):
-        package = brought.package_of(point)
+        package = brought.package_name(point)
         if name in ours:
             found.append(Listed(name, package, "not used: the name is one of ours"))
             continue

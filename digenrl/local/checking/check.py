@@ -10,7 +10,7 @@ from typing import Any
 from digenrl.hub.dataset import make_own_prompts
 from digenrl.local.checking.inputs import check_inputs, check_rest, left_out
 from digenrl.local.checking.preflight import disk_bytes, ignore, versions_bytes
-from digenrl.local.checking.verdict import Verdict, kinds_of, verdict_here, verdict_on
+from digenrl.local.checking.verdict import Verdict, gpu_kinds, verdict_here, verdict_on
 from digenrl.local.processes.gpus import visible_cards
 from digenrl.local.runs import runs_folder
 from digenrl.planning.forecast import Forecast, as_dict, forecast, has_profile, lines
@@ -19,12 +19,12 @@ from digenrl.planning.runnable import HOST_GPUS
 from digenrl.trace.output import lines as trace_lines
 from digenrl.trace.record import Trace
 from services.scheduler.costs.profile import load_profile
-from services.scheduler.costs.recipes import profile_of
+from services.scheduler.costs.recipes import profile_for
 from services.scheduler.sim.staleness import decide_at_start
 from services.scheduler.sim.staleness import line as staleness_line
-from services.scheduler.sim.steady import fragment_of
+from services.scheduler.sim.steady import steady_fragment_size
 from shared.errors import UserError
-from shared.models.published import configuration_of
+from shared.models.published import find_configuration
 from shared.recipe.recipe import (
     NO_OPTIONS,
     Recipe,
@@ -34,12 +34,14 @@ from shared.recipe.recipe import (
 )
 from shared.run.run_recipe import evaluated_on, held_out_rows
 
-Say = Callable[[str], None]
-NOT_HERE = Verdict(True, "the recipe is complete; --devices h100=8 judges devices of other hosts")
+ShowLine = Callable[[str], None]
+COMPLETE_RECIPE = Verdict(
+    True, "the recipe is complete; --devices h100=8 judges devices of other hosts"
+)
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedRun:
     """Describes a recipe that can run."""
 
     path: Path
@@ -123,8 +125,8 @@ def check(
     traced: bool = False,
     counted: bool = False,
     launch_us: str | None = None,
-    say: Say = ignore,
-) -> Checked:
+    say: ShowLine = ignore,
+) -> CheckedRun:
     """Check everything that could make a run fail at its start.
 
     Args:
@@ -168,14 +170,14 @@ def check(
             named = forecast_on(pool[1], option=pool[0])
             expected, verdict = named, verdict_on(pool[1], named)
         elif elsewhere:
-            expected, verdict = None, NOT_HERE
+            expected, verdict = None, COMPLETE_RECIPE
         else:
             expected, verdict = _here(recipe, profile, forecast_on)
     except UserError:
         for line in trace_lines(found, recipe) if found else ():
             say(line)  # what took a while, and says why
         raise
-    return Checked(path, recipe, elsewhere, expected, verdict, found)
+    return CheckedRun(path, recipe, elsewhere, expected, verdict, found)
 
 
 def _here(
@@ -186,8 +188,8 @@ def _here(
     cards = () if recipe.model.device == "cpu" else visible_cards()
     named, expected = [card for card in cards if card.kind], None
     if named and (profile is not None or has_profile(recipe)):
-        costs = load_profile(profile or profile_of(recipe))
-        kinds = kinds_of(named, costs)
+        costs = load_profile(profile or profile_for(recipe))
+        kinds = gpu_kinds(named, costs)
         try:
             expected = None if kinds is None else forecast_on(kinds)
         except UserError as error:
@@ -196,11 +198,11 @@ def _here(
 
 
 def _traced(
-    recipe: Recipe, elsewhere: bool, is_counted: bool, say: Say
+    recipe: Recipe, elsewhere: bool, is_counted: bool, say: ShowLine
 ) -> tuple[Recipe, bool, Trace]:
     """Returns the recipe with the configuration that was traced, and whether its model and rewards
     were taken to be on other hosts."""
-    configuration = configuration_of(recipe.model.folder, recipe.model.name)
+    configuration = find_configuration(recipe.model.folder, recipe.model.name)
     elsewhere = elsewhere or configuration.is_published
     if configuration.is_published:
         say(
@@ -209,9 +211,9 @@ def _traced(
         )
     recipe = with_folder(recipe, configuration.folder)
     check_inputs(recipe, weights=False, elsewhere=elsewhere)
-    from digenrl.trace.runs import setting_of, trace  # torch
+    from digenrl.trace.runs import trace, trace_setting  # torch
 
-    setting = setting_of(recipe, fragment_of(recipe))
+    setting = trace_setting(recipe, steady_fragment_size(recipe))
     found = trace(recipe, setting, is_published=configuration.is_published, say=say)
     if is_counted and recipe.model.trained == "lora":
         from digenrl.trace.work import counted

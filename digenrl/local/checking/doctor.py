@@ -34,7 +34,7 @@ from digenrl.local.checking.inputs import check_inputs
 from digenrl.local.processes.gpus import VISIBLE, visible_gpus
 from digenrl.local.processes.ports import free_ports
 from digenrl.local.processes.supervisor import BROKER_STOP_S, Supervisor
-from digenrl.local.secrets.keys import keys_of
+from digenrl.local.secrets.keys import load_keys
 from shared.errors import DigenRLError, Unavailable, UserError
 from shared.process.settings import HttpSettings, ServiceSettings
 from shared.process.store_check import check_store
@@ -44,16 +44,16 @@ from shared.store import open_store
 from shared.telemetry import public
 
 State = Literal["ok", "warning", "fault"]
-LEAST_DISK = 2 << 30
+MIN_DISK_BYTES = 2 << 30
 """Bytes below which the folder of runs is as good as full."""
-LEAST_MEMORY = 2 << 30
-LEAST_FILES = 1024
+MIN_MEMORY_BYTES = 2 << 30
+MIN_OPEN_FILES = 1024
 """Open files of a process that brokers and object store need."""
 MAX_SKEW_S = 5.0
 """Difference between clocks from which requests to a store are refused by some servers, and logs
 of hosts cannot be compared."""
-ASK_S = 5.0
-TRY_GPU, TRY_GPU_S = (
+CONNECT_TIMEOUT_S = 5.0
+GPU_TRIAL_CODE, GPU_TRIAL_TIMEOUT_S = (
     "from shared.diffusion.loading.device import tried_gpu; print(tried_gpu())",
     120.0,
 )
@@ -171,7 +171,7 @@ def _disk(runs: Path) -> Finding:
     if not os.access(there, os.W_OK):
         return Finding("disk", "fault", f"{there} cannot be written", "choose another --runs")
     free = shutil.disk_usage(there).free
-    if free < LEAST_DISK:
+    if free < MIN_DISK_BYTES:
         found = f"{there} has {free >> 20} MiB free"
         return Finding("disk", "fault", found, "free some space, or choose another --runs")
     return Finding("disk", "ok", f"{there} has {free >> 30} GiB free")
@@ -179,15 +179,15 @@ def _disk(runs: Path) -> Finding:
 
 def _memory() -> Finding:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    state: State = "warning" if free < LEAST_MEMORY else "ok"
+    state: State = "warning" if free < MIN_MEMORY_BYTES else "ok"
     remedy = "end other programs: the demo needs 2 GiB" if state == "warning" else ""
     return Finding("memory", state, f"{free / 2**30:.1f} GiB free", remedy)
 
 
 def _files(limit: int) -> Finding:
-    if 0 <= limit < LEAST_FILES:
+    if 0 <= limit < MIN_OPEN_FILES:
         found = f"a process may open {limit} files"
-        return Finding("open files", "fault", found, f"ulimit -n {4 * LEAST_FILES}")
+        return Finding("open files", "fault", found, f"ulimit -n {4 * MIN_OPEN_FILES}")
     return Finding("open files", "ok", f"{limit}")
 
 
@@ -219,7 +219,7 @@ def path_finding(runs: Path) -> Finding:
 
 
 async def _start_brokers(folder: Path) -> None:
-    plan, supervisor = plan_brokers(folder, keys_of(folder)), Supervisor(folder, {})
+    plan, supervisor = plan_brokers(folder, load_keys(folder)), Supervisor(folder, {})
     try:
         await asyncio.gather(*(supervisor.start(program) for program in plan.programs))
     finally:
@@ -252,12 +252,12 @@ def gpu_findings() -> list[Finding]:
     return found
 
 
-def _try_gpu(gpu: str, program: str = TRY_GPU) -> Finding:
+def _try_gpu(gpu: str, program: str = GPU_TRIAL_CODE) -> Finding:
     """Have a child compute on a GPU: what CUDA begins in a process stays there."""
     try:
         ended = subprocess.run(
             [sys.executable, "-P", "-c", program], env={**os.environ, VISIBLE: gpu},
-            capture_output=True, text=True, timeout=TRY_GPU_S, check=False,
+            capture_output=True, text=True, timeout=GPU_TRIAL_TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return Finding("gpus", "fault", f"GPU {gpu} does not answer", "restart the machine")
@@ -284,13 +284,13 @@ async def service_findings(settings: ServiceSettings) -> list[Finding]:
     found = []
     for name, check in checks.items():
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 if said := await check(settings):
                     found.append(Finding(name, "ok", said))
         except DigenRLError as error:
             found.append(Finding(name, "fault", str(error)))
         except TimeoutError:
-            said = f"does not answer within {ASK_S:.0f} s"
+            said = f"does not answer within {CONNECT_TIMEOUT_S:.0f} s"
             remedy = f"look at DIGENRL_{ADDRESSES[name]}, and whether it runs"
             found.append(Finding(name, "fault", said, remedy))
     return found
@@ -337,7 +337,7 @@ async def _clock(settings: ServiceSettings) -> str:
         return ""
     try:
         async with httpx.AsyncClient(
-            verify=settings.trusted, timeout=ASK_S, trust_env=False
+            verify=settings.trusted, timeout=CONNECT_TIMEOUT_S, trust_env=False
         ) as client:
             answer = await client.head(settings.s3_endpoint)
         there = parsedate_to_datetime(answer.headers["date"]).timestamp()

@@ -4,16 +4,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from services.reward.scorer import check_digits, check_packages, check_prompts, kind_of
+from services.reward.scorer import check_digits, check_packages, check_prompts, scorer_kind
 from shared.errors import Faults, UserError
 from shared.learning.prompt_tables import Row
 from shared.learning.prompts import num_empty, read_prompts
 from shared.messages.contracts import Prompt
 from shared.models.catalogue import (
+    check_family,
     check_parts,
     check_size,
     check_weights,
-    checked_family_of,
     text_tokens,
 )
 from shared.models.hub import missing
@@ -44,13 +44,13 @@ def check_inputs(
     with faults.collected():
         check_rest(recipe, elsewhere=elsewhere, begun=begun)
     faults.raise_any()
-    family = checked_family_of(recipe.model.folder)
+    family = check_family(recipe.model.folder)
     for key, path in (("data", recipe.data.prompts), ("evaluation", recipe.evaluation.prompts)):
         if path is not None:
             _check_images(f"{key}.prompts", path, recipe.model.folder, family.takes_image)
             _check_negatives(f"{key}.prompts", path, no_negative(recipe))
     for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
-        if kind_of(scorer, here=not elsewhere).takes == "videos" and not family.makes_videos:
+        if scorer_kind(scorer, here=not elsewhere).takes == "videos" and not family.makes_videos:
             raise UserError(
                 f"reward.scorers.{scorer.name}.type: {scorer.type} scores videos, and "
                 f"{recipe.model.folder} makes images"
@@ -60,7 +60,7 @@ def check_inputs(
 def _check_model(recipe: Recipe, *, weights: bool, elsewhere: bool) -> None:
     folder = recipe.model.folder
     check_folder(folder)
-    family, faults = checked_family_of(folder), Faults()
+    family, faults = check_family(folder), Faults()
     checks: list[Callable[[], object]] = [
         partial(_check_sizes, recipe),
         partial(check_networks, recipe),
@@ -163,7 +163,7 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False, begun: bool = False) 
             held_out = held_out_rows(recipe)
     for scorer in (*recipe.reward.scorers, *recipe.evaluation.scorers):
         with faults.collected():
-            kind_of(scorer, here=not elsewhere)
+            scorer_kind(scorer, here=not elsewhere)
             if not elsewhere:
                 check_packages(scorer)
     judges = None if elsewhere else recipe.evaluation.digits
@@ -172,10 +172,10 @@ def check_rest(recipe: Recipe, *, elsewhere: bool = False, begun: bool = False) 
     faults.raise_any()
     if not (elsewhere or begun):
         prompts, evaluated = ([row[0] for row in rows] for rows in (trained, held_out or trained))
-        _check_asked_of_prompts(recipe, prompts, evaluated)
+        _check_prompt_metadata(recipe, prompts, evaluated)
 
 
-def _check_asked_of_prompts(
+def _check_prompt_metadata(
     recipe: Recipe, prompts: Sequence[Prompt], evaluated: Sequence[Prompt]
 ) -> None:
     """Raises UserError if a prompt does not have what a scorer, or the judges of digits, asks

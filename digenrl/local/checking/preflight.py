@@ -7,29 +7,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from digenrl.follow.steps import Targets
+from digenrl.follow.steps import MetricTargets
 from digenrl.follow.steps import check_installed as check_targets
 from digenrl.hub.dataset import make_own_prompts
 from digenrl.local.brokers.seaweedfs import MAX_GARBAGE, VACUUM_S
 from digenrl.local.checking.inputs import check_inputs, left_out
-from digenrl.local.earlier import FILES_JSON, RECORDS, command_with, start_of
+from digenrl.local.earlier import FILES_JSON, RECORDS, command_with, decide_start
 from digenrl.local.processes.assignment import Assignment, assign_gpus
 from digenrl.local.processes.gpus import visible_cards
 from digenrl.local.processes.ports import free_ports, hold_port
 from digenrl.local.record import write_started
 from digenrl.local.runs import lock_run, run_in_folder
-from digenrl.local.secrets.keys import Keys, keys_of
-from digenrl.local.secrets.tokens import Tokens, tokens_of
+from digenrl.local.secrets.keys import Keys, load_keys
+from digenrl.local.secrets.tokens import Tokens, load_tokens
 from shared.errors import Faults, UserError
 from shared.models.catalogue import (
-    family_of,
+    find_family,
     latent_shape,
 )
 from shared.models.memory import ITEM_BYTES, adapter_bytes, num_weights
 from shared.process.port_numbers import check_port
 from shared.recipe.networks import frozen_layers
 from shared.recipe.recipe import Recipe, implied_values, load_recipe
-from shared.run.files import records_of
+from shared.run.files import file_records
 from shared.run.retention import batch_bytes, stored_bytes, trajectory_bytes, version_bytes
 from shared.run.run_recipe import FILES
 
@@ -44,7 +44,7 @@ def ignore(_: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class UpRequest:
     """Holds what the user asked of `digenrl up`."""
 
     recipe: Path
@@ -57,7 +57,7 @@ class Request:
     """Name of the run, over that of the recipe; or an earlier run, by its name or folder."""
     fresh: bool = False
     """True starts a new run even if an earlier run is unfinished."""
-    targets: Targets = field(default_factory=Targets)
+    targets: MetricTargets = field(default_factory=MetricTargets)
     """Targets for the metrics of its steps."""
     typed: Sequence[str] = ("digenrl", "up", "RECIPE")
     """The command line."""
@@ -75,7 +75,7 @@ class LocalRun:
     keys: Keys
     tokens: Tokens
     resumed: bool
-    targets: Targets
+    targets: MetricTargets
     again: str
     gpus: Assignment
     lock: TextIO
@@ -92,7 +92,7 @@ def say_all(lines: Iterable[str], say: Callable[[str], None]) -> None:
         say(line)
 
 
-def prepare(request: Request) -> LocalRun:
+def prepare(request: UpRequest) -> LocalRun:
     """Check everything, then make the run's folder.
 
     An earlier run in its folder goes on or is renamed; it is never deleted.
@@ -109,7 +109,7 @@ def prepare(request: Request) -> LocalRun:
     folder = held.folder if held else request.runs / recipe.run.name
     if folder.exists():
         lock_run(folder.parent, folder.name).close()  # one that goes on is left alone
-    start = start_of(folder, recipe, request.typed, resume=request.resume, fresh=request.fresh)
+    start = decide_start(folder, recipe, request.typed, resume=request.resume, fresh=request.fresh)
     recipe = start.recipe
     said += [each.line for each in implied_values(recipe) if each.is_overridden]
     say_all(filter(None, (start.line, *said)), request.say)
@@ -126,13 +126,13 @@ def prepare(request: Request) -> LocalRun:
     (folder / "logs").mkdir(exist_ok=True)
     (folder / "recipe.json").write_text(recipe.model_dump_json(indent=1))
     write_started(folder, request.recipe, request.options)
-    (folder / FILES_JSON).write_bytes(RECORDS.dump_json(records_of(recipe, FILES), indent=1))
+    (folder / FILES_JSON).write_bytes(RECORDS.dump_json(file_records(recipe, FILES), indent=1))
     return LocalRun(
         recipe=recipe,
         folder=folder,
         api_port=request.port or free_ports(1)[0],
-        keys=keys_of(folder),
-        tokens=tokens_of(folder),
+        keys=load_keys(folder),
+        tokens=load_tokens(folder),
         resumed=start.resumes,
         targets=request.targets,
         again=command_with("--resume", request.typed),
@@ -201,7 +201,7 @@ def _sizes(recipe: Recipe) -> tuple[int, Sequence[int]]:
     if recipe.model.trained == "full":
         trained = num_weights(folder, "transformer") * ITEM_BYTES["float32"]
     else:
-        targets = lora.targets or family_of(folder).lora_targets
+        targets = lora.targets or find_family(folder).lora_targets
         trained = adapter_bytes(folder, lora.rank, targets, frozen_layers(recipe))
     model = recipe.model
     shape = latent_shape(folder, height=model.height, width=model.width, frames=model.frames)

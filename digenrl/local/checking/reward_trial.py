@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
-from services.reward.reward_file import RewardFile, function_of, read_table
+from services.reward.reward_file import RewardFile, parse_source, read_table
 from services.reward.scorer import Metadata, WeightedScorer, scorer_inputs
 from services.reward.scorers.python_file import PythonScorer
 from services.reward.scorers.python_process import check_can_run
-from services.reward.scoring import outcome_of, source_of
+from services.reward.scoring import load_source, score_each
 from shared.errors import ContractError, UserError
 from shared.learning.prompts import read_rows
 from shared.messages.contracts import Prompt
@@ -24,14 +24,14 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 Pixels = npt.NDArray[np.uint8]
 
 
-class Tried(BaseModel):
+class RewardTrialResult(BaseModel):
     image: str
     prompt: str
     score: float | None
     reason: str | None = None
 
 
-class Trial(BaseModel):
+class RewardTrial(BaseModel):
     """Is what `digenrl reward try --json` prints."""
 
     source: str
@@ -40,7 +40,7 @@ class Trial(BaseModel):
     parameters: tuple[str, ...]
     environment: tuple[str, ...] | None
     """Packages of its own environment; None if it runs in ours."""
-    scores: list[Tried]
+    scores: list[RewardTrialResult]
     mean: float | None
     """Mean of the scores that there are."""
     seconds: float
@@ -53,13 +53,13 @@ class Trial(BaseModel):
 
 def try_file(
     source: str, images: Path, prompts: Path | None, *, patience: float, groups: bool
-) -> Trial:
+) -> RewardTrial:
     """Score the images of a folder.
 
     Raises:
         UserError: one line, if file, folder or prompts are not what they should be.
     """
-    path, function = function_of(source, "FILE")
+    path, function = parse_source(source, "FILE")
     table = ScorerTable(
         name=PYTHON, type=PYTHON, source=path, function=function, patience=patience,
         scores="groups" if groups else "samples",
@@ -81,7 +81,7 @@ def try_file(
         scorer.close()
 
 
-def as_lines(trial: Trial) -> Iterator[str]:
+def as_lines(trial: RewardTrial) -> Iterator[str]:
     """Yield what is printed: a line per sample, and one of all."""
     width = max(len(each.image) for each in trial.scores)
     for each in trial.scores:
@@ -161,31 +161,33 @@ def _told(prompt: Prompt, source: Path | None, sample: Pixels) -> Mapping[str, o
     if source is None:
         return scorer_inputs(prompt)
     try:
-        return scorer_inputs(prompt, source_of(source.read_bytes(), sample))
+        return scorer_inputs(prompt, load_source(source.read_bytes(), sample))
     except ContractError as error:
         raise UserError(f"--prompts: {source} {error}") from error
 
 
 def _scored(
     scorer: WeightedScorer, samples: dict[str, Pixels], metadata: Metadata
-) -> Iterator[Tried]:
+) -> Iterator[RewardTrialResult]:
     """Score neighbours of one shape together, as those of a group are."""
     names, first = list(samples), 0
     for last in range(1, len(names) + 1):
         if last < len(names) and samples[names[last]].shape == samples[names[first]].shape:
             continue
         media = np.stack([samples[name] for name in names[first:last]])
-        outcome = outcome_of(scorer, media, metadata[first:last], may_all_fail=True)
+        outcome = score_each(scorer, media, metadata[first:last], may_all_fail=True)
         for number, score in enumerate(outcome.scores):
             prompt = str(metadata[first + number].get("prompt", ""))
             reason = outcome.reasons.get(number)
-            yield Tried(image=names[first + number], prompt=prompt, score=score, reason=reason)
+            yield RewardTrialResult(
+                image=names[first + number], prompt=prompt, score=score, reason=reason
+            )
         first = last
 
 
-def _trial(file: RewardFile, scores: list[Tried], seconds: float) -> Trial:
+def _trial(file: RewardFile, scores: list[RewardTrialResult], seconds: float) -> RewardTrial:
     known = [each.score for each in scores if each.score is not None]
-    return Trial(
+    return RewardTrial(
         source=str(file.path),
         function=file.function,
         digest=file.digest,

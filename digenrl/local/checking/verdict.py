@@ -66,7 +66,7 @@ def _figures(found: Forecast | None) -> str:
     return f": {', '.join(shown)}" if shown else ""
 
 
-def kinds_of(cards: Iterable[Card], profile: Profile) -> str | None:
+def gpu_kinds(cards: Iterable[Card], profile: Profile) -> str | None:
     """Return GPUs by kind, as `--devices` takes them; None if a profile lacks one.
 
     The kind is the longest of the profile's whose letters and digits are in the name: "l40s", not

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from digenrl.local.processes.gpus import VISIBLE
 from digenrl.planning.entries import (
     EVALUATOR,
-    encoders_of,
-    ledger_of,
-    parts_of,
-    rewards_of,
-    rollouts_of,
-    trainers_of,
+    encoder_names,
+    make_ledger,
+    make_shares,
+    reward_names,
+    rollout_names,
+    trainer_names,
 )
-from digenrl.planning.ledger import Card, Ledger, Place
+from digenrl.planning.ledger import Card, Ledger, ProcessPlacement
 from digenrl.planning.plan import with_weights
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.recipes import recipe_costs
@@ -44,18 +44,25 @@ def assign_gpus(recipe: Recipe, cards: Sequence[Card]) -> Assignment:
     Raises:
         UserError: if there are too few of them to train and to generate.
     """
-    names = (*trainers_of(recipe), *rollouts_of(recipe), *rewards_of(recipe), *encoders_of(recipe))
+    names = (
+        *trainer_names(recipe),
+        *rollout_names(recipe),
+        *reward_names(recipe),
+        *encoder_names(recipe),
+    )
     if recipe.model.device == "cpu":
         return Assignment({name: {VISIBLE: ""} for name in (*names, EVALUATOR, REPORT)})
-    ledger = ledger_of(recipe, cards, _costs(recipe))
+    ledger = make_ledger(recipe, cards, _costs(recipe))
     if ledger is None:
         raise _too_few(recipe, cards)
-    evaluator = ledger.places.get(EVALUATOR, Place())
-    last = {EVALUATOR: evaluator if evaluator.cards else Place(tuple(cards[:1]))}
-    last[REPORT] = Place(tuple(cards[:1]))
+    evaluator = ledger.places.get(EVALUATOR, ProcessPlacement())
+    last = {EVALUATOR: evaluator if evaluator.cards else ProcessPlacement(tuple(cards[:1]))}
+    last[REPORT] = ProcessPlacement(tuple(cards[:1]))
     return Assignment(
         {
-            name: _environment(name, {**ledger.places, **last}.get(name, Place()), ledger)
+            name: _environment(
+                name, {**ledger.places, **last}.get(name, ProcessPlacement()), ledger
+            )
             for name in (*names, EVALUATOR, REPORT)
         },
         warnings=tuple(_warnings(recipe, ledger)),
@@ -70,7 +77,7 @@ def _costs(recipe: Recipe) -> Profile | None:
     return None
 
 
-def _environment(name: str, place: Place, ledger: Ledger) -> dict[str, str]:
+def _environment(name: str, place: ProcessPlacement, ledger: Ledger) -> dict[str, str]:
     """Return a process's variables; one with a policy leaves memory to others on its card."""
     found = {VISIBLE: ",".join(card.name for card in place.cards)}
     if place.streams:
@@ -82,14 +89,14 @@ def _environment(name: str, place: Place, ledger: Ledger) -> dict[str, str]:
 def _takers(recipe: Recipe) -> dict[str, tuple[list[str], str]]:
     """Return the processes that share cards: by the key of their number, names and what they do."""
     return {
-        "reward.workers": (rewards_of(recipe), "the networks of the rewards"),
-        "encoder.workers": (encoders_of(recipe), "the encoders"),
+        "reward.workers": (reward_names(recipe), "the networks of the rewards"),
+        "encoder.workers": (encoder_names(recipe), "the encoders"),
         "evaluation.every": ([EVALUATOR], "the evaluator"),
     }
 
 
 def _warnings(recipe: Recipe, ledger: Ledger) -> Iterator[str]:
-    parts = {part.process for part in parts_of(recipe, None)}
+    parts = {part.process for part in make_shares(recipe, None)}
     for key, (names, what) in _takers(recipe).items():
         left = [name for name in names if name in parts and not ledger.places[name].cards]
         if left:
@@ -99,7 +106,7 @@ def _warnings(recipe: Recipe, ledger: Ledger) -> Iterator[str]:
 
 def _notes(recipe: Recipe, ledger: Ledger) -> Iterator[str]:
     for names, what in _takers(recipe).values():
-        places = [ledger.places.get(name, Place()) for name in names]
+        places = [ledger.places.get(name, ProcessPlacement()) for name in names]
         shared = [card.name for place in places if place.beside for card in place.cards]
         beside = sorted({policy for place in places for policy in place.beside})
         if shared:

@@ -13,7 +13,7 @@ from shared.errors import UserError
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVER = Path("/proc/driver/nvidia/gpus")
 """Holds a folder per GPU if the driver is installed, even without its programs."""
-ANSWER_S = 30
+NVIDIA_SMI_TIMEOUT_S = 30
 QUERY = ("--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
 MIB_PER_GIB = 1024
 GIB_PER_GB = 1e9 / 2**30
@@ -55,7 +55,11 @@ def _known(program: str) -> dict[str, Card]:
 def _said(program: str, *options: str) -> list[str]:
     try:
         answer = subprocess.run(
-            [program, *options], capture_output=True, text=True, timeout=ANSWER_S, check=True
+            [program, *options],
+            capture_output=True,
+            text=True,
+            timeout=NVIDIA_SMI_TIMEOUT_S,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return []
@@ -74,7 +78,11 @@ def visible_gpus() -> tuple[str, ...]:
         return tuple(str(number) for number, _ in enumerate(found))
     try:
         answer = subprocess.run(
-            [program, "-L"], capture_output=True, text=True, timeout=ANSWER_S, check=True
+            [program, "-L"],
+            capture_output=True,
+            text=True,
+            timeout=NVIDIA_SMI_TIMEOUT_S,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise UserError(

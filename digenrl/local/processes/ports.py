@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from shared.errors import UserError
 
-FIRST, LAST = 20000, 32000
+FIRST_PORT, LAST_PORT = 20000, 32000
 """A range below the ports that Linux gives to clients."""
 
 NO_SOCKET = -1
@@ -66,13 +66,17 @@ def free_ports(count: int, *, paired_at: int = 0) -> list[int]:
         UserError: if this machine has too few free ports.
     """
     chosen: list[int] = []
-    for port in random.sample(range(FIRST, LAST - paired_at), LAST - paired_at - FIRST):
+    for port in random.sample(
+        range(FIRST_PORT, LAST_PORT - paired_at), LAST_PORT - paired_at - FIRST_PORT
+    ):
         wanted = {port, port + paired_at}
         if all(map(_is_free, wanted)) and all(map(hold_port, wanted)):
             chosen.append(port)
         if len(chosen) == count:
             return chosen
-    raise UserError(f"fewer than {count} ports between {FIRST} and {LAST} are free on this machine")
+    raise UserError(
+        f"fewer than {count} ports between {FIRST_PORT} and {LAST_PORT} are free on this machine"
+    )
 
 
 def _is_free(port: int) -> bool:

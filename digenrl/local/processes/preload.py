@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from digenrl.local.processes.starter import Ahead
+from digenrl.local.processes.starter import PreloadPlan
 from services.reward.kinds import kind_named
-from shared.models.catalogue import PartConfig, checked_family_of
+from shared.models.catalogue import PartConfig, check_family
 from shared.recipe.recipe import Recipe
 
 LIGHT = (
@@ -36,7 +36,7 @@ SERVICES = (
 )
 
 
-def ahead_of(recipe: Recipe) -> Ahead:
+def plan_preload(recipe: Recipe) -> PreloadPlan:
     """Return what the processes of a run import, and those that may be forked from it: a process
     whose numerical libraries are to have another number of threads than most is not."""
     threads = {
@@ -51,15 +51,15 @@ def ahead_of(recipe: Recipe) -> Ahead:
     [(most, _)] = Counter(threads.values()).most_common(1)
     stages = {("digenrl", "serve", "scheduler"): 1, ("digenrl", "follow"): 1}
     stages |= {words: 2 for words, number in threads.items() if number == most}
-    return Ahead(LIGHT, (*LIBRARIES, *SERVICES, *_of_recipe(recipe)), most, stages)
+    return PreloadPlan(LIGHT, (*LIBRARIES, *SERVICES, *_recipe_modules(recipe)), most, stages)
 
 
-def _of_recipe(recipe: Recipe) -> Iterator[str]:
+def _recipe_modules(recipe: Recipe) -> Iterator[str]:
     """Yield what the model's folder and the scorers name."""
     if recipe.encoder.workers:
         yield "services.rollout.encoder_engine"
     yield "services.trainer.fluid.process"
-    yield checked_family_of(recipe.model.folder).adapter
+    yield check_family(recipe.model.folder).adapter
     index = PartConfig(recipe.model.folder / "model_index.json")
     yield f"diffusers:{index['_class_name']}"
     for part in index.values():

@@ -19,18 +19,18 @@ from typing import Protocol
 
 import structlog
 
-from digenrl.local.processes.starter_process import EXIT_UNFIT, LONGEST_REQUEST, TITLE_ROOM
+from digenrl.local.processes.starter_process import EXIT_UNFIT, MAX_REQUEST_BYTES, TITLE_BYTES
 from shared.errors import UserError
 from shared.process.linux import adopt_orphans, die_with_parent, has_pidfds
 
-SWITCH = "DIGENRL_STARTER"
+STARTER_VARIABLE = "DIGENRL_STARTER"
 """Variable that turns the starter off."""
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Variables of every child: the working folder may hold packages with the names of ours."""
-READ_AT_IMPORT = ("DIGENRL_FAILPOINT", "PYTHONPATH")
+IMPORT_VARIABLES = ("DIGENRL_FAILPOINT", "PYTHONPATH")
 """Variables that our modules, or Python, read once and for all: a process that has others than the
 starter is not forked from it."""
-ANSWER_S = 120.0
+FORK_TIMEOUT_S = 120.0
 """Longest wait for a process: the libraries may still be read from a slow disk."""
 
 log = structlog.get_logger()
@@ -52,7 +52,7 @@ class Process(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class PreloadPlan:
     """Says what is imported ahead, and what may be forked then."""
 
     light: tuple[str, ...]
@@ -103,9 +103,9 @@ class ForkedProcess:
 class Starter:
     process: asyncio.subprocess.Process
     line: socket.socket
-    ahead: Ahead
+    ahead: PreloadPlan
     imported: Mapping[str, str | None]
-    """Values of `READ_AT_IMPORT` with which it imports."""
+    """Values of `IMPORT_VARIABLES` with which it imports."""
     numbers: Iterator[int] = field(default_factory=itertools.count)
     answers: "dict[int, asyncio.Future[int]]" = field(default_factory=dict)
     """Requests that are not answered."""
@@ -114,7 +114,7 @@ class Starter:
 
     @classmethod
     async def begin(
-        cls, ahead: Ahead, environment: Mapping[str, str], log_path: Path
+        cls, ahead: PreloadPlan, environment: Mapping[str, str], log_path: Path
     ) -> "Starter | None":
         """Begin to import, beside what the caller does meanwhile; None where nothing can be forked,
         or is not to be.
@@ -137,7 +137,7 @@ class Starter:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "digenrl.local.processes.starter_process",
                 str(theirs.fileno()), str(os.getpid()),
-                json.dumps([ahead.light, ahead.heavy]), " " * TITLE_ROOM,
+                json.dumps([ahead.light, ahead.heavy]), " " * TITLE_BYTES,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -147,7 +147,7 @@ class Starter:
                 preexec_fn=die_with_parent,
             )  # fmt: skip
         whole = {**os.environ, **environment}
-        starter = cls(process, ours, ahead, {name: whole.get(name) for name in READ_AT_IMPORT})
+        starter = cls(process, ours, ahead, {name: whole.get(name) for name in IMPORT_VARIABLES})
         starter.reader = asyncio.create_task(starter._read())
         return starter
 
@@ -162,7 +162,7 @@ class Starter:
             files: what it writes its output and its errors to.
         """
         stage = self.ahead.stage_of(argv)
-        is_alike = all(environment.get(name) == self.imported[name] for name in READ_AT_IMPORT)
+        is_alike = all(environment.get(name) == self.imported[name] for name in IMPORT_VARIABLES)
         if stage is None or self.has_ended or not is_alike:
             return None
         number = next(self.numbers)
@@ -175,7 +175,7 @@ class Starter:
         answer = self.answers[number] = asyncio.get_running_loop().create_future()
         try:
             socket.send_fds(self.line, [json.dumps(request).encode()], files)
-            return ForkedProcess(await asyncio.wait_for(answer, ANSWER_S))
+            return ForkedProcess(await asyncio.wait_for(answer, FORK_TIMEOUT_S))
         except TimeoutError as error:
             self._give_up(error)
         except OSError:  # it has ended, of which `_read` tells
@@ -196,7 +196,7 @@ class Starter:
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while data := await loop.sock_recv(self.line, LONGEST_REQUEST):
+            while data := await loop.sock_recv(self.line, MAX_REQUEST_BYTES):
                 said = json.loads(data)
                 answer = self.answers.pop(said["number"], None)
                 if answer is None or answer.done():  # nobody waits for it any more
@@ -229,7 +229,7 @@ def is_wanted() -> bool:
     Raises:
         UserError: if the variable that does says neither on nor off.
     """
-    given = os.environ.get(SWITCH, "on")
+    given = os.environ.get(STARTER_VARIABLE, "on")
     if given not in ("on", "off"):
-        raise UserError(f"{SWITCH}: {given!r} is neither on nor off")
+        raise UserError(f"{STARTER_VARIABLE}: {given!r} is neither on nor off")
     return given == "on" and sys.platform == "linux" and has_pidfds() and adopt_orphans(True)

@@ -28,8 +28,8 @@ from shared.process.linux import die_with_parent
 
 EXIT_UNFIT = 3
 """Exit status of a starter whose libraries have begun threads or a GPU."""
-LONGEST_REQUEST = 1 << 20
-TITLE_ROOM = 1024
+MAX_REQUEST_BYTES = 1 << 20
+TITLE_BYTES = 1024
 """Bytes that the starter's command line keeps free for the longer ones of its children."""
 GPU_FILES = ("/dev/nvidia-uvm", "/dev/kfd")
 """Files that CUDA and ROCm hold open once they are initialised."""
@@ -39,7 +39,7 @@ lies in memory (48 and 49 in proc_pid_stat(5))."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ForkRequest:
     """Asks for a process."""
 
     number: int
@@ -57,9 +57,9 @@ class StarterProcess:
     line: socket.socket
     parent: int
     """Process that asks, and gets the children."""
-    waiting: list[Request] = field(default_factory=list)
+    waiting: list[ForkRequest] = field(default_factory=list)
 
-    def work(self, stages: Sequence[Sequence[str]]) -> Request:
+    def work(self, stages: Sequence[Sequence[str]]) -> ForkRequest:
         """Import what the stages name, and fork what is asked for until the process that asks has
         closed its end, which ends this one. It returns in the children: with what they are to be.
         """
@@ -77,13 +77,13 @@ class StarterProcess:
     def _receive(self, *, wait: bool) -> None:
         """Take in all requests that have come, and at least one with ``wait``."""
         while select.select([self.line], [], [], None if wait else 0)[0]:
-            data, files, _, _ = socket.recv_fds(self.line, LONGEST_REQUEST, 2)
+            data, files, _, _ = socket.recv_fds(self.line, MAX_REQUEST_BYTES, 2)
             if not data:
                 sys.exit()
-            self.waiting.append(Request(**json.loads(data), files=files))
+            self.waiting.append(ForkRequest(**json.loads(data), files=files))
             wait = False
 
-    def _fork_waiting(self, stage: int) -> Request | None:
+    def _fork_waiting(self, stage: int) -> ForkRequest | None:
         """Fork for every request that waits for no later stage; returned in each child."""
         for request in [each for each in self.waiting if each.stage <= stage]:
             check_fit()
@@ -155,7 +155,7 @@ def fork_orphan(parent: int) -> int:
     return child
 
 
-def become(request: Request) -> None:
+def become(request: ForkRequest) -> None:
     """Run what was asked for, in this process, as Python would with its command line."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for file, number in zip([nothing, *request.files], range(3), strict=True):

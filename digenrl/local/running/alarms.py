@@ -12,16 +12,16 @@ import structlog
 from digenrl.local.processes.supervisor import Supervisor
 from shared.telemetry import NATS_STORES_NOTHING
 
-ROOM = 64 << 20
+MIN_FREE_BYTES = 64 << 20
 """Free bytes with which NATS is worth another start."""
-AGAIN_S = 30.0
+RESTART_DELAY_S = 30.0
 """Seconds between two starts."""
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Mender:
+class AlarmRemedies:
     folder: Path
     url: str
     """Address of the scheduler."""
@@ -31,13 +31,13 @@ class Mender:
     async def look(self, supervisor: Supervisor) -> None:
         """Start NATS anew if the scheduler says that it stores nothing, although there is room."""
         now = time.monotonic()
-        if now < self._not_before or shutil.disk_usage(self.folder).free < ROOM:
+        if now < self._not_before or shutil.disk_usage(self.folder).free < MIN_FREE_BYTES:
             return
         try:
             reason = str((await self.client.get(f"{self.url}/readyz")).json().get("status"))
         except (httpx.HTTPError, ValueError):
             return
         if reason.startswith(NATS_STORES_NOTHING):
-            self._not_before = now + AGAIN_S
+            self._not_before = now + RESTART_DELAY_S
             log.warning("nats_restarted", reason=reason)
             supervisor.restart("nats")

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from digenrl.local.brokers.embedded import Program
 from digenrl.local.checking.preflight import LocalRun
 from digenrl.local.processes.ports import free_ports
-from digenrl.planning.entries import encoders_of, rewards_of, rollouts_of, trainers_of
+from digenrl.planning.entries import encoder_names, reward_names, rollout_names, trainer_names
 from shared.messages.rights import Role
 
 Ready = Callable[[], Awaitable[bool]]
@@ -19,13 +19,13 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "digenrl", *arguments]
 
 
-def workers_of(local: LocalRun, ready: Ready) -> list[Program]:
+def worker_programs(local: LocalRun, ready: Ready) -> list[Program]:
     recipe, run = local.recipe, local.recipe.run.name
     processes: dict[Role, list[str]] = {
-        "rollout": rollouts_of(recipe),
-        "encoder": encoders_of(recipe),
-        "reward": rewards_of(recipe),
-        "trainer": trainers_of(recipe),
+        "rollout": rollout_names(recipe),
+        "encoder": encoder_names(recipe),
+        "reward": reward_names(recipe),
+        "trainer": trainer_names(recipe),
     }
     names = [(service, name) for service, each in processes.items() for name in each]
     ports = free_ports(len(names))
@@ -49,7 +49,7 @@ def workers_of(local: LocalRun, ready: Ready) -> list[Program]:
     ]  # fmt: skip
 
 
-def scheduler_of(local: LocalRun, ready: Ready) -> Program:
+def scheduler_program(local: LocalRun, ready: Ready) -> Program:
     argv = command(
         "serve", "scheduler", "--recipe", str(local.folder / "recipe.json"),
         "--port", str(local.api_port),
@@ -58,7 +58,7 @@ def scheduler_of(local: LocalRun, ready: Ready) -> Program:
     return Program(name="scheduler", argv=argv, environment=keys, ready=ready)
 
 
-def page_of(local: LocalRun, port: int, ready: Ready) -> Program:
+def page_program(local: LocalRun, port: int, ready: Ready) -> Program:
     """Return the program that serves the run's page; the run goes on without it."""
     argv = command(
         "view", local.recipe.run.name, "--port", str(port),
@@ -69,7 +69,7 @@ def page_of(local: LocalRun, port: int, ready: Ready) -> Program:
     return Program(name=PAGE, argv=argv, environment=environment, ready=ready, optional=True)
 
 
-def follower_of(local: LocalRun, ready: Ready) -> Program:
+def follower_program(local: LocalRun, ready: Ready) -> Program:
     """Return the program that writes step metrics; it is stopped after the last commit."""
     targets = local.targets
     wanted = {"--tensorboard": targets.tensorboard, "--wandb": targets.wandb}

@@ -20,7 +20,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 COLUMNS = ("worker", "host", "device", "gpu", "does", "version", "done", "busy", "s/sample")
 
 
-def console_of(*, stderr: bool = False) -> Console:
+def make_console(*, stderr: bool = False) -> Console:
     """Return a console that prints a path's brackets as they are, and breaks lines on a terminal
     alone: a pipe has no width."""
     console = Console(stderr=stderr, markup=False)
@@ -114,7 +114,7 @@ class Display:
 
     def _warn_of_shortages(self, workers: list[dict[str, Any]]) -> None:
         for worker in workers:
-            line = shortage_of(worker)
+            line = describe_shortage(worker)
             if line and self._shortages.get(worker["worker"]) != line:
                 self._shortages[worker["worker"]] = line
                 self.warn(f"{worker['worker']} was out of memory: {line}")
@@ -181,7 +181,7 @@ def doing(worker: dict[str, Any]) -> str:
     return use.replace("_", " ") + (" (lent)" if lent else "") + since
 
 
-def shortage_of(worker: dict[str, Any]) -> str:
+def describe_shortage(worker: dict[str, Any]) -> str:
     """Describe what did not fit a worker's memory, what it does since and the remedy; empty if
     everything has fitted."""
     shortage = worker["memory_shortage"]

@@ -13,9 +13,9 @@ from digenrl.local.running.display import Display
 from digenrl.planning.entries import EVALUATOR
 
 POLL_S = 0.5
-ANSWER_S = 2.0
+STATUS_TIMEOUT_S = 2.0
 """Longest wait for an answer of the evaluator: the display must not stall."""
-NICE = 19
+EVALUATOR_NICENESS = 19
 """Niceness of the evaluator, which takes the CPU time that the services leave."""
 
 
@@ -39,7 +39,7 @@ class LocalEvaluation:
             return
         argv = command(
             "evaluate", "--run", self.run, "--worker", EVALUATOR,
-            "--nice", str(NICE), "--port", str(self.port), "--stay",
+            "--nice", str(EVALUATOR_NICENESS), "--port", str(self.port), "--stay",
         )  # fmt: skip
         program = Program(
             name=EVALUATOR,
@@ -54,7 +54,7 @@ class LocalEvaluation:
         """Show new alarms. Returns the versions that are still to be evaluated, or None if the
         evaluator does not answer or has not looked yet."""
         try:
-            answer = await self.client.get(f"{self._url}/v1/evaluation", timeout=ANSWER_S)
+            answer = await self.client.get(f"{self._url}/v1/evaluation", timeout=STATUS_TIMEOUT_S)
             answered = answer.raise_for_status().json()
         except httpx.HTTPError:
             return None

@@ -42,7 +42,7 @@ class Keys:
         return {"DIGENRL_SECRETS_DIR": str((self.folder / role).absolute())}
 
 
-def keys_of(folder: Path) -> Keys:
+def load_keys(folder: Path) -> Keys:
     """Return the keys of the run in ``folder``, made where they are missing."""
     return keys_in(folder / KEYS)
 

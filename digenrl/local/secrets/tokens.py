@@ -15,8 +15,8 @@ from shared.process.http_access import (
     ROLES,
     Role,
     TokenRecord,
-    digest_of,
     new_secret,
+    secret_digest,
     token_file,
 )
 
@@ -56,7 +56,7 @@ class Tokens:
         return {"authorization": f"Bearer {self.token(role)}"}
 
 
-def tokens_of(folder: Path) -> Tokens:
+def load_tokens(folder: Path) -> Tokens:
     """Return the tokens of the run in ``folder``, made if it has none."""
     return tokens_in(folder / KEYS)
 
@@ -70,7 +70,7 @@ def tokens_in(folder: Path) -> Tokens:
         for role in ROLES:
             token = new_secret()
             write_secret(tokens.folder / f"{role}.token", token + "\n")
-            records.append(TokenRecord(name=role, role=role, sha256=digest_of(token)))
+            records.append(TokenRecord(name=role, role=role, sha256=secret_digest(token)))
         write_secret(tokens.accepted, token_file(records))
     return tokens
 

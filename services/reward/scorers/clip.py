@@ -19,7 +19,7 @@ from services.reward.scorers.pretrained import (
     load_tokenizer,
 )
 
-AT_ONCE = 32
+PASS_IMAGES = 32
 """Images or texts in one forward pass, as many as fit beside CLIP-H in 8 GB."""
 
 
@@ -65,8 +65,8 @@ class Clip:
     def image_vectors(self, images: Media) -> Tensor:
         """Returns unit vectors (n, width) of images (n, C, H, W)."""
         parts = []
-        for first in range(0, len(images), AT_ONCE):
-            pixels = self._pixels([rgb(image) for image in images[first : first + AT_ONCE]])
+        for first in range(0, len(images), PASS_IMAGES):
+            pixels = self._pixels([rgb(image) for image in images[first : first + PASS_IMAGES]])
             pooled = self._model.vision_model(pixel_values=pixels).pooler_output
             parts.append(self._model.visual_projection(pooled))
         return _unit(torch.cat(parts))
@@ -76,8 +76,8 @@ class Clip:
         """Returns unit vectors (n, width) of n texts, which are cut off where the network's end."""
         longest = self._model.config.text_config.max_position_embeddings
         parts = []
-        for first in range(0, len(texts), AT_ONCE):
-            some = list(texts[first : first + AT_ONCE])
+        for first in range(0, len(texts), PASS_IMAGES):
+            some = list(texts[first : first + PASS_IMAGES])
             tokens = self._tokenizer(
                 some, padding=True, truncation=True, max_length=longest, return_tensors="pt"
             ).to(self._model.device)

@@ -16,11 +16,11 @@ from services.reward.prompt_checks import wanted_digit, wanted_edit
 from services.reward.scorer import SOURCES, Media, Metadata
 from services.reward.scorers.digits import DigitProbability
 
-MORE_INK = 1.15
+MIN_INK_RATIO = 1.15
 """Least ink of a thicker digit, over the source's."""
 SLOPE = 0.15
 """Least change of a slanted digit's slope, in pixels to the right per row upwards."""
-ALIKE = 0.5
+MIN_SOURCE_CORRELATION = 0.5
 """Least correlation of pixels with the source, negative for an inverted picture."""
 
 Ink = npt.NDArray[np.float64]
@@ -45,7 +45,7 @@ class DigitEdit:
         upright = [_undone(image, edit) for image, edit in zip(images, edits, strict=True)]
         read = self._classifier.predict(np.stack(upright))
         sources = [_source(one)[0] for one in metadata]
-        made = [edit_of(one, image[0]) for one, image in zip(sources, images, strict=True)]
+        made = [recognise_edit(one, image[0]) for one, image in zip(sources, images, strict=True)]
         rows = zip(edits, made, digits, read.tolist(), strict=True)
         return [float(edit == found and digit == seen) for edit, found, digit, seen in rows]
 
@@ -61,18 +61,18 @@ def _undone(image: npt.NDArray[np.uint8], edit: str) -> npt.NDArray[np.uint8]:
     return image
 
 
-def edit_of(source: npt.NDArray[np.uint8], sample: npt.NDArray[np.uint8]) -> str | None:
+def recognise_edit(source: npt.NDArray[np.uint8], sample: npt.NDArray[np.uint8]) -> str | None:
     """Returns which edit makes the sample (8, 8) of the source; None if it is none of them."""
     before, after = source / 255.0, sample / 255.0
     likeness = _correlation(before, after)
-    if likeness <= -ALIKE:
+    if likeness <= -MIN_SOURCE_CORRELATION:
         return "invert"
     if likeness < 0.2:
         return None
     turned, grown = slope(after) - slope(before), after.sum() / max(before.sum(), 1e-6)
-    if grown >= MORE_INK and abs(turned) < SLOPE:
+    if grown >= MIN_INK_RATIO and abs(turned) < SLOPE:
         return "thicken"
-    return "slant" if turned >= SLOPE and grown < MORE_INK else None
+    return "slant" if turned >= SLOPE and grown < MIN_INK_RATIO else None
 
 
 def slope(ink: Ink) -> float:

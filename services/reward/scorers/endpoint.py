@@ -45,7 +45,7 @@ def read_key(settings: Judge | Remote) -> str | None:
 
 
 FIRST_WAIT_S, MAX_WAIT_S = 0.1, 5.0
-BUSY = 429
+HTTP_TOO_MANY_REQUESTS = 429
 MAX_REASON = 500
 """Characters quoted of an answer."""
 
@@ -75,7 +75,7 @@ def ask(
                 return answer
             text = answer.decode(errors="replace")
             reason = f"{status}: {without(secret, text)[:MAX_REASON]}"
-            if not httpx.codes.is_server_error(status) and status != BUSY:
+            if not httpx.codes.is_server_error(status) and status != HTTP_TOO_MANY_REQUESTS:
                 raise ScoringError(f"{url} refuses: {reason}")
         except httpx.TransportError as error:
             reason = f"{type(error).__name__}: {without(secret, str(error))}"

@@ -19,7 +19,7 @@ from services.reward.scorers.qwen_reward import SIDE, QwenReward, fitted
 QUESTION = Path(__file__).with_suffix(".txt").read_text()
 PIXELS = 256 * SIDE * SIDE
 """Least and most pixels of an image."""
-AT_ONCE = 4
+PASS_IMAGES = 4
 
 
 class HpsV3:
@@ -30,8 +30,8 @@ class HpsV3:
         """Returns the published means; raises ValueError if an image has no prompt."""
         questions = [QUESTION.replace("{text_prompt}", text) for text in prompts(metadata)]
         scores: list[float] = []
-        for first in range(0, len(images), AT_ONCE):
-            some = slice(first, first + AT_ONCE)
+        for first in range(0, len(images), PASS_IMAGES):
+            some = slice(first, first + PASS_IMAGES)
             pixels = [_frames(rgb(image)) for image in images[some]]
             scores += self._network.numbers(pixels, questions[some])[:, 0, 0].tolist()
         return scores

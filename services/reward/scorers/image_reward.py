@@ -33,7 +33,7 @@ from services.reward.scorers.pretrained import (
 MEAN, DEVIATION = 0.16717362830052426, 1.0333394966054072
 """Mean and deviation of the head's numbers on the authors' images."""
 MAX_TOKENS = 35
-AT_ONCE = 16
+PASS_IMAGES = 16
 WEIGHTS = "model.safetensors"
 
 
@@ -64,8 +64,8 @@ class ImageReward:
             ValueError: if an image has no prompt.
         """
         texts, scores = prompts(metadata), list[float]()
-        for first in range(0, len(images), AT_ONCE):
-            some = slice(first, first + AT_ONCE)
+        for first in range(0, len(images), PASS_IMAGES):
+            some = slice(first, first + PASS_IMAGES)
             numbers = self._head(self._first_tokens(images[some], texts[some]))[:, 0]
             scores += ((numbers - MEAN) / DEVIATION).tolist()
         return scores

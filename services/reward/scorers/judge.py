@@ -22,12 +22,12 @@ from services.reward.scorer import SOURCES, Media, Metadata
 from services.reward.scorers.endpoint import ask, read_key, without
 from services.reward.scorers.inputs import picture, prompts
 from shared.errors import ScoringError
-from shared.process.outgoing import Outgoing, check_url
+from shared.process.outgoing import CheckedTransport, check_url
 from shared.recipe.rewards import Judge
 from shared.recipe.rubrics import PUBLISHED
 
 NUMBER = re.compile(r"(?:(?:final )?score:\s*)?([0-9]+(?:\.[0-9]+)?)", re.IGNORECASE)
-RATED = re.compile(r"(\w+) Score \(1-5\):\s*([0-9]+(?:\.[0-9]+)?)")
+RATING = re.compile(r"(\w+) Score \(1-5\):\s*([0-9]+(?:\.[0-9]+)?)")
 CONNECT_S = 10.0
 MAX_SHOWN = 200
 """Characters of an answer that an error quotes."""
@@ -37,7 +37,7 @@ class Message(BaseModel):
     content: str
 
 
-class Choice(BaseModel):
+class CompletionChoice(BaseModel):
     message: Message
     finish_reason: str | None = None
 
@@ -45,7 +45,7 @@ class Choice(BaseModel):
 class Completion(BaseModel):
     """Is the part of an answer that is read."""
 
-    choices: list[Choice] = Field(min_length=1)
+    choices: list[CompletionChoice] = Field(min_length=1)
 
 
 class JudgeScorer:
@@ -71,7 +71,7 @@ class JudgeScorer:
             ValueError: if an image has no prompt.
         """
         texts = prompts(metadata)
-        sources = [sources_of(each) for each in metadata]
+        sources = [source_images(each) for each in metadata]
         with self._client() as client, ThreadPoolExecutor(self._judge.at_once) as threads:
             asked = [
                 threads.submit(self._ask, client, *each)
@@ -87,7 +87,9 @@ class JudgeScorer:
         return httpx.Client(
             headers={"authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=httpx.Timeout(self._patience, connect=min(CONNECT_S, self._patience)),
-            transport=Outgoing(self._url, httpx.Limits(max_connections=self._judge.at_once)),
+            transport=CheckedTransport(
+                self._url, httpx.Limits(max_connections=self._judge.at_once)
+            ),
         )
 
     def _ask(
@@ -117,7 +119,7 @@ def shown(judge: Judge, sample: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return chosen
 
 
-def sources_of(given: Mapping[str, object]) -> Sequence[npt.NDArray[np.uint8]]:
+def source_images(given: Mapping[str, object]) -> Sequence[npt.NDArray[np.uint8]]:
     """Returns the images (C, H, W) that a sample edits, of its metadata."""
     found: Any = given.get(SOURCES, ())
     return tuple(found)
@@ -174,7 +176,7 @@ def score_in(answer: str, judge: Judge) -> float:
     axes = PUBLISHED.get(judge.rubric or "")
     if axes is None:
         return number_in(answer, judge.highest) / judge.highest
-    rated = dict(RATED.findall(answer))
+    rated = dict(RATING.findall(answer))
     numbers = [float(rated.get(axis, "nan")) for axis in axes]
     if not all(0 <= number <= judge.highest for number in numbers):
         raise ValueError(

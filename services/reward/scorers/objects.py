@@ -14,16 +14,16 @@ from torch import Tensor
 
 from services.reward.object_checks import (
     COLOURS,
-    Found,
+    DetectedObject,
     Requirements,
-    requirements_of,
+    parse_requirements,
     share_met,
 )
 from services.reward.scorer import Media, Metadata
 from services.reward.scorers.inputs import rgb
 from services.reward.scorers.pretrained import load_image_processor, load_network, load_tokenizer
 
-AT_ONCE = 8
+PASS_IMAGES = 8
 """Images in one forward pass."""
 THRESHOLD = 0.2
 """Least score of an object. Ours, as is the next: published figures used another detector."""
@@ -32,7 +32,9 @@ SAME_BOX = 0.5
 
 
 class Detector(Protocol):
-    def find(self, pictures: Sequence[Image.Image], wanted: Requirements) -> list[list[Found]]:
+    def find(
+        self, pictures: Sequence[Image.Image], wanted: Requirements
+    ) -> list[list[DetectedObject]]:
         """Returns the objects of each picture, of the classes that are named."""
 
 
@@ -41,22 +43,22 @@ class Objects:
 
     def __init__(self, folder: Path) -> None:
         """Raises UserError if the folder does not hold such a network."""
-        self._detector: Detector = Owl(folder)
+        self._detector: Detector = OwlDetector(folder)
 
     def score(self, images: Media, metadata: Metadata) -> list[float]:
-        wanted = [requirements_of(each) for each in metadata]
+        wanted = [parse_requirements(each) for each in metadata]
         scores = [0.0] * len(wanted)
         for each in dict.fromkeys(wanted):  # siblings share their prompt
             rows = [row for row, other in enumerate(wanted) if other == each]
-            for first in range(0, len(rows), AT_ONCE):
-                some = rows[first : first + AT_ONCE]
+            for first in range(0, len(rows), PASS_IMAGES):
+                some = rows[first : first + PASS_IMAGES]
                 found = self._detector.find([rgb(images[row]) for row in some], each)
                 for row, objects in zip(some, found, strict=True):
                     scores[row] = share_met(each, objects)
         return scores
 
 
-class Owl:
+class OwlDetector:
     """OWLv2, by texts such as "a photo of a cat"."""
 
     def __init__(self, folder: Path) -> None:
@@ -67,7 +69,9 @@ class Owl:
         self._processor = load_image_processor(folder)
 
     @torch.inference_mode()
-    def find(self, pictures: Sequence[Image.Image], wanted: Requirements) -> list[list[Found]]:
+    def find(
+        self, pictures: Sequence[Image.Image], wanted: Requirements
+    ) -> list[list[DetectedObject]]:
         names = list(dict.fromkeys(each.name for each in (*wanted.include, *wanted.exclude)))
         coloured = list(dict.fromkeys(each.name for each in wanted.include if each.color))
         texts = [f"a photo of a {name}" for name in names]
@@ -103,7 +107,7 @@ def _in_pixels(boxes: Tensor, picture: Image.Image) -> Tensor:
 
 def _objects(
     names: Sequence[str], coloured: Sequence[str], logits: Tensor, boxes: Tensor
-) -> Iterator[Found]:
+) -> Iterator[DetectedObject]:
     """Yields the objects of one picture.
 
     Args:
@@ -118,7 +122,7 @@ def _objects(
                 first = len(names) + coloured.index(name) * len(COLOURS)
                 colour = COLOURS[int(logits[row, first : first + len(COLOURS)].argmax())]
             left, top, right, bottom = boxes[row].tolist()
-            yield Found(name, float(scores[row]), (left, top, right, bottom), colour)
+            yield DetectedObject(name, float(scores[row]), (left, top, right, bottom), colour)
 
 
 def _distinct(scores: Tensor, boxes: Tensor) -> list[int]:

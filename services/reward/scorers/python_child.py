@@ -44,7 +44,7 @@ def main() -> None:
     try:
         function = load(header["path"], header["function"], text.decode())
     except BaseException as error:  # it is anybody's code, and may also call sys.exit
-        answer(failed=reason_of(error))
+        answer(failed=describe_error(error))
         return
     answer(ready=True)
     while True:
@@ -126,7 +126,7 @@ class Call:
                 return mean([outcome(self(frame)) for frame in media])
             return outcome(self(media))
         except BaseException as error:
-            return {"error": reason_of(error)}
+            return {"error": describe_error(error)}
 
     def of_many(self, media: Any) -> list[dict[str, Any]]:
         """Returns what comes of each sample of one call."""
@@ -139,7 +139,7 @@ class Call:
                 return [mean(found[n : n + num_frames]) for n in range(0, len(found), num_frames)]
             return outcomes(self(media), len(media))
         except BaseException as error:
-            return [{"error": reason_of(error)}] * len(media)
+            return [{"error": describe_error(error)}] * len(media)
 
 
 def check_shape(media: str, dimensions: int) -> None:
@@ -165,7 +165,7 @@ def outcome(score: Any) -> dict[str, Any]:
     try:
         return {"score": number(score)}
     except (TypeError, ValueError) as error:
-        return {"error": reason_of(error)}
+        return {"error": describe_error(error)}
 
 
 def mean(frames: list[dict[str, Any]]) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def number(score: Any) -> float:
     return found
 
 
-def reason_of(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Returns one line: the error, and the user's file and the line that it came from."""
     trace, line = error.__traceback__, None
     while trace is not None:

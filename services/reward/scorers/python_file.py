@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import structlog
 
-from services.reward.reward_file import KNOWN, OF_MANY, RewardFile
+from services.reward.reward_file import GROUP_PARAMETERS, PARAMETERS, RewardFile
 from services.reward.scorer import SOURCES, Media, Metadata
-from services.reward.scorers.python_process import Lost, Process, command_of
+from services.reward.scorers.python_process import Process, RewardProcessDied, python_command
 from shared.errors import SamplesFailed, UserError
-from shared.recipe.rewards import MOST_LOST
+from shared.recipe.rewards import MAX_LOST_CALLS
 
 PROMPT = "prompt"
 
@@ -37,7 +37,7 @@ class PythonScorer:
                 packages of its environment cannot be installed.
         """
         self._file, self._patience, self._whole_groups = file, patience, whole_groups
-        self._command = command_of(file)
+        self._command = python_command(file)
         self._process: Process | None = None
         self._import_s = patience
         """Seconds to wait for an import: longer than the patience if the first one was."""
@@ -45,7 +45,7 @@ class PythonScorer:
         try:
             if not self._started().wait_until_ready(patience):
                 log.warning("slow_import", source=str(file.path), seconds=patience)
-        except Lost as lost:
+        except RewardProcessDied as lost:
             raise UserError(f"source: {file.path}: {lost}{_beside(file, str(lost))}") from None
 
     def score(self, media: Media, metadata: Metadata) -> list[float]:
@@ -57,7 +57,7 @@ class PythonScorer:
         """
         if media.dtype != np.uint8:
             raise ValueError(f"a reward function scores pixels, uint8, and these are {media.dtype}")
-        asking = _Asking(media, metadata)
+        asking = _FragmentScores(media, metadata)
         with self._lock:
             for run in _runs(metadata):
                 self._ask(asking, run)
@@ -81,7 +81,7 @@ class PythonScorer:
             self._process = Process(self._file, self._command)
         return self._process
 
-    def _ask(self, asking: "_Asking", samples: range) -> None:
+    def _ask(self, asking: "_FragmentScores", samples: range) -> None:
         """Ask for samples of one prompt. If a call for many of them is lost, they are asked one by
         one, as the fault may be one sample's."""
         takes_many, left = self._file.parameters.takes_many, [samples]
@@ -100,11 +100,14 @@ class PythonScorer:
                 rest = range(unknown[0] + 1, part.stop)
                 left += [rest] if rest else []
 
-    def _called(self, asking: "_Asking", part: range) -> tuple[str, bool]:
+    def _called(self, asking: "_FragmentScores", part: range) -> tuple[str, bool]:
         """Ask for some samples; return why some were not answered, and whether that has lost the
         process."""
-        if asking.num_lost >= MOST_LOST:
-            return f"it was not tried: {MOST_LOST} calls before it hung or ended the process", False
+        if asking.num_lost >= MAX_LOST_CALLS:
+            return (
+                f"it was not tried: {MAX_LOST_CALLS} calls before it hung or ended the process",
+                False,
+            )
         try:
             process = self._started()
             if not process.wait_until_ready(self._import_s):
@@ -112,7 +115,7 @@ class PythonScorer:
             self._import_s = max(self._import_s, IMPORTS_VARY * (process.import_s or 0.0))
             for said in process.ask(*asking.request(self._file, part), self._patience):
                 asking.take(part.start + said["sample"], said)
-        except Lost as lost:
+        except RewardProcessDied as lost:
             self._process = None
             asking.num_lost += 1
             log.error("reward_process_lost", source=str(self._file.path), reason=str(lost))
@@ -120,7 +123,7 @@ class PythonScorer:
         return "it was not answered", False
 
 
-class _Asking:
+class _FragmentScores:
     """Holds what is known of the samples of one fragment."""
 
     def __init__(self, media: Media, metadata: Metadata) -> None:
@@ -159,7 +162,9 @@ class _Asking:
             "sources": [each.shape for each in sources],
             "prompt": given.get(PROMPT, ""),
             "metadata": {k: v for k, v in given.items() if k not in (PROMPT, SOURCES)},
-            "media": next(name for name in parameters.names if name in (*KNOWN[:2], *OF_MANY)),
+            "media": next(
+                name for name in parameters.names if name in (*PARAMETERS[:2], *GROUP_PARAMETERS)
+            ),
             "needed": parameters.needed,
             "optional": parameters.optional,
         }
@@ -178,12 +183,12 @@ def _runs(metadata: Metadata) -> Iterator[range]:
     """Yield the samples that follow one another and are of one prompt."""
     first = 0
     for number in range(1, len(metadata) + 1):
-        if number == len(metadata) or not _are_of_one_prompt(metadata[first], metadata[number]):
+        if number == len(metadata) or not _share_prompt(metadata[first], metadata[number]):
             yield range(first, number)
             first = number
 
 
-def _are_of_one_prompt(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
+def _share_prompt(one: Mapping[str, object], other: Mapping[str, object]) -> bool:
     if one is other:
         return True
     if SOURCES in one or SOURCES in other:  # arrays, which are not compared

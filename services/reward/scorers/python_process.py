@@ -25,14 +25,14 @@ from shared.errors import UserError
 CHILD = Path(__file__).with_name("python_child.py")
 BUILD_S = 1800.0
 """Seconds in which the packages of an environment have to be there."""
-INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Variables that would lead from an environment of its own back into ours."""
-ENDS_S = 10.0
+EXIT_TIMEOUT_S = 10.0
 """Seconds for a process to end that has closed its output."""
 MAX_SHOWN = 300
 
 
-class Lost(Exception):
+class RewardProcessDied(Exception):
     """The process has ended, or was killed because a call took too long; with the reason."""
 
 
@@ -69,7 +69,7 @@ class Process:
                 return False
             if "failed" in said:
                 self.kill()
-                raise Lost(f"it cannot be imported: {said['failed']}")
+                raise RewardProcessDied(f"it cannot be imported: {said['failed']}")
             self.import_s = time.monotonic() - self._began
         return True
 
@@ -85,7 +85,9 @@ class Process:
                 said = self._answer(patience)
             except queue.Empty:
                 self.kill()
-                raise Lost(f"a call took more than {patience:g} s (patience)") from None
+                raise RewardProcessDied(
+                    f"a call took more than {patience:g} s (patience)"
+                ) from None
             if said.get("done"):
                 return
             yield said
@@ -98,9 +100,9 @@ class Process:
         said = self._answers.get(timeout=seconds)
         if said is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(ENDS_S)
+                self._process.wait(EXIT_TIMEOUT_S)
             self.kill()
-            raise Lost(_how_it_ended(self._process.returncode))
+            raise RewardProcessDied(_how_it_ended(self._process.returncode))
         return said
 
     def _send(self, header: Mapping[str, Any], data: bytes) -> None:
@@ -112,7 +114,7 @@ class Process:
             self._process.stdin.flush()
 
 
-def command_of(file: RewardFile) -> list[str]:
+def python_command(file: RewardFile) -> list[str]:
     """Returns the command that runs Python for the file, in an environment that is there.
 
     Raises:
@@ -139,7 +141,7 @@ def command_of(file: RewardFile) -> list[str]:
 
 
 def _environment(file: RewardFile) -> dict[str, str]:
-    left_out = INHERITED if file.is_alone else ()
+    left_out = PYTHON_VARIABLES if file.is_alone else ()
     return {name: value for name, value in os.environ.items() if name not in left_out}
 
 

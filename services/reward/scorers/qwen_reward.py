@@ -129,7 +129,7 @@ def fitted(height: int, width: int, least: int, most: int) -> tuple[int, int]:
     return tokens[0] * SIDE, tokens[1] * SIDE
 
 
-class Adapted(nn.Module):
+class AdaptedLayer(nn.Module):
     """A layer and its LoRA. They stay apart: most of a LoRA is lost in a sum of type bfloat16."""
 
     def __init__(self, layer: nn.Module, down: Tensor, up: Tensor) -> None:
@@ -144,5 +144,5 @@ class Adapted(nn.Module):
 def _adapt(model: Any, tensors: dict[str, Tensor]) -> None:
     for name in {name.rpartition(".")[0] for name in tensors}:
         down, up = (tensors[f"{name}.{side}"].to(model.dtype) for side in ("down", "up"))
-        model.set_submodule(name, Adapted(model.get_submodule(name), down, up))
+        model.set_submodule(name, AdaptedLayer(model.get_submodule(name), down, up))
     frozen(model)

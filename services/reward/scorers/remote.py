@@ -14,16 +14,16 @@ from services.reward.scorer import SOURCES, Media, Metadata
 from services.reward.scorers.endpoint import ask, read_key, without
 from services.reward.wire import (
     MSGPACK,
-    Item,
     Pixels,
-    Result,
     ScoreRequest,
     ScoreResponse,
+    WireResult,
+    WireSample,
     decode,
     encode,
 )
 from shared.errors import ContractError, SamplesFailed, ScoringError
-from shared.process.outgoing import Outgoing, check_url
+from shared.process.outgoing import CheckedTransport, check_url
 from shared.recipe.rewards import Remote
 
 DEFAULTS = Remote()
@@ -49,7 +49,9 @@ class RemoteScorer:
         headers = {"content-type": MSGPACK, "accept": MSGPACK}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
-        self._client = httpx.Client(headers=headers, timeout=REQUEST_S, transport=Outgoing(url))
+        self._client = httpx.Client(
+            headers=headers, timeout=REQUEST_S, transport=CheckedTransport(url)
+        )
         """Client that keeps its connection from request to request."""
         weakref.finalize(self, self._client.close)
 
@@ -62,7 +64,7 @@ class RemoteScorer:
             ScoringError: if the server refuses, or its results are not of these samples.
         """
         items = [
-            Item(
+            WireSample(
                 id=str(index),
                 dtype="uint8" if sample.dtype == np.uint8 else "float32",
                 shape=sample.shape,
@@ -72,7 +74,7 @@ class RemoteScorer:
             )
             for index, (sample, given) in enumerate(zip(media, metadata, strict=True))
         ]
-        results: list[Result] = []
+        results: list[WireResult] = []
         for first in range(0, len(items), self._size):
             results += self._ask(items[first : first + self._size])
         scores = [result.score for result in results]
@@ -83,7 +85,7 @@ class RemoteScorer:
             raise SamplesFailed(scores, reasons, final)
         return [score for score in scores if score is not None]
 
-    def _ask(self, items: Sequence[Item]) -> Sequence[Result]:
+    def _ask(self, items: Sequence[WireSample]) -> Sequence[WireResult]:
         body = encode(ScoreRequest(items=tuple(items)))
         try:
             results = decode(self._post(body), ScoreResponse).results

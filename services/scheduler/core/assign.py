@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from services.scheduler.core.device_queues import DeviceQueues, ListSchedule
-from services.scheduler.core.draft import Draft
-from services.scheduler.core.issuing import Choice, issue
+from services.scheduler.core.draft import StateDraft
+from services.scheduler.core.issuing import WorkerChoice, issue
 from services.scheduler.core.state import (
     BatchState,
     Plan,
@@ -28,8 +28,8 @@ from services.scheduler.core.supply import (
     NextFragment,
     fragment_size,
     next_fragment,
+    next_fragment_size,
     open_supply,
-    size_of_next,
     unissued_samples,
 )
 from shared.messages.contracts import GenerateFragment
@@ -39,7 +39,7 @@ DEVICES_PER_EVENT = 64
 batch needs, is made again after as many events as that allows: up to then a device that has
 finished something goes on with what it has waiting."""
 
-Issued = tuple[State, list[GenerateFragment]]
+IssuedFragments = tuple[State, list[GenerateFragment]]
 
 
 def assign(
@@ -48,7 +48,7 @@ def assign(
     now: float,
     able: frozenset[str] | None = None,
     delay: Callable[[WorkerState], float] | None = None,
-) -> Issued:
+) -> IssuedFragments:
     """Issue fragments while there are some and devices have room for them.
 
     Args:
@@ -67,7 +67,7 @@ def assign(
         return state, []
     if state.pause and state.batch.count("issued") > state.pause:  # as many events will come
         return replace(state, pause=state.pause - 1), []
-    draft = Draft(plan, state, now)
+    draft = StateDraft(plan, state, now)
     assigner = PooledAssigner(draft, *supply, room, DeviceQueues(now, delay))
     tasks: list[GenerateFragment] = []
     while (choice := assigner.choose()) is not None:
@@ -102,7 +102,7 @@ class PooledAssigner:
     is left that every device takes part, none is made at all.
     """
 
-    _draft: Draft
+    _draft: StateDraft
     _batch: BatchState
     """The batch to issue from, as it was before."""
     _limit: int
@@ -148,7 +148,7 @@ class PooledAssigner:
         self._room = sorted(places[each] for each in self._able)
         self._take_supply(self._batch, self._limit)
 
-    def choose(self) -> Choice | None:
+    def choose(self) -> WorkerChoice | None:
         self._account_for_last()
         if not self._samples and not self._next_supply():
             return None
@@ -224,7 +224,7 @@ class PooledAssigner:
         full = self._sizes.get(num_queues)
         if full is None:
             full = self._sizes[num_queues] = fragment_size(plan, state, num_queues)
-        return size_of_next(plan, state, full, self._samples, num_queues)
+        return next_fragment_size(plan, state, full, self._samples, num_queues)
 
     def _takes_part(self, worker: WorkerState, now: Round) -> bool:
         """Whether ``worker`` would finish this fragment before the others finished everything."""

@@ -11,7 +11,7 @@ def unassign(state: State, slot: FragmentSlot, address: str, now: float) -> Stat
     worker = state.workers.get(address)
     if worker is None:
         return state
-    place = _place_of(worker, slot)
+    place = _find_place(worker, slot)
     if place is None:
         return state
     left = worker.assigned[:place] + worker.assigned[place + 1 :]
@@ -27,7 +27,7 @@ def count_finished(state: State, slot: FragmentSlot, address: str, now: float) -
     worker = state.workers.get(address)
     if worker is None or worker.declared <= 1:
         return state
-    place = _place_of(worker, slot)
+    place = _find_place(worker, slot)
     if place is None:
         return state
     return state.with_worker(worker.having_finished(worker.assigned[place], now))
@@ -61,10 +61,10 @@ def _has_alone(state: State, found: FragmentState, slot: FragmentSlot, address: 
     if found.is_shared or found.stage in ("pending", "issued"):
         return found.stage == "issued" and found.worker == address and not found.is_shared
     worker = state.workers.get(address)
-    return worker is not None and _place_of(worker, slot) is not None
+    return worker is not None and _find_place(worker, slot) is not None
 
 
-def _place_of(worker: WorkerState, slot: FragmentSlot) -> int | None:
+def _find_place(worker: WorkerState, slot: FragmentSlot) -> int | None:
     """Find a fragment among those of a device; field by field, being much faster than records."""
     batch, group, first, attempt = slot.batch, slot.group, slot.first_sample, slot.attempt
     for place, held in enumerate(worker.assigned):

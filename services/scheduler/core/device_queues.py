@@ -23,7 +23,7 @@ class DeviceQueue(NamedTuple):
         return self.free[0] if len(self.free) == 1 else min(self.free)
 
 
-def queue_of(
+def forecast_queue(
     state: State,
     worker: WorkerState,
     now: float,
@@ -58,7 +58,7 @@ def queue_of(
 
 
 def _free_at(worker: WorkerState, now: float, seconds: float, whole: Mapping[int, float]) -> float:
-    """When a device is free that has one place; ``whole``: as in `queue_of`."""
+    """When a device is free that has one place; ``whole``: as in `forecast_queue`."""
     free_at, is_first = now, True
     for held in worker.assigned:
         left = whole[held.num_samples] * seconds
@@ -92,7 +92,9 @@ class DeviceQueues:
     def of(self, state: State, worker: WorkerState) -> DeviceQueue:
         known = self._known.get(worker.address)
         if known is None or known[0] is not worker:
-            queue = queue_of(state, worker, self.now, self.seconds(state, worker), self._whole)
+            queue = forecast_queue(
+                state, worker, self.now, self.seconds(state, worker), self._whole
+            )
             if self.delay is not None and (delay := self.delay(worker)):
                 queue = queue._replace(free=[at + delay for at in queue.free])
             known = self._known[worker.address] = worker, queue

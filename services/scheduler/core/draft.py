@@ -18,7 +18,7 @@ from shared.messages.contracts import Prompt
 
 
 @dataclass(slots=True)
-class Draft:
+class StateDraft:
     plan: Plan
     state: State
     """State before anything was issued; its costs, policy and decisions do not change."""

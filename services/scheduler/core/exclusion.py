@@ -26,7 +26,7 @@ MIN_DEADLINE_S = 120.0
 """The earliest deadline: a store may be slow, and a first call may compile."""
 FIRST_DEADLINE_S = 1800.0
 """Deadline for a device that has not finished anything yet."""
-GAP_S = 5.0
+STALL_S = 5.0
 """After this long without a tick, the scheduler itself or the broker stood still."""
 ALL_RETURN_S = 60.0
 """The run fails after all devices have returned everything for this long."""
@@ -56,7 +56,7 @@ def exclude_late_devices(plan: Plan, state: State, _event: object, now: float) -
     if state.recovering:
         return state
     gap, state = now - state.ticked_at, replace(state, ticked_at=now)
-    if gap > GAP_S:
+    if gap > STALL_S:
         return _restart_clocks(state, now)
     drains = [state.workers[a] for a in sorted(state.workers) if _drains(state.workers[a])]
     for worker in [*state.rollout, *drains] if state.draining else state.rollout:
@@ -145,7 +145,7 @@ def extend_deadlines(plan: Plan, state: State, address: str, now: float) -> Stat
     if worker is None or not worker.assigned:
         return state
     since, last = worker.loading
-    since = now if now - last > GAP_S else since
+    since = now if now - last > STALL_S else since
     clock_from = worker.clock_from if now - since > _loading_limit(plan) else now
     return state.with_worker(replace(worker, clock_from=clock_from, loading=(since, now)))
 

@@ -15,7 +15,7 @@ from shared.messages.contracts import (
 from shared.messages.fluid import FluidCommand, PieceTrained, Stepped, SumHeld
 from shared.messages.workers import DeviceMode
 
-MOST_TOGETHER = 32
+MAX_REPORTS_AT_ONCE = 32
 """Reports that are applied at a time: with 4,096 devices in some 10 ms, so that others have a turn
 soon."""
 
@@ -65,7 +65,7 @@ class GoalReached:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RecoveryDone:
     """Everything stored has been read; from here on commands are issued, in this epoch."""
 
     epoch: int = 0
@@ -79,10 +79,10 @@ class Tick:
 MachineInput = (
     Event | GenerateFragment | TrainGroup | FluidCommand | MemberReported
     | WorkerJoined | WorkerLeft | WorkerInactive | DeviceReported
-    | GoalReached | Recovered | Tick
+    | GoalReached | RecoveryDone | Tick
 )  # fmt: skip
 
-TOGETHER = (
+BATCHED_REPORTS = (
     FragmentGenerated | FragmentScored | PieceTrained | SumHeld | Stepped
     | MemberReported | WorkerJoined | WorkerInactive
 )  # fmt: skip
@@ -95,7 +95,7 @@ def take_together(*waiting: deque[MachineInput]) -> list[MachineInput]:
     that wait behind each other, or one other input; nothing if all are empty."""
     found = list[MachineInput]()
     for queue in waiting:
-        while queue and len(found) < MOST_TOGETHER and isinstance(queue[0], TOGETHER):
+        while queue and len(found) < MAX_REPORTS_AT_ONCE and isinstance(queue[0], BATCHED_REPORTS):
             found.append(queue.popleft())
         if queue and not found:
             return [queue.popleft()]

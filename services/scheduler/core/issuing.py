@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from services.scheduler.core.draft import Draft
+from services.scheduler.core.draft import StateDraft
 from services.scheduler.core.fluid.members import weights_to_fetch
 from services.scheduler.core.state import AssignedFragment, WorkerState
 from services.scheduler.core.supply import NextFragment
 from shared.messages.contracts import Fragment, GenerateFragment
 
-Choice = tuple[WorkerState, NextFragment]
+WorkerChoice = tuple[WorkerState, NextFragment]
 
 
-def issue(draft: Draft, worker: WorkerState, found: NextFragment) -> GenerateFragment:
+def issue(draft: StateDraft, worker: WorkerState, found: NextFragment) -> GenerateFragment:
     """Give a fragment to a device, in the draft."""
     group = draft.group(draft.begin(found.batch), found.group)
     policy = group.policy or draft.state.policy

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-SILENCE_S = 5.0
+LEASE_S = 5.0
 """Length of a worker's lease: one that has not reported for this long has left."""
-HEIR_S = 2.5
+NAME_TAKEOVER_S = 2.5
 """After this long, when two statuses are missing, a worker of the same name takes its place."""
-BESIDE_S = 1.5
+DUPLICATE_NAME_S = 1.5
 """A worker heard this long after another of its name has begun is alive beside it."""
 
-Heard = Literal["known", "joined", "waits", "refused"]
+LeaseDecision = Literal["known", "joined", "waits", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class Leases:
         """Give these a lease although they have not been heard yet."""
         self._expected = dict.fromkeys(addresses, now - self._stood_still)
 
-    def hear(self, address: str, name: str, now: float) -> Heard:
+    def hear(self, address: str, name: str, now: float) -> LeaseDecision:
         """Record a status."""
         now -= self._stood_still
         if address not in self._held:
             holder = self._by_name.get(name)
-            if holder is not None and now - self._held[holder].at < HEIR_S:
+            if holder is not None and now - self._held[holder].at < NAME_TAKEOVER_S:
                 return self._hear_another(address, name, self._held[holder], now)
             self.let_go(holder)
             self._by_name[name] = address
@@ -61,9 +61,9 @@ class Leases:
         self._held[address] = Lease(name, now)
         return "known" if known else "joined"
 
-    def _hear_another(self, address: str, name: str, holder: Lease, now: float) -> Heard:
+    def _hear_another(self, address: str, name: str, holder: Lease, now: float) -> LeaseDecision:
         first = self._others.setdefault(address, Lease(name, now))
-        return "refused" if holder.at - first.at > BESIDE_S else "waits"
+        return "refused" if holder.at - first.at > DUPLICATE_NAME_S else "waits"
 
     def let_go(self, address: str | None) -> None:
         """Drop a worker that has left, or whose name another has taken."""
@@ -73,7 +73,7 @@ class Leases:
 
     def end(self, now: float) -> list[str]:
         """Drop the workers whose lease has ended, and return their addresses."""
-        limit = now - self._stood_still - SILENCE_S
+        limit = now - self._stood_still - LEASE_S
         ended = [address for address, lease in self._held.items() if lease.at < limit]
         ended += [address for address, at in self._expected.items() if at < limit]
         for address in ended:

@@ -11,7 +11,7 @@ commands may arrive twice, late or out of order.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.scheduler.core.device_queues import DeviceQueues, queue_of, sample_seconds
+from services.scheduler.core.device_queues import DeviceQueues, forecast_queue, sample_seconds
 from services.scheduler.core.fluid.members import updates_replace_version
 from services.scheduler.core.fluid.pieces import trainable
 from services.scheduler.core.fluid.state import FluidState
@@ -28,7 +28,7 @@ from services.scheduler.core.state import (
 )
 from services.scheduler.core.supply import fragment_size, unissued_samples
 from services.scheduler.core.tag.controller import Controller, decide, observe
-from services.scheduler.core.tag.fluid import share_of
+from services.scheduler.core.tag.fluid import generated_share
 from services.scheduler.core.tag.makespan import TagInputs
 from services.scheduler.core.workers import Loan
 from shared.messages.contracts import SetDevice, TagRequest
@@ -36,11 +36,11 @@ from shared.messages.workers import DeviceMode
 
 RENEW_PART = 0.5
 """A loan is renewed when this part of its time has passed."""
-WORTH_SWITCHES = 2
+MIN_LOAN_SWITCHES = 2
 """A member is lent if it would wait for this many switches: half of a loan or more is generation.
 A whole fragment need not fit, since unfinished ones are kept for the next loan."""
 
-Lent = tuple[State, list[SetDevice]]
+LoanCommands = tuple[State, list[SetDevice]]
 
 
 def lendable(state: State) -> list[WorkerState]:
@@ -60,7 +60,7 @@ def open_loans(plan: Plan, state: State, now: float) -> State:
     tag = _close_record(plan, tag, batch, met)
     controller, decision = decide(tag.controller, seen)
     if len(members) > 1 and tag.controller.mode == "auto":
-        groups = share_of(seen, one_step=plan.schedule.staleness_limit > 0)
+        groups = generated_share(seen, one_step=plan.schedule.staleness_limit > 0)
         decision = replace(decision, groups=groups, reason="share")
     record = TagRecord(
         batch=batch.index, decision=decision, tag_inputs=seen, opened_at=batch.opened_at
@@ -145,7 +145,7 @@ def device_reported(_plan: Plan, state: State, event: DeviceReported, now: float
     return replace(state.with_worker(member.with_loan(loan, now)), costs=costs)
 
 
-def lend_or_return(plan: Plan, state: State, now: float) -> Lent:
+def lend_or_return(plan: Plan, state: State, now: float) -> LoanCommands:
     """State what members are to do, where that has changed or a loan runs out."""
     members = lendable(state)
     commands: list[SetDevice] = []
@@ -205,7 +205,7 @@ def _has_unissued(plan: Plan, batch: BatchState) -> bool:
 def _is_worth_it(plan: Plan, state: State, now: float) -> bool:
     """Whether the wait for the next group is long enough for the switch."""
     switch = state.costs.switch.seconds
-    return not switch or _next_ready(plan, state, now) - now > WORTH_SWITCHES * switch
+    return not switch or _next_ready(plan, state, now) - now > MIN_LOAN_SWITCHES * switch
 
 
 def _next_ready(plan: Plan, state: State, now: float) -> float:
@@ -257,7 +257,7 @@ def _is_rollout_sooner(state: State, member: WorkerState, samples: int, now: flo
     ready = len(fluid.groups) - len(fluid.trained)
     back = ready * train + state.costs.switch.seconds
     at_work = replace(member, concurrency=member.lends)
-    left = max(queue_of(state, at_work, now).free) - now
+    left = max(forecast_queue(state, at_work, now).free) - now
     return samples / rate < back + left
 
 

@@ -31,7 +31,7 @@ from services.scheduler.core.inputs import (
     DeviceReported,
     GoalReached,
     MachineInput,
-    Recovered,
+    RecoveryDone,
     Tick,
     WorkerInactive,
     WorkerJoined,
@@ -68,17 +68,19 @@ from shared.messages.fluid import (
     TrainPiece,
 )
 
-Step = tuple[State, list[Command]]
+StepResult = tuple[State, list[Command]]
 Recorder = Callable[[Plan, State, Any, float], State]
 """(plan, state, event, now) -> state."""
 
 
-def step(plan: Plan, state: State, event: MachineInput, now: float) -> Step:
+def step(plan: Plan, state: State, event: MachineInput, now: float) -> StepResult:
     """Apply one event. A repeated event changes nothing that matters and issues no commands."""
     return step_together(plan, state, (event,), now)
 
 
-def step_together(plan: Plan, state: State, events: Iterable[MachineInput], now: float) -> Step:
+def step_together(
+    plan: Plan, state: State, events: Iterable[MachineInput], now: float
+) -> StepResult:
     """Apply events that came together (`inputs.take_together`), and issue what follows from all of
     them: with thousands of devices that costs more than to record them."""
     follows = False
@@ -152,7 +154,7 @@ def _goal_reached(_plan: Plan, state: State, event: GoalReached, _now: float) ->
     return replace(state, goal_reached_by=event.version)
 
 
-def _recovered(plan: Plan, state: State, _event: Recovered, _now: float) -> State:
+def _recovered(plan: Plan, state: State, _event: RecoveryDone, _now: float) -> State:
     return fragments.drop_stale_groups(plan, replace(state, recovering=False))
 
 
@@ -201,10 +203,10 @@ def _member_left(_plan: Plan, state: State, event: WorkerLeft, _now: float) -> S
 def _pieces_forgotten(
     plan: Plan, state: State, event: FragmentScored | FragmentFailed | GroupFailed, _now: float
 ) -> State:
-    return fluid_events.group_changed(plan, state, *_group_of(event))
+    return fluid_events.group_changed(plan, state, *_event_group(event))
 
 
-def _group_of(event: FragmentScored | FragmentFailed | GroupFailed) -> tuple[int, int]:
+def _event_group(event: FragmentScored | FragmentFailed | GroupFailed) -> tuple[int, int]:
     if isinstance(event, GroupFailed):
         return event.batch, event.group
     slot = event.fragment if isinstance(event, FragmentScored) else event.slot
@@ -215,7 +217,7 @@ def _unless_in_a_step(*recorders: Recorder) -> tuple[Recorder]:
     """Return what records a failure, except in a group that some step has already."""
 
     def record(plan: Plan, state: State, event: FragmentFailed | GroupFailed, now: float) -> State:
-        if fluid_events.is_in_a_step(plan, state, *_group_of(event)):
+        if fluid_events.is_in_a_step(plan, state, *_event_group(event)):
             return state
         return _in_turn(recorders, plan, state, event, now)
 
@@ -254,7 +256,7 @@ RECORDERS: Mapping[type, Sequence[Recorder]] = {
     GoalReached: (_goal_reached,),
     GenerateFragment: _restored(recovery.restore_task),
     TrainGroup: _restored(recovery.restore_group),
-    Recovered: (_recovered, fluid_recovery.finish),
+    RecoveryDone: (_recovered, fluid_recovery.finish),
 }
 """Event -> what records it, one after the other; others change nothing."""
 

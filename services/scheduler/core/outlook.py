@@ -21,23 +21,23 @@ from services.scheduler.costs.floor import Rates, least_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class BatchForecast:
     """Seconds of a batch; None while the costs of generation or of training are not learned."""
 
     forecast_seconds: float | None = None
     bound_seconds: float | None = None
 
 
-def outlook(plan: Plan, state: State) -> Outlook:
+def outlook(plan: Plan, state: State) -> BatchForecast:
     """Return what a batch like the current one takes on the live devices."""
     if not _is_known(state):
-        return Outlook()
+        return BatchForecast()
     queues = sum(_at_once(worker) for worker in _all_devices(state))
     seen = situation(plan, state, fragment_size(plan, state, queues))
     bound = least_seconds(_rates(state), plan.num_groups * plan.group_size, plan.num_groups)
     # One step ahead, the model has members help that cannot: no batch takes less than the bound.
     expected = max(bound, forecast(seen, plan.schedule).seconds)
-    return Outlook(_finite(expected), _finite(bound))
+    return BatchForecast(_finite(expected), _finite(bound))
 
 
 def _is_known(state: State) -> bool:

@@ -13,7 +13,7 @@ from services.scheduler.core.state import FragmentState, GroupState, Plan, State
 from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment, Policy, TrainGroup
 
-READ_BACK = (
+RECOVERED_STREAMS = (
     subjects.TASK, subjects.TRAJ, subjects.REW, subjects.TRAIN, subjects.FLUID, subjects.EVT,
 )  # fmt: skip
 """Streams in the order in which they are read: commands, their results, other events."""
@@ -86,13 +86,13 @@ def restore_group(_plan: Plan, state: State, command: TrainGroup, _now: float) -
     group = state.find_group(command.batch, command.group)
     if group is None or command.attempt < group.attempt:
         return state
-    same = _is_of(command, group)
+    same = _names_fragments(command, group)
     attempt = command.attempt if same else command.attempt + 1
     group = replace(group, sent=same, attempt=attempt)
     return state.with_group(command.batch, command.group, group)
 
 
-def _is_of(command: TrainGroup, group: GroupState) -> bool:
+def _names_fragments(command: TrainGroup, group: GroupState) -> bool:
     """Whether the command is about exactly these fragments."""
     slots = [fragment.fragment.slot for fragment in command.fragments]
     now = [fragment.slot_in(command.batch, command.group) for fragment in group.fragments]

@@ -19,13 +19,13 @@ from services.scheduler.core.tag.fluid import MemberPool
 from services.scheduler.core.tag.forecast import Situation, forecast, last_piece
 from services.scheduler.core.tag.makespan import TagInputs
 
-ALIKE = 1.1
+SAME_SPEED_FACTOR = 1.1
 """Devices whose seconds differ by no more than this factor count as alike."""
-MOST_GROUPS = 128
+MAX_FORECAST_GROUPS = 128
 """Number of groups, and of devices in proportion, that a batch is forecast with at most."""
-FEWEST = 4
+MIN_ALIKE_DEVICES = 4
 """Number of alike devices that must be left of them."""
-AS_GOOD = 1.003
+TIE_FACTOR = 1.003
 """Factor of seconds within which sizes count as equally good: forecasts tell no less."""
 MAX_FRAGMENTS = 6
 """Number of fragments of a group up to which smaller ones are better where they cost nothing: a
@@ -62,7 +62,7 @@ def chosen_size(seconds: Mapping[int, float], group_size: int) -> int | None:
     take for ever."""
     seconds = {size: each for size, each in seconds.items() if math.isfinite(each)}
     least = min(seconds.values(), default=math.inf)
-    good = [size for size, each in seconds.items() if each <= AS_GOOD * least]
+    good = [size for size, each in seconds.items() if each <= TIE_FACTOR * least]
     few = [size for size in good if size * MAX_FRAGMENTS >= group_size]
     return min(few) if few else max(good, default=None)
 
@@ -71,7 +71,7 @@ def situation(plan: Plan, state: State, size: int) -> Situation:
     """Return the current batch in fragments of such a size, as far as devices are known."""
     members = state.members
     if not has_loans(plan):
-        return _of_members(plan, state, members, size)
+        return _forecast_members(plan, state, members, size)
     lent = lendable(state) or members
     seen = _thinned(_alike(tag_inputs(plan, state, lent, size)))
     if len(lent) < 2:
@@ -82,7 +82,7 @@ def situation(plan: Plan, state: State, size: int) -> Situation:
     return Situation(seen, pool)
 
 
-def _of_members(plan: Plan, state: State, members: list[WorkerState], size: int) -> Situation:
+def _forecast_members(plan: Plan, state: State, members: list[WorkerState], size: int) -> Situation:
     """Return the same where no member is lent: members generate and then train, or only train."""
     costs, samples = state.costs, state.costs.whole_samples(size)
     rollout = state.only_generate
@@ -136,7 +136,7 @@ def _levels(all_seconds: Collection[float]) -> dict[float, float]:
     levels: dict[float, float] = {}
     first = 0.0
     for seconds in sorted(all_seconds):
-        if seconds > first * ALIKE:
+        if seconds > first * SAME_SPEED_FACTOR:
             first = seconds
         levels[seconds] = first
     rates: dict[float, list[float]] = {}
@@ -148,10 +148,10 @@ def _levels(all_seconds: Collection[float]) -> dict[float, float]:
 
 def _thinned(seen: TagInputs) -> TagInputs:
     """Take a part of groups and devices for all of them, where there are very many of both."""
-    factor = seen.groups // MOST_GROUPS
+    factor = seen.groups // MAX_FORECAST_GROUPS
     classes = Counter(seen.rollout)
     counts = [*classes.values(), *([seen.trainer_queues] if seen.trainer_queues else [])]
-    if factor < 2 or min(counts, default=0) < FEWEST * factor:
+    if factor < 2 or min(counts, default=0) < MIN_ALIKE_DEVICES * factor:
         return seen
     rollout = [s for s, count in classes.items() for _ in range(round(count / factor))]
     return replace(

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from services.scheduler.core.fluid.state import FluidState
-from services.scheduler.core.tag.controller import Controller, Decision
+from services.scheduler.core.tag.controller import Controller, TagDecision
 from services.scheduler.core.tag.estimates import Costs, PassCosts
 from services.scheduler.core.tag.makespan import TagInputs
 from services.scheduler.core.tally import Stage as Stage
-from services.scheduler.core.tally import Tally, tally_of
+from services.scheduler.core.tally import Tally, count_groups
 from services.scheduler.core.workers import AssignedFragment as AssignedFragment
 from services.scheduler.core.workers import Exclusion as Exclusion
 from services.scheduler.core.workers import Workers
@@ -137,7 +137,7 @@ class GroupState:
         return sum(f.num_samples for f in self.fragments if f.stage == "pending")
 
 
-NOTHING_CUT = GroupState()
+EMPTY_GROUP = GroupState()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ class BatchState:
         """Counts over all groups, made once and kept along by `with_groups`."""
         known = self._known
         if known is None or known[0] is not self.groups:
-            known = self.groups, tally_of(self.groups, NOTHING_CUT)
+            known = self.groups, count_groups(self.groups, EMPTY_GROUP)
             object.__setattr__(self, "_known", known)
         return known[1]
 
@@ -177,7 +177,7 @@ class BatchState:
 
 
 def new_batch(plan: Plan, index: int, now: float) -> BatchState:
-    return BatchState(index=index, groups=(NOTHING_CUT,) * plan.num_groups, opened_at=now)
+    return BatchState(index=index, groups=(EMPTY_GROUP,) * plan.num_groups, opened_at=now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,7 @@ class TagRecord:
     """Records what was decided for a batch, and the outcome."""
 
     batch: int
-    decision: Decision
+    decision: TagDecision
     tag_inputs: TagInputs
     """Costs on which the decision was based."""
     opened_at: float

@@ -16,7 +16,7 @@ from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
 
 FRAGMENTS_PER_DEVICE = 5
 """Fragments of a batch per device: enough for early first groups, few enough to be efficient."""
-MIN_PART = 4
+MAX_SHRINK_FACTOR = 4
 """At the end of a batch, fragments shrink to their full size divided by this at least."""
 
 
@@ -78,7 +78,7 @@ def fragment_size(plan: Plan, state: State, num_queues: int) -> int:
     return full_size(plan, num_queues) if state.sizing is None else state.sizing.samples
 
 
-def size_of_next(plan: Plan, state: State, full: int, samples: int, num_queues: int) -> int:
+def next_fragment_size(plan: Plan, state: State, full: int, samples: int, num_queues: int) -> int:
     """Samples of the next fragment, of so many that are left: the full size (`fragment_size`) for
     all of a batch, once costs are known."""
     if state.sizing is not None:
@@ -149,7 +149,7 @@ def next_size(
 
 
 def _size_at_end(plan: Plan, full: int, share: int) -> int:
-    return max(_min_size(plan), full // MIN_PART, min(full, share))
+    return max(_min_size(plan), full // MAX_SHRINK_FACTOR, min(full, share))
 
 
 def _min_size(plan: Plan) -> int:

@@ -79,7 +79,7 @@ class Tally:
         return self if first <= self.first else replace(self, first=first)
 
 
-def tally_of(groups: Sequence[_Group], nothing: _Group) -> Tally:
+def count_groups(groups: Sequence[_Group], nothing: _Group) -> Tally:
     """The counts of these groups; ``nothing``: a group of which nothing was cut."""
     tally = Tally()
     for index, group in enumerate(groups):

@@ -4,32 +4,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.scheduler.core.state import Plan, State, WorkerState
-from shared.run.usage import MAX_CHANGES, Change, Timeline, Use
+from shared.run.usage import MAX_CHANGES, Change, DeviceUse, Timeline
 
 
-def uses(plan: Plan, state: State) -> dict[str, Use]:
+def uses(plan: Plan, state: State) -> dict[str, DeviceUse]:
     """What every live worker does, by name."""
     waits_for = _waits_for(plan, state)  # the same for all, so fragments are counted once
     is_scoring = any(batch.count("generated") for batch in state.batches)
-    scores: Use = "scoring" if is_scoring else waits_for
-    found: dict[str, Use] = {}
+    scores: DeviceUse = "scoring" if is_scoring else waits_for
+    found: dict[str, DeviceUse] = {}
     for worker in state.workers.values():
         match worker.service:
             case "reward":
                 found[worker.name] = scores
             case "member":
-                found[worker.name] = _use_of_member(state, worker) or waits_for
+                found[worker.name] = _member_use(state, worker) or waits_for
             case _:
-                found[worker.name] = _use_of_rollout(worker) or waits_for
+                found[worker.name] = _rollout_use(worker) or waits_for
     return found
 
 
-def _use_of_rollout(worker: WorkerState) -> Use | None:
+def _rollout_use(worker: WorkerState) -> DeviceUse | None:
     """What the device does; None if it waits."""
     return "generating" if worker.assigned else None
 
 
-def _use_of_member(state: State, worker: WorkerState) -> Use | None:
+def _member_use(state: State, worker: WorkerState) -> DeviceUse | None:
     """What a member does; None if it waits."""
     fluid = state.fluid
     if worker.assigned and worker.concurrency:
@@ -42,7 +42,7 @@ def _use_of_member(state: State, worker: WorkerState) -> Use | None:
     return "committing" if is_exchanging else None
 
 
-def _waits_for(plan: Plan, state: State) -> Use:
+def _waits_for(plan: Plan, state: State) -> DeviceUse:
     batch = state.batch
     if state.phase == "paused":
         return "paused"
@@ -54,16 +54,16 @@ def _waits_for(plan: Plan, state: State) -> Use:
 
 
 @dataclass(slots=True)
-class Meter:
+class UsageMeter:
     """Adds up seconds per device and use between two commits, and notes when a use changed."""
 
-    devices: dict[str, dict[Use, float]] = field(default_factory=dict)
+    devices: dict[str, dict[DeviceUse, float]] = field(default_factory=dict)
     changes: dict[str, list[Change]] = field(default_factory=dict)
     since: float | None = None
     began: float = 0.0
     """When the batch was opened."""
 
-    def advance(self, now: float, current: Mapping[str, Use]) -> None:
+    def advance(self, now: float, current: Mapping[str, DeviceUse]) -> None:
         """Add the time since the previous call, for which ``current`` has held."""
         if self.since is None:
             self.began = now
@@ -77,13 +77,13 @@ class Meter:
                     self._note(name, None)
         self.since = now
 
-    def _note(self, name: str, use: Use | None) -> None:
+    def _note(self, name: str, use: DeviceUse | None) -> None:
         """Note what a device has done since the previous call, if it did something else before."""
         changes = self.changes.setdefault(name, [])
         if (not changes or changes[-1][1] != use) and len(changes) < MAX_CHANGES:
             changes.append((round((self.since or 0.0) - self.began, 3), use))
 
-    def move(self, name: str, seconds: float, source: Use, target: Use) -> None:
+    def move(self, name: str, seconds: float, source: DeviceUse, target: DeviceUse) -> None:
         """Count some time of ``source`` as ``target``, as the device itself reports."""
         seconds_by_use = self.devices.setdefault(name, {})
         moved = min(seconds, seconds_by_use.get(source, 0.0))
@@ -96,7 +96,7 @@ class Meter:
         devices = {name: tuple(changes) for name, changes in sorted(self.changes.items())}
         return Timeline(batch=batch, seconds=seconds, devices=devices)
 
-    def take(self) -> dict[str, dict[Use, float]]:
+    def take(self) -> dict[str, dict[DeviceUse, float]]:
         """Return what was added up, and start again from zero."""
         devices, self.devices = self.devices, {}
         self.changes, self.began = {}, self.since or 0.0

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from services.scheduler.core.device_queues import sample_seconds
-from services.scheduler.core.outlook import Outlook
+from services.scheduler.core.outlook import BatchForecast
 from services.scheduler.core.state import BatchState, GroupState, Plan, State, WorkerState
 from services.scheduler.core.supply import num_unissued
 
 QueueName = Literal["generation", "in_hand", "scoring", "training"]
-LATE = 3.0
+LATE_FACTOR = 3.0
 """Times its usual wait after which the oldest in a queue is late."""
-LATE_S = 5.0
+MIN_LATE_S = 5.0
 """Seconds that it is beyond its usual wait then at least: less is nobody's worry."""
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class WaitingSamples:
     """Samples that wait for the same thing."""
 
     name: QueueName
@@ -38,11 +38,11 @@ class Queue:
         """Whether the oldest has waited far longer than it should."""
         if self.oldest_seconds is None or self.usual_seconds is None:
             return False
-        most = max(LATE * self.usual_seconds, self.usual_seconds + LATE_S)
+        most = max(LATE_FACTOR * self.usual_seconds, self.usual_seconds + MIN_LATE_S)
         return self.oldest_seconds > most
 
 
-def queues(plan: Plan, state: State, now: float, outlook: Outlook) -> list[Queue]:
+def queues(plan: Plan, state: State, now: float, outlook: BatchForecast) -> list[WaitingSamples]:
     """Return the queues in the order in which a sample goes through them."""
     return [
         _to_generate(plan, state, now, outlook),
@@ -52,17 +52,17 @@ def queues(plan: Plan, state: State, now: float, outlook: Outlook) -> list[Queue
     ]
 
 
-def _to_generate(plan: Plan, state: State, now: float, outlook: Outlook) -> Queue:
+def _to_generate(plan: Plan, state: State, now: float, outlook: BatchForecast) -> WaitingSamples:
     samples, batch = num_unissued(plan, state), state.batch
     if not samples or batch is None:
-        return Queue("generation")
+        return WaitingSamples("generation")
     opened = batch.opened_at
-    return Queue("generation", samples, _age(now, opened), outlook.forecast_seconds)
+    return WaitingSamples("generation", samples, _age(now, opened), outlook.forecast_seconds)
 
 
-def _in_hand(state: State, now: float) -> Queue:
+def _in_hand(state: State, now: float) -> WaitingSamples:
     """Return what devices have; the oldest is the one that is furthest beyond what it takes."""
-    samples, oldest, beyond = 0, Queue("in_hand"), float("-inf")
+    samples, oldest, beyond = 0, WaitingSamples("in_hand"), float("-inf")
     for worker in state.workers.values():
         samples += sum(held.num_samples for held in worker.assigned)
         for held in worker.assigned[: worker.concurrency]:
@@ -70,10 +70,12 @@ def _in_hand(state: State, now: float) -> Queue:
             age = _age(now, held.since)
             if age - (usual or 0.0) > beyond:
                 beyond = age - (usual or 0.0)
-                oldest = Queue("in_hand", 0, age, usual, worker.name)
+                oldest = WaitingSamples("in_hand", 0, age, usual, worker.name)
     if not samples:
-        return Queue("in_hand")
-    return Queue("in_hand", samples, oldest.oldest_seconds, oldest.usual_seconds, oldest.worker)
+        return WaitingSamples("in_hand")
+    return WaitingSamples(
+        "in_hand", samples, oldest.oldest_seconds, oldest.usual_seconds, oldest.worker
+    )
 
 
 def _usual(state: State, worker: WorkerState, samples: int) -> float | None:
@@ -83,7 +85,7 @@ def _usual(state: State, worker: WorkerState, samples: int) -> float | None:
     return costs.whole_samples(samples) * sample_seconds(state, worker)
 
 
-def _to_score(state: State, now: float) -> Queue:
+def _to_score(state: State, now: float) -> WaitingSamples:
     found = [
         each
         for batch in state.batches if batch.count("generated")
@@ -91,25 +93,25 @@ def _to_score(state: State, now: float) -> Queue:
         for each in group.fragments if each.stage == "generated"
     ]  # fmt: skip
     if not found:
-        return Queue("scoring")
+        return WaitingSamples("scoring")
     oldest = _age(now, min(each.generated_at for each in found))
-    return Queue(
+    return WaitingSamples(
         "scoring", sum(each.num_samples for each in found), oldest, state.costs.ready.value
     )
 
 
-def _to_train(plan: Plan, state: State, now: float) -> Queue:
+def _to_train(plan: Plan, state: State, now: float) -> WaitingSamples:
     batch = state.batch
     waiting = [] if batch is None else list(_untrained(state, batch))
     if not waiting:
-        return Queue("training")
+        return WaitingSamples("training")
     # Of a fragment whose rewards were heard of first, nobody knows when it was generated.
     since = [max(each.generated_at for each in group.fragments) for group in waiting]
     known = [at for at in since if at]
     each = state.costs.train_seconds([member.address for member in state.members])
     usual = None if each is None else each * len(waiting) + state.costs.ready.seconds
     oldest = _age(now, min(known)) if known else None
-    return Queue("training", len(waiting) * plan.group_size, oldest, usual)
+    return WaitingSamples("training", len(waiting) * plan.group_size, oldest, usual)
 
 
 def _untrained(state: State, batch: BatchState) -> Iterator[GroupState]:
@@ -128,7 +130,7 @@ def is_exchange_late(state: State, now: float) -> bool:
     """Whether members have exchanged sums for far longer than a batch usually takes from there to
     its commit: some of them wait for a sum that is lost."""
     exchange = None if state.fluid is None or state.fluid.step else state.fluid.exchange
-    return exchange is not None and now - exchange.since > LATE * state.costs.commit.seconds
+    return exchange is not None and now - exchange.since > LATE_FACTOR * state.costs.commit.seconds
 
 
 def standstill(plan: Plan, state: State, seconds: float) -> str:

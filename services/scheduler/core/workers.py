@@ -31,7 +31,7 @@ class AssignedFragment:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class MeasuredConcurrency:
     """How many fragments a device really generates at a time, by the scheduler's own clock."""
 
     since: float = 0.0
@@ -43,11 +43,11 @@ class Shown:
     fastest: float = math.inf
     """Seconds per sample of what it has finished soonest after it was given it."""
 
-    def after(self, held: AssignedFragment, now: float) -> "Shown":
+    def after(self, held: AssignedFragment, now: float) -> "MeasuredConcurrency":
         """Return what is known after a fragment that it was given at ``held.since``."""
         each = max(0.0, now - held.since) / held.num_samples
         was_idle = held.since > self.last
-        return Shown(
+        return MeasuredConcurrency(
             since=held.since if was_idle else self.since,
             num_samples=held.num_samples + (0 if was_idle else self.num_samples),
             last=now,
@@ -83,7 +83,7 @@ class WorkerState:
     for a member that only trains, or is not lent."""
     declared: int = 0
     """Fragments that it says it generates at the same time, if that is more."""
-    shown: Shown | None = None
+    shown: MeasuredConcurrency | None = None
     """What it has done since it was idle, if it says that it generates several at a time."""
     kind: str = "cpu"
     ranks: int = 1
@@ -109,7 +109,7 @@ class WorkerState:
         that it generates several at a time is believed as far as twice what it has shown."""
         if self.declared <= 1:
             return self
-        shown = (self.shown or Shown()).after(held, now)
+        shown = (self.shown or MeasuredConcurrency()).after(held, now)
         concurrency = max(1, min(self.declared, round(2 * shown.at_a_time(now))))
         return replace(self, shown=shown, concurrency=concurrency)
 
@@ -150,7 +150,7 @@ class Roles:
     """Addresses of members that can be lent."""
 
 
-class Question(Protocol):
+class WorkerFilter(Protocol):
     """Is something that events ask of devices that take work, and holds for a number of them."""
 
     @property
@@ -162,7 +162,7 @@ class Question(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HasRoom:
+class HasCapacity:
     """Asks who has less than so many fragments per queue."""
 
     queue_depth: int
@@ -173,7 +173,7 @@ class HasRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class HasFewOf:
+class FewerThan:
     """Asks who has less than a number of fragments of a batch and those before it; what a member
     that is not lent has kept does not count."""
 
@@ -186,7 +186,7 @@ class HasFewOf:
 
 
 @dataclass(frozen=True, slots=True)
-class HasNextOf:
+class HoldsNext:
     """Asks who has a fragment of a later batch among the first, as many as it generates at a
     time."""
 
@@ -204,7 +204,7 @@ class Workers(dict[str, WorkerState]):
     def __init__(self, workers: Mapping[str, WorkerState] | None = None) -> None:
         super().__init__(workers or {})
         self._roles: Roles | None = None
-        self._answers: dict[Question, frozenset[str]] = {}
+        self._answers: dict[WorkerFilter, frozenset[str]] = {}
 
     @property
     def roles(self) -> Roles:
@@ -223,9 +223,9 @@ class Workers(dict[str, WorkerState]):
 
     def with_room(self, queue_depth: int) -> frozenset[str]:
         """Addresses of the devices that generate and have less than so much per queue."""
-        return self.asked(HasRoom(queue_depth))
+        return self.asked(HasCapacity(queue_depth))
 
-    def asked(self, question: Question) -> frozenset[str]:
+    def asked(self, question: WorkerFilter) -> frozenset[str]:
         """Addresses of the devices that take work and for which it holds."""
         found = self._answers.get(question)
         if found is None:
@@ -255,7 +255,7 @@ class Workers(dict[str, WorkerState]):
 
 
 def _followed(
-    known: frozenset[str], question: Question, changed: Iterable[WorkerState]
+    known: frozenset[str], question: WorkerFilter, changed: Iterable[WorkerState]
 ) -> frozenset[str]:
     """For whom it holds once these have changed."""
     now = {w.address: question.holds_for(w) for w in changed if w.takes_work}

@@ -5,7 +5,7 @@ import math
 from services.scheduler.costs.profile import Profile, Role, device
 from shared.recipe.schedule import Schedule
 
-FEW_ROWS = 8
+TARGET_ROWS = 8
 """Rows of a training pass that a member keeps room for, and below which a way to more of them is
 looked for."""
 

@@ -12,7 +12,7 @@ COUNTED = "counted"
 """Name of such a profile."""
 DEVICE = "device"
 """The one kind of device of such a profile."""
-ALMOST_NOTHING = 1e-9
+NEGLIGIBLE_SECONDS = 1e-9
 
 
 def counted_profile(
@@ -36,16 +36,16 @@ def counted_profile(
             reward_seconds=0.0,
             noise_cv=0.0,
             handoff_seconds=0.0,
-            memory_gib=ALMOST_NOTHING,
+            memory_gib=NEGLIGIBLE_SECONDS,
         ),
         variant=Variant(
             forwards_per_step=1,
             rho=1 + BACKWARD * differentiated + beside,
-            memory_gib=ALMOST_NOTHING,
+            memory_gib=NEGLIGIBLE_SECONDS,
             ranks=ranks,
-            network_gb=ALMOST_NOTHING,
+            network_gb=NEGLIGIBLE_SECONDS,
             optimizer_seconds=0.0,
-            published_gb=ALMOST_NOTHING,
+            published_gb=NEGLIGIBLE_SECONDS,
             publish_seconds=0.0,
             adopt_seconds=0.0,
             switch_seconds=0.0,

@@ -16,7 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from services.scheduler.costs.sizes import Factor
 from shared.messages.records import Record, Text
 
-SIZED = re.compile(r"([\w.-]+(?: [\w.-]+)*)\s*=\s*(\d+(?:\.\d+)?)GiB(?:\*(\d+))?", re.IGNORECASE)
+SIZED_KIND = re.compile(
+    r"([\w.-]+(?: [\w.-]+)*)\s*=\s*(\d+(?:\.\d+)?)GiB(?:\*(\d+))?", re.IGNORECASE
+)
 """Kind, memory and number of devices: ``name=32GiB`` is one, ``name=32GiB*4`` are four."""
 
 
@@ -55,7 +57,7 @@ def with_sized(devices: Mapping[str, Device], text: str) -> dict[str, Device]:
     slowest = min(devices.values(), key=lambda device: device.training_speed)
     note = "its speed is unknown, and taken as that of the slowest known kind"
     found = dict(devices)
-    for word, gib, _ in SIZED.findall(text):
+    for word, gib, _ in SIZED_KIND.findall(text):
         kind = kind_named(devices, word)
         like = slowest.model_copy(update={"note": note}) if kind is None else devices[kind]
         found[kind or word] = like.model_copy(update={"memory_gib": float(gib)})

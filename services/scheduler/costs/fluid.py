@@ -46,7 +46,7 @@ NAME_BYTES, PIECE_BYTES = 14.0, 3.5
 BROKER_GB_PER_SECOND = 1.0
 """A broker sends this message to all devices at so much: .8 to 1.9 were measured with 256 readers
 of 150 kB, on two cores that they shared."""
-NAMED_SECONDS = 15e-6
+PIECE_NAME_SECONDS = 15e-6
 """Seconds in which the scheduler writes a piece of this message and a device reads it: .5 s were
 measured for 32,768 pieces."""
 
@@ -90,7 +90,7 @@ def order_seconds(devices: int) -> float:
     and each of them reads it."""
     pieces = min(MAX_PIECES, PIECES_EACH * devices)
     size = NAME_BYTES * devices + PIECE_BYTES * pieces
-    return devices * size / BROKER_GB_PER_SECOND / 1e9 + NAMED_SECONDS * pieces
+    return devices * size / BROKER_GB_PER_SECOND / 1e9 + PIECE_NAME_SECONDS * pieces
 
 
 def step_seconds(profile: Profile) -> float:

@@ -20,7 +20,7 @@ class Launches(Record):
     """Those of a training pass with gradient checkpointing, without a KL term."""
 
 
-class Host(Record):
+class HostCosts(Record):
     """Seconds in which a host launches a kernel. 0: the device alone sets the pace."""
 
     step_launch_seconds: Seconds = 0.0
@@ -28,13 +28,13 @@ class Host(Record):
     """The same in a training pass, whose backward pass autograd walks."""
 
 
-NO_HOST = Host()
-H200_HOST = Host(step_launch_seconds=20.8e-6, training_launch_seconds=30e-6)
+UNKNOWN_HOST = HostCosts()
+H200_HOST = HostCosts(step_launch_seconds=20.8e-6, training_launch_seconds=30e-6)
 """Those of the H200 of docs/gpu-day: .173 s for the 8,317 launches that a call of Qwen-Image had
 then, and .984 s for the 32,651 of a pass."""
 
 
-def host_of(option: str, text: str) -> Host:
+def parse_host_costs(option: str, text: str) -> HostCosts:
     """Parse microseconds of a launch in a denoising step and in a training pass.
 
     >>> host_of("--launch-us", "20.8,30").training_launch_seconds
@@ -45,7 +45,7 @@ def host_of(option: str, text: str) -> Host:
     """
     try:
         step, training = (float(part) for part in text.split(","))
-        return Host(step_launch_seconds=step / 1e6, training_launch_seconds=training / 1e6)
+        return HostCosts(step_launch_seconds=step / 1e6, training_launch_seconds=training / 1e6)
     except ValueError as error:
         raise UserError(
             f"{option}: {text!r} is not two numbers, the microseconds of a launch in a denoising "

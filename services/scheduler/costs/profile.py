@@ -23,9 +23,16 @@ from pydantic import Field, ValidationError, field_validator
 
 from services.scheduler.costs.devices import FORECASTS
 from services.scheduler.costs.devices import Device as Device
-from services.scheduler.costs.host import NO_HOST, Host, Launches
+from services.scheduler.costs.host import UNKNOWN_HOST, HostCosts, Launches
 from services.scheduler.costs.shape import Shape
-from services.scheduler.costs.sizes import GIB_TO_GB, Factor, Memory, NotNegative, Positive, Work
+from services.scheduler.costs.sizes import (
+    GIB_TO_GB,
+    Factor,
+    Memory,
+    NetworkWork,
+    NotNegative,
+    Positive,
+)
 from shared.errors import UserError
 from shared.messages.records import Record, Seconds, Text, Token
 
@@ -128,7 +135,7 @@ class Streaming(Record):
     has."""
 
 
-class Source(Record):
+class ProfileSource(Record):
     kind: Literal["recipe", "measured", "traced", "fitted", "assumed"]
     """recipe: a choice, not a cost; traced: counted from the model's configuration."""
     note: Text
@@ -142,11 +149,11 @@ class _Costs(Record):
     """Whether the network receives the guidance scale, so that guidance needs no second pass."""
     rollout: Rollout
     memory: Memory | None = None
-    work: Work | None = None
+    work: NetworkWork | None = None
     launches: Launches | None = None
-    host: Host = NO_HOST
+    host: HostCosts = UNKNOWN_HOST
     devices: Annotated[dict[Token, Device], Field(min_length=1)]
-    sources: dict[str, Source]
+    sources: dict[str, ProfileSource]
     """Origin of each number, by dotted path or the beginning of one."""
 
 
@@ -201,13 +208,13 @@ def load_profile(name_or_path: str | Path, variant: VariantName = "lora") -> Pro
         raise UserError(f"{path}: {where}: {fault['msg']}") from error
     plain: dict[str, Any] = {field: getattr(costs, field) for field in _Costs.model_fields}
     if variant == "full" and variant not in costs.variants:
-        return Profile(**plain, variant=_of_all_weights(path, costs))
+        return Profile(**plain, variant=_full_weight_costs(path, costs))
     if variant not in costs.variants:
         raise UserError(f"{path}: no variant {variant}; it has {', '.join(costs.variants)}")
     return Profile(**plain, variant=costs.variants[variant])
 
 
-def _of_all_weights(path: Path, costs: ProfileFile) -> Variant:
+def _full_weight_costs(path: Path, costs: ProfileFile) -> Variant:
     """Return what training all weights takes, from the costs of an adapter and the network's
     size."""
     if costs.memory is None:

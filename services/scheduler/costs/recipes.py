@@ -12,13 +12,13 @@ from services.scheduler.costs.profile import (
     profile_names,
 )
 from services.scheduler.costs.shape import Shape
-from services.scheduler.costs.sizes import Size, Work, forward_tflop, rho
+from services.scheduler.costs.sizes import NetworkWork, SampleSize, forward_tflop, rho
 from shared.errors import UserError
-from shared.models.published import alike, configuration_of
+from shared.models.published import alike, find_configuration
 from shared.recipe.recipe import Recipe
 
 
-def profile_of(recipe: Recipe) -> str:
+def profile_for(recipe: Recipe) -> str:
     """The profile of the model whose published network has the same shape as the recipe's: by its
     configuration, or before it is fetched, by the one that is published under its name.
 
@@ -27,7 +27,7 @@ def profile_of(recipe: Recipe) -> str:
     """
     model, names = recipe.model, profile_names()
     with contextlib.suppress(UserError):  # of a family that has no profile
-        if name := alike(configuration_of(model.folder, model.name).folder, names):
+        if name := alike(find_configuration(model.folder, model.name).folder, names):
             return name
     raise UserError(
         f"--profile: no cost profile has a network like that of {model.name}; name one of "
@@ -42,11 +42,11 @@ def recipe_costs(recipe: Recipe, name: str | None = None) -> Profile:
     Raises:
         UserError: if there is none.
     """
-    profile = load_profile(name or profile_of(recipe), recipe.model.trained)
-    return with_shape_of(profile, recipe)
+    profile = load_profile(name or profile_for(recipe), recipe.model.trained)
+    return fit_to_recipe(profile, recipe)
 
 
-def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
+def fit_to_recipe(profile: Profile, recipe: Recipe) -> Profile:
     """The same costs for this recipe's batch, its samples' size and its training passes.
 
     Seconds of a call scale with the operations of the network, those of decoding with the pixels;
@@ -54,7 +54,7 @@ def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
     """
     guided = recipe.model.guidance > 1 and not profile.embeds_guidance
     forwards: Literal[1, 2] = 2 if guided else 1
-    shape = shape_of(recipe)
+    shape = batch_shape(recipe)
     changes: dict[str, object] = {
         "forwards_per_step": forwards,
         "ranks": recipe.trainer.shard_devices,
@@ -62,17 +62,17 @@ def with_shape_of(profile: Profile, recipe: Recipe) -> Profile:
     }
     rollout = profile.rollout
     if profile.work is not None:
-        size = _size_of(recipe, profile.work)
+        size = _sample_size(recipe, profile.work)
         rollout = _scaled(rollout, profile.work, size)
-        changes["rho"] = _rho_of(recipe, profile.work, size)
+        changes["rho"] = _training_ratio(recipe, profile.work, size)
     variant = profile.variant.model_copy(update=changes)
-    launches = None if profile.launches is None else _launches_of(recipe, profile.launches)
+    launches = None if profile.launches is None else _pass_launches(recipe, profile.launches)
     return profile.model_copy(
         update={"shape": shape, "variant": variant, "rollout": rollout, "launches": launches}
     )
 
 
-def shape_of(recipe: Recipe) -> Shape:
+def batch_shape(recipe: Recipe) -> Shape:
     """What the recipe's batch consists of."""
     return Shape(
         groups=recipe.batch.groups,
@@ -86,9 +86,9 @@ def shape_of(recipe: Recipe) -> Shape:
     )
 
 
-def _size_of(recipe: Recipe, work: Work) -> Size:
+def _sample_size(recipe: Recipe, work: NetworkWork) -> SampleSize:
     model = recipe.model
-    return Size(
+    return SampleSize(
         height=model.height,
         width=model.width,
         frames=model.frames,
@@ -96,7 +96,7 @@ def _size_of(recipe: Recipe, work: Work) -> Size:
     )
 
 
-def _scaled(rollout: Rollout, work: Work, size: Size) -> Rollout:
+def _scaled(rollout: Rollout, work: NetworkWork, size: SampleSize) -> Rollout:
     pixels = size.height * size.width * size.frames / (work.height * work.width * work.frames)
     operations = forward_tflop(work, size) / forward_tflop(work, work.size)
     return rollout.model_copy(
@@ -107,7 +107,7 @@ def _scaled(rollout: Rollout, work: Work, size: Size) -> Rollout:
     )
 
 
-def _launches_of(recipe: Recipe, counted: Launches) -> Launches:
+def _pass_launches(recipe: Recipe, counted: Launches) -> Launches:
     """The kernels of the recipe's training passes, by those of one with checkpoints and no KL."""
     added = round(_forwards_added(recipe) * counted.step)
     return counted.model_copy(update={"training_pass": counted.training_pass + added})
@@ -127,10 +127,10 @@ def _forwards_added(recipe: Recipe) -> float:
 
 def passes_beside(recipe: Recipe) -> float:
     """Forward passes of a trained row without a backward pass: of the base model for the KL too."""
-    return int(recipe.algorithm.kl_beta > 0) + _passes_of_others(recipe)
+    return int(recipe.algorithm.kl_beta > 0) + _extra_passes(recipe)
 
 
-def _passes_of_others(recipe: Recipe) -> float:
+def _extra_passes(recipe: Recipe) -> float:
     """Passes of an old policy that samples, or in later updates of that at the batch's start."""
     later = 1 - 1 / recipe.trainer.updates
     return int(recipe.keeps_old_policy) + later * recipe.keeps_batch_start
@@ -142,9 +142,9 @@ def differentiated(recipe: Recipe) -> float:
     return 0.5 if recipe.algorithm.cfg_gradient == "conditional" else 1.0
 
 
-def _rho_of(recipe: Recipe, work: Work, size: Size) -> float:
+def _training_ratio(recipe: Recipe, work: NetworkWork, size: SampleSize) -> float:
     recomputes = recipe.trainer.gradient_checkpointing
-    return _passes_of_others(recipe) + rho(
+    return _extra_passes(recipe) + rho(
         work,
         size,
         full=recipe.model.trained == "full",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from services.scheduler.costs.capacity import fits, pass_rows
-from services.scheduler.costs.host import NO_HOST
+from services.scheduler.costs.host import UNKNOWN_HOST
 from services.scheduler.costs.profile import Profile, Role, device
 from services.scheduler.costs.sizes import GIB_TO_GB
 
@@ -111,7 +111,7 @@ def gradient_seconds(profile: Profile, kind: str, samples: int, role: Role = "me
 def work_alone(profile: Profile) -> Profile:
     """Return the costs of devices that no host slows, and that hold any number of rows."""
     variant = profile.variant.model_copy(update={"row_gib": 0.0})
-    return profile.model_copy(update={"host": NO_HOST, "variant": variant})
+    return profile.model_copy(update={"host": UNKNOWN_HOST, "variant": variant})
 
 
 def generation_work(profile: Profile) -> float:

@@ -62,7 +62,7 @@ class Memory(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class SampleSize:
     """The size of a sample and of its prompt."""
 
     height: int
@@ -71,7 +71,7 @@ class Size:
     text_tokens: int
 
 
-class Work(Record):
+class NetworkWork(Record):
     """Operations of one row of the network in a forward pass (see above), and the size of the
     samples whose seconds the profile has."""
 
@@ -97,13 +97,13 @@ class Work(Record):
     """Operations of every row, whatever its size: of what is embedded from time and guidance."""
 
     @property
-    def size(self) -> Size:
-        return Size(
+    def size(self) -> SampleSize:
+        return SampleSize(
             height=self.height, width=self.width, frames=self.frames, text_tokens=self.text_tokens
         )
 
 
-def forward_tflop(work: Work, size: Size) -> float:
+def forward_tflop(work: NetworkWork, size: SampleSize) -> float:
     """Return the operations of one row's forward pass, in 1e12.
 
     >>> flux = Work(height=720, width=720, frames=1, text_tokens=512, clip_tokens=0,
@@ -117,8 +117,8 @@ def forward_tflop(work: Work, size: Size) -> float:
 
 
 def rho(
-    work: Work,
-    size: Size,
+    work: NetworkWork,
+    size: SampleSize,
     *,
     full: bool,
     recomputes: bool | Literal["selective", "offloaded"],
@@ -140,23 +140,23 @@ def rho(
     return 1 + kl + differentiated * (again + backward)
 
 
-def num_tokens(work: Work, size: Size) -> int:
+def num_tokens(work: NetworkWork, size: SampleSize) -> int:
     """Return the number of tokens of a sample's latents, at least one."""
     side = work.pixels_per_token
     latent_frames = (size.frames - 1) // work.frames_per_latent + 1
     return max(1, latent_frames * (size.height // side) * (size.width // side))
 
 
-def _products(work: Work, size: Size) -> float:
+def _products(work: NetworkWork, size: SampleSize) -> float:
     latents, text = num_tokens(work, size), _text_tokens(work, size)
     return (work.token_gflop * latents + work.text_token_gflop * text + work.row_gflop) / 1e3
 
 
-def _attention(work: Work, size: Size) -> float:
+def _attention(work: NetworkWork, size: SampleSize) -> float:
     latents, text = num_tokens(work, size), _text_tokens(work, size)
     pairs = work.pair_flop * latents**2 + work.text_pair_flop * text**2
     return (pairs + work.cross_flop * latents * text) / 1e12
 
 
-def _text_tokens(work: Work, size: Size) -> int:
+def _text_tokens(work: NetworkWork, size: SampleSize) -> int:
     return (size.text_tokens if work.pads_text else work.text_tokens) + work.clip_tokens

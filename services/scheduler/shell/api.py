@@ -12,7 +12,7 @@ from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.committed import stored_usage
 from services.scheduler.shell.dead_letters_api import dead_letters
-from services.scheduler.shell.load import Outlooks, load_view
+from services.scheduler.shell.load import BatchForecasts, load_view
 from shared.messages.contracts import Action, OperatorRequest, TagRequest, WorkerRequest
 from shared.process.http_access import Access, check_routes, sign_in
 from shared.process.http_api import add_docs, add_problems, errors
@@ -35,8 +35,8 @@ an operator steers the run as well. A request may be repeated: twice is as once.
 Errors are problem+json (RFC 9457). A request that is accepted (202) takes effect a moment later.
 """
 T = TypeVar("T")
-ABSENT = errors(404)
-NOT_NOW = errors(409, 503)
+NOT_FOUND_ERRORS = errors(404)
+CONFLICT_ERRORS = errors(409, 503)
 
 
 def create_app(scheduler: Scheduler, access: Access | None = None) -> FastAPI:
@@ -71,7 +71,7 @@ def _run(scheduler: Scheduler) -> APIRouter:
             raise HTTPException(503, "starting: the run is being read", {"retry-after": "1"})
         return views.run_view(scheduler)
 
-    outlooks = Outlooks()
+    outlooks = BatchForecasts()
 
     @router.get("/v1/load", operation_id="get_load")
     def load() -> LoadView:
@@ -89,7 +89,7 @@ def _batches(scheduler: Scheduler) -> APIRouter:
         """The newest batches, the one in flight first."""
         return await views.batch_views(scheduler, limit, before)
 
-    @router.get("/v1/batches/{batch}", operation_id="get_batch", responses=ABSENT)
+    @router.get("/v1/batches/{batch}", operation_id="get_batch", responses=NOT_FOUND_ERRORS)
     async def batch(batch: Number) -> api_batches.BatchDetail:
         """One batch with its groups."""
         found = await views.batch_detail(scheduler, batch)
@@ -100,13 +100,15 @@ def _batches(scheduler: Scheduler) -> APIRouter:
         """The newest policy versions."""
         return await views.version_views(scheduler, limit, before)
 
-    @router.get("/v1/batches/{batch}/usage", operation_id="get_usage", responses=ABSENT)
+    @router.get("/v1/batches/{batch}/usage", operation_id="get_usage", responses=NOT_FOUND_ERRORS)
     async def usage(batch: Number) -> api_batches.UsageView:
         """What the devices did from the opening of a batch to its commit."""
         found = await stored_usage(scheduler.store, scheduler.bus.run, batch)
         return _there(found, f"what devices did in batch {batch} is not known")
 
-    @router.get("/v1/batches/{batch}/timeline", operation_id="get_timeline", responses=ABSENT)
+    @router.get(
+        "/v1/batches/{batch}/timeline", operation_id="get_timeline", responses=NOT_FOUND_ERRORS
+    )
     async def timeline(batch: Number) -> api_batches.TimelineView:
         """When the devices changed what they did; of the batch in flight, so far."""
         found = await views.timeline_view(scheduler, batch)
@@ -149,7 +151,7 @@ def _tag(scheduler: Scheduler) -> APIRouter:
         """Trainer-assisted generation: decisions with their predicted and measured gains."""
         return views.tag_view(scheduler)
 
-    @router.post("/v1/tag", operation_id="set_tag", status_code=202, responses=NOT_NOW)
+    @router.post("/v1/tag", operation_id="set_tag", status_code=202, responses=CONFLICT_ERRORS)
     async def set_tag(body: models.TagBody) -> models.Accepted:
         """Choose how many groups the trainer generates: auto, off, or a fixed number."""
         if reason := views.cannot_lend(scheduler):
@@ -174,7 +176,7 @@ def _actions(scheduler: Scheduler) -> APIRouter:
         @router.post(
             f"/v1/run/{action.replace('_', '-')}", operation_id=f"{action}_run", status_code=202,
             summary=action.replace("_", " ").capitalize(), description=description,
-            responses=NOT_NOW,
+            responses=CONFLICT_ERRORS,
         )  # fmt: skip
         async def request() -> models.Accepted:
             if scheduler.state.phase == "finished":

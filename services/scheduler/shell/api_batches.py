@@ -5,9 +5,9 @@ from typing import Literal
 from pydantic import Field
 
 from services.scheduler.shell.api_models import View, example
-from shared.run.usage import Use
+from shared.run.usage import DeviceUse
 
-A_GROUP = {
+EXAMPLE_GROUP = {
     "group": 3, "attempt": 0, "policy_version": 12, "stages": ["scored", "generated"],
     "rewards": [0.2, 0.9, None, 0.4],
 }  # fmt: skip
@@ -38,7 +38,7 @@ class BatchView(View):
 class GroupView(View):
     """The samples of one prompt in a batch."""
 
-    model_config = example(**A_GROUP)
+    model_config = example(**EXAMPLE_GROUP)
 
     group: int
     """Number of the group in its batch."""
@@ -58,7 +58,7 @@ class BatchDetail(BatchView):
     model_config = example(
         batch=13, status="in_flight", staleness={"0": 4}, reward_mean=None, metrics={},
         num_fragments={"pending": 0, "issued": 0, "generated": 1, "scored": 1},
-        groups=[A_GROUP],
+        groups=[EXAMPLE_GROUP],
     )  # fmt: skip
 
     groups: list[GroupView]
@@ -77,7 +77,7 @@ class UsageView(View):
     """Number of the batch."""
     seconds: float
     """Seconds from its opening to its commit."""
-    devices: dict[str, dict[Use, float]]
+    devices: dict[str, dict[DeviceUse, float]]
     """Seconds by worker and by what it did."""
     samples: int | None = None
     """Samples of the batch; null if an older release has recorded it, like the following two."""
@@ -99,7 +99,7 @@ class TimelineView(View):
     """Number of the batch."""
     seconds: float
     """Seconds from its opening to its commit, or to now while it is in flight."""
-    devices: dict[str, tuple[tuple[float, Use | None], ...]]
+    devices: dict[str, tuple[tuple[float, DeviceUse | None], ...]]
     """Maps each worker to pairs in order of time: seconds since the batch was opened, and what the
     worker did from then on; null says that it was not there."""
 

@@ -5,17 +5,21 @@ from typing import Any
 from services.scheduler.core.waiting import QueueName
 from services.scheduler.shell.api_models import View, example
 
-A_QUEUE: dict[str, Any] = {
+EXAMPLE_QUEUE: dict[str, Any] = {
     "queue": "scoring", "samples": 24, "oldest_seconds": 41.5, "usual_seconds": 3.1, "late": True,
     "worker": None,
 }  # fmt: skip
-A_SLOWEST = {"worker": "rollout-3", "seconds_per_sample": 0.9, "mean_seconds_per_sample": 0.45}
+EXAMPLE_SLOWEST_WORKER = {
+    "worker": "rollout-3",
+    "seconds_per_sample": 0.9,
+    "mean_seconds_per_sample": 0.45,
+}
 
 
 class QueueView(View):
     """Samples that wait for the same thing."""
 
-    model_config = example(**A_QUEUE)
+    model_config = example(**EXAMPLE_QUEUE)
 
     queue: QueueName
     """generation: no device has them yet. in_hand: a device has them, and generates them or others
@@ -39,7 +43,7 @@ class QueueView(View):
 class SlowestView(View):
     """The worker that takes longest for a sample."""
 
-    model_config = example(**A_SLOWEST)
+    model_config = example(**EXAMPLE_SLOWEST_WORKER)
 
     worker: str
     """Name of the worker."""
@@ -55,7 +59,7 @@ class LoadView(View):
 
     model_config = example(
         samples_per_second=10.4, forecast_samples_per_second=12.1, bound_samples_per_second=13.0,
-        queues=[A_QUEUE], slowest=A_SLOWEST,
+        queues=[EXAMPLE_QUEUE], slowest=EXAMPLE_SLOWEST_WORKER,
     )  # fmt: skip
 
     samples_per_second: float | None

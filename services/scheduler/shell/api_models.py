@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from services.scheduler.core.state import Phase
 from shared.messages.contracts import TagMode
 from shared.messages.workers import Activity, Service
-from shared.run.usage import Use
+from shared.run.usage import DeviceUse
 
 Drain = Literal["no", "draining", "drained"]
 WaitsFor = Literal["rollout", "reward", "trainer", "operator", "nothing"]
@@ -21,7 +21,7 @@ def example(**fields: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
-A_DECISION = {
+EXAMPLE_DECISION = {
     "batch": 12, "groups": 3, "reason": "scan", "predicted_seconds": 3.9, "predicted_gain": 0.08,
     "measured_seconds": 4.0, "measured_gain": 0.06,
 }  # fmt: skip
@@ -79,7 +79,7 @@ class RunView(View):
     """Why it is that number."""
 
 
-A_SHORTAGE = {
+EXAMPLE_SHORTAGE = {
     "what": "a denoising step of 8 samples of 1024 x 1024 x 1",
     "since": "4 at a time, which takes longer", "remedy": "schedule.fragment_size of at most 4",
     "count": 1,
@@ -89,7 +89,7 @@ A_SHORTAGE = {
 class MemoryShortageView(View):
     """A worker whose device ran out of memory."""
 
-    model_config = example(**A_SHORTAGE)
+    model_config = example(**EXAMPLE_SHORTAGE)
 
     what: str
     """What did not fit."""
@@ -138,7 +138,7 @@ class WorkerView(View):
     note: str
     """What the worker lacks and which setting decides that, or by how much its device differs from
     other kinds of devices; empty if nothing."""
-    use: Use | None
+    use: DeviceUse | None
     """What the worker does as the scheduler sees it and, if it waits, for whom."""
     policy_version: int | None
     """Version whose weights are loaded."""
@@ -171,7 +171,7 @@ class WorkerView(View):
 class TagDecisionView(View):
     """What was decided about trainer-assisted generation for one batch."""
 
-    model_config = example(**A_DECISION)
+    model_config = example(**EXAMPLE_DECISION)
 
     batch: int
     """Number of the batch."""
@@ -196,7 +196,7 @@ class TagView(View):
         mode="auto", groups=0, lent=1, members=1, samples_left=4,
         costs={"help_per_sample": 0.5, "train_per_group": 0.9, "ready": 0.1, "commit": 0.2,
                "switch": 0.05},
-        decisions=[A_DECISION],
+        decisions=[EXAMPLE_DECISION],
     )  # fmt: skip
 
     mode: TagMode

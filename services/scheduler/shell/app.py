@@ -13,13 +13,13 @@ import structlog
 
 from services.scheduler.core.assigned import busy_addresses
 from services.scheduler.core.exclusion import newly_excluded
-from services.scheduler.core.inputs import MachineInput, Recovered
+from services.scheduler.core.inputs import MachineInput, RecoveryDone
 from services.scheduler.core.machine import failure_to_send, step_together
 from services.scheduler.core.outlook import outlook
-from services.scheduler.core.recovery import READ_BACK, restart_batches
+from services.scheduler.core.recovery import RECOVERED_STREAMS, restart_batches
 from services.scheduler.core.senders import is_foreign
 from services.scheduler.core.state import Phase, Plan, State
-from services.scheduler.core.usage import Meter, uses
+from services.scheduler.core.usage import UsageMeter, uses
 from services.scheduler.shell.dead_letters import DeadLetters, progress_of
 from services.scheduler.shell.goal import Goal
 from services.scheduler.shell.heap import collect_when_calm
@@ -43,7 +43,7 @@ from services.scheduler.shell.run_alarms import RunAlarms
 from services.scheduler.shell.waves import in_waves
 from services.scheduler.sim.staleness import StalenessDecision
 from shared.bus.bus import Bus
-from shared.bus.reader import Received
+from shared.bus.reader import ReceivedMessage
 from shared.cancellation import cancellable
 from shared.errors import IntegrityError, SlotPoisoned
 from shared.messages import subjects
@@ -69,21 +69,21 @@ from shared.run.versions import Version, VersionIndex
 from shared.store import ObjectStore
 from shared.telemetry import ANNOUNCEMENTS_REFUSED, FRAGMENTS
 
-LOOK_S = 6e-5
+USAGE_CHECK_S = 6e-5
 """Seconds between two looks at what devices do, per worker: so looking takes a few percent of the
 time (at 2,048 some 5 ms every .12 s), and of few workers none is missed."""
-READ_S = 0.05
+MAX_READING_S = 0.05
 """Seconds of reading what is stored after which others have a turn."""
 COMMITS_KEPT = 11
 """Times of commits that are kept: the pace is that of the newest ten steps."""
-OPENING = (PolicyPublished, OperatorRequest, Recovered, Stepped)
+CATCH_UP_EVENTS = (PolicyPublished, OperatorRequest, RecoveryDone, Stepped)
 """Events that may give every device something to do, or are about all that the run has done. They
 are handled in a thread, while statuses are heard."""
-RESTORED = Event | GenerateFragment | TrainGroup | FluidCommand
+RestoredMessage = Event | GenerateFragment | TrainGroup | FluidCommand
 """What is stored and says where the run was."""
-FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.FLUID, subjects.EVT)
+FOLLOWED_STREAMS = (subjects.TRAJ, subjects.REW, subjects.FLUID, subjects.EVT)
 
-STANDING: dict[Phase, Literal["pause", "stop"]] = {"paused": "pause", "stopped": "stop"}
+REPEATED_REQUESTS: dict[Phase, Literal["pause", "stop"]] = {"paused": "pause", "stopped": "stop"}
 """Requests of an operator that are repeated when the streams were lost."""
 
 log = structlog.get_logger()
@@ -107,7 +107,7 @@ class Scheduler:
     lease: Lease | None = None
     """The lease by which it commands; None if no other scheduler can be there."""
     chain: Chain = field(init=False)
-    meter: Meter = field(default_factory=Meter)
+    meter: UsageMeter = field(default_factory=UsageMeter)
     committed_at: list[float] = field(default_factory=list)
     """Monotonic times of the newest commits that this process has seen, in seconds."""
     alarms: RunAlarms = field(default_factory=RunAlarms)
@@ -174,7 +174,7 @@ class Scheduler:
             tasks.create_task(room.run())
             last = await self._recover(before)
             check_streams({} if before else found)
-            for stream in FOLLOWED:
+            for stream in FOLLOWED_STREAMS:
                 after = last[stream.name]
                 tasks.create_task(follow(self.bus, stream, self._inbox, self._note, after=after))
             if self.goal is not None and self.state.goal_reached_by is None:
@@ -225,10 +225,10 @@ class Scheduler:
         last = await self._read_back()
         if before is not None:
             self.state = restart_batches(self.plan, self.state, before)
-        await self._apply(Recovered(self.bus.epoch))
+        await self._apply(RecoveryDone(self.bus.epoch))
         self.roster.leases.expect(busy_addresses(self.state), time.monotonic())
-        if before is not None and before.phase in STANDING:
-            request = OperatorRequest(action=STANDING[before.phase], id=uuid.uuid4().hex)
+        if before is not None and before.phase in REPEATED_REQUESTS:
+            request = OperatorRequest(action=REPEATED_REQUESTS[before.phase], id=uuid.uuid4().hex)
             await self.bus.publish(request)
         self.health.is_ready()
         return last
@@ -259,27 +259,29 @@ class Scheduler:
         message read, by stream."""
         # Read at once: behind the marks of this epoch there is no command of another one, so that
         # each result that is read finds its command, whichever of them is read first.
-        found = await asyncio.gather(*map(self.bus.stored, READ_BACK))
+        found = await asyncio.gather(*map(self.bus.stored, RECOVERED_STREAMS))
         for messages, _ in found:
             await self._replay(messages)
         said = (each.message for messages, _ in found for each in messages)
         told = {each.policy for each in said if isinstance(each, PolicyPublished)}
         if (newest := self.chain.newest) is not None and newest.policy not in told:
             await self.bus.publish(newest.announcement())  # it was lost, and members wait for it
-        return {each.name: number for each, (_, number) in zip(READ_BACK, found, strict=True)}
+        return {
+            each.name: number for each, (_, number) in zip(RECOVERED_STREAMS, found, strict=True)
+        }
 
-    async def _replay(self, messages: Sequence[Received]) -> None:
+    async def _replay(self, messages: Sequence[ReceivedMessage]) -> None:
         """Apply what is stored in a stream, after a restart."""
         began = time.monotonic()
         for received in messages:
-            if time.monotonic() > began + READ_S:
+            if time.monotonic() > began + MAX_READING_S:
                 await asyncio.sleep(0)  # statuses and probes are answered meanwhile
                 began = time.monotonic()
             message = received.message
             if isinstance(message, PolicyPublished):
                 self._inbox.put(message)  # one may have come since the chain was read
                 continue
-            if isinstance(message, RESTORED):
+            if isinstance(message, RestoredMessage):
                 self._note(message)
                 await self._apply(message)
 
@@ -309,7 +311,7 @@ class Scheduler:
         self._meter(now, is_exact=isinstance(first, PolicyPublished))
         state, commands = (
             await asyncio.to_thread(step_together, self.plan, self.state, events, now)
-            if any(isinstance(event, OPENING) for event in events)
+            if any(isinstance(event, CATCH_UP_EVENTS) for event in events)
             else step_together(self.plan, self.state, events, now)
         )
         self._next = state
@@ -327,7 +329,7 @@ class Scheduler:
     def _meter(self, now: float, *, is_exact: bool) -> None:
         """Add up what devices do; of many, not at every event."""
         since = self.meter.since
-        if is_exact or since is None or now - since >= LOOK_S * len(self.state.workers):
+        if is_exact or since is None or now - since >= USAGE_CHECK_S * len(self.state.workers):
             self.meter.advance(now, uses(self.plan, self.state))
 
     async def _confirm(self) -> None:

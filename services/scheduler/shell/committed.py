@@ -14,14 +14,14 @@ from services.scheduler.shell.api_batches import (
     UsageView,
     VersionView,
 )
-from shared.run.chain import Step
+from shared.run.chain import CommitSummary
 from shared.run.commits import CommitRecord, read_commit
 from shared.run.layout import timeline_key, usage_key
 from shared.run.usage import BatchUsage, Timeline
 from shared.store import ObjectStore
 
 
-def committed_batch(step: Step) -> BatchView:
+def committed_batch(step: CommitSummary) -> BatchView:
     assert step.batch is not None
     return BatchView(
         batch=step.batch,
@@ -56,7 +56,7 @@ def _detail(record: CommitRecord) -> BatchDetail:
     )
 
 
-def version_view(step: Step, adopted_by: Sequence[str] = ()) -> VersionView:
+def version_view(step: CommitSummary, adopted_by: Sequence[str] = ()) -> VersionView:
     return VersionView(
         version=step.version,
         weights_digest=step.policy.weights_digest,

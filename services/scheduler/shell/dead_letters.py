@@ -21,7 +21,7 @@ from services.scheduler.core.inputs import MachineInput
 from services.scheduler.core.state import State
 from services.scheduler.shell.housekeeping import retry
 from shared.bus.bus import Bus
-from shared.bus.reader import Received
+from shared.bus.reader import ReceivedMessage
 from shared.messages.codec import encode
 from shared.messages.contracts import (
     FragmentFailed,
@@ -37,7 +37,7 @@ from shared.messages.subjects import (
     fragment_slot,
     group_slot,
     is_unscored,
-    subject_of,
+    message_subject,
 )
 from shared.run.dead_letters import (
     MAX_LETTERS,
@@ -143,7 +143,7 @@ class DeadLetters:
     def _keep_event(
         self, kind: Kind, message: Message, reason: str, work: Work | None = None
     ) -> None:
-        subject = subject_of(self._bus.run, message)
+        subject = message_subject(self._bus.run, message)
         self._found.put_nowait(Found(kind, EVT.name, subject, reason, encode(message), work))
 
     async def keep(self) -> None:
@@ -198,7 +198,7 @@ def progress_of(state: State, committed: int) -> RunProgress:
     return RunProgress(max(oldest, committed), state.phase, is_given)
 
 
-async def letter_of(bus: Bus, received: Received) -> Found | None:
+async def letter_of(bus: Bus, received: ReceivedMessage) -> Found | None:
     """Return what a message of DG_DLQ tells of this run; None if nothing."""
     if is_unscored(received.subject):
         return _unscored(received)
@@ -227,7 +227,7 @@ async def letter_of(bus: Bus, received: Received) -> Found | None:
     return Found(kind, stream, subject, reason, data, work, sequence)
 
 
-def _unscored(received: Received) -> Found | None:
+def _unscored(received: ReceivedMessage) -> Found | None:
     """Return why samples of a fragment have no score."""
     subject, reason = ((received.headers or {}).get(key, "") for key in ("dg-subject", "dg-reason"))
     numbers = received.subject.rsplit(".", 1)[1].split("-")

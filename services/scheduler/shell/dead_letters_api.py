@@ -12,7 +12,7 @@ from services.scheduler.shell.app import Scheduler
 from shared.errors import ContractError, Unavailable
 from shared.messages.codec import decode
 from shared.messages.contracts import GroupRequest, Message, OperatorRequest
-from shared.messages.subjects import EVT, subject_of
+from shared.messages.subjects import EVT, message_subject
 from shared.process.http_access import CALLER, Caller
 from shared.process.http_api import errors
 from shared.run.dead_letters import DeadLetter, Settlement, Wanted, Work
@@ -107,7 +107,7 @@ async def _retry(scheduler: Scheduler, letter: DeadLetter) -> str:
         message: Message = decode(letter.bytes)
     except ContractError as error:
         raise HTTPException(409, f"its bytes are no message: {error}; drop it") from None
-    if subject_of(scheduler.bus.run, message) != letter.subject:
+    if message_subject(scheduler.bus.run, message) != letter.subject:
         raise HTTPException(409, f"a {message.kind} may not come as {letter.subject}; drop it")
     await scheduler.bus.publish(message)
     return "it was sent again"

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 import structlog
 
 from services.scheduler.core.inputs import GoalReached
-from services.scheduler.shell.housekeeping import LOOK_S, retry
+from services.scheduler.shell.housekeeping import VERSION_CHECK_S, retry
 from shared.recipe.recipe import Recipe
 from shared.run.evaluations import GoldFigures, reached
-from shared.run.retention import retention_of
+from shared.run.retention import retention_from
 from shared.store import ObjectStore
 
 log = structlog.get_logger()
 
 
-def goal_of(recipe: Recipe, store: ObjectStore) -> "Goal | None":
+def make_goal(recipe: Recipe, store: ObjectStore) -> "Goal | None":
     """Return the recipe's goal, if it has one."""
     if recipe.run.stop_at is None:
         return None
-    weights = retention_of(recipe).gold_weights
+    weights = retention_from(recipe).gold_weights
     return Goal(GoldFigures(store, recipe.run.name, weights), recipe.run.stop_at)
 
 
@@ -45,7 +45,7 @@ class Goal:
     async def watch(self, tell: Callable[[GoalReached], None]) -> None:
         """Look until it is reached, and tell so once."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(VERSION_CHECK_S)
             found = await self.look()
             if found is not None:
                 tell(found)

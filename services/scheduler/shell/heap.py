@@ -9,14 +9,14 @@ import asyncio
 import gc
 from collections.abc import Callable
 
-YOUNG, OLDER = 10_000, 4
+YOUNG_THRESHOLD, OLDER_THRESHOLD = 10_000, 4
 """New objects after which young ones are looked at, and after how many such looks older ones."""
-NEVER = 1_000_000
+UNREACHABLE_COUNT = 1_000_000
 COLLECT_S = 600.0
 """Seconds between two full collections."""
-CALM_S = 0.2
+IDLE_CHECK_S = 0.2
 """Seconds between two looks whether it is a good time for one."""
-PATIENCE = 3000
+MAX_IDLE_CHECKS = 3000
 """Looks after which there is one at any time."""
 
 
@@ -28,15 +28,15 @@ def settle_heap() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG, OLDER, NEVER)
+    gc.set_threshold(YOUNG_THRESHOLD, OLDER_THRESHOLD, UNREACHABLE_COUNT)
 
 
 async def collect_when_calm(is_calm: Callable[[], bool]) -> None:
     """Collect all garbage now and then, for ever, when nothing waits to be handled."""
     while True:
         await asyncio.sleep(COLLECT_S)
-        for _ in range(PATIENCE):
+        for _ in range(MAX_IDLE_CHECKS):
             if is_calm():
                 break
-            await asyncio.sleep(CALM_S)
+            await asyncio.sleep(IDLE_CHECK_S)
         gc.collect()

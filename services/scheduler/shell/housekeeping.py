@@ -18,9 +18,9 @@ from shared.errors import DigenRLError, IntegrityError, Unavailable
 from shared.messages import subjects
 from shared.process.failpoints import reach
 from shared.process.service import Health
-from shared.run.chain import SEGMENT_STEPS, Chain, Step, read_chain
+from shared.run.chain import SEGMENT_STEPS, Chain, CommitSummary, read_chain
 from shared.run.commands import oldest_needed_batch
-from shared.run.commits import CommitRecord, Named
+from shared.run.commits import CommitRecord, StoredAs
 from shared.run.copies import keep_copy
 from shared.run.evaluations import GoldFigures
 from shared.run.layout import (
@@ -46,19 +46,19 @@ RETRY_S = 0.5
 WATCH_S = 1.0
 """Seconds between two looks at the streams."""
 NEARLY_FULL = 0.9
-SILENT_S = 6.0
+ALARM_DELAY_S = 6.0
 """Time without anything stored after which NATS has an alarm, although it answers."""
 STORES_NOTHING = (
     f"{NATS_STORES_NOTHING}, as when its disk was full: make room on the disk of its store_dir, "
     "then restart it (digenrl up does so; systemctl restart nats; docker compose restart nats)"
 )
-FORGET_AFTER_S = 1.0
+CLEANUP_DELAY_S = 1.0
 """Seconds of delay after a commit, in which devices wait for the next batch's first fragments."""
-UNFINISHED_S = 3600.0
+INTERRUPTED_WRITE_AGE_S = 3600.0
 """Age of what a write has left that was interrupted, from which nobody goes on with it."""
 COPIES_CHECKED = 32
 """Newest records of which a copy is looked for at the start."""
-LOOK_S = 5.0
+VERSION_CHECK_S = 5.0
 """Seconds between two looks at old versions."""
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ async def read_kept_chain(store: ObjectStore, run: str) -> Chain:
     """
     there = {key for folder in version_folders(run) for key in await store.keys(folder)}
 
-    def has_objects(step: Step) -> bool:
+    def has_objects(step: CommitSummary) -> bool:
         return any(ref.key in there for ref in step.objects)
 
     return await read_chain(store, run, wanted=has_objects)
@@ -150,7 +150,7 @@ class StreamWatch:
         full = {name for name, state in slots if state is not None and state.filled > NEARLY_FULL}
         full.update(self.bus.full.values())
         unstored = min(max(self.seconds_unstored(), self.bus.seconds_unstored), answers_for)
-        stores = unstored < SILENT_S
+        stores = unstored < ALARM_DELAY_S
         refused = self.refused()
         alarms = {
             "nats_stores_nothing": "" if stores else STORES_NOTHING,
@@ -197,7 +197,7 @@ class BatchCleanup:
         if version > KEPT_BATCHES:
             old = version - 1 - KEPT_BATCHES
             later = asyncio.get_running_loop().call_later
-            later(FORGET_AFTER_S, self._queue.put_nowait, (old, oldest_needed_batch(record)))
+            later(CLEANUP_DELAY_S, self._queue.put_nowait, (old, oldest_needed_batch(record)))
 
     def make_room(self, newest: int) -> None:
         """Forget the messages of every committed batch, since streams are nearly full."""
@@ -241,7 +241,7 @@ class BatchCleanup:
 
     async def _sweep(self) -> None:
         found = await self._store.unfinished(self._bus.run)
-        old = [each for each in found if each.modified < time.time() - UNFINISHED_S]
+        old = [each for each in found if each.modified < time.time() - INTERRUPTED_WRITE_AGE_S]
         if old:
             await self._store.delete_unfinished(old)
             log.info("unfinished_writes_deleted", objects=len(old))
@@ -256,9 +256,9 @@ class ChainUpkeep:
     chain: Callable[[], Chain]
     _ends: "asyncio.Queue[int]" = field(default_factory=asyncio.Queue)
     """Versions up to which segments are to be stored."""
-    _uncopied: "asyncio.Queue[Step]" = field(default_factory=asyncio.Queue)
+    _uncopied: "asyncio.Queue[CommitSummary]" = field(default_factory=asyncio.Queue)
 
-    def committed(self, step: Step) -> None:
+    def committed(self, step: CommitSummary) -> None:
         """Take up a version that the chain has now."""
         self._uncopied.put_nowait(step)
         if (step.version + 1) % SEGMENT_STEPS == 0:
@@ -287,7 +287,7 @@ class VersionCleanup:
     store: ObjectStore
     run: str
     retention: Retention
-    chain: Callable[[], Sequence[Named]]
+    chain: Callable[[], Sequence[StoredAs]]
     """The newest version, last, and all before it of which something may be stored."""
     in_use: Callable[[], Collection[int]]
     """Versions that workers report to use."""
@@ -303,7 +303,7 @@ class VersionCleanup:
     async def look_for_ever(self) -> None:
         seen = -1
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(VERSION_CHECK_S)
             newest = max((each.policy.version for each in self.chain()), default=-1)
             if newest != seen:
                 seen = newest

@@ -23,12 +23,12 @@ from urllib.parse import urlsplit
 import structlog
 from pydantic import ValidationError
 
-from services.scheduler.shell.housekeeping import SILENT_S, STORES_NOTHING, retry
-from services.scheduler.shell.room_watch import ADVICE, STORE
+from services.scheduler.shell.housekeeping import ALARM_DELAY_S, STORES_NOTHING, retry
+from services.scheduler.shell.room_watch import REMEDIES, STORE
 from shared.bus.bus import Bus
-from shared.bus.register import Entry, Register
+from shared.bus.register import Register, RegisterEntry
 from shared.errors import LeaseLost, Unavailable
-from shared.messages.epochs import Held
+from shared.messages.epochs import HeldLease
 from shared.messages.records import Record, Text, Token
 from shared.process.service import Health
 from shared.run.epochs import claim_epoch, newest_epoch
@@ -37,14 +37,14 @@ from shared.telemetry import ALARM, LEADER, LEASE_EPOCH
 
 TTL_S = 3.0
 RENEW_S = 1.0
-FRESH_S = 2.5
+RENEWED_WITHIN_S = 2.5
 """Time after the last renewal in which commands are sent: shorter than the lease."""
-ASK_S = 0.2
+LEASE_RETRY_S = 0.2
 """Seconds between two attempts to take the lease, or to renew one when the broker is silent."""
-UNRENEWED_S = 5.0
+ABANDONED_S = 5.0
 """An entry that nobody has renewed for so long is nobody's, though it has not left the register:
 that takes as long as the broker's clock was set back."""
-HOLDER_FIRST_S = 1.5
+HOLDER_HEAD_START_S = 1.5
 """After the broker was away, others wait so long: the holder may go on where it was."""
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -126,7 +126,7 @@ class Lease:
     clock: Callable[[], float] = lambda: time.monotonic()
     holder: str = ""
     """Address of the API of the scheduler that holds it; empty where this host cannot reach it."""
-    _held: Held | None = None
+    _held: HeldLease | None = None
     _renewed_at: float = 0.0
     _has_missed: bool = False
     """Whether the newest attempt to renew it was not answered."""
@@ -168,11 +168,11 @@ class Lease:
         """
         while True:
             renewed = await self._renew()
-            await asyncio.sleep(RENEW_S if renewed else ASK_S)
+            await asyncio.sleep(RENEW_S if renewed else LEASE_RETRY_S)
 
     async def confirm(self) -> None:
         """Return when it is sure, by this process's clock, that nobody else has the lease."""
-        while self.clock() - self._renewed_at > FRESH_S:
+        while self.clock() - self._renewed_at > RENEWED_WITHIN_S:
             self._renewed.clear()
             await self._renewed.wait()
 
@@ -191,11 +191,11 @@ class Lease:
                 revision = await self._ask() if began >= ask_from else None
             except Unavailable as error:
                 self._stand_by(STORES_NOTHING if self._stores_nothing else f"standby: {error}")
-                ask_from, revision = self.clock() + HOLDER_FIRST_S, None
+                ask_from, revision = self.clock() + HOLDER_HEAD_START_S, None
                 self._last_seen = (0, 0.0)
             if revision is not None and await self._begin(revision, began):
                 return
-            await asyncio.sleep(ASK_S)
+            await asyncio.sleep(LEASE_RETRY_S)
 
     async def _ask(self) -> int | None:
         """Return the number of this scheduler's entry if nobody has the lease."""
@@ -212,12 +212,12 @@ class Lease:
         self._unwritten_since = None
         return revision
 
-    def _is_free(self, entry: Entry, known: LeaseRecord) -> bool:
+    def _is_free(self, entry: RegisterEntry, known: LeaseRecord) -> bool:
         revision, since = self._last_seen
         if entry.revision != revision:
             since = self.clock()
         self._last_seen = entry.revision, since
-        is_unrenewed = self.clock() - since > UNRENEWED_S
+        is_unrenewed = self.clock() - since > ABANDONED_S
         return is_unrenewed or _is_free(known)
 
     @property
@@ -225,15 +225,17 @@ class Lease:
         """Whether the broker answers and stores nothing, for so long that somebody must see to it:
         nobody commands who could say so."""
         since = self._unwritten_since
-        full = since is not None and self.clock() - since > SILENT_S
+        full = since is not None and self.clock() - since > ALARM_DELAY_S
         ALARM.labels(what="nats_stores_nothing").set(full)
         return full
 
     async def _begin(self, revision: int, began: float) -> bool:
         """Begin an epoch with this entry; False if the lease was lost meanwhile."""
         epoch = await self._new_epoch(revision)
-        self._held, self._renewed_at = Held(epoch, revision), began
-        if self.clock() - began > FRESH_S:  # it took long: somebody else may have the lease
+        self._held, self._renewed_at = HeldLease(epoch, revision), began
+        if (
+            self.clock() - began > RENEWED_WITHIN_S
+        ):  # it took long: somebody else may have the lease
             try:
                 await self._renew()
             except LeaseLost:
@@ -273,10 +275,10 @@ class Lease:
         claiming = asyncio.create_task(retry(lambda: claim_epoch(store, run, revision, name)))
         alarm = ALARM.labels(what=STORE)
         try:
-            await asyncio.wait({claiming}, timeout=SILENT_S)
+            await asyncio.wait({claiming}, timeout=ALARM_DELAY_S)
             if not claiming.done():
                 alarm.set(1)
-                self._stand_by(ADVICE[STORE].format(f"no new epoch for {SILENT_S:.0f} s"))
+                self._stand_by(REMEDIES[STORE].format(f"no new epoch for {ALARM_DELAY_S:.0f} s"))
             return await claiming
         finally:
             alarm.set(0)
@@ -291,13 +293,13 @@ class Lease:
             return None
         return await self._write(on=0 if entry is None else entry.revision)
 
-    def _is_mine(self, entry: Entry) -> bool:
+    def _is_mine(self, entry: RegisterEntry) -> bool:
         """Whether this scheduler wrote an entry. Its number alone does not tell: a register that
         was lost may have another's at the number of this one's."""
         known = _decoded(entry)
         return known is not None and known.scheduler == self._mine.scheduler
 
-    async def _next(self, revision: int | None) -> Held | None:
+    async def _next(self, revision: int | None) -> HeldLease | None:
         """Return the lease behind this entry, None if it is another's, or was meanwhile: whoever
         commanded has made an epoch."""
         assert self._held is not None
@@ -307,7 +309,7 @@ class Lease:
         if held is not None and not self._has_missed:
             return held
         newest = await newest_epoch(self.store, self.bus.run)
-        return Held(self._held.epoch, revision) if newest == self._held.epoch else None
+        return HeldLease(self._held.epoch, revision) if newest == self._held.epoch else None
 
     async def _write(self, *, on: int) -> int | None:
         data = self._mine.model_dump_json().encode()
@@ -334,7 +336,7 @@ def _is_free(record: LeaseRecord) -> bool:
     return record.released or record.process.is_gone
 
 
-def _decoded(entry: Entry) -> LeaseRecord | None:
+def _decoded(entry: RegisterEntry) -> LeaseRecord | None:
     """Return what the register holds, None if it is nothing of this release."""
     try:
         return LeaseRecord.model_validate_json(entry.data)

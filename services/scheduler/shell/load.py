@@ -4,23 +4,23 @@ import time
 from collections.abc import Mapping
 from statistics import fmean
 
-from services.scheduler.core.outlook import Outlook, outlook
+from services.scheduler.core.outlook import BatchForecast, outlook
 from services.scheduler.core.state import Plan, State
-from services.scheduler.core.waiting import Queue, queues
+from services.scheduler.core.waiting import WaitingSamples, queues
 from services.scheduler.shell.api_load import LoadView, QueueView, SlowestView
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.views import pace
 from shared.run.usage import per_second
 
 
-class Outlooks:
+class BatchForecasts:
     """Keeps the outlook of the current batch: a forecast is worth making once per batch and set of
     devices, however often it is asked for."""
 
     def __init__(self) -> None:
-        self._known: tuple[tuple[int, int, bool], Outlook] | None = None
+        self._known: tuple[tuple[int, int, bool], BatchForecast] | None = None
 
-    def of(self, plan: Plan, state: State) -> Outlook:
+    def of(self, plan: Plan, state: State) -> BatchForecast:
         batch = -1 if state.batch is None else state.batch.index
         key = batch, len(state.workers), bool(state.costs.gradient)
         known = self._known
@@ -29,7 +29,7 @@ class Outlooks:
         return known[1]
 
 
-def load_view(scheduler: Scheduler, outlooks: Outlooks) -> LoadView:
+def load_view(scheduler: Scheduler, outlooks: BatchForecasts) -> LoadView:
     plan, state = scheduler.plan, scheduler.state  # immutable, so all of this is of one moment
     seen, samples = outlooks.of(plan, state), plan.num_groups * plan.group_size
     names = {worker.address: worker.name for worker in state.rollout}
@@ -50,7 +50,7 @@ def load_view(scheduler: Scheduler, outlooks: Outlooks) -> LoadView:
     )
 
 
-def _queue_view(queue: Queue, *, is_running: bool) -> QueueView:
+def _queue_view(queue: WaitingSamples, *, is_running: bool) -> QueueView:
     oldest, usual = queue.oldest_seconds, queue.usual_seconds
     return QueueView(
         queue=queue.name,

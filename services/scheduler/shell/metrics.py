@@ -8,14 +8,14 @@ from prometheus_client import REGISTRY
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.scheduler.core.outlook import Outlook
+from services.scheduler.core.outlook import BatchForecast
 from services.scheduler.core.state import Phase, TagRecord
-from services.scheduler.core.waiting import Queue
-from shared.learning.metrics import SCORER_METRICS, STEP_METRICS, scorer_of
+from services.scheduler.core.waiting import WaitingSamples
+from shared.learning.metrics import SCORER_METRICS, STEP_METRICS, split_metric
 from shared.messages.contracts import FragmentGenerated, Policy
 from shared.messages.workers import Service
 from shared.run.commits import CommitRecord
-from shared.run.usage import BatchUsage, TagUsage, Use
+from shared.run.usage import BatchUsage, DeviceUse, TagUsage
 from shared.telemetry import PUBLISH_LAG, STALENESS, STEP
 
 
@@ -37,7 +37,7 @@ class StepMetrics(Collector):
         for name, metric in STEP_METRICS.items():
             if name in self._newest:
                 yield GaugeMetricFamily(f"digenrl_{name}", metric.meaning, self._newest[name])
-        by_scorer = [(*scorer_of(name), value) for name, value in self._newest.items()]
+        by_scorer = [(*split_metric(name), value) for name, value in self._newest.items()]
         for name, metric in SCORER_METRICS.items():
             family = GaugeMetricFamily(f"digenrl_scorer_{name}", metric.meaning, labels=["scorer"])
             for measured, scorer, value in by_scorer:
@@ -63,9 +63,9 @@ class RunFigures:
     seconds_per_step: float | None
     seconds_since_commit: float
     """Seconds since the newest commit, or since this process commands."""
-    queues: Sequence[Queue] = ()
+    queues: Sequence[WaitingSamples] = ()
     """Where samples wait."""
-    seen: Outlook = field(default_factory=Outlook)
+    seen: BatchForecast = field(default_factory=BatchForecast)
     """What a batch should take."""
 
 
@@ -114,7 +114,7 @@ class RunMetrics(Collector):
             )
 
 
-def _queue_families(queues: Iterable[Queue]) -> list[GaugeMetricFamily]:
+def _queue_families(queues: Iterable[WaitingSamples]) -> list[GaugeMetricFamily]:
     samples = GaugeMetricFamily(
         "digenrl_queue_samples", "Samples that wait, by queue", labels=["queue"]
     )
@@ -179,9 +179,9 @@ class PublishLag:
 def batch_usage(
     record: CommitRecord,
     seconds: float,
-    devices: dict[str, dict[Use, float]],
+    devices: dict[str, dict[DeviceUse, float]],
     tag: TagRecord | None,
-    seen: Outlook,
+    seen: BatchForecast,
 ) -> BatchUsage:
     """What the devices did for the batch of this commit record, for the report.
 

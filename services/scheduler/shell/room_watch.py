@@ -17,16 +17,16 @@ from shared.run.layout import room_key
 from shared.run.versions import VersionIndex
 from shared.store import ObjectStore
 
-TRY_S = 3.0
+PROBE_INTERVAL_S = 3.0
 """Seconds between two attempts."""
-SILENT_S = 6.0
+ALARM_DELAY_S = 6.0
 """Time without anything taken after which there is an alarm."""
-ANSWER_S = SILENT_S + 0.1
+PROBE_TIMEOUT_S = ALARM_DELAY_S + 0.1
 """Longest time of an attempt. Clocks of event loops run out a little early: one that was waited for
 in vain has then always taken long enough for an alarm."""
 
 STORE, REDIS = "store_takes_nothing", "redis_takes_nothing"
-ADVICE = {
+REMEDIES = {
     STORE: (
         "the object store takes nothing ({}): make room on its disk (df -h there; `digenrl gc` "
         "deletes what no run needs); the run then goes on by itself"
@@ -47,7 +47,7 @@ class RoomWatch:
     store: ObjectStore
     index: VersionIndex
     run_name: str
-    reasons: dict[str, str] = field(default_factory=lambda: dict.fromkeys(ADVICE, ""))
+    reasons: dict[str, str] = field(default_factory=lambda: dict.fromkeys(REMEDIES, ""))
     """What each alarm says; empty while something is taken."""
 
     async def run(self) -> None:
@@ -72,9 +72,11 @@ class RoomWatch:
                 failing_since = None
             elif failing_since is None:
                 failing_since = began
-            is_silent = failing_since is not None and time.monotonic() - failing_since >= SILENT_S
-            self._say(what, ADVICE[what].format(error) if is_silent else "")
-            await asyncio.sleep(TRY_S)
+            is_silent = (
+                failing_since is not None and time.monotonic() - failing_since >= ALARM_DELAY_S
+            )
+            self._say(what, REMEDIES[what].format(error) if is_silent else "")
+            await asyncio.sleep(PROBE_INTERVAL_S)
 
     def _say(self, what: str, reason: str) -> None:
         if reason and not self.reasons[what]:
@@ -85,10 +87,10 @@ class RoomWatch:
 async def _failure(attempt: Callable[[], Awaitable[None]]) -> str:
     """Return why nothing was taken; empty if something was."""
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
             await attempt()
     except TimeoutError:
-        return f"no answer for {SILENT_S:.0f} s"
+        return f"no answer for {ALARM_DELAY_S:.0f} s"
     except (Unavailable, RedisError, OSError) as error:
         return str(error)[:500]
     return ""

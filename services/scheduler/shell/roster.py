@@ -15,17 +15,17 @@ from services.scheduler.core.inputs import (
     WorkerJoined,
     WorkerLeft,
 )
-from services.scheduler.core.leases import SILENCE_S, Leases
+from services.scheduler.core.leases import LEASE_S, Leases
 from services.scheduler.core.state import State, WorkerState
-from services.scheduler.core.usage import Meter
+from services.scheduler.core.usage import UsageMeter
 from services.scheduler.core.workers import GENERATES
 from shared.bus.bus import Bus
 from shared.messages.workers import Activity, WorkerRefused, WorkerStatus
-from shared.run.usage import Use
+from shared.run.usage import DeviceUse
 
 WATCH_S = 0.5
 
-WAITS: dict[Activity, Use] = {
+ACTIVITY_USES: dict[Activity, DeviceUse] = {
     "loading_weights": "waiting_for_weights",
     "waiting_for_conditions": "waiting_for_conditions",
 }
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class Seen:
+class LastStatus:
     status: WorkerStatus
     at: float
     """Monotonic time of the status, in seconds."""
@@ -50,8 +50,8 @@ class Roster:
     _bus: Bus
     _put: Callable[[MachineInput], None]
     _state: Callable[[], State]
-    _meter: Meter
-    seen: dict[str, Seen] = field(default_factory=dict)
+    _meter: UsageMeter
+    seen: dict[str, LastStatus] = field(default_factory=dict)
     """Newest status of each worker, by address."""
     leases: Leases = field(default_factory=Leases)
     num_waiting: Callable[[], int] = lambda: 0
@@ -69,7 +69,7 @@ class Roster:
             self._welcome(status)
         elif before is not None:
             self._count_waits(before.status, status)
-        self.seen[address] = Seen(status, now)
+        self.seen[address] = LastStatus(status, now)
         stood = _stood(status, self._state().workers.get(address))
         if stood is not None:
             self._put(stood)
@@ -83,7 +83,7 @@ class Roster:
         """Count the time in which a device that has a fragment waited for something else."""
         if status.service != "rollout":
             return
-        for activity, use in WAITS.items():
+        for activity, use in ACTIVITY_USES.items():
             waited = status.seconds.get(activity, 0.0) - before.seconds.get(activity, 0.0)
             if waited > 0:
                 self._meter.move(status.worker, waited, "generating", use)
@@ -96,7 +96,7 @@ class Roster:
         )
         if status.address not in self.seen:
             log.error("worker_name_taken", name=status.worker, host=status.host)
-        self.seen[status.address] = Seen(status, now, refused=reason)
+        self.seen[status.address] = LastStatus(status, now, refused=reason)
         await self._bus.send(WorkerRefused(worker=status.address, reason=reason))
 
     def _welcome(self, status: WorkerStatus) -> None:
@@ -136,7 +136,7 @@ class Roster:
                 self.seen.pop(address, None)
                 self._put(WorkerLeft(address))
                 log.warning("worker_left", address=address)
-            for address in [a for a, seen in self.seen.items() if seen.at < now - SILENCE_S]:
+            for address in [a for a, seen in self.seen.items() if seen.at < now - LEASE_S]:
                 if self.seen[address].refused:
                     del self.seen[address]
 
@@ -150,7 +150,7 @@ def _stood(status: WorkerStatus, worker: WorkerState | None) -> WorkerInactive |
     """What the status says about the deadlines of the worker's work, if anything."""
     if worker is None or worker.service not in GENERATES:
         return None
-    if status.activity == "starting" or status.activity in WAITS:
+    if status.activity == "starting" or status.activity in ACTIVITY_USES:
         return WorkerInactive(status.address, "loading")
     idles = worker.excluded == "late" and status.activity.startswith("waiting")
     return WorkerInactive(status.address, "nothing") if idles else None

@@ -7,14 +7,14 @@ from services.scheduler.core.state import Plan, State
 from services.scheduler.core.waiting import is_exchange_late, standstill
 from shared.learning.metrics import nothing_trained
 from shared.messages.workers import WorkerStatus
-from shared.run.chain import Step
+from shared.run.chain import CommitSummary
 from shared.run.journal import NOBODY_WORKS
 
-IDLE = "waiting_for", "refused", "stopping"
+IDLE_ACTIVITIES = "waiting_for", "refused", "stopping"
 """Beginnings of the activities in which a device does not work."""
 IDLE_S = 10.0
 """Time without work on any device after which an open batch has an alarm."""
-RECENT = 20
+ALARM_STEPS = 20
 """Newest steps among which one that has trained nothing has an alarm."""
 
 
@@ -30,12 +30,14 @@ class RunAlarms:
 
     def look(
         self, plan: Plan, state: State, workers: Collection[WorkerStatus],
-        steps: Collection[Step], now: float,
+        steps: Collection[CommitSummary], now: float,
     ) -> Mapping[str, str]:  # fmt: skip
         """Return the reasons as of now."""
-        newest = [(each.version, each.metrics) for each in steps][-RECENT:]
+        newest = [(each.version, each.metrics) for each in steps][-ALARM_STEPS:]
         is_open = state.phase == "running" and state.batch is not None and not state.recovering
-        idle_in = (*IDLE, "committing") if is_exchange_late(state, now) else IDLE
+        idle_in = (
+            (*IDLE_ACTIVITIES, "committing") if is_exchange_late(state, now) else IDLE_ACTIVITIES
+        )
         waits = is_open and all(each.activity.startswith(idle_in) for each in workers)
         busy = {each.address: each.busy_seconds for each in workers}
         has_worked = any(each > self._busy.get(address, each) for address, each in busy.items())

@@ -13,10 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.scheduler.core.fluid.cutting import most_pieces
 from services.scheduler.core.state import Plan, first_state
-from services.scheduler.costs.recipes import shape_of
+from services.scheduler.costs.recipes import batch_shape
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.goal import goal_of
+from services.scheduler.shell.goal import make_goal
 from services.scheduler.shell.heap import settle_heap
 from services.scheduler.shell.lease import Lease
 from services.scheduler.shell.metrics import RUN
@@ -26,7 +26,7 @@ from services.scheduler.shell.views import run_figures
 from shared.errors import LeaseLost
 from shared.messages.contracts import MAX_FRAGMENTS_PER_GROUP
 from shared.messages.volume import BatchVolume, prompt_bytes
-from shared.process.http_access import Access, Audited
+from shared.process.http_access import Access, AuditedChange
 from shared.process.otlp import tracing
 from shared.process.service import Health, Listener, serve
 from shared.process.settings import ServiceSettings
@@ -36,13 +36,13 @@ from shared.recipe.recipe import Recipe
 from shared.run.journal import Request
 from shared.run.layout import file_key
 from shared.run.previews import PreviewRule
-from shared.run.retention import retention_of
+from shared.run.retention import retention_from
 from shared.run.run_recipe import check_recipe, prompt_order, store_images
 from shared.store import open_store
 
 
-def plan_of(recipe: Recipe) -> Plan:
-    shape = shape_of(recipe)
+def plan_from_recipe(recipe: Recipe) -> Plan:
+    shape = batch_shape(recipe)
     return Plan(
         shared_share=shape.shared_share,
         trained_steps=shape.trained_steps,
@@ -79,7 +79,7 @@ def stream_needs(plan: Plan) -> dict[str, int]:
 
 
 @dataclass(slots=True)
-class Current:
+class CurrentApp:
     """Is the ASGI application that answers at present: another one while this scheduler commands
     than while it stands by."""
 
@@ -104,7 +104,7 @@ async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> Non
     file."""
     listener, health = settings.listen(settings.host, settings.port), Health()
     access = settings.access(settings.run)
-    current = Current()
+    current = CurrentApp()
     current.app = current.standby = standby_app(health, current.commander, settings.trusted)
 
     async def take_turns() -> None:
@@ -122,7 +122,7 @@ async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> Non
         )  # fmt: skip
 
 
-async def _keep_request(scheduler: Scheduler, said: Audited) -> None:
+async def _keep_request(scheduler: Scheduler, said: AuditedChange) -> None:
     """Put a request that changes something into the run's journal."""
     caller = said.caller
     request = Request(
@@ -142,7 +142,7 @@ async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
 
 async def _command(
     settings: ServiceSettings, recipe: Recipe, beside: Path, health: Health, listener: Listener,
-    current: Current, access: Access,
+    current: CurrentApp, access: Access,
 ) -> None:  # fmt: skip
     """Wait for the lease, then command the run for as long as it is held.
 
@@ -155,7 +155,7 @@ async def _command(
     )
     # What needs no lease comes before it: whoever waits for a scheduler does not wait for this.
     recipe, staleness = await settle_staleness(store, recipe)
-    plan, checked = plan_of(recipe), await check_recipe(store, recipe, beside)
+    plan, checked = plan_from_recipe(recipe), await check_recipe(store, recipe, beside)
     async with (
         settings.connect_bus() as bus,
         settings.connect_index() as index,
@@ -167,8 +167,8 @@ async def _command(
         await store_images(store, recipe)
         scheduler = Scheduler(
             plan, bus, store, replace(index, epoch=lease.epoch), health, state=first_state(plan),
-            retention=retention_of(recipe), previews=PreviewRule.of(recipe),
-            goal=goal_of(recipe, store), staleness=staleness, stream_needs=stream_needs(plan),
+            retention=retention_from(recipe), previews=PreviewRule.of(recipe),
+            goal=make_goal(recipe, store), staleness=staleness, stream_needs=stream_needs(plan),
             lease=lease,
         )  # fmt: skip
         access.audit = partial(_keep_request, scheduler)

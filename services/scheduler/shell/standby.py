@@ -10,10 +10,10 @@ from shared.process.http_access import ON_BEHALF, check_routes
 from shared.process.service import Health, worker_app
 
 TIMEOUT_S = 10.0
-PASSED_ON = "digenrl-passed-on"
+FORWARDED_HEADER = "digenrl-passed-on"
 """Header of a request that another scheduler passes on: it goes no further."""
-ASKED = ("authorization", "content-type", ON_BEHALF)
-ANSWERED = ("content-type", "retry-after")
+REQUEST_HEADERS = ("authorization", "content-type", ON_BEHALF)
+RESPONSE_HEADERS = ("content-type", "retry-after")
 
 
 def standby_app(
@@ -30,19 +30,21 @@ def standby_app(
     @app.api_route("/v1/{path:path}", methods=["GET", "POST"], include_in_schema=False)
     async def pass_on(request: Request) -> Response:
         address = commander()
-        if not address or PASSED_ON in request.headers:
+        if not address or FORWARDED_HEADER in request.headers:
             raise HTTPException(503, health.reason)
-        headers = {name: request.headers[name] for name in ASKED if name in request.headers}
+        headers = {
+            name: request.headers[name] for name in REQUEST_HEADERS if name in request.headers
+        }
         try:
             async with httpx.AsyncClient(verify=trusted, trust_env=False) as client:
                 answer = await client.request(
                     request.method, f"{address}{request.url.path}", params=request.query_params,
-                    content=await request.body(), headers=headers | {PASSED_ON: "yes"},
+                    content=await request.body(), headers=headers | {FORWARDED_HEADER: "yes"},
                     timeout=TIMEOUT_S,
                 )  # fmt: skip
         except httpx.HTTPError as error:
             raise HTTPException(503, f"{health.reason}, and does not answer: {error}") from error
-        kept = {name: answer.headers[name] for name in ANSWERED if name in answer.headers}
+        kept = {name: answer.headers[name] for name in RESPONSE_HEADERS if name in answer.headers}
         return Response(answer.content, answer.status_code, kept)
 
     check_routes(app)

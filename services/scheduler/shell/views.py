@@ -36,16 +36,16 @@ from services.scheduler.shell.committed import (
 )
 from services.scheduler.shell.committed import timeline_view as timeline_of
 from services.scheduler.shell.metrics import RunFigures
-from services.scheduler.shell.roster import Seen
+from services.scheduler.shell.roster import LastStatus
 from shared.messages.workers import Service, WorkerStatus
-from shared.run.usage import Use, count_staleness, seconds_per_step
+from shared.run.usage import DeviceUse, count_staleness, seconds_per_step
 
-AS_REPORTED = (WorkerView.model_fields.keys() & WorkerStatus.model_fields.keys()) - {
+STATUS_FIELDS = (WorkerView.model_fields.keys() & WorkerStatus.model_fields.keys()) - {
     "device",
     "versions",
 }
 """Fields of a worker that are shown as its status has them."""
-UNKNOWN = Estimate()
+NO_ESTIMATE = Estimate()
 SERVICES: tuple[Service, ...] = ("rollout", "reward", "trainer")
 """Services that every run needs."""
 
@@ -148,24 +148,24 @@ def worker_views(scheduler: Scheduler) -> list[WorkerView]:
 
 
 def _worker_view(
-    scheduler: Scheduler, seen: Seen, current: dict[str, Use], now: float
+    scheduler: Scheduler, seen: LastStatus, current: dict[str, DeviceUse], now: float
 ) -> WorkerView:
     status = seen.status
     known, costs = scheduler.state.workers.get(status.address), scheduler.state.costs
     return WorkerView(
-        **status.model_dump(include=AS_REPORTED),
+        **status.model_dump(include=STATUS_FIELDS),
         use=current.get(status.worker),
         versions=status.versions,
         device=status.device.kind,
         gpu=status.device.gpu,
         memory_bytes=status.device.memory_bytes,
         refused=status.device.refusal or seen.refused,
-        drain=drain_of(known),
+        drain=drain_state(known),
         lent=status.loan is not None and status.loan.mode == "generate",
         loan_number=None if status.loan is None else status.loan.loan_number,
-        seconds_per_sample=costs.rollout.get(status.address, UNKNOWN).value,
+        seconds_per_sample=costs.rollout.get(status.address, NO_ESTIMATE).value,
         num_in_hand=0 if known is None else len(known.assigned),
-        seconds_per_gradient=costs.gradient.get(status.address, UNKNOWN).value,
+        seconds_per_gradient=costs.gradient.get(status.address, NO_ESTIMATE).value,
         seconds_since_seen=round(now - seen.at, 3),
     )
 
@@ -209,7 +209,7 @@ def _decision_view(record: TagRecord) -> TagDecisionView:
     )
 
 
-def drain_of(known: WorkerState | None) -> Drain:
+def drain_state(known: WorkerState | None) -> Drain:
     """Return whether a worker was asked to finish what it has, and has."""
     if known is None or not known.drained:
         return "no"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from shared.messages.contracts import Command, GenerateFragment
 from shared.messages.fluid import TrainPiece
 
-SENT_AT_ONCE = 16
+MAX_CONCURRENT_SENDS = 16
 """Commands sent concurrently; statuses are heard in between."""
 
 
@@ -24,5 +24,5 @@ def in_waves(commands: Sequence[Command]) -> Iterator[list[Command]]:
         else:
             first.append(command)
     for part in (first, waiting):
-        for begin in range(0, len(part), SENT_AT_ONCE):
-            yield part[begin : begin + SENT_AT_ONCE]
+        for begin in range(0, len(part), MAX_CONCURRENT_SENDS):
+            yield part[begin : begin + MAX_CONCURRENT_SENDS]

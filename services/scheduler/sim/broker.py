@@ -7,12 +7,12 @@ from services.scheduler.sim.world import World
 from shared.messages import subjects
 from shared.messages.contracts import GenerateFragment, Message, SetDevice
 from shared.messages.fluid import TrainPiece
-from shared.messages.subjects import Stream, subject_of
+from shared.messages.subjects import Stream, message_subject
 
 RUN = "sim"
 STREAMS = {stream.subjects[0].split(".")[2]: stream for stream in subjects.STREAMS}
 """Word in a subject -> stream."""
-ADDRESSED = GenerateFragment | SetDevice | TrainPiece
+AddressedCommand = GenerateFragment | SetDevice | TrainPiece
 """Commands to one worker."""
 Receive = Callable[[Message], None]
 
@@ -27,7 +27,7 @@ class Subscription:
 
 
 @dataclass(slots=True)
-class Routes:
+class Subscriptions:
     """Subscriptions of a stream; a command finds its worker without a look at all devices."""
 
     subscriptions: list[Subscription] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Routes:
 
     def matching(self, message: Message) -> list[Subscription]:
         """Return the subscriptions that receive a message, in the order of their making."""
-        worker = message.worker if isinstance(message, ADDRESSED) else None
+        worker = message.worker if isinstance(message, AddressedCommand) else None
         key = type(message), worker
         if key not in self._matching:
             self._matching[key] = [
@@ -58,11 +58,11 @@ class Broker:
     stored: dict[str, list[Message]] = field(default_factory=dict)
     """Stream -> messages, in stored order."""
     _slots: set[str] = field(default_factory=set)
-    _routes: dict[str, Routes] = field(default_factory=dict)
+    _routes: dict[str, Subscriptions] = field(default_factory=dict)
 
     def publish(self, message: Message) -> None:
         """Store a message and deliver it, unless its slot is taken."""
-        subject = subject_of(RUN, message)
+        subject = message_subject(RUN, message)
         stream = STREAMS[subject.split(".", 3)[2]]
         if stream.slots:
             if subject in self._slots:
@@ -87,7 +87,7 @@ class Broker:
             kinds: types of messages to deliver; empty: all.
             address: worker that receives them, and no commands to other workers.
         """
-        routes = self._routes.setdefault(stream.name, Routes())
+        routes = self._routes.setdefault(stream.name, Subscriptions())
         routes.add(Subscription(receive, tuple(kinds), address))
 
     def _deliver(self, receive: Receive, message: Message) -> None:

@@ -23,7 +23,7 @@ from shared.messages.contracts import (
 REF = ObjectRef(key="sim/object", sha256="0" * 64, size=1)
 
 
-def result_of(task: GenerateFragment, worker: str, seconds: float) -> FragmentGenerated:
+def generation_result(task: GenerateFragment, worker: str, seconds: float) -> FragmentGenerated:
     """Return what a device reports of a fragment that it has generated in so many seconds."""
     digest = task.policy.weights_digest
     stored = Trajectories(trajectory=REF, conditions=REF, media=REF, weights_digest=digest)
@@ -85,7 +85,7 @@ class SimRollout:
 
         def done() -> None:
             self._is_busy = False
-            self.broker.publish(result_of(task, self.address, seconds))
+            self.broker.publish(generation_result(task, self.address, seconds))
             self._next()
 
         self.world.after(load + seconds, done)

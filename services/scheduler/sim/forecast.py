@@ -12,7 +12,7 @@ from services.scheduler.costs.capacity import training_role
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.seconds import fragment_seconds, merged_part
 from services.scheduler.costs.split import Split
-from services.scheduler.sim.profiled import members_of, timing_of
+from services.scheduler.sim.profiled import make_timing, members_by_kind
 from services.scheduler.sim.timing import Timing
 from shared.recipe.schedule import RunSchedule
 
@@ -25,7 +25,7 @@ the piece, the exchange, the sums, the step, who has taken it, and the fragment.
 
 def forecast(profile: Profile, split: Split, size: int, schedule: RunSchedule) -> Forecast:
     """Forecast a batch in fragments of `size` samples, with as much help as is best or fixed."""
-    situation = situation_of(profile, split, size, schedule=schedule)
+    situation = opening_situation(profile, split, size, schedule=schedule)
     timing = _timing(profile, split, schedule)
     found, shape = core.forecast(situation, schedule), profile.shape
     # Nothing is trained before the record of its version.
@@ -42,7 +42,9 @@ def fragment_sizes(profile: Profile, schedule: RunSchedule) -> list[int]:
     return sizes_of(profile.shape.group_size)
 
 
-def situation_of(profile: Profile, split: Split, size: int, *, schedule: RunSchedule) -> Situation:
+def opening_situation(
+    profile: Profile, split: Split, size: int, *, schedule: RunSchedule
+) -> Situation:
     """Describe a batch in fragments of `size` samples as the scheduler would see it.
 
     Members are the split's trainer. Where all generate a step ahead, sums are exchanged beside it.
@@ -89,7 +91,7 @@ def situation_of(profile: Profile, split: Split, size: int, *, schedule: RunSche
 
 
 def _timing(profile: Profile, split: Split, schedule: RunSchedule) -> Timing:
-    return timing_of(profile, split.trainer, role=training_role(schedule))
+    return make_timing(profile, split.trainer, role=training_role(schedule))
 
 
 def _lanes(
@@ -109,6 +111,6 @@ def _lanes(
 
     return [
         each
-        for kind, count in members_of(profile, split.trainer).items()
+        for kind, count in members_by_kind(profile, split.trainer).items()
         for each in [(timing.help(kind, size), gradient(kind))] * count
     ]

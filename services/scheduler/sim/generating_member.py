@@ -12,7 +12,7 @@ from typing import Literal
 
 from services.scheduler.sim.broker import Broker
 from services.scheduler.sim.commits import Commit
-from services.scheduler.sim.devices import result_of
+from services.scheduler.sim.devices import generation_result
 from services.scheduler.sim.history import History
 from services.scheduler.sim.timing import Timing
 from services.scheduler.sim.world import World
@@ -31,7 +31,7 @@ from shared.messages.workers import Holds
 
 
 @dataclass(slots=True, kw_only=True)
-class Unfinished:
+class UnfinishedFragment:
     """A fragment on a device that follows loans."""
 
     task: GenerateFragment
@@ -84,9 +84,9 @@ class GeneratingMember(ABC):
     _busy: bool = False
     _use: int = 0
     """Counts what it has begun: what it has stopped does not end."""
-    _current: Unfinished | None = None
+    _current: UnfinishedFragment | None = None
     """The fragment that it is at, if it follows loans."""
-    _kept: dict[FragmentSlot, Unfinished] = field(default_factory=dict)
+    _kept: dict[FragmentSlot, UnfinishedFragment] = field(default_factory=dict)
     _tasks: deque[GenerateFragment] = field(default_factory=deque)
     _pieces: deque[TrainPiece] = field(default_factory=deque)
 
@@ -170,7 +170,7 @@ class GeneratingMember(ABC):
         self.history.works(f"{self.address}/0", "generate", 0.0, seconds)
 
         def done() -> None:
-            self.broker.publish(result_of(task, self.address, seconds))
+            self.broker.publish(generation_result(task, self.address, seconds))
 
         self._occupy(seconds, done)
 
@@ -224,18 +224,18 @@ class GeneratingMember(ABC):
         for task in tasks:
             self._release(task, "returned")
 
-    def _begun(self, task: GenerateFragment) -> Unfinished:
+    def _begun(self, task: GenerateFragment) -> UnfinishedFragment:
         seconds = self._drawn(task)
-        return Unfinished(task=task, total=seconds, left=seconds)
+        return UnfinishedFragment(task=task, total=seconds, left=seconds)
 
-    def _go_on(self, work: Unfinished) -> None:
+    def _go_on(self, work: UnfinishedFragment) -> None:
         """Generate what is left of a fragment, unless something comes first."""
         work.since, self._current = self.world.now + self.beside, work
 
         def done() -> None:
             self._current = None
             self.history.worked(f"{self.address}/0", "generate", work.since)
-            self.broker.publish(result_of(work.task, self.address, work.total))
+            self.broker.publish(generation_result(work.task, self.address, work.total))
 
         self._occupy(work.left, done)
 
@@ -253,7 +253,7 @@ class GeneratingMember(ABC):
 
         self.world.after(-done % step if step else 0.0, stop)
 
-    def _stop(self, work: Unfinished) -> None:
+    def _stop(self, work: UnfinishedFragment) -> None:
         """Keep what is done of a fragment."""
         done = max(0.0, self.world.now - work.since)
         self.history.worked(f"{self.address}/0", "generate", self.world.now - done)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from services.scheduler.costs.noise import Noise
-from services.scheduler.sim.history_events import Interval, Use
+from services.scheduler.sim.history_events import Interval, SimUse
 from services.scheduler.sim.world import World
 
 
@@ -13,7 +13,7 @@ class History:
     noise: Noise = field(default_factory=Noise)
     keep_intervals: bool = False
     """Whether intervals are kept."""
-    busy: dict[tuple[str, Use], float] = field(default_factory=dict)
+    busy: dict[tuple[str, SimUse], float] = field(default_factory=dict)
     """(device, use) -> seconds."""
     commit_times: list[float] = field(default_factory=list)
     intervals: list[Interval] = field(default_factory=list)
@@ -28,12 +28,12 @@ class History:
         self.beyond_mean[device] = self.beyond_mean.get(device, 0.0) + drawn - seconds
         return drawn
 
-    def works(self, device: str, use: Use, load: float, seconds: float) -> None:
+    def works(self, device: str, use: SimUse, load: float, seconds: float) -> None:
         """Record a use that begins now, after a version is loaded."""
         self._use(device, "load", 0.0, load)
         self._use(device, use, load, seconds)
 
-    def worked(self, device: str, use: Use, begin: float) -> None:
+    def worked(self, device: str, use: SimUse, begin: float) -> None:
         """Record a use that ends now."""
         seconds = self.world.now - begin
         self._use(device, use, -seconds, seconds)
@@ -41,7 +41,7 @@ class History:
     def committed(self) -> None:
         self.commit_times.append(self.world.now)
 
-    def _use(self, device: str, use: Use, delay: float, seconds: float) -> None:
+    def _use(self, device: str, use: SimUse, delay: float, seconds: float) -> None:
         if not seconds:
             return
         self._add(device, use, seconds)
@@ -49,5 +49,5 @@ class History:
             begin = self.world.now + delay
             self.intervals.append(Interval(device, use, begin, begin + seconds))
 
-    def _add(self, device: str, use: Use, seconds: float) -> None:
+    def _add(self, device: str, use: SimUse, seconds: float) -> None:
         self.busy[device, use] = self.busy.get((device, use), 0.0) + seconds

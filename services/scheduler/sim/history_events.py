@@ -2,13 +2,13 @@
 
 from typing import Literal, NamedTuple
 
-Use = Literal["generate", "train", "commit", "load", "exchange"]
+SimUse = Literal["generate", "train", "commit", "load", "exchange"]
 
 
 class Interval(NamedTuple):
     """A device in use."""
 
     device: str
-    use: Use
+    use: SimUse
     begin: float
     end: float

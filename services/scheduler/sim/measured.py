@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.costs.profile import Role
 from services.scheduler.sim.cluster import Cluster
-from services.scheduler.sim.history_events import Use
+from services.scheduler.sim.history_events import SimUse
 from shared.messages import subjects
 from shared.messages.contracts import FragmentGenerated, TrainGroup
 
@@ -25,7 +25,7 @@ class TagBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
+class SimulationResult:
     step_seconds: float
     """Per batch, mean over the measured ones. What noise has added to the work of the devices, or
     taken from it, is left out: few pieces of work do not average out, and a step of less than the
@@ -33,7 +33,7 @@ class Simulated:
     balanced_seconds: float
     """Per batch, of all measured batches, with what generation has gained or lost on training."""
     floor_seconds: float
-    busy: Mapping[Role, Mapping[Use, float]]
+    busy: Mapping[Role, Mapping[SimUse, float]]
     """Pool -> use -> share of its device-seconds."""
     tag: tuple[TagBatch, ...]
     """TAG's decisions for the measured batches."""
@@ -59,25 +59,25 @@ class Pools:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class CommitMark:
     """The cluster at a commit."""
 
     time: float
     generated: float
     """Samples, those under way in proportion."""
-    busy: Mapping[tuple[str, Use], float]
+    busy: Mapping[tuple[str, SimUse], float]
     """(device, use) -> seconds."""
     beyond_mean: float = 0.0
     """Seconds that noise has added to a device's work until then, on average over devices."""
 
 
 @dataclass(slots=True)
-class Watch:
+class ClusterWatch:
     """Looks at the cluster between its actions, until so many batches are committed."""
 
     cluster: Cluster
     batches: int
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[CommitMark] = field(default_factory=list)
     """What was measured at the beginning and at every commit."""
 
     def is_done(self) -> bool:
@@ -86,10 +86,10 @@ class Watch:
             self.marks.append(self._mark())
         return commits >= self.batches
 
-    def _mark(self) -> Mark:
+    def _mark(self) -> CommitMark:
         cluster = self.cluster
         generated = sum(message.fragment.num_samples for message in _generated(cluster))
-        return Mark(
+        return CommitMark(
             time=cluster.world.now,
             generated=generated + _under_way(cluster),
             busy=dict(cluster.history.busy),
@@ -103,8 +103,8 @@ class Window:
 
     first: int
     last: int
-    begin: Mark
-    end: Mark
+    begin: CommitMark
+    end: CommitMark
 
     @property
     def seconds(self) -> float:
@@ -120,23 +120,25 @@ class Window:
         generated = self.end.generated - self.begin.generated
         return 1 - generated / batch_samples / (self.last - self.first)
 
-    def busy(self) -> dict[tuple[str, Use], float]:
+    def busy(self) -> dict[tuple[str, SimUse], float]:
         return {key: s - self.begin.busy.get(key, 0.0) for key, s in self.end.busy.items()}
 
 
-def measure(watch: Watch, warm_up: int, pools: Pools, floor_seconds: float) -> Simulated:
+def measure(
+    watch: ClusterWatch, warm_up: int, pools: Pools, floor_seconds: float
+) -> SimulationResult:
     """Measures the batches after the warm-up."""
     cluster = watch.cluster
     batch_samples = cluster.plan.num_groups * cluster.plan.group_size
     window = _steady(watch.marks, warm_up, batch_samples)
     commits = cluster.commits[window.first + 1 : window.last + 1]
-    busy: dict[Role, dict[Use, float]] = {
+    busy: dict[Role, dict[SimUse, float]] = {
         "rollout": _busy_rollout(window, pools),
         "trainer": _busy_trainer(window, pools),
     }
     whole = Window(warm_up, len(watch.marks) - 1, watch.marks[warm_up], watch.marks[-1])
     stock = whole.from_stock(batch_samples) if cluster.plan.schedule.staleness_limit else 0.0
-    return Simulated(
+    return SimulationResult(
         step_seconds=_step_seconds(window, batch_samples, pools.generation_seconds) - window.luck,
         balanced_seconds=balanced(
             whole.seconds / (whole.last - whole.first),
@@ -167,7 +169,7 @@ def balanced(seconds: float, from_stock: float, generation_seconds: float, *, bu
     return seconds + from_stock * worth
 
 
-def _steady(marks: Sequence[Mark], warm_up: int, batch_samples: int) -> Window:
+def _steady(marks: Sequence[CommitMark], warm_up: int, batch_samples: int) -> Window:
     """The longest window in which as much was generated as was trained, or nearly.
 
     With one-step asynchrony generation is ahead by something that changes from batch to batch,
@@ -217,9 +219,9 @@ def _is_trainer(name: str) -> bool:
     return name.startswith("trainer")
 
 
-def _busy_rollout(window: Window, pools: Pools) -> dict[Use, float]:
+def _busy_rollout(window: Window, pools: Pools) -> dict[SimUse, float]:
     """A fragment counts wholly from its beginning, so a window may hold a little too much."""
-    shares: defaultdict[Use, float] = defaultdict(float)
+    shares: defaultdict[SimUse, float] = defaultdict(float)
     for (name, use), seconds in window.busy().items():
         if not _is_trainer(name):
             shares[use] += seconds / window.seconds / pools.num_rollout
@@ -227,8 +229,8 @@ def _busy_rollout(window: Window, pools: Pools) -> dict[Use, float]:
     return dict(shares)
 
 
-def _busy_trainer(window: Window, pools: Pools) -> dict[Use, float]:
-    shares: defaultdict[Use, float] = defaultdict(float)
+def _busy_trainer(window: Window, pools: Pools) -> dict[SimUse, float]:
+    shares: defaultdict[SimUse, float] = defaultdict(float)
     for (name, use), seconds in window.busy().items():
         if _is_trainer(name):
             shares[use] += seconds / window.seconds / pools.num_trainer

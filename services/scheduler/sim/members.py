@@ -7,14 +7,14 @@ fragments and pieces -> exchange -> step
 import hashlib
 from dataclasses import dataclass
 
-from services.scheduler.core.fluid.cutting import part_of_group
+from services.scheduler.core.fluid.cutting import group_share
 from services.scheduler.core.fluid.state import num_rows
 from services.scheduler.core.state import Plan
 from services.scheduler.sim.commits import Commit
 from services.scheduler.sim.devices import REF
 from services.scheduler.sim.fabric import Fabric
 from services.scheduler.sim.generating_member import GeneratingMember
-from services.scheduler.sim.history_events import Use
+from services.scheduler.sim.history_events import SimUse
 from shared.messages import subjects
 from shared.messages.contracts import (
     GenerateFragment,
@@ -99,7 +99,7 @@ class SimMember(GeneratingMember):
             rows = num_rows(piece, self.plan.merged_steps, self.timing.ranks)
             return self.timing.piece(self.kind, rows)
         samples = self.plan.trained_samples or self.plan.group_size
-        return part_of_group(self.plan, piece) * self.timing.gradient(self.kind, samples)
+        return group_share(self.plan, piece) * self.timing.gradient(self.kind, samples)
 
     # --- the exchange, and the step ---
 
@@ -120,7 +120,7 @@ class SimMember(GeneratingMember):
             self._occupy_when_free(0.0, lambda: self._step(command))
             return
         policy = self._next_policy(command)
-        use: Use = "exchange" if self.one_step else "commit"  # beside what it generates
+        use: SimUse = "exchange" if self.one_step else "commit"  # beside what it generates
         self.history.works(f"{self.address}/0", use, 0.0, self.timing.step)
 
         def done() -> None:

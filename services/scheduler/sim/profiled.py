@@ -17,8 +17,8 @@ from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, Role
 from services.scheduler.costs.seconds import fragment_seconds
 from services.scheduler.sim.cluster import Cluster, build
-from services.scheduler.sim.measured import Pools, Simulated, Watch, measure
-from services.scheduler.sim.steady import NEVER, learned_overhead
+from services.scheduler.sim.measured import ClusterWatch, Pools, SimulationResult, measure
+from services.scheduler.sim.steady import NO_EXPIRY_S, learned_overhead
 from services.scheduler.sim.steady import steady_plan as steady_plan
 from services.scheduler.sim.timing import Timing
 from shared.errors import UserError
@@ -44,7 +44,7 @@ def simulate(
     warm_up: int | None = None,
     seed: int | None = 0,
     knows_costs: bool = True,
-) -> Simulated:
+) -> SimulationResult:
     """Run so many batches, after those of the warm-up, on these devices.
 
     ``warm_up``: batches; None is what the schedule takes to settle.
@@ -57,13 +57,13 @@ def simulate(
     _check_pool(profile, "member" if schedule.members_generate else "trainer", trainer)
     if rollout or not schedule.members_generate:
         _check_pool(profile, "rollout", rollout)
-    skipped = warm_up_of(schedule) if warm_up is None else warm_up
+    skipped = num_warm_up_batches(schedule) if warm_up is None else warm_up
     cluster = _cluster(profile, rollout, trainer, schedule, skipped + batches, seed)
     if knows_costs:
         devices = trainer if schedule.members_generate else rollout
         prime(cluster, learned_overhead(profile, devices), profile.rollout.handoff_seconds)
-    watch = Watch(cluster, skipped + batches)
-    if not cluster.world.run(NEVER, watch.is_done):
+    watch = ClusterWatch(cluster, skipped + batches)
+    if not cluster.world.run(NO_EXPIRY_S, watch.is_done):
         raise RuntimeError(f"the simulated run stood still: {cluster.scheduler.state.failure}")
     together = {
         kind: rollout.get(kind, 0) + trainer.get(kind, 0) for kind in sorted({*rollout, *trainer})
@@ -76,7 +76,7 @@ def simulate(
     return measure(watch, skipped, pools, floor_seconds(profile, together))
 
 
-def warm_up_of(schedule: RunSchedule) -> int:
+def num_warm_up_batches(schedule: RunSchedule) -> int:
     """Return how many batches are not measured."""
     if schedule.mode != "disaggregated":
         return WARM_UP
@@ -85,7 +85,7 @@ def warm_up_of(schedule: RunSchedule) -> int:
     return WARM_UP_ONE_STEP if schedule.staleness_limit else WARM_UP_LENT
 
 
-def timing_of(
+def make_timing(
     profile: Profile, trainer: Devices, *, role: Role = "member", noise: bool = False
 ) -> Timing:
     """Return the profile's seconds. Scoring is part of a fragment's, as in the profile. Members
@@ -116,7 +116,7 @@ def timing_of(
     )
 
 
-def members_of(profile: Profile, devices: Devices) -> Devices:
+def members_by_kind(profile: Profile, devices: Devices) -> Devices:
     """Return the members by kind that so many devices form."""
     return {kind: count // profile.variant.ranks for kind, count in devices.items()}
 
@@ -146,8 +146,8 @@ def _cluster(
     # The last batch that is measured is followed by another.
     plan = steady_plan(profile.shape, batches=batches + 1, schedule=schedule)
     return build(
-        plan, timing_of(profile, trainer, role=training_role(schedule), noise=seed is not None),
-        rollout=rollout, members=members_of(profile, trainer),
+        plan, make_timing(profile, trainer, role=training_role(schedule), noise=seed is not None),
+        rollout=rollout, members=members_by_kind(profile, trainer),
         seed=seed or 0, delay=hop, first_state=first_state(plan),
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.inputs import (
     DeviceReported,
     MachineInput,
-    Recovered,
+    RecoveryDone,
     take_together,
 )
 from services.scheduler.core.machine import step_together
@@ -18,7 +18,7 @@ from shared.devices.loan import Loan
 from shared.messages import subjects
 from shared.messages.workers import Holds
 
-FOLLOWED = (subjects.TRAJ, subjects.REW, subjects.FLUID, subjects.EVT)
+FOLLOWED_STREAMS = (subjects.TRAJ, subjects.REW, subjects.FLUID, subjects.EVT)
 
 
 @dataclass(slots=True)
@@ -31,8 +31,8 @@ class SimScheduler:
 
     def start(self) -> None:
         """Follow the streams, in which nothing is stored yet."""
-        self._apply(Recovered())
-        for stream in FOLLOWED:
+        self._apply(RecoveryDone())
+        for stream in FOLLOWED_STREAMS:
             self.broker.subscribe(stream, self.handle)  # type: ignore[arg-type]
 
     def member_reported(self, address: str, holds: Holds | None, loan: Loan | None) -> None:

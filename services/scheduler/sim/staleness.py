@@ -11,10 +11,10 @@ from typing import Literal
 from services.scheduler.costs.counted import COUNTED, DEVICE, counted_profile
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.recipes import (
+    batch_shape,
     differentiated,
     passes_beside,
     recipe_costs,
-    shape_of,
 )
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.forecast import forecast, fragment_sizes
@@ -23,12 +23,12 @@ from shared.messages.records import Record, Text
 from shared.recipe.recipe import Recipe
 from shared.recipe.schedule import RunSchedule
 
-MORE_STEPS = 1.25
+STALENESS_STEP_FACTOR = 1.25
 """Steps to the same held-out accuracy with one step of staleness, over those without: 1.14 to 1.37
 were measured on the digits, more at larger learning rates (docs/scheduling.md); this is between."""
 
 
-EQUAL = "H100"
+PLACEHOLDER_KIND = "H100"
 """Kind that all devices are taken for while it is not known which will come."""
 
 
@@ -47,7 +47,11 @@ def decide_at_start(recipe: Recipe) -> StalenessDecision:
     costs = _profile(recipe)
     if costs is not None:
         trains = recipe.trainer.devices
-        found = decide(recipe, costs, Split({EQUAL: recipe.rollout.workers}, {EQUAL: trains}))
+        found = decide(
+            recipe,
+            costs,
+            Split({PLACEHOLDER_KIND: recipe.rollout.workers}, {PLACEHOLDER_KIND: trains}),
+        )
         if found is not None:
             return found
     counted = decide(recipe, *_counted(recipe))
@@ -73,10 +77,10 @@ def decide_by_seconds(strict: float, ahead: float, *, by: str) -> StalenessDecis
     from."""
     gain = strict / ahead
     return StalenessDecision(
-        max_staleness=1 if gain > MORE_STEPS else 0,
+        max_staleness=1 if gain > STALENESS_STEP_FACTOR else 0,
         gain=gain,
         reason=f"a step of staleness makes steps {gain:.2f} times as fast, by {by}, and takes "
-        f"{MORE_STEPS:g} times as many",
+        f"{STALENESS_STEP_FACTOR:g} times as many",
     )
 
 
@@ -110,7 +114,7 @@ def _profile(recipe: Recipe) -> Profile | None:
 def _counted(recipe: Recipe) -> tuple[Profile, Split]:
     trainer, share = recipe.trainer, differentiated(recipe)
     profile = counted_profile(
-        shape_of(recipe),
+        batch_shape(recipe),
         beside=passes_beside(recipe) + bool(trainer.gradient_checkpointing) * share,
         differentiated=share,
         ranks=trainer.shard_devices,

@@ -7,7 +7,7 @@ from services.scheduler.core.state import Plan
 from services.scheduler.core.supply import full_size
 from services.scheduler.core.tag.estimates import Overhead
 from services.scheduler.costs.profile import Profile
-from services.scheduler.costs.recipes import shape_of
+from services.scheduler.costs.recipes import batch_shape
 from services.scheduler.costs.seconds import fragment_seconds
 from services.scheduler.costs.shape import Shape
 from shared.learning.prompts import PromptOrder
@@ -16,7 +16,7 @@ from shared.messages.contracts import Prompt
 from shared.recipe.recipe import Recipe
 from shared.recipe.schedule import RunSchedule
 
-NEVER = 1e12
+NO_EXPIRY_S = 1e12
 """Seconds: longer than any simulation. A loan that runs out is a fault, and there are none here."""
 
 
@@ -36,7 +36,7 @@ def steady_plan(shape: Shape, *, batches: int, schedule: RunSchedule) -> Plan:
         windows=Windows(first=0, last=0),
         seed=0,
         schedule=schedule,
-        loan_seconds=NEVER,
+        loan_seconds=NO_EXPIRY_S,
     )
 
 
@@ -52,8 +52,8 @@ def learned_overhead(profile: Profile, devices: Mapping[str, int]) -> Overhead:
     return Overhead.of(max(0.0, one * (size - 1) / (all_ - one) - 1))
 
 
-def fragment_of(recipe: Recipe) -> int:
+def steady_fragment_size(recipe: Recipe) -> int:
     """Samples per fragment while there is plenty, on as many devices as the recipe starts."""
-    plan = steady_plan(shape_of(recipe), batches=1, schedule=recipe.run_schedule)
+    plan = steady_plan(batch_shape(recipe), batches=1, schedule=recipe.run_schedule)
     lent = recipe.trainer.devices if recipe.run_schedule.trainer_generates else 0
     return full_size(plan, recipe.rollout.workers + lent)

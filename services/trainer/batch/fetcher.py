@@ -16,7 +16,7 @@ from shared.messages.contracts import (
     ObjectRef,
     TrainGroup,
 )
-from shared.messages.staleness import Admissible, check_admission
+from shared.messages.staleness import AdmissibleVersions, check_admission
 from shared.process.worker import WorkerContext, patiently
 from shared.recipe.recipe import Recipe
 from shared.telemetry import FRAGMENTS
@@ -105,7 +105,9 @@ class GroupFetcher:
         log.error("group_failed", batch=command.batch, group=command.group, error=str(error))
         await self._bus.publish(GroupFailed(**command.answer_fields, reason=str(error)[:4000]))
 
-    async def admitted(self, command: TrainGroup, admissible: Admissible) -> AdmittedGroup | None:
+    async def admitted(
+        self, command: TrainGroup, admissible: AdmissibleVersions
+    ) -> AdmittedGroup | None:
         """Return the group with what is needed of it; or None, having reported what is faulty of
         it, if it may not be trained."""
         refused = [f for f in command.fragments if not await self._admits(f, command, admissible)]
@@ -117,7 +119,7 @@ class GroupFetcher:
         return None if data is None else AdmittedGroup(command, data)
 
     async def _admits(
-        self, fragment: FragmentScored, command: TrainGroup, admissible: Admissible
+        self, fragment: FragmentScored, command: TrainGroup, admissible: AdmissibleVersions
     ) -> bool:
         try:
             check_admission(fragment, command, admissible)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from shared.learning.advantages import population_std
-from shared.learning.metrics import of_scorer
+from shared.learning.metrics import scorer_metric
 from shared.messages.contracts import TrainGroup
 from shared.run.commits import TrainedGroup
 
@@ -27,7 +27,7 @@ def trained_group(command: TrainGroup) -> TrainedGroup:
     )
 
 
-def of_all_steps(steps: list[dict[str, float]]) -> dict[str, float]:
+def merge_step_metrics(steps: list[dict[str, float]]) -> dict[str, float]:
     """Return the last step's metrics, which count all rows of the batch; but the loss and the
     metrics of a gradient, which each step has its own, over all of them."""
     num = len(steps)
@@ -66,8 +66,8 @@ def batch_metrics(
     }
     for scorer in groups[0].parts:
         scores = _known(score for group in groups for score in group.parts[scorer])
-        found[of_scorer("reward_mean", scorer)] = _mean(scores)
-        found[of_scorer("reward_std", scorer)] = _deviation(scores)
+        found[scorer_metric("reward_mean", scorer)] = _mean(scores)
+        found[scorer_metric("reward_std", scorer)] = _deviation(scores)
     return found
 
 

@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from shared.diffusion.weights.master_weights import TrainedWeights
-from shared.diffusion.weights.shards import Assembly, local_part, read_part
+from shared.diffusion.weights.shards import TensorAssembly, local_part, read_part
 from shared.diffusion.weights.weight_sets import WeightSets
 from shared.errors import IntegrityError
-from shared.run.manifest import Fetched, Piece
+from shared.run.manifest import FetchedObject, TensorBox
 
 RNG = "rng"
 AVERAGE = "average/"
 MASTER = "master/"
-OLD = "old/"
+OLD_POLICY_PREFIX = "old/"
 STEP = "step"
 
 
@@ -40,7 +40,7 @@ def checkpoint_tensors(
         for state, value in optimizer.state[parameter].items()
     }
     states |= {f"{AVERAGE}{name}": average for name, average in averages.items()}
-    states |= {f"{OLD}{name}": each for name, each in old.items()}
+    states |= {f"{OLD_POLICY_PREFIX}{name}": each for name, each in old.items()}
     states |= {f"{MASTER}{name}": master for name, master in trained.masters.items()}
     return {**states, RNG: torch.get_rng_state()}
 
@@ -57,10 +57,10 @@ class Restoration:
     ) -> None:
         self._optimizer, self._trained, self._averages = optimizer, trained, averages
         self._sets = sets
-        self._following = {AVERAGE: averages, OLD: sets.old}
+        self._following = {AVERAGE: averages, OLD_POLICY_PREFIX: sets.old}
         """Weights that follow the trained ones, by the beginning of their states' names."""
         self._parameters, self._masters = trained.parameters, trained.masters
-        self._weights, self._states = Assembly(), Assembly()
+        self._weights, self._states = TensorAssembly(), TensorAssembly()
         for name, parameter in trained.parameters.items():
             if name in self._masters:
                 self._states.expect(f"{MASTER}{name}", parameter.detach())
@@ -70,11 +70,11 @@ class Restoration:
         """States of the optimizer, as far as they have come."""
         self._rng: Tensor | None = None
 
-    def wants_weights(self, name: str, piece: Piece) -> bool:
+    def wants_weights(self, name: str, piece: TensorBox) -> bool:
         """Return whether it needs a piece of the weights: not of those that have masters."""
         return name not in self._parameters or self._weights.wants(name, piece)
 
-    def wants_states(self, name: str, piece: Piece) -> bool:
+    def wants_states(self, name: str, piece: TensorBox) -> bool:
         """Return whether it needs a piece of the checkpoint: what this rank holds of a parameter it
         holds of its states."""
         parameter = self._parameters.get(name.partition("/")[2])
@@ -84,14 +84,14 @@ class Restoration:
         return mine.whole != piece.whole or mine.overlaps(piece)
 
     @torch.no_grad()
-    def add_weights(self, part: Fetched) -> None:
+    def add_weights(self, part: FetchedObject) -> None:
         """Raises IntegrityError if the weights are those of another adapter."""
         for name, tensor, piece in read_part(part):
             if name not in self._masters:
                 self._weights.add(name, tensor, piece)
 
     @torch.no_grad()
-    def add_states(self, part: Fetched) -> None:
+    def add_states(self, part: FetchedObject) -> None:
         """Raises IntegrityError if the checkpoint belongs to another adapter."""
         for name, tensor, piece in read_part(part):
             if name == RNG:

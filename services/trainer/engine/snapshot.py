@@ -9,7 +9,7 @@ from shared.devices.protocols import SamplingWeights, Snapshot
 from shared.diffusion.weights.shards import HostBuffers
 
 Types = Mapping[str, torch.dtype]
-Named = tuple[Mapping[str, Tensor], str]
+NamedTensors = tuple[Mapping[str, Tensor], str]
 """Weights, and their digest."""
 
 
@@ -23,8 +23,8 @@ class SnapshotBuffers:
         self._sampling = HostBuffers(shard_bytes)
 
     def take(
-        self, trained: Named, sampling: Named | None, states: Mapping[str, Tensor], types: Types,
-        *, is_first: bool = True,
+        self, trained: NamedTensors, sampling: NamedTensors | None,
+        states: Mapping[str, Tensor], types: Types, *, is_first: bool = True,
     ) -> Snapshot:  # fmt: skip
         """Copy a version over the one before. ``types``: those in which weights are stored;
         ``is_first``: whether this rank copies what lies whole on every rank."""

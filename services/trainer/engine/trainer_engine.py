@@ -17,7 +17,7 @@ from shared.devices.protocols import GroupData, Snapshot
 from shared.diffusion.loading.device import fits
 from shared.diffusion.loading.ranks import local_shard
 from shared.diffusion.policy import LoadedPolicy, load_policy
-from shared.diffusion.training.auto_chunks import REMEDY, AutoChunkedGradient, words_of
+from shared.diffusion.training.auto_chunks import REMEDY, AutoChunkedGradient, describe_chunk
 from shared.diffusion.training.rows import TrainingGroup, read_group
 from shared.learning.algorithms import old_policy_decay
 from shared.messages.workers import MemoryShortage
@@ -157,7 +157,7 @@ class TrainerEngine:
         """
         if chunk is None:
             return self._tuned.accumulate(group)
-        with fits(self._loaded.device, f"training {words_of(chunk)} in one pass", REMEDY):
+        with fits(self._loaded.device, f"training {describe_chunk(chunk)} in one pass", REMEDY):
             self._transaction.accumulate(group, chunk)
         return None
 

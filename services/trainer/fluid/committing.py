@@ -8,7 +8,7 @@ import structlog
 
 from services.trainer.batch.measures import batch_metrics, trained_group
 from services.trainer.engine.storing import store_sets, store_states
-from shared.bus.traces import Place, did
+from shared.bus.traces import TracedWork, did
 from shared.devices.protocols import Snapshot
 from shared.errors import ContractError
 from shared.messages import subjects
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class MadeVersion:
+class SteppedVersion:
     """A version that this member has stepped to; nobody else need have."""
 
     policy: Policy
@@ -48,13 +48,13 @@ class GroupsLost(ContractError):
     """The bus has lost what was sent of groups that are in a step."""
 
 
-class Committing:
+class VersionCommits:
     def __init__(self, context: WorkerContext) -> None:
         self._bus = context.bus
         self._store = context.store
         self._worker = context.worker
 
-    async def commit(self, made: MadeVersion, snapshot: Snapshot) -> CommitRecord:
+    async def commit(self, made: SteppedVersion, snapshot: Snapshot) -> CommitRecord:
         """Store a version and commit it; go on until the store answers.
 
         Raises:
@@ -66,7 +66,7 @@ class Committing:
             STAGE_SECONDS.labels(stage="commit").observe(seconds)
         await self.announce(record, seconds)
         for group in record.trained:
-            place = Place(made.batch, group.group)
+            place = TracedWork(made.batch, group.group)
             did("commit", place, seconds=seconds, version=made.policy.version)
         return record
 
@@ -80,7 +80,7 @@ class Committing:
         news = record.announcement(worker=self._worker.address, seconds=seconds)
         await self._bus.publish(news, once=once)
 
-    async def _committed(self, made: MadeVersion, snapshot: Snapshot) -> CommitRecord:
+    async def _committed(self, made: SteppedVersion, snapshot: Snapshot) -> CommitRecord:
         run, version = self._bus.run, made.policy.version
         trained, sampling = await store_sets(self._store, run, snapshot)
         weights = sampling or trained
@@ -118,7 +118,7 @@ class Committing:
         log.info("committed", version=version, **metrics)
         return record
 
-    async def _offer(self, made: MadeVersion, weights: ObjectRef) -> None:
+    async def _offer(self, made: SteppedVersion, weights: ObjectRef) -> None:
         """Say where the weights are, before the states: who only generates waits for nothing
         else."""
         await self._bus.publish(
@@ -132,7 +132,7 @@ class Committing:
         )
         reach("fluid.offered")
 
-    async def _groups(self, made: MadeVersion) -> list[TrainGroup]:
+    async def _groups(self, made: SteppedVersion) -> list[TrainGroup]:
         """Return the groups that the shares name, by their index.
 
         Raises:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from services.trainer.engine.parsed_groups import ParsedGroups
 from services.trainer.fluid.engine import FluidEngine, StepScale
-from services.trainer.fluid.exchange import ALL, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, Sum
 from services.trainer.fluid.protocols import TotalMeasure
 from services.trainer.fluid.sums import Term
 from shared.devices.protocols import GroupData, Snapshot
@@ -96,7 +96,7 @@ class EngineMember:
     async def own_sum(self) -> Sum:
         if self._by_group:
             return dict(self._terms)
-        return {ALL: await asyncio.to_thread(self.engine.term)}
+        return {WHOLE_BATCH: await asyncio.to_thread(self.engine.term)}
 
     async def measure(self, total: Term) -> TotalMeasure:
         return await asyncio.to_thread(self._measure, total)

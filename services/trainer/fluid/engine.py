@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.tensor import DTensor
 
-from services.trainer.engine.checkpoint import AVERAGE, MASTER, OLD, STEP
+from services.trainer.engine.checkpoint import AVERAGE, MASTER, OLD_POLICY_PREFIX, STEP
 from services.trainer.engine.snapshot import SnapshotBuffers
 from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.engine.world import num_ranks, this_rank
@@ -206,7 +206,9 @@ class FluidEngine(TrainerEngine):
                     states[f"{state}/{name}"] = value
         states |= {f"{AVERAGE}{name}": each for name, each in self._averages.items()}
         states |= {f"{MASTER}{name}": each for name, each in self._trained.masters.items()}
-        states |= {f"{OLD}{name}": each for name, each in self._sets.newest_old.items()}
+        states |= {
+            f"{OLD_POLICY_PREFIX}{name}": each for name, each in self._sets.newest_old.items()
+        }
         return weights.beside(checksum(states), about=str(steps))
 
     def _clipped(self) -> float:

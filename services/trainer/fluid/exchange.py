@@ -15,7 +15,7 @@ from shared.errors import DigenRLError
 from shared.messages.fluid import ExchangeSums, Share
 from shared.run.layout import exchange_folder
 
-ALL = -1
+WHOLE_BATCH = -1
 """Key of a member's one sum; in deterministic mode each group has a sum of its own, by its
 number."""
 
@@ -23,7 +23,7 @@ Sum = Mapping[int, Any]
 """`services.trainer.fluid.sums.Term` of each key."""
 
 
-class Missed(DigenRLError):
+class ExchangeIncomplete(DigenRLError):
     """A round came to nothing here."""
 
     def __init__(self, reason: str, missing: tuple[str, ...] = ()) -> None:
@@ -122,7 +122,9 @@ class Meeting:
         for share in self.contributors:
             for piece in share.pieces:
                 if owners.setdefault(piece.group, share.worker) != share.worker:
-                    raise Missed(f"group {piece.group} was trained by several, in parts")
+                    raise ExchangeIncomplete(
+                        f"group {piece.group} was trained by several, in parts"
+                    )
         return dict(sorted(owners.items()))
 
 

@@ -30,16 +30,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from services.trainer.fluid.exchange import ALL, Meeting, Missed, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, Meeting, Sum
 from services.trainer.fluid.store_exchange import again, awaited
 from services.trainer.fluid.sums import (
     TALLY_NAMES,
     SumLayout,
     Term,
     added,
+    addition_order,
     in_order,
-    order_of,
-    tally_of,
+    parse_tally,
     tally_row,
 )
 from shared.diffusion.training.tally import Tally
@@ -47,19 +47,19 @@ from shared.errors import DigenRLError
 from shared.process.service import end_soon
 from shared.store import ObjectStore
 
-LOOK_S = 0.05
+POLL_S = 0.05
 GRACE_S = 5.0
 """Seconds that a call has to end once its group is aborted, or has waited for too long."""
 SLOWEST = 50e6
 """Bytes per second below which a member counts as lost."""
 WATCHDOG_S = 600.0
 """Seconds after which torch itself would end a process whose NCCL call hangs."""
-PLACE = "place"
+PLACE_KEY = "place"
 
 log = structlog.get_logger()
 
 
-class Stuck(DigenRLError):
+class ExchangeHung(DigenRLError):
     """A call of a lost process group does not end: this process has to."""
 
 
@@ -81,7 +81,7 @@ class Membership:
         store = PrefixStore(f"here {meeting.name}", self.store)
         store.set(meeting.me, "here")
         while not store.check(list(self.members)):
-            if self.is_over.wait(LOOK_S):
+            if self.is_over.wait(POLL_S):
                 raise RuntimeError("the round is over")
 
     def abort(self) -> None:
@@ -112,15 +112,17 @@ class GroupExchange:
             membership = await self._membership(meeting)
         except TimeoutError:
             missing = () if meeting.is_committer else (meeting.committer,)
-            raise Missed("nobody said where to meet in time", missing) from None
+            raise ExchangeIncomplete("nobody said where to meet in time", missing) from None
         call = _Call(lambda: self._formed(membership, meeting, own))
         try:
             async with asyncio.timeout(meeting.seconds):
                 total: Term = await call.result()
         except TimeoutError:
-            raise Missed("not all members came and answered in time") from None
+            raise ExchangeIncomplete("not all members came and answered in time") from None
         except RuntimeError as error:  # torch's, for whatever goes wrong between processes
-            raise Missed(f"a member is lost: {str(error).splitlines()[0][:200]}") from error
+            raise ExchangeIncomplete(
+                f"a member is lost: {str(error).splitlines()[0][:200]}"
+            ) from error
         finally:
             if not call.has_succeeded:
                 await self._end(membership, call)
@@ -143,7 +145,7 @@ class GroupExchange:
                 await call.result()
         if not (call.is_over and aborting.is_over):
             end_soon()
-            raise Stuck("a process group does not end; this process does")
+            raise ExchangeHung("a process group does not end; this process does")
 
     async def _membership(self, meeting: Meeting) -> Membership:
         """Return the kept membership if the committer says so, or begin a new one.
@@ -157,7 +159,7 @@ class GroupExchange:
             await asyncio.to_thread(kept.abort)
             kept = None
         name = meeting.name
-        key = f"{meeting.folder}/{PLACE}.json"
+        key = f"{meeting.folder}/{PLACE_KEY}.json"
         if meeting.is_committer:
             if kept is None:
                 store = await asyncio.to_thread(_serve, meeting.seconds)
@@ -175,12 +177,14 @@ class GroupExchange:
         if kept is not None:
             await asyncio.to_thread(kept.abort)
         if "port" not in place:
-            raise Missed("the others have met before this member came", (meeting.me,))
+            raise ExchangeIncomplete("the others have met before this member came", (meeting.me,))
         reached = _Call(lambda: _reach(place["host"], place["port"], meeting.seconds))
         try:
             return Membership(meeting.members, place["name"], await reached.result())
         except RuntimeError as error:
-            raise Missed(f"the committer does not answer: {error}", (meeting.committer,)) from error
+            raise ExchangeIncomplete(
+                f"the committer does not answer: {error}", (meeting.committer,)
+            ) from error
 
     def _formed(self, membership: Membership, meeting: Meeting, own: Sum) -> Term:
         """Meet and form the total, in a thread; raises RuntimeError if a member is lost."""
@@ -194,7 +198,7 @@ class GroupExchange:
         if meeting.by_group:
             gradient = self._in_order(group, meeting, own)
         else:
-            term = own.get(ALL)
+            term = own.get(WHOLE_BATCH)
             given = None if term is None else term.gradient
             gradient = self._layout.zeros() if given is None else given.clone()
             _reduce(group, gradient, root)
@@ -226,7 +230,7 @@ class GroupExchange:
             term = own.get(number)
             if owners[number] == meeting.me and term is not None and term.gradient is not None:
                 has[place] = 1
-        _sum_of_all(group, has)
+        _all_reduce_small(group, has)
         for place, number in enumerate(owners):
             if not int(has[place]):
                 continue
@@ -239,17 +243,17 @@ class GroupExchange:
 
     def _tallies(self, group: Any, meeting: Meeting, own: Sum) -> dict[str, float]:
         """Return the tallies of all terms, merged in the order in which gradients are added."""
-        wanted = order_of(meeting)
+        wanted = addition_order(meeting)
         rows = torch.zeros(len(wanted), len(TALLY_NAMES), dtype=torch.float64)
         for place, (worker, key) in enumerate(wanted):
             if worker == meeting.me and key in own:
                 # Extremes of no rows are infinite, and inf + 0 = inf: the sum keeps each row.
                 rows[place] = tally_row(own[key].tally)
         rows = rows.to(self._layout.device)
-        _sum_of_all(group, rows)
+        _all_reduce_small(group, rows)
         merged = Tally()
         for row in rows.cpu():
-            merged.merge(tally_of(row))
+            merged.merge(parse_tally(row))
         return merged.as_dict()
 
 
@@ -285,7 +289,7 @@ def _broadcast(group: Any, tensor: Tensor, root: int) -> None:
     group.broadcast([tensor], options).wait()
 
 
-def _sum_of_all(group: Any, tensor: Tensor) -> None:
+def _all_reduce_small(group: Any, tensor: Tensor) -> None:
     """Sum a small tensor of all members into all."""
     _reduce(group, tensor, 0)
     _broadcast(group, tensor, 0)

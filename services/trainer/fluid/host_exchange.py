@@ -22,7 +22,7 @@ from pathlib import Path
 
 import structlog
 
-from services.trainer.fluid.exchange import ALL, Exchange, Meeting, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, Exchange, Meeting, Sum
 from services.trainer.fluid.store_exchange import StoreExchange
 from services.trainer.fluid.sums import SumLayout, Term, added, in_order
 from shared.run.layout import batch_folder
@@ -32,7 +32,7 @@ from shared.store.folder import FolderBackend
 MEMORY = Path("/dev/shm")
 NETWORK = Path("/proc/self/ns/net")
 """What is a host of its own in the network is one here as well, whatever it shares."""
-PRIVATE = 0o700
+PRIVATE_MODE = 0o700
 NAME, LOCK, NEW = "name", "lock", ".new-"
 SUMS_AT_A_TIME = 2
 """Times the sums and the total that have to fit: those of a round, and what one that came to
@@ -60,15 +60,15 @@ class HostMemory:
         try:
             folder = memory / f"digenrl-{os.getuid()}-{NETWORK.stat().st_ino}"
             with contextlib.suppress(FileExistsError):
-                folder.mkdir(PRIVATE)
+                folder.mkdir(PRIVATE_MODE)
             found, free = folder.lstat(), shutil.disk_usage(memory).free
             is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-            if not is_own or stat.S_IMODE(found.st_mode) != PRIVATE or free < needed:
+            if not is_own or stat.S_IMODE(found.st_mode) != PRIVATE_MODE or free < needed:
                 log.warning("sums_not_shared", folder=str(folder), free=free, needed=needed)
                 return None
             _forget_dead(folder)
             own, lock = _make_own(folder, address)
-            return cls(folder, _name_of(folder), own, lock)
+            return cls(folder, _folder_name(folder), own, lock)
         except OSError as error:
             log.warning("sums_not_shared", folder=str(memory), error=str(error))
             return None
@@ -88,7 +88,7 @@ class HostMemory:
 def _make_own(folder: Path, address: str) -> tuple[Path, int]:
     """Make the folder of a process, which has its lock from the moment in which it is there."""
     new, own = folder / f"{NEW}{address}", folder / address
-    new.mkdir(PRIVATE)
+    new.mkdir(PRIVATE_MODE)
     lock = os.open(new / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     new.rename(own)
@@ -109,7 +109,7 @@ def _forget_dead(folder: Path) -> None:
                 os.close(lock)
 
 
-def _name_of(folder: Path) -> str:
+def _folder_name(folder: Path) -> str:
     """Return the name of a folder, made at random by whoever comes first."""
     path = folder / NAME
     if not path.exists():
@@ -158,4 +158,4 @@ class HostExchange:
         terms = in_order(sums, here)
         if here.by_group:
             return dict(zip(here.owner_of, terms, strict=True))
-        return {ALL: added(terms, self._layout)} if terms else {}
+        return {WHOLE_BATCH: added(terms, self._layout)} if terms else {}

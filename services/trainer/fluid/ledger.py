@@ -25,7 +25,7 @@ from shared.messages.fluid import (
     UpdateMessage,
 )
 
-Verdict = Literal["follow", "missed", "left_out", "drop"]
+RoundVerdict = Literal["follow", "missed", "left_out", "drop"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -86,7 +86,7 @@ class Ledger:
     def is_empty(self) -> bool:
         return not self.pieces and not self.is_spoilt
 
-    def hear_round(self, message: ExchangeSums) -> Verdict:
+    def hear_round(self, message: ExchangeSums) -> RoundVerdict:
         """Say what to do about a round, which ends every one before it."""
         share = next((each for each in message.shares if each.worker == self.address), None)
         newest = self.attempt, self.round

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from services.trainer.engine.world import local_rank, num_ranks, this_rank
 from shared.diffusion.loading.device import own_device
 
-FOR_EVER = timedelta(days=365)
+NO_TIMEOUT = timedelta(days=365)
 """Timeout of a rank that waits for its next message: nothing may be ready for long, and the
 connection fails if its peer is gone."""
 KEPT_GROUPS = 2
@@ -32,7 +32,7 @@ DONE = Message("done")
 """The answer of a rank that has nothing else to tell."""
 
 
-class Link:
+class RankLink:
     """Connects to one other rank. One message at a time: a rank that has asked waits for the
     answer."""
 
@@ -71,14 +71,14 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class RankLinks:
     """Two connections to another rank, so that it stores beside its training."""
 
-    training: Link
-    storing: Link
+    training: RankLink
+    storing: RankLink
 
 
-def join() -> list[Links]:
+def join() -> list[RankLinks]:
     """Meet the other ranks. Rank 0 gets links to each, the others get theirs to rank 0."""
     device = own_device(local_rank())
     if device.type == "cuda":
@@ -89,11 +89,11 @@ def join() -> list[Links]:
         # Each pair has connections of its own, which no other thread uses. All ranks have to name
         # all groups, in the same order.
         training, storing = (
-            dist.new_group([0, other], timeout=FOR_EVER, backend="gloo") for _ in range(2)
+            dist.new_group([0, other], timeout=NO_TIMEOUT, backend="gloo") for _ in range(2)
         )
         if this_rank() in (0, other):
             peer = other if this_rank() == 0 else 0
-            links.append(Links(Link(training, peer), Link(storing, peer)))
+            links.append(RankLinks(RankLink(training, peer), RankLink(storing, peer)))
     return links
 
 

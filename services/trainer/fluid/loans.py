@@ -21,7 +21,7 @@ from shared.telemetry import LOAN_RETURN_SECONDS
 
 DEADLINE_CHECK_S = 0.2
 
-Work = Literal["stale", "due", "piece", "early", "later"]
+NextWork = Literal["stale", "due", "piece", "early", "later"]
 """
 stale   a fragment of a version that is not here any more: it goes back
 due     a fragment of the batch that is trained from the version in use
@@ -29,7 +29,7 @@ piece   a piece of that batch, whose group is here
 early   any other fragment of a version that is here
 later   a fragment of a version that is not here yet: it waits
 """
-ORDER: dict[bool | None, tuple[Work, ...]] = {
+WORK_ORDER: dict[bool | None, tuple[NextWork, ...]] = {
     None: ("stale", "due", "piece", "early"),
     True: ("stale", "piece", "due", "early"),
     False: ("stale", "piece"),
@@ -38,9 +38,9 @@ ORDER: dict[bool | None, tuple[Work, ...]] = {
 log = structlog.get_logger()
 
 
-def next_work(waiting: Collection[Work], *, lent: bool | None) -> Work | None:
+def next_work(waiting: Collection[NextWork], *, lent: bool | None) -> NextWork | None:
     """Return what a device does next; ``lent``: None if it generates without loans."""
-    return next((work for work in ORDER[lent] if work in waiting), None)
+    return next((work for work in WORK_ORDER[lent] if work in waiting), None)
 
 
 class Loans:

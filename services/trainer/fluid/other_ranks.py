@@ -12,8 +12,8 @@ from typing import Any, TypeVar, cast
 import torch
 
 from services.trainer.engine.world import local_rank
-from services.trainer.fluid.links import Link, Message
-from shared.devices.protocols import Half
+from services.trainer.fluid.links import Message, RankLink
+from shared.devices.protocols import VersionPart
 from shared.errors import ContractError, OutOfMemory, RanksLost, Unavailable, Untrainable
 from shared.run.manifest import StoredParts
 
@@ -54,7 +54,7 @@ def together(mine: Callable[[], T], *, others: Sequence[Callable[[], object]]) -
     return cast(T, results[0])
 
 
-def answer_of(link: Link) -> Message:
+def receive_answer(link: RankLink) -> Message:
     """Receive the answer of another rank, or raise its error here."""
     answer = link.receive()
     if answer.name == "refused":
@@ -68,10 +68,10 @@ def answer_of(link: Link) -> Message:
 class StoringRank:
     """Stores its part of versions in another process, one after the other."""
 
-    link: Link
+    link: RankLink
     _asking: threading.Lock = field(default_factory=threading.Lock)
 
-    async def store(self, number: int, half: Half) -> StoredParts:
+    async def store(self, number: int, half: VersionPart) -> StoredParts:
         """Raises Unavailable if the store does not take it."""
         return await asyncio.to_thread(self._store, {"number": number, "half": half})
 

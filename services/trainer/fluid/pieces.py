@@ -17,12 +17,17 @@ from typing import Literal
 import structlog
 
 from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
-from services.trainer.fluid.loans import Loans, Work, next_work
+from services.trainer.fluid.loans import Loans, NextWork, next_work
 from services.trainer.fluid.protocols import FluidDevice
 from services.trainer.fluid.state import MemberState
 from shared.bus.traces import did
 from shared.devices.conditions import EncodedConditions, FragmentQueue, QueuedFragment
-from shared.devices.protocols import Generated, GeneratingDevice, Generation, GroupData
+from shared.devices.protocols import (
+    FragmentGeneration,
+    GeneratedFragment,
+    GeneratingDevice,
+    GroupData,
+)
 from shared.devices.publisher import FragmentPublisher
 from shared.errors import ContractError, DigenRLError, OutOfMemory, RanksLost, Untrainable
 from shared.messages import subjects
@@ -37,12 +42,12 @@ from shared.run.sources import SourceImages
 from shared.telemetry import STAGE_SECONDS
 
 DRAIN_S = 2.0
-MESSAGE_S, LOOK_S = 2.5, 0.1
+GROUP_TIMEOUT_S, GROUP_POLL_S = 2.5, 0.1
 """For how long, and how often, a group's message is looked for: less than a piece's deadline, as
 a member that is late has its pieces given to others, and does not say that the message is lost."""
 KEPT_GROUPS = 3
 """Groups whose data stay at hand: pieces of one group follow one another."""
-IN_STORE = 2
+MAX_PENDING_RESULTS = 2
 """Results that are stored at a time, while the device works on the next fragment."""
 
 log = structlog.get_logger()
@@ -96,7 +101,7 @@ class DeviceWork:
         """The fragment in progress, unless it was given back."""
         self._pieces: deque[QueuedPiece] = deque()
         self._groups: dict[Attempt, asyncio.Task[AdmittedGroup | None]] = {}
-        self._storing = asyncio.Semaphore(IN_STORE)
+        self._storing = asyncio.Semaphore(MAX_PENDING_RESULTS)
         self._tasks = asyncio.TaskGroup()
 
     def wake(self) -> None:
@@ -152,13 +157,13 @@ class DeviceWork:
     async def _command(self, subject: str) -> Message | None:
         """Return what was sent of a group; None if it is not there after a while. It may be stored
         later than its pieces, since commands are sent side by side."""
-        end = time.monotonic() + MESSAGE_S
+        end = time.monotonic() + GROUP_TIMEOUT_S
         while time.monotonic() < end:
             stored, _ = await self._bus.stored(subjects.TRAIN, [subject])
             if stored:
                 return stored[0].message
-            await asyncio.sleep(LOOK_S)
-        log.warning("group_missing", subject=subject, seconds=MESSAGE_S)
+            await asyncio.sleep(GROUP_POLL_S)
+        log.warning("group_missing", subject=subject, seconds=GROUP_TIMEOUT_S)
         return None
 
     async def _admitted(self, command: TrainGroup, trained: Policy) -> AdmittedGroup | None:
@@ -177,7 +182,7 @@ class DeviceWork:
             else:
                 await self._generate(self._next_fragment(work), tasks)
 
-    def _next_work(self) -> Work | None:
+    def _next_work(self) -> NextWork | None:
         self._loans.note_free()
         while self._fragments.has_ready:
             self._ready.append(self._fragments.take())
@@ -186,13 +191,13 @@ class DeviceWork:
             waiting.add("piece")
         return next_work(waiting, lent=self._loans.lent)
 
-    def _next_fragment(self, kind: Work) -> QueuedFragment:
+    def _next_fragment(self, kind: NextWork) -> QueuedFragment:
         """Take the oldest fragment of a kind; one that has failed comes in its turn."""
         found = next(queued for queued in self._ready if self._kind(queued.task) == kind)
         self._ready.remove(found)
         return found
 
-    def _kind(self, task: GenerateFragment) -> Work:
+    def _kind(self, task: GenerateFragment) -> NextWork:
         if not self._state.can_generate(task.policy):
             return "stale" if self._state.version > task.policy.version else "later"
         is_due = task.fragment.batch <= self._state.version_in_use
@@ -214,7 +219,7 @@ class DeviceWork:
             tasks.create_task(self._store(queued, generated))
         self._current = None
 
-    async def _generated(self, queued: QueuedFragment) -> Generated | None:
+    async def _generated(self, queued: QueuedFragment) -> GeneratedFragment | None:
         """Generate a fragment; None if it goes back or is kept for another loan."""
         task = queued.task
         try:
@@ -239,7 +244,7 @@ class DeviceWork:
                 await self._publisher.fail(task, error)
             return None
 
-    async def _begun(self, queued: QueuedFragment) -> Generation:
+    async def _begun(self, queued: QueuedFragment) -> FragmentGeneration:
         packed = None if queued.conditions is None else queued.conditions.packed
         work = await self._generator.begin(queued.task, packed, queued.source)
         self._publisher.prepare(queued.task)
@@ -272,7 +277,7 @@ class DeviceWork:
         is_before = task.policy != self._state.policy
         return self._device.before() if is_before else contextlib.nullcontext()
 
-    async def _store(self, queued: QueuedFragment, generated: Generated) -> None:
+    async def _store(self, queued: QueuedFragment, generated: GeneratedFragment) -> None:
         try:
             await self._publisher.publish(queued.task, generated, queued.conditions)
         finally:

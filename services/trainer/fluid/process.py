@@ -14,21 +14,21 @@ from services.trainer.fluid.group_exchange import GroupExchange
 from services.trainer.fluid.host_exchange import SUMS_AT_A_TIME, HostExchange, HostMemory
 from services.trainer.fluid.links import Message, join
 from services.trainer.fluid.member import MemberApp
-from services.trainer.fluid.shard import Shard, parts_of
+from services.trainer.fluid.shard import Shard, model_parts
 from services.trainer.fluid.shard_exchange import ShardExchange
 from services.trainer.fluid.shard_fragments import GroupGenerator, RankFragments
 from services.trainer.fluid.shard_group import ShardGroup
 from services.trainer.fluid.store_exchange import StoreExchange
 from services.trainer.fluid.sums import SumLayout
 from shared.devices.conditions import encoded_conditions
-from shared.devices.protocols import GeneratingDevice, Generation
+from shared.devices.protocols import FragmentGeneration, GeneratingDevice
 from shared.diffusion.generation import Generator, LocalGenerator
 from shared.diffusion.loading.device import this_device
 from shared.diffusion.policy import load_policy
 from shared.diffusion.training.rows import check_stored
 from shared.errors import ContractError, RanksLost
 from shared.messages.contracts import GenerateFragment
-from shared.models.memory import Part
+from shared.models.memory import ModelPart
 from shared.process.service import end_soon
 from shared.process.worker_process import WorkerProcess
 from shared.recipe.recipe import Recipe, override
@@ -45,7 +45,7 @@ async def be_a_member(process: WorkerProcess) -> None:
         return
     settings, recipe = process.settings, as_whole(process.recipe)
     generates = recipe.run_schedule.trainer_generates
-    parts: set[Part] = set(recipe.generating_parts) if generates else {"transformer"}
+    parts: set[ModelPart] = set(recipe.generating_parts) if generates else {"transformer"}
     device = this_device(
         recipe, parts, trains=True, concurrency=int(generates), memory_gib=settings.memory_gib
     )
@@ -57,11 +57,11 @@ async def be_a_member(process: WorkerProcess) -> None:
         loaded = await asyncio.to_thread(load_policy, recipe, parts, trains=True)
         member = EngineMember(recipe, loaded)
         broker = settings.nats_url.get_secret_value()
-        exchange = exchange_of(
+        exchange = make_exchange(
             recipe, sharing.store, member.engine.layout, broker, context.worker.address
         )
         encoded = await encoded_conditions(process.store, recipe)
-        generator: GeneratingDevice = OnlyTrains()
+        generator: GeneratingDevice = NoGenerator()
         if generates:
             generator = LocalGenerator(Generator(recipe, loaded))
         app = MemberApp(
@@ -71,7 +71,7 @@ async def be_a_member(process: WorkerProcess) -> None:
         await process.run(app.run(), context)
 
 
-class OnlyTrains:
+class NoGenerator:
     """Stands in the place of the generator of a member that is given no fragments."""
 
     def weights_digest(self) -> str:
@@ -79,7 +79,7 @@ class OnlyTrains:
 
     async def begin(
         self, task: GenerateFragment, conditions: bytes | None = None, source: bytes | None = None
-    ) -> Generation:
+    ) -> FragmentGeneration:
         raise ContractError("this member does not generate")
 
     async def conditions(
@@ -97,7 +97,7 @@ async def _lead_a_group(process: WorkerProcess) -> None:
     settings, recipe = process.settings, as_shared(process.recipe, num_ranks())
     generates = recipe.run_schedule.trainer_generates
     device = this_device(
-        recipe, parts_of(recipe, 0), trains=True, concurrency=int(generates),
+        recipe, model_parts(recipe, 0), trains=True, concurrency=int(generates),
         memory_gib=settings.memory_gib,
     ).model_copy(update={"ranks": num_ranks()})  # fmt: skip
     async with (
@@ -109,12 +109,12 @@ async def _lead_a_group(process: WorkerProcess) -> None:
         exchange = (
             ShardExchange(sharing.store, shard.engine.layout, group)
             if shard.is_sharded
-            else exchange_of(
+            else make_exchange(
                 recipe, sharing.store, shard.engine.layout,
                 settings.nats_url.get_secret_value(), context.worker.address,
             )
         )  # fmt: skip
-        generator: GeneratingDevice = OnlyTrains()
+        generator: GeneratingDevice = NoGenerator()
         try:
             if generates:
                 generator = GroupGenerator(group, RankFragments(shard))
@@ -149,7 +149,7 @@ def load_group(recipe: Recipe, store: ObjectStore) -> tuple[ShardGroup, Shard]:
     return ShardGroup(shard, links), shard
 
 
-def exchange_of(
+def make_exchange(
     recipe: Recipe, store: ObjectStore, layout: SumLayout, broker: str, address: str
 ) -> Exchange:
     """Return the transport that the recipe names. Of itself it is a process group on GPUs, whose

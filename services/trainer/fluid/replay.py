@@ -10,7 +10,7 @@ import structlog
 
 from services.trainer.batch.fetcher import AdmittedGroup, GroupFetcher
 from services.trainer.engine.storing import store_version
-from services.trainer.fluid.committing import MadeVersion
+from services.trainer.fluid.committing import SteppedVersion
 from services.trainer.fluid.exchange import Exchange, Meeting, Sum
 from services.trainer.fluid.protocols import FluidDevice
 from shared.devices.protocols import GroupData
@@ -22,7 +22,7 @@ from shared.run.commits import CommitRecord, read_commit
 from shared.run.shards import open_tensors
 from shared.telemetry import CORRUPT
 
-UNHURRIED_S = 3600.0
+SOLO_MEETING_S = 3600.0
 """Deadline of a meeting at which nobody is waited for."""
 
 log = structlog.get_logger()
@@ -48,7 +48,7 @@ class Replay:
         self._part = num_groups // num_updates
         """Groups of one update."""
 
-    async def to(self, damaged: CommitRecord, error: Exception) -> MadeVersion:
+    async def to(self, damaged: CommitRecord, error: Exception) -> SteppedVersion:
         """Put a damaged version in use, and store it again. The caller holds the device.
 
         Raises:
@@ -68,7 +68,7 @@ class Replay:
             )
         await store_version(self._store, self._run, await self._device.weights())
         log.warning("version_made_again", version=version, since=first)
-        return MadeVersion(damaged.policy, damaged.checksum or "", damaged.shares)
+        return SteppedVersion(damaged.policy, damaged.checksum or "", damaged.shares)
 
     async def _restored(self, damaged: CommitRecord) -> int:
         """Restore the newest older version that is whole, and return its number."""
@@ -113,7 +113,7 @@ class Replay:
         parent = await self._record(record.policy.version - 1)
         message = ExchangeSums(
             batch=parent.policy.version, attempt=0, update=update, round=0, policy=parent.policy,
-            committer=shares[0].worker, shares=shares, max_seconds=UNHURRIED_S,
+            committer=shares[0].worker, shares=shares, max_seconds=SOLO_MEETING_S,
         )  # fmt: skip
         me = shares[0].worker
         meeting = Meeting.of(message, self._run, me, by_group=self._by_group)

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Mapping
 
 import structlog
 
-from services.trainer.batch.measures import of_all_steps
-from services.trainer.fluid.committing import MadeVersion
-from services.trainer.fluid.exchange import Exchange, Meeting, Missed
+from services.trainer.batch.measures import merge_step_metrics
+from services.trainer.fluid.committing import SteppedVersion
+from services.trainer.fluid.exchange import Exchange, ExchangeIncomplete, Meeting
 from services.trainer.fluid.protocols import FluidDevice, TotalMeasure
-from services.trainer.fluid.state import HeldTotal, MemberState, Reference, Updates
+from services.trainer.fluid.state import HeldTotal, MemberState, ReferenceVersion, Updates
 from services.trainer.fluid.versions import MemberVersions
 from shared.errors import BatchFailed, OutOfMemory
 from shared.messages import subjects
@@ -100,7 +100,7 @@ class Rounds:
         await self._end_round()  # each round ends every one before it
         me = self._worker.address
         if verdict == "missed":
-            await self._missed(message, Missed("its sum is not its share", (me,)))
+            await self._missed(message, ExchangeIncomplete("its sum is not its share", (me,)))
         elif verdict == "follow":
             self._round = tasks.create_task(self._take_part(message))
 
@@ -117,8 +117,12 @@ class Rounds:
             with self._worker.doing("committing"):
                 total = await self._total(message)
                 measure = await self._device.measure(total)
-        except (Missed, OutOfMemory) as error:
-            missed = error if isinstance(error, Missed) else Missed(str(error), (me,))
+        except (ExchangeIncomplete, OutOfMemory) as error:
+            missed = (
+                error
+                if isinstance(error, ExchangeIncomplete)
+                else ExchangeIncomplete(str(error), (me,))
+            )
             await self._missed(message, missed)
             return
         except BatchFailed as error:
@@ -142,13 +146,13 @@ class Rounds:
         async with self._state.sums:
             own = await self._device.own_sum() if share.pieces else {}
             if not ledger.is_current(message) or not ledger.is_exactly(message, share):
-                raise Missed("its sum is no longer its share", (me,))
+                raise ExchangeIncomplete("its sum is no longer its share", (me,))
         reach("fluid.exchanges")
         meeting = Meeting.of(message, self._bus.run, me, by_group=self._by_group)
         total: object = await self._exchange.total(meeting, own)
         return total
 
-    async def _missed(self, message: ExchangeSums, missed: Missed) -> None:
+    async def _missed(self, message: ExchangeSums, missed: ExchangeIncomplete) -> None:
         log.warning("exchange_missed", batch=message.batch, round=message.round, error=str(missed))
         await self._bus.publish(
             ExchangeMissed(
@@ -164,7 +168,7 @@ class Rounds:
         if message.committer == me:
             failed = RunFailed(batch=message.batch, worker=me, reason=str(error)[:4000])
             await self._bus.publish(failed)
-        await self._missed(message, Missed(str(error), (me,)))
+        await self._missed(message, ExchangeIncomplete(str(error), (me,)))
 
     async def _hear_step(self, message: TakeStep, tasks: asyncio.TaskGroup) -> None:
         self._name_committer(message.batch, message.attempt, message.update, message.committer)
@@ -187,7 +191,7 @@ class Rounds:
         if self._device.steps_concurrently:
             tasks.create_task(self._take(made))
 
-    def _stepped(self, made: MadeVersion, update: int, *, is_reference: bool) -> Stepped:
+    def _stepped(self, made: SteppedVersion, update: int, *, is_reference: bool) -> Stepped:
         return Stepped(
             batch=made.batch, attempt=made.attempt, update=update, worker=self._worker.address,
             policy=made.policy, checksum=made.checksum, is_reference=is_reference,
@@ -234,7 +238,7 @@ class Rounds:
                 self._state.change()
                 yield
 
-    async def _take(self, made: MadeVersion) -> None:
+    async def _take(self, made: SteppedVersion) -> None:
         """Use what the step has made, between two pieces of work."""
         async with self._state.lock, self._state.sums:
             if self._state.ahead is not None and self._state.ahead[0] == made.policy:
@@ -254,7 +258,7 @@ class Rounds:
         self._state.take()
         log.info("version_taken", version=self._state.version_in_use)
 
-    async def _step_concurrently(self, message: TakeStep, held: HeldTotal) -> MadeVersion:
+    async def _step_concurrently(self, message: TakeStep, held: HeldTotal) -> SteppedVersion:
         """Take the step, once for ever, beside the version in use, which goes on generating."""
         began, earlier = time.monotonic(), self._state.updates
         async with self._changing():
@@ -265,7 +269,7 @@ class Rounds:
 
     async def _take_step(self, message: TakeStep, held: HeldTotal) -> Mapping[str, float]:
         with self._worker.progress.of("the optimizer step"):
-            return await self._device.step(message.batch, held.total, _measure_of(message))
+            return await self._device.step(message.batch, held.total, _total_measure(message))
 
     async def _new_version(
         self, message: TakeStep, held: HeldTotal
@@ -276,7 +280,7 @@ class Rounds:
         checksum = await self._device.checksum()
         return metrics, Policy(version=message.batch + 1, weights_digest=digest), checksum
 
-    async def _step(self, message: TakeStep, held: HeldTotal) -> MadeVersion:
+    async def _step(self, message: TakeStep, held: HeldTotal) -> SteppedVersion:
         """Take the step, once for ever, and use the version that it makes."""
         began, earlier = time.monotonic(), self._state.updates
         with self._worker.doing("committing"):
@@ -289,12 +293,12 @@ class Rounds:
     def _made(
         self, policy: Policy, checksum: str, held: HeldTotal, metrics: Mapping[str, float],
         earlier: Updates | None, began: float,
-    ) -> MadeVersion:  # fmt: skip
+    ) -> SteppedVersion:  # fmt: skip
         """Return the version that the last of a batch's updates has made."""
         shares = (*(earlier.shares if earlier else ()), *held.message.shares)
         all_metrics = [dict(each) for each in (*(earlier.metrics if earlier else ()), metrics)]
-        paced = self._paced(of_all_steps(all_metrics))
-        return MadeVersion(policy, checksum, shares, paced, began, held.message.attempt)
+        paced = self._paced(merge_step_metrics(all_metrics))
+        return SteppedVersion(policy, checksum, shares, paced, began, held.message.attempt)
 
     def _paced(self, metrics: Mapping[str, float]) -> dict[str, float]:
         now = time.monotonic()
@@ -312,7 +316,9 @@ class Rounds:
             return
         if step.worker in self._committers.get((step.batch, step.attempt, step.update), ()):
             update = 0 if step.policy.version > step.batch else step.update + 1
-            self._versions.compare(Reference(step.policy, step.checksum, step.worker, update))
+            self._versions.compare(
+                ReferenceVersion(step.policy, step.checksum, step.worker, update)
+            )
 
     def _name_committer(self, batch: int, attempt: int, update: int, worker: str) -> None:
         newest = max((of[0] for of in self._committers), default=batch)
@@ -339,7 +345,7 @@ class Rounds:
         await self._versions.go_back()
 
 
-def _measure_of(message: TakeStep) -> TotalMeasure:
+def _total_measure(message: TakeStep) -> TotalMeasure:
     """Return what all members step by."""
     norm = message.norm if message.finite else None
     return TotalMeasure(message.sum_id, norm, message.scale)

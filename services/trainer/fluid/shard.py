@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from services.trainer.engine.world import local_rank, num_ranks, this_rank
 from services.trainer.fluid.engine import FluidEngine, StepScale, merged
-from services.trainer.fluid.exchange import ALL, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, Sum
 from services.trainer.fluid.store_exchange import SumObjects
 from services.trainer.fluid.sums import StoredSum, SumPart, Term, added
 from shared.devices.chunks import Chunk
@@ -23,7 +23,7 @@ from shared.diffusion.policy import load_policy
 from shared.diffusion.training.rows import TrainingGroup
 from shared.diffusion.weights.sharding import hold_part, hold_whole
 from shared.messages.fluid import Piece
-from shared.models.memory import Part
+from shared.models.memory import ModelPart
 from shared.recipe.recipe import Recipe
 from shared.run.layout import batch_folder
 from shared.run.manifest import StoredTensors
@@ -33,15 +33,15 @@ GATHER_REMEDY = (
     'use GPUs with more memory, or have groups train only: schedule.mode = "disaggregated" and '
     'schedule.tag = "off"'
 )
-Order = Sequence[tuple[str, int]]
+ParameterOrder = Sequence[tuple[str, int]]
 """Members and keys of the terms of a total, in the order in which they are added."""
 
 
-def parts_of(recipe: Recipe, rank: int) -> set[Part]:
+def model_parts(recipe: Recipe, rank: int) -> set[ModelPart]:
     """Return the parts of the model that a rank holds. The first one encodes prompts for all."""
     if not recipe.run_schedule.trainer_generates:
         return {"transformer"}
-    return set(recipe.generating_parts) - (set[Part]() if rank == 0 else {"text"})
+    return set(recipe.generating_parts) - (set[ModelPart]() if rank == 0 else {"text"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class RankPart:
     """Whether the gradient of ``last`` counts here; where it does not, it is multiplied by 0."""
 
 
-def part_of(piece: Piece, rank: int, ranks: int) -> RankPart:
+def rank_piece(piece: Piece, rank: int, ranks: int) -> RankPart:
     """Divide the samples of a piece: every pass is taken by all ranks at once."""
     end = piece.first_step + piece.num_steps
     each, rest = divmod(piece.num_samples, ranks)
@@ -72,7 +72,7 @@ def part_of(piece: Piece, rank: int, ranks: int) -> RankPart:
 
 class Shard:
     def __init__(self, recipe: Recipe, store: ObjectStore) -> None:
-        parts = parts_of(recipe, this_rank())
+        parts = model_parts(recipe, this_rank())
         self.recipe, self.loaded = recipe, load_policy(recipe, parts, local_rank(), trains=True)
         num_samples = max(1, recipe.trained_samples // num_ranks())
         self.engine = FluidEngine(recipe, self.loaded, num_samples=num_samples)
@@ -104,7 +104,7 @@ class Shard:
         """Add the gradient of this rank's part of a piece, in chunks that the first rank has
         chosen; only that one measures how long they take."""
         self._hold_part()
-        part, measures = part_of(piece, this_rank(), num_ranks()), this_rank() == 0
+        part, measures = rank_piece(piece, this_rank(), num_ranks()), this_rank() == 0
         if self._by_group:
             self.engine.begin()
         if part.own is not None:
@@ -137,7 +137,7 @@ class Shard:
     def copy_sum(self, number: int, kept: Sequence[int]) -> Sum:
         """Copy the sum under a number, and forget the copies but those that are ``kept``."""
         self._sums = {each: held for each, held in self._sums.items() if each in kept}
-        found = dict(self._terms) if self._by_group else {ALL: self.engine.term()}
+        found = dict(self._terms) if self._by_group else {WHOLE_BATCH: self.engine.term()}
         self._sums[number] = found
         return found
 
@@ -156,7 +156,7 @@ class Shard:
 
     async def put_total(self, batch: int) -> SumPart:
         assert self.total is not None
-        return await self._objects.put(batch_folder(self._run, batch), {ALL: self.total})
+        return await self._objects.put(batch_folder(self._run, batch), {WHOLE_BATCH: self.total})
 
     async def take_total(self, stored: StoredSum) -> Term:
         """Read this rank's part of a total.
@@ -169,7 +169,7 @@ class Shard:
         return self.total
 
     async def add(
-        self, order: Order, own: Mapping[str, int], stored: Mapping[str, StoredSum]
+        self, order: ParameterOrder, own: Mapping[str, int], stored: Mapping[str, StoredSum]
     ) -> Term:
         """Form the total of the sums of all members, as far as this rank holds it.
 
@@ -208,5 +208,5 @@ class Shard:
         self.total = None
 
 
-def scale_of(norm: float | None, scale: float) -> StepScale:
+def gradient_scale(norm: float | None, scale: float) -> StepScale:
     return StepScale(math.nan if norm is None else norm, scale)

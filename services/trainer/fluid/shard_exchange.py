@@ -3,10 +3,10 @@ holds, and no process holds a whole sum."""
 
 from collections.abc import Mapping
 
-from services.trainer.fluid.exchange import Meeting, Missed, Sum
+from services.trainer.fluid.exchange import ExchangeIncomplete, Meeting, Sum
 from services.trainer.fluid.shard_group import ShardGroup
 from services.trainer.fluid.store_exchange import TOTAL, StoreExchange, until
-from services.trainer.fluid.sums import StoredSum, SumLayout, Term, order_of
+from services.trainer.fluid.sums import StoredSum, SumLayout, Term, addition_order
 from shared.store import ObjectStore
 
 
@@ -43,11 +43,11 @@ class ShardExchange(StoreExchange):
     async def _added(
         self, meeting: Meeting, own: Mapping[str, Sum], others: Mapping[str, StoredSum]
     ) -> Term:
-        order = order_of(meeting)
+        order = addition_order(meeting)
         missing = {name for name, key in order if name in own and key not in own[name]}
         if missing:
             reason = "sums are not made of what their shares say"
-            raise Missed(reason, tuple(sorted(missing)))
+            raise ExchangeIncomplete(reason, tuple(sorted(missing)))
         return await self._group.add(order, own, others)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import structlog
 
 from services.trainer.engine.world import this_rank
-from services.trainer.fluid.links import DONE, KEPT_GROUPS, Link, Message, join
-from services.trainer.fluid.shard import Shard, scale_of
+from services.trainer.fluid.links import DONE, KEPT_GROUPS, Message, RankLink, join
+from services.trainer.fluid.shard import Shard, gradient_scale
 from services.trainer.fluid.shard_fragments import RankFragments
 from services.trainer.fluid.sums import StoredSum, SumPart, Term
 from shared.devices.chunks import Chunk
@@ -74,7 +74,7 @@ class Follower:
         except ContractError as error:
             return Message("refused", {"reason": str(error)})
 
-    def store(self, link: Link) -> None:
+    def store(self, link: RankLink) -> None:
         """Store this rank's part of each version, concurrently with its training."""
         with suppress(RuntimeError):  # the first rank is gone: the other thread logs it
             while (message := link.receive()).name != "end":
@@ -154,7 +154,7 @@ class Follower:
 
     def _step(self, message: Message) -> Message:
         values = message.values
-        given = scale_of(values["norm"], values["scale"])
+        given = gradient_scale(values["norm"], values["scale"])
         self.shard.step(values["batch"], values["tally"], given)
         return DONE
 

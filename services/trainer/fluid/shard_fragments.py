@@ -16,7 +16,7 @@ from services.trainer.fluid.links import DONE, Message
 from services.trainer.fluid.shard import Shard
 from services.trainer.fluid.shard_group import ShardGroup
 from shared import errors
-from shared.devices.protocols import Generated
+from shared.devices.protocols import GeneratedFragment
 from shared.diffusion.generation import GenerationInProgress, Generator
 from shared.diffusion.sampling.tensors import joined, joined_trajectories
 from shared.errors import DigenRLError, OutOfMemory
@@ -24,7 +24,7 @@ from shared.messages.contracts import GenerateFragment
 from shared.messages.workers import MemoryShortage
 
 
-def part_of(task: GenerateFragment, rank: int, ranks: int) -> GenerateFragment | None:
+def rank_fragment(task: GenerateFragment, rank: int, ranks: int) -> GenerateFragment | None:
     """Return a rank's part of a fragment; None if there are fewer samples than ranks."""
     each, rest = divmod(task.fragment.num_samples, ranks)
     number = each + (rank < rest)
@@ -61,7 +61,7 @@ class RankFragments:
         number, kept = message.values["number"], message.values["kept"]
         self.begun = {each: self.begun[each] for each in kept if each in self.begun}
         task = GenerateFragment.model_validate_json(packed)
-        if (own := part_of(task, this_rank(), num_ranks())) is not None:
+        if (own := rank_fragment(task, this_rank(), num_ranks())) is not None:
             self.begun[number] = self.generator.begin(own, conditions or None, source or None)
         return DONE
 
@@ -121,7 +121,7 @@ class GroupGenerator:
         answers = await self._group.each(message, partial(self._fragments.answer, mine))
         for rank, answer in enumerate(answers):
             if answer.name == "failed":
-                raise _error_of(answer, rank)
+                raise _rank_error(answer, rank)
         return answers
 
 
@@ -146,11 +146,11 @@ class GroupGeneration:
     async def advance(self) -> None:
         await self._generator.ask("advance", self.number)
 
-    async def finish(self) -> Generated:
+    async def finish(self) -> GeneratedFragment:
         answers = await self._generator.ask("finish", self.number)
         made = [each for each in answers if each.name == "made"]
         lacks = [each.values["shortage"] for each in made if each.values["shortage"] is not None]
-        return Generated(
+        return GeneratedFragment(
             trajectory=joined_trajectories([each.blobs[0] for each in made]),
             media=joined([each.blobs[1] for each in made]),
             weights_digest=self._own.weights_digest,
@@ -159,7 +159,7 @@ class GroupGeneration:
         )
 
 
-def _error_of(answer: Message, rank: int) -> DigenRLError:
+def _rank_error(answer: Message, rank: int) -> DigenRLError:
     values = dict(answer.values)
     kind, reason = getattr(errors, values.pop("error")), f"{values.pop('reason')} (on rank {rank})"
     found: DigenRLError = kind(reason, **values)

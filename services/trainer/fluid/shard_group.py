@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from services.trainer.engine.parsed_groups import ParsedGroups
 from services.trainer.fluid.exchange import Sum
-from services.trainer.fluid.links import KEPT_GROUPS, Link, Links, Message
-from services.trainer.fluid.other_ranks import StoringRank, answer_of, together
+from services.trainer.fluid.links import KEPT_GROUPS, Message, RankLink, RankLinks
+from services.trainer.fluid.other_ranks import StoringRank, receive_answer, together
 from services.trainer.fluid.protocols import TotalMeasure
-from services.trainer.fluid.shard import Order, Shard, scale_of
+from services.trainer.fluid.shard import ParameterOrder, Shard, gradient_scale
 from services.trainer.fluid.sums import StoredSum, SumPart, Term
 from shared.devices.protocols import GroupData, Snapshot
 from shared.messages.fluid import Piece
@@ -27,7 +27,7 @@ from shared.run.manifest import StoredTensors
 T = TypeVar("T")
 
 
-class OwnSum(dict[int, Term]):
+class RankSum(dict[int, Term]):
     """A sum that every rank holds its part of, under a number, until nobody asks for it."""
 
     def __init__(self, terms: Mapping[int, Term], number: int) -> None:
@@ -38,7 +38,7 @@ class OwnSum(dict[int, Term]):
 class ShardGroup:
     """Implements `FluidDevice`, and holds sums for `ShardExchange`."""
 
-    def __init__(self, shard: Shard, links: Sequence[Links]) -> None:
+    def __init__(self, shard: Shard, links: Sequence[RankLinks]) -> None:
         self._shard = shard
         self._links = [each.training for each in links]
         self._storing = [StoringRank(each.storing) for each in links]
@@ -47,7 +47,7 @@ class ShardGroup:
         self._sent: list[tuple[int, GroupData]] = []
         """Groups that the other ranks have."""
         self._numbers = itertools.count()
-        self._sums: weakref.WeakValueDictionary[int, OwnSum] = weakref.WeakValueDictionary()
+        self._sums: weakref.WeakValueDictionary[int, RankSum] = weakref.WeakValueDictionary()
         self._is_new = False
         """Whether the next piece begins a sum."""
 
@@ -115,7 +115,7 @@ class ShardGroup:
         copy, told = partial(self._shard.copy_sum, number, kept), list[Message]()
         await self._added("copy_sum", copy, values, answers=told)
         tallies = [dict(each.values["tallies"]) for each in told]
-        found = OwnSum(self._shard.merge(number, tallies), number)
+        found = RankSum(self._shard.merge(number, tallies), number)
         self._sums[number] = found
         return found
 
@@ -133,7 +133,7 @@ class ShardGroup:
         return await self._do("measure", measure, {"tally": dict(total.tally)})
 
     async def step(self, batch: int, total: Term, measure: TotalMeasure) -> Mapping[str, float]:
-        shard, given = self._shard, scale_of(measure.norm, measure.scale)
+        shard, given = self._shard, gradient_scale(measure.norm, measure.scale)
         shard.total = total
         tally = dict(total.tally)
         values = {
@@ -151,7 +151,7 @@ class ShardGroup:
 
     async def put_sum(self, own: Sum, batch: int) -> StoredSum:
         """Store a sum of this group, each rank its part."""
-        assert isinstance(own, OwnSum)
+        assert isinstance(own, RankSum)
         put = partial(self._shard.put_sum, own.number, batch)
         return await self._put("put_sum", put, {"number": own.number, "batch": batch})
 
@@ -174,10 +174,10 @@ class ShardGroup:
         return await self._do("take_total", lambda: asyncio.run(take), values)
 
     async def add(
-        self, order: Order, own: Mapping[str, Sum], stored: Mapping[str, StoredSum]
+        self, order: ParameterOrder, own: Mapping[str, Sum], stored: Mapping[str, StoredSum]
     ) -> Term:
         """Form a total; ``own``: sums that were made here, by the member that they count for."""
-        numbers = {name: each.number for name, each in own.items() if isinstance(each, OwnSum)}
+        numbers = {name: each.number for name, each in own.items() if isinstance(each, RankSum)}
         assert len(numbers) == len(own)
         said = {name: each.model_dump_json() for name, each in stored.items()}
         adding = self._shard.add(order, numbers, stored)
@@ -225,8 +225,8 @@ class ShardGroup:
                 link.send(Message(name, values or {}, blobs))
             told: dict[int, Message] = {}
 
-            def receive(rank: int, link: Link) -> None:
-                told[rank] = answer_of(link)
+            def receive(rank: int, link: RankLink) -> None:
+                told[rank] = receive_answer(link)
 
             others = [partial(receive, rank, link) for rank, link in enumerate(self._links)]
             found = together(mine, others=others)

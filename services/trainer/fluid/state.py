@@ -12,7 +12,7 @@ from shared.process.worker import Worker
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ReferenceVersion:
     """What a version has to be: as its committer has made it."""
 
     policy: Policy
@@ -75,7 +75,7 @@ class MemberState:
     """Whether the version in use stays as it is while the batch's updates are taken."""
     updates: Updates | None = None
     """Those that were taken since the newest version."""
-    references: dict[tuple[int, int], Reference] = field(default_factory=dict)
+    references: dict[tuple[int, int], ReferenceVersion] = field(default_factory=dict)
     """The newest two, by their versions and updates."""
     held: HeldTotal | None = None
 
@@ -176,14 +176,14 @@ class MemberState:
     def holds_total_of(self, batch: int) -> bool:
         return self.held is not None and self.held.message.batch == batch
 
-    def refer(self, reference: Reference) -> None:
+    def refer(self, reference: ReferenceVersion) -> None:
         """Note what a version, or an update, has to be."""
         self.references[reference.policy.version, reference.update] = reference
         for version in sorted(self.references)[:-2]:
             del self.references[version]
 
     @property
-    def differs(self) -> Reference | None:
+    def differs(self) -> ReferenceVersion | None:
         """What the version in use has to be, if it is something else."""
         number = 0 if self.updates is None else self.updates.number
         found = self.references.get((self.version, number))

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from services.trainer.fluid.exchange import ALL, Meeting, Missed, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, Meeting, Sum
 from services.trainer.fluid.sums import (
     Ranges,
     StoredSum,
@@ -35,7 +35,7 @@ from shared.errors import ContractError, IntegrityError, Unavailable
 from shared.run.layout import batch_folder
 from shared.store import ObjectStore
 
-LOOK_S = 0.05
+POLL_S = 0.05
 """Seconds between two looks for what another member stores."""
 TOTAL = "total"
 
@@ -67,9 +67,9 @@ class SumObjects:
     async def get_total(self, stored: StoredSum) -> Term:
         """Raises ContractError if it is no total of this run."""
         found = await self.get(stored)
-        if ALL not in found:
+        if WHOLE_BATCH not in found:
             raise ContractError("not a total: it holds sums of groups")
-        total: Term = found[ALL]
+        total: Term = found[WHOLE_BATCH]
         return total
 
     async def _part(self, part: SumPart) -> tuple[Ranges, Sum]:
@@ -111,7 +111,7 @@ class StoreExchange:
         """Store the total for the others; raises Missed if that does not end in time."""
         if len(meeting.members) > 1:
             async with until(meeting):
-                await self._offer(meeting, TOTAL, {ALL: total})
+                await self._offer(meeting, TOTAL, {WHOLE_BATCH: total})
 
     async def taken(self, meeting: Meeting, own: Sum) -> Term:
         """Store this member's sum and wait for the total; raises Missed if it does not come in
@@ -166,15 +166,15 @@ async def until(meeting: Meeting) -> AsyncIterator[set[str]]:
             yield waits_for
     except TimeoutError:
         missing = tuple(sorted(waits_for))
-        raise Missed("the sums were not there in time", missing) from None
+        raise ExchangeIncomplete("the sums were not there in time", missing) from None
     except (ContractError, IntegrityError) as error:
-        raise Missed(str(error), tuple(sorted(waits_for))) from error
+        raise ExchangeIncomplete(str(error), tuple(sorted(waits_for))) from error
 
 
 async def awaited(store: ObjectStore, key: str) -> bytes:
     """Return an object as soon as another member has stored it."""
     while (found := await again(lambda: store.read(key))) is None:  # noqa: ASYNC110 -- of objects
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     return found
 
 
@@ -184,4 +184,4 @@ async def again(work: Callable[[], Awaitable[T]]) -> T:
         try:
             return await work()
         except Unavailable:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)

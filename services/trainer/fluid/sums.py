@@ -7,7 +7,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor
 
-from services.trainer.fluid.exchange import ALL, Meeting, Missed, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, ExchangeIncomplete, Meeting, Sum
 from shared.diffusion.sampling.tensors import pack, unpack
 from shared.diffusion.training.tally import Tally
 from shared.errors import ContractError
@@ -96,7 +96,7 @@ def tally_row(tally: Mapping[str, float]) -> Tensor:
     return torch.tensor([tally[name] for name in TALLY_NAMES], dtype=torch.float64)
 
 
-def tally_of(row: Tensor) -> dict[str, float]:
+def parse_tally(row: Tensor) -> dict[str, float]:
     """Reads what `tally_row` gives; raises ContractError if it is none."""
     if (row.shape, row.dtype) != ((len(TALLY_NAMES),), torch.float64):
         raise ContractError(f"no tally: {list(row.shape)} {row.dtype}")
@@ -123,7 +123,7 @@ def unpack_sum(data: bytes, layout: SumLayout) -> dict[int, Term]:
             gradient = tensors.get(f"{GRADIENT}{key}")
             if gradient is not None:
                 layout.check(gradient)
-            found[key] = Term(gradient, tally_of(tensors[f"{TALLY}{key}"]))
+            found[key] = Term(gradient, parse_tally(tensors[f"{TALLY}{key}"]))
     except ValueError as error:
         raise ContractError(f"not a sum: {error}") from error
     return found
@@ -169,12 +169,12 @@ def added(terms: Iterable[Term], layout: SumLayout) -> Term:
     return Term(layout.zeros() if total is None else total, tally.as_dict())
 
 
-def order_of(meeting: Meeting) -> list[tuple[str, int]]:
+def addition_order(meeting: Meeting) -> list[tuple[str, int]]:
     """Returns the members and keys of all terms in the order in which they are added: that of the
     shares, or that of the groups."""
     if meeting.by_group:
         return [(worker, group) for group, worker in meeting.owner_of.items()]
-    return [(share.worker, ALL) for share in meeting.contributors]
+    return [(share.worker, WHOLE_BATCH) for share in meeting.contributors]
 
 
 def in_order(sums: Mapping[str, Sum], meeting: Meeting) -> list[Term]:
@@ -183,8 +183,10 @@ def in_order(sums: Mapping[str, Sum], meeting: Meeting) -> list[Term]:
     Raises:
         Missed: if a sum lacks what its share says.
     """
-    wanted = order_of(meeting)
+    wanted = addition_order(meeting)
     missing = {worker for worker, key in wanted if key not in sums.get(worker, {})}
     if missing:
-        raise Missed("sums are not made of what their shares say", tuple(sorted(missing)))
+        raise ExchangeIncomplete(
+            "sums are not made of what their shares say", tuple(sorted(missing))
+        )
     return [sums[worker][key] for worker, key in wanted]

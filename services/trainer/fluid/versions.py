@@ -12,10 +12,10 @@ from functools import partial
 
 import structlog
 
-from services.trainer.fluid.committing import Committing, GroupsLost, MadeVersion
+from services.trainer.fluid.committing import GroupsLost, SteppedVersion, VersionCommits
 from services.trainer.fluid.protocols import FluidDevice
 from services.trainer.fluid.replay import Replay
-from services.trainer.fluid.state import MemberState, Reference
+from services.trainer.fluid.state import MemberState, ReferenceVersion
 from shared.errors import CommitConflict, DigenRLError, IntegrityError
 from shared.messages import subjects
 from shared.messages.contracts import Policy, PolicyPublished
@@ -27,9 +27,9 @@ from shared.run.shards import open_tensors
 STEP_S = 5.0
 """Seconds that a published version waits for this member's own step to it, if it holds the
 total."""
-FIRST_S = 60.0
+FIRST_VERSION_TIMEOUT_S = 60.0
 """Longest time that members wait for the one that has said that it makes the first version."""
-LOST_S = 30.0
+LOST_VERSION_RETRY_S = 30.0
 """Seconds between two attempts at a version that nothing in the store leads to."""
 
 log = structlog.get_logger()
@@ -45,14 +45,14 @@ class MemberVersions:
         self._bus = context.bus
         self._store = context.store
         self._worker = context.worker
-        self._committing = Committing(context)
+        self._committing = VersionCommits(context)
         self._news = asyncio.Event()
         """Set when a version is published, or found to differ."""
         self._published = -1
         """Newest version that is published."""
         self._said: str | None = None
         """Checksum of which this member has said that it differs."""
-        self.made: MadeVersion | None = None
+        self.made: SteppedVersion | None = None
         """The version that this member has stepped to last."""
 
     async def recover(self) -> None:
@@ -71,7 +71,7 @@ class MemberVersions:
             if isinstance(event, PolicyPublished):
                 self._published = max(self._published, event.policy.version)
                 if event.checksum is not None:
-                    self.compare(Reference(event.policy, event.checksum, event.worker))
+                    self.compare(ReferenceVersion(event.policy, event.checksum, event.worker))
                 self._news.set()
 
     async def keep_up(self) -> None:
@@ -85,7 +85,7 @@ class MemberVersions:
                 with self._worker.doing("loading_weights"):
                     await self.fetch()
 
-    def compare(self, reference: Reference) -> None:
+    def compare(self, reference: ReferenceVersion) -> None:
         """Note what a version has to be; if this member's is something else, say so."""
         self._state.refer(reference)
         found, here = self._state.differs, self._state.newest_checksum
@@ -138,7 +138,7 @@ class MemberVersions:
             )
             log.error("version_lost", version=version, advice=advice)
             with self._worker.saying(advice[:4000]):
-                await asyncio.sleep(LOST_S)
+                await asyncio.sleep(LOST_VERSION_RETRY_S)
             return False
 
     async def _replayed(self, record: CommitRecord, damage: IntegrityError) -> None:
@@ -154,7 +154,7 @@ class MemberVersions:
         if made is not None and made.batch == batch and self._state.newest == made.policy:
             tasks.create_task(self._committed(made))
 
-    async def _committed(self, made: MadeVersion) -> None:
+    async def _committed(self, made: SteppedVersion) -> None:
         """Copy a version while it is in use, which it is until it is committed, and commit it."""
         try:
             snapshot = await self._device.weights()
@@ -184,13 +184,13 @@ class MemberVersions:
         maker = await patiently(self._maker_of_first, "store_unavailable")
         if maker != self._worker.name:
             with self._worker.saying(f"waits for {maker} to store the first version"):
-                if await self._is_made_within(FIRST_S):
+                if await self._is_made_within(FIRST_VERSION_TIMEOUT_S):
                     return
-            log.warning("first_version_late", maker=maker, waited_seconds=FIRST_S)
+            log.warning("first_version_late", maker=maker, waited_seconds=FIRST_VERSION_TIMEOUT_S)
         with self._worker.doing("loading_weights"):
             digest = await asyncio.to_thread(self._device.weights_digest)
             policy = Policy(version=0, weights_digest=digest)
-            made = MadeVersion(policy, await self._device.checksum(), began=time.monotonic())
+            made = SteppedVersion(policy, await self._device.checksum(), began=time.monotonic())
             try:
                 await self._committing.commit(made, await self._device.weights())
             except CommitConflict:

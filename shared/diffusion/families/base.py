@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from shared.diffusion.loading.models import IMAGE, Conditions, Part
+from shared.diffusion.loading.models import IMAGE, Conditions, ModelPart
 from shared.diffusion.loading.network import (
     Place,
     Progress,
     build_network,
-    class_of_diffusers,
+    diffusers_class,
     load_networks,
     no_progress,
 )
@@ -24,7 +24,7 @@ from shared.diffusion.loading.part_checks import check_decoder
 from shared.errors import UserError
 from shared.models.catalogue import PartConfig
 from shared.models.families import FamilySpec
-from shared.models.memory import UNQUANTISED, Holding, file_bytes, part_folders
+from shared.models.memory import UNQUANTISED, WeightsHolding, file_bytes, part_folders
 from shared.recipe.sampling import CfgGradient
 
 NEGATIVE = "negative_"
@@ -84,19 +84,19 @@ class Family(ABC):
         """Returns the class of the pipeline, or of a network, that a folder names; None if there is
         none. Diffusers has those of our families; a family that a package brings may have its own.
         """
-        return class_of_diffusers(name)
+        return diffusers_class(name)
 
     @classmethod
     def load(
         cls,
         folder: Path,
         spec: FamilySpec,
-        parts: set[Part],
+        parts: set[ModelPart],
         *,
         device: torch.device,
         dtype: torch.dtype,
         text_tokens: int,
-        holding: Holding = UNQUANTISED,
+        holding: WeightsHolding = UNQUANTISED,
         place: Place | None = None,
         progress: Progress = no_progress,
     ) -> Self:
@@ -289,7 +289,7 @@ class Family(ABC):
 
 
 def _left_out(
-    pipeline_class: Any, folder: Path, parts: set[Part], always: tuple[str, ...]
+    pipeline_class: Any, folder: Path, parts: set[ModelPart], always: tuple[str, ...]
 ) -> dict[str, None]:
     """Returns the components of a pipeline that are not loaded."""
     known = pipeline_class._get_signature_keys(pipeline_class)[0]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shared.diffusion.families.base import NEGATIVE, Family
-from shared.diffusion.loading.models import Conditions, Part
+from shared.diffusion.loading.models import Conditions, ModelPart
 from shared.models.families import FamilySpec
 
 
@@ -19,7 +19,7 @@ class Flux2(Family):
     leaves_out: ClassVar[tuple[str, ...]] = ("tokenizer",)
 
     @classmethod
-    def load(cls, folder: Path, spec: FamilySpec, parts: set[Part], **given: Any) -> Self:
+    def load(cls, folder: Path, spec: FamilySpec, parts: set[ModelPart], **given: Any) -> Self:
         from transformers import AutoTokenizer
 
         made = super().load(folder, spec, parts, **given)

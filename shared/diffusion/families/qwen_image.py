@@ -18,7 +18,7 @@ from shared.diffusion.families.latents import (
     standardised,
     unpack,
 )
-from shared.diffusion.loading.models import IMAGE, Conditions, Part
+from shared.diffusion.loading.models import IMAGE, Conditions, ModelPart
 from shared.errors import UserError
 from shared.models.families import FamilySpec
 
@@ -123,7 +123,7 @@ class QwenImageEdit(QwenImage):
     leaves_out = ("processor",)
 
     @classmethod
-    def load(cls, folder: Path, spec: FamilySpec, parts: set[Part], **given: Any) -> Self:
+    def load(cls, folder: Path, spec: FamilySpec, parts: set[ModelPart], **given: Any) -> Self:
         made = super().load(folder, spec, parts, **given)
         if "text" in parts:
             made.pipeline.processor = TextAndImage.load(folder, made.pipeline.tokenizer)

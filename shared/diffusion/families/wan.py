@@ -10,7 +10,7 @@ from shared.diffusion.loading.experts import LOW, Experts
 from shared.diffusion.loading.models import IMAGE, Conditions
 from shared.models.sigmas import TRAIN_TIMESTEPS
 
-SEEN = f"{IMAGE}_seen"
+IMAGE_EMBEDDING = f"{IMAGE}_seen"
 """What CLIP sees in the first frame; Wan2.2 does not ask it."""
 NETWORK_TEXT = 512
 """Tokens of text that the network of Wan2.1 counts on beside an image's."""
@@ -74,7 +74,7 @@ class WanFromImage(Wan):
         }
         if self.config.image_dim is not None:
             seen = self.pipeline.encode_image(as_picture(image), self.device)
-            conditions[SEEN] = seen.to(self.dtype)
+            conditions[IMAGE_EMBEDDING] = seen.to(self.dtype)
         return conditions
 
     def _first_frame(self, image: Tensor, frames: int) -> Tensor:
@@ -95,8 +95,8 @@ class WanFromImage(Wan):
     ) -> Tensor:
         beside = torch.cat([latents, conditions[IMAGE].to(latents.dtype)], dim=1)
         inputs = {}
-        if SEEN in conditions:
-            inputs["encoder_hidden_states_image"] = conditions[SEEN].to(self.dtype)
+        if IMAGE_EMBEDDING in conditions:
+            inputs["encoder_hidden_states_image"] = conditions[IMAGE_EMBEDDING].to(self.dtype)
             # The pipeline's texts are that long, with zeros at the end.
             missing = NETWORK_TEXT - conditions["text"].shape[1]
             text = nn.functional.pad(conditions["text"], (0, 0, 0, missing))

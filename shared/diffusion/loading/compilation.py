@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from shared.diffusion.loading.device import is_out_of_memory
-from shared.diffusion.loading.experts import networks_of
+from shared.diffusion.loading.experts import name_networks
 
 MAX_REASON = 300
 """Characters quoted of a compiler's message."""
@@ -76,7 +76,7 @@ class CompiledBlocks:
                 try:
                     return whole(*args, **kwargs)
                 except Exception as error:
-                    if not _is_of_the_compiler(error):
+                    if not _is_compiler_error(error):
                         raise
                     reason = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
                 self.give_up(reason)
@@ -119,7 +119,9 @@ def compile_blocks(
     import torch._dynamo.config as limits
 
     limits.recompile_limit = max(limits.recompile_limit, SHAPES)
-    made = CompiledBlocks([block for each in networks_of(network).values() for block in _of(each)])
+    made = CompiledBlocks(
+        [block for each in name_networks(network).values() for block in _find_blocks(each)]
+    )
     if not made.blocks:
         made.give_up(f"{type(network).__name__} names no blocks that it repeats")
     elif any(each._forward_hooks or each._forward_pre_hooks for each in made.blocks):
@@ -131,14 +133,14 @@ def compile_blocks(
     return made
 
 
-def _of(network: nn.Module) -> Iterator[nn.Module]:
+def _find_blocks(network: nn.Module) -> Iterator[nn.Module]:
     """Yields the blocks that diffusers says are repeated, or are not to be split."""
     names = getattr(network, "_repeated_blocks", None) or ()
     names = names or getattr(network, "_no_split_modules", None) or ()
     yield from (each for each in network.modules() if type(each).__name__ in names)
 
 
-def _is_of_the_compiler(error: Exception) -> bool:
+def _is_compiler_error(error: Exception) -> bool:
     """Says whether an error is a compiler's, and not the block's own or for lack of memory."""
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import InductorError

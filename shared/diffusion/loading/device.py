@@ -16,8 +16,8 @@ from torch import Tensor
 
 from shared.errors import OutOfMemory, UserError
 from shared.messages.workers import Device
-from shared.models.catalogue import checked_family_of
-from shared.models.memory import ITEM_BYTES, Holding, Part, adapter_bytes, weight_bytes
+from shared.models.catalogue import check_family
+from shared.models.memory import ITEM_BYTES, ModelPart, WeightsHolding, adapter_bytes, weight_bytes
 from shared.process.worker import host_memory
 from shared.recipe.networks import frozen_layers
 from shared.recipe.recipe import Recipe
@@ -83,12 +83,12 @@ def tried_gpu() -> str:
 
 def this_device(
     recipe: Recipe,
-    parts: Collection[Part],
+    parts: Collection[ModelPart],
     *,
     trains: bool,
     concurrency: int,
     memory_gib: float | None,
-    holding: Holding | None = None,
+    holding: WeightsHolding | None = None,
 ) -> Device:
     """Describes this process's device: what it has, and what it will need once it is loaded.
 
@@ -118,7 +118,11 @@ def this_device(
 
 
 def held_bytes(
-    recipe: Recipe, parts: Collection[Part], *, trains: bool, holding: Holding | None = None
+    recipe: Recipe,
+    parts: Collection[ModelPart],
+    *,
+    trains: bool,
+    holding: WeightsHolding | None = None,
 ) -> int:
     """Returns the bytes that a device holds once it is loaded: weights, the network's as
     ``holding`` or the trainer has it, and besides them what is trained with gradient, optimizer and
@@ -136,7 +140,7 @@ def held_bytes(
         held += network  # it is gathered to generate
     if model.trained == "full":
         return held + (_beside_all_weights(recipe, network) if trains else network)
-    targets = model.lora.targets or checked_family_of(model.folder).lora_targets
+    targets = model.lora.targets or check_family(model.folder).lora_targets
     adapter = adapter_bytes(model.folder, model.lora.rank, targets, frozen_layers(recipe))
     if not trains:
         return held + 2 * adapter

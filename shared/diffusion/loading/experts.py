@@ -96,7 +96,7 @@ class Experts(nn.Module):
             network.set_attention_backend(backend)  # type: ignore[operator]
 
 
-def networks_of(network: nn.Module) -> Mapping[str, nn.Module]:
+def name_networks(network: nn.Module) -> Mapping[str, nn.Module]:
     """Returns diffusers' networks of a model by the names of their folders, and how the names of
     their parameters begin."""
     return network.networks if isinstance(network, Experts) else {HIGH: network}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MIN_PIECE = 2**20
+MIN_PIECE_BYTES = 2**20
 
 
 class HostMemory:
@@ -95,7 +95,7 @@ def piece_sizes(size: int) -> list[int]:
     []
     """
     sizes = []
-    while size > MIN_PIECE:
+    while size > MIN_PIECE_BYTES:
         sizes.append(1 << (size.bit_length() - 1))
         size -= sizes[-1]
     return [*sizes, size] if size else sizes

@@ -15,10 +15,10 @@ from shared.diffusion.loading.network import Place, Progress, no_progress
 from shared.diffusion.loading.part_checks import check_parts
 from shared.errors import ContractError, DigenRLError, UserError
 from shared.models.attention import check_device
-from shared.models.catalogue import checked_family_of, text_tokens
+from shared.models.catalogue import check_family, text_tokens
 from shared.models.families import FamilySpec
-from shared.models.memory import UNQUANTISED, Holding
-from shared.models.memory import Part as Part
+from shared.models.memory import UNQUANTISED, WeightsHolding
+from shared.models.memory import ModelPart as ModelPart
 from shared.recipe.sampling import CfgGradient
 
 Conditions = dict[str, Tensor]
@@ -104,14 +104,14 @@ class ModelAdapter(Protocol):
 
 def load_model(
     folder: Path,
-    parts: set[Part],
+    parts: set[ModelPart],
     *,
     device: torch.device,
     dtype: torch.dtype,
     max_text_tokens: int | None = None,
     guidance_2: float | None = None,
     attention: str | None = None,
-    holding: Holding = UNQUANTISED,
+    holding: WeightsHolding = UNQUANTISED,
     place: Place | None = None,
     progress: Progress = no_progress,
 ) -> ModelAdapter:
@@ -127,7 +127,7 @@ def load_model(
         UserError: if the folder is not a diffusers model, or of a family without an adapter, or
             a part is damaged, or the attention back end cannot be used here.
     """
-    spec, tokens = checked_family_of(folder), text_tokens(folder, max_text_tokens)
+    spec, tokens = check_family(folder), text_tokens(folder, max_text_tokens)
     check_device(attention, on_gpu=device.type == "cuda")
     family = resolve_name(spec.adapter).load(
         folder, spec, parts, device=device, dtype=dtype, text_tokens=tokens,
@@ -139,7 +139,7 @@ def load_model(
     if attention is not None:
         _attend_by(loaded.transformer, attention)
     if "transformer" in parts:
-        log.info("network_loaded", attention=_attention_of(spec, attention))
+        log.info("network_loaded", attention=_attention_backend(spec, attention))
     return loaded
 
 
@@ -163,7 +163,7 @@ def taken(
         raise blame(f"{what}: {reason}") from error
 
 
-def _attention_of(spec: FamilySpec, attention: str | None) -> str:
+def _attention_backend(spec: FamilySpec, attention: str | None) -> str:
     """Names the back end that the network's attention goes by."""
     from diffusers.utils.constants import DIFFUSERS_ATTN_BACKEND
 

@@ -43,7 +43,7 @@ def no_progress(num_bytes: int) -> None:
     """Is told of progress, and tells nobody."""
 
 
-def class_of_diffusers(name: str) -> Any:
+def diffusers_class(name: str) -> Any:
     """Returns a class of diffusers; None if it has none of that name."""
     import diffusers
 
@@ -53,7 +53,7 @@ def class_of_diffusers(name: str) -> Any:
 def build_network(
     folder: Path,
     dtype: torch.dtype,
-    class_named: Callable[[str], Any] = class_of_diffusers,
+    class_named: Callable[[str], Any] = diffusers_class,
     form: Form | None = None,
 ) -> nn.Module:
     """Builds the network of a diffusers folder without its weights: they are on the meta device, in
@@ -241,7 +241,7 @@ def load_networks(
         UserError: if weights are missing, or of another network.
     """
     place.put(root)
-    stored = _tensors_of(folder, networks, root)
+    stored = _find_tensors(folder, networks, root)
     fill(place.targets(root), stored, progress)
     for name, layer in quantised_layers(root).items():
         matrix = torch.empty(layer.size, dtype=layer.compute_dtype, device=layer.weight.device)
@@ -250,7 +250,7 @@ def load_networks(
     place.settle(root)
 
 
-def _tensors_of(
+def _find_tensors(
     folder: Path, networks: Mapping[str, nn.Module], root: nn.Module
 ) -> dict[str, StoredTensor]:
     """Finds the tensors of networks by the names that they have in ``root``."""

@@ -28,10 +28,11 @@ NF4_VALUES = (
     0.7229568362236023, 1.0,
 )  # fmt: skip
 """Quantiles of a normal distribution."""
-MIN_INT8_ROWS = 17
-"""Fewest rows of which a GPU multiplies integers; matrices have sizes that `INT8_UNIT` divides."""
-INT8_UNIT = 8
-TINY = 1e-30
+MIN_INT8_PRODUCT_ROWS = 17
+"""Fewest rows of which a GPU multiplies integers; matrices have sizes that `INT8_SIZE_MULTIPLE`
+divides."""
+INT8_SIZE_MULTIPLE = 8
+MIN_SCALE = 1e-30
 """Scale of a row of zeros."""
 
 Size = tuple[int, int]
@@ -85,7 +86,7 @@ class QuantisedLinear(nn.Linear):
         rows = input.reshape(-1, self.in_features)
         held = (self.weight, self.scale, self.values, self.form, self.size)
         if self.form == "w8a8" and _multiplies_integers(rows, self.size):
-            found = _product_of_integers(rows, self.weight, self.scale, self.bias)
+            found = _integer_product(rows, self.weight, self.scale, self.bias)
         elif torch.is_grad_enabled():
             found = _Product.apply(rows, self.bias, *held)  # type: ignore[no-untyped-call]
         else:
@@ -136,12 +137,14 @@ def dequantised(
 
 def _multiplies_integers(rows: Tensor, size: Size) -> bool:
     """Says whether a GPU has a product of integers for inputs (n, in)."""
-    return len(rows) >= MIN_INT8_ROWS and not any(each % INT8_UNIT for each in size)
+    return len(rows) >= MIN_INT8_PRODUCT_ROWS and not any(
+        each % INT8_SIZE_MULTIPLE for each in size
+    )
 
 
-def _product_of_integers(rows: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def _integer_product(rows: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """Quantises each of the inputs (n, in), and multiplies codes by codes: (n, out)."""
-    own = (rows.abs().amax(1, keepdim=True).float() / MAX_CODES["w8a8"]).clamp_min(TINY)
+    own = (rows.abs().amax(1, keepdim=True).float() / MAX_CODES["w8a8"]).clamp_min(MIN_SCALE)
     sums = torch._int_mm((rows / own).round().to(torch.int8).contiguous(), codes.t())
     found = (sums * own).mul_(scale.t()).to(rows.dtype)
     return found if bias is None else found + bias

@@ -21,7 +21,7 @@ from shared.errors import ContractError
 
 T = TypeVar("T")
 
-DECODED_AT_ONCE = 24 * 64
+MAX_DECODED_LATENTS = 24 * 64
 """Numbers in the latents of samples that are decoded together, for those of 8 x 8 pixels: a model's
 smallest images have ten times as many."""
 
@@ -32,7 +32,7 @@ def decoded(model: ModelAdapter, latents: Tensor, device: torch.device) -> Tenso
     """
     if not latents.isfinite().all():
         raise ContractError("the latents of a sample are not finite: there is nothing to be seen")
-    some = RowsAtOnce(device, most=max(1, DECODED_AT_ONCE // max(1, latents[0].numel())))
+    some = RowsAtOnce(device, most=max(1, MAX_DECODED_LATENTS // max(1, latents[0].numel())))
     return some.of(len(latents), lambda rows: to_uint8(model.decode(latents[rows])))
 
 

@@ -13,7 +13,7 @@ from shared.recipe.recipe import Recipe
 
 PROBE = "a photo of a red apple on a table"
 """Prompt that every process encodes before it is ready."""
-SMALLER = 'use a GPU with more memory, encoder.device = "cpu" or model.dtype = "bfloat16"'
+MEMORY_REMEDY = 'use a GPU with more memory, encoder.device = "cpu" or model.dtype = "bfloat16"'
 
 
 class TextEncoders:
@@ -29,7 +29,7 @@ class TextEncoders:
         table = recipe.model
         self._recipe, self._device = recipe, device or own_device()
         choose_kernels(self._device, table.matmul_precision)
-        with fits(self._device, "loading text of the model", SMALLER):
+        with fits(self._device, "loading text of the model", MEMORY_REMEDY):
             self._model = load_model(
                 table.folder,
                 set(encoding_parts(table.folder)),
@@ -43,7 +43,7 @@ class TextEncoders:
         self, prompt: str, source: bytes | None = None, negative: str | None = None
     ) -> Conditions:
         """Returns a prompt's conditions, as `encoded` does."""
-        with fits(self._device, "encoding a prompt", SMALLER):
+        with fits(self._device, "encoding a prompt", MEMORY_REMEDY):
             return encoded(self._model, self._recipe, prompt, source, negative)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shared.diffusion.loading.transfer import to_device
-from shared.diffusion.sampling.transition import Step, euler_step, rounded, transition
+from shared.diffusion.sampling.transition import NoiseStep, euler_step, rounded, transition
 from shared.learning.algorithms import Variant
 from shared.learning.seeds import permutation
 from shared.models.sigmas import Sigmas
@@ -56,10 +56,10 @@ class SamplingPlan:
         (rounded,) = struct.unpack("f", struct.pack("f", self.sigmas[1]))
         return float(rounded)
 
-    def step(self, indices: Tensor) -> Step:
+    def step(self, indices: Tensor) -> NoiseStep:
         """Returns the step of each row from ``indices`` (B,) on the schedule."""
         sigmas = torch.tensor(self.sigmas, dtype=torch.float32)
-        return Step(
+        return NoiseStep(
             sigma=sigmas[indices],
             sigma_next=sigmas[indices + 1],
             sigma_max=self.sigma_max,
@@ -166,10 +166,10 @@ class Denoising:
             if self._plan.keeps_means:
                 self._means.append(taken.mean)
 
-    def _step(self, rows: int) -> Step:
+    def _step(self, rows: int) -> NoiseStep:
         """Returns the next step of so many rows, on the device."""
         plan, index = self._plan, self.num_steps_done
-        return Step(
+        return NoiseStep(
             sigma=self._sigmas[index].repeat(rows),
             sigma_next=self._sigmas[index + 1].repeat(rows),
             sigma_max=plan.sigma_max,

@@ -27,7 +27,7 @@ from shared.learning.algorithms import Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class NoiseStep:
     """Where each of the B rows stands on the noise schedule."""
 
     sigma: Tensor
@@ -61,7 +61,7 @@ class Transition:
 def transition(
     velocity: Tensor,
     latents: Tensor,
-    step: Step,
+    step: NoiseStep,
     *,
     noise: Tensor | None = None,
     arrived: Tensor | None = None,
@@ -116,7 +116,7 @@ def euler_step(velocity: Tensor, latents: Tensor, sigma: Tensor, sigma_next: Ten
 
 
 def _coefficients(
-    step: Step, sigma: Tensor, sigma_next: Tensor, sqrt_neg_dt: Tensor
+    step: NoiseStep, sigma: Tensor, sigma_next: Tensor, sqrt_neg_dt: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if step.variant == "cps":
         std = sigma_next * math.sin(step.noise_level * math.pi / 2)

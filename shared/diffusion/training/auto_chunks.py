@@ -57,11 +57,11 @@ class GradientBefore:
         self.transaction.tally = replace(self.tally)
 
 
-TRIES_OF_SMALLEST = 2
+MAX_SMALLEST_TRIES = 2
 """Number of attempts at the smallest size, in the first of which memory may lie in pieces."""
 
 
-def words_of(chunk: Chunk) -> str:
+def describe_chunk(chunk: Chunk) -> str:
     return f"{chunk.samples} samples x {chunk.steps} steps"
 
 
@@ -111,7 +111,7 @@ class AutoChunkedGradient:
         with_gradient = self._with_gradient(group)
         if with_gradient is None:
             return None
-        group, shortage, again = with_gradient, None, TRIES_OF_SMALLEST
+        group, shortage, again = with_gradient, None, MAX_SMALLEST_TRIES
         while True:
             before = self._before_trial()
             try:
@@ -121,7 +121,7 @@ class AutoChunkedGradient:
                 again -= not error.smaller
                 if before is None or not again:
                     raise
-                shortage = MemoryShortage.of(error, f"passes of {words_of(self.chunk)}")
+                shortage = MemoryShortage.of(error, f"passes of {describe_chunk(self.chunk)}")
             before.restore()
 
     def _with_gradient(self, group: TrainingGroup) -> TrainingGroup | None:
@@ -145,7 +145,7 @@ class AutoChunkedGradient:
     def _try(self, group: TrainingGroup) -> None:
         chunk = self.chunk
         try:
-            with fits(self._loaded.device, f"training {words_of(chunk)} in one pass", REMEDY):
+            with fits(self._loaded.device, f"training {describe_chunk(chunk)} in one pass", REMEDY):
                 self._accumulate(group, chunk)
         except OutOfMemory as error:
             before, self._tuner = self._tuner, self._tuner.without(chunk)

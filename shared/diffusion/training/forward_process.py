@@ -128,7 +128,7 @@ class NoisedSamples:
 
 
 @dataclass(frozen=True, slots=True)
-class Branches:
+class LossBranches:
     """Holds both parts of the loss."""
 
     surrogate: Surrogate
@@ -144,7 +144,7 @@ def branches(
     *,
     beta: float,
     advantage_clip: float,
-) -> Branches:
+) -> LossBranches:
     """Returns the loss of each row from velocities (B, ...) of the trained and the old policy, as
     the module says."""
     velocity = velocity.to(torch.promote_types(velocity.dtype, torch.float32))
@@ -155,7 +155,7 @@ def branches(
     per_row = advantage * (good - bad) / (2 * beta)
     ones = torch.ones_like(per_row.detach())
     constant = advantage_clip * (good + bad) / (2 * beta)
-    return Branches(Surrogate(per_row, ones, ones, ones), constant)
+    return LossBranches(Surrogate(per_row, ones, ones, ones), constant)
 
 
 def _branch(velocity: Tensor, rows: NoisedSamples) -> Tensor:

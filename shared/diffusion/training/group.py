@@ -28,7 +28,7 @@ from shared.diffusion.sampling.tensors import (
     unpack_conditions,
     unpack_trajectory,
 )
-from shared.diffusion.sampling.transition import Step
+from shared.diffusion.sampling.transition import NoiseStep
 from shared.diffusion.training.rows import RowKind, check_alike, check_size, chunks
 from shared.errors import ContractError
 from shared.recipe.recipe import Recipe
@@ -208,7 +208,7 @@ class TransitionRows:
     """(B,) the state that each row begins at; without it, U is B, and each has its own."""
     arrived: Tensor
     """(B, ...)"""
-    step: Step
+    step: NoiseStep
     behaviour_log_prob: Tensor
     """(B,)"""
     behaviour_mean: Tensor | None

@@ -193,10 +193,10 @@ def read_pair(recipe: Recipe, data: GroupData) -> PairGroup:
     Raises:
         ContractError: if the fragments do not make up a group of this run.
     """
-    return pair_of(read_finished(recipe, data))
+    return extreme_pair(read_finished(recipe, data))
 
 
-def pair_of(group: FinishedGroup) -> PairGroup:
+def extreme_pair(group: FinishedGroup) -> PairGroup:
     """Returns the pair of samples with the highest and the lowest advantage; of equal ones the
     first. Both are noised as the group's first sample would be."""
     best, worst = int(group.advantages.argmax()), int(group.advantages.argmin())

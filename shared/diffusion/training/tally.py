@@ -7,7 +7,7 @@ from math import inf
 from shared.errors import BatchFailed, ContractError
 from shared.learning.metrics import ALARMING_RATIO_ERROR, MAX_RATIO_ERROR
 
-EXTREMES = {
+MERGE_RULES = {
     "ratio_min": min, "ratio_max": max, "onpolicy_ratio_error": max, "stale_ratio_error": max,
 }  # fmt: skip
 """How two tallies become one, where they do not add up."""
@@ -106,7 +106,9 @@ class Tally:
         for name in names:
             mine = getattr(self, name)
             value = type(mine)(other[name])
-            setattr(self, name, EXTREMES[name](mine, value) if name in EXTREMES else mine + value)
+            setattr(
+                self, name, MERGE_RULES[name](mine, value) if name in MERGE_RULES else mine + value
+            )
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics; those of ratios and weights are over the rows that were trained."""

@@ -13,7 +13,7 @@ import torch
 from peft.tuners.lora.layer import Linear
 from torch import Tensor, nn
 
-READ_ALIKE = (
+SAME_INPUT_LAYERS = (
     ("to_q", "to_k", "to_v"),
     ("add_q_proj", "add_k_proj", "add_v_proj"),
 )
@@ -78,7 +78,7 @@ def adapt_in_fewer_calls(network: nn.Module) -> None:
         if type(module) is Linear:
             module.__class__ = AdaptedLinear
     for module in network.modules():
-        for names in READ_ALIKE:
+        for names in SAME_INPUT_LAYERS:
             _join(module, names[_is_cross(module) :])
 
 

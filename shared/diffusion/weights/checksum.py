@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from shared.diffusion.loading.ranks import flat_range, local_shard
 
 ROW = 1 << 14
-MOST = 1 << 22
+MAX_WORDS_AT_ONCE = 1 << 22
 """Words that are mixed at a time: what it takes beside the tensors is some 100 MB."""
 BITS = 64
 MASK = (1 << BITS) - 1
@@ -37,7 +37,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 SEEDS = {"words": (1, 2), "rows": (3, 4)}
 """Seeds of r_1, r_2 and of s_1, s_2."""
-WORDS = {8: torch.int32, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+WORD_TYPES = {8: torch.int32, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 """Types that bits are read as, by the bytes of an element."""
 
 
@@ -136,17 +136,17 @@ def _placed(runs: Iterator[tuple[Tensor, int]], first_row: int = 0) -> Iterator[
     for words, begins in runs:
         row, place = divmod(begins, ROW)
         padded = torch.nn.functional.pad(words, (place, 0)) if place else words
-        for start in range(0, len(padded), MOST):
-            yield padded[start : start + MOST], first_row + row + start // ROW
+        for start in range(0, len(padded), MAX_WORDS_AT_ONCE):
+            yield padded[start : start + MAX_WORDS_AT_ONCE], first_row + row + start // ROW
 
 
 def _word(tensor: Tensor) -> torch.dtype:
-    return WORDS[tensor.element_size()]
+    return WORD_TYPES[tensor.element_size()]
 
 
 def _segments(tensors: list[Tensor]) -> Iterator[tuple[Tensor, int]]:
-    """Yield the words of all tensors with the number of their first row, at most `MOST` at a time,
-    whole rows but for the last of each width."""
+    """Yield the words of all tensors with the number of their first row, at most
+    `MAX_WORDS_AT_ONCE` at a time, whole rows but for the last of each width."""
     first = 0
     for width in (torch.int32, torch.int16, torch.int8):
         waiting: list[Tensor] = []
@@ -155,10 +155,10 @@ def _segments(tensors: list[Tensor]) -> Iterator[tuple[Tensor, int]]:
             if _word(tensor) is not width:
                 continue
             words = tensor.detach().contiguous().reshape(-1).view(width)
-            while size + len(words) >= MOST:
-                taken = MOST - size
+            while size + len(words) >= MAX_WORDS_AT_ONCE:
+                taken = MAX_WORDS_AT_ONCE - size
                 yield torch.cat([*waiting, words[:taken]]), first
-                first += MOST // ROW
+                first += MAX_WORDS_AT_ONCE // ROW
                 words, waiting, size = words[taken:], [], 0
             waiting.append(words)
             size += len(words)

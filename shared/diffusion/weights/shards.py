@@ -19,7 +19,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from shared.diffusion.sampling.tensors import unpack
 from shared.diffusion.weights.mapped import DTYPES, unpack_mapped
 from shared.errors import ContractError, IntegrityError
-from shared.run.manifest import DType, Fetched, Piece, Pieces, StoredTensors, cut
+from shared.run.manifest import DType, FetchedObject, StoredTensors, TensorBox, TensorBoxes, cut
 
 _NAMES: dict[torch.dtype, DType] = {dtype: name for name, dtype in DTYPES.items()}
 _ORDER: tuple[DType, ...] = (
@@ -28,26 +28,26 @@ _ORDER: tuple[DType, ...] = (
 """Types in the order in which safetensors lays tensors out."""
 
 
-def local_part(tensor: Tensor) -> tuple[Tensor, Piece]:
+def local_part(tensor: Tensor) -> tuple[Tensor, TensorBox]:
     """Returns what this rank holds of a tensor, and which box of it that is: all of it, unless it
     is sharded."""
     dtype = _NAMES[tensor.dtype]
     if not isinstance(tensor, DTensor):
         shape = tuple(tensor.shape)
-        return tensor, Piece(dtype=dtype, whole=shape, offset=(0,) * len(shape), shape=shape)
+        return tensor, TensorBox(dtype=dtype, whole=shape, offset=(0,) * len(shape), shape=shape)
     shape, offset = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
-    piece = Piece(dtype=dtype, whole=tuple(tensor.shape), offset=offset, shape=tuple(shape))
+    piece = TensorBox(dtype=dtype, whole=tuple(tensor.shape), offset=offset, shape=tuple(shape))
     return tensor.to_local(), piece
 
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """Implements `shared.run.manifest.Part`: tensors of one shard, in host memory, which lie there
-    as in the object that they are stored as."""
+    """Implements `shared.run.manifest.VersionTensors`: tensors of one shard, in host memory, which
+    lie there as in the object that they are stored as."""
 
-    pieces: Pieces
+    pieces: TensorBoxes
     tensors: dict[str, Tensor]
     """Views of ``stored``."""
     stored: Tensor
@@ -106,7 +106,7 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-Mine = Mapping[str, tuple[Tensor, Piece]]
+OwnTensors = Mapping[str, tuple[Tensor, TensorBox]]
 """What this rank holds of tensors, by their names, and as which boxes it is stored."""
 
 
@@ -115,7 +115,7 @@ def _stored_together(
     dtypes: Mapping[str, torch.dtype],
     is_first: bool,
     shard_bytes: int,
-) -> Iterator[Mine]:
+) -> Iterator[OwnTensors]:
     """Yields what is stored as one object."""
     sharded = {name: each for name, each in named.items() if isinstance(each, DTensor)}
     whole = {name: each for name, each in named.items() if name not in sharded} if is_first else {}
@@ -131,14 +131,14 @@ def _stored_together(
             yield {name: mine[name] for name in names}
 
 
-def _as_stored(tensor: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, Piece]:
+def _as_stored(tensor: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, TensorBox]:
     local, piece = local_part(tensor)
     if dtype is not None:
         piece = piece.model_copy(update={"dtype": _NAMES[dtype]})
     return local, piece
 
 
-def _room(mine: Mine) -> HostPart:
+def _room(mine: OwnTensors) -> HostPart:
     """Makes room for the tensors of an object, and writes its header."""
     pieces = {name: piece for name, (_, piece) in mine.items()}
     header, starts, size = object_layout(pieces)
@@ -161,7 +161,7 @@ def _pages(size: int, *, pinned: bool) -> Tensor:
     return room[begin : begin + size]
 
 
-def object_layout(pieces: Pieces) -> tuple[bytes, dict[str, int], int]:
+def object_layout(pieces: TensorBoxes) -> tuple[bytes, dict[str, int], int]:
     """Returns the header of the safetensors object that holds these pieces, where each begins, and
     the object's bytes, as safetensors itself writes them: by type, the widest first, so that each
     is aligned; then by name."""
@@ -180,7 +180,7 @@ def object_layout(pieces: Pieces) -> tuple[bytes, dict[str, int], int]:
     return header, {name: begin + start for name, start in starts.items()}, begin + offset
 
 
-def read_part(part: Fetched) -> Iterator[tuple[str, Tensor, Piece]]:
+def read_part(part: FetchedObject) -> Iterator[tuple[str, Tensor, TensorBox]]:
     """Reads the tensors of an object, and which boxes of the whole ones they are.
 
     Raises:
@@ -201,7 +201,7 @@ def read_part(part: Fetched) -> Iterator[tuple[str, Tensor, Piece]]:
 
 
 @torch.no_grad()
-def place(target: Tensor, tensor: Tensor, piece: Piece) -> int:
+def place(target: Tensor, tensor: Tensor, piece: TensorBox) -> int:
     """Copies the elements of a piece that are this rank's into ``target``, which has the shape of
     the whole tensor; returns their number."""
     local, mine = local_part(target)
@@ -215,12 +215,12 @@ def place(target: Tensor, tensor: Tensor, piece: Piece) -> int:
     return math.prod(last - first for first, last in both)
 
 
-class Assembly:
+class TensorAssembly:
     """Puts the pieces of tensors where they belong, and knows what is missing."""
 
     def __init__(self) -> None:
         self._targets: dict[str, Tensor] = {}
-        self._mine: dict[str, Piece] = {}
+        self._mine: dict[str, TensorBox] = {}
         self._missing: dict[str, int] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -232,12 +232,12 @@ class Assembly:
         self._mine[name] = local_part(target)[1]
         self._missing[name] = self._mine[name].num_elements
 
-    def wants(self, name: str, piece: Piece) -> bool:
+    def wants(self, name: str, piece: TensorBox) -> bool:
         """Returns whether this rank has elements of this piece."""
         mine = self._mine.get(name)
         return mine is not None and mine.whole == piece.whole and mine.overlaps(piece)
 
-    def add(self, name: str, tensor: Tensor, piece: Piece) -> None:
+    def add(self, name: str, tensor: Tensor, piece: TensorBox) -> None:
         """Raises IntegrityError if it is no piece of the tensor of that name."""
         target = self._targets.get(name)
         if target is None or (piece.whole, tensor.dtype) != (tuple(target.shape), target.dtype):
@@ -266,9 +266,9 @@ async def whole_tensors(stored: StoredTensors, prefix: str = "") -> dict[str, Te
         IntegrityError: if an object is missing, or a tensor is not complete.
     """
     found: dict[str, Tensor] = {}
-    assembly = Assembly()
+    assembly = TensorAssembly()
 
-    def add(part: Fetched) -> None:
+    def add(part: FetchedObject) -> None:
         for name, tensor, piece in read_part(part):
             if name.startswith(prefix):
                 if name not in found:

@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from shared.diffusion.loading.ranks import full_tensor, local_shard
 from shared.diffusion.weights.checksum import checksum
-from shared.diffusion.weights.shards import Assembly, read_part
+from shared.diffusion.weights.shards import TensorAssembly, read_part
 from shared.errors import IntegrityError
-from shared.run.manifest import Fetched
+from shared.run.manifest import FetchedObject
 
 ADAPTER = "default"
 MARKER = f".{ADAPTER}."
@@ -91,8 +91,8 @@ class Staging:
     def __init__(self, network: nn.Module) -> None:
         parameters = trained_parameters(network)
         self._device = next(iter(parameters.values())).device
-        self._assembly = Assembly()
-        with _stream_of_its_own(self._device):
+        self._assembly = TensorAssembly()
+        with _copy_stream(self._device):
             self._copies = {
                 name: torch.empty_like(each.detach()) for name, each in parameters.items()
             }
@@ -100,14 +100,14 @@ class Staging:
             self._assembly.expect(name, copy)
 
     @torch.no_grad()
-    def add(self, part: Fetched) -> None:
+    def add(self, part: FetchedObject) -> None:
         """Copies what an object holds.
 
         Raises:
             ContractError: if it holds no tensors, or others than it must.
             IntegrityError: if names, shapes or types are not those of the network.
         """
-        with _stream_of_its_own(self._device):
+        with _copy_stream(self._device):
             for name, tensor, piece in read_part(part):
                 self._assembly.add(name, tensor, piece)
 
@@ -117,13 +117,13 @@ class Staging:
 
         ``digest``: of the weights, if it is known by that of the objects that were added."""
         self._assembly.finish()
-        with _stream_of_its_own(self._device):
+        with _copy_stream(self._device):
             digest = digest or weights_digest(self._copies)
             return StagedTensors(digest=digest, tensors=self._copies)
 
 
 @contextmanager
-def _stream_of_its_own(device: torch.device) -> Iterator[None]:
+def _copy_stream(device: torch.device) -> Iterator[None]:
     """Keeps copies on a GPU from queueing behind the denoising step; they are done at the end."""
     if device.type != "cuda":
         yield

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from bench.device_profile.fit import fit
 from bench.device_profile.ladder import Ladder, Rung, climb, powers_of_two
-from bench.device_profile.measure import DeviceMeasurement, Publication, Switch
+from bench.device_profile.measure import DeviceMeasurement, Publication, RoleSwitch
 from bench.device_profile.models import ModelName
 from bench.device_profile.profile import (
-    MeasuredOn,
+    MeasurementDevice,
     base_profile,
     device_kind,
+    make_profile,
     measured_profile,
-    profile_of,
 )
 from digenrl.trace.profile import write_profile
 from services.scheduler.costs.host import Launches
@@ -29,7 +29,7 @@ PUBLICATION = Publication(
     num_bytes=418_000_000, digest="0" * 64, copy_seconds=0.1, digest_seconds=0.3,
     store_seconds=0.2, stage_seconds=0.1, pause_seconds=0.002,
 )  # fmt: skip
-SWITCH = Switch(to_generation_seconds=0.03, to_training_seconds=0.01, gradient_unchanged=True)
+SWITCH = RoleSwitch(to_generation_seconds=0.03, to_training_seconds=0.01, gradient_unchanged=True)
 
 
 def calls(call: float, row: float, sizes: tuple[int, ...] = SIZES) -> Ladder:
@@ -37,7 +37,7 @@ def calls(call: float, row: float, sizes: tuple[int, ...] = SIZES) -> Ladder:
 
 
 def measured(
-    generation: Ladder, training: Ladder, *, switch: Switch | None = SWITCH
+    generation: Ladder, training: Ladder, *, switch: RoleSwitch | None = SWITCH
 ) -> DeviceMeasurement:
     return DeviceMeasurement(
         generation=generation, training=training, switch=switch, publication=PUBLICATION,
@@ -45,8 +45,8 @@ def measured(
     )  # fmt: skip
 
 
-def on(name: str) -> MeasuredOn:
-    return MeasuredOn(name=name, memory_gib=79.6, how=f"{name}: random weights.")
+def on(name: str) -> MeasurementDevice:
+    return MeasurementDevice(name=name, memory_gib=79.6, how=f"{name}: random weights.")
 
 
 @given(
@@ -143,7 +143,7 @@ def test_a_training_pass_of_few_rows_takes_what_was_measured(name: str) -> None:
     found = measured_profile(
         base_profile(ModelName.flux1_dev), measured(calls(0.02, 0.1), calls(0.15, 0.3)), on(name)
     )
-    profile = profile_of(found)
+    profile = make_profile(found)
     rate = found.devices[device_kind(name, list(found.devices))].training_speed
     for rows in (1, 4, 16):
         seconds = pass_seconds(profile, rows=rows) / rate
@@ -174,7 +174,7 @@ def test_an_h100_s_seconds_are_the_profiles(tmp_path: Path) -> None:
     assert {kind: profile.devices[kind] for kind in base.devices} == base.devices
     assert set(found.sources) == {*base.sources, "variants.lora.call_factor"}
     assert "16: 1.62 s" in found.sources["rollout.sample_seconds"].note
-    unchanged = profile_of(found, "full")
+    unchanged = make_profile(found, "full")
     assert unchanged.variant == base.variants["full"]
 
 
@@ -187,7 +187,7 @@ def test_a_known_device_of_another_speed_is_converted() -> None:
         on("NVIDIA A100-SXM4-80GB"),
     )
     assert found.rollout.sample_seconds == pytest.approx(0.1, rel=1e-3)
-    profile = profile_of(found)
+    profile = make_profile(found)
     seconds = gradient_seconds(profile, "A100", 16)
     assert seconds == pytest.approx(16 * 9 * 0.27 / speed, rel=1e-3)
     for path, converted in (("variants.lora.rho", True), ("variants.lora.adopt_seconds", False)):
@@ -196,7 +196,7 @@ def test_a_known_device_of_another_speed_is_converted() -> None:
 
 def test_an_unknown_device_enters_with_the_speed_that_was_measured() -> None:
     base = base_profile(ModelName.flux1_dev)
-    before = profile_of(base)
+    before = make_profile(base)
     found = measured_profile(
         base, measured(calls(0, 0.2), calls(0, 0.9)), on("NVIDIA RTX 6000 Ada Generation")
     )
@@ -204,7 +204,7 @@ def test_an_unknown_device_enters_with_the_speed_that_was_measured() -> None:
     assert found.name == "flux1-dev@RTX-6000-Ada-Generation"
     assert found.sources["devices.RTX-6000-Ada-Generation"].kind == "measured"
     assert device.generation_speed == pytest.approx(before.forward_seconds / 0.2, rel=1e-3)
-    profile = profile_of(found)
+    profile = make_profile(found)
     assert profile.forward_seconds == pytest.approx(before.forward_seconds, rel=1e-3)
     seconds = gradient_seconds(profile, "RTX-6000-Ada-Generation", 16)
     assert seconds == pytest.approx(16 * 9 * 0.9, rel=1e-3)

@@ -3,8 +3,8 @@
 import heapq
 import math
 
-from services.scheduler.core.device_queues import DeviceQueue, queue_of
-from services.scheduler.core.draft import Draft
+from services.scheduler.core.device_queues import DeviceQueue, forecast_queue
+from services.scheduler.core.draft import StateDraft
 from services.scheduler.core.issuing import issue
 from services.scheduler.core.lending import lendable
 from services.scheduler.core.state import BatchState, Plan, State, WorkerState
@@ -12,8 +12,8 @@ from services.scheduler.core.supply import (
     NextFragment,
     fragment_size,
     next_fragment,
+    next_fragment_size,
     open_supply,
-    size_of_next,
     unissued_samples,
 )
 from shared.messages.contracts import GenerateFragment
@@ -26,7 +26,7 @@ def assign(plan: Plan, state: State, now: float) -> tuple[State, list[GenerateFr
         if choice is None:
             return state, tasks
         worker, work = choice
-        draft = Draft(plan, state, now)
+        draft = StateDraft(plan, state, now)
         tasks.append(issue(draft, worker, work))
         state = draft.done({})
 
@@ -40,7 +40,7 @@ def _choose(plan: Plan, state: State, now: float) -> tuple[WorkerState, NextFrag
     help_work = _help(plan, state, batch, samples)
     lent = _lent(state) if help_work is not None else []
     devices = [*state.only_generate, *lent]
-    queues_by = {w.address: queue_of(state, w, now) for w in devices}
+    queues_by = {w.address: forecast_queue(state, w, now) for w in devices}
     queues = [each._replace(free=(at,)) for each in queues_by.values() for at in each.free]
     size = _size(plan, state, samples, len(queues))
     open_to = [w for w in devices if w.has_room(plan.queue_depth)]
@@ -74,7 +74,7 @@ def _next(plan: Plan, batch: BatchState, groups: range, size: int) -> NextFragme
 
 def _size(plan: Plan, state: State, samples: int, num_queues: int) -> int:
     full = fragment_size(plan, state, num_queues)
-    return size_of_next(plan, state, full, samples, num_queues)
+    return next_fragment_size(plan, state, full, samples, num_queues)
 
 
 def _takes_part(queues: list[DeviceQueue], address: str, size: int, samples: int) -> bool:

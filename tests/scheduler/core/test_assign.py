@@ -95,7 +95,7 @@ def opening(monkeypatch: pytest.MonkeyPatch, num_devices: int) -> tuple[int, int
     """Tasks issued at the opening of a batch, how often a device's queues were computed, and how
     often a group's window was drawn."""
     count = drawn = 0
-    original = device_queues.queue_of
+    original = device_queues.forecast_queue
 
     def counted(
         state: State, worker: WorkerState, now: float, *known: Any
@@ -116,7 +116,7 @@ def opening(monkeypatch: pytest.MonkeyPatch, num_devices: int) -> tuple[int, int
         joined = WorkerJoined(f"r{number}-0", f"r{number}", "rollout")
         state, _ = step(plan, state, joined, 0.0)
     with monkeypatch.context() as patched:
-        patched.setattr(device_queues, "queue_of", counted)
+        patched.setattr(device_queues, "forecast_queue", counted)
         patched.setattr(Windows, "start", counted_start)
         _, commands = step(plan, state, examples.published(0), 1.0)
     return sum(isinstance(command, GenerateFragment) for command in commands), count, drawn

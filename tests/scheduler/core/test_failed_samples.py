@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.core.inputs import Recovered
+from services.scheduler.core.inputs import RecoveryDone
 from services.scheduler.core.state import State
 from shared.messages.contracts import (
     Command,
@@ -128,7 +128,7 @@ def test_a_scheduler_that_is_started_again_while_the_run_is_paused_knows_of_the_
             assert again.handle(message) == []
     for name in ("a", "b", "c", "d"):
         again.handle(joined(name))
-    assert again.handle(Recovered()) == [] and again.state.phase == "paused"
+    assert again.handle(RecoveryDone()) == [] and again.state.phase == "paused"
     tasks = again.tasks(OperatorRequest(action="resume", id="3"))
     assert {(task.fragment.group, task.fragment.attempt) for task in tasks} == {(0, 1)}
 

@@ -7,7 +7,7 @@ from typing import Any
 from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.inputs import (
     MachineInput,
-    Recovered,
+    RecoveryDone,
     Tick,
     WorkerJoined,
     WorkerLeft,
@@ -51,7 +51,7 @@ class Run:
         self.state = State(recovering=True)
         self.now = 0.0
         self.commands: list[Any] = []
-        self.give(self.published(0), Recovered())
+        self.give(self.published(0), RecoveryDone())
         for number in range(members):
             self.join(number)
 

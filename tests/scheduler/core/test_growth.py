@@ -8,7 +8,7 @@ import pytest
 
 from services.scheduler.core.inputs import WorkerJoined, WorkerLeft
 from services.scheduler.core.state import DECISIONS_KEPT, State
-from services.scheduler.core.tag.estimates import STRANGERS, Costs
+from services.scheduler.core.tag.estimates import MAX_DEPARTED_WORKERS, Costs
 from services.scheduler.sim.cluster import Cluster, build
 from services.scheduler.sim.timing import Timing
 from shared.messages.contracts import Prompt
@@ -64,7 +64,7 @@ def test_workers_that_have_left_are_forgotten() -> None:
         machine.finish(machine.tasks(examples.published(version)))
         machine.handle(WorkerLeft(f"b-{version}"))
         if version in (FEW, MANY // 3 - 1):
-            assert len(machine.state.costs.rollout) <= STRANGERS + 8
+            assert len(machine.state.costs.rollout) <= MAX_DEPARTED_WORKERS + 8
             sizes.append(size(replace(machine.state, costs=Costs())))
         machine.told.clear()
     assert sizes[1] < SAME * sizes[0]

@@ -6,10 +6,10 @@ from typing import Literal
 
 import pytest
 
-from services.scheduler.core.outlook import Outlook, outlook
+from services.scheduler.core.outlook import BatchForecast, outlook
 from services.scheduler.core.state import FragmentState, GroupState, Plan, Stage, State
 from services.scheduler.core.tag.estimates import Costs
-from services.scheduler.core.waiting import Queue, queues
+from services.scheduler.core.waiting import WaitingSamples, queues
 from services.scheduler.core.workers import AssignedFragment, Workers
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
@@ -40,9 +40,9 @@ def test_forecast_and_bound_are_those_of_the_planner(opened: tuple[Plan, State])
 def test_nothing_is_said_before_both_tasks_were_measured(opened: tuple[Plan, State]) -> None:
     plan, state = opened
     for costs in (Costs(), replace(state.costs, gradient={})):
-        assert outlook(plan, replace(state, costs=costs)) == Outlook()
+        assert outlook(plan, replace(state, costs=costs)) == BatchForecast()
     gone = {each: w for each, w in state.workers.items() if w.service != "member"}
-    assert outlook(plan, replace(state, workers=type(state.workers)(gone))) == Outlook()
+    assert outlook(plan, replace(state, workers=type(state.workers)(gone))) == BatchForecast()
 
 
 @pytest.mark.parametrize("mode", ["disaggregated", "sequential", "colocated", "fluid"])
@@ -66,7 +66,7 @@ def test_whatever_devices_there_are_no_forecast_beats_the_bound(
             assert found.bound_seconds <= found.forecast_seconds
 
 
-def by_name(plan: Plan, state: State, now: float) -> dict[str, Queue]:
+def by_name(plan: Plan, state: State, now: float) -> dict[str, WaitingSamples]:
     found = queues(plan, state, now, outlook(plan, state))
     assert [each.name for each in found] == ["generation", "in_hand", "scoring", "training"]
     return {each.name: each for each in found}

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from services.scheduler.core.fluid.cutting import (
-    Limits,
+    PieceLimits,
+    group_share,
     next_piece,
-    part_of_group,
     whole_group,
 )
 from services.scheduler.core.fluid.pieces import trainable
@@ -35,13 +35,13 @@ def cut(plan: Plan, members: int, ranks: int = 1) -> tuple[FluidState, list[floa
     while ready := trainable(plan, fluid):
         share = left / (2 * members)
         fluid, (index, place) = next_piece(
-            plan, fluid, min(ready), share, Limits(members, ranks=ranks)
+            plan, fluid, min(ready), share, PieceLimits(members, ranks=ranks)
         )
         group = fluid.groups[index]
         given = PieceState(piece=group.pieces[place].piece, worker="trainer-0")
         pieces = (*group.pieces[:place], given, *group.pieces[place + 1 :])
         fluid = fluid.with_group(index, replace(group, pieces=pieces))
-        parts.append(part_of_group(plan, given.piece))
+        parts.append(group_share(plan, given.piece))
         left -= parts[-1]
     return fluid, parts
 

@@ -2,7 +2,7 @@ from typing import Any
 
 from services.scheduler.core.fluid.state import ATTEMPTS_PER_EPOCH
 from services.scheduler.core.fragments import worker_lost
-from services.scheduler.core.inputs import Recovered, WorkerJoined
+from services.scheduler.core.inputs import RecoveryDone, WorkerJoined
 from services.scheduler.core.machine import step
 from services.scheduler.core.state import BatchState, FragmentState, GroupState, State
 from shared.messages.contracts import Command, GenerateFragment, TrainGroup
@@ -20,7 +20,7 @@ def test_a_group_that_two_schedulers_have_cut_is_begun_anew_after_a_restart() ->
     for first, size in ((0, 3), (3, 1), (2, 2)):
         task = examples.task(first_sample=first, num_samples=size)
         machine.handle(task.model_copy(update={"worker": "a-0"}))
-    machine.handle(Recovered())
+    machine.handle(RecoveryDone())
     tasks = machine.tasks(joined("a"))
     assert [(task.fragment.first_sample, task.fragment.num_samples) for task in tasks] == [
         (0, 2),
@@ -39,11 +39,11 @@ def test_a_restarted_scheduler_knows_who_has_what() -> None:
     events = [examples.published(0), *sorted(
         (e for e in stored if not isinstance(e, WorkerJoined)),
         key=lambda e: next(i for i, kind in enumerate(order) if isinstance(e, kind)),
-    ), Recovered(), joined("a"), joined("b")]  # fmt: skip
+    ), RecoveryDone(), joined("a"), joined("b")]  # fmt: skip
     # Results before groups, as the shell reads them.
-    events.sort(key=lambda e: isinstance(e, Recovered | WorkerJoined))
-    results = [e for e in events if not isinstance(e, TrainGroup | Recovered | WorkerJoined)]
-    rest = [e for e in events if isinstance(e, TrainGroup | Recovered | WorkerJoined)]
+    events.sort(key=lambda e: isinstance(e, RecoveryDone | WorkerJoined))
+    results = [e for e in events if not isinstance(e, TrainGroup | RecoveryDone | WorkerJoined)]
+    rest = [e for e in events if isinstance(e, TrainGroup | RecoveryDone | WorkerJoined)]
     for event in [*results, *rest]:
         recovered, more = step(machine.plan, recovered, event, 100.0)  # type: ignore[arg-type]
         commands += more
@@ -111,7 +111,7 @@ def restarted(*stored: Any, epoch: int = 2, **changes: Any) -> Run:
     """A run whose scheduler has found these messages when it was started."""
     run = Run(0, **changes)
     run.state = State(recovering=True)
-    run.give(run.published(0), *stored, Recovered(epoch))
+    run.give(run.published(0), *stored, RecoveryDone(epoch))
     run.join(0)
     run.join(1)
     return run
@@ -124,7 +124,7 @@ def test_a_late_score_for_the_next_batch_does_not_take_the_slot_of_a_new_one() -
     machine.handle(examples.published(0))
     late = examples.task(batch=1, group=0, first_sample=0, num_samples=1)
     machine.handle(examples.scored(late))
-    machine.handle(Recovered())
+    machine.handle(RecoveryDone())
     machine.finish(machine.tasks(joined("a")))
     [task] = machine.tasks(examples.published(1))
     assert (task.fragment.batch, task.fragment.attempt) == (1, 1)

@@ -6,7 +6,7 @@ import pytest
 
 from services.scheduler.core.sizing import best_size, size_fragments
 from services.scheduler.core.state import Plan, Sizing, State, new_batch
-from services.scheduler.core.supply import fragment_size, full_size, next_size, size_of_next
+from services.scheduler.core.supply import fragment_size, full_size, next_fragment_size, next_size
 from services.scheduler.core.tag.estimates import Overhead
 from services.scheduler.core.workers import Workers
 from services.scheduler.costs.profile import load_profile
@@ -21,7 +21,7 @@ QWEN, FLUX = load_profile("qwen-image"), load_profile("flux1-dev")
 
 
 def next_of(plan: Plan, state: State, left: int, queues: int) -> int:
-    return size_of_next(plan, state, fragment_size(plan, state, queues), left, queues)
+    return next_fragment_size(plan, state, fragment_size(plan, state, queues), left, queues)
 
 
 def situation(

@@ -8,9 +8,9 @@ from services.scheduler.core import fragments
 from services.scheduler.core.assign import assign
 from services.scheduler.core.inputs import MachineInput, WorkerJoined, WorkerLeft
 from services.scheduler.core.machine import step
-from services.scheduler.core.state import NOTHING_CUT, State
+from services.scheduler.core.state import EMPTY_GROUP, State
 from services.scheduler.core.supply import unissued_samples
-from services.scheduler.core.tally import Tally, tally_of
+from services.scheduler.core.tally import Tally, count_groups
 from services.scheduler.core.workers import Workers
 from shared.messages.contracts import (
     Command,
@@ -25,7 +25,7 @@ from tests import examples
 def assert_right(state: State, size: int) -> None:
     """Compare all that is kept along with what is true of the groups and workers."""
     for batch in state.batches:
-        kept, anew = batch.tally, tally_of(batch.groups, NOTHING_CUT)
+        kept, anew = batch.tally, count_groups(batch.groups, EMPTY_GROUP)
         assert {name: n for name, n in kept.stages.items() if n} == dict(anew.stages)
         for field in ("cut", "pending", "scored", "maybe_whole", "sent"):
             assert getattr(kept, field) == getattr(anew, field), field

@@ -1,12 +1,12 @@
 """The scheduler notes when devices change what they do."""
 
-from services.scheduler.core.usage import Meter
-from shared.run.usage import MAX_CHANGES, Timeline, Use
+from services.scheduler.core.usage import UsageMeter
+from shared.run.usage import MAX_CHANGES, DeviceUse, Timeline
 
 
 def test_changes_are_noted_once_and_an_absence_too() -> None:
-    meter = Meter()
-    seen: list[dict[str, Use]] = [
+    meter = UsageMeter()
+    seen: list[dict[str, DeviceUse]] = [
         {},
         {"a": "generating"},
         {"a": "generating", "b": "training"},
@@ -26,7 +26,7 @@ def test_changes_are_noted_once_and_an_absence_too() -> None:
 
 
 def test_the_next_batch_begins_where_the_last_one_ended() -> None:
-    meter = Meter()
+    meter = UsageMeter()
     for now in (1.0, 2.0, 3.0):
         meter.advance(now, {"a": "generating"})
     assert meter.take() == {"a": {"generating": 2.0}}
@@ -37,8 +37,8 @@ def test_the_next_batch_begins_where_the_last_one_ended() -> None:
 
 
 def test_a_device_that_changes_all_the_time_fills_no_memory() -> None:
-    meter = Meter()
-    uses: tuple[Use, Use] = ("generating", "tail")
+    meter = UsageMeter()
+    uses: tuple[DeviceUse, DeviceUse] = ("generating", "tail")
     for second in range(3 * MAX_CHANGES):
         meter.advance(float(second), {"a": uses[second % 2]})
     assert len(meter.timeline(0).devices["a"]) == MAX_CHANGES

@@ -6,7 +6,7 @@ from services.scheduler.core.fluid.events import MemberReported
 from services.scheduler.core.inputs import WorkerJoined
 from services.scheduler.core.machine import step
 from services.scheduler.core.state import State
-from services.scheduler.core.usage import Meter, uses
+from services.scheduler.core.usage import UsageMeter, uses
 from shared.messages.contracts import GenerateFragment, TrainGroup
 from shared.messages.fluid import TrainPiece
 from shared.messages.workers import Holds
@@ -52,7 +52,7 @@ def test_a_lent_device_generates() -> None:
 
 
 def test_seconds_add_up_to_the_time_between_two_commits() -> None:
-    meter = Meter()
+    meter = UsageMeter()
     meter.advance(10.0, {"a": "generating"})
     meter.advance(13.0, {"a": "generating", "b": "tail"})
     meter.advance(14.0, {"a": "tail", "b": "tail"})

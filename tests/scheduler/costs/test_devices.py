@@ -2,7 +2,7 @@
 
 import pytest
 
-from digenrl.planning.hosts import parse_hosts, with_devices_of
+from digenrl.planning.hosts import add_kinds, parse_hosts
 from services.scheduler.costs.devices import FORECASTS, forecast, kind_named, with_sized
 from services.scheduler.costs.profile import load_profile, profile_names
 from shared.errors import UserError
@@ -51,7 +51,7 @@ def test_a_kind_is_named_as_people_write_it(word: str) -> None:
 
 def test_any_other_kind_takes_part_by_its_memory_at_the_slowest_speed() -> None:
     text = "mine=32GiB*6, RTX 4090=47.5gib, h100x8*2"
-    profile = with_devices_of(text, FLUX)
+    profile = add_kinds(text, FLUX)
     assert parse_hosts("--devices", text, profile, host_gpus=8).devices == {
         "mine": 6, "4090": 1, "H100": 16,
     }  # fmt: skip
@@ -75,5 +75,5 @@ def test_an_unknown_kind_is_refused_with_the_nearest_and_with_what_to_write(
     text: str, said: str
 ) -> None:
     with pytest.raises(UserError) as refused:
-        parse_hosts("--devices", text, with_devices_of(text, FLUX), host_gpus=8)
+        parse_hosts("--devices", text, add_kinds(text, FLUX), host_gpus=8)
     assert said in str(refused.value)

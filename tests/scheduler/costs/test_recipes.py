@@ -7,7 +7,7 @@ import pytest
 
 from digenrl.planning.recipes import with_staleness
 from services.scheduler.costs.profile import load_profile
-from services.scheduler.costs.recipes import passes_beside, profile_of, with_shape_of
+from services.scheduler.costs.recipes import fit_to_recipe, passes_beside, profile_for
 from services.scheduler.costs.seconds import training_work
 from shared.errors import UserError
 from shared.models.published import PUBLISHED
@@ -30,13 +30,13 @@ def _recipe(**changes: Any) -> Recipe:
 
 def test_the_recipe_gives_the_batch_and_the_profile_the_costs() -> None:
     profile = load_profile("qwen-image")
-    shaped = with_shape_of(profile, _recipe(model__guidance=3.5))
+    shaped = fit_to_recipe(profile, _recipe(model__guidance=3.5))
     shape = shaped.shape
     assert (shape.groups, shape.group_size, shape.steps) == (24, 12, 14)
     assert (shape.trained_steps, shape.updates) == (5, 1)
     assert shaped.variant.forwards_per_step == 2
-    assert with_shape_of(profile, _recipe(model__guidance=1.0)).variant.forwards_per_step == 1
-    told = with_shape_of(load_profile("flux1-dev"), _recipe(model__guidance=3.5))
+    assert fit_to_recipe(profile, _recipe(model__guidance=1.0)).variant.forwards_per_step == 1
+    told = fit_to_recipe(load_profile("flux1-dev"), _recipe(model__guidance=3.5))
     assert told.variant.forwards_per_step == 1, "FLUX.1 is told the guidance"
     assert training_work(shaped) > shaped.shape.samples * 5 * 3 * 2 * shaped.rollout.sample_seconds
 
@@ -45,8 +45,8 @@ def test_seconds_are_those_of_the_recipe_s_size() -> None:
     """FLUX.1's profile is of 720 px and 512 tokens of text."""
     profile = load_profile("flux1-dev")
     size = {"model__height": 720, "model__width": 720, "model__text_tokens": 512}
-    assert with_shape_of(profile, _recipe(**size)).rollout == profile.rollout
-    small = with_shape_of(profile, _recipe(**size | {"model__height": 512, "model__width": 512}))
+    assert fit_to_recipe(profile, _recipe(**size)).rollout == profile.rollout
+    small = fit_to_recipe(profile, _recipe(**size | {"model__height": 512, "model__width": 512}))
     assert small.rollout.call_seconds == profile.rollout.call_seconds
     assert small.rollout.sample_seconds / profile.rollout.sample_seconds == pytest.approx(
         21.5 / 37.3, rel=0.01
@@ -54,7 +54,7 @@ def test_seconds_are_those_of_the_recipe_s_size() -> None:
     assert small.rollout.decode_seconds == pytest.approx(
         profile.rollout.decode_seconds * (512 / 720) ** 2
     )
-    short = with_shape_of(profile, _recipe(**size | {"model__text_tokens": 128}))
+    short = fit_to_recipe(profile, _recipe(**size | {"model__text_tokens": 128}))
     assert short.rollout.sample_seconds < profile.rollout.sample_seconds
 
 
@@ -63,7 +63,7 @@ def test_trained_rows_take_the_passes_that_the_recipe_asks_for() -> None:
 
     def rho(**changes: object) -> float:
         size = {"model__height": 240, "model__width": 416, "model__frames": 33}
-        return with_shape_of(profile, _recipe(**size | changes)).variant.rho
+        return fit_to_recipe(profile, _recipe(**size | changes)).variant.rho
 
     checkpointed = {"trainer__gradient_checkpointing": True}
     assert rho(**checkpointed, algorithm__kl_beta=0.004) == pytest.approx(4.15, rel=0.02)
@@ -83,13 +83,13 @@ def test_an_old_policy_is_one_more_pass_of_every_row() -> None:
     nft = {"algorithm__name": "diffusion-nft", "sampling__first_window_starts": (0, 0)}
     old, none = (_recipe(**nft, algorithm__nft_decay=decay) for decay in (1, 0))
     assert (passes_beside(old), passes_beside(none)) == (2, 1), "and one of the base model"
-    seconds = [with_shape_of(profile, each).variant.rho for each in (old, none)]
+    seconds = [fit_to_recipe(profile, each).variant.rho for each in (old, none)]
     assert seconds[0] - seconds[1] == pytest.approx(1)
 
 
 def test_a_profile_that_counts_no_operations_keeps_its_seconds() -> None:
     plain = load_profile("flux1-dev").model_copy(update={"work": None})
-    found = with_shape_of(plain, _recipe())
+    found = fit_to_recipe(plain, _recipe())
     assert found.rollout == plain.rollout and found.variant.rho == plain.variant.rho
 
 
@@ -160,7 +160,7 @@ def test_a_model_that_is_not_fetched_has_the_profile_of_the_network_published_un
     name: str,
 ) -> None:
     recipe = _recipe(model__id=name, model__folder=Path("nowhere") / name)
-    assert profile_of(recipe) == IDS[name]
+    assert profile_for(recipe) == IDS[name]
 
 
 @pytest.mark.parametrize("name", sorted(each.name for each in PUBLISHED.iterdir()))
@@ -177,13 +177,13 @@ def test_a_profile_is_found_by_the_network_as_diffusers_saves_it_whatever_the_fo
     with_defaults = getattr(diffusers, plain["_class_name"]).extract_init_dict(plain)[0]
     file.write_text(json.dumps({**with_defaults, "_class_name": plain["_class_name"]}))
     wanted = "wan2.2-a14b" if name == "wan2.2-i2v-a14b" else name
-    assert profile_of(_recipe(model__folder=folder)) == wanted
+    assert profile_for(_recipe(model__folder=folder)) == wanted
     file.write_text(json.dumps({**plain, "num_layers": 3, "n_layers": 3}))
     renamed = folder.rename(tmp_path / name)
     with pytest.raises(UserError, match="no cost profile has a network like"):
-        profile_of(_recipe(model__folder=renamed))
+        profile_for(_recipe(model__folder=renamed))
 
 
 def test_a_model_without_a_profile_needs_the_option() -> None:
     with pytest.raises(UserError, match="--profile: no cost profile has a network like that of"):
-        profile_of(_recipe())
+        profile_for(_recipe())

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from services.scheduler.costs import fluid
 from services.scheduler.costs.capacity import fitting_rows, pass_rows
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.costs.host import H200_HOST, Host, Launches, host_of
+from services.scheduler.costs.host import H200_HOST, HostCosts, Launches, parse_host_costs
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.seconds import (
     denoising_seconds,
@@ -21,7 +21,7 @@ from shared.errors import UserError
 
 QWEN = load_profile("qwen-image")
 COUNTED = Launches(step=10_000, training_pass=40_000)
-HOST = Host(step_launch_seconds=20e-6, training_launch_seconds=30e-6)
+HOST = HostCosts(step_launch_seconds=20e-6, training_launch_seconds=30e-6)
 SLOWED = QWEN.model_copy(update={"launches": COUNTED, "host": HOST})
 
 
@@ -72,7 +72,7 @@ def test_no_host_and_no_memory_make_the_floor_higher_or_a_pass_faster(fits: int,
 @pytest.mark.parametrize("text", ["", "20", "a,b", "1,2,3", "-1,2"])
 def test_microseconds_of_a_launch_are_two_numbers(text: str) -> None:
     with pytest.raises(UserError, match=r"--launch-us: .* is not two numbers"):
-        host_of("--launch-us", text)
+        parse_host_costs("--launch-us", text)
 
 
 def test_every_profile_has_its_launches_and_an_h200_s_host_is_that_of_the_report() -> None:

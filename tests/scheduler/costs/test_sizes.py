@@ -3,7 +3,7 @@
 import pytest
 
 from services.scheduler.costs.profile import load_profile
-from services.scheduler.costs.sizes import Size, Work, forward_tflop, num_tokens, rho
+from services.scheduler.costs.sizes import NetworkWork, SampleSize, forward_tflop, num_tokens, rho
 
 TRACED = {
     # Size of a sample, TFLOP per guided step and sample, and rho; with a KL term where True.
@@ -16,14 +16,14 @@ TRACED = {
 """Counted by running the networks as fake tensors (full-size audit of the first release)."""
 
 
-def work_of(name: str) -> Work:
+def work_of(name: str) -> NetworkWork:
     work = load_profile(name).work
     assert work is not None
     return work
 
 
-def size_of(height: int, width: int, frames: int, text_tokens: int) -> Size:
-    return Size(height=height, width=width, frames=frames, text_tokens=text_tokens)
+def size_of(height: int, width: int, frames: int, text_tokens: int) -> SampleSize:
+    return SampleSize(height=height, width=width, frames=frames, text_tokens=text_tokens)
 
 
 @pytest.mark.parametrize("name", TRACED)

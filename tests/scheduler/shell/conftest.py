@@ -12,7 +12,7 @@ from services.scheduler.core.machine import step
 from services.scheduler.core.state import State
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.roster import Seen
+from services.scheduler.shell.roster import LastStatus
 from shared.bus.bus import Bus
 from shared.process.service import Health
 from shared.run.layout import commit_key
@@ -49,7 +49,7 @@ def scheduler(folder: CountedReads) -> Scheduler:
     )
     for version in (0, 1):
         scheduler.chain.add(stored(version))
-    scheduler.roster.seen["rollout-0-a"] = Seen(examples.status("rollout"), 0.0)
+    scheduler.roster.seen["rollout-0-a"] = LastStatus(examples.status("rollout"), 0.0)
     return scheduler
 
 

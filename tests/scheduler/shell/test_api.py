@@ -18,14 +18,14 @@ from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.load import slowest
 from services.scheduler.shell.metrics import RUN, StepMetrics, measure_commit
-from services.scheduler.shell.roster import Seen
+from services.scheduler.shell.roster import LastStatus
 from services.scheduler.shell.views import run_figures
 from services.scheduler.sim.staleness import StalenessDecision
 from shared.messages.workers import Device
 from shared.process.http_access import CodeView
 from shared.process.http_api import Problem
 from shared.process.service import ProbeView
-from shared.run.chain import RECENT, SEGMENT_STEPS
+from shared.run.chain import MAX_RECENT_STEPS, SEGMENT_STEPS
 from shared.run.layout import timeline_key, usage_key
 from shared.run.usage import BatchUsage, Timeline
 from tests import examples
@@ -81,7 +81,7 @@ def test_of_many_batches_the_newest_are_in_memory_and_others_are_read_in_segment
     folder.num_reads = 0
     assert len(client.get("/v1/batches?limit=200").json()) == 200
     assert len(client.get("/v1/versions?limit=200").json()) == 200
-    assert (folder.num_reads, len(chain.recent)) == (0, RECENT)
+    assert (folder.num_reads, len(chain.recent)) == (0, MAX_RECENT_STEPS)
     old = client.get("/v1/batches?limit=40&before=100").json()
     assert [each["batch"] for each in old] == list(range(99, 59, -1))
     assert old[0]["metrics"] == METRICS
@@ -207,7 +207,7 @@ def test_workers_show_what_they_wait_for_and_why_they_are_refused(
 ) -> None:
     small = Device(kind="RTX", memory_bytes=2**30, needs_bytes=3 * 2**30)
     status = examples.status("rollout", "refused", worker="small", device=small)
-    scheduler.roster.seen["small-a"] = Seen(status, 0.0)
+    scheduler.roster.seen["small-a"] = LastStatus(status, 0.0)
     mine, refused = client.get("/v1/workers").json()
     assert (mine["use"], mine["num_in_hand"], mine["refused"]) == ("generating", 2, None)
     assert refused["refused"] == "the model needs 3.00 GiB, this RTX has 1.00 GiB"
@@ -219,7 +219,7 @@ def test_workers_show_their_host_their_gpu_and_where_their_probes_are(
 ) -> None:
     device, url = Device(kind="H100", gpu="2,3"), "http://10.0.0.7:8001"
     status = examples.status("trainer", "training", device=device, host="node7", url=url)
-    scheduler.roster.seen["trainer-0-a"] = Seen(status, 0.0)
+    scheduler.roster.seen["trainer-0-a"] = LastStatus(status, 0.0)
     _, trainer = client.get("/v1/workers").json()
     assert (trainer["host"], trainer["gpu"]) == ("node7", "2,3")
     assert trainer["url"] == "http://10.0.0.7:8001"
@@ -237,7 +237,7 @@ def test_a_worker_is_drained_by_its_name_and_shows_it(
     [shown] = client.get("/v1/workers").json()
     assert (shown["drain"], shown["num_in_hand"]) == ("draining", 2)
     status = examples.status("reward", "scoring", worker="r")
-    scheduler.roster.seen["r-a"] = Seen(status, 0.0)
+    scheduler.roster.seen["r-a"] = LastStatus(status, 0.0)
     refused = client.post("/v1/workers/r/drain")
     assert refused.status_code == 409 and "SIGTERM" in refused.json()["detail"]
 

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.dead_letters import DeadLetters, Found, failure_of, letter_of
 from shared.bus.bus import Bus
-from shared.bus.reader import Received
+from shared.bus.reader import ReceivedMessage
 from shared.errors import Unavailable
 from shared.messages.codec import encode
 from shared.messages.contracts import (
@@ -217,7 +217,7 @@ class Stored(Outbox):
 def test_which_work_bytes_are_about_only_the_stream_says(subject: str) -> None:
     bus = cast(Bus, Stored(subject))
     headers = {"dg-subject": "dg.test.traj.a-0.1.0.0.0", "dg-reason": "not msgpack"}
-    received = Received(None, "dg.test.quarantine.DG_TRAJ.7", b"\xc1", headers)
+    received = ReceivedMessage(None, "dg.test.quarantine.DG_TRAJ.7", b"\xc1", headers)
     found = asyncio.run(letter_of(bus, received))
     assert found is not None
     assert (found.kind, found.reason, found.data) == ("unreadable", "not msgpack", b"\xc1")
@@ -236,7 +236,7 @@ def test_an_outage_of_nats_ends_no_scheduler_that_reads_a_dead_letter() -> None:
             return await super().stored_message(stream, sequence)
 
     bus = cast(Bus, Away("dg.test.traj.a-0.1.0.2.0"))
-    received = Received(None, "dg.test.quarantine.DG_TRAJ.7", b"\xc1", {})
+    received = ReceivedMessage(None, "dg.test.quarantine.DG_TRAJ.7", b"\xc1", {})
     found = asyncio.run(letter_of(bus, received))
     assert found is not None and found.work is not None
 
@@ -248,11 +248,11 @@ def test_samples_without_a_score_are_a_letter_and_no_failure() -> None:
         "dg-reason": "ocr: sample 3: no text",
     }
     subject = unscored_subject("test", SLOT)
-    found = asyncio.run(letter_of(bus, Received(None, subject, b"{}", headers)))
+    found = asyncio.run(letter_of(bus, ReceivedMessage(None, subject, b"{}", headers)))
     assert found is not None and found.work is not None
     assert (found.kind, found.work.group, found.work.first_sample) == ("unscored", 1, 2)
     assert failure_of(found) is None
-    odd = Received(None, "dg.test.quarantine.unscored.1-x-2", b"{}", headers)
+    odd = ReceivedMessage(None, "dg.test.quarantine.unscored.1-x-2", b"{}", headers)
     assert asyncio.run(letter_of(bus, odd)) is None
 
 
@@ -262,7 +262,7 @@ def test_bytes_that_have_become_a_message_are_sent_again_under_their_subject_alo
     request = OperatorRequest(action="pause", id="1")
     for subject in ("operator_request", "group_failed"):
         bus = cast(Bus, Stored(event_subject("test", subject)))
-        received = Received(None, "dg.test.quarantine.DG_EVT.7", encode(request), {})
+        received = ReceivedMessage(None, "dg.test.quarantine.DG_EVT.7", encode(request), {})
         found = asyncio.run(letter_of(bus, received))
         assert found is not None
         scheduler.dead_letters._found.put_nowait(found)

@@ -18,7 +18,7 @@ from digenrl.cli import app
 from digenrl.commands import dlq as commands
 from digenrl.commands.steer import until_paused
 from digenrl.local import reading
-from digenrl.local.address import address_of, write_address
+from digenrl.local.address import last_address, write_address
 from digenrl.reading.letters import Letter, advice, detail, is_useful, line, reasons
 from services.scheduler.shell.api_letters import letter_view
 from services.scheduler.shell.api_models import RunView
@@ -105,8 +105,8 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
     asyncio.run(read())
 
     @contextmanager
-    def here(*_: object, **__: object) -> Iterator[reading.Reading]:
-        yield reading.Reading(CheckedClient(cast(httpx.Client, client)), is_live=True)
+    def here(*_: object, **__: object) -> Iterator[reading.RunReader]:
+        yield reading.RunReader(CheckedClient(cast(httpx.Client, client)), is_live=True)
 
     monkeypatch.setattr(reading, "reading", here)
     monkeypatch.setattr(commands, "PER_REQUEST", 2)
@@ -217,11 +217,11 @@ def test_a_command_without_numbers_says_what_it_needs() -> None:
 
 
 def test_the_address_of_a_run_is_in_its_folder(tmp_path: Path) -> None:
-    assert address_of(tmp_path) == ""
+    assert last_address(tmp_path) == ""
     write_address(tmp_path, "http://127.0.0.1:1")
-    assert address_of(tmp_path) == "http://127.0.0.1:1"
+    assert last_address(tmp_path) == "http://127.0.0.1:1"
     with pytest.raises(UserError, match="does not answer"):
-        commands.newest_first(CheckedClient.at(address_of(tmp_path)))
+        commands.newest_first(CheckedClient.at(last_address(tmp_path)))
 
 
 def test_a_pause_at_a_failure_is_waited_for() -> None:

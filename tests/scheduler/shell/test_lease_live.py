@@ -12,7 +12,7 @@ from services.scheduler.shell import lease as leases
 from services.scheduler.shell.lease import Lease, LeaseRecord, ProcessRecord
 from services.scheduler.shell.room_watch import STORE
 from shared.bus.bus import Bus
-from shared.bus.register import Entry, Register
+from shared.bus.register import Register, RegisterEntry
 from shared.errors import LeaseLost, Unavailable
 from shared.process.service import Health
 from shared.run.epochs import claim_epoch, newest_epoch
@@ -39,8 +39,8 @@ class Clock:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "TTL_S", 0.8)
     monkeypatch.setattr(leases, "RENEW_S", 0.1)
-    monkeypatch.setattr(leases, "ASK_S", 0.05)
-    monkeypatch.setattr(leases, "HOLDER_FIRST_S", 0.4)
+    monkeypatch.setattr(leases, "LEASE_RETRY_S", 0.05)
+    monkeypatch.setattr(leases, "HOLDER_HEAD_START_S", 0.4)
 
 
 def another(bus: Bus, store: ObjectStore, name: str) -> Lease:
@@ -105,7 +105,7 @@ async def test_an_entry_that_nobody_renews_is_nobodys_though_the_broker_keeps_it
     bus: Bus, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "TTL_S", 600.0)  # as after the broker's clock was set back
-    monkeypatch.setattr(leases, "UNRENEWED_S", 0.5)
+    monkeypatch.setattr(leases, "ABANDONED_S", 0.5)
     dead, heir = (another(bus, folder_store, name) for name in ("dead", "heir"))
     await dead._take()
     async with taking(heir):
@@ -209,7 +209,7 @@ async def test_a_holder_does_not_go_on_over_another_s_entry_in_a_register_that_w
 async def test_who_takes_over_says_that_the_store_takes_nothing(
     bus: Bus, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "SILENT_S", 0.1)
+    monkeypatch.setattr(leases, "ALARM_DELAY_S", 0.1)
     is_full = True
 
     async def may_claim(*given: Any) -> int:
@@ -228,7 +228,7 @@ async def test_who_takes_over_says_that_the_store_takes_nothing(
 
 
 def test_an_entry_of_another_release_is_nobodys() -> None:
-    assert leases._decoded(Entry(1, b"{}")) is None
+    assert leases._decoded(RegisterEntry(1, b"{}")) is None
     here = LeaseRecord(scheduler="a", process=ProcessRecord.this())
     assert not leases._is_free(here)
 
@@ -237,8 +237,8 @@ async def test_a_standby_says_that_the_broker_stores_nothing_where_nobody_comman
     bus: Bus, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker's disk is full, and the scheduler that commanded has died."""
-    monkeypatch.setattr(leases, "SILENT_S", 0.1)
-    monkeypatch.setattr(leases, "HOLDER_FIRST_S", 0.05)
+    monkeypatch.setattr(leases, "ALARM_DELAY_S", 0.1)
+    monkeypatch.setattr(leases, "HOLDER_HEAD_START_S", 0.05)
     is_full, write = True, Register.write
 
     async def may_write(register: Register, data: bytes, *, on: int) -> int | None:

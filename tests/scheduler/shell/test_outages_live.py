@@ -260,7 +260,7 @@ async def test_a_full_stream_has_room_again_once_batches_are_committed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those whose messages are kept for people to look at go first."""
-    monkeypatch.setattr(housekeeping, "FORGET_AFTER_S", 3600.0)
+    monkeypatch.setattr(housekeeping, "CLEANUP_DELAY_S", 3600.0)
     await stage.trainer.commit(announce=True)
     for first in range(3):
         await stage.bus.publish(examples.task(batch=0, first_sample=first))

@@ -13,7 +13,7 @@ from services.scheduler.core.inputs import (
     WorkerLeft,
 )
 from services.scheduler.core.state import State
-from services.scheduler.core.usage import Meter
+from services.scheduler.core.usage import UsageMeter
 from services.scheduler.core.workers import Workers, WorkerState
 from services.scheduler.shell import roster as roster_module
 from services.scheduler.shell.roster import Roster
@@ -39,7 +39,7 @@ def inputs() -> list[MachineInput]:
 def roster(inputs: list[MachineInput]) -> Roster:
     worker = WorkerState(address="rollout-0-a", name="rollout-0", service="rollout", concurrency=1)
     state = State(workers=Workers({worker.address: worker}))
-    return Roster(cast(Bus, None), inputs.append, lambda: state, Meter())
+    return Roster(cast(Bus, None), inputs.append, lambda: state, UsageMeter())
 
 
 async def test_an_encoder_is_seen_and_given_no_work(
@@ -69,7 +69,7 @@ async def test_nobody_is_silent_while_statuses_wait_to_be_recorded(
     roster: Roster, inputs: list[MachineInput], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(roster_module, "WATCH_S", 0.001)
-    monkeypatch.setattr(leases_module, "SILENCE_S", 0.05)
+    monkeypatch.setattr(leases_module, "LEASE_S", 0.05)
     await roster.record(status("rollout", "generating"))
     inputs.clear()
     roster.num_waiting = lambda: 1

@@ -8,7 +8,7 @@ from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.core.workers import Loan, Workers
 from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.split import Devices, Split
-from services.scheduler.sim.profiled import steady_plan, timing_of
+from services.scheduler.sim.profiled import make_timing, steady_plan
 from shared.recipe.schedule import RunSchedule
 
 
@@ -18,7 +18,7 @@ def addresses(devices: Devices, of: str = "") -> dict[str, str]:
 
 
 def _costs(profile: Profile, split: Split, size: int) -> Costs:
-    timing, shape = timing_of(profile, split.trainer), profile.shape
+    timing, shape = make_timing(profile, split.trainer), profile.shape
     shared = Costs(shared_share=shape.shared_share, group_size=shape.group_size)
     whole = shared.whole_samples(size)
 

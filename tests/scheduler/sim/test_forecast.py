@@ -10,7 +10,7 @@ from services.scheduler.core.tag.makespan import makespan
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.costs.split import Split
-from services.scheduler.sim.forecast import forecast, fragment_sizes, situation_of
+from services.scheduler.sim.forecast import forecast, fragment_sizes, opening_situation
 from services.scheduler.sim.profiled import simulate
 from shared.recipe.schedule import RunSchedule
 
@@ -96,7 +96,7 @@ def test_fixed_help_is_kept() -> None:
 def test_a_member_alone_waits_for_the_end_of_its_block() -> None:
     profile, split = load_profile("qwen-image"), Split({"H100": 8}, {"H100": 1})
     fixed = STRICT.changed(tag=7)
-    tag_inputs = situation_of(profile, split, 8, schedule=fixed)
+    tag_inputs = opening_situation(profile, split, 8, schedule=fixed)
     assert forecast(profile, split, 8, fixed).seconds == makespan(tag_inputs.tag_inputs, 7)
 
 

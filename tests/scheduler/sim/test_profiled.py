@@ -14,8 +14,8 @@ from services.scheduler.costs.fluid import exchange_seconds
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.seconds import generation_work, training_work
 from services.scheduler.costs.split import Split
-from services.scheduler.sim.measured import Simulated
-from services.scheduler.sim.profiled import simulate, timing_of
+from services.scheduler.sim.measured import SimulationResult
+from services.scheduler.sim.profiled import make_timing, simulate
 from shared.errors import UserError
 from shared.recipe.schedule import RunSchedule
 from tests.scheduler.costs.bounds import split_bound
@@ -24,7 +24,7 @@ QWEN, FLUX = load_profile("qwen-image"), load_profile("flux1-dev")
 GAP = RunSchedule(tag=0, fragment_size=4)
 
 
-def _qwen(generate: int, train: int, schedule: RunSchedule, batches: int = 4) -> Simulated:
+def _qwen(generate: int, train: int, schedule: RunSchedule, batches: int = 4) -> SimulationResult:
     return simulate(
         QWEN, rollout={"H100": generate}, trainer={"H100": train}, schedule=schedule,
         batches=batches,
@@ -125,7 +125,7 @@ def all_weights(ranks: int) -> Profile:
 
 def test_uneven_shares_of_shared_weights_cost_time() -> None:
     """16 samples on 5 ranks take as long as on 4, and 16 GPUs on two hosts gather over the line."""
-    four, five, sixteen = (timing_of(all_weights(n), {"H100": n}) for n in (4, 5, 16))
+    four, five, sixteen = (make_timing(all_weights(n), {"H100": n}) for n in (4, 5, 16))
     assert five.piece is not None and five.gradient("H200", 16) == four.gradient("H200", 16)
     assert four.gradient("H100", 16) > five.gradient("H100", 16), "fewer rows of a pass fit"
     assert five.help("H100", 16) == math.inf, "what it gathers does not fit"

@@ -7,11 +7,11 @@ import pytest
 from digenrl.planning.work import sample_seconds, work_line
 from services.scheduler.costs.counted import DEVICE, counted_profile
 from services.scheduler.costs.profile import load_profile
-from services.scheduler.costs.recipes import shape_of, with_shape_of
+from services.scheduler.costs.recipes import batch_shape, fit_to_recipe
 from services.scheduler.costs.split import Split
 from services.scheduler.sim.profiled import simulate
 from services.scheduler.sim.staleness import (
-    MORE_STEPS,
+    STALENESS_STEP_FACTOR,
     decide,
     decide_at_start,
     decide_by_seconds,
@@ -60,7 +60,7 @@ def test_where_the_trainer_is_the_bottleneck_it_does_not_pay(workers: int) -> No
 @pytest.mark.parametrize("workers", [1, 12])
 def test_what_is_forecast_is_what_the_simulator_shows(workers: int) -> None:
     recipe = digits(SHARED, workers, schedule__tag="off", schedule__fragment_size=12)
-    profile = counted_profile(shape_of(recipe), beside=1)
+    profile = counted_profile(batch_shape(recipe), beside=1)
     split = Split({DEVICE: workers}, {DEVICE: 1})
     schedule = recipe.run_schedule
     strict, ahead = (
@@ -80,8 +80,8 @@ def test_what_is_forecast_is_what_the_simulator_shows(workers: int) -> None:
 
 
 def test_the_decision_is_one_of_seconds() -> None:
-    assert decide_by_seconds(MORE_STEPS * 1.01, 1.0, by="x").max_staleness == 1
-    assert decide_by_seconds(MORE_STEPS * 0.99, 1.0, by="x").max_staleness == 0
+    assert decide_by_seconds(STALENESS_STEP_FACTOR * 1.01, 1.0, by="x").max_staleness == 1
+    assert decide_by_seconds(STALENESS_STEP_FACTOR * 0.99, 1.0, by="x").max_staleness == 0
     assert decide_by_seconds(2.0, 1.0, by="a clock").reason == (
         "a step of staleness makes steps 2.00 times as fast, by a clock, and takes 1.25 times as "
         "many"
@@ -103,12 +103,12 @@ def test_the_share_of_training_falls_where_a_group_shares_its_noise() -> None:
     """It falls from .55 to .07 of the digits' rows of the network."""
     costs = load_profile("sd35-medium")
     today, shared = digits(TODAY, 2), digits(SHARED, 2)
-    before, after = (work_line(with_shape_of(costs, each), each) for each in (today, shared))
+    before, after = (work_line(fit_to_recipe(costs, each), each) for each in (today, shared))
     assert "10.00 rows of the network to generate and 12.00 to train (55%," in before
     assert "4.17 rows of the network to generate and 0.33 to train (7%," in after
     assert "computes 2 of 6 steps once" in after and "computes 1 of 1 trained steps once" in after
     assert "once" not in before
     size = {"model__height": 1024, "model__width": 1024}
-    large = [with_shape_of(costs, digits(keys, 2, **size)) for keys in (TODAY, SHARED)]
+    large = [fit_to_recipe(costs, digits(keys, 2, **size)) for keys in (TODAY, SHARED)]
     trained = [sample_seconds(each)["train"] for each in large]
     assert 15 < trained[0] / trained[1] < 36, "calls take something, however few rows they have"

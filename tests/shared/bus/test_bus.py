@@ -11,7 +11,7 @@ import pytest
 from digenrl.local.brokers.embedded import Brokers
 from shared.bus import marks
 from shared.bus.bus import Bus
-from shared.bus.reader import Received
+from shared.bus.reader import ReceivedMessage
 from shared.errors import SlotPoisoned, Unavailable
 from shared.messages import subjects
 from shared.messages.contracts import Message, OperatorRequest, SetDevice
@@ -20,8 +20,8 @@ from tests.brokers import StartProgram, program
 from tests.waiting import until
 
 
-async def take(bus: Bus, stream: subjects.Stream, count: int) -> list[Received]:
-    found: list[Received] = []
+async def take(bus: Bus, stream: subjects.Stream, count: int) -> list[ReceivedMessage]:
+    found: list[ReceivedMessage] = []
     async with asyncio.timeout(30), contextlib.aclosing(bus.follow(stream)) as following:
         async for received in following:
             found.append(received)
@@ -318,7 +318,7 @@ async def test_commands_before_a_takeover_and_of_earlier_releases_hold(
 
 
 async def test_old_marks_are_removed(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marks, "KEPT", 2)
+    monkeypatch.setattr(marks, "MAX_KEPT_MARKS", 2)
     async with schedulers(nats_url, 1, 2, 3, 4) as buses:
         info = await buses[0].jetstream.stream_info(subjects.TRAIN.name)
         assert info.state.messages == 2

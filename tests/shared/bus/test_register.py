@@ -1,7 +1,7 @@
 """The register on a real NATS server: of two writers on top of the same entry, one fails."""
 
 from shared.bus.bus import Bus
-from shared.bus.register import Entry, Register
+from shared.bus.register import Register, RegisterEntry
 
 
 async def test_of_two_that_write_an_empty_register_one_fails(bus: Bus) -> None:
@@ -10,7 +10,7 @@ async def test_of_two_that_write_an_empty_register_one_fails(bus: Bus) -> None:
     assert await register.read() is None
     assert await register.write(b"first", on=0) == 1
     assert await register.write(b"second", on=0) is None
-    assert await register.read() == Entry(1, b"first")
+    assert await register.read() == RegisterEntry(1, b"first")
     assert await register.write(b"third", on=1) == 2
     assert await register.write(b"fourth", on=1) is None
-    assert await register.read() == Entry(2, b"third")
+    assert await register.read() == RegisterEntry(2, b"third")

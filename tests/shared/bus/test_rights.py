@@ -14,7 +14,7 @@ from nats.aio.client import Client
 from nats.js.errors import APIError
 
 from digenrl.local.brokers.embedded import Brokers, plan_brokers
-from digenrl.local.secrets.keys import Keys, keys_of
+from digenrl.local.secrets.keys import Keys, load_keys
 from shared.bus.bus import Bus
 from shared.bus.streams import follower_config, read_message
 from shared.errors import ContractError, UserError
@@ -22,8 +22,8 @@ from shared.messages import subjects
 from shared.messages.codec import decode, encode
 from shared.messages.contracts import OperatorRequest
 from shared.messages.records import Record
-from shared.messages.rights import RIGHTS, ROLES, SHARED_WORK, WORKERS, Role, inbox_of
-from shared.messages.subjects import COMMANDED, STREAMS, Stream, stream_of, subject_of
+from shared.messages.rights import RIGHTS, ROLES, SHARED_WORK, WORKERS, Role, inbox_subject
+from shared.messages.subjects import COMMANDED, STREAMS, Stream, find_stream, message_subject
 from tests.brokers import StartProgram, program
 
 GOLDEN: dict[str, Any] = json.loads(
@@ -59,7 +59,7 @@ def matches(pattern: str, subject: str) -> bool:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Keys:
-    return keys_of(tmp_path / "brokers")
+    return load_keys(tmp_path / "brokers")
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ async def users(planned: Brokers) -> AsyncIterator[Mapping[Role, User]]:
             refused.append(str(error))
 
         url = planned.secrets[role]["DIGENRL_NATS_URL"]
-        client = await nats.connect(url, error_cb=on_error, inbox_prefix=inbox_of(role))
+        client = await nats.connect(url, error_cb=on_error, inbox_prefix=inbox_subject(role))
         found[role] = User(role, client, refused)
     async with Bus.connect(
         planned.secrets["scheduler"]["DIGENRL_NATS_URL"], run="demo", name="x"
@@ -146,7 +146,7 @@ def test_every_message_has_its_line_in_the_description() -> None:
         ]
         assert not others, subject
         if right.stream is not None:
-            assert right.stream is stream_of(subject)
+            assert right.stream is find_stream(subject)
     assert {right.kind for right in RIGHTS} == {type(message) for message in MESSAGES.values()}
 
 
@@ -182,7 +182,7 @@ async def test_each_role_reads_what_the_description_says_and_nothing_else(
                     allowed = role in WORKERS
                 assert await user.may_listen(subject) == allowed, (role, subject)
                 continue
-            stream = stream_of(subject)
+            stream = find_stream(subject)
             allowed = role == "scheduler" or by_description(subject, role, reads=True)
             assert await user.may_read(stream, [subject]) == allowed, (role, subject)
         for stream in STREAMS:
@@ -244,7 +244,7 @@ async def test_only_the_scheduler_makes_and_empties_streams_and_nobody_deletes_t
         may = {role for role, user in users.items() if await user.may_publish(subject)}
         assert may == allowed, subject
     for role, user in users.items():
-        others = [inbox_of(each) for each in ROLES if each != role]
+        others = [inbox_subject(each) for each in ROLES if each != role]
         for subject in (*(f"{each}.>" for each in others), "_INBOX.>", ">", "$SYS.>", "dg.>"):
             assert not await user.may_listen(subject), (role, subject)
 
@@ -279,7 +279,7 @@ def test_every_message_comes_under_its_own_subject() -> None:
 
     for subject, message in MESSAGES.items():
         run = subject.split(".")[1]
-        raw: Any = Raw(subject_of(run, message), encode(message))
+        raw: Any = Raw(message_subject(run, message), encode(message))
         assert read_message(run, raw) == message
         with pytest.raises(ContractError, match="which is not its subject"):
             read_message("other", raw)

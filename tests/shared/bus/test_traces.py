@@ -6,7 +6,7 @@ import pytest
 import structlog
 
 from shared.bus import traces
-from shared.bus.traces import Context, Place, Span, Traces, about, did, received, sent, span
+from shared.bus.traces import Context, Span, TracedWork, Traces, about, did, received, sent, span
 from shared.messages.contracts import GroupFailed, TrainGroup
 from tests import examples
 
@@ -91,7 +91,7 @@ def test_a_header_that_is_none_is_ignored(header: str) -> None:
 def test_a_share_of_the_groups_is_traced_and_memory_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(traces, "KEPT", 50)
+    monkeypatch.setattr(traces, "MAX_KEPT_SPANS", 50)
     found: list[Span] = []
     kept = Traces(found.append, share=0.25)
     for group in range(2000):
@@ -100,4 +100,4 @@ def test_a_share_of_the_groups_is_traced_and_memory_is_bounded(
     assert len(kept._newest) <= 50
     kept.finish(1)
     assert len([each for each in found if each.name == "group"]) == len(found) // 2
-    assert not kept._roots and kept.parent_of(Place(9, 9)) is None
+    assert not kept._roots and kept.parent_of(TracedWork(9, 9)) is None

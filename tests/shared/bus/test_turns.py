@@ -14,7 +14,7 @@ NUMBER = 300
 async def test_others_have_turns_while_a_burst_of_statuses_is_handled(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bus_module, "TURN_S", 0.0)
+    monkeypatch.setattr(bus_module, "MAX_HANDLING_S", 0.0)
     turns, seen = 0, list[int]()
 
     async def take_turns() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.devices.chunks import WORTHWHILE, Chunk, Measurement, Tuner, make_tuner
+from shared.devices.chunks import MIN_SPEEDUP, Chunk, Measurement, Tuner, make_tuner
 from shared.recipe.recipe import Recipe, load_recipe, override
 from tests.paths import DIGITS
 
@@ -76,8 +76,8 @@ def test_it_ends_within_the_budget_with_the_fastest_that_is_worth_its_memory(
     for measurement in tried:
         assert measurement.peak_bytes <= budget or measurement.chunk == smallest
     seconds = {m.chunk: m.seconds for m in tried}
-    assert seconds[chosen] <= min(seconds.values()) * WORTHWHILE
-    assert chosen == smallest or seconds[chosen] * WORTHWHILE < seconds[smallest]
+    assert seconds[chosen] <= min(seconds.values()) * MIN_SPEEDUP
+    assert chosen == smallest or seconds[chosen] * MIN_SPEEDUP < seconds[smallest]
 
 
 def test_where_passes_are_dear_the_whole_group_goes_through_at_once() -> None:

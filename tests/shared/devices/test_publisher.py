@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 import safetensors.numpy
 
-from shared.devices.protocols import Generated, GeneratingDevice
+from shared.devices.protocols import GeneratedFragment, GeneratingDevice
 from shared.devices.publisher import FragmentPublisher
 from shared.messages.contracts import Fragment
 from shared.process.worker import WorkerContext
@@ -52,4 +52,4 @@ async def test_previews_are_kept_of_chosen_groups_and_are_no_reason_to_fail(tmp_
 async def publish(publisher: FragmentPublisher, batch: int, group: int, media: bytes) -> None:
     fragment = Fragment(batch=batch, group=group, first_sample=2, num_samples=2, attempt=1)
     task = examples.task(fragment=fragment)
-    await publisher.publish(task, Generated(b"trajectory", media, examples.digest(0), 0.5))
+    await publisher.publish(task, GeneratedFragment(b"trajectory", media, examples.digest(0), 0.5))

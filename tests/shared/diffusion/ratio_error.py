@@ -21,7 +21,7 @@ from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, Trajector
 from shared.diffusion.sampling.transition import transition
 from shared.diffusion.weights.streaming import stream
 from shared.diffusion.weights.trained_weights import trained_parameters
-from shared.models.memory import UNQUANTISED, Form, Holding, Part
+from shared.models.memory import UNQUANTISED, Form, ModelPart, WeightsHolding
 from tests import tiny_models
 
 Trained = Literal["lora", "full"]
@@ -48,7 +48,7 @@ def measure(
     family: str, folder: Path, trained: Trained, dtype: torch.dtype, form: Form | None = None
 ) -> dict[tuple[float, int], float]:
     """Largest |ratio - 1| by guidance and by rows of the replay; four samples are generated."""
-    model = load_moved(tiny_models.save(family, folder), trained, dtype, Holding(form))
+    model = load_moved(tiny_models.save(family, folder), trained, dtype, WeightsHolding(form))
     found = own_ratios(family, model)
     return {key: float((each - 1).abs().max()) for key, each in found.items()}
 
@@ -67,7 +67,7 @@ def own_ratios(family: str, model: ModelAdapter) -> dict[tuple[float, int], Tens
 
 def ratios(family: str, folder: Path, dtype: torch.dtype, form: Form | None) -> Tensor:
     """Ratios (rows,) of the trainer's network to one in another form, which has sampled."""
-    trainer, rollout = each_held(family, folder, UNQUANTISED, Holding(form), dtype=dtype)
+    trainer, rollout = each_held(family, folder, UNQUANTISED, WeightsHolding(form), dtype=dtype)
     found = []
     for guidance in GUIDANCES[family]:
         conditions = encoded(family, trainer, guidance)
@@ -91,7 +91,7 @@ def sample(family: str, model: ModelAdapter, conditions: Conditions, guidance: f
 
 
 def each_held(
-    family: str, folder: Path, *holdings: Holding, dtype: torch.dtype = torch.float32
+    family: str, folder: Path, *holdings: WeightsHolding, dtype: torch.dtype = torch.float32
 ) -> list[ModelAdapter]:
     """Save a family's model, and load it with an adapter that has moved, held in each way."""
     tiny_models.save(family, folder)
@@ -99,10 +99,10 @@ def each_held(
 
 
 def load_moved(
-    folder: Path, trained: Trained, dtype: torch.dtype, holding: Holding = UNQUANTISED
+    folder: Path, trained: Trained, dtype: torch.dtype, holding: WeightsHolding = UNQUANTISED
 ) -> ModelAdapter:
     """Load a model whose trained weights have moved, by the same steps however it is held."""
-    parts: set[Part] = {"transformer", "text", "decoder"}
+    parts: set[ModelPart] = {"transformer", "text", "decoder"}
     model = load_model(folder, parts, device=CPU, dtype=dtype, holding=holding)
     if trained == "full":
         model.transformer.requires_grad_(True)

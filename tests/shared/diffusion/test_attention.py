@@ -16,7 +16,7 @@ from shared.diffusion.families.latents import unpack as latents_from
 from shared.diffusion.loading.models import (
     Conditions,
     ModelAdapter,
-    Part,
+    ModelPart,
     load_model,
     repeat_rows,
     without_masks,
@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 CUT = {"qwen-image": 1.5, "hunyuan-video": 6.0}
 """Families whose pipelines mask the padding of texts, and a guidance that adds no rounding."""
 OLD_LENGTH = 300
-ALL: set[Part] = {"transformer", "text", "decoder"}
+ALL: set[ModelPart] = {"transformer", "text", "decoder"}
 load = partial(load_model, device=CPU, dtype=torch.float32)
 
 
@@ -158,16 +158,17 @@ def test_a_named_back_end_samples_and_trains_with_the_network(named: Named) -> N
 
 def test_the_names_are_those_of_diffusers() -> None:
     names = (
-        *attention.EXACT, *attention.HALF, *attention.WITHOUT_BACKWARD, *attention.OTHER_HARDWARE,
+        *attention.ANY_TYPE_BACKENDS, *attention.HALF_TYPE_BACKENDS, *attention.WITHOUT_BACKWARD,
+        *attention.OTHER_DEVICE_BACKENDS,
     )  # fmt: skip
     assert sorted(names) == sorted(each.value for each in AttentionBackendName)
-    for name in attention.EXACT + attention.HALF:
+    for name in attention.ANY_TYPE_BACKENDS + attention.HALF_TYPE_BACKENDS:
         checks = _AttentionBackendRegistry._constraints[AttentionBackendName(name)]
         half = {
             attention_dispatch._check_qkv_dtype_bf16_or_fp16,
             attention_dispatch._check_qkv_dtype_bf16,
         }
-        assert bool(half & set(checks)) == (name in attention.HALF), name
+        assert bool(half & set(checks)) == (name in attention.HALF_TYPE_BACKENDS), name
 
 
 def test_a_network_that_asks_torch_directly_has_no_back_end_to_name(tmp_path: Path) -> None:

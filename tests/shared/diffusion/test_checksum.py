@@ -77,7 +77,7 @@ def test_what_is_moved_renamed_or_longer_counts(
 
 def test_pieces_that_are_mixed_at_a_time_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = checksum(tensors())
-    monkeypatch.setattr(module, "MOST", module.ROW)
+    monkeypatch.setattr(module, "MAX_WORDS_AT_ONCE", module.ROW)
     assert checksum(tensors()) == found
 
 

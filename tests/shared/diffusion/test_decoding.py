@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.devices.protocols import Generated
+from shared.devices.protocols import GeneratedFragment
 from shared.diffusion.generation import GenerationInProgress, Generator
 from shared.diffusion.loading.models import Conditions
 from shared.diffusion.policy import LoadedPolicy
@@ -65,7 +65,7 @@ def denoised(generator: Generator, group: int) -> GenerationInProgress:
     return work
 
 
-def content(made: Generated) -> tuple[bytes, bytes, str]:
+def content(made: GeneratedFragment) -> tuple[bytes, bytes, str]:
     return made.trajectory, made.media, made.weights_digest
 
 
@@ -80,7 +80,7 @@ def test_a_fragment_is_the_same_whatever_the_device_does_beside(
     wanted = straight(policy, 0, 1)
     decoder, generator = Decoder(policy, monkeypatch), Generator(RECIPE, policy)
     old = pack(trained_tensors(policy.model.transformer))
-    found: list[Future[Generated]] = []
+    found: list[Future[GeneratedFragment]] = []
     first = denoised(generator, 0)
     generator.check_finished(first)
     found.append(beside.submit(generator.packed, first))

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from shared.devices.protocols import Generated
+from shared.devices.protocols import GeneratedFragment
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.sampling.tensors import pack, unpack, unpack_trajectory
@@ -29,7 +29,7 @@ from tests.shared.diffusion.digits import (
 )
 
 
-def content(generated: Generated) -> tuple[bytes, bytes, str]:
+def content(generated: GeneratedFragment) -> tuple[bytes, bytes, str]:
     return generated.trajectory, generated.media, generated.weights_digest
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.devices.protocols import Generated
+from shared.devices.protocols import GeneratedFragment
 from shared.diffusion.generation import Generator
 from shared.diffusion.loading.device import choose_kernels, fits, is_out_of_memory, tried_again
 from shared.diffusion.loading.models import Conditions
@@ -83,7 +83,7 @@ def no_memory_at(policy: LoadedPolicy, patch: pytest.MonkeyPatch, *, call: int) 
 
 
 @pytest.fixture(scope="module")
-def whole(policy: LoadedPolicy) -> Generated:
+def whole(policy: LoadedPolicy) -> GeneratedFragment:
     return Generator(RECIPE, policy).generate(task(num_samples=8))
 
 
@@ -95,7 +95,7 @@ FEW = (1, 2, 11, 12)
     "call", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in range(1, 13)]
 )
 def test_wherever_memory_is_short_the_samples_have_the_same_bytes_and_half_is_generated_from_then(
-    policy: LoadedPolicy, whole: Generated, monkeypatch: pytest.MonkeyPatch, call: int
+    policy: LoadedPolicy, whole: GeneratedFragment, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     generator = Generator(RECIPE, policy)
     rows = no_memory_at(policy, monkeypatch, call=call)
@@ -161,7 +161,7 @@ def test_decoding_takes_one_sample_at_a_time_but_for_the_tiniest(
     together: list[int],
 ) -> None:
     if numbers is not None:
-        monkeypatch.setattr("shared.diffusion.sampling.decoding.DECODED_AT_ONCE", numbers)
+        monkeypatch.setattr("shared.diffusion.sampling.decoding.MAX_DECODED_LATENTS", numbers)
     decode, sizes = policy.model.decode, []
 
     def noted(latents: Tensor) -> Tensor:

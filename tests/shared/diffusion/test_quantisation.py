@@ -16,7 +16,7 @@ from shared.diffusion.loading.quantisation import (
 )
 from shared.diffusion.loading.recomputation import checkpoint_blocks
 from shared.diffusion.weights.trained_weights import WeightsInUse, trained_tensors, weights_digest
-from shared.models.memory import BLOCK, UNQUANTISED, Form, Holding, weight_bytes
+from shared.models.memory import BLOCK, UNQUANTISED, Form, WeightsHolding, weight_bytes
 from tests import tiny_models
 from tests.shared.diffusion import ratio_error
 from tests.shared.diffusion.test_blocks import gradient
@@ -109,7 +109,7 @@ def copy_base(quantised: nn.Module, plain: nn.Module) -> None:
 def test_a_network_takes_the_trainers_adapter_and_the_bytes_that_are_said(
     family: str, form: Form, tmp_path: Path
 ) -> None:
-    trainer, rollout = ratio_error.each_held(family, tmp_path, UNQUANTISED, Holding(form))
+    trainer, rollout = ratio_error.each_held(family, tmp_path, UNQUANTISED, WeightsHolding(form))
     tensors = trained_tensors(trainer.transformer)
     twice = staged(rollout.transformer, {name: 2 * t for name, t in tensors.items()})
     doubled = weights_digest({name: 2 * tensor for name, tensor in tensors.items()})
@@ -117,7 +117,7 @@ def test_a_network_takes_the_trainers_adapter_and_the_bytes_that_are_said(
 
     frozen = {n: p for n, p in rollout.transformer.named_parameters() if not p.requires_grad}
     held = sum(each.nbytes for each in frozen.values())
-    in_file = weight_bytes(tmp_path, "float32", ["transformer"], Holding(form))
+    in_file = weight_bytes(tmp_path, "float32", ["transformer"], WeightsHolding(form))
     buffers = {b.nbytes for b in rollout.transformer.buffers()}
     assert in_file - held in {0, *buffers}, "a table of positions is in the file, and no weight"
     in_blocks = sum(each.nbytes for name, each in frozen.items() if BLOCK.match(name))
@@ -131,7 +131,7 @@ def test_a_network_takes_the_trainers_adapter_and_the_bytes_that_are_said(
 def test_a_base_generates_and_trains_as_the_network_of_its_weights(
     family: str, form: Form, tmp_path: Path
 ) -> None:
-    base, plain = ratio_error.each_held(family, tmp_path, Holding(form), UNQUANTISED)
+    base, plain = ratio_error.each_held(family, tmp_path, WeightsHolding(form), UNQUANTISED)
     assert any(name.endswith(".base_layer") for name in quantised_layers(base.transformer))
     copy_base(base.transformer, plain.transformer)
     checkpoint_blocks(base.transformer, True)

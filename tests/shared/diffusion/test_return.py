@@ -11,7 +11,7 @@ from typing import TypeVar
 import pytest
 
 from shared.devices.loan import Loan, apply, may_generate, tick
-from shared.devices.protocols import Generated
+from shared.devices.protocols import GeneratedFragment
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy
 from shared.messages.contracts import SetDevice
@@ -56,7 +56,7 @@ class Device:
     def receive(self, command: SetDevice) -> None:
         self._follow(apply(self.loan, command, self._clock()))
 
-    async def generate(self, num_samples: int) -> Generated:
+    async def generate(self, num_samples: int) -> GeneratedFragment:
         """A fragment, whenever the device is on loan: between two steps it may be called back."""
         work = await self._on_loan(lambda: self._generator.begin(task(num_samples=num_samples)))
         while not work.done:
@@ -115,7 +115,7 @@ async def test_a_device_is_returned_within_one_denoising_step(
     accumulate(policy, conditions, seed=0)
     uncommitted = gradient(policy)
     device, delay = Device(generator), random.Random(0)
-    made: list[Generated] = []
+    made: list[GeneratedFragment] = []
     trials: list[Trial] = []
 
     async def generate_for_ever() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shared.diffusion.sampling.sampler import Denoising, SamplingPlan, Trajectory, denoise
 from shared.diffusion.sampling.tensors import pack_trajectory, unpack_trajectory
-from shared.diffusion.sampling.transition import Step, euler_step, transition
+from shared.diffusion.sampling.transition import NoiseStep, euler_step, transition
 from shared.learning.algorithms import Variant
 from shared.models.sigmas import linear_sigmas
 
@@ -97,7 +97,7 @@ def test_rows_may_stand_at_different_steps() -> None:
 
 
 def test_a_step_without_noise_is_refused() -> None:
-    step = Step(
+    step = NoiseStep(
         sigma=torch.ones(1), sigma_next=torch.full((1,), 0.5), sigma_max=0.5, noise_level=0.0
     )
     latents = torch.zeros(1, *SHAPE)

@@ -13,7 +13,7 @@ from shared.diffusion.sampling.tensors import pack, unpack
 from shared.diffusion.weights.shards import HostBuffers, HostPart, place, whole_tensors
 from shared.diffusion.weights.trained_weights import Staging, WeightsInUse, weights_digest
 from shared.errors import ContractError, IntegrityError
-from shared.run.manifest import Fetched, Piece
+from shared.run.manifest import FetchedObject, TensorBox
 from tests.shared.diffusion.digits import adapter, load_digits
 from tests.stored import Given, packed, read_back
 
@@ -92,7 +92,9 @@ boxes = st.tuples(st.integers(0, 5), st.integers(0, 5)).map(sorted)
 def test_of_a_piece_what_belongs_here_is_copied(rows: list[int], columns: list[int]) -> None:
     whole = torch.arange(25.0).view(5, 5)
     piece = whole[rows[0] : rows[1], columns[0] : columns[1]]
-    box = Piece(dtype="F32", whole=(5, 5), offset=(rows[0], columns[0]), shape=tuple(piece.shape))
+    box = TensorBox(
+        dtype="F32", whole=(5, 5), offset=(rows[0], columns[0]), shape=tuple(piece.shape)
+    )
     target = torch.full((5, 5), -1.0)
     assert place(target, piece, box) == piece.numel()
     wanted = torch.full((5, 5), -1.0)
@@ -104,13 +106,13 @@ def test_a_shard_that_holds_something_else_than_its_manifest_says_is_refused() -
     first, *others = read_back(parts_of(NAMED, 16)).given
     for data in (pack({"a": torch.zeros(5, 2)}), pack({"x": NAMED["a"]}), b"", first.data[:-1]):
         with pytest.raises(ContractError):
-            asyncio.run(whole_tensors(Given([Fetched(data, first.pieces), *others])))
+            asyncio.run(whole_tensors(Given([FetchedObject(data, first.pieces), *others])))
 
 
 def test_tensors_of_which_a_piece_is_missing_are_refused() -> None:
-    half = {"a": Piece(dtype="F32", whole=(5, 3), offset=(0, 0), shape=(2, 3))}
+    half = {"a": TensorBox(dtype="F32", whole=(5, 3), offset=(0, 0), shape=(2, 3))}
     with pytest.raises(IntegrityError, match="a "):
-        asyncio.run(whole_tensors(Given([Fetched(pack({"a": NAMED["a"][:2]}), half)])))
+        asyncio.run(whole_tensors(Given([FetchedObject(pack({"a": NAMED["a"][:2]}), half)])))
 
 
 def test_weights_are_staged_shard_by_shard() -> None:
@@ -120,10 +122,10 @@ def test_weights_are_staged_shard_by_shard() -> None:
     assert len(parts) > 3
     staging = Staging(policy.model.transformer)
     for part in parts[:-1]:
-        staging.add(Fetched(bytes(part.pack()), part.pieces))
+        staging.add(FetchedObject(bytes(part.pack()), part.pieces))
     with pytest.raises(IntegrityError, match="another adapter"):
         staging.finish()
-    staging.add(Fetched(bytes(parts[-1].pack()), parts[-1].pieces))
+    staging.add(FetchedObject(bytes(parts[-1].pack()), parts[-1].pieces))
     staged = staging.finish()
     in_use = WeightsInUse(policy.model.transformer)
     assert in_use.adopt(staged) == weights_digest(tensors) == in_use.digest()

@@ -21,7 +21,7 @@ from shared.errors import UserError
 from shared.models.lora_files import FILES, read_lora
 from shared.models.lora_header import METADATA_KEY, PEFT_CONFIG, PEFT_FILE
 from shared.models.lora_names import HIGH, LOW
-from shared.models.memory import Part
+from shared.models.memory import ModelPart
 from shared.recipe.recipe import Recipe, load_recipe
 from tests import tiny_models
 from tests.report import tiny_recipes
@@ -43,7 +43,7 @@ GUIDANCE = {
     **dict.fromkeys(("wan", "wan22", "wan-i2v", "wan22-i2v"), 2.0),
 }
 """Wan's pipeline runs the halves of the batch one by one: rounding differs, and grows with it."""
-WHOLE: set[Part] = {"transformer", "text", "decoder"}
+WHOLE: set[ModelPart] = {"transformer", "text", "decoder"}
 
 
 def drawn(policy: LoadedPolicy, seed: int = 1) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from services.reward.scorer import WeightedScorer
-from services.reward.scoring import MediaSize, read_media, scores_of
+from services.reward.scoring import MediaSize, read_media, score_samples
 from shared.diffusion.sampling.tensors import pack, unpack
 from shared.diffusion.training.rows import check_stored
 from shared.errors import ContractError, ScoringError
@@ -181,7 +181,7 @@ def test_a_score_is_a_number_of_sane_size_or_none(value: float) -> None:
     """Squares of 1e155 are no numbers."""
     scorer = WeightedScorer("proxy", 1.0, Gives(value))
     with pytest.raises(ScoringError, match="not finite, or over 1e"):
-        scores_of(scorer, np.zeros((1, 1, 8, 8), np.uint8), [{}])
+        score_samples(scorer, np.zeros((1, 1, 8, 8), np.uint8), [{}])
     with pytest.raises(ValidationError):
         examples.scored(examples.task(), (value, 0.0))
 

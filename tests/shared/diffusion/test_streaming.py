@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.diffusion.generation import Generator
-from shared.diffusion.loading.experts import networks_of
+from shared.diffusion.loading.experts import name_networks
 from shared.diffusion.loading.host_memory import HostMemory, PinnedMemory, piece_sizes
 from shared.diffusion.loading.models import ModelAdapter
 from shared.diffusion.loading.recomputation import checkpoint_blocks
@@ -28,14 +28,14 @@ from shared.diffusion.weights.trained_weights import (
     trained_tensors,
     weights_digest,
 )
-from shared.models.memory import BLOCK, Form, Holding, Part
+from shared.models.memory import BLOCK, Form, ModelPart, WeightsHolding
 from tests import tiny_models
 from tests.shared.diffusion import digits, ratio_error
 from tests.shared.diffusion.test_blocks import gradient
 from tests.stored import staged
 
-STREAMED = Holding(memory="streamed")
-ALL: set[Part] = {"transformer", "text", "decoder"}
+STREAMED = WeightsHolding(memory="streamed")
+ALL: set[ModelPart] = {"transformer", "text", "decoder"}
 CPU = torch.device("cpu")
 ONE_BLOCK = ("wan", "wan22", "wan-i2v", "wan22-i2v")
 
@@ -115,7 +115,7 @@ class StagedBeside:
 def test_streamed_samples_are_resident_ones_to_the_last_bit_whichever_version_is_in_use(
     family: str, form: Form | None, tmp_path: Path, host: CopiedMemory
 ) -> None:
-    holdings = Holding(form), Holding(form, "streamed")
+    holdings = WeightsHolding(form), WeightsHolding(form, "streamed")
     resident, streamed = ratio_error.each_held(family, tmp_path, *holdings)
     expected, found = sampled(family, resident), sampled(family, streamed)
     assert torch.equal(found, expected)
@@ -137,7 +137,7 @@ def test_streamed_samples_are_resident_ones_to_the_last_bit_whichever_version_is
 def test_a_streamed_network_is_trained_to_the_same_bits_with_two_blocks_on_the_device(
     family: str, form: Form | None, tmp_path: Path, host: CopiedMemory
 ) -> None:
-    holdings = Holding(form), Holding(form, "streamed")
+    holdings = WeightsHolding(form), WeightsHolding(form, "streamed")
     resident, streamed = ratio_error.each_held(family, tmp_path, *holdings)
     wanted, inputs = gradient(family, resident), CopiedMemory()
     checkpoint_blocks(streamed.transformer, "offloaded", inputs)
@@ -214,5 +214,5 @@ def test_pinned_memory_is_taken_in_powers_of_two_and_gives_back_the_same_bytes(
 def blocks(network: nn.Module) -> list[nn.ModuleList | nn.Sequential]:
     """Returns the lists of blocks of a network, or of two, as diffusers streams them: layers that
     merely follow each other are such a list as well."""
-    parts = [each for part in networks_of(network).values() for each in part.children()]
+    parts = [each for part in name_networks(network).values() for each in part.children()]
     return [each for each in parts if isinstance(each, nn.ModuleList | nn.Sequential)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from shared.diffusion.sampling.transition import Step, transition
+from shared.diffusion.sampling.transition import NoiseStep, transition
 from shared.models import sigmas
 from tests.paths import VECTORS
 
@@ -25,8 +25,8 @@ def array(case: dict[str, Any], field: str) -> torch.Tensor:
     return torch.from_numpy(ARRAYS[f"{case['id']}/{field}"])
 
 
-def step_of(case: dict[str, Any]) -> Step:
-    return Step(
+def step_of(case: dict[str, Any]) -> NoiseStep:
+    return NoiseStep(
         sigma=torch.tensor(case["sigma"]),
         sigma_next=torch.tensor(case["sigma_next"]),
         sigma_max=case["sigma_max"],

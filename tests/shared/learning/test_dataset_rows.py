@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import UserError
-from shared.learning.dataset_rows import Columns, Made, make_prompts
+from shared.learning.dataset_rows import Columns, ConversionCounts, make_prompts
 from shared.learning.hub_datasets import PROMPTS_FILE
 from shared.learning.prompts import read_prompts
 from shared.messages.records import MAX_TEXT
@@ -14,7 +14,7 @@ from shared.messages.records import MAX_TEXT
 PLAIN = Columns()
 
 
-def made(folder: Path, name: str, data: bytes, columns: Columns = PLAIN) -> Made:
+def made(folder: Path, name: str, data: bytes, columns: Columns = PLAIN) -> ConversionCounts:
     file = folder / name
     file.write_bytes(data)
     return make_prompts([(file, lambda path: b"")], columns, folder / "made", "data.dataset")

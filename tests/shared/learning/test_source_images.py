@@ -12,7 +12,7 @@ from shared.errors import ContractError, UserError
 from shared.learning.pictures import MAX_BYTES, check_picture, decoded
 from shared.learning.prompts import digest, read_prompts, read_rows, source_digests
 from shared.messages.codec import decode, encode
-from shared.run.files import record_of
+from shared.run.files import record_file
 from tests import examples
 
 
@@ -133,9 +133,9 @@ def test_all_prompts_have_an_image_or_none(folder: Path) -> None:
 
 def test_digests_of_prompts_tell_images_apart(folder: Path) -> None:
     path = jsonl(folder, "images/0.png")
-    before = digest(path), record_of("data.prompts", path).digest
+    before = digest(path), record_file("data.prompts", path).digest
     (folder / "images/0.png").write_bytes(as_file(10, 11))
-    after = digest(path), record_of("data.prompts", path).digest
+    after = digest(path), record_file("data.prompts", path).digest
     assert before[0] != after[0] and before[1] != after[1]
 
 

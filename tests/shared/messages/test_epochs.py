@@ -3,28 +3,28 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.messages.epochs import Fence, Held, Stored, holds, next_epoch
+from shared.messages.epochs import Fence, HeldLease, StreamMessage, holds, next_epoch
 
 
 @st.composite
-def turns(draw: st.DrawFn) -> list[Stored]:
+def turns(draw: st.DrawFn) -> list[StreamMessage]:
     """A stream into which schedulers store: each marks its epoch before its first command, and may
     be stopped for any time, so that its later commands come behind the marks of others."""
-    stream, marked = list[Stored](), set[int]()
+    stream, marked = list[StreamMessage](), set[int]()
     newest = 0
     for _ in range(draw(st.integers(0, 30))):
         if draw(st.booleans()):
             newest = draw(st.integers(newest + 1, newest + 3))
             marked.add(newest)
-            stream.append(Stored(newest, is_mark=True))
+            stream.append(StreamMessage(newest, is_mark=True))
         else:
-            stream.append(Stored(draw(st.sampled_from([0, *sorted(marked)]))))
+            stream.append(StreamMessage(draw(st.sampled_from([0, *sorted(marked)]))))
     return stream
 
 
 @given(turns())
 def test_a_command_holds_exactly_if_no_later_epoch_was_marked_before_it(
-    stream: list[Stored],
+    stream: list[StreamMessage],
 ) -> None:
     for place, (message, held) in enumerate(zip(stream, holds(stream), strict=True)):
         marks = [each.epoch for each in stream[:place] if each.is_mark]
@@ -33,7 +33,7 @@ def test_a_command_holds_exactly_if_no_later_epoch_was_marked_before_it(
 
 @given(turns(), st.integers(0, 30))
 def test_whoever_reads_later_or_goes_on_after_a_break_finds_the_same(
-    stream: list[Stored], place: int
+    stream: list[StreamMessage], place: int
 ) -> None:
     whole = holds(stream)
     assert holds(stream[:place]) == whole[: len(stream[:place])]
@@ -41,11 +41,14 @@ def test_whoever_reads_later_or_goes_on_after_a_break_finds_the_same(
     for message in stream[:place]:
         fence = fence.raised(message.epoch)
     rest = stream[place:]
-    assert holds([Stored(fence.epoch, is_mark=True), *rest])[1:] == whole[len(stream) - len(rest) :]
+    assert (
+        holds([StreamMessage(fence.epoch, is_mark=True), *rest])[1:]
+        == whole[len(stream) - len(rest) :]
+    )
 
 
 @given(turns())
-def test_only_one_epoch_commands_between_two_marks(stream: list[Stored]) -> None:
+def test_only_one_epoch_commands_between_two_marks(stream: list[StreamMessage]) -> None:
     """Commands of releases without epochs hold until the first mark."""
     current = 0
     for message, held in zip(stream, holds(stream), strict=True):
@@ -64,6 +67,6 @@ def test_epochs_grow_also_when_the_register_counts_anew(taken: list[tuple[int, b
 
 
 def test_a_lease_goes_on_only_if_nobody_wrote_in_between() -> None:
-    assert Held(3, 9).goes_on(10) == Held(3, 10)
-    assert Held(3, 9).goes_on(11) is None
-    assert Held(3, 9).goes_on(1) is None
+    assert HeldLease(3, 9).goes_on(10) == HeldLease(3, 10)
+    assert HeldLease(3, 9).goes_on(11) is None
+    assert HeldLease(3, 9).goes_on(1) is None

@@ -58,7 +58,7 @@ def test_a_piece_has_a_slot_of_its_own_at_each_attempt_of_the_batch() -> None:
         )
         for attempt in (0, 1000)
     ]
-    assert len({subjects.subject_of("demo", each) for each in answers}) == 2
+    assert len({subjects.message_subject("demo", each) for each in answers}) == 2
 
 
 @pytest.mark.parametrize("members", [1, 64, 1024, MAX_MEMBERS])

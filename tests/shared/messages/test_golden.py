@@ -23,7 +23,7 @@ def test_a_message_keeps_its_bytes_and_its_subject(subject: str) -> None:
     data = msgpack.packb(MESSAGES[subject])
     message = decode(data)
     assert encode(message) == data
-    assert subjects.subject_of("demo", message) == subject
+    assert subjects.message_subject("demo", message) == subject
 
 
 def test_every_kind_of_message_is_here() -> None:
@@ -74,6 +74,6 @@ def test_the_scheduler_follows_what_fluid_devices_report_and_not_its_own_command
     ]
     for message in messages:
         if isinstance(message, FluidMessage):
-            subject = subjects.subject_of("demo", message)
+            subject = subjects.message_subject("demo", message)
             is_followed = any(re.fullmatch(each, subject) for each in wanted)
             assert is_followed == isinstance(message, FluidEvent)

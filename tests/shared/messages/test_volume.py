@@ -20,7 +20,7 @@ from shared.messages.contracts import (
     Trajectories,
 )
 from shared.messages.fluid import Piece, PieceTrained, Stepped, SumHeld, TrainPiece
-from shared.messages.subjects import FLUID, REW, TASK, TRAJ, stream_of, subject_of
+from shared.messages.subjects import FLUID, REW, TASK, TRAJ, find_stream, message_subject
 from shared.messages.volume import ATTEMPTS, BATCHES_AT_ONCE, BatchVolume, prompt_bytes
 from tests import examples
 
@@ -52,19 +52,19 @@ MESSAGES: tuple[Message, ...] = (
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.kind)
 def test_a_message_with_the_longest_names_fits_what_is_counted_for_it(message: Message) -> None:
-    subject = subject_of(NAME, message)
+    subject = message_subject(NAME, message)
     one = BatchVolume(
         groups=1, group_size=16, fragments_per_group=1, scorers=1,
         prompt_bytes=prompt_bytes([PROMPT], 1),
     ).needs()  # fmt: skip
-    stream = stream_of(subject)
+    stream = find_stream(subject)
     assert stream in (TASK, TRAJ, REW)
     counted = one[stream.name] / BATCHES_AT_ONCE / ATTEMPTS
     assert len(encode(message)) + len(subject) + BESIDE <= counted
 
 
 def stored_bytes(*messages: Message) -> int:
-    return sum(len(encode(each)) + len(subject_of(NAME, each)) + BESIDE for each in messages)
+    return sum(len(encode(each)) + len(message_subject(NAME, each)) + BESIDE for each in messages)
 
 
 def test_what_fluid_devices_say_with_the_longest_names_fits_what_is_counted_for_it() -> None:

@@ -15,14 +15,18 @@ import pytest
 import torch
 from torch import nn
 
-from shared.models.catalogue import checked_family_of
-from shared.models.memory import DECODER_BYTES, Part, num_weights, weight_bytes
+from shared.models.catalogue import check_family
+from shared.models.memory import DECODER_BYTES, ModelPart, num_weights, weight_bytes
 from tests.paths import ROOT
 
 PUBLISHED = ROOT / "shared" / "models" / "published"
 BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 SHARD_BYTES = 9_900_000_000
-PARTS: Mapping[Part, str] = {"transformer": "transformer", "text": "text_encoder", "decoder": "vae"}
+PARTS: Mapping[ModelPart, str] = {
+    "transformer": "transformer",
+    "text": "text_encoder",
+    "decoder": "vae",
+}
 
 Shapes = dict[str, list[int]]
 
@@ -143,7 +147,7 @@ def test_a_downloaded_repository_counts_what_its_configurations_make(
     for single in has.get("single", ()):
         write(tmp_path / f"{single}.safetensors", {"everything": [5_000_000_000]}, "BF16")
 
-    checked_family_of(tmp_path)
+    check_family(tmp_path)
     assert {part: num_weights(tmp_path, part) for part in PARTS} == expected
     assert all(expected.values())
     wanted = 2 * (expected["transformer"] + expected["text"]) + DECODER_BYTES * expected["decoder"]

@@ -11,12 +11,18 @@ from safetensors import safe_open
 from shared.diffusion.loading.device import held_bytes
 from shared.errors import UserError
 from shared.messages.workers import Device
-from shared.models.memory import Holding, Part, adapter_bytes, network_bytes, weight_bytes
+from shared.models.memory import (
+    ModelPart,
+    WeightsHolding,
+    adapter_bytes,
+    network_bytes,
+    weight_bytes,
+)
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS, ROOT
 
 FOLDER = ROOT / "models" / "digits"
-ALL: tuple[Part, ...] = ("transformer", "text", "decoder")
+ALL: tuple[ModelPart, ...] = ("transformer", "text", "decoder")
 RECIPE = load_recipe(DIGITS)
 ADAPTER = held_bytes(RECIPE, [], trains=False) // 2
 
@@ -76,12 +82,12 @@ def test_a_streamed_network_counts_its_two_largest_blocks_and_what_is_outside_of
     ]  # fmt: skip
     outside, largest, every = 40 + 60, 300, 220 + 300 + 50
     assert network_bytes(tensors, "bfloat16") == 2 * (outside + every)
-    streamed = Holding(memory="streamed")
+    streamed = WeightsHolding(memory="streamed")
     assert network_bytes(tensors, "bfloat16", streamed) == 2 * (outside + 2 * largest)
-    assert network_bytes(tensors, "float32", Holding("bf16")) == 2 * (outside + every)
-    both = Holding("int8", "streamed")
+    assert network_bytes(tensors, "float32", WeightsHolding("bf16")) == 2 * (outside + every)
+    both = WeightsHolding("int8", "streamed")
     assert network_bytes(tensors, "bfloat16", both) == 2 * outside + 2 * (300 + 2 * 30)
-    both = Holding("nf4", "streamed")
+    both = WeightsHolding("nf4", "streamed")
     largest = 4 * (32 + 2) + 2 * 20  # groups of 64, the last of which is padded, and the norm
     assert network_bytes(tensors, "bfloat16", both) == 2 * outside + 2 * largest
 
@@ -118,7 +124,7 @@ def test_a_member_that_only_trains_needs_no_encoders_and_holds_its_sums_and_stat
     assert held_bytes(shared, ["transformer"], trains=True) == 6 * 4 * number // 8
     quantised = override(RECIPE, {"model.weights": "int8"})
     saved = weight_bytes(FOLDER, "float32", ["transformer"]) - weight_bytes(
-        FOLDER, "float32", ["transformer"], Holding("int8")
+        FOLDER, "float32", ["transformer"], WeightsHolding("int8")
     )
     assert saved > 0
     assert held_bytes(quantised, ["transformer"], trains=True) == (

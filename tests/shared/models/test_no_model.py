@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import UserError
-from shared.models.catalogue import check_parts, check_weights, family_of
+from shared.models.catalogue import check_parts, check_weights, find_family
 from shared.models.memory import read_header
 from tests.paths import ROOT
 
@@ -32,7 +32,7 @@ def test_what_is_no_model_is_said_to_be_what_it_is(tmp_path: Path) -> None:
         tmp_path / "nothing": r"\(no readable model_index.json\); name the folder that holds one",
     }.items():
         with pytest.raises(UserError, match=said):
-            family_of(path)
+            find_family(path)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import diffusers
 import pytest
 
 from shared.errors import UserError
-from shared.models.catalogue import family_of
+from shared.models.catalogue import find_family
 from shared.models.families import FAMILIES
 from shared.models.refused import REFUSED
 
@@ -34,4 +34,4 @@ def test_every_pipeline_of_diffusers_is_supported_or_refused_with_a_reason() -> 
 def test_the_reason_is_told_in_one_line(pipeline: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": pipeline}))
     with pytest.raises(UserError, match=rf"holds a {pipeline}, which {reason}.*; supported are:"):
-        family_of(tmp_path)
+        find_family(tmp_path)

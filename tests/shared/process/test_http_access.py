@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from digenrl.api.live import LiveRun
 from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.progress import Progress, routes
-from digenrl.local.secrets.tokens import Tokens, tokens_of
+from digenrl.local.secrets.tokens import Tokens, load_tokens
 from digenrl.view.server import View
 from digenrl.view.server import create_app as page_app
 from services.reward.scorer import WeightedScorer
@@ -32,8 +32,8 @@ from shared.process.http_access import (
     TokenFile,
     TokenRecord,
     check_routes,
-    digest_of,
-    operations_of,
+    route_operations,
+    secret_digest,
     sign_in,
     token_file,
 )
@@ -74,7 +74,7 @@ def every_app() -> list[FastAPI]:
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> Tokens:
-    return tokens_of(tmp_path)
+    return load_tokens(tmp_path)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def app(access: Access) -> FastAPI:
     app.include_router(sign_in(access))
     for operation in OPERATIONS:
         method, path = operation.split()
-        if operation not in operations_of(app.routes):
+        if operation not in route_operations(app.routes):
             app.add_api_route(path, answer, methods=[method])
     return app
 
@@ -113,7 +113,7 @@ def test_every_route_of_every_service_is_in_the_table_and_every_entry_is_a_route
     apps = every_app()
     for app in apps:
         check_routes(app)
-    assert {each for app in apps for each in operations_of(app.routes)} == set(OPERATIONS)
+    assert {each for app in apps for each in route_operations(app.routes)} == set(OPERATIONS)
 
 
 def test_a_service_with_a_route_that_is_not_in_the_table_does_not_start() -> None:
@@ -159,7 +159,7 @@ def test_nobody_without_a_token_gets_more_than_the_two_probes(client: TestClient
 )  # fmt: skip
 def test_a_wrong_token_proves_nothing(client: TestClient, tokens: Tokens, header: str) -> None:
     viewer = tokens.token("viewer")
-    given = header.format(viewer=viewer, digest=digest_of(viewer))
+    given = header.format(viewer=viewer, digest=secret_digest(viewer))
     assert client.get("/v1/run", headers={"authorization": given}).status_code == 401
 
 
@@ -174,7 +174,7 @@ def test_a_token_is_compared_with_every_record_in_constant_time(
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
     assert client.get("/v1/run", headers=tokens.headers("viewer")).status_code == 200
-    assert compared == [digest_of(tokens.token("viewer"))] * len(ROLES)
+    assert compared == [secret_digest(tokens.token("viewer"))] * len(ROLES)
 
 
 def test_the_file_of_a_service_holds_no_token_and_what_holds_one_is_its_owners_alone(
@@ -185,7 +185,7 @@ def test_the_file_of_a_service_holds_no_token_and_what_holds_one_is_its_owners_a
         path = tokens.folder / f"{role}.token"
         assert tokens.token(role) not in accepted and path.stat().st_mode & 0o777 == 0o600
     assert tokens.folder.stat().st_mode & 0o777 == 0o700
-    again = tokens_of(tokens.folder.parent)
+    again = load_tokens(tokens.folder.parent)
     assert [again.token(role) for role in ROLES] == [tokens.token(role) for role in ROLES]
 
 
@@ -193,8 +193,8 @@ def test_tokens_are_changed_by_changing_the_file(client: TestClient, tokens: Tok
     path = tokens.folder / "api_tokens.json"
     old = tokens.headers("viewer")
     assert client.get("/v1/run", headers=old).status_code == 200
-    ann = TokenRecord(name="ann", role="viewer", sha256=digest_of("ann's"))
-    bob = TokenRecord(name="bob", role="admin", sha256=digest_of("bob's"), expires=1.0)
+    ann = TokenRecord(name="ann", role="viewer", sha256=secret_digest("ann's"))
+    bob = TokenRecord(name="bob", role="admin", sha256=secret_digest("bob's"), expires=1.0)
     records = [ann, bob]
     path.write_text(token_file(records))
     assert client.get("/v1/run", headers=old).status_code == 401
@@ -280,7 +280,7 @@ def test_codes_and_sessions_end_and_a_link_gives_no_more_than_its_makers_role(
     now = 0.0
     access.clock = lambda: now
     late = link(client, tokens)
-    now += http_access.CODE_S
+    now += http_access.SIGN_IN_CODE_S
     assert client.get(late).status_code == 401
     assert client.get(link(client, tokens, "viewer")).status_code == 303
     assert client.get("/v1/run").json() == "viewer"

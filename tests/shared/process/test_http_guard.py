@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from shared.process.http_access import Access
 from shared.process.http_api import add_docs, add_problems
-from shared.process.http_guard import BODIES, Bodies, Guard, PatientH11, own_names
+from shared.process.http_guard import DEFAULT_BODIES, BodyLimits, Guard, PatientH11, own_names
 from shared.process.service import listen, serve
 from shared.process.settings import HttpSettings
 
@@ -130,7 +130,7 @@ def test_a_body_has_at_most_64_kib_whether_it_says_so_or_not(client: TestClient)
 
 async def test_a_body_that_does_not_come_is_given_up() -> None:
     headers = b"host: localhost\r\ncontent-type: application/json\r\ncontent-length: 9"
-    async with served(an_app(), Bodies(seconds=0.05)) as port, asked(port) as (reader, writer):
+    async with served(an_app(), BodyLimits(seconds=0.05)) as port, asked(port) as (reader, writer):
         writer.write(b"POST /tag HTTP/1.1\r\n" + headers + b"\r\n\r\n{")
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 408") and b"application/problem+json" in answer
@@ -176,7 +176,7 @@ def test_names_come_from_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def served(app: FastAPI, bodies: Bodies = BODIES) -> AsyncIterator[int]:
+async def served(app: FastAPI, bodies: BodyLimits = DEFAULT_BODIES) -> AsyncIterator[int]:
     listener = listen("127.0.0.1", 0)
     port = listener.socket.getsockname()[1]
     done = asyncio.Event()

@@ -13,7 +13,14 @@ from services.reward.scorers.endpoint import ask
 from services.reward.scorers.judge import JudgeScorer
 from services.reward.scorers.remote import RemoteScorer
 from shared.errors import ScoringError, UserError
-from shared.process.outgoing import SETTING, Outgoing, check_url, kind_of, named_in, private_hosts
+from shared.process.outgoing import (
+    SETTING,
+    CheckedTransport,
+    check_url,
+    named_in,
+    private_hosts,
+    private_kind,
+)
 from shared.recipe.rewards import Judge
 from tests.http_server import QuietHandler, serving
 
@@ -61,7 +68,7 @@ def test_there_are_200_targets_of_80_hosts_and_nothing_is_sent_to_any(
         return httpx.Response(200)
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", answer)
-    with httpx.Client(transport=Outgoing("http://example.com")) as client:
+    with httpx.Client(transport=CheckedTransport("http://example.com")) as client:
         for url in TARGETS:
             with pytest.raises(UserError, match=f"{SETTING}|is no address of a server"):
                 check_url(url)
@@ -81,7 +88,7 @@ def test_a_proxy_is_asked_for_none_of_them_either(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
     for host in ("169.254.169.254", "2130706433", "[::1]", "0x7f.1"):
-        client = httpx.Client(transport=Outgoing(f"http://{host}"))
+        client = httpx.Client(transport=CheckedTransport(f"http://{host}"))
         with client, pytest.raises(ScoringError):
             client.get(f"http://{host}/")
 
@@ -117,7 +124,7 @@ def test_a_request_goes_to_the_address_that_was_looked_at(monkeypatch: pytest.Mo
         return httpx.Response(200)
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", answer)
-    with httpx.Client(transport=Outgoing("https://judge.example")) as client:
+    with httpx.Client(transport=CheckedTransport("https://judge.example")) as client:
         client.post("https://judge.example:8443/score")
         with pytest.raises(ScoringError, match=r"127\.0\.0\.1, is this machine itself"):
             client.post("https://judge.example:8443/score")
@@ -147,7 +154,7 @@ def test_nobody_is_sent_on_to_another_place(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(SETTING, "127.0.0.1")
     with (
         redirecting("/elsewhere") as (url, seen),
-        httpx.Client(transport=Outgoing(url)) as client,
+        httpx.Client(transport=CheckedTransport(url)) as client,
         pytest.raises(ScoringError, match="refuses: 307"),
     ):
         ask(client, f"{url}/score", patience=5)
@@ -178,4 +185,4 @@ def test_who_starts_a_recipe_has_its_hosts_asked_but_for_metadata(
 
 def test_public_addresses_are_public() -> None:
     for address in ("93.184.216.34", "8.8.8.8", "2606:4700::1111", "1.1.1.1"):
-        assert kind_of(ipaddress.ip_address(address)) is None
+        assert private_kind(ipaddress.ip_address(address)) is None

@@ -8,12 +8,12 @@ import pytest
 
 from shared.errors import Unavailable
 from shared.process.watchdog import (
+    DEADLINE_FACTOR,
     EXIT_HUNG,
-    SHORTEST_S,
-    TIMES_LEARNED,
-    UNLEARNED_S,
-    Progress,
+    FIRST_DEADLINE_S,
+    MIN_DEADLINE_S,
     Watchdog,
+    WorkInProgress,
 )
 from shared.process.worker import Worker
 
@@ -38,9 +38,9 @@ def looked(watchdog: Watchdog, seconds: float, *, outage: bool = False) -> None:
         watchdog.look(1.0, outage=outage)
 
 
-def watched(hard_s: float | None = None) -> tuple[Progress, Watchdog, list[str]]:
+def watched(hard_s: float | None = None) -> tuple[WorkInProgress, Watchdog, list[str]]:
     ended = list[str]()
-    progress = Progress(hard_s=hard_s)
+    progress = WorkInProgress(hard_s=hard_s)
     return progress, Watchdog(progress, leave=ended.append), ended
 
 
@@ -54,14 +54,14 @@ def test_a_process_that_hangs_ends_with_a_status_of_its_own() -> None:
 
 def test_the_deadline_follows_from_what_such_work_took() -> None:
     progress, watchdog, _ = watched()
-    assert progress.deadline("training") == UNLEARNED_S
+    assert progress.deadline("training") == FIRST_DEADLINE_S
     with progress.of("training"):
         looked(watchdog, 60)
-    assert progress.deadline("training") == 60 * TIMES_LEARNED
+    assert progress.deadline("training") == 60 * DEADLINE_FACTOR
     with progress.of("scoring"):
         looked(watchdog, 1)
-    assert progress.deadline("scoring") == SHORTEST_S
-    assert progress.deadline("generating") == UNLEARNED_S
+    assert progress.deadline("scoring") == MIN_DEADLINE_S
+    assert progress.deadline("generating") == FIRST_DEADLINE_S
 
 
 def test_work_is_late_at_half_of_its_deadline_and_ends_the_process_at_all_of_it() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shared.errors import UserError
-from shared.models.memory import Holding
+from shared.models.memory import WeightsHolding
 from shared.recipe.recipe import load_recipe, override
 from tests.paths import DIGITS, ROOT
 from tests.shared.recipe.recipes import fault, with_algorithm, with_evaluation
@@ -257,7 +257,7 @@ def test_rows_are_weighted_only_where_rollout_computes_with_other_weights() -> N
     assert override(half, {"model.dtype": "bfloat16"}).largest_weight is None
     base = override(recipe, {"model.weights": "int8"})
     assert base.largest_weight is None
-    assert base.holding == base.trainer_holding == Holding("int8")
+    assert base.holding == base.trainer_holding == WeightsHolding("int8")
     assert override(base, {"rollout.weights": "int8"}).largest_weight is None
     assert override(base, {"rollout.weights": "w8a8"}).largest_weight == 1.1
     bfloat16 = {"model.dtype": "bfloat16", "rollout.weights": "bf16"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shared.errors import UserError
 from shared.models.sigmas import default_sigmas, linear_sigmas, with_tail
-from shared.recipe.grid import sigmas_of
+from shared.recipe.grid import make_sigmas
 from shared.recipe.recipe import Recipe, load_recipe, override
 from shared.recipe.sampling import Sampling, check_sigmas
 from tests.paths import DIGITS
@@ -41,9 +41,9 @@ def test_a_tail_begins_where_the_last_window_ends(sigmas: Any) -> None:
     steps = 5 if isinstance(sigmas, tuple) else 10
     whole = Sampling(steps=steps, sigmas=sigmas, window=1, first_window_starts=(0, 1))
     coarse = whole.model_copy(update={"tail": 2})
-    assert coarse.num_steps == 4 == len(sigmas_of(coarse)) - 1
-    assert sigmas_of(coarse)[:3] == sigmas_of(whole)[:3]
-    assert whole.num_steps == steps == len(sigmas_of(whole)) - 1
+    assert coarse.num_steps == 4 == len(make_sigmas(coarse)) - 1
+    assert make_sigmas(coarse)[:3] == make_sigmas(whole)[:3]
+    assert whole.num_steps == steps == len(make_sigmas(whole)) - 1
 
 
 @pytest.mark.parametrize(

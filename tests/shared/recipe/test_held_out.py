@@ -13,7 +13,7 @@ from shared.errors import UserError
 from shared.learning.prompts import read_prompts
 from shared.recipe.files import read_layers
 from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.recipe.sources import values_of
+from shared.recipe.sources import sourced_values
 from shared.run.run_recipe import (
     evaluation_rows,
     held_out_rows,
@@ -62,7 +62,7 @@ def test_an_option_that_replaces_the_prompts_clears_those_of_the_evaluation(
     given = json.loads(json.dumps(value).replace("{prompts}", str(prompts)))
     recipe = load_recipe(path, {key: given})
     assert (recipe.evaluation.prompts, recipe.evaluation.dataset) == (None, None)
-    said = {each.key: each.kind for each in values_of(recipe, read_layers(path), {key: given})}
+    said = {each.key: each.kind for each in sourced_values(recipe, read_layers(path), {key: given})}
     assert said["evaluation.prompts"] == "default"
     typed = load_recipe(path, {key: given, "evaluation.prompts": str(prompts)})
     assert typed.evaluation.prompts == prompts

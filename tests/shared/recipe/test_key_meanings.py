@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from digenrl.cli import app
-from shared.recipe.keys import keys_of
+from shared.recipe.keys import recipe_keys
 from shared.recipe.recipe import Recipe
 from tests.paths import ROOT
 
@@ -19,7 +19,7 @@ SCHEMA = ROOT / "docs" / "recipe.schema.json"
 
 def test_every_key_has_a_meaning() -> None:
     """118 keys of the site's reference were names that ended in colons."""
-    fields = {key.name: key.field for key in keys_of(Recipe).values() if key.field is not None}
+    fields = {key.name: key.field for key in recipe_keys(Recipe).values() if key.field is not None}
     assert len(fields) > 150
     assert [name for name, field in fields.items() if len(field.description or "") < 12] == []
 

@@ -12,12 +12,12 @@ from pydantic import BaseModel, JsonValue
 from shared.errors import UserError
 from shared.recipe.dataset import Dataset
 from shared.recipe.files import merged, read_layers
-from shared.recipe.keys import ANY, Key, keys_of, path_of
+from shared.recipe.keys import ANY, Key, find_key, recipe_keys
 from shared.recipe.options import put_options, read_options
 from shared.recipe.recipe import Recipe, load_recipe
 from tests.paths import DIGITS
 
-KEYS = {name: key for name, key in keys_of(Recipe).items() if key.field is not None}
+KEYS = {name: key for name, key in recipe_keys(Recipe).items() if key.field is not None}
 SCORER = "proxy"
 TEXTS = ("abc", "5", "1e-4", "true", "two words", "é", "a,b", "[1]", "a=b")
 NUMBERS = (1, 3, 40, 0, -2)
@@ -351,8 +351,8 @@ def test_yaml_is_refused(tmp_path: Path) -> None:
 
 
 def test_names_in_a_list_are_those_of_its_tables() -> None:
-    found = path_of(Recipe, "reward.scorers.my-ocr.key-env")
+    found = find_key(Recipe, "reward.scorers.my-ocr.key-env")
     assert found is None
-    found = path_of(Recipe, "reward.scorers.my-ocr.judge.key-env")
+    found = find_key(Recipe, "reward.scorers.my-ocr.judge.key-env")
     assert found is not None
     assert found[0] == ("reward", "scorers", "my-ocr", "judge", "key_env")

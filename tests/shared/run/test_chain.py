@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ContractError
-from shared.run.chain import RECENT, SEGMENT_STEPS, Chain, Step, read_chain, step_of
+from shared.run.chain import (
+    MAX_RECENT_STEPS,
+    SEGMENT_STEPS,
+    Chain,
+    CommitSummary,
+    read_chain,
+    summarise_commit,
+)
 from shared.run.commits import CommitRecord, StoredRecord, record_digest
 from shared.run.layout import chain_folder, commit_key, segment_key
 from shared.store import ObjectStore
@@ -51,7 +58,7 @@ def store(backend: CountedReads) -> ObjectStore:
     return ObjectStore(backend)
 
 
-async def read(store: ObjectStore) -> tuple[Chain, list[Step]]:
+async def read(store: ObjectStore) -> tuple[Chain, list[CommitSummary]]:
     """The chain, and all its steps."""
     chain = await read_chain(store, RUN, wanted=lambda step: True)
     return chain, chain.wanted
@@ -60,17 +67,17 @@ async def read(store: ObjectStore) -> tuple[Chain, list[Step]]:
 async def test_a_run_without_segments_gets_them_and_says_the_same_from_them(
     tmp_path: Path, store: ObjectStore, backend: CountedReads
 ) -> None:
-    written = write(tmp_path, RECENT + 2 * SEGMENT_STEPS + 3)
-    steps = [step_of(each) for each in written]
+    written = write(tmp_path, MAX_RECENT_STEPS + 2 * SEGMENT_STEPS + 3)
+    steps = [summarise_commit(each) for each in written]
     first, found = await read(store)
     assert found == steps
     backend.num_reads = 0
     again, from_segments = await read(store)
-    assert backend.num_reads == (RECENT + 2 * SEGMENT_STEPS) // SEGMENT_STEPS + 3 + 1, (
+    assert backend.num_reads == (MAX_RECENT_STEPS + 2 * SEGMENT_STEPS) // SEGMENT_STEPS + 3 + 1, (
         "the newest record twice"
     )
     assert from_segments == steps
-    assert list(again.recent) == steps[-RECENT:]
+    assert list(again.recent) == steps[-MAX_RECENT_STEPS:]
     assert again.newest == first.newest == written[-1].record
     assert await again.page(150, 100) == steps[50:150][::-1]
     assert await again.page(10**9, 3) == steps[-3:][::-1]
@@ -96,8 +103,8 @@ async def test_segments_are_kept_as_steps_come_and_are_those_that_records_give(
 async def test_segments_that_are_not_what_the_records_say_are_left_aside(
     tmp_path: Path, store: ObjectStore, damage: str
 ) -> None:
-    count = RECENT + 4 * SEGMENT_STEPS
-    steps = [step_of(each) for each in write(tmp_path, count)]
+    count = MAX_RECENT_STEPS + 4 * SEGMENT_STEPS
+    steps = [summarise_commit(each) for each in write(tmp_path, count)]
     await read_chain(store, RUN)
     key = segment_key(RUN, 2 * SEGMENT_STEPS)
     right = await store.read(key)
@@ -110,7 +117,8 @@ async def test_segments_that_are_not_what_the_records_say_are_left_aside(
             await store.write(key, await store.read(segment_key(RUN, SEGMENT_STEPS)) or b"")
         case _:  # the last steps were rolled back, and taken again in another way
             steps = [
-                step_of(each) for each in write(tmp_path, count, 2 * SEGMENT_STEPS + 5, late=True)
+                summarise_commit(each)
+                for each in write(tmp_path, count, 2 * SEGMENT_STEPS + 5, late=True)
             ]
             right = None
     assert (await read(store))[1] == steps
@@ -142,10 +150,10 @@ async def test_a_record_that_is_missing_is_no_shorter_chain(
 async def test_of_old_steps_only_those_are_held_that_are_wanted(
     tmp_path: Path, store: ObjectStore
 ) -> None:
-    write(tmp_path, RECENT + 2 * SEGMENT_STEPS)
+    write(tmp_path, MAX_RECENT_STEPS + 2 * SEGMENT_STEPS)
     chain = await read_chain(store, RUN, wanted=lambda step: step.version == 5)
-    newest = RECENT + 2 * SEGMENT_STEPS - 1
+    newest = MAX_RECENT_STEPS + 2 * SEGMENT_STEPS - 1
     assert [step.version for step in chain.wanted] == [5, newest]
-    assert (len(chain.recent), chain.version) == (RECENT, newest)
+    assert (len(chain.recent), chain.version) == (MAX_RECENT_STEPS, newest)
     chain.forget([5])
     assert [step.version for step in chain.wanted] == [newest]

@@ -9,7 +9,7 @@ from shared.errors import ContractError, FaultyConditions
 from shared.recipe.recipe import load_recipe, override
 from shared.run.conditions import (
     are_stored,
-    encoding_of,
+    find_encoding,
     forget_conditions,
     read_conditions,
     store_conditions,
@@ -46,14 +46,14 @@ async def test_a_recipe_s_encoding_names_the_files_that_the_run_has_compared(
 ) -> None:
     recipe = load_recipe(DIGITS)
     with pytest.raises(ContractError, match=r"model\.folder\.json is missing"):
-        await encoding_of(folder_store, recipe)
+        await find_encoding(folder_store, recipe)
     await check_files(folder_store, recipe, ("model.folder",), needed=True)
-    found = await encoding_of(folder_store, recipe)
-    assert found == await encoding_of(folder_store, override(recipe, {"model.guidance": 0.5}))
+    found = await find_encoding(folder_store, recipe)
+    assert found == await find_encoding(folder_store, override(recipe, {"model.guidance": 0.5}))
     assert (found.negative, found.dtype) == (False, recipe.model.dtype)
-    guided = await encoding_of(folder_store, override(recipe, {"model.guidance": 4.0}))
+    guided = await find_encoding(folder_store, override(recipe, {"model.guidance": 4.0}))
     assert guided == replace(found, negative=True)
-    shorter = await encoding_of(folder_store, override(recipe, {"model.text_tokens": 3}))
+    shorter = await find_encoding(folder_store, override(recipe, {"model.text_tokens": 3}))
     assert shorter == replace(found, text_tokens=3)
 
 

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from shared.errors import UserError
 from shared.models.hub import ROOT
 from shared.recipe.recipe import Recipe, load_recipe, override
-from shared.run.files import check_files, digest_of
+from shared.run.files import check_files, file_digest
 from shared.run.rights import WRITES
 from shared.run.run_recipe import FILES, check_same_run, read_recipe, store_recipe
 from shared.store import ObjectStore
@@ -134,7 +134,7 @@ async def test_another_model_under_the_same_name_is_refused_in_one_line_with_bot
     said = str(refused.value)
     for host in ("a", "b"):
         folder = tmp_path / host / "models" / "sd3"
-        assert str(folder) in said and digest_of(folder)[:12] in said
+        assert str(folder) in said and file_digest(folder)[:12] in said
     assert said.startswith("model.folder: ") and "\n" not in said and ROOT in said
 
 
@@ -263,19 +263,19 @@ def test_a_digest_tells_trainings_of_one_network_apart_and_ignores_what_is_not_r
 ) -> None:
     sd3 = tmp_path / "a" / "models" / "sd3"
     weights = sd3 / "transformer" / "diffusion_pytorch_model.safetensors"
-    before = digest_of(sd3)
+    before = file_digest(sd3)
     (sd3 / "sd3_medium.safetensors").write_bytes(b"everything once more, in a single file")
     (sd3 / "README.md").write_text("read me")
     (sd3 / ".cache").mkdir()
     (sd3 / ".cache" / "x.json").write_text("{}")
-    assert digest_of(sd3) == before
+    assert file_digest(sd3) == before
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-4] + b"\0\0\0\0")
-    assert digest_of(sd3) != before
+    assert file_digest(sd3) != before
     weights.write_bytes(whole)
-    assert digest_of(sd3) == before
+    assert file_digest(sd3) == before
     (sd3 / "scheduler" / "scheduler_config.json").write_text('{"shift": 5.0}')
-    assert digest_of(sd3) != before
+    assert file_digest(sd3) != before
 
 
 async def test_a_reward_file_of_another_digest_is_refused_and_found_below_another_root(

@@ -22,8 +22,8 @@ from shared.run.layout import (
     evaluations_folder,
     weights_folder,
 )
-from shared.run.manifest import Pieces
-from shared.run.retention import Manifests, named_by, retention_of, version_folders
+from shared.run.manifest import TensorBoxes
+from shared.run.retention import Manifests, named_by, retention_from, version_folders
 from shared.run.run_recipe import store_recipe
 from shared.run.shards import store_manifest, store_version_parts
 from shared.store import ObjectStore
@@ -87,7 +87,7 @@ class Killed(Exception):
 @dataclass(frozen=True)
 class Shard:
     data: bytes
-    pieces: Pieces = field(default_factory=dict)
+    pieces: TensorBoxes = field(default_factory=dict)
 
     def pack(self) -> bytes:
         return self.data
@@ -138,7 +138,7 @@ async def begin(store: ObjectStore, **changes: object) -> tuple[Recipe, Trainer,
     recipe = override(load_recipe(DIGITS), {**KEPT, "evaluation.every": None, **named})
     await store_recipe(store, recipe)
     trainer = Trainer(store)
-    cleanup = VersionCleanup(store, RUN, retention_of(recipe), lambda: trainer.chain, lambda: ())
+    cleanup = VersionCleanup(store, RUN, retention_from(recipe), lambda: trainer.chain, lambda: ())
     return recipe, trainer, cleanup
 
 

@@ -3,7 +3,14 @@
 import pytest
 
 from shared.recipe.recipe import load_recipe, override
-from shared.run.previews import LATE, PREVIEW_BYTES, PreviewRule, evenly, preview_bytes, shares
+from shared.run.previews import (
+    MAX_BATCH_AGE,
+    PREVIEW_BYTES,
+    PreviewRule,
+    evenly,
+    preview_bytes,
+    shares,
+)
 from tests.paths import ROOT
 
 
@@ -16,7 +23,7 @@ def test_previews_stay_within_their_room(megabytes: float, groups: int, steps: i
     rule = PreviewRule.of(override(recipe, changes))
     for newest in range(steps):
         made = (batch for batch in range(newest + 1) if rule.has(batch, 0))
-        kept = [batch for batch in made if rule.keeps(batch, newest - LATE)]
+        kept = [batch for batch in made if rule.keeps(batch, newest - MAX_BATCH_AGE)]
         number = len(kept) * rule.groups * recipe.batch.group_size
         assert number * preview_bytes(recipe) <= megabytes * 1e6
         if megabytes:

@@ -15,7 +15,7 @@ from shared.run.retention import (
     Retention,
     deletable,
     named_by,
-    retention_of,
+    retention_from,
     stored_bytes,
     trajectory_bytes,
 )
@@ -168,17 +168,17 @@ def test_the_best_versions_stay_and_of_equal_ones_the_older() -> None:
 
 def test_the_best_version_of_a_run_that_is_evaluated_is_kept() -> None:
     evaluated = {"evaluation.every": 5}
-    assert retention_of(recipe_of({})).keep_best is None
-    assert retention_of(recipe_of(evaluated)).keep_best == 1
-    assert retention_of(recipe_of(evaluated | {"run.keep_best": 0})).keep_best == 0
+    assert retention_from(recipe_of({})).keep_best is None
+    assert retention_from(recipe_of(evaluated)).keep_best == 1
+    assert retention_from(recipe_of(evaluated | {"run.keep_best": 0})).keep_best == 0
     assert Retention(keep_last=1, keep_best=0).kept(9, gold=[{5: 0.9}]) == {0, 9}
 
 
 def test_a_run_one_step_stale_keeps_the_version_before_the_newest() -> None:
     """Tasks of the open batch may still name that version: its weights must be there."""
-    stale = retention_of(recipe_of({"schedule.max_staleness": 1, "run.keep_last": 1}))
+    stale = retention_from(recipe_of({"schedule.max_staleness": 1, "run.keep_last": 1}))
     assert stale.kept(7) == {0, 6, 7}
-    fresh = retention_of(recipe_of({"schedule.max_staleness": 0, "run.keep_last": 1}))
+    fresh = retention_from(recipe_of({"schedule.max_staleness": 0, "run.keep_last": 1}))
     assert fresh.kept(7) == {0, 7}
 
 

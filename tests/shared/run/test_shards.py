@@ -10,7 +10,7 @@ import pytest
 from shared.errors import ContractError, IntegrityError
 from shared.messages.contracts import ObjectRef
 from shared.run import manifest as manifests
-from shared.run.manifest import MANIFEST, Manifest, Piece, Pieces, cut, read_manifest
+from shared.run.manifest import MANIFEST, Manifest, TensorBox, TensorBoxes, cut, read_manifest
 from shared.run.shards import open_tensors, store_manifest, store_version_parts
 from shared.store import ObjectStore
 from tests import examples
@@ -27,11 +27,11 @@ class Rows:
     first: int
     last: int
     data: bytes = b"0123456789abcdef"
-    pieces: Pieces = field(init=False)
+    pieces: TensorBoxes = field(init=False)
 
     def __post_init__(self) -> None:
         shape = (self.last - self.first, 1)
-        piece = Piece(dtype="F32", whole=(4, 1), offset=(self.first, 0), shape=shape)
+        piece = TensorBox(dtype="F32", whole=(4, 1), offset=(self.first, 0), shape=shape)
         self.pieces = {"weight": piece}
 
     def pack(self) -> bytes:
@@ -174,8 +174,8 @@ def test_too_many_shards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_boxes_along_several_dimensions_make_up_a_tensor() -> None:
-    def box(*offset: int) -> Piece:
-        return Piece(dtype="F32", whole=(4, 4), offset=offset, shape=(2, 2))
+    def box(*offset: int) -> TensorBox:
+        return TensorBox(dtype="F32", whole=(4, 4), offset=offset, shape=(2, 2))
 
     four = [{"a": box(0, 0)}, {"a": box(0, 2)}, {"a": box(2, 0)}, {"a": box(2, 2)}]
     manifests.check_complete(four)

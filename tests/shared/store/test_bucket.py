@@ -90,7 +90,7 @@ def test_an_object_may_take_longer_than_any_silence_is_allowed_to(
     """It is sent in parts, each a request of its own."""
     endpoint = ServiceSettings(run="test").s3_endpoint
     assert endpoint is not None
-    monkeypatch.setattr(bucket, "SILENCE", timedelta(seconds=SILENCE_S))
+    monkeypatch.setattr(bucket, "MAX_SILENCE", timedelta(seconds=SILENCE_S))
     data = bytes(range(256)) * (LARGE // 256)
 
     async def there_and_back() -> None:
@@ -104,7 +104,7 @@ def test_an_object_may_take_longer_than_any_silence_is_allowed_to(
 
 
 async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "SILENCE", timedelta(seconds=0.3))
+    monkeypatch.setattr(bucket, "MAX_SILENCE", timedelta(seconds=0.3))
     monkeypatch.setattr(bucket, "RETRIES", timedelta(seconds=0.3))
 
     async def says_nothing(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:

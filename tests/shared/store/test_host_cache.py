@@ -16,7 +16,7 @@ from shared.messages.contracts import ObjectRef
 from shared.process.settings import ServiceSettings
 from shared.store import CacheSettings, ObjectStore
 from shared.store.backend import CHUNK
-from shared.store.cache_folder import CacheFolder, Part
+from shared.store.cache_folder import CacheFolder, ReceivedObject
 from shared.store.host_cache import host_cache
 from shared.telemetry import DIGESTED_BYTES
 from tests.paths import ROOT
@@ -162,13 +162,13 @@ async def test_a_cache_without_room_stops_nobody(
     small = ObjectStore(backend, cache=process_on(tmp_path / "small", limit=SIZE - 1))
     full = ObjectStore(backend, cache=process_on(tmp_path / "full"))
 
-    def add(part: Part, data: bytes) -> None:
+    def add(part: ReceivedObject, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with capture_logs() as logs:
         assert await small.get_shared(ref) == bytes(SIZE)
         with monkeypatch.context() as disk:
-            disk.setattr(Part, "add", add)
+            disk.setattr(ReceivedObject, "add", add)
             assert await full.get_shared(ref) == bytes(SIZE)
     assert [log["event"] for log in logs] == ["host_cache_unusable"] * 2
     assert kept(tmp_path / "small") == kept(tmp_path / "full") == []

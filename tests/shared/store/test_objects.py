@@ -17,7 +17,7 @@ from shared.errors import ContractError, IntegrityError, Unavailable, UserError
 from shared.messages.contracts import ObjectRef
 from shared.process.settings import ServiceSettings
 from shared.store import ObjectStore, StoreSettings, folder, open_store
-from shared.store.objects import HUGE, checked_key
+from shared.store.objects import CONCURRENT_HASH_BYTES, checked_key
 
 Case = Callable[[ObjectStore], Awaitable[None]]
 
@@ -141,11 +141,15 @@ async def test_an_interrupted_write_is_no_object(folder_store: ObjectStore, tmp_
 
 
 @pytest.mark.parametrize("stays", [True, False])
-@pytest.mark.parametrize("size", [0, 999, 1000, 1001, HUGE, HUGE + 25_603])
+@pytest.mark.parametrize(
+    "size", [0, 999, 1000, 1001, CONCURRENT_HASH_BYTES, CONCURRENT_HASH_BYTES + 25_603]
+)
 async def test_what_is_flushed_beside_writing_has_all_its_bytes(
     size: int, stays: bool, folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "PIECE", 1000 if size < HUGE else HUGE // 9)
+    monkeypatch.setattr(
+        folder, "PIECE", 1000 if size < CONCURRENT_HASH_BYTES else CONCURRENT_HASH_BYTES // 9
+    )
     data = random.Random(size).randbytes(size)
     ref = await folder_store.put("run/weights", data, suffix=".bin", stays=stays)
     assert await folder_store.get(ref) == data
@@ -159,7 +163,15 @@ def in_pages(size: int, shift: int) -> memoryview:
 
 
 @pytest.mark.parametrize("shift", [0, 1, 512, mmap.PAGESIZE])
-@pytest.mark.parametrize("size", [HUGE - 1, HUGE, HUGE + 1, 2 * HUGE + 3 * mmap.PAGESIZE + 5])
+@pytest.mark.parametrize(
+    "size",
+    [
+        CONCURRENT_HASH_BYTES - 1,
+        CONCURRENT_HASH_BYTES,
+        CONCURRENT_HASH_BYTES + 1,
+        2 * CONCURRENT_HASH_BYTES + 3 * mmap.PAGESIZE + 5,
+    ],
+)
 async def test_what_the_disk_takes_from_where_it_is_has_all_its_bytes(
     size: int, shift: int, folder_store: ObjectStore
 ) -> None:
@@ -179,10 +191,10 @@ def test_what_begins_at_a_page_is_written_without_a_copy_and_all_else_with_one(
         finally:
             os.close(descriptor)
 
-    if not directly(in_pages(HUGE, 0)):
+    if not directly(in_pages(CONCURRENT_HASH_BYTES, 0)):
         pytest.skip("this file system has no such writes")
-    assert directly(in_pages(3 * HUGE + 7, 0)) == 3 * HUGE
-    assert (tmp_path / "file").stat().st_size == 3 * HUGE
+    assert directly(in_pages(3 * CONCURRENT_HASH_BYTES + 7, 0)) == 3 * CONCURRENT_HASH_BYTES
+    assert (tmp_path / "file").stat().st_size == 3 * CONCURRENT_HASH_BYTES
     assert directly(in_pages(mmap.PAGESIZE - 1, 0)) == 0
 
 
@@ -200,7 +212,7 @@ async def test_what_this_host_does_not_read_soon_does_not_stay_in_its_memory(
     folder_store: ObjectStore, tmp_path: Path
 ) -> None:
     async def stored(stays: bool) -> Path:
-        data = random.Random(stays).randbytes(3 * HUGE)
+        data = random.Random(stays).randbytes(3 * CONCURRENT_HASH_BYTES)
         ref = await folder_store.put("run/weights", data, suffix=".bin", stays=stays)
         return tmp_path / "objects" / ref.key
 
@@ -240,7 +252,7 @@ async def test_a_disk_that_is_full_leaves_nothing_of_what_it_took_without_a_copy
     write, told = os.write, []
 
     def fails(descriptor: int, data: memoryview) -> int:
-        if len(data) < HUGE:
+        if len(data) < CONCURRENT_HASH_BYTES:
             return write(descriptor, data)
         told.append(len(data))
         if len(told) < 2:
@@ -249,7 +261,9 @@ async def test_a_disk_that_is_full_leaves_nothing_of_what_it_took_without_a_copy
 
     monkeypatch.setattr("os.write", fails)
     with pytest.raises(Unavailable, match="disk is full"):
-        await folder_store.put("run/weights", in_pages(3 * HUGE, 0), suffix=".bin", stays=False)
+        await folder_store.put(
+            "run/weights", in_pages(3 * CONCURRENT_HASH_BYTES, 0), suffix=".bin", stays=False
+        )
     assert len(told) == 2
     assert await folder_store.keys("run/weights") == []
     assert await folder_store.unfinished("run") == []

@@ -9,7 +9,7 @@ import safetensors.numpy
 from PIL import Image
 
 from shared.errors import ContractError
-from shared.store.previews import SIDE, content_type, packed_previews, unpacked_previews
+from shared.store.previews import MAX_SIDE, content_type, packed_previews, unpacked_previews
 
 MOST = 8192
 
@@ -25,8 +25,8 @@ def previews_of(*shape: int) -> list[bytes]:
     [
         ((2, 1, 28, 28), (28, 28)),
         ((1, 3, 8, 20), (20, 8)),
-        ((2, 3, 512, 256), (SIDE // 2, SIDE)),
-        ((1, 5, 3, 64, 320), (SIDE, SIDE // 5)),
+        ((2, 3, 512, 256), (MAX_SIDE // 2, MAX_SIDE)),
+        ((1, 5, 3, 64, 320), (MAX_SIDE, MAX_SIDE // 5)),
     ],
 )
 def test_even_of_noise_a_preview_is_small(shape: tuple[int, ...], size: tuple[int, int]) -> None:

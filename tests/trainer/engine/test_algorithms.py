@@ -13,7 +13,7 @@ from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import LoadedPolicy, load_policy
 from shared.diffusion.sampling.tensors import pack, unpack, unpack_trajectory
-from shared.diffusion.sampling.transition import Step, transition
+from shared.diffusion.sampling.transition import NoiseStep, transition
 from shared.diffusion.training.forward_process import NoisedSamples, branches
 from shared.diffusion.training.gradient import GradientTransaction
 from shared.diffusion.training.loss import guarded_surrogate
@@ -127,11 +127,11 @@ def differences(loss: Callable[[Tensor], Tensor], at: Tensor, width: float = 1e-
     return found
 
 
-def steps(variant: str) -> tuple[Step, Tensor, Tensor, Tensor]:
+def steps(variant: str) -> tuple[NoiseStep, Tensor, Tensor, Tensor]:
     """Three rows in float64: the step, the latents, the old velocity, where it arrived."""
     generator = torch.Generator().manual_seed(11)
     x, v, z = torch.randn(3, 3, 2, 2, generator=generator, dtype=torch.float64)
-    step = Step(
+    step = NoiseStep(
         sigma=torch.tensor([1.0, 0.75, 0.5]), sigma_next=torch.tensor([0.75, 0.5, 0.25]),
         sigma_max=0.75, noise_level=0.7, variant=variant,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -175,7 +175,7 @@ def test_a_guarded_ratio_does_not_drift_below_one() -> None:
     generator = torch.Generator().manual_seed(0)
     x, v, z = torch.randn(3, 4000, 64, generator=generator, dtype=torch.float64)
     ones = torch.ones(4000)
-    step = Step(sigma=0.6 * ones, sigma_next=0.5 * ones, sigma_max=0.9, noise_level=0.7)
+    step = NoiseStep(sigma=0.6 * ones, sigma_next=0.5 * ones, sigma_max=0.9, noise_level=0.7)
     before = transition(v, x, step, noise=z)
     after = transition(v + 0.6, x, step, arrived=before.latents)
     plain = torch.exp(after.log_prob - before.log_prob).log().mean()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer.engine.checkpoint import OLD
+from services.trainer.engine.checkpoint import OLD_POLICY_PREFIX
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData, Snapshot
@@ -169,7 +169,9 @@ def test_the_old_policy_follows_after_each_batch_and_generates(policy: LoadedPol
     assert all(torch.allclose(found[name], wanted[name], atol=1e-7) for name in wanted)
     assert weights_digest(found) == saved.sampling.digest == engine.sampling_digest()
     assert saved.sampling.digest != saved.digest
-    assert unpack(packed(saved.checkpoint))[f"{OLD}{min(found)}"].equal(found[min(found)])
+    assert unpack(packed(saved.checkpoint))[f"{OLD_POLICY_PREFIX}{min(found)}"].equal(
+        found[min(found)]
+    )
 
 
 @pytest.mark.parametrize("decay", [0, 1])

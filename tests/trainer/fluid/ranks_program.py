@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.trainer.engine.trainer_engine import TrainerEngine
 from services.trainer.engine.world import this_rank
-from services.trainer.fluid.exchange import ALL
+from services.trainer.fluid.exchange import WHOLE_BATCH
 from services.trainer.fluid.links import join
 from services.trainer.fluid.shard import Shard
 from shared.diffusion.loading.ranks import local_shard
@@ -141,8 +141,8 @@ def train_in(folder: Path) -> None:
     group = engine.read(noise_group(recipe, engine._loaded))
     shard.train(group, whole(recipe, 0), engine.chunk)
     own = shard.copy_sum(0, [])
-    total = asyncio.run(shard.add([("group", ALL)], {"group": 0}, {}))
-    metrics = shard.step(0, own[ALL].tally, shard.measured(total))
+    total = asyncio.run(shard.add([("group", WHOLE_BATCH)], {"group": 0}, {}))
+    metrics = shard.step(0, own[WHOLE_BATCH].tally, shard.measured(total))
     peak, moved = memory("VmHWM") - resident, not torch.equal(first, before)
     found = {"loaded": loaded, "peak": peak, "moved": moved, **metrics}
     (folder / f"trained-{this_rank()}.json").write_text(json.dumps(found))

@@ -114,7 +114,7 @@ async def test_one_member_makes_the_first_version_and_nobody_reads_it(director: 
 async def test_the_first_version_is_made_though_the_one_that_wanted_to_has_died(
     claim: bytes, director: Director, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "FIRST_S", 1.0)
+    monkeypatch.setattr(versions, "FIRST_VERSION_TIMEOUT_S", 1.0)
     await director.store.create(first_version_key(director.bus.run), claim)
     await director.start("a")
     assert (await director.record(0)).worker == "a"

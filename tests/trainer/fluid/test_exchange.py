@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.trainer.fluid.exchange import ALL, Exchange, Meeting, Missed, Sum
+from services.trainer.fluid.exchange import WHOLE_BATCH, Exchange, ExchangeIncomplete, Meeting, Sum
 from services.trainer.fluid.group_exchange import GroupExchange
 from services.trainer.fluid.host_exchange import HostExchange, HostMemory
 from services.trainer.fluid.store_exchange import StoreExchange
@@ -94,7 +94,10 @@ async def test_all_members_have_the_bits_of_one_total(make: Make) -> None:
     exchanges = {name: make() for name in NAMES}
     for batch in range(3):  # a membership that is kept forms the later ones
         met = meetings([share("a", 0), share("b", 1, 2), share("c")], batch=batch)
-        sums: dict[str, Sum] = {"a": {ALL: term(batch)}, "b": {ALL: term(batch + 1, 2)}}
+        sums: dict[str, Sum] = {
+            "a": {WHOLE_BATCH: term(batch)},
+            "b": {WHOLE_BATCH: term(batch + 1, 2)},
+        }
         found = await totals(exchanges, met, sums)
         whole = of(term(batch)) + of(term(batch + 1))
         assert len({checksum({"": of(each)}).hex for each in found}) == 1
@@ -142,7 +145,7 @@ async def test_a_round_ends_without_a_lost_member_and_the_next_is_formed_by_the_
 ) -> None:
     exchanges = {name: make() for name in NAMES if name != lost}
     shares = [share("a", 0), share("b", 1), share("c", 2)]
-    sums: dict[str, Sum] = {name: {ALL: term(place)} for place, name in enumerate(NAMES)}
+    sums: dict[str, Sum] = {name: {WHOLE_BATCH: term(place)} for place, name in enumerate(NAMES)}
     met = meetings(shares, seconds=1.5)
     began = time.monotonic()
     ended = await asyncio.gather(
@@ -150,7 +153,7 @@ async def test_a_round_ends_without_a_lost_member_and_the_next_is_formed_by_the_
         return_exceptions=True,
     )
     assert time.monotonic() - began < 15
-    assert [type(each) for each in ended] == [Missed] * 2
+    assert [type(each) for each in ended] == [ExchangeIncomplete] * 2
     rest = [each for each in shares if each.worker != lost]
     message = met["a"].message.model_copy(
         update={"shares": tuple(rest), "round": 1, "committer": "c", "max_seconds": 20.0}
@@ -164,7 +167,7 @@ async def test_a_round_ends_without_a_lost_member_and_the_next_is_formed_by_the_
 
 async def test_a_round_that_is_given_up_leaves_nothing_that_waits(make: Make) -> None:
     met, before = meetings([share("a", 0), share("b", 1)], seconds=60.0), asyncio.all_tasks()
-    forming = asyncio.create_task(make().total(met["b"], {ALL: term(0)}))
+    forming = asyncio.create_task(make().total(met["b"], {WHOLE_BATCH: term(0)}))
     await asyncio.sleep(0.5)
     forming.cancel()
     await asyncio.wait({forming}, timeout=15)
@@ -190,7 +193,7 @@ async def test_members_of_a_host_add_up_theirs_before_hosts_exchange_one_each(
     sums: dict[str, Sum] = {
         name: {number: terms[number] for number in own}
         if by_group
-        else {ALL: added([terms[number] for number in own], LAYOUT)}
+        else {WHOLE_BATCH: added([terms[number] for number in own], LAYOUT)}
         for name, own in groups.items()
         if own
     }
@@ -234,9 +237,9 @@ def test_a_host_s_memory_is_one_s_own_has_room_and_forgets_the_dead(tmp_path: Pa
 
 
 def test_what_is_no_sum_of_this_run_is_refused() -> None:
-    good = {ALL: term(1), 3: Term(None, term(1).tally)}
+    good = {WHOLE_BATCH: term(1), 3: Term(None, term(1).tally)}
     found = unpack_sum(pack_sum(good), LAYOUT)
-    assert torch.equal(of(found[ALL]), of(good[ALL]))
+    assert torch.equal(of(found[WHOLE_BATCH]), of(good[WHOLE_BATCH]))
     assert found[3].gradient is None
     other = SumLayout(size=49, dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(ContractError):
@@ -249,11 +252,11 @@ def test_a_sum_that_lacks_what_its_share_says_is_missed_by_name() -> None:
     """A restarted member may store a sum of other groups: the round ends, no process does."""
     shares = (share("a", 0), share("b", 1))
     for by_group, whole, lacking in (
-        (False, {ALL: term(1)}, {}),
+        (False, {WHOLE_BATCH: term(1)}, {}),
         (True, {0: term(1)}, {7: term(2)}),
     ):
         meeting = meetings(shares, by_group=by_group)["a"]
         for sums in ({"a": whole, "b": lacking}, {"a": whole}):
-            with pytest.raises(Missed) as missed:
+            with pytest.raises(ExchangeIncomplete) as missed:
                 in_order(sums, meeting)
             assert missed.value.missing == ("b",)

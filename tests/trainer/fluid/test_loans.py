@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.fluid.loans import ORDER, Work, next_work
-from shared.devices.protocols import Generated, GeneratingDevice, Generation
+from services.trainer.fluid.loans import WORK_ORDER, NextWork, next_work
+from shared.devices.protocols import FragmentGeneration, GeneratedFragment, GeneratingDevice
 from shared.diffusion.generation import Generator
 from shared.diffusion.policy import load_policy
 from shared.messages import subjects
@@ -50,7 +50,7 @@ class Paced:
 
     async def begin(
         self, task: GenerateFragment, conditions: bytes | None = None, source: bytes | None = None
-    ) -> Generation:
+    ) -> FragmentGeneration:
         self.begun.append(task.fragment.group)
         return PacedGeneration(self, await self.device.begin(task, conditions, source))
 
@@ -67,7 +67,7 @@ class Paced:
 @dataclass
 class PacedGeneration:
     pace: Paced
-    work: Generation
+    work: FragmentGeneration
 
     @property
     def task(self) -> GenerateFragment:
@@ -86,7 +86,7 @@ class PacedGeneration:
         await self.work.advance()
         self.pace.steps.append(self.task.fragment.group)
 
-    async def finish(self) -> Generated:
+    async def finish(self) -> GeneratedFragment:
         return await self.work.finish()
 
 
@@ -166,7 +166,7 @@ async def lender(lending: Lend) -> AsyncIterator[Lender]:
         yield lender
 
 
-async def alone(recipe: Recipe, task: GenerateFragment) -> Generated:
+async def alone(recipe: Recipe, task: GenerateFragment) -> GeneratedFragment:
     """Generate a fragment without an interruption."""
     loaded = load_policy(recipe, {"transformer", "text", "decoder"}, trains=True)
     generator = Generator(recipe, loaded)
@@ -290,11 +290,11 @@ async def test_a_loan_ends_by_itself_and_its_number_does_not_lend_again(lender: 
     assert len(pace.steps) == 2, "the step that it was in is its last one"
 
 
-KINDS: tuple[Work, ...] = ("stale", "due", "piece", "early", "later")
+KINDS: tuple[NextWork, ...] = ("stale", "due", "piece", "early", "later")
 
 
 @given(waiting=st.sets(st.sampled_from(KINDS)), lent=st.sampled_from([None, False, True]))
-def test_what_a_device_does_next(waiting: set[Work], lent: bool | None) -> None:
+def test_what_a_device_does_next(waiting: set[NextWork], lent: bool | None) -> None:
     found = next_work(waiting, lent=lent)
     assert found is None or found in waiting
     assert found != "later"
@@ -305,4 +305,4 @@ def test_what_a_device_does_next(waiting: set[Work], lent: bool | None) -> None:
     if lent is None and "due" in waiting:
         assert found in ("stale", "due"), "a piece waits for the fragments of its batch"
     if found is None:
-        assert not waiting & set(ORDER[lent])
+        assert not waiting & set(WORK_ORDER[lent])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.trainer.fluid.exchange import ALL
+from services.trainer.fluid.exchange import WHOLE_BATCH
 from shared.messages.fluid import BeginAgain
 from tests import examples
 from tests.trainer.fluid.director import Start, whole
@@ -20,7 +20,7 @@ async def test_a_group_is_read_again_at_another_attempt_of_the_batch(direct: Sta
         await director.bus.forget_batch(0)
         await director.open(0, by="a", advantages=[0.0] * 4)
         await director.train(0, parts, attempt=1000)
-        found = (await director.members["a"].device.own_sum())[ALL].gradient
+        found = (await director.members["a"].device.own_sum())[WHOLE_BATCH].gradient
         assert found is None
 
 

@@ -8,7 +8,7 @@ import structlog
 import torch
 
 from services.trainer.fluid.engine import FluidEngine
-from services.trainer.fluid.exchange import ALL
+from services.trainer.fluid.exchange import WHOLE_BATCH
 from shared.errors import OutOfMemory, RanksLost
 from shared.messages.fluid import CommitVersion, Piece, PieceReleased, Stepped
 from shared.recipe.recipe import Recipe
@@ -30,7 +30,7 @@ async def test_three_members_sum_what_one_process_does(director: Director) -> No
     message = await director.exchange(0, shares, committer="b")
     held = await director.held(message, 3)
     assert len({each.sum_id for each in held}) == 1
-    own = [(await director.members[n].device.own_sum())[ALL].gradient for n in parts]
+    own = [(await director.members[n].device.own_sum())[WHOLE_BATCH].gradient for n in parts]
     total = own[0] + own[1] + own[2]
     for name in ("b", "c"):
         await director.kill(name)

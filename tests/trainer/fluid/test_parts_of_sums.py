@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.trainer.fluid.exchange import ALL
-from services.trainer.fluid.shard import part_of
+from services.trainer.fluid.exchange import WHOLE_BATCH
+from services.trainer.fluid.shard import rank_piece
 from services.trainer.fluid.store_exchange import SumObjects
 from services.trainer.fluid.sums import Ranges, StoredSum, SumLayout, Term, assembled, overlaps
 from shared.diffusion.training.tally import Tally
@@ -29,7 +29,7 @@ def test_every_sample_counts_on_one_rank_and_all_take_as_many_passes(
         group=0, attempt=0, number=0, first_sample=first, num_samples=samples, first_step=1,
         num_steps=2,
     )  # fmt: skip
-    parts = [part_of(piece, rank, ranks) for rank in range(ranks)]
+    parts = [rank_piece(piece, rank, ranks) for rank in range(ranks)]
     counted = [
         sample
         for part in parts
@@ -95,7 +95,7 @@ async def test_a_sum_of_groups_is_no_total(tmp_path: Path) -> None:
     layout = SumLayout(4, torch.float32, torch.device("cpu"))
     objects = SumObjects(ObjectStore(FolderBackend(tmp_path)), layout)
     term = Term(torch.ones(4), TALLY)
-    stored = [StoredSum(parts=(await objects.put("x", {key: term}),)) for key in (0, ALL)]
+    stored = [StoredSum(parts=(await objects.put("x", {key: term}),)) for key in (0, WHOLE_BATCH)]
     with pytest.raises(ContractError, match="not a total"):
         await objects.get_total(stored[0])
     found = (await objects.get_total(stored[1])).gradient

@@ -18,7 +18,7 @@ def is_batch_std(plan: Plan) -> bool:
     return plan.advantages.std == "batch"
 
 
-def advantages_of(plan: Plan, batch: BatchState) -> Advantages | None:
+def batch_advantages(plan: Plan, batch: BatchState) -> Advantages | None:
     """Return the advantages of every group; None while a reward is not known."""
     if any(group.num_scored < plan.group_size for group in batch.groups):
         return None

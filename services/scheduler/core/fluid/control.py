@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 from services.scheduler.core import exclusion
-from services.scheduler.core.assign import Issued, assign
+from services.scheduler.core.assign import IssuedFragments, assign
 from services.scheduler.core.fluid import batch_std
 from services.scheduler.core.fluid.cutting import in_one_piece, whole_group
 from services.scheduler.core.fluid.members import (
@@ -57,7 +57,7 @@ def _only(workers: Workers, able: frozenset[str]) -> Workers:
     return Workers({a: worker for a, worker in workers.items() if a in able})
 
 
-def _assign(plan: Plan, state: State, now: float) -> Issued:
+def _assign(plan: Plan, state: State, now: float) -> IssuedFragments:
     if _is_next_batch_open(plan, state, now):
         return _assign_next(plan, state, now)
     batch = state.batch
@@ -67,7 +67,7 @@ def _assign(plan: Plan, state: State, now: float) -> Issued:
     return _assign_early(plan, state, now) if is_early else assign(plan, state, now)
 
 
-def _assign_early(plan: Plan, state: State, now: float) -> Issued:
+def _assign_early(plan: Plan, state: State, now: float) -> IssuedFragments:
     """Give fragments of the next batch, by the committed version, to devices that have no pieces of
     this one: those go first. While there may be more of them, one fragment at a time.
 
@@ -164,7 +164,7 @@ def _send_groups(plan: Plan, state: State) -> tuple[State, list[TrainGroup]]:
         return state, sent
     waiting = [each for each in ready_groups(plan, state) if each.batch.index == fluid.batch]
     final = (
-        batch_std.advantages_of(plan, waiting[0].batch)
+        batch_std.batch_advantages(plan, waiting[0].batch)
         if waiting and batch_std.is_batch_std(plan)
         else None
     )
@@ -193,7 +193,7 @@ def _is_next_batch_open(plan: Plan, state: State, now: float) -> bool:
     return has_made or not plan.early_groups
 
 
-def _assign_next(plan: Plan, state: State, now: float) -> Issued:
+def _assign_next(plan: Plan, state: State, now: float) -> IssuedFragments:
     """Give fragments of the next batch to whoever has made its version or can fetch it; what the
     one before has begun of it, they go on with by that."""
     fluid = state.fluid

@@ -14,7 +14,7 @@ MIN_ROWS = 3
 """Rows (sample, step) of the smallest piece while it is not known what passes cost."""
 
 
-class Limits(NamedTuple):
+class PieceLimits(NamedTuple):
     """What a piece is cut by."""
 
     num_members: int
@@ -51,12 +51,12 @@ def in_one_piece(plan: Plan, attempt: int) -> GroupPieces:
     return replace(group, num_cut=group.num_samples, pieces=(PieceState(piece=piece),))
 
 
-def part_of_group(plan: Plan, piece: Piece) -> float:
+def group_share(plan: Plan, piece: Piece) -> float:
     """Return the share of a whole group's rows that a piece has."""
-    return num_rows(piece, plan.merged_steps) / rows_of_group(plan)
+    return num_rows(piece, plan.merged_steps) / rows_per_group(plan)
 
 
-def rows_of_group(plan: Plan, ranks: int = 1) -> int:
+def rows_per_group(plan: Plan, ranks: int = 1) -> int:
     """Return the rows of a whole group, or of the one of several ranks that trains most of it."""
     samples, merged = -(-trained_samples(plan) // ranks), plan.merged_steps
     return samples * (plan.trained_steps - merged) + merged
@@ -71,11 +71,11 @@ def cut_to(plan: Plan, piece: Piece) -> int:
 def groups_left(plan: Plan, fluid: FluidState) -> float:
     """What no member has yet of the update's training, in groups."""
     uncut = plan.part(fluid.update).stop - fluid.num_cut / trained_samples(plan)
-    return uncut + fluid.waiting_rows / rows_of_group(plan)
+    return uncut + fluid.waiting_rows / rows_per_group(plan)
 
 
 def next_piece(
-    plan: Plan, fluid: FluidState, index: int, share: float, limits: Limits
+    plan: Plan, fluid: FluidState, index: int, share: float, limits: PieceLimits
 ) -> tuple[FluidState, tuple[int, int]]:
     """Return the place of the next piece of a group. If no piece waits, one is cut, and its samples
     are a multiple of the ranks where that is possible."""
@@ -90,7 +90,9 @@ def next_piece(
     return fluid.with_group(index, cut), (index, first)
 
 
-def _cut(plan: Plan, fluid: FluidState, index: int, share: float, limits: Limits) -> list[Piece]:
+def _cut(
+    plan: Plan, fluid: FluidState, index: int, share: float, limits: PieceLimits
+) -> list[Piece]:
     """The next piece, or all parts of the next sample; at first what a group computes once."""
     group = fluid.groups[index]
 
@@ -134,7 +136,7 @@ def _min_nameable(plan: Plan, fluid: FluidState, num_members: int) -> float:
     return uncut / room if rounds <= 1 else share * math.exp(1 - rounds)
 
 
-def _min_samples(plan: Plan, fluid: FluidState, limits: Limits) -> int:
+def _min_samples(plan: Plan, fluid: FluidState, limits: PieceLimits) -> int:
     """Samples of a piece at least."""
     own = max(1, plan.trained_steps - plan.merged_steps)
     nameable = math.ceil(_min_nameable(plan, fluid, limits.num_members))
@@ -146,7 +148,7 @@ def trained_samples(plan: Plan) -> int:
     return plan.trained_samples or plan.group_size
 
 
-def _max_parts(plan: Plan, fluid: FluidState, limits: Limits) -> int:
+def _max_parts(plan: Plan, fluid: FluidState, limits: PieceLimits) -> int:
     """Parts of a sample at most."""
     own = plan.trained_steps - plan.merged_steps
     nameable = int(1 / max(_min_nameable(plan, fluid, limits.num_members), 1 / FINE_PARTS))
@@ -160,7 +162,7 @@ def piece_sizes(
     only the usual ones while it is not known what passes cost."""
     own, samples = max(1, plan.trained_steps - plan.merged_steps), trained_samples(plan)
     if plan.schedule.deterministic:
-        return [float(rows_of_group(plan, ranks))]
+        return [float(rows_per_group(plan, ranks))]
     if not is_learned:
         return [float(MIN_ROWS)]
     each = -(-samples // ranks)

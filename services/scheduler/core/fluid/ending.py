@@ -9,15 +9,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.scheduler.core.fluid.state import Ending
+from services.scheduler.core.fluid.state import EndForecast
 from services.scheduler.core.workers import WorkerState
 
-EXACT = 4
+MAX_SCHEDULED_PIECES = 4
 """Pieces per member up to which a schedule is made; of more, the last ends half a piece late."""
 END_UNCERTAINTY = 0.03
 """Share of a piece's seconds by which its forecast end is uncertain: members become free earlier or
 later than forecast, and a long piece leaves nothing to give to others."""
-HALVINGS = 8
+NUM_BISECTIONS = 8
 """Number of halvings of the interval that the end of a schedule lies in."""
 
 
@@ -44,7 +44,7 @@ class Member:
         return self.work(rows) * self.row_seconds
 
 
-def best_ending(members: Sequence[Member], left: float, sizes: Sequence[float]) -> Ending:
+def best_ending(members: Sequence[Member], left: float, sizes: Sequence[float]) -> EndForecast:
     """Forecast the end of so many rows in pieces of each of these sizes; return the earliest."""
     left = max(left, min(sizes))
     rate = sum(1 / each.row_seconds for each in members)
@@ -55,12 +55,12 @@ def best_ending(members: Sequence[Member], left: float, sizes: Sequence[float]) 
         number, work = math.ceil(left / rows - 1e-9), usual.work(rows)
         passes = _num_passes(left / len(members), rows, usual.pass_rows)
         even_end = (left + len(members) * passes * usual.overhead + begun) / rate
-        if number > EXACT * len(members):
+        if number > MAX_SCHEDULED_PIECES * len(members):
             end = even_end + len(members) * work / 2 / rate
         else:  # as if all pieces were small, although the first ones are not
             saved = (number * work + begun) / rate - even_end
             end = _scheduled_end(members, rows, number, begun, rate) - max(0.0, saved)
-        endings.append(Ending(rows, end, even_end))
+        endings.append(EndForecast(rows, end, even_end))
     return min(endings, key=lambda each: each.at + END_UNCERTAINTY * usual.seconds(each.min_rows))
 
 
@@ -88,7 +88,7 @@ def _scheduled_end(
     while num_done(low + high) < number:
         high *= 2
     high += low
-    for _ in range(HALVINGS + round(math.log2(max(1.0, (high - low) / longest)))):
+    for _ in range(NUM_BISECTIONS + round(math.log2(max(1.0, (high - low) / longest)))):
         middle = (low + high) / 2
         low, high = (low, middle) if num_done(middle) >= number else (middle, high)
     return high

@@ -7,7 +7,7 @@ or late.
 from dataclasses import dataclass, replace
 
 from services.scheduler.core.fluid import batch_std
-from services.scheduler.core.fluid.cutting import rows_of_group
+from services.scheduler.core.fluid.cutting import rows_per_group
 from services.scheduler.core.fluid.members import MEMBER, updates_replace_version, with_held
 from services.scheduler.core.fluid.state import FluidState, next_attempt, num_rows
 from services.scheduler.core.fragments import fail_run
@@ -25,7 +25,7 @@ from shared.messages.fluid import (
 )
 from shared.messages.workers import Holds
 
-BELIEVED_S = 3.0
+MAX_REPORT_DELAY_S = 3.0
 """Reports that were sent before a step and come after it are not older than that."""
 
 
@@ -94,7 +94,7 @@ def member_reported(_plan: Plan, state: State, event: MemberReported, now: float
             if before != held:
                 older = {**fluid.older, event.address: (held, now)}
                 return replace(state, fluid=replace(fluid, older=older))
-            if now - since < BELIEVED_S:
+            if now - since < MAX_REPORT_DELAY_S:
                 return state
     return replace(state, fluid=with_held(state, fluid, event.address, held))
 
@@ -172,7 +172,7 @@ def _learn(plan: Plan, state: State, event: FluidEvent) -> State:
         return state
     costs = state.costs.observe_piece(
         event.worker, event.seconds, rows=num_rows(event.piece, plan.merged_steps, worker.ranks),
-        group_rows=rows_of_group(plan, worker.ranks), pass_rows=event.pass_rows,
+        group_rows=rows_per_group(plan, worker.ranks), pass_rows=event.pass_rows,
     )  # fmt: skip
     return replace(state, costs=costs)
 

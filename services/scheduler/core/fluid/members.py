@@ -10,7 +10,7 @@ from shared.messages.workers import Holds
 MEMBER = "member"
 """Name of a member's service in the state; to the others it is a trainer."""
 
-TOGETHER_S = 0.5
+STEP_WAIT_S = 0.5
 """Seconds that those who have stepped wait for the others."""
 
 
@@ -115,6 +115,6 @@ def are_together(fluid: FluidState, now: float) -> bool:
     step = fluid.step
     if step is None or step.stepped_at is None:
         return False
-    if now - step.stepped_at > TOGETHER_S:
+    if now - step.stepped_at > STEP_WAIT_S:
         return True
     return all(a in step.stepped or a in fluid.gone for a in step.holders)

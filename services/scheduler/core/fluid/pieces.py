@@ -15,46 +15,46 @@ from functools import cached_property
 from services.scheduler.core.device_queues import sample_seconds
 from services.scheduler.core.fluid.cutting import (
     MIN_ROWS,
-    Limits,
+    PieceLimits,
+    group_share,
     groups_left,
     next_piece,
-    part_of_group,
     piece_sizes,
-    rows_of_group,
+    rows_per_group,
     trained_samples,
 )
 from services.scheduler.core.fluid.ending import Member, best_ending
 from services.scheduler.core.fluid.members import member_addresses
 from services.scheduler.core.fluid.modes import has_loans
 from services.scheduler.core.fluid.state import (
-    AHEAD,
+    WORK_PER_MEMBER,
     FluidState,
-    Pace,
     PieceState,
+    TrainingPace,
     num_rows,
 )
 from services.scheduler.core.state import AssignedFragment, Plan, State, WorkerState
-from services.scheduler.core.workers import HasFewOf, HasNextOf, Workers
+from services.scheduler.core.workers import FewerThan, HoldsNext, Workers
 from shared.messages.fluid import TrainPiece
 
-UNLIKE = 1.1
+SAME_SPEED_FACTOR = 1.1
 """Devices whose speeds differ by less are taken as equal."""
 MEMBERS_PER_EVENT = 16
 """On average: what follows from all of more members holds for some events."""
-MAX_SMALL_OVERHEAD = 1 / 16
+MAX_SECOND_PIECE_OVERHEAD = 1 / 16
 """Overhead of a pass, as a share of its rows, below which two pieces cost little more than one; a
 member that has time takes the second."""
-MIN_OVERHEADS = 3
+MIN_ROWS_IN_OVERHEADS = 3
 """Overheads of a pass that the smallest piece has in rows where members are unlike: half of it
 saves less at the end than the additional passes cost. What comes late there is groups, which no
 forecast of pieces knows."""
-SLACK = 0.1
+MAX_LATE_SHARE = 0.1
 """Part of a piece by which a member may end later than forecast and still be given it."""
 
-Issued = tuple[State, list[TrainPiece]]
+IssuedPieces = tuple[State, list[TrainPiece]]
 
 
-def train_pieces(plan: Plan, state: State, now: float) -> Issued:
+def train_pieces(plan: Plan, state: State, now: float) -> IssuedPieces:
     """Give pieces out while some wait and members have room for them."""
     fluid, commands = state.fluid, list[TrainPiece]()
     if fluid is None or fluid.step is not None or state.policy is None:
@@ -76,7 +76,7 @@ def train_pieces(plan: Plan, state: State, now: float) -> Issued:
         fluid, key = next_piece(plan, fluid, min(ready), share, members.limits(member))
         fluid, command = _given(state, fluid, member, key, now)
         commands.append(command)
-        part = part_of_group(plan, command.piece)
+        part = group_share(plan, command.piece)
         left, at_hand = left - part, at_hand - part
         rows = num_rows(command.piece, plan.merged_steps, member.worker.ranks)
         member = replace(member, free_at=member.free_at + member.seconds(rows))
@@ -132,7 +132,7 @@ class AvailableMembers:
         if self._idle:
             return self._idle.pop()
         for address in self._others:
-            if _num_ahead(self._fluid, self._state.workers[address]) < AHEAD:
+            if _num_ahead(self._fluid, self._state.workers[address]) < WORK_PER_MEMBER:
                 heapq.heappush(self._free, (self.member(address).free_at, address))
         self._others = frozenset()
         return heapq.heappop(self._free)[1] if self._free else None
@@ -141,7 +141,7 @@ class AvailableMembers:
         """Record what a member was given; ``fluid``: the state with it."""
         address = member.worker.address
         self._known[address] = member
-        if _num_ahead(fluid, member.worker) < AHEAD:
+        if _num_ahead(fluid, member.worker) < WORK_PER_MEMBER:
             heapq.heappush(self._free, (member.free_at, address))
 
     def member(self, address: str) -> Member:
@@ -152,7 +152,7 @@ class AvailableMembers:
             )
         return found
 
-    def limits(self, member: Member) -> Limits:
+    def limits(self, member: Member) -> PieceLimits:
         """What the next piece of a member is cut by. One step ahead no member waits at the end, and
         all are to train as long: it takes its fair share of the batch in whole passes, in two
         pieces where the overhead of a pass is small, unless members wait for groups."""
@@ -160,10 +160,10 @@ class AvailableMembers:
         if plan.early_groups and not has_loans(plan) and self._state.costs.passes.is_known:
             groups = plan.num_groups / plan.updates
             share = min(1.0, groups / self.pace.rate / member.group_seconds)
-            halves = 1 + (member.overhead < MAX_SMALL_OVERHEAD * member.pass_rows)
-            rows = share / halves * rows_of_group(plan, ranks)
+            halves = 1 + (member.overhead < MAX_SECOND_PIECE_OVERHEAD * member.pass_rows)
+            rows = share / halves * rows_per_group(plan, ranks)
             least = max(least, rows - rows % member.pass_rows if rows > member.pass_rows else rows)
-        return Limits(
+        return PieceLimits(
             len(self.addresses), min_rows=least * ranks, pass_rows=member.pass_rows * ranks,
             ranks=ranks,
         )  # fmt: skip
@@ -174,18 +174,18 @@ class AvailableMembers:
         Args:
             share: part of a group that the piece is meant to have.
         """
-        rows = share * rows_of_group(self._plan, member.worker.ranks)
+        rows = share * rows_per_group(self._plan, member.worker.ranks)
         least = self.limits(member).min_rows / member.worker.ranks
-        is_slow = member.group_seconds >= UNLIKE * self.pace.fastest
+        is_slow = member.group_seconds >= SAME_SPEED_FACTOR * self.pace.fastest
         if rows > least or (member.free_at <= self._now and not is_slow):
             return False
         seconds, ending = member.seconds(max(rows, least)), self.pace.ending
         if is_slow:
             return member.free_at + seconds > ending.even
-        return member.free_at + (1 - SLACK) * seconds > ending.at
+        return member.free_at + (1 - MAX_LATE_SHARE) * seconds > ending.at
 
     @cached_property
-    def pace(self) -> Pace:
+    def pace(self) -> TrainingPace:
         """How fast all members train, and when they are done; found some events ago if they are
         many."""
         number, known = len(self.addresses), self._fluid.pace
@@ -195,13 +195,13 @@ class AvailableMembers:
         all_members = [self.member(address) for address in sorted(self.addresses)]
         seconds = [each.group_seconds for each in all_members]
         first, plan = all_members[0], self._plan
-        sizes = [max(MIN_ROWS, min(first.pass_rows, MIN_OVERHEADS * first.overhead))]
-        if plan.schedule.deterministic or max(seconds) < UNLIKE * min(seconds):
+        sizes = [max(MIN_ROWS, min(first.pass_rows, MIN_ROWS_IN_OVERHEADS * first.overhead))]
+        if plan.schedule.deterministic or max(seconds) < SAME_SPEED_FACTOR * min(seconds):
             is_learned, ranks = self._state.costs.passes.is_known, first.worker.ranks
             sizes = piece_sizes(plan, self._fluid, number, ranks, is_learned=is_learned)
-        left = self._left * rows_of_group(plan, first.worker.ranks)
+        left = self._left * rows_per_group(plan, first.worker.ranks)
         ending = best_ending(all_members, left, sizes)
-        return Pace(self.addresses, sum(1 / each for each in seconds), min(seconds), ending)
+        return TrainingPace(self.addresses, sum(1 / each for each in seconds), min(seconds), ending)
 
 
 def _with_room(plan: Plan, state: State) -> tuple[frozenset[str], frozenset[str]]:
@@ -213,7 +213,7 @@ def _with_room(plan: Plan, state: State) -> tuple[frozenset[str], frozenset[str]
     if plan.early_groups:  # pieces go before fragments of the next batch
         return frozenset(), _at_hand(fluid, workers, able)
     only_train = frozenset(workers.roles.only_train)
-    room = _without_two(fluid, able, workers.with_room(AHEAD) | only_train)
+    room = _without_two(fluid, able, workers.with_room(WORK_PER_MEMBER) | only_train)
     without = room & (workers.with_room(1) | only_train)  # a fragment
     with_one = room - without - fluid.queued
     return without - fluid.queued, with_one | (without & fluid.queued)
@@ -231,8 +231,8 @@ def _at_hand(fluid: FluidState, workers: Workers, able: frozenset[str]) -> froze
     """Members that may have room and do nothing for the next batch now, if there are any who do
     nothing for it: pieces would wait for the others, and the batch for those."""
     batch = fluid.batch
-    room = _without_two(fluid, able, workers.asked(HasFewOf(batch, AHEAD)))
-    others = workers.asked(HasNextOf(batch))
+    room = _without_two(fluid, able, workers.asked(FewerThan(batch, WORK_PER_MEMBER)))
+    others = workers.asked(HoldsNext(batch))
 
     def is_at_hand(address: str) -> bool:
         """Whether it has the pieces for longer than what it has of the next batch."""
@@ -240,7 +240,9 @@ def _at_hand(fluid: FluidState, workers: Workers, able: frozenset[str]) -> froze
         return all(held.slot.batch <= batch for held in before)
 
     free, with_pieces = room - others, room & fluid.queued & others
-    found = free - fluid.queued | (free & fluid.queued & workers.asked(HasFewOf(batch, AHEAD - 1)))
+    found = free - fluid.queued | (
+        free & fluid.queued & workers.asked(FewerThan(batch, WORK_PER_MEMBER - 1))
+    )
     found |= frozenset(filter(is_at_hand, with_pieces))
     if found or not able <= others or any(map(is_at_hand, able & fluid.queued)):
         return found
@@ -254,7 +256,7 @@ def _member(
     worker, learned = state.workers[address], state.costs.gradient.get(address)
     seconds = others if learned is None else learned.value or others
     passes = state.costs.passes
-    pass_rows, group_rows = passes.rows_of(address), rows_of_group(plan, worker.ranks)
+    pass_rows, group_rows = passes.rows_of(address), rows_per_group(plan, worker.ranks)
     member = Member(
         worker=worker, free_at=now, group_seconds=seconds, pass_rows=pass_rows,
         row_seconds=seconds / passes.work(group_rows, pass_rows), overhead=passes.overhead_rows,

@@ -12,14 +12,14 @@ from services.scheduler.core.fluid.state import (
     ATTEMPTS_PER_EPOCH,
     FluidState,
     GroupPieces,
+    OrderedStep,
     PieceState,
-    Step,
-    exchange_of,
+    begin_round,
     next_attempt,
     next_update,
 )
 from services.scheduler.core.fragments import discard_group
-from services.scheduler.core.inputs import Recovered
+from services.scheduler.core.inputs import RecoveryDone
 from services.scheduler.core.state import Plan, State
 from shared.messages.fluid import (
     BeginAgain,
@@ -67,7 +67,7 @@ def _at_update(
     return next_update(fluid, plan.part(fluid.update), made.checksum)
 
 
-def finish(plan: Plan, state: State, event: Recovered, _now: float) -> State:
+def finish(plan: Plan, state: State, event: RecoveryDone, _now: float) -> State:
     """Find what no member has, once all is read; and drop what was begun by a lost version."""
     fluid = state.fluid
     if fluid is None:
@@ -133,16 +133,16 @@ def _restored(
         case ExchangeSums():
             sums = {share.worker: share.sum_number for share in command.shares}
             for address, number in sums.items():
-                fluid = _sum_of(fluid, address, number)
-            exchange = exchange_of(command, now)
+                fluid = _member_sum(fluid, address, number)
+            exchange = begin_round(command, now)
             return replace(fluid, exchange=exchange, round=command.round + 1)
         case TakeStep():
             held = {} if fluid.exchange is None else fluid.exchange.held
             holders = tuple(a for a, each in held.items() if each.sum_id == command.sum_id)
-            return replace(fluid, step=Step(command=command, since=now, holders=holders))
+            return replace(fluid, step=OrderedStep(command=command, since=now, holders=holders))
 
 
-def _sum_of(fluid: FluidState, address: str, number: int) -> FluidState:
+def _member_sum(fluid: FluidState, address: str, number: int) -> FluidState:
     """The member has begun another sum if its number is larger."""
     if number > fluid.sum_number(address):
         fluid = fluid.void(address)
@@ -159,7 +159,7 @@ def _given(plan: Plan, fluid: FluidState, command: TrainPiece) -> FluidState:
         for owner in sorted(fluid.owners(piece.group)):
             fluid = fluid.void(owner)
         fluid, group = fluid.without_group(piece.group), None
-    fluid = _sum_of(fluid, address, command.sum_number)
+    fluid = _member_sum(fluid, address, command.sum_number)
     group = fluid.groups.get(piece.group) or whole_group(plan, piece.attempt)
     again = [each for each in group.pieces if _overlap(each.piece, piece)]
     for owner in sorted({each.worker for each in again if each.worker} - {address}):

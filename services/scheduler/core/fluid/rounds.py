@@ -22,10 +22,10 @@ from services.scheduler.core.fluid.members import (
 from services.scheduler.core.fluid.modes import has_loans
 from services.scheduler.core.fluid.state import (
     ATTEMPTS_PER_EPOCH,
-    Exchange,
+    ExchangeRound,
     FluidState,
-    Step,
-    exchange_of,
+    OrderedStep,
+    begin_round,
     next_attempt,
     next_update,
 )
@@ -42,23 +42,23 @@ from shared.messages.fluid import (
     TakeStep,
 )
 
-EXCHANGE_S = 60.0
+EXCHANGE_TIMEOUT_S = 60.0
 """Longest time that members may take to meet and to form the total."""
-GRACE_S = 5.0
+LAST_REPORT_S = 5.0
 """Time for the last answers after that, before who is silent is out."""
-COMMIT_S = 120.0
+COMMIT_TIMEOUT_S = 120.0
 """After so long without a step, or without a commit, another member is named."""
 MAX_ROUNDS = 6
 """Exchanges in a row that may come to nothing."""
-MOST_NAMED = 2
+MAX_COMMIT_ATTEMPTS = 2
 """How often each member that has stepped is named to commit, if others could train the batch."""
 MAX_BATCH_ATTEMPTS = 8
 """How often a batch may lose everybody who has stepped."""
 
-Decided = tuple[State, list[FluidCommand]]
+DecidedRound = tuple[State, list[FluidCommand]]
 
 
-def decide(plan: Plan, state: State, now: float) -> Decided:
+def decide(plan: Plan, state: State, now: float) -> DecidedRound:
     """Take the batch as far as it can go."""
     commands: list[FluidCommand] = []
     if state.fluid is None or state.policy is None or state.phase in ("failed", "finished"):
@@ -86,13 +86,13 @@ def _tell_attempt(plan: Plan, state: State, commands: list[FluidCommand]) -> Sta
 def max_seconds(plan: Plan) -> float:
     """Return the longest time of an exchange."""
     own = plan.schedule.slot_deadline_s
-    return EXCHANGE_S if own == "auto" else own
+    return EXCHANGE_TIMEOUT_S if own == "auto" else own
 
 
 def commit_seconds(plan: Plan, state: State) -> float:
     """Return the longest time from a step's order to the commit record."""
     own = plan.schedule.slot_deadline_s
-    return max(COMMIT_S, 10 * state.costs.commit.seconds) if own == "auto" else own
+    return max(COMMIT_TIMEOUT_S, 10 * state.costs.commit.seconds) if own == "auto" else own
 
 
 def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidCommand]) -> State:
@@ -128,7 +128,7 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
         hosts=hosts,
     )  # fmt: skip
     commands.append(command)
-    fluid = replace(fluid, exchange=exchange_of(command, now), round=fluid.round + 1)
+    fluid = replace(fluid, exchange=begin_round(command, now), round=fluid.round + 1)
     return replace(state, fluid=fluid, trained_at=now)
 
 
@@ -174,7 +174,7 @@ def _end_round(plan: Plan, state: State, now: float, commands: list[FluidCommand
     if exchange is None:
         return state
     silent = _silent(fluid, exchange)
-    expired = now - exchange.since > exchange.command.max_seconds + GRACE_S
+    expired = now - exchange.since > exchange.command.max_seconds + LAST_REPORT_S
     if silent and not expired:
         return state
     holder = _reference(fluid, exchange)
@@ -190,12 +190,12 @@ def _end_round(plan: Plan, state: State, now: float, commands: list[FluidCommand
     )
 
 
-def _silent(fluid: FluidState, exchange: Exchange) -> frozenset[str]:
+def _silent(fluid: FluidState, exchange: ExchangeRound) -> frozenset[str]:
     """Members of the round that live and have not answered."""
     return exchange.silent - fluid.gone if fluid.gone else exchange.silent
 
 
-def _void_missed(fluid: FluidState, exchange: Exchange, silent: frozenset[str]) -> FluidState:
+def _void_missed(fluid: FluidState, exchange: ExchangeRound, silent: frozenset[str]) -> FluidState:
     """After a round without a total: who is silent is out, and whose sum is not its share begins
     anew; if everybody has answered twice in vain, those that were missed are out."""
     fluid = replace(fluid, exchange=None, num_failures=fluid.num_failures + 1)
@@ -209,7 +209,7 @@ def _void_missed(fluid: FluidState, exchange: Exchange, silent: frozenset[str]) 
     return replace(fluid, out=fluid.out | out)
 
 
-def _reference(fluid: FluidState, exchange: Exchange) -> str | None:
+def _reference(fluid: FluidState, exchange: ExchangeRound) -> str | None:
     """The member whose total is the one to step with: the committer's, if it is alive."""
     held = [a for a in exchange.members if a in exchange.held and a not in fluid.gone]
     committer = exchange.command.committer
@@ -219,7 +219,7 @@ def _reference(fluid: FluidState, exchange: Exchange) -> str | None:
 def _order_step(
     state: State,
     fluid: FluidState,
-    exchange: Exchange,
+    exchange: ExchangeRound,
     holder: str,
     now: float,
     commands: list[FluidCommand],
@@ -235,7 +235,7 @@ def _order_step(
         a for a in exchange.members
         if a in exchange.held and exchange.held[a].sum_id == held.sum_id
     )  # fmt: skip
-    step = Step(command=command, since=now, holders=holders)
+    step = OrderedStep(command=command, since=now, holders=holders)
     return replace(state, fluid=replace(fluid, step=step, num_failures=0))
 
 
@@ -253,7 +253,7 @@ def _commit(plan: Plan, state: State, now: float, commands: list[FluidCommand]) 
     if step.committer not in fluid.gone and not expired:
         return state
     able = [a for a in step.holders if a in step.stepped and a not in fluid.gone]
-    in_vain = fluid.named >= MOST_NAMED * len(step.holders) and _could_train(state, fluid)
+    in_vain = fluid.named >= MAX_COMMIT_ATTEMPTS * len(step.holders) and _could_train(state, fluid)
     others = [a for a in able if a != step.committer] or able
     if others and not in_vain:
         return _name(state, fluid, _next_after(step, others), fluid.attempt, now, commands)
@@ -270,7 +270,7 @@ def _could_train(state: State, fluid: FluidState) -> bool:
 
 
 def _go_on(
-    plan: Plan, state: State, fluid: FluidState, step: Step, now: float,
+    plan: Plan, state: State, fluid: FluidState, step: OrderedStep, now: float,
     commands: list[FluidCommand], *, expired: bool,
 ) -> State:  # fmt: skip
     """Begin the next update once all have taken this one's step, or those that could; without
@@ -288,7 +288,7 @@ def _go_on(
     return _again(plan, state, fluid, now, commands)
 
 
-def _next_after(step: Step, able: list[str]) -> str:
+def _next_after(step: OrderedStep, able: list[str]) -> str:
     """The next one in the order of the shares, so that each is named in the end."""
     places = {address: place for place, address in enumerate(step.holders)}
     here = places.get(step.committer, -1)
@@ -351,7 +351,7 @@ def _without_updates(state: State, fluid: FluidState, now: float) -> State:
     since = fluid.alone_since
     if since is None:
         return _known_alone(state, fluid, now)
-    if now - since <= GRACE_S:
+    if now - since <= LAST_REPORT_S:
         return state
     return replace(state, fluid=next_attempt(fluid, fluid.attempt + 1))
 

@@ -25,7 +25,7 @@ ATTEMPTS_PER_EPOCH = 1000
 """More attempts than a batch needs within one epoch of the scheduler. One that finds nothing of the
 batch begins with an attempt that none before it had: members may have sums, or a version, of which
 nothing is stored any more."""
-AHEAD = 2
+WORK_PER_MEMBER = 2
 """Fragments and pieces that a member has: one in work, and one waiting, so that it never waits for
 a message."""
 
@@ -90,7 +90,7 @@ class GroupPieces:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class ExchangeRound:
     """A round that is under way."""
 
     command: ExchangeSums
@@ -107,14 +107,14 @@ class Exchange:
         return tuple(share.worker for share in self.command.shares)
 
 
-def exchange_of(command: ExchangeSums, now: float) -> Exchange:
+def begin_round(command: ExchangeSums, now: float) -> ExchangeRound:
     """A round that has just begun."""
     silent = frozenset(share.worker for share in command.shares)
-    return Exchange(command=command, since=now, silent=silent)
+    return ExchangeRound(command=command, since=now, silent=silent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class OrderedStep:
     """The step that was ordered, and what came of it."""
 
     command: TakeStep
@@ -134,7 +134,7 @@ class Step:
     def committer(self) -> str:
         return self.command.committer if self.named is None else self.named.worker
 
-    def with_stepped(self, event: Stepped, now: float) -> "Step":
+    def with_stepped(self, event: Stepped, now: float) -> "OrderedStep":
         """Record a member's step."""
         since = now if self.stepped_at is None else self.stepped_at
         stepped = {**self.stepped, event.worker: event}
@@ -146,7 +146,7 @@ class Step:
             agreed |= {event.worker}
         return replace(self, stepped=stepped, stepped_at=since, agreed=agreed)
 
-    def with_committer(self, command: CommitVersion, now: float) -> "Step":
+    def with_committer(self, command: CommitVersion, now: float) -> "OrderedStep":
         """Name another committer."""
         agreed = _agreed(self.stepped, command.worker)
         return replace(self, named=command, since=now, agreed=agreed)
@@ -164,7 +164,7 @@ def _is_same(one: Stepped, other: Stepped) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class EndForecast:
     """When all of an update is trained, if that goes on as forecast."""
 
     min_rows: float
@@ -175,7 +175,7 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class TrainingPace:
     """How fast all members train. Of many it is not computed anew at every event: it sets the sizes
     of pieces, and changes little."""
 
@@ -184,7 +184,7 @@ class Pace:
     """Groups per second."""
     fastest: float
     """Seconds of a group on the fastest member."""
-    ending: Ending
+    ending: EndForecast
     times: int = 0
     """How often it was used since."""
 
@@ -220,7 +220,7 @@ class FluidState:
     queued: frozenset[str] = frozenset()
     """Those of which this is a piece or more."""
     loaded: frozenset[str] = frozenset()
-    """Those of which these are `AHEAD` pieces or more."""
+    """Those of which these are `WORK_PER_MEMBER` pieces or more."""
     num_cut: int = 0
     """Samples of all groups that belong to pieces."""
     num_pieces: int = 0
@@ -229,7 +229,7 @@ class FluidState:
     """Rows of pieces that are cut and that no member has."""
     num_given: int = 0
     """Pieces that members have and have not trained."""
-    pace: Pace | None = None
+    pace: TrainingPace | None = None
     gone: frozenset[str] = frozenset()
     """Addresses of members whose lease has ended."""
     out: frozenset[str] = frozenset()
@@ -238,8 +238,8 @@ class FluidState:
     """Number of the next exchange."""
     num_failures: int = 0
     """Rounds in a row that came to nothing."""
-    exchange: Exchange | None = None
-    step: Step | None = None
+    exchange: ExchangeRound | None = None
+    step: OrderedStep | None = None
     stored: WeightsStored | None = None
     """The newest report that the weights of a version can be fetched that is not committed."""
     former: Mapping[str, Stepped] = field(default_factory=dict)
@@ -328,7 +328,7 @@ class FluidState:
             self,
             queues={**self.queues, address: queue},
             queued=with_or_without(self.queued, address, bool(queue)),
-            loaded=with_or_without(self.loaded, address, len(queue) >= AHEAD),
+            loaded=with_or_without(self.loaded, address, len(queue) >= WORK_PER_MEMBER),
             num_given=self.num_given + len(queue) - len(self.queues.get(address, ())),
         )
 

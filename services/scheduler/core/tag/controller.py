@@ -32,25 +32,25 @@ PROBE_EVERY = 25
 PROBE_LOSS = 0.003
 """Predicted loss that a probe may have, per batch since members helped: 7.5 % after 25. With a
 fixed limit, a switch that was slow once would be considered slow for ever."""
-SURPRISE = 0.1
+PROBE_TOLERANCE = 0.1
 """A probe that was this much faster than predicted is repeated, since an estimate treats a single
 observation as an outlier; after one that was this much slower, the next is put off."""
-HARM = 0.25
+MAX_LOSS_BATCHES = 0.25
 """Time lost before the guard acts, in batches: one bad surprise, or a slow drain."""
 MAX_DEBT = 10.0
 """Largest gain, in batches, that help must promise before it is tried again."""
 MAX_SETBACKS = 6
 """Most setbacks that are counted; each doubles the debt."""
-FORGIVEN_AFTER = 10
+CLEAN_BATCHES_TO_RESET = 10
 """Batches with help and without a setback after which debts are small again."""
-BIAS = Estimate(spread=0.05, alpha=0.2)
+BIAS_PRIOR = Estimate(spread=0.05, alpha=0.2)
 """Prior of measured over modelled seconds: batches differ by some per cent."""
 MAX_BIAS = 2.0
 """Largest bias, or its inverse; beyond it, the costs were unknown rather than the model wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class TagDecision:
     groups: int
     """Groups that members generate."""
     reason: Reason
@@ -76,9 +76,9 @@ class Controller:
     """Groups of the plan in force; a probe is not one."""
     gain: float = 0.0
     """Predicted gain of the newest decision."""
-    off: Estimate = BIAS
+    off: Estimate = BIAS_PRIOR
     """Bias of batches without help."""
-    on: Estimate = BIAS
+    on: Estimate = BIAS_PRIOR
     """Bias of batches with help."""
     tried: bool = False
     """Whether help has been measured since it was last ruled out."""
@@ -95,13 +95,13 @@ class Controller:
     """Batches with help since then."""
 
 
-Choice = tuple[int, Reason]
+TagChoice = tuple[int, Reason]
 
 
-def decide(controller: Controller, tag_inputs: TagInputs) -> tuple[Controller, Decision]:
+def decide(controller: Controller, tag_inputs: TagInputs) -> tuple[Controller, TagDecision]:
     """Decide how many groups members generate in the batch that opens."""
     groups, reason = _choose(controller, tag_inputs)
-    decision = Decision(
+    decision = TagDecision(
         groups=groups,
         reason=reason,
         predicted_seconds=_finite(_predict(controller, tag_inputs, groups)),
@@ -111,7 +111,7 @@ def decide(controller: Controller, tag_inputs: TagInputs) -> tuple[Controller, D
     return replace(controller, plan=plan, gain=decision.predicted_gain or 0.0), decision
 
 
-def _choose(controller: Controller, tag_inputs: TagInputs) -> Choice:
+def _choose(controller: Controller, tag_inputs: TagInputs) -> TagChoice:
     match controller.mode:
         case "off":
             return 0, "off"
@@ -131,7 +131,7 @@ def _choose(controller: Controller, tag_inputs: TagInputs) -> Choice:
     return groups, reason
 
 
-def _adopted(controller: Controller, tag_inputs: TagInputs) -> Choice:
+def _adopted(controller: Controller, tag_inputs: TagInputs) -> TagChoice:
     """The best plan, if it is sufficiently better than the current one."""
     old = min(controller.plan, tag_inputs.groups)
     new = best_groups(tag_inputs)
@@ -165,7 +165,7 @@ def _predicted_gain(controller: Controller, tag_inputs: TagInputs, old: int, new
 
 def _predict(controller: Controller, tag_inputs: TagInputs, groups: int) -> float:
     """Modelled seconds, corrected by what comparable batches have taken."""
-    excess = _excess_of_help(controller)
+    excess = _unmodelled_cost(controller)
     if controller.plan and controller.on.value:
         bias = controller.on.value if groups else controller.on.value / excess
     else:
@@ -178,7 +178,7 @@ def _finite(seconds: float) -> float | None:
     return None if math.isinf(seconds) else seconds
 
 
-def _excess_of_help(controller: Controller) -> float:
+def _unmodelled_cost(controller: Controller) -> float:
     """Factor for time of help that the model does not know; 1 unless it is significant."""
     if not controller.on.value or not controller.off.value:
         return 1.0
@@ -241,17 +241,17 @@ def _idle_after_help(controller: Controller, surprise: float) -> int:
     """Batches without help to count after one with help, towards the next probe."""
     if controller.plan:
         return 0
-    if surprise < -SURPRISE:
+    if surprise < -PROBE_TOLERANCE:
         return controller.idle
-    return -PROBE_EVERY if surprise > SURPRISE else 0
+    return -PROBE_EVERY if surprise > PROBE_TOLERANCE else 0
 
 
 def _guarded(controller: Controller, surprise: float) -> Controller:
     """Update the guard after a batch that lost this much against batches without help."""
     harm = max(0.0, controller.harm + surprise)
-    if harm < HARM:
+    if harm < MAX_LOSS_BATCHES:
         quiet = controller.quiet + 1
-        setbacks = 0 if quiet >= FORGIVEN_AFTER else controller.setbacks
+        setbacks = 0 if quiet >= CLEAN_BATCHES_TO_RESET else controller.setbacks
         return replace(controller, harm=harm, quiet=quiet, setbacks=setbacks)
     return replace(
         controller,

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from statistics import median, median_low
 from typing import Any, Literal
 
-Shared = Literal["switch", "ready", "commit"]
+SharedOverhead = Literal["switch", "ready", "commit"]
 """Work whose cost is one for all devices that do it."""
 
-STRANGERS = 64
+MAX_DEPARTED_WORKERS = 64
 """Estimates of workers that have left that are kept in any case: what they took is a guide to what
 others will."""
-WINDOW = 3
+MEDIAN_WINDOW = 3
 """Observations per median, so that a single outlier never passes."""
 
 
@@ -34,7 +34,7 @@ class Estimate:
     """Weight of the newest median; at 0.4, a step is followed within about four observations."""
 
     def observe(self, x: float) -> "Estimate":
-        recent = (*self.recent, x)[-WINDOW:]
+        recent = (*self.recent, x)[-MEDIAN_WINDOW:]
         level = median_low(recent)
         if self.value is None or not self.count:
             value, spread = level, self.spread
@@ -57,17 +57,17 @@ class Estimate:
         return replace(self, value=self.recent[-1]) if self.recent else self
 
 
-EVIDENCE = 1.0
+MIN_SIZE_VARIATION = 1.0
 """Sum of squared relative distances of sizes after which the overhead counts as known: noise of 3 %
 then leaves an error of 4 % of a mean fragment."""
 MEMORY = 1 / 256
 """Weight of the newest observation of two sizes, once there are many."""
 MEAN_WEIGHT = 0.1
 """Weight of a device's newest fragment in its mean."""
-BEYOND = 0.2
+MAX_OUTLIER_SHARE = 0.2
 """How far beyond what its size explains a fragment's relative seconds may count: outliers are
 cut."""
-MOST_OVERHEAD = 4.0
+MAX_OVERHEAD_GROUPS = 4.0
 """Largest overhead, in groups: what seems to take longer does not depend on the samples at all."""
 
 
@@ -82,7 +82,7 @@ class MeanFragment:
     def relative(self, samples: float, seconds: float) -> float:
         """Return how much longer than the mean a fragment took, in parts of the mean."""
         apart = samples / self.samples - 1
-        least, most = min(apart, 0.0) - BEYOND, max(apart, 0.0) + BEYOND
+        least, most = min(apart, 0.0) - MAX_OUTLIER_SHARE, max(apart, 0.0) + MAX_OUTLIER_SHARE
         return min(most, max(least, seconds / self.seconds - 1))
 
     def observe(self, samples: float, seconds: float) -> "MeanFragment":
@@ -118,7 +118,7 @@ class Overhead:
     @classmethod
     def of(cls, samples: float) -> "Overhead":
         """Return what is known after many fragments, of an overhead of so many samples."""
-        weight = EVIDENCE / MEMORY
+        weight = MIN_SIZE_VARIATION / MEMORY
         known = weight / (samples + 1)
         return cls(evidence=weight, products=known, per_sample=known)
 
@@ -134,13 +134,13 @@ class Overhead:
 
     @property
     def is_known(self) -> bool:
-        return self.evidence >= EVIDENCE
+        return self.evidence >= MIN_SIZE_VARIATION
 
     def samples(self, group_size: int) -> float | None:
         """Return r; None while fragments were too much alike to tell."""
         if not self.is_known:
             return None
-        most = MOST_OVERHEAD * group_size
+        most = MAX_OVERHEAD_GROUPS * group_size
         if self.per_sample <= 0:
             return most
         return min(most, max(0.0, (self.evidence - self.products) / self.per_sample))
@@ -326,7 +326,7 @@ class Costs:
 
     def only_of(self, addresses: Collection[str]) -> "Costs":
         """Forget workers that have left, once they are more than those that there are."""
-        if len(self.fragments) + len(self.gradient) <= 4 * len(addresses) + STRANGERS:
+        if len(self.fragments) + len(self.gradient) <= 4 * len(addresses) + MAX_DEPARTED_WORKERS:
             return self
         return replace(
             self,
@@ -336,7 +336,7 @@ class Costs:
             passes=self.passes.only_of(addresses),
         )
 
-    def observe(self, work: Shared, seconds: float) -> "Costs":
+    def observe(self, work: SharedOverhead, seconds: float) -> "Costs":
         observed: dict[str, Any] = {work: getattr(self, work).observe(seconds)}
         return replace(self, **observed)
 

@@ -12,17 +12,17 @@ from collections import Counter
 from dataclasses import dataclass
 
 from services.scheduler.core.tag.list_schedule import generate
-from services.scheduler.core.tag.makespan import TagInputs, best_groups, share_of_members
+from services.scheduler.core.tag.makespan import TagInputs, best_groups, member_share
 
-REACH = (-1, 0, 1, 2, 3)
+CANDIDATE_OFFSETS = (-1, 0, 1, 2, 3)
 """Groups around the wave model's choice, which has the whole trainer wait for the block's end; of
 very many groups so many steps of a part of them."""
 STEPS = 64
 """Number of steps in which the groups of a batch are looked at, where there are many."""
-LATE = 0.05
+LATE_SHARE = 0.05
 """Share of a fragment that a batch loses a step ahead, times its part of the batch's seconds: so
 often somebody is at one that the others wait for. Fitted to the simulator."""
-LATE_LENT = 0.45
+LATE_SHARE_WITH_LOANS = 0.45
 """The same where members are lent, which generate in every second batch and then train."""
 
 
@@ -49,14 +49,14 @@ def strict(
     around = best_groups(tag_inputs) if near is None else near
     last = tag_inputs.groups if tag_inputs.trainer_queues else 0
     step = -(-tag_inputs.groups // STEPS)
-    wanted = {max(0, min(last, around + step * each)) for each in REACH}
+    wanted = {max(0, min(last, around + step * each)) for each in CANDIDATE_OFFSETS}
     return min((makespan(pool, k), k) for k in wanted)
 
 
-def share_of(tag_inputs: TagInputs, *, one_step: bool) -> int:
+def generated_share(tag_inputs: TagInputs, *, one_step: bool) -> int:
     """Groups that several members generate in the batch that opens: on-policy
     those that `strict` finds best, near the wave model's."""
-    share = share_of_members(tag_inputs, one_step=one_step)
+    share = member_share(tag_inputs, one_step=one_step)
     if one_step or not tag_inputs.rollout or not tag_inputs.train:
         return share
     pool = MemberPool(
@@ -113,7 +113,7 @@ def members_ahead(pool: MemberPool) -> float:
     it is all work over all devices, and what long fragments of slow devices cost the others."""
     seconds = _all_work(pool)
     longest = max((*pool.tag_inputs.rollout, *(fragment for fragment, _ in pool.lanes)))
-    return seconds + LATE * longest * longest / seconds
+    return seconds + LATE_SHARE * longest * longest / seconds
 
 
 def _all_work(pool: MemberPool) -> float:
@@ -164,9 +164,12 @@ def _overlapping(pool: MemberPool, groups: int | None) -> tuple[float, int]:
     most = total if groups is None else groups
     if balanced > 0:
         helped = min(balanced, most)
-        allowed = most if groups is not None else share_of_members(tag_inputs, one_step=True)
+        allowed = most if groups is not None else member_share(tag_inputs, one_step=True)
         seconds = (total - helped) * generate_
-        return seconds + LATE_LENT * tag_inputs.help * tag_inputs.help / seconds, allowed
+        return (
+            seconds + LATE_SHARE_WITH_LOANS * tag_inputs.help * tag_inputs.help / seconds,
+            allowed,
+        )
     allowed = most if groups is not None else int(balanced > -1)
     return training, allowed
 

@@ -26,7 +26,7 @@ NEGLIGIBLE_GAIN = 0.005
 """Help that gains no more is left out."""
 FRAGMENTS_IN_HAND = 2
 """Per rollout device: one that it generates, one that waits (`Plan.queue_depth`)."""
-GROUPS_BEGUN_IN_VAIN = 0.5
+WASTED_GROUPS = 0.5
 """Per batch, with one-step asynchrony: a group that is half issued when the new version comes is
 generated anew."""
 
@@ -64,7 +64,7 @@ def forecast(situation: Situation, schedule: RunSchedule) -> Forecast:
         everything = None if tag_inputs.rollout else tag_inputs.groups
         return Forecast(*fluid.strict(pool, everything))
     if pool is not None:
-        return _of_several(pool, schedule)
+        return _forecast_several(pool, schedule)
     return (_one_step if schedule.staleness_limit else _strict)(tag_inputs, schedule)
 
 
@@ -85,7 +85,7 @@ def last_piece(
     return max(merged_part, fine)
 
 
-def _of_several(pool: fluid.MemberPool, schedule: RunSchedule) -> Forecast:
+def _forecast_several(pool: fluid.MemberPool, schedule: RunSchedule) -> Forecast:
     fixed = schedule.fixed_tag
     return Forecast(*(fluid.one_step if schedule.staleness_limit else fluid.strict)(pool, fixed))
 
@@ -142,4 +142,4 @@ def _pace(tag_inputs: TagInputs, groups: int) -> float:
 
 
 def _in_vain(tag_inputs: TagInputs) -> float:
-    return GROUPS_BEGUN_IN_VAIN * (1 - 1 / tag_inputs.fragments_per_group)
+    return WASTED_GROUPS * (1 - 1 / tag_inputs.fragments_per_group)

@@ -13,7 +13,7 @@ Class = tuple[float, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class GenerationForecast:
     ready: list[float]
     """When each group is generated, in order of issue."""
     free: list[tuple[float, int, int]]
@@ -30,7 +30,9 @@ def completions(classes: Iterable[Class]) -> Iterator[tuple[float, int, int]]:
         heapq.heapreplace(ends, (end + seconds, place, count, seconds))
 
 
-def generate(classes: tuple[Class, ...], num_groups: int, fragments_per_group: int) -> Generated:
+def generate(
+    classes: tuple[Class, ...], num_groups: int, fragments_per_group: int
+) -> GenerationForecast:
     """Place the groups' fragments one after the other, each where it is done first.
 
     A slow device gets no fragment that a fast one would finish sooner. Fragments are thus done in
@@ -58,4 +60,4 @@ def generate(classes: tuple[Class, ...], num_groups: int, fragments_per_group: i
     ]
     if rest is not None:
         free.append((rest[2], rest[1], rest[0]))
-    return Generated(ready, free)
+    return GenerationForecast(ready, free)

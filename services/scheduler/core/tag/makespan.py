@@ -71,15 +71,15 @@ def best_groups(tag_inputs: TagInputs) -> int:
     ready = _ready_by_rollout(tag_inputs, tag_inputs.groups)
     last = tag_inputs.groups if tag_inputs.trainer_queues else 0
     step = -(-tag_inputs.groups // STEPS)
-    best, least = _best_of(tag_inputs, ready, range(0, last + 1, step))
+    best, least = _smallest_best(tag_inputs, ready, range(0, last + 1, step))
     if step == 1:
         return best
     near = range(max(0, best - step + 1), min(last, best + step - 1) + 1)
-    closer, seconds = _best_of(tag_inputs, ready, near)
+    closer, seconds = _smallest_best(tag_inputs, ready, near)
     return closer if seconds < least else best
 
 
-def _best_of(
+def _smallest_best(
     tag_inputs: TagInputs, ready_by_rollout: list[float], numbers: range
 ) -> tuple[int, float]:
     """The smallest of these ascending numbers of groups that makes the batch shortest, and its
@@ -132,7 +132,7 @@ def _trained(tag_inputs: TagInputs, ready_by_rollout: list[float], k: int) -> fl
     return now + tag_inputs.commit
 
 
-def share_of_members(tag_inputs: TagInputs, *, one_step: bool) -> int:
+def member_share(tag_inputs: TagInputs, *, one_step: bool) -> int:
     """Groups that several members generate in the batch that opens.
 
     Each device changes over on its own, at no cost, so help needs no guard and no probe. If nothing

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from digenrl.plugins import Kind
+from digenrl.plugins import ScorerKind
 
 Metadata = Sequence[Mapping[str, object]]
 
@@ -25,4 +25,4 @@ class InkAbove(Ink):
         return [score - self._threshold for score in super().score(images, metadata)]
 
 
-INK_ABOVE = Kind(f"{__name__}:InkAbove", needs="folder", files=("threshold.txt",), extra="")
+INK_ABOVE = ScorerKind(f"{__name__}:InkAbove", needs="folder", files=("threshold.txt",), extra="")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
-from services.scheduler.core.tag.controller import Controller, Decision, decide, observe
+from services.scheduler.core.tag.controller import Controller, TagDecision, decide, observe
 from services.scheduler.core.tag.estimates import Costs, Estimate
 from services.scheduler.core.tag.makespan import TagInputs, best_groups, makespan
 
@@ -71,7 +71,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    decision: Decision
+    decision: TagDecision
     seconds: float
     without: float
     """Seconds of the same batch, with the same noise, without help."""

@@ -11,7 +11,7 @@ from services.scheduler.core.tag.controller import (
     PROBE_EVERY,
     WARM_UP,
     Controller,
-    Decision,
+    TagDecision,
     decide,
     observe,
 )
@@ -26,7 +26,7 @@ STARVED = REGIMES["trainer-starved"]
 
 def played(
     controller: Controller, tag_inputs: TagInputs, batches: int, *, hidden: float = 1.0
-) -> tuple[Controller, list[Decision]]:
+) -> tuple[Controller, list[TagDecision]]:
     """Batches that take what the model says; with help, ``hidden`` times as long."""
     decisions = []
     for _ in range(batches):

@@ -17,9 +17,9 @@ from shared.diffusion.weights.trained_weights import trained_parameters
 from shared.errors import UserError
 from shared.models.catalogue import (
     boundary,
+    check_family,
     check_size,
-    checked_family_of,
-    family_of,
+    find_family,
     pipeline_sigmas,
     pixels_per_token,
     text_tokens,
@@ -165,7 +165,7 @@ def test_a_size_that_the_model_cannot_make_is_refused_with_the_nearest(tiny: Tin
 def test_shapes_are_those_of_the_pipeline(tiny: Tiny) -> None:
     theirs = tiny_models.latent_shape(tiny.family, tiny.pipeline, SIZE, SIZE, tiny.frames)
     assert tiny.shape == theirs
-    family, config = family_of(tiny.folder), tiny.pipeline.transformer.config
+    family, config = find_family(tiny.folder), tiny.pipeline.transformer.config
     encoded = tiny.encoded(1.0)
     tokens = encoded["text"].shape[1] - (CLIP_TOKENS if "sd3" in tiny.family else 0)
     encoded_shapes = {name: tuple(tensor.shape[1:]) for name, tensor in encoded.items()}
@@ -228,7 +228,7 @@ def test_sizes_are_refused_before_anything_is_loaded(tiny: Tiny) -> None:
 
 
 def test_a_text_is_cut_off_where_the_recipe_says(tiny: Tiny) -> None:
-    default, most = family_of(tiny.folder).text_tokens, family_of(tiny.folder).max_text_tokens
+    default, most = find_family(tiny.folder).text_tokens, find_family(tiny.folder).max_text_tokens
     assert text_tokens(tiny.folder, None) == default
     with pytest.raises(UserError, match=rf"model\.text_tokens: {most + 1} .* at most {most}"):
         text_tokens(tiny.folder, most + 1)
@@ -254,7 +254,7 @@ def with_keys(file: Path, keys: dict[str, Any]) -> None:
 
 def test_a_part_that_the_adapter_would_leave_out_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     folder = described(tiny, tmp_path)
-    assert checked_family_of(folder) == family_of(tiny.folder)
+    assert check_family(folder) == find_family(tiny.folder)
     second = {"some_encoder": ["transformers", "SomeEncoder"], "expand_timesteps": True}
     with_keys(folder / "model_index.json", second)
     with pytest.raises(UserError) as refused:
@@ -264,7 +264,7 @@ def test_a_part_that_the_adapter_would_leave_out_is_refused(tiny: Tiny, tmp_path
     with_keys(
         folder / "model_index.json", {"some_encoder": [None, None], "expand_timesteps": False}
     )
-    assert checked_family_of(folder) == family_of(tiny.folder)
+    assert check_family(folder) == find_family(tiny.folder)
 
 
 def test_a_second_network_is_known_with_a_boundary_and_of_the_same_kind(
@@ -275,18 +275,18 @@ def test_a_second_network_is_known_with_a_boundary_and_of_the_same_kind(
     second.parent.mkdir(exist_ok=True)
     second.write_bytes((folder / "transformer" / "config.json").read_bytes())
     with_keys(index, {"transformer_2": ["diffusers", "Network"], "boundary_ratio": 0.9})
-    if not family_of(folder).has_experts:
+    if not find_family(folder).has_experts:
         with pytest.raises(UserError, match=r"transformer_2, boundary_ratio = 0\.9, which"):
-            checked_family_of(folder)
+            check_family(folder)
         return
-    assert checked_family_of(folder) == family_of(tiny.folder) and boundary(folder) == 0.9
+    assert check_family(folder) == find_family(tiny.folder) and boundary(folder) == 0.9
     with_keys(second, {"num_layers": 17})
     with pytest.raises(UserError, match=r"the two networks of .* have another num_layers"):
-        checked_family_of(folder)
+        check_family(folder)
     for without in ({"boundary_ratio": None}, {"transformer_2": [None, None]}):
         with_keys(index, {"transformer_2": ["a", "b"], "boundary_ratio": 0.9} | without)
         with pytest.raises(UserError, match="two networks need a boundary between 0 and 1"):
-            checked_family_of(folder)
+            check_family(folder)
 
 
 def test_a_network_with_a_switch_that_the_adapter_does_not_know_is_refused(
@@ -296,10 +296,10 @@ def test_a_network_with_a_switch_that_the_adapter_does_not_know_is_refused(
     networks = list(folder.glob("transformer*/config.json"))
     for network in networks:
         with_keys(network, {"zero_cond_t": False, "pos_embed_seq_len": None})
-    assert checked_family_of(folder) == family_of(tiny.folder)
+    assert check_family(folder) == find_family(tiny.folder)
     for network in networks:
         with_keys(network, {"zero_cond_t": True, "pos_embed_seq_len": 514})
     with pytest.raises(UserError, match=r"zero_cond_t = true.*does not know"):
-        checked_family_of(folder)
+        check_family(folder)
     with pytest.raises(UserError, match=r"pos_embed_seq_len = 514"):
-        checked_family_of(folder)
+        check_family(folder)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from shared.diffusion.sampling.transition import Step, Transition, transition
+from shared.diffusion.sampling.transition import NoiseStep, Transition, transition
 from shared.diffusion.training.loss import (
     Surrogate,
     clipped_surrogate,
@@ -147,7 +147,7 @@ def test_the_kl_is_that_of_the_gaussians_times_the_step_s_length_whatever_the_va
     generator = torch.Generator().manual_seed(0)
     here, there, noisy = (torch.randn(2, 3, 4, generator=generator).double() for _ in range(3))
     sigma, after = torch.tensor([0.9, 0.5]), torch.tensor([0.6, 0.3])
-    step = Step(
+    step = NoiseStep(
         sigma=sigma, sigma_next=after, sigma_max=0.9, noise_level=0.7, variant=variant
     )  # fmt: skip
     taken, reference = (transition(each, noisy, step, arrived=noisy) for each in (here, there))
