@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from digenrl.client import Client
+    from digenrl.training import Training, TrainingFailed, train
 
     __version__: str
 
-__all__ = ["Client", "__version__"]
-MODULES = {"Client": "digenrl.client"}
+__all__ = ["Client", "Training", "TrainingFailed", "__version__", "train"]
+MODULES = {"Client": "digenrl.client"} | dict.fromkeys(
+    ("Training", "TrainingFailed", "train"), "digenrl.training"
+)
 
 
 def __getattr__(name: str) -> Any:

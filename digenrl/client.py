@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 from urllib.parse import quote
@@ -144,7 +145,7 @@ class Client:
                 f"{url} {process.communicate()[0]}".strip().removeprefix("digenrl: ")
             )
         client = cls.at(url)
-        client._close = process.terminate
+        client._close = partial(_end, process)
         return client
 
     def __enter__(self) -> Self:
@@ -383,6 +384,11 @@ class Client:
 
     def _silent(self, error: httpx.HTTPError) -> NoAnswer:
         return self.no_answer(f"--scheduler: {self.http.base_url} does not answer: {error}")
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.terminate()
+    process.communicate()
 
 
 def _detail(answer: httpx.Response) -> str:

@@ -140,7 +140,7 @@ def test_a_wheel_has_one_top_level_name_and_no_benchmarks_or_tests(wheel: Path) 
 
 STRANGERS = """
 import sys
-before, after = "import shared, services", "import digenrl.plugins; digenrl.Client.open"
+before, after = "import shared, services", "import digenrl.plugins; digenrl.Client, digenrl.train"
 for line in (before, after) if "before" in sys.argv else (after, before):
     exec(line)
 assert shared.OWNER == services.OWNER == "a stranger"
@@ -201,6 +201,21 @@ def test_the_demo_runs_from_an_installed_wheel_and_nothing_is_left_without_it(
     uv("pip", "uninstall", "--python", str(installed / "python"), "digenrl")
     assert not list(site.glob("*digenrl*")) and not digenrl.exists()
     uv("pip", "install", "--python", str(installed / "python"), "--no-deps", str(wheel))
+
+
+@pytest.mark.run
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_notebook_runs_from_an_installed_wheel(installed: Path, tmp_path: Path) -> None:
+    notebook = json.loads((ROOT / "examples" / "train.ipynb").read_text())
+    cells = ["".join(each["source"]) for each in notebook["cells"] if each["cell_type"] == "code"]
+    program = "\n\n".join(cells)
+    assert re.findall(r"^(?:import|from) .*", program, re.M) == ["import digenrl"]
+    brokers = f"{sysconfig.get_path('scripts')}:/usr/bin:/bin"
+    printed = run_installed(
+        installed / "python", "-c", program, folder=tmp_path, seconds=500, PATH=brokers
+    )
+    assert str(tmp_path / "runs" / "ink" / "adapter") in printed
 
 
 @pytest.mark.slow

@@ -1,0 +1,255 @@
+"""Trains a model from another program: writes a recipe and runs `digenrl up` in a child process."""
+
+import atexit
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from digenrl.client import Client
+from digenrl.reward_server import Reward, RewardServer
+
+COMMAND = [sys.executable, "-P", "-m", "digenrl"]
+DEFAULTS: Mapping[str, Any] = {
+    "run.steps": 100, "model.height": 512, "model.width": 512, "sampling.window": 2,
+    "batch.groups": 8, "batch.group_size": 8, "trainer.learning_rate": 1e-4,
+}  # fmt: skip
+"""Keys that a recipe needs, where none is the base."""
+POLL_S = 0.5
+MAX_LINES = 20
+"""Last lines of the output that an error quotes."""
+
+Prompts = str | Path | Sequence[str | Mapping[str, Any]]
+
+
+class TrainingFailed(Exception):
+    """The recipe was refused, or the run has ended without a result."""
+
+
+class Progress(NamedTuple):
+    state: str = "starting"
+    """starting, running, paused, reporting, finished, stopped or failed."""
+    step: int = 0
+    """Optimizer steps committed."""
+    steps: int | None = None
+    reward: float | None = None
+    """Mean reward of the newest committed batch."""
+
+
+class Result(NamedTuple):
+    adapter: Path
+    """Folder of the adapter, which diffusers loads."""
+    summary: dict[str, Any]
+    """Measurements of the run, as docs/summary.md defines them."""
+
+
+@dataclass(slots=True)
+class Training:
+    """A run in progress, or one that has ended."""
+
+    folder: Path
+    """Folder of the run's results."""
+    output: Path
+    """File with what `digenrl up` prints."""
+    process: "subprocess.Popen[bytes]"
+    server: RewardServer | None
+    began: float
+
+    @property
+    def progress(self) -> Progress:
+        state = self.folder / "state.json"
+        try:
+            is_new = state.stat().st_mtime >= self.began
+            return Progress(**json.loads(state.read_text())) if is_new else Progress()
+        except (OSError, ValueError):
+            return Progress()
+
+    def client(self) -> Client:
+        """Return a client of the run's API, also after the end."""
+        return Client.open(self.folder)
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Wait for the end, and return the result.
+
+        Raises:
+            TimeoutError: if the run has not ended within so many seconds.
+            TrainingFailed: if it has no result; its cause is the reward function's error, if that
+                raised one.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.process.poll() is None:
+            if self.server and self.server.error and self.progress.state == "paused":
+                self.stop()
+            elif deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"{self.folder.name}: {self.progress}")
+            time.sleep(POLL_S)
+        self._close()
+        adapter = self.folder / "adapter"
+        error = None if self.server is None else self.server.error
+        if self.progress.state != "finished" or not adapter.is_dir():
+            lines = self.output.read_text(errors="replace").splitlines()[-MAX_LINES:]
+            raise TrainingFailed("\n".join(lines)) from error
+        return Result(adapter, json.loads((self.folder / "summary.json").read_text()))
+
+    def stop(self) -> None:
+        """End the run; the same call of `train` resumes it."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        self.process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        atexit.unregister(self.stop)
+        if self.server is not None:
+            self.server.close()
+
+
+def train(
+    *,
+    model: str | Path | None = None,
+    prompts: Prompts,
+    reward: Reward | str | Mapping[str, Any],
+    recipe: str | Path | None = None,
+    name: str = "train",
+    keys: Mapping[str, Any] | None = None,
+    runs: str | Path | None = None,
+) -> Training:
+    """Begin to train on this machine, as `digenrl up` does; an unfinished run of the name resumes.
+
+    Args:
+        model: folder of a diffusers model, or its name on the hub; None: that of ``recipe``.
+        prompts: texts, or rows as a file of prompts has them, or such a file.
+        reward: a function of this process (`digenrl.reward_server`), the type of a scorer, a
+            file's function ("my_reward.py:score"), or a table `[[reward.scorers]]`.
+        recipe: file, or name of a recipe that comes with DigenRL, whose keys are the defaults.
+        keys: values of other keys, such as {"run.steps": 50}.
+        runs: folder of runs, by default DIGENRL_RUNS or `runs`.
+
+    Raises:
+        TrainingFailed: if the recipe is refused; it has the line that names the key.
+        Exception: whatever a reward function raises for one sample of noise.
+    """
+    root = Path(runs or os.environ.get("DIGENRL_RUNS") or "runs").resolve()
+    inputs = root / f"{name}.inputs"
+    inputs.mkdir(parents=True, exist_ok=True)
+    file, rows = inputs / "recipe.toml", _prompts(prompts, inputs)
+    server = RewardServer(reward, _earlier_port(file)) if callable(reward) else None
+    given = {"run.name": name, **_model(model), "data.prompts": str(rows)}
+    scorer = _scorer(reward, server, inputs)
+    try:
+        _write(file, recipe, {**given, "reward.scorers": [scorer], **(keys or {})})
+        shown = json.loads(_run("recipe", "show", str(file), "--json"))
+        if server is not None:
+            _check(server, {each["key"]: each["value"] for each in shown}, _first(rows))
+        return _started(root / name, file, server)
+    except BaseException:
+        if server is not None:
+            server.close()
+        raise
+
+
+def _write(file: Path, base: str | Path | None, tables: Mapping[str, Any]) -> None:
+    """Write a recipe, and fetch the model that it names on the hub."""
+    if base is None:
+        tables = {**DEFAULTS, **tables}
+    else:  # one that comes with DigenRL has no file here
+        tables = {"base": Path(base).resolve() if Path(base).exists() else base, **tables}
+    file.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in tables.items()))
+    if "model.id" in tables:
+        _run("fetch", str(file))
+
+
+def _started(folder: Path, file: Path, server: RewardServer | None) -> Training:
+    began, output = time.time(), file.with_name("up.log")
+    argv = [*COMMAND, "up", str(file), "--runs", str(folder.parent)]
+    with output.open("wb") as printed:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=printed, stderr=printed)
+    training = Training(folder, output, process, server, began)
+    atexit.register(training.stop)
+    return training
+
+
+def _run(*words: str) -> str:
+    ended = subprocess.run([*COMMAND, *words], capture_output=True, text=True)
+    if ended.returncode:
+        raise TrainingFailed(ended.stderr.strip().removeprefix("digenrl: "))
+    return ended.stdout
+
+
+def _model(model: str | Path | None) -> dict[str, str]:
+    if model is None:
+        return {}
+    is_id = isinstance(model, str) and model.count("/") == 1 and not Path(model).exists()
+    return {"model.id": str(model)} if is_id else {"model.folder": str(Path(model).resolve())}
+
+
+def _prompts(prompts: Prompts, inputs: Path) -> Path:
+    """Return the file of prompts; rows are written to one."""
+    if isinstance(prompts, str | Path):
+        return Path(prompts).resolve()
+    rows = [{"prompt": each} if isinstance(each, str) else dict(each) for each in prompts]
+    file = inputs / "prompts.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def _first(prompts: Path) -> dict[str, Any]:
+    """Return the metadata of the first prompt of a file, with its text as "prompt"."""
+    with prompts.open(encoding="utf-8-sig") as file:
+        if prompts.suffix == ".csv":
+            return next(csv.DictReader(file))
+        line = next(each for each in file if each.strip())
+    row: dict[str, Any] = {"prompt": line.strip()} if prompts.suffix == ".txt" else json.loads(line)
+    return {"prompt": row["prompt"], **row.get("metadata", row)}
+
+
+def _scorer(
+    reward: Reward | str | Mapping[str, Any], server: RewardServer | None, inputs: Path
+) -> dict[str, Any]:
+    """Return the table of a scorer."""
+    if isinstance(reward, Mapping):
+        return dict(reward)
+    if isinstance(reward, str):
+        file, colon, function = reward.rpartition(":")
+        source = Path(file if colon else reward)
+        if source.suffix != ".py":
+            return {"name": reward, "type": reward}
+        at = f"{source.resolve()}:{function}" if colon else str(source.resolve())
+        return {"name": "reward", "type": "python", "source": at}
+    assert server is not None
+    key = inputs / "reward.key"
+    key.touch(mode=0o600)
+    key.write_text(server.token)
+    remote = {"key_file": str(key)}
+    return {"name": "reward", "type": "remote", "url": server.url, "remote": remote}
+
+
+def _earlier_port(file: Path) -> int:
+    """Return the port of the recipe's reward, by which an unfinished run resumes; 0: any port."""
+    found = re.search(r"http://127\.0\.0\.1:(\d+)", file.read_text()) if file.exists() else None
+    return int(found[1]) if found else 0
+
+
+def _check(server: RewardServer, keys: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Call the reward function on noise of the size of a sample; raises what it raises."""
+    import numpy as np
+
+    frames = [keys["model.frames"]] if keys["model.frames"] > 1 else []
+    shape = (*frames, keys["model.height"], keys["model.width"], 3)
+    server.score(np.random.default_rng(0).integers(0, 256, shape, np.uint8), metadata)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
