@@ -34,8 +34,7 @@ class AdaptedLinear(Linear):  # type: ignore[misc]
             found: Tensor = super().forward(x, *args, **kwargs)
             return found
         name = active[0]
-        # A compiler fuses casts by itself, and would keep products between its graphs.
-        if self.first_products is None or torch.compiler.is_compiling():
+        if self.first_products is None:
             first = self.lora_A[name]
             product = first(x.to(first.weight.dtype))
         else:
