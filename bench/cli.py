@@ -227,18 +227,19 @@ def gpu_day(
     quarter: Annotated[
         bool, typer.Option("--quarter", help="only what matters most, within --minutes")
     ] = False,
-    minutes: Annotated[float, typer.Option(min=1, help="limit of a --quarter")] = 8,
+    minutes: Annotated[float, typer.Option(min=1, help="limit of a --quarter, start included")] = 8,
     folder: DayFolder = DAY_FOLDER,
     out: Annotated[Path | None, typer.Option(help="the report goes into this folder")] = None,
 ) -> None:
     """Measure what needs a GPU, within two hours, and write one report; goes on where it was."""
-    from bench.gpu_day.day import RESERVE_S, Day, run_day
+    from bench.gpu_day.day import RESERVE_S, Day, process_age, run_day
 
+    left = minutes - process_age() / 60
     for each in (signal.SIGTERM, signal.SIGALRM):  # the part that runs is ended as well
         signal.signal(each, lambda signum, _: sys.exit(128 + signum))
     if quarter:
-        signal.setitimer(signal.ITIMER_REAL, 60 * minutes - RESERVE_S)
-    day = Day(folder.resolve(), cpu=cpu, tiny=tiny, quarter=minutes if quarter else 0)
+        signal.setitimer(signal.ITIMER_REAL, max(1.0, 60 * left - RESERVE_S))
+    day = Day(folder.resolve(), cpu=cpu, tiny=tiny, quarter=left if quarter else 0)
     out = out or (day.folder if tiny else Path("docs/gpu-day"))
     if not run_day(day, out, wide_console(), again=again, only=tuple(part or ())):
         raise typer.Exit(1)

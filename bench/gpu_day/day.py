@@ -29,7 +29,7 @@ GRACE_S = 5.0
 """Seconds that a part has to end in once it is asked to, of its limit; what is left is killed."""
 POLL_S = 0.05
 RESERVE_S = 10.0
-"""Seconds of a quarter in which no part runs: Python starts, and the last report is written."""
+"""Seconds of a quarter in which no part runs: the last one ends, and the report is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,13 @@ QUARTER = (
     "doctor", "services-steady", "loop", "compiled", "decoders", "rewards", "rewards-cpu",
 )  # fmt: skip
 """Parts of `--quarter` by their value: limits of the first four are 8 minutes, of the others 3."""
+
+
+def process_age() -> float:
+    """Returns the seconds since this process was started. Imports take many on a busy machine."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # the 22nd of all fields (proc(5))
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 
 def run_day(day: Day, out: Path, console: Console, *, again: bool, only: tuple[str, ...]) -> bool:

@@ -139,6 +139,15 @@ def test_sigterm_ends_the_part_and_leaves_a_report(
     assert "| waits | **failed**: interrupted |" in (tmp_path / "cpu.md").read_text()
 
 
+def test_a_quarter_counts_the_seconds_that_python_takes_to_start() -> None:
+    code = (
+        "import time; time.sleep(1); from bench.gpu_day.day import process_age as age; print(age())"
+    )
+    began = time.monotonic()
+    age = float(subprocess.check_output([sys.executable, "-c", code], cwd=ROOT))
+    assert 1 <= age <= time.monotonic() - began + 0.1
+
+
 def test_a_quarter_fits_into_eight_minutes_and_three() -> None:
     limits = [60 * day.PARTS[name].minutes for name in day.QUARTER]
     assert sum(limits[:4]) <= 8 * 60 - RESERVE_S
