@@ -1,7 +1,8 @@
 """Samples a recipe's prompts with all steps and with a coarse tail, and compares their rewards.
 
-Both are made by the generator of rollout, from the same noise: up to the end of the last window a
-sample is the same in both.
+A tail replaces the steps after the end of the last window by fewer, longer ones. Both samples are
+made by the generator of rollout, from the same noise: up to the end of the last window a sample is
+the same in both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,10 @@ from shared.diffusion.policy import load_policy
 from shared.diffusion.sampling.tensors import unpack
 from shared.learning.prompts import PromptOrder, SourceFiles, read_prompts
 from shared.messages.contracts import Fragment, GenerateFragment, Policy, Prompt
+from shared.models.sigmas import Sigmas
 from shared.process.outgoing import allow
-from shared.recipe.recipe import Recipe
+from shared.recipe.grid import make_sigmas
+from shared.recipe.recipe import Recipe, override
 
 Scores = Sequence[float | None]
 OnProgress = Callable[[int, int], None]
@@ -43,9 +46,9 @@ class Group:
 
 
 def tail_check(
-    recipe: Recipe, *, num_prompts: int, num_samples: int, progress: OnProgress
+    recipe: Recipe, coarse: Recipe, *, num_prompts: int, num_samples: int, progress: OnProgress
 ) -> TailCheck:
-    """Sample the base model with the recipe's tail and without, and compare the rewards of both.
+    """Sample the base model by a recipe and by the same with a tail, and compare the rewards.
 
     The prompts are those that the run begins with.
 
@@ -60,7 +63,7 @@ def tail_check(
     scorers = build_scorers(recipe.reward.scorers)
     holding = replace(recipe.trainer_holding, memory=recipe.holding.memory)
     loaded = load_policy(recipe, {"transformer", "text", "decoder"}, holding=holding)
-    generators = [Generator(each, loaded) for each in (recipe.with_whole_grid, recipe)]
+    generators = [Generator(each, loaded) for each in (recipe, coarse)]
     groups: list[list[Group]] = [[], []]
     for number in range(num_prompts):
         progress(number, num_prompts)
@@ -73,6 +76,47 @@ def tail_check(
             made.append(_scored(scorers, images, scorer_inputs(prompt, edited)))
     progress(num_prompts, num_prompts)
     return _compared(recipe, *groups)
+
+
+def with_coarse_tail(recipe: Recipe, num_steps: int) -> Recipe:
+    """Return the recipe with so many steps after the end of its last window, as numbers; its
+    evaluations keep all steps."""
+    sampling, whole = recipe.sampling, make_sigmas(recipe.sampling)
+    end = sampling.first_window_starts[1] + sampling.window
+    steps, sigmas = recipe.evaluation.steps, recipe.evaluation.sigmas
+    return override(
+        recipe,
+        {
+            "sampling.steps": end + num_steps, "sampling.sigmas": with_tail(whole, end, num_steps),
+            "evaluation.steps": steps or sampling.steps,
+            "evaluation.sigmas": sampling.sigmas if sigmas is None else sigmas,
+        },
+    )  # fmt: skip
+
+
+def with_tail(sigmas: Sigmas, start: int, num_steps: int) -> Sigmas:
+    """Returns the same grid up to the sigma at index ``start``, and from there to 0 in so many
+    steps: evenly spaced in the grid's index, linear between two of its sigmas.
+
+    >>> with_tail(linear_sigmas(10), 4, 3)[:5], len(with_tail(linear_sigmas(10), 4, 3)) - 1
+    ((1.0, 0.9, 0.8, 0.7, 0.6), 7)
+    """
+    last = len(sigmas) - 1
+    return (
+        *sigmas[: start + 1],
+        *(
+            _between(sigmas, start + (last - start) * step / num_steps)
+            for step in range(1, num_steps)
+        ),
+        sigmas[-1],
+    )
+
+
+def _between(sigmas: Sigmas, index: float) -> float:
+    """Returns the sigma at an index that need not be whole."""
+    before = int(index)
+    part = index - before
+    return (1 - part) * sigmas[before] + part * sigmas[before + 1]
 
 
 def _task(

@@ -27,7 +27,6 @@ def as_evaluated(recipe: Recipe) -> Recipe:
     grid = {
         "steps": table.steps or sampling.steps,
         "sigmas": sampling.sigmas if table.sigmas is None else table.sigmas,
-        "tail": None,  # what is learned with few steps is for sampling with all of them
     }
     return recipe.model_copy(
         update={

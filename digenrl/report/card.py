@@ -28,7 +28,6 @@ RECIPE = {
     "sampling": (
         "steps", "sigmas", "shift", "variant", "noise_level", "window", "first_window_starts",
         "windows", "window_stride", "roll_back", "window_batches", "window_batches_last",
-        "tail",
     ),
     "batch": ("groups", "group_size"),
     "algorithm": (

@@ -39,7 +39,7 @@ def generate(
     sources = _sources(recipe, prompts, images)
     tensors, recipe = _read(adapter, recipe) if isinstance(adapter, Path) else (adapter, recipe)
     rows = zip(prompts, sources, [None] * len(prompts), strict=True)
-    sampler = Sampler(recipe.with_whole_grid, rows=rows)
+    sampler = Sampler(recipe, rows=rows)
     if tensors is not None:
         try:
             load_weights(sampler.model.transformer, _without_constants(tensors, sampler))

@@ -72,31 +72,6 @@ def by_config(config: Config, grid: Iterable[float], mu: Callable[[], float]) ->
     return (*sigmas, 0.0)
 
 
-def with_tail(sigmas: Sigmas, start: int, num_steps: int) -> Sigmas:
-    """Returns the same grid up to the sigma at index ``start``, and from there to 0 in so many
-    steps: evenly spaced in the grid's index, linear between two of its sigmas.
-
-    >>> with_tail(linear_sigmas(10), 4, 3)[:5], len(with_tail(linear_sigmas(10), 4, 3)) - 1
-    ((1.0, 0.9, 0.8, 0.7, 0.6), 7)
-    """
-    last = len(sigmas) - 1
-    return (
-        *sigmas[: start + 1],
-        *(
-            _between(sigmas, start + (last - start) * step / num_steps)
-            for step in range(1, num_steps)
-        ),
-        sigmas[-1],
-    )
-
-
-def _between(sigmas: Sigmas, index: float) -> float:
-    """Returns the sigma at an index that need not be whole."""
-    before = int(index)
-    part = index - before
-    return (1 - part) * sigmas[before] + part * sigmas[before + 1]
-
-
 def static_shift(config: Config, num_steps: int, num_tokens: Callable[[], int]) -> Sigmas:
     """Follows pipelines that leave the grid to diffusers' scheduler (SD3)."""
     last = 1 / TRAIN_TIMESTEPS

@@ -99,19 +99,6 @@ def _check_variant(tables: Tables) -> None:
         )
 
 
-def _check_tail(tables: Tables) -> None:
-    if tables.sampling.tail is not None and not ALGORITHMS[tables.algorithm.name].has_window:
-        raise ValueError(
-            f"sampling.tail: follows the last window, and {tables.algorithm.name} samples without "
-            "one; leave it out, and set sampling.steps lower"
-        )
-    if tables.sampling.tail is not None and tables.sampling.stochastic == "all":
-        raise ValueError(
-            'sampling.tail: its long steps are without noise, and with stochastic = "all" they '
-            'would have it; leave it out, or set sampling.stochastic to "trained"'
-        )
-
-
 def _check_noise(tables: Tables) -> None:
     """What is stochastic can be said only where something is. Without it, samples that begin at one
     noise are all the same."""
@@ -347,7 +334,7 @@ CHECKS = (
     _check_generating, _check_members, _check_shard_groups, _check_full,
     _check_updates, _check_old_policy, _check_quantised, _check_streamed, _check_compiled,
     _check_weights,
-    _check_variant, _check_tail, _check_noise, _check_guidance, _check_best,
+    _check_variant, _check_noise, _check_guidance, _check_best,
     _check_adapter, lambda tables: check_evaluation(tables.evaluation, tables.sampling),
 )  # fmt: skip
 """Each is independent of the others and raises ValueError for one fault."""

@@ -40,12 +40,6 @@ class Recipe(Tables):
         check_tables(self)
         return self
 
-    @property
-    def with_whole_grid(self) -> Self:
-        """The recipe with all steps of its noise schedule in place of a tail."""
-        whole = self.sampling.model_copy(update={"tail": None, "tail_correlation": None})
-        return self.model_copy(update={"sampling": whole})
-
 
 def load_recipe(path: Path, options: Mapping[str, Any] = NO_OPTIONS) -> Recipe:
     """Read, check and resolve a recipe: TOML, or the JSON of one that is resolved already.

@@ -18,9 +18,6 @@ MatchingWeight = Literal["uniform", "sigma", "ghuber"]
 CfgGradient = Literal["both", "conditional"]
 
 MIN_FIRST_SIGMA = 0.9
-MIN_CORRELATION = 0.9
-"""Minimum of `Sampling.tail_correlation`: a gradient whose rewards correlate so with the whole
-schedule's learns from a sample about its square, .81, of what it would."""
 MAX_STEP = 10.0
 """Largest ratio of the second step to the distance of its start from 1: the standard deviation of
 its noise is the noise level times the square root of that. The grids in use have 1 to 3."""
@@ -70,22 +67,6 @@ class Sampling(Table):
     state_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type in which trajectories are stored. `bfloat16` halves the bytes: states are rounded before
     their log-probs are taken, so that a replay has the same log-probs."""
-    tail: Positive | None = None
-    """Number of denoising steps after the end of the last window, in place of those of the
-    schedule. Requires `sampling.tail_correlation`."""
-    tail_correlation: Annotated[float, Field(ge=MIN_CORRELATION, le=1)] | None = None
-    """Rank correlation of rewards with and without the tail, as `python -m bench tail-check` has
-    measured it."""
-
-    @property
-    def windows_end(self) -> int:
-        """Step at which the last window has ended."""
-        return self.first_window_starts[1] + self.window
-
-    @property
-    def num_steps(self) -> int:
-        """Denoising steps of a sample, with the tail if there is one."""
-        return self.steps if self.tail is None else self.windows_end + self.tail
 
     @property
     def moving_window(self) -> Windows:
@@ -134,27 +115,6 @@ class Sampling(Table):
                 f"the last that may be stochastic of {self.steps}; {remedy}"
             )
         return self
-
-    @model_validator(mode="after")
-    def _tail_is_coarser(self) -> Self:
-        left = self.steps - self.windows_end
-        if self.tail is None:
-            return self
-        if self.tail < left:
-            if self.tail_correlation is None:
-                raise ValueError(
-                    "tail: set tail_correlation to what `python -m bench tail-check RECIPE --tail "
-                    f"{self.tail}` measures; at least {MIN_CORRELATION}"
-                )
-            return self
-        if left < 2:
-            raise ValueError(
-                f"tail: windows reach step {self.windows_end - 1} of {self.steps}, which leaves no "
-                "steps for a tail to replace; end first_window_starts earlier, or leave tail out"
-            )
-        raise ValueError(
-            f"tail: {self.tail} steps in place of {left} are not fewer; at most {left - 1}"
-        )
 
     @model_validator(mode="after")
     def _drawn_steps_have_no_window(self) -> Self:

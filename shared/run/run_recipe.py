@@ -27,7 +27,7 @@ from shared.store import ObjectStore
 MAY_CHANGE = {
     "run.steps", "run.keep_last", "run.keep_every", "run.keep_best", "run.stop_at",
     "run.shard_bytes", "run.preview_mb",
-    "model.device", "model.vae_tiling", "sampling.tail_correlation",
+    "model.device", "model.vae_tiling",
     "rollout.workers", "rollout.threads", "rollout.memory", "rollout.media",
     "trainer.devices", "trainer.memory",
     "encoder.workers", "encoder.threads", "encoder.ahead", "encoder.device",

@@ -77,7 +77,7 @@ def batch_shape(recipe: Recipe) -> Shape:
     return Shape(
         groups=recipe.batch.groups,
         group_size=recipe.batch.group_size,
-        steps=recipe.sampling.num_steps,
+        steps=recipe.sampling.steps,
         trained_steps=recipe.sampling.window,
         updates=recipe.trainer.updates,
         shared_steps=recipe.sampling.shared_steps,

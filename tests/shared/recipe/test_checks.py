@@ -34,11 +34,6 @@ DRAWN = 'stochastic = "all"\ntrained = "random"\n'
         ("", 'trained = "random"', 'set stochastic to "all"'),
         ("", f"{DRAWN}first_window_starts = [0, 2]", "sampling.first_window_starts: says where"),
         ("", f"{DRAWN}roll_back = true", "sampling.roll_back: says where windows are"),
-        (
-            "",
-            'stochastic = "all"\ntail = 2\ntail_correlation = 0.9',
-            "sampling.tail: its long steps",
-        ),
     ],
 )
 def test_what_an_algorithm_cannot_do_is_refused(

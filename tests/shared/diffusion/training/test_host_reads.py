@@ -35,7 +35,7 @@ def of(name: str, **changes: object) -> Recipe:
          "schedule.fragment_size": "auto", "algorithm.kl_beta": 0.02, "trainer.updates": 1},
     ).model_dump()  # fmt: skip
     plain["algorithm"] = {"name": name, "kl_beta": 0.02}
-    for key in ("variant", "noise_level", "windows", "window_stride", "roll_back", "tail"):
+    for key in ("variant", "noise_level", "windows", "window_stride", "roll_back"):
         plain["sampling"].pop(key, None)
     plain["sampling"] |= {
         "steps": 8, "sigmas": "shifted", "window": 3, "first_window_starts": (0, 0),
