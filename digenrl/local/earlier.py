@@ -9,9 +9,11 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from digenrl.local.progress import read_progress
+from digenrl.local.record import release_of
 from digenrl.local.runs import RECIPE_JSON, run_in_folder
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe, override, stored_recipe
+from shared.release import refusal
 from shared.run.files import FileRecord, file_records, matching
 from shared.run.run_recipe import FILES, check_same_run
 
@@ -57,6 +59,8 @@ def decide_start(
         return RunStart(recipe, kept_as=kept_as, line=line)
     recipe = override(recipe, {"run.name": run.id})
     other = f"`{command_with('--fresh', typed)}` begins another, and keeps it as {kept_as.name}"
+    if why := refusal(f"the run {folder.name}", release_of(folder)):
+        raise UserError(f"--resume: {why}; {other}")
     try:
         stored = stored_recipe((folder / RECIPE_JSON).read_bytes())
     except ValueError as error:

@@ -23,6 +23,15 @@ def write_started(folder: Path, recipe: Path, options: Mapping[str, Any]) -> Non
     (folder / STARTED_JSON).write_text(json.dumps(started, indent=1))
 
 
+def release_of(folder: Path) -> str | None:
+    """Return the release that the run in a folder records; None if it records none."""
+    try:
+        versions = json.loads((folder / STARTED_JSON).read_text())["versions"]
+        return str(versions["digenrl"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
 def machine() -> dict[str, str]:
     """Return what arithmetic depends on of this machine."""
     return {"system": platform.system(), "processor": processor() or platform.machine()}

@@ -18,6 +18,7 @@ from shared.models.hub import models_root
 from shared.recipe.adapter import recipe_adapter
 from shared.recipe.files import key_paths, on_this_host, portable_names, put_paths
 from shared.recipe.recipe import Recipe, override, stored_recipe
+from shared.release import RELEASE, refusal
 from shared.run.copies import damaged, read_kept, write_kept
 from shared.run.files import check_files, same_files
 from shared.run.layout import recipe_key
@@ -48,6 +49,8 @@ FILES = ("model.folder", "model.adapter", "data.prompts", "reward.scorers.")
 """Keys, or their beginnings, of files that must be the same on every host that has them."""
 PORTABLE = "portable"
 """Key of a stored recipe, beside its tables, that names its paths for other hosts."""
+OF_RELEASE = "release"
+"""Key of a stored recipe, beside its tables, with the release that began the run."""
 
 POLL_S = 0.5
 REPEAT_S = 30.0
@@ -120,7 +123,8 @@ async def check_recipe(
         recipe = keep_held_out(stored.recipe, recipe)
         tables = recipe.model_dump(mode="json")
     await check_files(store, recipe, FILES, needed=False)
-    data = json.dumps({**tables, PORTABLE: portable}, indent=1).encode()
+    stored_tables = {**tables, PORTABLE: portable, OF_RELEASE: RELEASE}
+    data = json.dumps(stored_tables, indent=1).encode()
     return CheckedRecipe(asked, beside, recipe, data, seen)
 
 
@@ -176,10 +180,17 @@ async def _read_stored(store: ObjectStore, run: str) -> _StoredRecipe | None:
 
 
 def parsed_recipe(data: bytes) -> _StoredRecipe:
-    """Return a recipe from what is stored of it; raises ValueError if it is none."""
+    """Return a recipe from what is stored of it.
+
+    Raises:
+        ValueError: if it is none.
+        UserError: if another release began the run.
+    """
     tables = json.loads(data)
     if not isinstance(tables, dict):
         raise ValueError("no tables")
+    if why := refusal("the run", tables.pop(OF_RELEASE, None)):
+        raise UserError(f"--run: {why}")
     portable = tables.pop(PORTABLE, {})
     recipe = stored_recipe(json.dumps(tables).encode())
     return _StoredRecipe(recipe, portable)

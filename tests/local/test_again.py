@@ -13,6 +13,7 @@ from digenrl.local.checking.preflight import LocalRun, UpRequest, prepare
 from digenrl.local.progress import RunProgress
 from digenrl.local.runs import find_run
 from shared.errors import UserError
+from shared.release import RELEASE
 from tests.paths import DIGITS
 
 TYPED = ("digenrl", "up", "my recipe.toml", "--fresh", "--detach")
@@ -100,6 +101,17 @@ def test_a_run_of_a_release_that_cannot_be_resumed_names_fresh_alone(up: Typed) 
         assert str(refused.value).split("`")[1::2] == ["digenrl up 'my recipe.toml' --fresh"]
     assert not up(fresh=True).resumed
     assert find_run("digits.1", up.runs).id == "digits"
+
+
+def test_a_run_of_another_release_is_refused_in_a_line_that_names_both(up: Typed) -> None:
+    started = up().folder / "started.json"
+    record = json.loads(started.read_text())
+    record["versions"]["digenrl"] = "0.1.0"
+    started.write_text(json.dumps(record))
+    for resume in (False, True):
+        with pytest.raises(UserError, match=rf"of release 0.1.0, .* of {RELEASE}.* --fresh"):
+            up(resume=resume)
+    assert not up(fresh=True).resumed
 
 
 def test_a_finished_run_is_kept_under_a_name_that_goes_on_as_well(up: Typed) -> None:

@@ -21,6 +21,7 @@ from services.scheduler.core.usage import UsageMeter
 from services.scheduler.core.workers import GENERATES
 from shared.bus.bus import Bus
 from shared.messages.workers import Activity, WorkerRefused, WorkerStatus
+from shared.release import refusal
 from shared.run.usage import DeviceUse
 
 WATCH_S = 0.5
@@ -58,10 +59,17 @@ class Roster:
     """Returns how many statuses have come and are not recorded yet."""
 
     async def record(self, status: WorkerStatus) -> None:
-        address, now = status.address, time.monotonic()
+        now = time.monotonic()
+        if other := refusal(f"worker {status.worker}", status.versions.get("digenrl")):
+            await self._refuse(status, now, other)
+        else:
+            await self._record(status, now)
+
+    async def _record(self, status: WorkerStatus, now: float) -> None:
+        address = status.address
         heard = self.leases.hear(address, status.worker, now)
         if heard == "refused":
-            await self._refuse(status, now)
+            await self._refuse(status, now, _name_taken(status))
         if heard in ("waits", "refused"):
             return
         before = self.seen.get(address)
@@ -88,14 +96,9 @@ class Roster:
             if waited > 0:
                 self._meter.move(status.worker, waited, "generating", use)
 
-    async def _refuse(self, status: WorkerStatus, now: float) -> None:
-        """Refuse a worker whose name another live worker has."""
-        reason = (
-            f"another worker is named {status.worker!r}; give each a name of its own with "
-            "--worker or DIGENRL_WORKER"
-        )
+    async def _refuse(self, status: WorkerStatus, now: float, reason: str) -> None:
         if status.address not in self.seen:
-            log.error("worker_name_taken", name=status.worker, host=status.host)
+            log.error("worker_refused", name=status.worker, host=status.host, reason=reason)
         self.seen[status.address] = LastStatus(status, now, refused=reason)
         await self._bus.send(WorkerRefused(worker=status.address, reason=reason))
 
@@ -154,3 +157,10 @@ def _stood(status: WorkerStatus, worker: WorkerState | None) -> WorkerInactive |
         return WorkerInactive(status.address, "loading")
     idles = worker.excluded == "late" and status.activity.startswith("waiting")
     return WorkerInactive(status.address, "nothing") if idles else None
+
+
+def _name_taken(status: WorkerStatus) -> str:
+    return (
+        f"another worker is named {status.worker!r}; give each a name of its own with "
+        "--worker or DIGENRL_WORKER"
+    )

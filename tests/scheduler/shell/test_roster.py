@@ -19,7 +19,11 @@ from services.scheduler.shell import roster as roster_module
 from services.scheduler.shell.roster import Roster
 from shared.bus.bus import Bus
 from shared.cancellation import stop
-from shared.messages.workers import Activity, Service, WorkerStatus
+from shared.errors import UserError
+from shared.messages.workers import Activity, Device, Service, WorkerStatus
+from shared.process import worker as worker_module
+from shared.process.worker import Worker
+from shared.release import RELEASE
 from tests import examples
 from tests.waiting import until
 
@@ -80,3 +84,21 @@ async def test_nobody_is_silent_while_statuses_wait_to_be_recorded(
     await until(lambda: inputs)
     assert inputs == [WorkerLeft("rollout-0-a")]
     await stop(watching)
+
+
+async def test_a_worker_of_another_release_is_given_no_work_and_ends(
+    bus: Bus, inputs: list[MachineInput], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roster = Roster(bus, inputs.append, State, UsageMeter())
+    await bus.on_status(roster.record)
+    old = Worker("rollout", "rollout-0", "waiting_for_trainer", Device(concurrency=1))
+    with monkeypatch.context() as patched:
+        patched.setattr(worker_module, "versions", lambda: {"digenrl": "0.1.0"})
+        with pytest.raises(UserError, match=f"rollout-0 is of release 0.1.0, .* of {RELEASE}"):
+            await old.report(bus)
+    assert inputs == []
+    new = asyncio.create_task(
+        Worker("rollout", "rollout-0", "waiting_for_trainer", Device(concurrency=1)).report(bus)
+    )
+    await until(lambda: [type(each) for each in inputs] == [WorkerJoined])
+    await stop(new)

@@ -8,6 +8,7 @@ import structlog
 
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override
+from shared.release import RELEASE
 from shared.run.run_recipe import check_recipe, read_recipe, store_recipe, wait_for_recipe
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
@@ -39,3 +40,15 @@ async def test_a_checked_recipe_is_checked_anew_if_another_was_stored_meanwhile(
     with pytest.raises(UserError, match="learning_rate"):
         await checked.put(folder_store)
     assert await read_recipe(folder_store, mine.run.name) == other
+
+
+async def test_a_run_of_another_release_is_refused_in_a_line_that_names_both(
+    folder_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(DIGITS)
+    with monkeypatch.context() as older:
+        older.setattr("shared.run.run_recipe.RELEASE", "0.1.0")
+        await store_recipe(folder_store, recipe)
+    for read in (read_recipe(folder_store, recipe.run.name), store_recipe(folder_store, recipe)):
+        with pytest.raises(UserError, match=f"of release 0.1.0, this process of {RELEASE}"):
+            await read
