@@ -79,7 +79,7 @@ SINGLE = tuple(
         ("kl-2.5", "KL 2.5", {"algorithm.kl_beta": 2.5}),
         ("groups-20x12", "20 groups of 12", groups(20, 12)),
         ("one-step", "one-step (staleness 1)", {"schedule.max_staleness": 1}),
-        ("ema", "moving average .99", {"trainer.ema": 0.99}),
+        ("ema", "moving average 0.99", {"trainer.ema": 0.99}),
     )
 )
 BASELINE_CLIP = {"algorithm.clip_range": 2e-3}
@@ -90,7 +90,7 @@ ALGORITHMS = tuple(
     Choice(name=name, title=title, changes=changes | lr(6e-3), stops=True)
     for name, title, changes in (
         ("guard", "grpo-guard, KL 1", {"algorithm.name": "grpo-guard"} | BASELINE_LOSS),
-        ("cps", "cps, noise .7, KL 1", {"algorithm.name": "cps", "sampling.variant": "cps",
+        ("cps", "cps, noise 0.7, KL 1", {"algorithm.name": "cps", "sampling.variant": "cps",
                                         "sampling.noise_level": 0.7} | BASELINE_LOSS),
         ("dance", "dance-grpo", {"algorithm.name": "dance-grpo", "sampling.variant": "dance",
                                  "sampling.first_window_starts": [0, 0]}),
@@ -176,7 +176,7 @@ NEAR = (
     _near("one-step", "one-step", {"schedule.max_staleness": 1}),
     _near("one-step-lr-3e-3", "one-step, lr 3e-3", {"schedule.max_staleness": 1} | lr(3e-3, 26)),
     _near("guard", "grpo-guard", {"algorithm.name": "grpo-guard"} | BASELINE_CLIP),
-    _near("ema", "moving average .99", {"trainer.ema": 0.99}),
+    _near("ema", "moving average 0.99", {"trainer.ema": 0.99}),
 )
 _AWM = {
     "algorithm.name": "awm", "algorithm.kl_beta": 1e-3, "algorithm.advantage_std": "group",
