@@ -114,7 +114,7 @@ def markdown(found: dict[str, Any], *, title: str, how: str) -> str:
     for name, peak in sorted(found["roles"].items(), key=lambda pair: -pair[1]["num_bytes"]):
         shown = f"{name} (NATS, Valkey, object store)" if name == OTHERS else name
         lines.append(f"| {shown} | {peak['num_bytes'] / GB:.2f} | {peak['at_s']:.0f} |")
-    lines += ["", "What happened, in seconds from the start:", "", "```"]
+    lines += ["", "Events, in seconds from the start:", "", "```"]
     lines += [f"{moment['at_s']:8.1f}  {moment['what']}" for moment in found["moments"]]
     return "\n".join([*lines, "```", ""])
 

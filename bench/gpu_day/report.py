@@ -60,8 +60,8 @@ def _status(part: Found) -> str:
 
 
 def _families(found: Found, parts: Mapping[str, Any]) -> Iterator[str]:
-    yield "Largest |ratio - 1| of a replay in passes of 1, 3, 6 and 12 rows; how far latents of"
-    yield "the same noise are from those of the CPU, over their own spread:"
+    yield "Largest |ratio - 1| of a replay in passes of 1, 3, 6 and 12 rows; distance of latents"
+    yield "from the latents of the CPU for the same noise, divided by their own spread:"
     yield ""
     yield "| | float32 | bfloat16 | latents, float32 | bfloat16 |"
     yield "|---|---|---|---|---|"
@@ -100,7 +100,7 @@ def _memory(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _profile(found: Found, _: Mapping[str, Any]) -> Iterator[str]:
-    yield f"What was measured of `{found['name']}`; the whole profile is in the JSON file."
+    yield f"Measurements of `{found['name']}`; the whole profile is in the JSON file."
     yield ""
     yield "| | measured | shipped profile | |"
     yield "|---|---|---|---|"
