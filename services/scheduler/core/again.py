@@ -1,4 +1,4 @@
-"""Work that is done again because somebody has mended what made it fail."""
+"""Retries after an operator has removed the cause of a failure."""
 
 from dataclasses import replace
 
@@ -16,9 +16,8 @@ def forget_failures(state: State) -> State:
 
 
 def requested(_plan: Plan, state: State, request: GroupRequest, _now: float) -> State:
-    """Let a group have all its attempts again, if its batch is open and nobody was given it to be
-    trained. Of a paused run, it pauses the run again if it fails again: what made it fail was not
-    mended."""
+    """Give a group all its attempts again, if its batch is open and the group has not been sent to
+    training. A paused run is paused again if the group fails again: the cause is still there."""
     state = begin_again(state, request.batch, request.group)
     if state.phase == "paused":
         state = replace(state, watched=state.watched | {(request.batch, request.group)})
@@ -26,8 +25,8 @@ def requested(_plan: Plan, state: State, request: GroupRequest, _now: float) -> 
 
 
 def begin_again(state: State, batch: int, index: int) -> State:
-    """Let the fragments of a group have all their attempts again. Those with samples that could not
-    be scored are generated again, unless the group was given to somebody to train."""
+    """Let the fragments of a group have all their attempts again. Fragments with unscored samples
+    are generated again, unless the group has been sent to training."""
     group = state.find_group(batch, index)
     for fragment in () if group is None else group.fragments:
         slot = fragment.slot_in(batch, index)

@@ -35,9 +35,9 @@ from services.scheduler.core.supply import (
 from shared.messages.contracts import GenerateFragment
 
 DEVICES_PER_EVENT = 64
-"""Devices that are looked at per event, on average. A schedule of all devices, which the end of a
-batch needs, is made again after as many events as that allows: up to then a device that has
-finished something goes on with what it has waiting."""
+"""Devices that are looked at per event, on average. The schedule of all devices, which the end of a
+batch needs, is rebuilt after that many events. Until then a device that has finished a fragment
+continues with its queue."""
 
 IssuedFragments = tuple[State, list[GenerateFragment]]
 
@@ -52,9 +52,9 @@ def assign(
     """Issue fragments while there are some and devices have room for them.
 
     Args:
-        able: devices that may get some now; None: all. The others count where it is asked who would
-            finish a fragment first.
-        delay: returns seconds for which a device has something else to do first.
+        able: devices that may get some now; None: all. The other devices count when the earliest
+            finish of a fragment is computed. delay: returns the seconds for which a device is
+            busy with other work.
     """
     if state.batch is None:
         return state, []
@@ -195,7 +195,7 @@ class PooledAssigner:
         self.first[batch.index], self._end = batch.tally.first, len(batch.groups)
 
     def _next_supply(self) -> bool:
-        """Go on with the next batch, if that may be begun, once all of this one is issued."""
+        """Continue with the next batch, if it may begin, once the whole current batch is issued."""
         following = open_supply(self._draft.plan, self._draft.state, after=self._batch.index)
         if following is None:
             return False

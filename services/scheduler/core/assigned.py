@@ -34,7 +34,7 @@ def count_finished(state: State, slot: FragmentSlot, address: str, now: float) -
 
 
 def unassign_everywhere(state: State, slot: FragmentSlot, now: float, address: str | None) -> State:
-    """Take a fragment off all devices that have it; ``address``: one that is said to have it.
+    """Remove a fragment from all devices that have it; ``address``: a device that reports it.
 
     Once its result is stored, another device finds the slot taken and reports nothing.
     """
@@ -65,7 +65,8 @@ def _has_alone(state: State, found: FragmentState, slot: FragmentSlot, address: 
 
 
 def _find_place(worker: WorkerState, slot: FragmentSlot) -> int | None:
-    """Find a fragment among those of a device; field by field, being much faster than records."""
+    """Find a fragment of a device. Fields are compared one by one, which is much faster than
+    comparing records."""
     batch, group, first, attempt = slot.batch, slot.group, slot.first_sample, slot.attempt
     for place, held in enumerate(worker.assigned):
         mine = held.slot

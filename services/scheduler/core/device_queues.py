@@ -9,7 +9,7 @@ from services.scheduler.core.state import State, WorkerState
 
 
 class DeviceQueue(NamedTuple):
-    """What a device generates: fragments one after the other, at each of one or several places."""
+    """Queue of fragments of a device, with one or several places."""
 
     free: Sequence[float]
     """When each place is free, in seconds."""
@@ -34,8 +34,8 @@ def forecast_queue(
 
     Args:
         seconds: per sample, if known.
-        whole: what `Costs.whole_samples` says of sizes of fragments; is added to. It is asked for
-            thousands of devices at a time.
+        whole: cache of `Costs.whole_samples` by fragment size, which is extended: the function is
+            called for thousands of devices at a time.
     """
     if seconds is None:
         seconds = sample_seconds(state, worker)

@@ -1,4 +1,4 @@
-"""A state in which fragments are being issued: changed in place, and seen by nobody else.
+"""A mutable copy of the state in which fragments are being issued; no other code sees the copy.
 
 Opening a batch issues two fragments to every device. Each as a state of its own would be as many
 copies of all groups and workers; here the changes are collected, and one state is made of them.
@@ -31,7 +31,7 @@ class StateDraft:
     _begun: dict[int, BatchState] = field(default_factory=dict)
     """Batches that were begun here."""
     _origins: dict[tuple[int, int], tuple[Prompt, int]] = field(default_factory=dict)
-    """What `origin` has found, by batch and group."""
+    """Results of `origin` by batch and group."""
 
     def __post_init__(self) -> None:
         self.samples_left = self.state.tag.samples_left

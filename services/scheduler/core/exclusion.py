@@ -5,11 +5,11 @@ A device may report once a second and never finish. When its deadline has passed
 its fragments as well, in the same slots; a slot takes one result, so the first result counts. The
 device is given work again as soon as it finishes something or reports that it is idle.
 
-A device that is drained goes on to be watched, until it has finished what it has. It stays drained
-under its name, whoever is started again, until an operator says otherwise.
+A drained device is still watched until it has finished its work. It stays drained under its name
+across restarts, until an operator changes that.
 
-A device returns a fragment that it has not begun if a newer version is out. One that wrongly
-believes so would go on returning for ever.
+A device returns a fragment that it has not begun if a newer version is out. A device with a wrong
+belief would return fragments without end.
 """
 
 from dataclasses import replace

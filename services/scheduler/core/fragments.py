@@ -1,4 +1,4 @@
-"""What each event says about fragments and groups: (plan, state, event) -> state, no commands.
+"""Applies events about fragments and groups: (plan, state, event) -> state, no commands.
 
 An event about another batch, attempt or version changes nothing, so every event may arrive twice,
 late, or after its subject was discarded.
@@ -62,8 +62,8 @@ def drop_stale_groups(plan: Plan, state: State) -> State:
 
 
 def _goes_on(state: State, plan: Plan, batch: int, index: int, group: GroupState) -> bool:
-    """Whether a group goes on with the version before: where it is under way, or as it was begun
-    where members generate, since they keep the weights of that version until their next step."""
+    """Whether a group continues with the version before: if it is in progress, or if members
+    generate and keep the weights of that version until their next step."""
     if not plan.schedule.members_generate:
         return _is_under_way(state, plan, batch, index, group)
     assert group.policy is not None
@@ -95,7 +95,7 @@ def discard_group(group: GroupState) -> GroupState:
 
 
 def requeue_group(group: GroupState) -> GroupState:
-    """Take the group back from whoever trains it, under its next attempt."""
+    """Take the group back from its trainer, under its next attempt."""
     return replace(group, sent=False, attempt=group.attempt + group.sent)
 
 
@@ -114,7 +114,7 @@ def generated(plan: Plan, state: State, event: FragmentGenerated, now: float) ->
 
 
 def learn_generation(state: State, event: FragmentGenerated) -> State:
-    """Learn how fast the device is, and what a fragment takes whatever its size."""
+    """Learn the speed of the device, and the overhead of a fragment."""
     worker = state.workers.get(event.worker)
     if worker is None or event.seconds <= 0:
         return state
@@ -259,7 +259,7 @@ def fail_run(state: State, reason: str) -> State:
 
 
 def give_back_all(state: State, worker: WorkerState) -> State:
-    """Requeue everything that the worker has; it was told to drop it."""
+    """Requeue all work of the worker; it was ordered to drop it."""
     for held in worker.assigned:
         found = state.find_fragment(held.slot)
         if found is not None and found.stage == "issued" and found.worker == worker.address:
@@ -285,8 +285,8 @@ def discard_group_if_stale(state: State, slot: FragmentSlot) -> State:
 
 
 def _pass_over(plan: Plan, state: State, slot: FragmentSlot) -> State:
-    """Begin the group with the next attempt if the scheduler has given nobody this fragment: the
-    slot of its result is taken, so a device that gets the fragment could not report it.
+    """Begin the next attempt of the group if the scheduler has not assigned this fragment: the slot
+    of its result is taken, so no device could report it.
 
     A device that has waited for a broker reports such a result, where the broker has lost all
     messages and the scheduler that knew of the task is dead. The result may be of the next batch.

@@ -1,4 +1,5 @@
-"""Names what the scheduler's machine is told: messages, and what its shell sees of workers."""
+"""Names the inputs of the scheduler's state machine: messages, and what its shell observes of
+workers."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -86,13 +87,13 @@ BATCHED_REPORTS = (
     FragmentGenerated | FragmentScored | PieceTrained | SumHeld | Stepped
     | MemberReported | WorkerJoined | WorkerInactive
 )  # fmt: skip
-"""What devices report of their work and of themselves. Nothing that follows from one of them
-changes what another says, so that commands may be issued for several at a time."""
+"""Reports of devices about their work and themselves. The effects of one report change no other
+report, so commands may be issued for several at a time."""
 
 
 def take_together(*waiting: deque[MachineInput]) -> list[MachineInput]:
-    """Take from queues, those of the first one first, what may be applied together: reports
-    that wait behind each other, or one other input; nothing if all are empty."""
+    """Take inputs that may be applied together from the queues, earlier queues first: consecutive
+    reports, or one other input; empty if all queues are empty."""
     found = list[MachineInput]()
     for queue in waiting:
         while queue and len(found) < MAX_REPORTS_AT_ONCE and isinstance(queue[0], BATCHED_REPORTS):

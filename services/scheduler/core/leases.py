@@ -1,9 +1,9 @@
 """Decides who is alive: workers whose statuses arrive, and one worker per name.
 
-Two processes may have been given one name by mistake, or a worker was started again under its
-name. Both look alike at first: another address reports the same name. The first one keeps the name
-while it reports. If it is heard beside the other, the other is refused; if it is silent, the other
-takes its place.
+Two processes may have been given one name by mistake, or a worker was started again under its name.
+Both look alike at first: another address reports the same name. The first one keeps the name while
+it reports. If it is heard alongside the other worker, the other worker is refused; if it is silent,
+the other worker takes its place.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ LEASE_S = 5.0
 NAME_TAKEOVER_S = 2.5
 """After this long, when two statuses are missing, a worker of the same name takes its place."""
 DUPLICATE_NAME_S = 1.5
-"""A worker heard this long after another of its name has begun is alive beside it."""
+"""A worker heard this long after another worker of its name has begun is alive alongside it."""
 
 LeaseDecision = Literal["known", "joined", "waits", "refused"]
 
@@ -29,8 +29,8 @@ class Lease:
 
 @dataclass(slots=True)
 class Leases:
-    """Holds leases by address. Times come from any clock that only grows, in seconds; here they are
-    kept by a clock that stands still while nobody could be heard (`prolong`)."""
+    """Holds leases by address. Times come from any monotonic clock, in seconds. They are kept by a
+    clock that stops while no worker could be heard (`prolong`)."""
 
     _held: dict[str, Lease] = field(default_factory=dict)
     _by_name: dict[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Leases:
     _expected: dict[str, float] = field(default_factory=dict)
     """Addresses with work from before the scheduler restarted that are still silent."""
     _stood_still: float = 0.0
-    """Seconds in which nobody could be heard so far."""
+    """Seconds in which no worker could be heard."""
 
     def expect(self, addresses: Iterable[str], now: float) -> None:
         """Give these a lease although they have not been heard yet."""

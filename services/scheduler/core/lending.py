@@ -4,8 +4,8 @@ For each batch the controller decides, from learned costs, how many groups membe
 most. A member that trains alone is lent while it has nothing to train and the wait is worth the
 switch, and called back as soon as a group is ready: ready training always goes first. Several
 members are lent for their whole share at once: each generates what it was given and then trains, on
-its own. What a member is to do is stated under a loan number of its own that only grows, so
-commands may arrive twice, late or out of order.
+its own. A command to a member carries a loan number that only grows, so commands may arrive twice,
+late or out of order.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""Says how long a batch should take on the devices that there are, by what was learned of them.
+"""Forecasts how long a batch should take on the present devices, from learned costs.
 
-forecast   what the schedule's own model says, with the waits that the schedule itself brings about
-bound      all work is done, no device is idle and nothing else costs: no schedule is faster
+forecast   the schedule's own model, with the waits that the schedule causes
+bound      all work is done, no device is idle and overheads are 0: no schedule is faster
 
-A run that is slower than its forecast is held up by something that is no part of the schedule; one
-whose forecast is far from its bound has a schedule, or a split of devices, that leaves some idle.
+A run slower than its forecast is delayed by something outside of the schedule. A forecast far from
+its bound means that the schedule, or the split of devices, leaves some devices idle.
 """
 
 import math

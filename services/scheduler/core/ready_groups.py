@@ -20,12 +20,13 @@ class ReadyGroup:
 
 
 def ready_groups(plan: Plan, state: State) -> Iterator[ReadyGroup]:
-    """Groups that are whole, and that nobody was given to train.
+    """Complete groups that have not been sent to training.
 
-    Groups that are dropped wait for all others of their update, but in deterministic mode: they
-    take no time to train, and operators may mend what made them fail, and have them generated
-    again. Without another one in the batch the run fails, and nothing of the batch has been trained
-    when it goes on. While the run is paused, all groups with samples that could not be scored wait.
+    Dropped groups wait for all other groups of their update, except in deterministic mode: they
+    take no time to train, and operators may fix the cause of their failure and have them generated
+    again. If the batch has no other group, the run fails; after it resumes, nothing of the batch
+    has been trained. While the run is paused, all groups with samples that could not be scored
+    wait.
     """
     for batch in state.batches:
         if not modes.may_train(plan, batch):
@@ -63,17 +64,17 @@ def _dropped_last(
 
 
 def waits_for_a_mend(state: State, group: GroupState) -> bool:
-    """Whether operators have paused the run, so that they may mend what made scoring fail."""
+    """Whether operators have paused the run to fix the cause of failed scoring."""
     return state.phase == "paused" and lacks_scores(group)
 
 
 def _is_begun(batch: BatchState) -> bool:
-    """Whether a group of the batch was given to somebody to train."""
+    """Whether a group of the batch has been sent to training."""
     return batch.tally.sent > 0
 
 
 def train_command(plan: Plan, ready: ReadyGroup) -> TrainGroup:
-    """Return what whoever trains the group is told."""
+    """Return the command to train the group."""
     group = ready.group
     scored = tuple(fragment.scored for fragment in group.fragments if fragment.scored)
     assert group.policy is not None

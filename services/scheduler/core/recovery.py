@@ -22,7 +22,8 @@ RECOVERED_STREAMS = (
 def restore_task(plan: Plan, state: State, task: GenerateFragment, _now: float) -> State:
     """Restore from a stored task that some device was given this fragment.
 
-    Tasks do not say whether a device had begun it when it was lost, so losses are counted anew.
+    Tasks do not show whether a device had begun them when it was lost, so losses are counted from
+    0.
     """
     fragment = task.fragment
     state = fragments.with_early_batch(plan, state, fragment.batch)

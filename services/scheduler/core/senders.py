@@ -1,4 +1,4 @@
-"""Whether a result comes from a worker that was given the work: of others, nothing counts."""
+"""Checks that a result comes from a worker that was given the work; other results are ignored."""
 
 from services.scheduler.core.state import State
 from shared.messages.contracts import (
@@ -11,8 +11,8 @@ from shared.messages.contracts import (
 
 
 def is_foreign(state: State, event: object) -> bool:
-    """Whether a result is of a worker that was never given this attempt at the work. One that was
-    given it and lost its lease may have finished it all the same."""
+    """Whether a result comes from a worker that was never given this attempt. One that was given it
+    and lost its lease may have finished it all the same."""
     match event:
         case FragmentGenerated(fragment=slot, worker=worker):
             return not _was_given(state, slot, worker)

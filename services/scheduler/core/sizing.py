@@ -1,8 +1,8 @@
 """Chooses how many samples a fragment has, once per batch, by what was learned of their cost.
 
 A fragment of n samples takes o + c n seconds: `tag.estimates.Overhead` learns o / c from fragments
-of several sizes, and `tag.forecast` tells what a batch takes in fragments of each. The planner
-chooses by the same formula. Until enough is known, `supply.full_size` divides by the devices alone.
+of several sizes, and `tag.forecast` forecasts a batch for each size. The planner chooses by the
+same formula. Until enough is known, `supply.full_size` divides by the devices alone.
 """
 
 import math
@@ -26,7 +26,7 @@ MAX_FORECAST_GROUPS = 128
 MIN_ALIKE_DEVICES = 4
 """Number of alike devices that must be left of them."""
 TIE_FACTOR = 1.003
-"""Factor of seconds within which sizes count as equally good: forecasts tell no less."""
+"""Factor of seconds within which sizes count as equally good: the precision of forecasts."""
 MAX_FRAGMENTS = 6
 """Number of fragments of a group up to which smaller ones are better where they cost nothing: a
 slow device holds less, and results come less in bursts. More would be messages only."""
@@ -58,8 +58,8 @@ def best_size(plan: Plan, state: State) -> int | None:
 
 
 def chosen_size(seconds: Mapping[int, float], group_size: int) -> int | None:
-    """Return the size of fragments that is chosen by the seconds of a batch in each; None if all
-    take for ever."""
+    """Return the size of fragments with the shortest forecast batch; None if every forecast is
+    infinite."""
     seconds = {size: each for size, each in seconds.items() if math.isfinite(each)}
     least = min(seconds.values(), default=math.inf)
     good = [size for size, each in seconds.items() if each <= TIE_FACTOR * least]
@@ -125,8 +125,8 @@ def _is_known(state: State) -> bool:
 
 
 def _alike(seen: TagInputs) -> TagInputs:
-    """Take devices that are nearly as fast as another for equal: a class of them is forecast in the
-    time of one."""
+    """Treat devices of nearly equal speed as one class, which is forecast in the time of one
+    device."""
     mean = _levels(seen.rollout)
     return replace(seen, rollout=tuple(mean[seconds] for seconds in seen.rollout))
 

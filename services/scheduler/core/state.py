@@ -114,9 +114,9 @@ class GroupState:
     """Samples that belong to a fragment."""
     num_scored: int = 0
     first_attempt: int = 0
-    """Attempt of new fragments; larger than that of any discarded fragment."""
+    """Attempt of new fragments; larger than the attempt of any discarded fragment."""
     attempt: int = 0
-    """How often the group was sent to be trained in vain."""
+    """How often the group was sent to training without a result."""
     sent: bool = False
     """Whether it was sent to be trained in this attempt."""
 
@@ -182,7 +182,7 @@ def new_batch(plan: Plan, index: int, now: float) -> BatchState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagState:
-    """What is decided of trainer-assisted generation (TAG)."""
+    """Decisions of trainer-assisted generation (TAG)."""
 
     controller: Controller = field(default_factory=Controller)
     samples_left: int = 0
@@ -254,7 +254,7 @@ class State:
     goal_reached_by: int | None = None
     """Version by which evaluations have reached the run's goal: it ends with the next version."""
     fluid: FluidState | None = None
-    """What members train; None where there are none."""
+    """State of the members' training; None without members."""
     draining: frozenset[str] = frozenset()
     """Names of workers that an operator has asked to drain; they may be started again."""
 

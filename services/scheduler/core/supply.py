@@ -1,4 +1,4 @@
-"""Finds what is left to issue, and the size of its fragments."""
+"""Finds the samples that remain to be issued, and the size of their fragments."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -79,8 +79,8 @@ def fragment_size(plan: Plan, state: State, num_queues: int) -> int:
 
 
 def next_fragment_size(plan: Plan, state: State, full: int, samples: int, num_queues: int) -> int:
-    """Samples of the next fragment, of so many that are left: the full size (`fragment_size`) for
-    all of a batch, once costs are known."""
+    """Size of the next fragment, given the samples left: the full size (`fragment_size`) for the
+    whole batch, once costs are known."""
     if state.sizing is not None:
         return full
     return next_size(plan, full, samples, num_queues, probes=_probes(plan, state))
@@ -113,8 +113,8 @@ def full_size(plan: Plan, num_queues: int) -> int:
 
 
 def _rounds(plan: Plan, size: int, num_queues: int) -> float:
-    """How long a batch takes in fragments of so many samples that share some of their steps, in
-    units of a sample alone: larger ones share more, and in the end a device waits for half of one.
+    """Duration of a batch in fragments of this size that share some of their steps, in units of a
+    single sample: larger fragments share more, and at the end a device waits for half a fragment.
     """
     each = plan.shared_share + size * (1 - plan.shared_share)
     return plan.num_groups * plan.group_size / size * each / max(1, num_queues) + each / 2
@@ -128,7 +128,7 @@ def next_size(
     *,
     probes: bool = False,
 ) -> int:
-    """Samples of the next fragment: towards the end of a batch, half a fair share of what is left.
+    """Size of the next fragment: towards the end of a batch, half a fair share of the samples left.
 
     If the next batch follows at once there is no tail, and small fragments cost more per sample.
     Where samples share steps, a group is cut in equal parts: a small rest would pay them alone.

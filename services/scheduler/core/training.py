@@ -1,4 +1,4 @@
-"""What events say about the training of groups: (plan, state, event) -> state, no commands."""
+"""Applies events about the training of groups: (plan, state, event) -> state, no commands."""
 
 from services.scheduler.core.fragments import fail_run, requeue_group
 from services.scheduler.core.state import Plan, State

@@ -8,7 +8,7 @@ from shared.run.usage import MAX_CHANGES, Change, DeviceUse, Timeline
 
 
 def uses(plan: Plan, state: State) -> dict[str, DeviceUse]:
-    """What every live worker does, by name."""
+    """Use of every live worker, by name."""
     waits_for = _waits_for(plan, state)  # the same for all, so fragments are counted once
     is_scoring = any(batch.count("generated") for batch in state.batches)
     scores: DeviceUse = "scoring" if is_scoring else waits_for
@@ -25,12 +25,12 @@ def uses(plan: Plan, state: State) -> dict[str, DeviceUse]:
 
 
 def _rollout_use(worker: WorkerState) -> DeviceUse | None:
-    """What the device does; None if it waits."""
+    """Return the use of the device; None if it waits."""
     return "generating" if worker.assigned else None
 
 
 def _member_use(state: State, worker: WorkerState) -> DeviceUse | None:
-    """What a member does; None if it waits."""
+    """Return the use of a member; None if it waits."""
     fluid = state.fluid
     if worker.assigned and worker.concurrency:
         return "generating"

@@ -17,7 +17,7 @@ QueueName = Literal["generation", "in_hand", "scoring", "training"]
 LATE_FACTOR = 3.0
 """Times its usual wait after which the oldest in a queue is late."""
 MIN_LATE_S = 5.0
-"""Seconds that it is beyond its usual wait then at least: less is nobody's worry."""
+"""Minimum seconds beyond the usual wait: shorter delays do not matter."""
 
 
 @dataclass(frozen=True, slots=True)

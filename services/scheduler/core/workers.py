@@ -1,8 +1,8 @@
 """The workers that the scheduler knows: immutable, with what every event asks of all of them.
 
 With thousands of devices a look at each of them costs more than everything else that follows from
-an event. Who generates changes only when somebody joins, leaves, is excluded or drained; who has
-room for another fragment, one device at a time.
+an event. The set of generating workers changes only when a worker joins, leaves, is excluded or
+drained; free capacity changes one device at a time.
 """
 
 import math
@@ -14,7 +14,7 @@ from shared.messages.contracts import FragmentSlot
 from shared.messages.workers import DeviceMode
 
 GENERATES = ("rollout", "member")
-"""Services of workers that generate whatever they are given."""
+"""Services of workers that generate any assigned work."""
 
 Exclusion = Literal["late", "returns", "leaves"]
 """late: past its deadline. returns: it returns everything. leaves: it is about to end."""
@@ -27,7 +27,7 @@ class AssignedFragment:
     slot: FragmentSlot
     num_samples: int
     since: float
-    """When the device began it, as far as the scheduler can tell."""
+    """When the device began it, as far as the scheduler knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class MeasuredConcurrency:
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """What a member was told that its device is used for (TAG)."""
+    """The use of its device that a member was ordered (TAG)."""
 
     number: int = 0
     """Number of the newest `SetDevice` to it; it only grows."""
     mode: DeviceMode = "train"
-    """What that command says."""
+    """Content of that command."""
     stated_at: float = 0.0
     lent_until: float = 0.0
     observed: tuple[int, DeviceMode] = (0, "train")
@@ -79,12 +79,12 @@ class WorkerState:
     name: str
     service: str
     concurrency: int
-    """Fragments that the worker generates at the same time: what it has shown, of what it says; 0
-    for a member that only trains, or is not lent."""
+    """Concurrent fragments of the worker: the measured number, at most the declared one; 0 for a
+    member that only trains, or is not lent."""
     declared: int = 0
-    """Fragments that it says it generates at the same time, if that is more."""
+    """Declared number of concurrent fragments, if that is more."""
     shown: MeasuredConcurrency | None = None
-    """What it has done since it was idle, if it says that it generates several at a time."""
+    """Work since the device was idle, if it declares several concurrent fragments."""
     kind: str = "cpu"
     ranks: int = 1
     """Processes that share its weights, and the samples of each piece."""
@@ -105,8 +105,8 @@ class WorkerState:
     """When it began to load what it has loaded last, and when it last reported that it does."""
 
     def having_finished(self, held: AssignedFragment, now: float) -> "WorkerState":
-        """Return the worker after a fragment that it was given at ``held.since``. One that says
-        that it generates several at a time is believed as far as twice what it has shown."""
+        """Return the worker after a fragment that it was given at ``held.since``. A declared
+        concurrency counts up to twice the measured one."""
         if self.declared <= 1:
             return self
         shown = (self.shown or MeasuredConcurrency()).after(held, now)
@@ -136,7 +136,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Says who does what; it stays the same while nobody joins, leaves or is excluded."""
+    """Roles of the workers; unchanged until a worker joins, leaves or is excluded."""
 
     places: Mapping[str, int]
     """Place of each rollout device that is not excluded, in the order in which they joined."""
@@ -155,7 +155,7 @@ class WorkerFilter(Protocol):
 
     @property
     def batch(self) -> int | None:
-        """The batch that it is about, if it is about one: that of the newest question counts."""
+        """The batch that it concerns, if any: the batch of the newest filter counts."""
 
     def holds_for(self, worker: WorkerState) -> bool:
         """Return whether it holds for a device."""
@@ -163,7 +163,7 @@ class WorkerFilter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HasCapacity:
-    """Asks who has less than so many fragments per queue."""
+    """Selects workers with fewer fragments per queue."""
 
     queue_depth: int
     batch: None = None
@@ -238,7 +238,7 @@ class Workers(dict[str, WorkerState]):
         return found
 
     def changed(self, workers: Iterable[WorkerState]) -> Self:
-        """The same with these workers, which are new or replace those of their addresses."""
+        """Return the workers with these added or replaced, by address."""
         made, changed = type(self)(self), list(workers)
         keeps = self._roles is not None
         for worker in changed:

@@ -1,4 +1,4 @@
-"""What devices hold: the model in a role, samples of a fragment, rows of a training pass."""
+"""Capacity of devices: the model in a role, samples of a fragment, rows of a training pass."""
 
 import math
 
@@ -36,7 +36,7 @@ def _needed_gib(profile: Profile, kind: str, role: Role) -> float:
 
 
 def holds_fragments(profile: Profile, kind: str, role: Role, samples: int) -> bool:
-    """Return whether a device of this kind can denoise so many samples at a time."""
+    """Return whether a device of this kind can denoise this number of samples at a time."""
     held, at_once = profile.rollout.held_gib, samples
     if role == "member":
         held += profile.variant.training_gib
@@ -48,8 +48,8 @@ def holds_fragments(profile: Profile, kind: str, role: Role, samples: int) -> bo
 
 
 def pass_rows(profile: Profile, kind: str, role: Role) -> int:
-    """Return the rows of a training pass on a device of this kind: those of a whole group at most,
-    and the largest number that fits of those that a trainer would choose."""
+    """Return the rows of a training pass on a device of this kind: at most the rows of a whole
+    group, and the largest number that fits among the numbers that a trainer would choose."""
     variant, most = profile.variant, profile.shape.group_size
     if not variant.row_gib:
         return most
@@ -64,6 +64,6 @@ def fitting_rows(profile: Profile, kind: str, role: Role) -> int:
 
 
 def chosen_rows(profile: Profile, fitting: int) -> int:
-    """Return the rows that a trainer chooses, which cuts a group by halves, where so many fit."""
+    """Return the rows that a trainer chooses, halving the group until it fits."""
     sizes = profile.variant.pass_sizes or (fitting,)
     return max((size for size in sizes if size <= fitting), default=min(sizes))

@@ -1,8 +1,8 @@
 """Costs by counting: what a recipe takes where nothing was measured, in rows of the network.
 
 A row's forward pass takes one second on every device, a backward pass two, and nothing else takes
-any: neither decoding and scoring nor handing over weights. What a batch takes is then wrong, but
-not how it is divided between generation and training.
+any: neither decoding and scoring nor handing over weights. The seconds of a batch are then wrong,
+but not their division between generation and training.
 """
 
 from services.scheduler.costs.profile import Device, Profile, Rollout, Variant
@@ -21,7 +21,7 @@ def counted_profile(
     """Return a profile in which seconds are rows of the network.
 
     Args:
-        beside: forward passes of a trained row beside the one that has a backward pass.
+        beside: forward passes of a trained row besides the one with a backward pass.
         differentiated: share of a trained row's forward pass that a backward pass follows.
         ranks: devices of a shard group.
     """

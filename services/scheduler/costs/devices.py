@@ -1,12 +1,12 @@
 """Kinds of devices that a cost profile lacks: forecasts from data sheets, and others by memory.
 
-A forecast's speed relative to an H100 is the geometric mean of the ratios of its dense bfloat16
-operations per second (accumulated in float32) and of its memory bandwidth to those of an H100 SXM,
-989.4 TFLOPS and 3,350 GB/s. By that rule an A100 would have 1.01 times the speed that the profiles
-assume, an L40S 1.11 times, a 4090 0.87 times and an H20 1.5 times. No forecast was measured.
-Sources are NVIDIA's architecture papers of Ampere GA102 (3090, A6000), RTX Blackwell (5090) and RTX
-PRO Blackwell (RTX PRO 6000 Workstation Edition), and the data sheets of L40 and HGX B200. A 4070's
-operations are those of a 4090 by its multiprocessors and clock.
+A forecast speed relative to an H100 is the geometric mean of two ratios to an H100 SXM: dense
+bfloat16 operations per second accumulated in float32 (989.4 TFLOPS), and memory bandwidth (3,350
+GB/s). By that rule an A100 would have 1.01 times the speed that the profiles assume, an L40S 1.11
+times, a 4090 0.87 times and an H20 1.5 times. No forecast was measured. Sources are NVIDIA's
+architecture papers of Ampere GA102 (3090, A6000), RTX Blackwell (5090) and RTX PRO Blackwell (RTX
+PRO 6000 Workstation Edition), and the data sheets of L40 and HGX B200. The operations of a 4070 are
+scaled from a 4090 by multiprocessors and clock.
 """
 
 import math
@@ -28,7 +28,7 @@ class Device(Record):
     training_speed: Factor
     memory_gib: Factor
     host_gb_per_second: Factor = 25.0
-    """Speed at which weights come from the host's pinned memory: of PCIe 4.0 x16 unless said."""
+    """Speed at which weights come from the host's pinned memory; default: PCIe 4.0 x16."""
     note: Text = ""
     """Where the speeds are from, if not from the profile."""
 
@@ -52,8 +52,8 @@ FORECASTS: Mapping[str, Device] = {
 
 
 def with_sized(devices: Mapping[str, Device], text: str) -> dict[str, Device]:
-    """Return the devices with those of ``text`` whose memory is given. A kind that is not known
-    has the speed of the slowest one that is."""
+    """Return the devices, with the kinds of ``text`` whose memory is given. A kind that is not
+    known has the speed of the slowest one that is."""
     slowest = min(devices.values(), key=lambda device: device.training_speed)
     note = "its speed is unknown, and taken as that of the slowest known kind"
     found = dict(devices)
@@ -74,5 +74,5 @@ def _plain(word: str) -> str:
 
 
 def notes(devices: Mapping[str, Device], kinds: Iterable[str]) -> Iterator[str]:
-    """Say of each of these kinds where its speed is from, if not from the profile."""
+    """Return a line for each kind whose speed does not come from the profile."""
     return (f"{kind}: {devices[kind].note}" for kind in kinds if devices[kind].note)

@@ -1,6 +1,7 @@
 """Bounds that no schedule beats: all work is done, no device is idle, and nothing else costs.
 
-Training is that of passes of whole groups, whatever fits a device, and no host slows a call.
+Training is charged as passes of whole groups, even if they do not fit a device, and without launch
+overhead of the host.
 """
 
 import math
@@ -11,13 +12,14 @@ from services.scheduler.costs.profile import Profile
 from services.scheduler.costs.seconds import generation_work, speed, training_work
 
 Rates = tuple[float, float]
-"""What a device generates per second if it does nothing else, and what it trains."""
+"""Samples per second that a device generates if it does no other work, and groups that it
+trains."""
 
 
 def floor_seconds(profile: Profile, devices: Mapping[str, int]) -> float:
     """Return the least time of a batch if every device may generate and train in any mixture.
 
-    Of equal devices it is all work over their number. Infinite if a task has no device.
+    For equal devices the floor is all work over their number. Infinite if a task has no device.
     """
     rates = [
         (count * speed(profile, kind, "rollout"), count * speed(profile, kind, "trainer"))

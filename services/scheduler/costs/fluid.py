@@ -1,4 +1,4 @@
-"""What members take: fragments, pieces, exchange, step, snapshot, loading.
+"""Costs of members: fragments, pieces, exchange, step, snapshot, loading.
 
 Exchange and step are named parts of a profile's variant; where the profile does not name them, they
 follow from the bytes that they move and the speeds below.
@@ -24,7 +24,7 @@ from services.scheduler.costs.sizes import GIB_TO_GB
 from shared.messages.fluid import MAX_PIECES
 
 HOST_DEVICES = 8
-"""Devices of a host, unless said."""
+"""Default number of devices of a host."""
 LINE_GB_PER_SECOND = 12.5
 """Between hosts: 100 Gbit/s."""
 DEVICE_GB_PER_SECOND = 150.0
@@ -65,10 +65,10 @@ def network_gb(profile: Profile) -> float:
 
 
 def exchange_seconds(profile: Profile, devices: int) -> float:
-    """Return the seconds in which so many devices form the total of their sums: they are told whose
-    those are, and add them up by a ring within each host, and one of the hosts. Parts of sums that
-    ranks hold go through the object store: each member stores its sum, the committer reads all
-    others and stores the total, which the others read."""
+    """Return the seconds in which this many devices form the total of their sums: the message names
+    the sums' owners, and a ring adds up the sums within each host, and one across hosts. Parts of
+    sums that ranks hold go through the object store: each member stores its sum, the committer
+    reads all others and stores the total, which the others read."""
     if profile.variant.exchange_seconds is not None:
         return profile.variant.exchange_seconds
     ranks, size = profile.variant.ranks, gradient_gb(profile)
@@ -86,8 +86,8 @@ def exchange_seconds(profile: Profile, devices: int) -> float:
 
 
 def order_seconds(devices: int) -> float:
-    """Return the seconds in which all are told of all sums: the message grows with their number,
-    and each of them reads it."""
+    """Return the seconds in which every member receives the names of all sums: the message grows
+    with their number, and each member reads it."""
     pieces = min(MAX_PIECES, PIECES_EACH * devices)
     size = NAME_BYTES * devices + PIECE_BYTES * pieces
     return devices * size / BROKER_GB_PER_SECOND / 1e9 + PIECE_NAME_SECONDS * pieces
@@ -150,8 +150,8 @@ def gather_seconds(profile: Profile) -> float:
 
 
 def piece_seconds(profile: Profile, kind: str, rows: int, role: Role = "member") -> float:
-    """Return the mean seconds of the gradient of a piece of which a device, or the rank that has
-    most, trains so many rows, in passes of as many as it holds.
+    """Return the mean seconds of the gradient of a piece of which a device, or the rank with the
+    largest part, trains this many rows, in passes of as many as it holds.
 
     Infinite if the device cannot hold the model.
     """
@@ -166,7 +166,7 @@ def piece_seconds(profile: Profile, kind: str, rows: int, role: Role = "member")
 
 
 def group_seconds(profile: Profile, kind: str, samples: int, role: Role = "member") -> float:
-    """Return the mean seconds of the gradient of so many samples of one group on a member."""
+    """Return the mean seconds of the gradient of this many samples of one group on a member."""
     if profile.variant.ranks == 1:
         return gradient_seconds(profile, kind, samples, role)
     most = math.ceil(samples / profile.variant.ranks)
@@ -174,8 +174,8 @@ def group_seconds(profile: Profile, kind: str, samples: int, role: Role = "membe
 
 
 def _between_ranks(profile: Profile, size: float) -> float:
-    """Return the seconds in which each rank of a shard group gets from the others what it lacks of
-    so many GB, or gives it; over the line, if the group is on several hosts."""
+    """Return the seconds in which each rank of a shard group gathers, or scatters, the missing GB;
+    over the network, if the group is on several hosts."""
     ranks = profile.variant.ranks
     link = DEVICE_GB_PER_SECOND if ranks <= HOST_DEVICES else LINE_GB_PER_SECOND
     return size * (ranks - 1) / ranks / link

@@ -1,4 +1,4 @@
-"""What the host adds to the seconds of a device: it launches each kernel of a call.
+"""Launch overhead of the host: it launches each kernel of a call.
 
 A call takes what its device computes or what its host takes to launch its kernels, whichever is
 more: with few rows the host sets the pace. The kernels are counted from a network's configuration
@@ -15,9 +15,9 @@ class Launches(Record):
     """Kernels that a host launches, guidance included."""
 
     step: Positive
-    """Those of a denoising step."""
+    """Launches of a denoising step."""
     training_pass: Positive
-    """Those of a training pass with gradient checkpointing, without a KL term."""
+    """Launches of a training pass with gradient checkpointing, without a KL term."""
 
 
 class HostCosts(Record):
@@ -30,8 +30,8 @@ class HostCosts(Record):
 
 UNKNOWN_HOST = HostCosts()
 H200_HOST = HostCosts(step_launch_seconds=20.8e-6, training_launch_seconds=30e-6)
-"""Those of the H200 of docs/gpu-day: .173 s for the 8,317 launches that a call of Qwen-Image had
-then, and .984 s for the 32,651 of a pass."""
+"""Measured on the H200 of docs/gpu-day: 0.173 s for the 8,317 launches of a call of Qwen-Image, and
+0.984 s for the 32,651 of a pass."""
 
 
 def parse_host_costs(option: str, text: str) -> HostCosts:

@@ -1,19 +1,18 @@
 """A cost profile: what generating and training one model costs on each kind of device, as data.
 
 One file per model in the folder profiles calibrates planner, simulator and emulated cluster alike;
-its README.md says what each field means. Seconds are those of an H100, GB are 1e9 bytes.
+its README.md defines each field. Seconds are measured on an H100; GB are 1e9 bytes.
 
     a denoising step of n samples:  max(host, forwards x (o + c n))
     a training pass of r rows:      max(host, forwards x rho x (f o + r ((1 - f) o / G + c)))
 
-with the host's seconds to launch their kernels (`costs.host`), o the seconds of a call however many
-samples it has, c those of each sample in it, G the group size, forwards 2 with classifier-free
-guidance, rho the forward and backward pass of a trained step over a step of a rollout that
-generates whole groups, and f the part of it that does not grow with its rows, over the same part of
-that step. Passes have as many rows as a group has samples, or as fit the device
-(`costs.capacity`); rows that a group computes once go along, or have a pass each if there is no
-other. Samples of one group may share some of their steps, which a fragment then computes once, and
-of their trained steps, which a group computes once (`costs.seconds`).
+with the host's seconds to launch their kernels (`costs.host`), o the fixed seconds of a call, c the
+seconds of each sample in it, G the group size, forwards 2 with classifier-free guidance, rho the
+ratio of the forward and backward pass of a trained step to a step of a rollout that generates whole
+groups, and f the ratio of their fixed parts. Passes have as many rows as a group has samples, or as
+fit the device (`costs.capacity`); rows that a group computes once go along, or have a pass each if
+there is no other. Samples of one group may share some of their steps, which a fragment then
+computes once, and of their trained steps, which a group computes once (`costs.seconds`).
 """
 
 from pathlib import Path
@@ -45,12 +44,12 @@ OWN_GATHERS = 2
 """Times that a training pass gathers a network that ranks share: forward, and backward with what is
 computed again."""
 PUBLISHED_GB_PER_SECOND = 8.0
-"""Speed at which all weights are published and fetched, where a profile does not say it."""
+"""Speed at which all weights are published and fetched, for profiles without that field."""
 
 
 class Rollout(Record):
     call_seconds: Seconds
-    """Seconds of one forward call, whatever the number of its samples: o."""
+    """Fixed seconds of one forward call: o."""
     sample_seconds: Factor
     """Seconds of each sample in a forward call: c."""
     decode_seconds: Seconds
@@ -73,15 +72,16 @@ class Rollout(Record):
 
 
 class Variant(Record):
-    """What is trained, and how: a LoRA adapter, or all weights, on every device or by groups."""
+    """Trained weights and their layout: a LoRA adapter, or all weights, on every device or in shard
+    groups."""
 
     forwards_per_step: Literal[1, 2]
     """Forward passes per step: 2 with classifier-free guidance, in rollout and training."""
     rho: Factor
     """Ratio of a trained step's forward and backward pass to a step of a rollout."""
     call_factor: Annotated[float, Field(ge=0)] = 1.0
-    """The seconds that a training pass takes whatever its rows, over rho times those of a rollout's
-    call. A trainer also reads, and goes back through, what no row adds to."""
+    """The fixed seconds of a training pass, over rho times the fixed seconds of a rollout's call. A
+    trainer also reads, and goes back through, what no row adds to."""
     memory_gib: Factor
     """Memory that each device needs that only trains."""
     member_gib: Annotated[float, Field(ge=0)] = 0.0
@@ -99,13 +99,13 @@ class Variant(Record):
     offload_gib: NotNegative = 0.0
     """Memory of the host for each row of a training pass, which goes there and comes back."""
     host_gib: NotNegative = 0.0
-    """Memory of the host, whatever the rows."""
+    """Fixed memory of the host."""
     streamed_gb: NotNegative = 0.0
     """Weights that come from the host each time a device that trains computes a velocity."""
     ranks: Positive = 1
     """Devices that share the weights: a shard group, which is one member."""
     network_gb: Annotated[float, Field(ge=0)] = 0.0
-    """Size of the network as ranks gather it; 0: that of the table of memory."""
+    """Size of the network as ranks gather it; 0: the size in the table of memory."""
     gathers: float = OWN_GATHERS
     """Times that a training pass gathers it, or that its blocks come from the host."""
     optimizer_seconds: Seconds
@@ -125,8 +125,8 @@ class Variant(Record):
 
 
 class Streaming(Record):
-    """What generating takes of a kind of device to which the network's blocks come from the memory
-    of its host, in place of the profile's figures."""
+    """Costs of generation on a kind of device to which the network's blocks come from host memory,
+    in place of the profile's figures."""
 
     memory_gib: Factor
     held_gib: Factor
@@ -154,7 +154,7 @@ class _Costs(Record):
     host: HostCosts = UNKNOWN_HOST
     devices: Annotated[dict[Token, Device], Field(min_length=1)]
     sources: dict[str, ProfileSource]
-    """Origin of each number, by dotted path or the beginning of one."""
+    """Origin of each number, by dotted path or a prefix of one."""
 
 
 class Profile(_Costs):
@@ -178,7 +178,8 @@ class Profile(_Costs):
         return self.step_seconds(self.shape.group_size) / self.shape.group_size
 
     def step_seconds(self, samples: int) -> float:
-        """Return the seconds of a denoising step of so many samples in one call, with guidance."""
+        """Return the seconds of a denoising step of this many samples in one call, with
+        guidance."""
         seconds = self.rollout.call_seconds + self.rollout.sample_seconds * samples
         return self.variant.forwards_per_step * seconds
 

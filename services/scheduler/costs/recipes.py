@@ -23,7 +23,7 @@ def profile_for(recipe: Recipe) -> str:
     configuration, or before it is fetched, by the one that is published under its name.
 
     Raises:
-        UserError: if there is none.
+        UserError: if there is no such profile.
     """
     model, names = recipe.model, profile_names()
     with contextlib.suppress(UserError):  # of a family that has no profile
@@ -40,7 +40,7 @@ def recipe_costs(recipe: Recipe, name: str | None = None) -> Profile:
     """The costs of this recipe's batch by the profile of that name, or of the model's network.
 
     Raises:
-        UserError: if there is none.
+        UserError: if there is no such profile.
     """
     profile = load_profile(name or profile_for(recipe), recipe.model.trained)
     return fit_to_recipe(profile, recipe)
@@ -49,8 +49,8 @@ def recipe_costs(recipe: Recipe, name: str | None = None) -> Profile:
 def fit_to_recipe(profile: Profile, recipe: Recipe) -> Profile:
     """The same costs for this recipe's batch, its samples' size and its training passes.
 
-    Seconds of a call scale with the operations of the network, those of decoding with the pixels;
-    both stay as they are if the profile does not count operations.
+    Seconds of a call scale with the operations of the network, seconds of decoding with the pixels;
+    both are unchanged if the profile does not count operations.
     """
     guided = recipe.model.guidance > 1 and not profile.embeds_guidance
     forwards: Literal[1, 2] = 2 if guided else 1
@@ -73,7 +73,7 @@ def fit_to_recipe(profile: Profile, recipe: Recipe) -> Profile:
 
 
 def batch_shape(recipe: Recipe) -> Shape:
-    """What the recipe's batch consists of."""
+    """Return the composition of the recipe's batch."""
     return Shape(
         groups=recipe.batch.groups,
         group_size=recipe.batch.group_size,
@@ -108,7 +108,8 @@ def _scaled(rollout: Rollout, work: NetworkWork, size: SampleSize) -> Rollout:
 
 
 def _pass_launches(recipe: Recipe, counted: Launches) -> Launches:
-    """The kernels of the recipe's training passes, by those of one with checkpoints and no KL."""
+    """Return the kernels of the recipe's training passes, from those of a pass with checkpoints and
+    without KL."""
     added = round(_forwards_added(recipe) * counted.step)
     return counted.model_copy(update={"training_pass": counted.training_pass + added})
 

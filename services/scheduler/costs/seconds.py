@@ -35,8 +35,8 @@ def speed(profile: Profile, kind: str, role: Role) -> float:
 def denoising_seconds(
     profile: Profile, samples: int, rate: float = 1.0, waits: float = 0.0
 ) -> float:
-    """Return the seconds of a denoising step of so many samples, guidance included, on a device of
-    this speed whose weights take ``waits`` seconds to come."""
+    """Return the seconds of a denoising step of this many samples, guidance included, on a device
+    of this speed whose weights take ``waits`` seconds to arrive."""
     launches = 0 if profile.launches is None else profile.launches.step
     host = launches * profile.host.step_launch_seconds
     return max(host, waits, profile.step_seconds(samples) / rate)
@@ -45,9 +45,9 @@ def denoising_seconds(
 def pass_seconds(
     profile: Profile, rows: float, rate: float = 1.0, kind: str | None = None
 ) -> float:
-    """Return the seconds of a training pass of so many rows, guidance included: one of a whole
-    group's rows computes for `row_seconds` for each. On a device of a ``kind`` it takes as long as
-    what comes from the host and goes there, at least."""
+    """Return the seconds of a training pass of this many rows, guidance included: a row of a whole
+    group's pass takes `row_seconds`. On a device of a ``kind`` it takes as long as what comes from
+    the host and goes there, at least."""
     launches = 0 if profile.launches is None else profile.launches.training_pass
     host = launches * profile.host.training_launch_seconds
     call, row = _pass_parts(profile)
@@ -63,7 +63,7 @@ def _moves_seconds(profile: Profile, kind: str, rows: float) -> float:
 
 
 def _pass_parts(profile: Profile) -> tuple[float, float]:
-    """Return what a pass computes for whatever its rows, and for each."""
+    """Return the fixed seconds of a pass, and the seconds of each row."""
     variant = profile.variant
     call = variant.call_factor * profile.rollout.call_seconds
     row = profile.forward_seconds / variant.forwards_per_step - call / profile.shape.group_size
@@ -79,7 +79,7 @@ def row_seconds(profile: Profile) -> float:
 def passes_seconds(
     profile: Profile, rows: int, most: int, rate: float = 1.0, kind: str | None = None
 ) -> float:
-    """Return the seconds of so many rows in passes of ``most``, the last of which has the rest."""
+    """Return the seconds of these rows in passes of ``most`` rows; the last pass has the rest."""
     full, rest = divmod(rows, most)
     last = pass_seconds(profile, rest, rate, kind) if rest else 0.0
     return full * pass_seconds(profile, most, rate, kind) + last
@@ -148,8 +148,8 @@ def _generation_seconds(
 
 
 def _over_steps(profile: Profile, samples: int, seconds: Callable[[int], float]) -> float:
-    """Return the sum over all denoising steps of a fragment, from the seconds of a call of so many
-    samples: of one in the steps that its samples share."""
+    """Return the sum over all denoising steps of a fragment, from the seconds of a call of a number
+    of samples: of one sample in the steps that the samples share."""
     shape = profile.shape
     alone = (shape.steps - shape.shared_steps) * seconds(samples)
     return alone + shape.shared_steps * seconds(1) if shape.shared_steps else alone
@@ -166,8 +166,8 @@ def transfer_seconds(profile: Profile, kind: str, role: Role) -> float:
 def _training_seconds(
     profile: Profile, samples: int, most: int, rate: float = 1.0, kind: str | None = None
 ) -> float:
-    """Return the training seconds of so many samples of one group, in passes of ``most`` rows. What
-    they compute once goes along with a pass of other rows, if there is one."""
+    """Return the training seconds of this many samples of one group, in passes of ``most`` rows.
+    Rows that they compute once join a pass of other rows, if there is one."""
     apart, merged = _rows_apart(profile, samples), profile.shape.merged_steps
     if not apart:
         return merged * pass_seconds(profile, 1, rate, kind)

@@ -1,4 +1,4 @@
-"""What a batch consists of, and the network's calls that it takes: counts, without any seconds."""
+"""Composition of a batch, and the network's calls that it takes: counts, without any seconds."""
 
 from typing import Annotated, Self
 
@@ -14,7 +14,7 @@ BACKWARD = 2
 
 
 class Shape(Record):
-    """What a batch consists of."""
+    """Composition of a batch."""
 
     groups: Positive
     group_size: Annotated[int, Field(gt=0, le=MAX_GROUP_SIZE)]
@@ -47,8 +47,7 @@ class Shape(Record):
         return (self.trained_samples or self.group_size) / self.group_size
 
     def trained_rows(self, samples: int) -> float:
-        """Return the rows in which those of so many samples of one group are trained that are, on
-        average."""
+        """Return the mean number of rows in which this many samples of one group are trained."""
         apart = self.trained_steps - self.merged_steps
         return self.merged_steps + samples * self.trained_share * apart
 
@@ -69,7 +68,7 @@ class Shape(Record):
 
 
 def rollout_equivalents(shape: Shape, fragment: int) -> float:
-    """Return the rows of the network per sample of a fragment of so many, guidance aside."""
+    """Return the rows of the network per sample of a fragment of this size, without guidance."""
     return shape.steps - shape.shared_steps + shape.shared_steps / fragment
 
 

@@ -1,4 +1,4 @@
-"""What one model holds and computes, by the size of its samples: two tables of a cost profile.
+"""Memory and operations of one model, by the size of its samples: two tables of a cost profile.
 
 A forward pass of one row of the network, with n tokens of latents and t of text, takes
 
@@ -58,7 +58,7 @@ class Memory(Record):
     offloaded_row_gib: NotNegative = 0.0
     """The same if the inputs of blocks are offloaded to the host; 0 if unknown."""
     offload_gib: NotNegative = 0.0
-    """What is offloaded of each row."""
+    """Offloaded part of each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class NetworkWork(Record):
     """Operations for each pair of a token of latents and one of text."""
     text_pair_flop: NotNegative
     row_gflop: NotNegative = 0.0
-    """Operations of every row, whatever its size: of what is embedded from time and guidance."""
+    """Operations of every row, whatever its size: embeddings of time and guidance."""
 
     @property
     def size(self) -> SampleSize:
@@ -125,7 +125,7 @@ def rho(
     kl: bool,
     differentiated: float = 1.0,
 ) -> float:
-    """Return the operations of a trained row over those of a forward pass.
+    """Return the ratio of a trained row's operations to those of a forward pass.
 
     Args:
         full: all weights are trained, not an adapter.

@@ -66,7 +66,7 @@ def _run(scheduler: Scheduler) -> APIRouter:
 
     @router.get("/v1/run", operation_id="get_run")
     def run() -> models.RunView:
-        """What the run is doing."""
+        """State of the run."""
         if scheduler.state.recovering or not scheduler.dead_letters.are_read:
             raise HTTPException(503, "starting: the run is being read", {"retry-after": "1"})
         return views.run_view(scheduler)
@@ -102,7 +102,7 @@ def _batches(scheduler: Scheduler) -> APIRouter:
 
     @router.get("/v1/batches/{batch}/usage", operation_id="get_usage", responses=NOT_FOUND_ERRORS)
     async def usage(batch: Number) -> api_batches.UsageView:
-        """What the devices did from the opening of a batch to its commit."""
+        """Use of the devices from the opening of a batch to its commit."""
         found = await stored_usage(scheduler.store, scheduler.bus.run, batch)
         return _there(found, f"what devices did in batch {batch} is not known")
 
@@ -210,7 +210,8 @@ def _there(found: T | None, otherwise: str) -> T:
 async def _publish(
     scheduler: Scheduler, request: OperatorRequest | TagRequest | WorkerRequest
 ) -> None:
-    """Store a request; say so if NATS does not store it in time, when it may be stored later."""
+    """Store a request; the response reports if NATS does not store it in time, since it may be
+    stored later."""
     try:
         async with asyncio.timeout(PUBLISH_S):
             await scheduler.bus.publish(request)

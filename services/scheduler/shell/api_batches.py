@@ -1,4 +1,4 @@
-"""What the HTTP API says of batches, of what devices did in them, and of policy versions."""
+"""HTTP views of batches, of their devices, and of policy versions."""
 
 from typing import Literal
 
@@ -43,7 +43,7 @@ class GroupView(View):
     group: int
     """Number of the group in its batch."""
     attempt: int
-    """How often the group was sent to the trainer in vain."""
+    """How often the group was sent to training without a result."""
     policy_version: int | None
     """Version that generated the group."""
     stages: list[str]
@@ -66,7 +66,7 @@ class BatchDetail(BatchView):
 
 
 class UsageView(View):
-    """What the devices did from the opening of a batch to its commit."""
+    """Use of the devices from the opening of a batch to its commit."""
 
     model_config = example(
         batch=12, seconds=4.2, devices={"rollout-0": {"generating": 3.1, "tail": 1.1}},
@@ -100,8 +100,8 @@ class TimelineView(View):
     seconds: float
     """Seconds from its opening to its commit, or to now while it is in flight."""
     devices: dict[str, tuple[tuple[float, DeviceUse | None], ...]]
-    """Maps each worker to pairs in order of time: seconds since the batch was opened, and what the
-    worker did from then on; null says that it was not there."""
+    """Maps each worker to pairs in order of time: seconds since the batch was opened, and the
+    worker's use from then on; null if the worker was absent."""
 
 
 class VersionView(View):
@@ -129,11 +129,12 @@ class VersionView(View):
     adopted_by: list[str]
     """Workers that report to have its weights loaded just now."""
     evaluated: float | None = None
-    """What versions are compared by: the gold rewards of its evaluation, or without any the reward;
-    null if it is not evaluated, or the scheduler is asked, which does not read that."""
+    """The figure by which versions are compared: the gold rewards of its evaluation, or without any
+    the reward; null if it is not evaluated, or if the scheduler responds, which does not read
+    evaluations."""
     is_best: bool = False
     """Whether no evaluated version is better, and no older one is equal."""
     evaluated_by: str | None = None
-    """What `evaluated` is, in words; null if it is null."""
+    """Name of the figure in `evaluated`; null if that is null."""
     is_kept: bool | None = None
-    """Whether its weights are still there; null if the scheduler is asked."""
+    """Whether its weights are still stored; null if the scheduler responds."""

@@ -1,4 +1,4 @@
-"""What the HTTP API says of a run's throughput, and of where work waits."""
+"""HTTP views of a run's throughput, and of where work waits."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ class SlowestView(View):
 
 
 class LoadView(View):
-    """What a run gets done, against what its devices could, and where work waits."""
+    """Throughput of a run, compared with the capacity of its devices, and where work waits."""
 
     model_config = example(
         samples_per_second=10.4, forecast_samples_per_second=12.1, bound_samples_per_second=13.0,
@@ -65,12 +65,12 @@ class LoadView(View):
     samples_per_second: float | None
     """Trained samples per second, by the median of the newest steps; null before the second."""
     forecast_samples_per_second: float | None
-    """What the schedule makes of the live devices by its own model, with the seconds that were
-    learned of them. A run far below it is held up by what no schedule changes: rewards, weights
-    under way, restarts, a slow worker. Null until costs are learned."""
+    """Throughput that the schedule's own model forecasts for the live devices, with learned costs.
+    A run far below it is delayed by something that no schedule changes: rewards, transfer of
+    weights, restarts, a slow worker. Null until costs are learned."""
     bound_samples_per_second: float | None
-    """What no schedule beats on these devices: all work is done and no device is idle. A forecast
-    far below it says that the split of devices, TAG or staleness leave some idle: see the plan."""
+    """Upper bound on these devices: all work is done and no device is idle. A forecast far below it
+    means that the split of devices, TAG or staleness leave some devices idle: see the plan."""
     queues: list[QueueView]
     """In the order in which a sample goes through them; empty once the run is over."""
     slowest: SlowestView | None

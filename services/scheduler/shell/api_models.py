@@ -42,7 +42,7 @@ class RunView(View):
     run: str
     """Name of the run."""
     phase: Phase
-    """waiting: for the trainer's first version. failed: `failure` says why."""
+    """waiting: for the trainer's first version. failed: `failure` has the reason."""
     step: int
     """Optimizer steps committed."""
     steps: int
@@ -66,7 +66,7 @@ class RunView(View):
     num_quarantined: int
     """Number of received payloads that were no message."""
     num_dead_letters: int
-    """Number of dead letters that are open: somebody may do something about them."""
+    """Number of open dead letters: an operator may act on them."""
     pause_at_failure: bool
     """Whether the run will be paused as soon as an attempt fails."""
     failure: str | None
@@ -92,9 +92,9 @@ class MemoryShortageView(View):
     model_config = example(**EXAMPLE_SHORTAGE)
 
     what: str
-    """What did not fit."""
+    """The work that did not fit."""
     since: str
-    """What the device does since."""
+    """How the device works since then."""
     remedy: str
     """Recipe keys that avoid it."""
     count: int
@@ -132,14 +132,14 @@ class WorkerView(View):
     memory_bytes: int
     """Memory of its device."""
     activity: Activity
-    """What the worker reports that it does."""
+    """Activity that the worker reports."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions of the libraries that it computes with, and of Python."""
     note: str
     """What the worker lacks and which setting decides that, or by how much its device differs from
-    other kinds of devices; empty if nothing."""
+    other kinds of devices; else empty."""
     use: DeviceUse | None
-    """What the worker does as the scheduler sees it and, if it waits, for whom."""
+    """The worker's use as the scheduler sees it and, if it waits, the service that it waits for."""
     policy_version: int | None
     """Version whose weights are loaded."""
     num_done: int
@@ -169,7 +169,7 @@ class WorkerView(View):
 
 
 class TagDecisionView(View):
-    """What was decided about trainer-assisted generation for one batch."""
+    """Decision about trainer-assisted generation for one batch."""
 
     model_config = example(**EXAMPLE_DECISION)
 
@@ -200,7 +200,7 @@ class TagView(View):
     )  # fmt: skip
 
     mode: TagMode
-    """Who chooses: the scheduler (auto), nobody (off), or an operator (fixed)."""
+    """Whose choice applies: the scheduler's (auto), none (off), or an operator's (fixed)."""
     groups: int
     """Groups per batch in mode fixed."""
     lent: int
@@ -234,6 +234,6 @@ class TagBody(View):
     )
 
     mode: TagMode
-    """Who chooses: the scheduler (auto), nobody (off), or you (fixed)."""
+    """Whose choice applies: the scheduler's (auto), none (off), or yours (fixed)."""
     groups: Annotated[int, Field(ge=0)] | None = None
     """fixed: number of groups per batch that members generate."""

@@ -75,12 +75,12 @@ time (at 2,048 some 5 ms every .12 s), and of few workers none is missed."""
 MAX_READING_S = 0.05
 """Seconds of reading what is stored after which others have a turn."""
 COMMITS_KEPT = 11
-"""Times of commits that are kept: the pace is that of the newest ten steps."""
+"""Number of commit times kept: the pace is the pace of the newest ten steps."""
 CATCH_UP_EVENTS = (PolicyPublished, OperatorRequest, RecoveryDone, Stepped)
 """Events that may give every device something to do, or are about all that the run has done. They
 are handled in a thread, while statuses are heard."""
 RestoredMessage = Event | GenerateFragment | TrainGroup | FluidCommand
-"""What is stored and says where the run was."""
+"""Stored messages that define the state of the run."""
 FOLLOWED_STREAMS = (subjects.TRAJ, subjects.REW, subjects.FLUID, subjects.EVT)
 
 REPEATED_REQUESTS: dict[Phase, Literal["pause", "stop"]] = {"paused": "pause", "stopped": "stop"}
@@ -101,7 +101,7 @@ class Scheduler:
     previews: PreviewRule = field(default_factory=PreviewRule)
     goal: Goal | None = None
     staleness: StalenessDecision | None = None
-    """How many steps stale samples may be, and why; None if nobody has asked."""
+    """Relative number of steps that staleness may cost, and why; None before a decision."""
     stream_needs: Mapping[str, int] = field(default_factory=dict)
     """Bytes that a stream must take, by its name; without it a full one is waited for."""
     lease: Lease | None = None
@@ -144,8 +144,8 @@ class Scheduler:
         )  # fmt: skip
 
     async def run(self) -> None:
-        """Recover from the commit records, then handle events for ever; start over, with new
-        streams, if streams are lost."""
+        """Recover from the commit records, then handle events; start over, with new streams, if
+        streams are lost."""
         self._statuses_waiting = await self.bus.on_status(lambda status: self.roster.record(status))
         before: State | None = None
         while True:
@@ -237,8 +237,8 @@ class Scheduler:
         return await retry(partial(read_kept_chain, self.store, self.bus.run))
 
     async def _forget_open_batches(self) -> None:
-        """Forget what is left of them: it may not be whole. This comes before lost streams are
-        made, so that another scheduler sees that some are missing, or finds nothing."""
+        """Delete the rest of them: it may be incomplete. This comes before lost streams are made,
+        so that another scheduler sees that some are missing, or finds nothing."""
         self.chain = await self._read_chain()
         await self._confirm()
         for batch in (self.chain.version, self.chain.version + 1):
@@ -286,7 +286,7 @@ class Scheduler:
                 await self._apply(message)
 
     def _note(self, message: object) -> None:
-        """Keep the failure of an attempt; what a worker says of another's work is only counted."""
+        """Keep the failure of an attempt; a report about another worker's work is only counted."""
         if not is_foreign(self._next, message):
             self.dead_letters.note(message)
             return

@@ -35,7 +35,7 @@ class Goal:
     """Gold figure that ends the run."""
 
     async def look(self) -> GoalReached | None:
-        """Return what to tell the machine, if the goal is reached."""
+        """Return the input for the state machine, if the goal is reached."""
         version = reached(await retry(self.gold.read), self.figure)
         if version is None:
             return None
@@ -43,7 +43,7 @@ class Goal:
         return GoalReached(version)
 
     async def watch(self, tell: Callable[[GoalReached], None]) -> None:
-        """Look until it is reached, and tell so once."""
+        """Poll until the goal is reached, and report it once."""
         while True:
             await asyncio.sleep(VERSION_CHECK_S)
             found = await self.look()

@@ -1,8 +1,8 @@
 """Keeps collections of garbage short, which stop all threads of the process.
 
-Nearly everything here goes as soon as nothing refers to it. What refers to itself is little, but to
-find it a full collection looks at all objects: with 2,048 devices at hundreds of thousands, most of
-them messages that wait to be handled.
+Nearly everything here goes as soon as nothing refers to it. Cyclic garbage is small, but finding it
+needs a full collection over all objects: with 2,048 devices hundreds of thousands, most of them
+waiting messages.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ def settle_heap() -> None:
 
 
 async def collect_when_calm(is_calm: Callable[[], bool]) -> None:
-    """Collect all garbage now and then, for ever, when nothing waits to be handled."""
+    """Collect all garbage periodically, when no input waits."""
     while True:
         await asyncio.sleep(COLLECT_S)
         for _ in range(MAX_IDLE_CHECKS):

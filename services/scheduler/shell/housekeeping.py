@@ -55,7 +55,7 @@ STORES_NOTHING = (
 CLEANUP_DELAY_S = 1.0
 """Seconds of delay after a commit, in which devices wait for the next batch's first fragments."""
 INTERRUPTED_WRITE_AGE_S = 3600.0
-"""Age of what a write has left that was interrupted, from which nobody goes on with it."""
+"""Age from which the remains of an interrupted write are deleted."""
 COPIES_CHECKED = 32
 """Newest records of which a copy is looked for at the start."""
 VERSION_CHECK_S = 5.0
@@ -111,17 +111,18 @@ class StreamWatch:
     make_room: Callable[[], None]
     """Called as long as a stream is nearly full."""
     seconds_unstored: Callable[[], float] = lambda: 0.0
-    """Seconds for which NATS has not taken what is stored all the time. It is small, and a disk
-    that is full may have room for some of it; what the bus wants to store tells as well."""
+    """Seconds for which NATS has not taken what is stored all the time. It is small, and a full
+    disk may have space for some of it; pending writes of the bus are a second sign."""
     alarm: Callable[[str, str], None] = lambda what, reason: None
-    """Called with each alarm and what it says, empty if it is not firing, at every look."""
+    """Called with each alarm and its text at every check; the text is empty if the alarm is not
+    firing."""
     refused: Callable[[], Mapping[str, str]] = dict
-    """Alarms of the stores, with what each says; empty if it is not firing."""
+    """Alarms of the stores with their texts; empty if not firing."""
     of_run: Callable[[], Mapping[str, str]] = dict
     """The same of the run, which stays ready."""
 
     async def run(self, before: Mapping[str, StreamState | None]) -> None:
-        """Look for ever; ``before``: the streams' states when they were made.
+        """Check without end; ``before``: the streams' states when they were made.
 
         Raises:
             StreamsLost: as soon as a stream is gone, was made again or set back.
@@ -145,7 +146,7 @@ class StreamWatch:
             self._look_for_room(now, looked - answers_since)
 
     def _look_for_room(self, states: Mapping[str, StreamState | None], answers_for: float) -> None:
-        """Say what has no room; ``answers_for``: seconds for which NATS has answered by now."""
+        """Report streams without space; ``answers_for``: seconds for which NATS has answered."""
         slots = ((stream.name, states[stream.name]) for stream in subjects.STREAMS if stream.slots)
         full = {name for name, state in slots if state is not None and state.filled > NEARLY_FULL}
         full.update(self.bus.full.values())
@@ -178,7 +179,8 @@ class StreamWatch:
 
 @dataclass(slots=True)
 class BatchCleanup:
-    """Removes what no recovery needs of committed batches, beside the handling of events."""
+    """Removes objects of committed batches that no recovery needs, concurrently with the handling
+    of events."""
 
     _bus: Bus
     _store: ObjectStore
@@ -207,8 +209,8 @@ class BatchCleanup:
                 self._queue.put_nowait((batch, self._oldest))
 
     async def run(self, newest: CommitRecord | None) -> None:
-        """Forget batches for ever, beginning with what a scheduler that died has left, and what
-        writers have that died long ago."""
+        """Clean up batches without end, beginning with the remains of a dead scheduler and of dead
+        writers."""
         await retry(self._sweep)
         if newest is not None:
             self._oldest = needed = oldest_needed_batch(newest)
@@ -249,7 +251,8 @@ class BatchCleanup:
 
 @dataclass(slots=True)
 class ChainUpkeep:
-    """Stores segments of the chain and copies of commit records, beside the handling of events."""
+    """Stores segments of the chain and copies of commit records, concurrently with the handling of
+    events."""
 
     store: ObjectStore
     run: str
@@ -265,14 +268,14 @@ class ChainUpkeep:
             self._ends.put_nowait(step.version + 1)
 
     async def store_segments(self) -> None:
-        """Store segments for ever."""
+        """Store segments without end."""
         while True:
             end = await self._ends.get()
             await retry(partial(self.chain().keep, end))
 
     async def copy_records(self) -> None:
-        """Copy records for ever; first those of the newest versions, which a scheduler that died
-        may have left without."""
+        """Copy records without end; first the records of the newest versions, which a dead
+        scheduler may not have copied."""
         for each in [*self.chain().recent][-COPIES_CHECKED:]:
             self._uncopied.put_nowait(each)
         while True:

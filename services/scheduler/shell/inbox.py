@@ -1,4 +1,4 @@
-"""Collects what the scheduler hears, in the order in which it is applied: messages and ticks."""
+"""Orders the scheduler's inputs: messages and ticks."""
 
 import asyncio
 from collections import deque
@@ -15,9 +15,9 @@ TICK_S = 1.0
 class Inbox:
     """Holds what was heard and not yet applied, in the order in which it came, but scores first.
 
-    A group may be whole with a score, and a trainer waits for that, while a device that has
-    generated a fragment goes on with the next one. Scores have a stream of their own, so nobody
-    may rely on their order relative to other messages.
+    A score may complete a group that a trainer waits for, while a device that has generated a
+    fragment continues with the next one. Scores have a stream of their own, so their order relative
+    to other messages is undefined.
     """
 
     def __init__(self) -> None:

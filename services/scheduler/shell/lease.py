@@ -1,13 +1,13 @@
 """The lease of a run's schedulers: one commands, the others stand by.
 
 The lease is an entry of a register (`shared.bus.register`) that leaves it after `TTL_S`. Its holder
-renews it once a second in the loop in which it also works, so that a loop that hangs loses it. One
-that cannot reach the broker asks until it can, and goes on if nobody took the lease meanwhile: then
-its next entry follows its last one. A scheduler that ends gives it back; where the holder's process
-is gone from this very host, nobody waits for the entry to leave.
+renews it once a second in the loop in which it also works, so that a loop that hangs loses it. A
+scheduler that cannot reach the broker retries, and continues if no other scheduler took the lease:
+then its next entry follows its last one. A scheduler that ends releases the lease; if the holder's
+process on the same host is gone, others do not wait for the entry to expire.
 
-Whoever takes the lease begins a new epoch (`shared.messages.epochs`): that is what makes the
-commands of all others void, while the lease only sees to it that somebody commands.
+A scheduler that takes the lease begins a new epoch (`shared.messages.epochs`). The epoch voids the
+commands of all others; the lease only ensures that one scheduler commands.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ RENEWED_WITHIN_S = 2.5
 LEASE_RETRY_S = 0.2
 """Seconds between two attempts to take the lease, or to renew one when the broker is silent."""
 ABANDONED_S = 5.0
-"""An entry that nobody has renewed for so long is nobody's, though it has not left the register:
-that takes as long as the broker's clock was set back."""
+"""An entry that was not renewed for this long has no holder, though it has not left the register:
+the broker's clock may have been set back."""
 HOLDER_HEAD_START_S = 1.5
-"""After the broker was away, others wait so long: the holder may go on where it was."""
+"""After an outage of the broker, others wait this long: the holder may continue."""
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ENTRY_BYTES = 2048
@@ -59,9 +59,9 @@ class ProcessRecord(Record):
     """Names a process of one host, as others of that host see it."""
 
     boot: Text
-    """The host's boot; empty where a system does not tell."""
+    """The host's boot id; empty on systems without one."""
     namespace: Text
-    """What its process ids are counted in."""
+    """Namespace of its process ids."""
     pid: int
     started: Text
     """When it was started, in the kernel's count."""
@@ -73,7 +73,7 @@ class ProcessRecord(Record):
 
     @property
     def is_gone(self) -> bool:
-        """Whether this process can tell that it has ended."""
+        """Whether this process can prove that the other one has ended."""
         return self.is_here and _started(self.pid) != self.started
 
     @property
@@ -104,7 +104,7 @@ def _namespace() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return when a process was started, nothing if there is none, or only what is left of it."""
+    """Return the start time of a process; empty if it is gone or a zombie."""
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
 
@@ -161,7 +161,7 @@ class Lease:
             await self._release()
 
     async def keep(self) -> None:
-        """Renew the lease, for ever.
+        """Renew the lease without end.
 
         Raises:
             LeaseLost: if another scheduler has taken it, or may have.
@@ -171,7 +171,8 @@ class Lease:
             await asyncio.sleep(RENEW_S if renewed else LEASE_RETRY_S)
 
     async def confirm(self) -> None:
-        """Return when it is sure, by this process's clock, that nobody else has the lease."""
+        """Return once it is certain, by this process's clock, that no other scheduler has the
+        lease."""
         while self.clock() - self._renewed_at > RENEWED_WITHIN_S:
             self._renewed.clear()
             await self._renewed.wait()
@@ -182,7 +183,7 @@ class Lease:
         return max(0.0, self.clock() - self._renewed_at - RENEW_S)
 
     async def _take(self) -> None:
-        """Take the lease as soon as nobody has it, and begin an epoch."""
+        """Take the lease as soon as it is free, and begin an epoch."""
         await retry(self._register.make)
         ask_from = 0.0
         while True:
@@ -198,7 +199,7 @@ class Lease:
             await asyncio.sleep(LEASE_RETRY_S)
 
     async def _ask(self) -> int | None:
-        """Return the number of this scheduler's entry if nobody has the lease."""
+        """Return the number of this scheduler's entry if the lease was free."""
         unwritten, self._unwritten_since = self._unwritten_since, None
         entry = await self._register.read()
         known = None if entry is None else _decoded(entry)
@@ -222,8 +223,8 @@ class Lease:
 
     @property
     def _stores_nothing(self) -> bool:
-        """Whether the broker answers and stores nothing, for so long that somebody must see to it:
-        nobody commands who could say so."""
+        """Whether the broker responds and stores nothing for so long that an operator has to act:
+        no commanding scheduler exists that could report it."""
         since = self._unwritten_since
         full = since is not None and self.clock() - since > ALARM_DELAY_S
         ALARM.labels(what="nats_stores_nothing").set(full)
@@ -269,8 +270,8 @@ class Lease:
         return True
 
     async def _new_epoch(self, revision: int) -> int:
-        """Make a new epoch, over outages of the store; say so if it takes long: nobody commands who
-        could."""
+        """Make a new epoch, retrying over outages of the store; report it if that takes long, since
+        no scheduler commands that could."""
         store, run, name = self.store, self.bus.run, self._mine.scheduler
         claiming = asyncio.create_task(retry(lambda: claim_epoch(store, run, revision, name)))
         alarm = ALARM.labels(what=STORE)
@@ -294,14 +295,14 @@ class Lease:
         return await self._write(on=0 if entry is None else entry.revision)
 
     def _is_mine(self, entry: RegisterEntry) -> bool:
-        """Whether this scheduler wrote an entry. Its number alone does not tell: a register that
-        was lost may have another's at the number of this one's."""
+        """Whether this scheduler wrote an entry. The number alone proves nothing: a rebuilt
+        register may have another scheduler's entry at the same number."""
         known = _decoded(entry)
         return known is not None and known.scheduler == self._mine.scheduler
 
     async def _next(self, revision: int | None) -> HeldLease | None:
-        """Return the lease behind this entry, None if it is another's, or was meanwhile: whoever
-        commanded has made an epoch."""
+        """Return the lease after this entry; None if it belongs to another scheduler, or did
+        meanwhile: every commanding scheduler makes an epoch."""
         assert self._held is not None
         if revision is None:
             return None

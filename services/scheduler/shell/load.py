@@ -14,8 +14,8 @@ from shared.run.usage import per_second
 
 
 class BatchForecasts:
-    """Keeps the outlook of the current batch: a forecast is worth making once per batch and set of
-    devices, however often it is asked for."""
+    """Caches the forecast of the current batch: one forecast per batch and set of devices is
+    enough."""
 
     def __init__(self) -> None:
         self._known: tuple[tuple[int, int, bool], BatchForecast] | None = None

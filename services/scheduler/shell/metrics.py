@@ -53,7 +53,7 @@ REGISTRY.register(NEWEST_STEP)
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """What alarms ask of a run, at one moment."""
+    """Figures of the run for alarms, at one moment."""
 
     phase: str
     workers: Mapping[Service, int]
@@ -66,12 +66,11 @@ class RunFigures:
     queues: Sequence[WaitingSamples] = ()
     """Where samples wait."""
     seen: BatchForecast = field(default_factory=BatchForecast)
-    """What a batch should take."""
+    """Forecast of the batch."""
 
 
 class RunMetrics(Collector):
-    """Exports what the run does, asked when somebody looks; nothing while another scheduler
-    commands."""
+    """Exports metrics of the run on demand; nothing while another scheduler commands."""
 
     def __init__(self) -> None:
         self.look: Callable[[], RunFigures] | None = None
@@ -165,7 +164,7 @@ class PublishLag:
             self._published_at = at
 
     def observe(self, event: FragmentGenerated, newest: Policy | None, now: float) -> None:
-        """Note a fragment, beside the newest version that is committed."""
+        """Record a fragment, with the newest committed version."""
         begun, policy = now - event.seconds, event.policy
         if newest is None or policy.version > newest.version:
             if self._early is None or self._early[0] != policy:
@@ -183,7 +182,7 @@ def batch_usage(
     tag: TagRecord | None,
     seen: BatchForecast,
 ) -> BatchUsage:
-    """What the devices did for the batch of this commit record, for the report.
+    """Use of the devices for the batch of this commit record, for the report.
 
     Args:
         seen: what such a batch should take.

@@ -1,7 +1,8 @@
 """Tries all the time whether the object store and Redis take what is written.
 
-A full disk lets both answer, and read; who has to write waits, and goes on by itself when there is
-room. So that a person makes room, it has to be said: by what is written here and read by nobody.
+With a full disk both still respond and read; writers wait, and continue by themselves once there is
+space. The condition has to be reported so that a person frees space: a probe object is written for
+that.
 """
 
 import asyncio
@@ -22,8 +23,8 @@ PROBE_INTERVAL_S = 3.0
 ALARM_DELAY_S = 6.0
 """Time without anything taken after which there is an alarm."""
 PROBE_TIMEOUT_S = ALARM_DELAY_S + 0.1
-"""Longest time of an attempt. Clocks of event loops run out a little early: one that was waited for
-in vain has then always taken long enough for an alarm."""
+"""Longest time of an attempt. Clocks of event loops run out a little early: an attempt that timed
+out has then always taken long enough for an alarm."""
 
 STORE, REDIS = "store_takes_nothing", "redis_takes_nothing"
 REMEDIES = {
@@ -37,7 +38,7 @@ REMEDIES = {
         "goes on by itself"
     ),
 }
-"""What each alarm says, with the newest error."""
+"""Text of each alarm, with the newest error."""
 
 log = structlog.get_logger()
 
@@ -48,10 +49,10 @@ class RoomWatch:
     index: VersionIndex
     run_name: str
     reasons: dict[str, str] = field(default_factory=lambda: dict.fromkeys(REMEDIES, ""))
-    """What each alarm says; empty while something is taken."""
+    """Text of each alarm; empty while writes succeed."""
 
     async def run(self) -> None:
-        """Try for ever."""
+        """Probe without end."""
         async with asyncio.TaskGroup() as tasks:
             for what, attempt in self._attempts.items():
                 tasks.create_task(self._look(what, attempt))

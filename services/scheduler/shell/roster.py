@@ -127,7 +127,7 @@ class Roster:
         return {version for version in reported if version is not None}
 
     async def watch(self) -> None:
-        """End leases for ever; time in which this process itself was busy does not count."""
+        """End leases without end; time in which this process itself was busy does not count."""
         before = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_S)
@@ -145,12 +145,12 @@ class Roster:
 
 
 def _is_known(state: State, status: WorkerStatus) -> bool:
-    """Return whether a member holds what it has said before, as it does every second."""
+    """Return whether a member still holds what it reported before, as it does every second."""
     return state.fluid is not None and state.fluid.holds.get(status.address) == status.holds
 
 
 def _stood(status: WorkerStatus, worker: WorkerState | None) -> WorkerInactive | None:
-    """What the status says about the deadlines of the worker's work, if anything."""
+    """Text of the status about the deadlines of the worker's work, if any."""
     if worker is None or worker.service not in GENERATES:
         return None
     if status.activity == "starting" or status.activity in ACTIVITY_USES:

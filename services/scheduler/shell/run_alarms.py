@@ -1,4 +1,4 @@
-"""Alarms about a run that goes on and gets nowhere."""
+"""Alarms about a run that makes no progress."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

@@ -65,7 +65,7 @@ def stream_needs(plan: Plan) -> dict[str, int]:
     """Return the most bytes that a run needs in each stream, by its name.
 
     With `schedule.fragment_size = "auto"` the number of devices decides how small fragments become,
-    and nobody knows how many will join: counted are as many as a group may have.
+    and it is unknown in advance: the maximum of a group is assumed.
     """
     fixed, size = plan.schedule.fixed_fragment, plan.group_size
     return BatchVolume(
@@ -134,7 +134,7 @@ async def _keep_request(scheduler: Scheduler, said: AuditedChange) -> None:
 
 @asynccontextmanager
 async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
-    """Yield a group of tasks, which raises what a user can mend alone."""
+    """Yield a group of tasks, which raises UserError without its group."""
     with one_user_error():
         async with asyncio.TaskGroup() as tasks:
             yield tasks

@@ -33,7 +33,8 @@ async def settle_staleness(store: ObjectStore, recipe: Recipe) -> tuple[Recipe, 
 
 
 async def _first(store: ObjectStore, recipe: Recipe) -> StalenessDecision:
-    """Decide, and store it; a run that began without a stored decision goes on as it does."""
+    """Decide, and store the decision; a run that began without a stored decision continues as it
+    is."""
     begun = await read_recipe(store, recipe.run.name)
     if begun is None:
         found = decide_at_start(recipe)

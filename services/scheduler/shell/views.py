@@ -210,20 +210,20 @@ def _decision_view(record: TagRecord) -> TagDecisionView:
 
 
 def drain_state(known: WorkerState | None) -> Drain:
-    """Return whether a worker was asked to finish what it has, and has."""
+    """Return whether a worker was asked to drain, and has."""
     if known is None or not known.drained:
         return "no"
     return "draining" if known.assigned else "drained"
 
 
 def is_known(scheduler: Scheduler, worker: str) -> bool:
-    """Return whether there is a worker of this name, or one was told to drain."""
+    """Return whether there is a worker of this name, or a drain request for one."""
     seen = scheduler.roster.seen.values()
     return worker in scheduler.state.draining or any(s.status.worker == worker for s in seen)
 
 
 def cannot_lend(scheduler: Scheduler) -> str:
-    """Return why nobody can choose how much members generate; empty if an operator can."""
+    """Return why the loans of members cannot be set; empty if an operator can."""
     mode = scheduler.plan.schedule.mode
     if mode == "disaggregated":
         return ""

@@ -13,8 +13,8 @@ def in_waves(commands: Sequence[Command]) -> Iterator[list[Command]]:
     """Yield the commands to send at once, one wave after the other.
 
     The broker syncs each message to its disk, a millisecond or more, and delivers none of a burst
-    before it has stored all of it. So bursts are short, and each device is given its first piece of
-    work before anybody is given what waits behind it.
+    before it has stored all of it. Bursts are therefore short, and each device receives its first
+    piece of work before any device receives queued work.
     """
     first, waiting, busy = list[Command](), list[Command](), set[str]()
     for command in commands:

@@ -120,7 +120,7 @@ def member_name(kind: str, number: int) -> str:
 
 
 class _rewards:
-    """A reward per sample that anybody would compute again."""
+    """A reward per sample that any process can recompute."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

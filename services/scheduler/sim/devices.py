@@ -24,7 +24,7 @@ REF = ObjectRef(key="sim/object", sha256="0" * 64, size=1)
 
 
 def generation_result(task: GenerateFragment, worker: str, seconds: float) -> FragmentGenerated:
-    """Return what a device reports of a fragment that it has generated in so many seconds."""
+    """Return a device's report of a fragment that it has generated in this time."""
     digest = task.policy.weights_digest
     stored = Trajectories(trajectory=REF, conditions=REF, media=REF, weights_digest=digest)
     return FragmentGenerated(

@@ -8,7 +8,7 @@ from shared.messages.fluid import ExchangeSums
 
 
 class Exchanging(Protocol):
-    """What the connections need of a member at their ends."""
+    """Interface of a member to its connections."""
 
     def received(self, command: ExchangeSums) -> None:
         """Take the total of a round."""

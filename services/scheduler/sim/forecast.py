@@ -47,8 +47,9 @@ def opening_situation(
 ) -> Situation:
     """Describe a batch in fragments of `size` samples as the scheduler would see it.
 
-    Members are the split's trainer. Where all generate a step ahead, sums are exchanged beside it.
-    Others wait: on-policy generation for the weights, and training for the record one step ahead.
+    Members are the split's trainer. If all members generate one step ahead, sums are exchanged
+    concurrently. Others wait: on-policy generation for the weights, and training for the record one
+    step ahead.
     """
     shape, hop, ahead = profile.shape, profile.rollout.handoff_seconds, schedule.staleness_limit > 0
     timing, lanes = _timing(profile, split, schedule), _lanes(profile, split, size, schedule)

@@ -55,7 +55,7 @@ class GeneratingMember(ABC):
     commits: list[Commit]
     """Commits of the run, by their versions."""
     report: Callable[[], None] = lambda: None
-    """Tells the scheduler at once what it holds, and whether it is lent."""
+    """Reports to the scheduler at once what the member holds, and whether it is lent."""
     loan: Loan | None = None
     """None: it generates without loans."""
     newest: int = -1
@@ -64,19 +64,18 @@ class GeneratingMember(ABC):
     """Version whose weights are in memory."""
     holds: Holds | None = None
     one_step: bool = False
-    """Whether it has a second set of weights: its steps are taken beside what it does, and it goes
-    on with the version before where that has begun a group."""
+    """Whether it has a second set of weights: steps run concurrently, and a group is finished with
+    the version that began it."""
     before: Policy | None = None
     """Version in the second set, which still generates."""
     ahead: Policy | None = None
-    """Version that its step has made beside: it is taken between two pieces of work."""
+    """Version that its concurrent step has made; adopted between two pieces of work."""
     update: int = 0
     """Updates of the batch that it has taken, where they have made no version yet."""
     inner: str = ""
     """Digest of the weights that they have made."""
     beside: float = 0.0
-    """Seconds of the device that a step or a copy beside its work has taken: what it does next
-    takes as much longer."""
+    """Device seconds of concurrent steps and copies; they delay the next work."""
     gathered: Policy | None = None
     """Version of which each rank of a shard group holds the whole network."""
     generates: bool = False
@@ -102,8 +101,8 @@ class GeneratingMember(ABC):
         self._next()
 
     def _next(self) -> None:
-        """Fragments of the batch before pieces, and those of the next one after them; nothing while
-        weights change."""
+        """Fragments of the batch first, then pieces, then fragments of the next batch; nothing
+        while weights change."""
         while not self._busy:
             if self.ahead is not None:
                 self._take()
@@ -138,7 +137,7 @@ class GeneratingMember(ABC):
         return bool(self.update) and task.policy == self.policy
 
     def _take(self) -> None:
-        """Use what the step has made; the version before lies beside it."""
+        """Adopt the weights of the step; the version before is kept as the second set."""
         assert self.ahead is not None
         self.before, self.policy, self.ahead = self.policy, self.ahead, None
 
@@ -229,7 +228,7 @@ class GeneratingMember(ABC):
         return UnfinishedFragment(task=task, total=seconds, left=seconds)
 
     def _go_on(self, work: UnfinishedFragment) -> None:
-        """Generate what is left of a fragment, unless something comes first."""
+        """Generate the rest of a fragment, unless other work comes first."""
         work.since, self._current = self.world.now + self.beside, work
 
         def done() -> None:
@@ -240,7 +239,7 @@ class GeneratingMember(ABC):
         self._occupy(work.left, done)
 
     def _call_back(self) -> None:
-        """Stop after the denoising step that it is at, if it may not go on then."""
+        """Stop after the current denoising step, if the fragment may not continue."""
         work, use = self._current, self._use
         if work is None or self._may_generate:
             return

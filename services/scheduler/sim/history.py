@@ -1,4 +1,4 @@
-"""What happened in the simulated cluster: busy seconds of its devices, for the planner."""
+"""History of the simulated cluster: busy seconds of its devices, for the planner."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ class History:
     """Device -> seconds that noise has added to its work so far, or taken from it."""
 
     def drawn(self, device: str, seconds: float) -> float:
-        """What the device's next work takes, which takes so many seconds on average."""
+        """Duration of the device's next work, from its mean."""
         if not seconds:
             return 0.0
         drawn = seconds * self.noise.factor(device)

@@ -1,4 +1,4 @@
-"""What devices of the simulated cluster are used for."""
+"""Uses of devices of the simulated cluster."""
 
 from typing import Literal, NamedTuple
 

@@ -1,4 +1,4 @@
-"""What a simulated run shows: seconds per batch, and what its devices did."""
+"""Results of a simulated run: seconds per batch, and use of devices."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ from shared.messages.contracts import FragmentGenerated, TrainGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagBatch:
-    """What TAG decided for a batch, and what came of it."""
+    """TAG's decision for a batch, and its effect."""
 
     batch: int
     groups: int
@@ -27,9 +27,9 @@ class TagBatch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
     step_seconds: float
-    """Per batch, mean over the measured ones. What noise has added to the work of the devices, or
-    taken from it, is left out: few pieces of work do not average out, and a step of less than the
-    bound would be luck. What they wait for one another because of it stays."""
+    """Per batch, mean over the measured ones. The noise of the devices' work is removed: few pieces
+    of work do not average out, and a step below the bound would be luck. Waits for one another
+    caused by the noise remain."""
     balanced_seconds: float
     """Per batch, of all measured batches, with what generation has gained or lost on training."""
     floor_seconds: float
@@ -73,12 +73,12 @@ class CommitMark:
 
 @dataclass(slots=True)
 class ClusterWatch:
-    """Looks at the cluster between its actions, until so many batches are committed."""
+    """Observes the cluster between its actions, until enough batches are committed."""
 
     cluster: Cluster
     batches: int
     marks: list[CommitMark] = field(default_factory=list)
-    """What was measured at the beginning and at every commit."""
+    """Measurements at the beginning and at every commit."""
 
     def is_done(self) -> bool:
         commits = len(self.cluster.history.commit_times)
@@ -190,7 +190,7 @@ def _steady(marks: Sequence[CommitMark], warm_up: int, batch_samples: int) -> Wi
 
 
 def _step_seconds(window: Window, batch_samples: int, generation_seconds: float) -> float:
-    """What was taken from stock has to be generated some time: by all devices, at best."""
+    """Samples taken from stock have to be generated at some time: by all devices, at best."""
     taken = max(0.0, window.from_stock(batch_samples))
     return window.seconds / (window.last - window.first) + taken * generation_seconds
 
@@ -267,7 +267,8 @@ def _staleness(groups: Sequence[TrainGroup]) -> dict[int, float]:
 
 
 def _discarded(cluster: Cluster, batch_samples: int) -> float:
-    """Returns samples that were generated and not trained, over those of all committed batches."""
+    """Return samples that were generated and not trained, over the samples of all committed
+    batches."""
     committed = len(cluster.commits) - 1
     fragments = [message.fragment for message in _generated(cluster)]
     generated = sum(f.num_samples for f in fragments if f.batch < committed)

@@ -142,8 +142,8 @@ class SimMember(GeneratingMember):
             self._occupy_when_free(self.timing.step, done)
 
     def _move(self, command: TakeStep, policy: Policy, makes_version: bool) -> Policy:
-        """Have the weights of a step; return the version that it is part of. Those of a step that
-        makes none take the place of the batch's version, unless they are beside."""
+        """Have the weights of a step; return the version that it is part of. Groups of an
+        intermediate step replace the batch's version, unless it is the second set."""
         assert self.policy is not None
         if not makes_version:
             self.update, self.inner = command.update + 1, policy.weights_digest

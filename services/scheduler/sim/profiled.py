@@ -27,7 +27,7 @@ from shared.recipe.schedule import RunSchedule
 Devices = Mapping[str, int]
 
 MAX_ROWS = 64
-"""Most rows that a pass costs whatever its rows: a host may take all of a pass's time."""
+"""Maximum fixed cost of a pass in rows: a host may take all of a pass's time."""
 WARM_UP, WARM_UP_LENT, WARM_UP_ONE_STEP, WARM_UP_AUTO = 2, 1, 4, 8
 """Batches until one is like the next: the first one begins on idle devices. Where some devices only
 generate, they build up their lead first with one-step asynchrony, and the controller of TAG looks
@@ -45,11 +45,11 @@ def simulate(
     seed: int | None = 0,
     knows_costs: bool = True,
 ) -> SimulationResult:
-    """Run so many batches, after those of the warm-up, on these devices.
+    """Run the warm-up and then this number of batches on these devices.
 
-    ``warm_up``: batches; None is what the schedule takes to settle.
-    ``seed``: of the profile's noise; None leaves it out, and every batch is like the next.
-    ``knows_costs``: whether the scheduler begins with the costs that it would learn.
+    ``warm_up``: batches; None is what the schedule takes to settle. ``seed``: of the profile's
+    noise; None leaves it out, and every batch is like the next. ``knows_costs``: whether the
+    scheduler begins with the costs that it would learn.
 
     Raises:
         UserError: a pool without devices, or one that cannot hold the model.
@@ -89,7 +89,7 @@ def make_timing(
     profile: Profile, trainer: Devices, *, role: Role = "member", noise: bool = False
 ) -> Timing:
     """Return the profile's seconds. Scoring is part of a fragment's, as in the profile. Members
-    hold the whole network, whatever others stream.
+    hold the whole network, even if other devices stream it.
 
     ``role``: of the devices that train.
     """
@@ -117,7 +117,7 @@ def make_timing(
 
 
 def members_by_kind(profile: Profile, devices: Devices) -> Devices:
-    """Return the members by kind that so many devices form."""
+    """Return the members by kind that these devices form."""
     return {kind: count // profile.variant.ranks for kind, count in devices.items()}
 
 

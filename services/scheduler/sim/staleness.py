@@ -33,11 +33,12 @@ PLACEHOLDER_KIND = "H100"
 
 
 class StalenessDecision(Record):
-    """Says what was decided, and why."""
+    """A decision about staleness, with its reason."""
 
     max_staleness: Literal[0, 1]
     gain: float | None
-    """Seconds of a step on-policy over those of one with staleness; None if it was not forecast."""
+    """Seconds of a step on-policy over the seconds of a step with staleness; None without a
+    forecast."""
     reason: Text
 
 
@@ -60,8 +61,8 @@ def decide_at_start(recipe: Recipe) -> StalenessDecision:
 
 
 def decide(recipe: Recipe, profile: Profile, split: Split) -> StalenessDecision | None:
-    """Decide by costs of the recipe's shape and devices, whatever the recipe says; None if they do
-    not hold the model."""
+    """Decide by costs of the recipe's shape and devices, ignoring the recipe's staleness; None if
+    they do not hold the model."""
     schedule = recipe.run_schedule
     if schedule.mode not in ("disaggregated", "fluid"):
         reason = f"schedule.mode {schedule.mode} has no asynchrony"
@@ -73,8 +74,7 @@ def decide(recipe: Recipe, profile: Profile, split: Split) -> StalenessDecision 
 
 
 def decide_by_seconds(strict: float, ahead: float, *, by: str) -> StalenessDecision:
-    """Decide by the seconds of a step on-policy and with staleness; ``by`` says where they are
-    from."""
+    """Decide by the seconds of a step on-policy and with staleness; ``by`` names their source."""
     gain = strict / ahead
     return StalenessDecision(
         max_staleness=1 if gain > STALENESS_STEP_FACTOR else 0,
@@ -85,7 +85,7 @@ def decide_by_seconds(strict: float, ahead: float, *, by: str) -> StalenessDecis
 
 
 def line(found: StalenessDecision) -> str:
-    """Say a decision, for people."""
+    """Describe a decision in one line."""
     return f'schedule.max_staleness = "auto" is {found.max_staleness}: {found.reason}'
 
 

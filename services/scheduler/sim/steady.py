@@ -17,7 +17,8 @@ from shared.recipe.recipe import Recipe
 from shared.recipe.schedule import RunSchedule
 
 NO_EXPIRY_S = 1e12
-"""Seconds: longer than any simulation. A loan that runs out is a fault, and there are none here."""
+"""Seconds: longer than any simulation. A loan that expires is a fault, and simulations have no
+faults."""
 
 
 def steady_plan(shape: Shape, *, batches: int, schedule: RunSchedule) -> Plan:

@@ -14,7 +14,7 @@ class Timing:
     help: Callable[[str, int], float]
     """The same on a member, lent or not. Infinite: it cannot."""
     gradient: Callable[[str, int], float]
-    """(device kind, samples) -> gradient of so many samples of a group, on one device."""
+    """(device kind, samples) -> gradient of these samples of a group, on one device."""
     score: Callable[[int], float]
     """(samples) -> reward."""
     publish: float = 0.0

@@ -1,1 +1,1 @@
-"""Fluid devices: every device that can train is a member, and takes whatever work there is."""
+"""Fluid devices: every device that can train is a member and takes any available work."""

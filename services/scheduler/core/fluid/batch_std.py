@@ -1,8 +1,8 @@
 """Advantages over the standard deviation of a batch: its groups are trained when all are scored.
 
 Fluid devices generate first, so this costs them little: what comes late is only the first pieces of
-a batch. All groups are sent at once, under one attempt. If one of them is generated again, its
-rewards are others, and so are the advantages of all: all are sent again.
+a batch. All groups are sent at once, under one attempt. If one group is generated again, its
+rewards change, and so do the advantages of the whole batch: all groups are sent again.
 """
 
 from dataclasses import replace

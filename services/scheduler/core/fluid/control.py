@@ -117,9 +117,9 @@ def _without_early_groups(plan: Plan) -> Plan:
 
 
 def exclude_late_members(plan: Plan, state: State, _event: object, now: float) -> State:
-    """Give out again what a member has not trained in time, with all that is in its sum. If nobody
-    else is left, who was out comes in again, under the next attempt: a late one is better than
-    none."""
+    """Give out again what a member has not trained in time, with all that is in its sum. If no
+    other member is left, the excluded member is readmitted under the next attempt: a slow member is
+    better than no member."""
     fluid = state.fluid
     if state.recovering or fluid is None or fluid.is_settled or not fluid.queued:
         return state
@@ -184,8 +184,8 @@ def _send_groups(plan: Plan, state: State) -> tuple[State, list[TrainGroup]]:
 
 
 def _is_next_batch_open(plan: Plan, state: State, now: float) -> bool:
-    """Whether fragments are those of the next batch, by the version that members have made. With
-    one-step asynchrony the committed one goes on generating until they have."""
+    """Whether fragments belong to the next batch, by the version that members have made. With
+    one-step asynchrony, members still generate the committed batch until then."""
     fluid = state.fluid
     if fluid is None or fluid.step is None or fluid.update < plan.updates - 1:
         return False
@@ -194,8 +194,8 @@ def _is_next_batch_open(plan: Plan, state: State, now: float) -> bool:
 
 
 def _assign_next(plan: Plan, state: State, now: float) -> IssuedFragments:
-    """Give fragments of the next batch to whoever has made its version or can fetch it; what the
-    one before has begun of it, they go on with by that."""
+    """Assign fragments of the next batch to devices that have made its version or can fetch it.
+    Fragments of the batch before are finished with the older version."""
     fluid = state.fluid
     assert fluid is not None
     made, following = fluid.provisional, fluid.batch + 1

@@ -15,7 +15,7 @@ MIN_ROWS = 3
 
 
 class PieceLimits(NamedTuple):
-    """What a piece is cut by."""
+    """Limits on the size of a piece."""
 
     num_members: int
     min_rows: float = MIN_ROWS
@@ -69,7 +69,7 @@ def cut_to(plan: Plan, piece: Piece) -> int:
 
 
 def groups_left(plan: Plan, fluid: FluidState) -> float:
-    """What no member has yet of the update's training, in groups."""
+    """Groups of the update that no member has trained yet."""
     uncut = plan.part(fluid.update).stop - fluid.num_cut / trained_samples(plan)
     return uncut + fluid.waiting_rows / rows_per_group(plan)
 
@@ -124,8 +124,8 @@ def _cut(
 def _min_nameable(plan: Plan, fluid: FluidState, num_members: int) -> float:
     """Return the samples of the smallest pieces with which one message can name all of the batch.
 
-    Each piece is half of a fair share x of what is left, so that 2 n ln(x / s) pieces of n members
-    go by until they are as small as s, and what is left then takes 2 n: solved for s.
+    Each piece is half of a fair share x of the remaining work. n members thus take 2 n ln(x / s)
+    pieces until pieces are as small as s, and 2 n pieces for the rest: solved for s.
     """
     samples = trained_samples(plan)
     uncut = max(1, plan.num_groups * samples - fluid.num_cut)

@@ -28,16 +28,16 @@ class Member:
     worker: WorkerState
     free_at: float
     group_seconds: float
-    """Device time of a whole group; 1 if nobody has trained anything yet."""
+    """Device time of a whole group; 1 before the first measurement."""
     row_seconds: float
-    """Device time of a row, without that of its pass."""
+    """Device time of a row, without the overhead of its pass."""
     pass_rows: int
     """Rows of a pass at most; of a shard group, of a rank's."""
     overhead: float
-    """Rows that take as long as a pass takes whatever its rows."""
+    """Overhead of a pass, in rows."""
 
     def work(self, rows: float) -> float:
-        """Return how many rows without passes take as long as a piece of so many."""
+        """Return the number of rows without passes that take as long as a piece of this size."""
         return rows + math.ceil(rows / self.pass_rows) * self.overhead
 
     def seconds(self, rows: float) -> float:
@@ -45,7 +45,7 @@ class Member:
 
 
 def best_ending(members: Sequence[Member], left: float, sizes: Sequence[float]) -> EndForecast:
-    """Forecast the end of so many rows in pieces of each of these sizes; return the earliest."""
+    """Forecast the end of these rows for each candidate size of pieces; return the earliest."""
     left = max(left, min(sizes))
     rate = sum(1 / each.row_seconds for each in members)
     begun = sum(each.free_at / each.row_seconds for each in members)
@@ -65,8 +65,8 @@ def best_ending(members: Sequence[Member], left: float, sizes: Sequence[float]) 
 
 
 def _num_passes(share: float, rows: float, pass_rows: int) -> float:
-    """Return in how many passes a member trains its share of all rows, in pieces of half of what
-    is left of it, and of so many rows at last."""
+    """Return the number of passes in which a member trains its share of all rows: pieces of half of
+    the rest, down to pieces of the smallest size."""
     if rows >= pass_rows:
         return share / rows * math.ceil(rows / pass_rows)
     last = min(share, 2 * rows)
@@ -77,7 +77,7 @@ def _num_passes(share: float, rows: float, pass_rows: int) -> float:
 def _scheduled_end(
     members: Sequence[Member], rows: float, number: int, begun: float, rate: float
 ) -> float:
-    """Return when so many pieces are done, each by the member that finishes it first."""
+    """Return when all pieces are done, each on the member that finishes it first."""
     each_seconds = [(each.free_at, each.seconds(rows)) for each in members]
 
     def num_done(at: float) -> int:

@@ -1,4 +1,4 @@
-"""What events say about pieces, sums and steps: (plan, state, event) -> state, no commands.
+"""Applies events about pieces, sums and steps: (plan, state, event) -> state, no commands.
 
 An event about another batch, attempt, round or sum changes nothing, so every one may arrive twice
 or late.
@@ -117,8 +117,8 @@ def member_lost(state: State, address: str) -> State:
 def group_changed(plan: Plan, state: State, batch: int, index: int) -> State:
     """Forget the pieces of a group that is trained at another attempt, and all sums with them.
 
-    Once an update was taken, nobody may have the version any more that generates it again. Then
-    the batch begins again, from that.
+    After an update, the version that would generate the group again may no longer exist. Then the
+    batch begins again, from that.
     """
     fluid, group = state.fluid, state.find_group(batch, index)
     if fluid is None or batch != fluid.batch or index not in fluid.groups or group is None:
@@ -140,14 +140,13 @@ def group_changed(plan: Plan, state: State, batch: int, index: int) -> State:
 
 
 def _begins_again(plan: Plan, state: State) -> bool:
-    """Whether a batch cannot go on without a group once an update was taken: the weights that
-    generate it may be gone, and advantages over the deviation of the batch are those of all its
-    rewards."""
+    """Whether a batch cannot continue without a group after an update: the weights that generate
+    the group may be gone, and advantages over the batch's deviation use all its rewards."""
     return updates_replace_version(plan, state) or batch_std.is_batch_std(plan)
 
 
 def is_in_a_step(plan: Plan, state: State, batch: int, group: int) -> bool:
-    """Whether a group's gradient is in a total that somebody holds, or was stepped with."""
+    """Whether a group's gradient is in a total that a member holds, or in a step."""
     fluid = state.fluid
     if fluid is None or batch != fluid.batch:
         return False

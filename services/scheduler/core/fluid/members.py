@@ -28,8 +28,8 @@ def may_step(state: State, worker: WorkerState) -> bool:
 
 
 def member_addresses(state: State) -> frozenset[str]:
-    """Addresses of the workers that could take the next step of the open batch; of all workers anew
-    only if somebody has joined, left or was excluded, or what they step from is another."""
+    """Addresses of the workers that could take the next step of the open batch. They are recomputed
+    only when a worker joins, leaves or is excluded, or when the base of the step changes."""
     fluid, roles = state.fluid, state.workers.roles
     if fluid is None:
         return frozenset()
@@ -42,7 +42,7 @@ def member_addresses(state: State) -> frozenset[str]:
 
 
 def with_held(state: State, fluid: FluidState, address: str, held: Holds | None) -> FluidState:
-    """Record what one worker holds, which says nothing of the others."""
+    """Record the holdings of one worker; the others are unchanged."""
     if held is not None:
         holds = {**fluid.holds, address: held}
     else:
@@ -56,7 +56,7 @@ def with_held(state: State, fluid: FluidState, address: str, held: Holds | None)
 
 
 def _known_members(state: State, fluid: FluidState) -> frozenset[str] | None:
-    """Who is a member, if that is known and everything that it follows from is the same."""
+    """Return the cached members, if their inputs are unchanged."""
     if fluid.known_members is None:
         return None
     basis, known = fluid.known_members
@@ -69,7 +69,7 @@ def _know_members(state: State, fluid: FluidState, known: frozenset[str]) -> Non
 
 
 def _basis(state: State, fluid: FluidState) -> tuple[object, ...]:
-    """What it follows from who is a member."""
+    """Inputs from which the members follow."""
     return (
         state.workers.roles, fluid.out, fluid.gone, fluid.holds, fluid.batch, fluid.update,
         fluid.checksum,
@@ -101,8 +101,8 @@ def may_begin_next(state: State, fluid: FluidState) -> frozenset[str]:
 
 
 def weights_to_fetch(state: State, worker: WorkerState, policy: Policy) -> ObjectRef | None:
-    """Return where a device finds the weights that it is to generate by, unless it has made them or
-    a commit record says so."""
+    """Return where a device finds the weights that it generates with, unless it has made them or a
+    commit record names them."""
     fluid = state.fluid
     if fluid is None or worker.service == MEMBER or policy != fluid.provisional:
         return None

@@ -1,7 +1,7 @@
 """Gives pieces of groups to members that have nothing left to generate.
 
-A piece takes half of a fair share of what is left of the batch's training, by the member's learned
-speed, so pieces shrink towards the end of a batch, down to a part of the trained steps of one
+A piece takes half of a fair share of the batch's remaining training, by the member's learned speed.
+Pieces therefore shrink towards the end of a batch, down to a part of the trained steps of one
 sample if passes cost little (`ending`). One step ahead nothing waits for the end of a batch, and a
 piece takes the whole fair share. It goes to the member that is free first. At the end a member that
 is busy or slow is given a small piece only if it finishes that before all are done in any case.
@@ -46,8 +46,8 @@ MAX_SECOND_PIECE_OVERHEAD = 1 / 16
 member that has time takes the second."""
 MIN_ROWS_IN_OVERHEADS = 3
 """Overheads of a pass that the smallest piece has in rows where members are unlike: half of it
-saves less at the end than the additional passes cost. What comes late there is groups, which no
-forecast of pieces knows."""
+saves less at the end than the additional passes cost. Groups arrive late there, which no forecast
+of pieces includes."""
 MAX_LATE_SHARE = 0.1
 """Part of a piece by which a member may end later than forecast and still be given it."""
 
@@ -121,7 +121,7 @@ class AvailableMembers:
         idle, self._others = _with_room(plan, state)
         self._idle = sorted(idle, reverse=True)
         self._free: list[tuple[float, str]] = []
-        """Heap of the others: when each is free. It is made when nobody idles."""
+        """Heap of the others: when each is free. It is made when no member idles."""
 
     @property
     def has_room(self) -> bool:
@@ -153,9 +153,9 @@ class AvailableMembers:
         return found
 
     def limits(self, member: Member) -> PieceLimits:
-        """What the next piece of a member is cut by. One step ahead no member waits at the end, and
-        all are to train as long: it takes its fair share of the batch in whole passes, in two
-        pieces where the overhead of a pass is small, unless members wait for groups."""
+        """Limits on a member's next piece. One step ahead no member waits at the end, and all are
+        to train as long: it takes its fair share of the batch in whole passes, in two pieces where
+        the overhead of a pass is small, unless members wait for groups."""
         plan, ranks, least = self._plan, member.worker.ranks, self.pace.ending.min_rows
         if plan.early_groups and not has_loans(plan) and self._state.costs.passes.is_known:
             groups = plan.num_groups / plan.updates

@@ -1,7 +1,7 @@
-"""Restores from its stream what fluid devices were told: (plan, state, command) -> state.
+"""Restores the commands to fluid devices from their stream: (plan, state, command) -> state.
 
 The stream has everything of a batch in the order in which it happened. A piece that was given to
-another member, or a sum begun anew, shows that the sum before was not counted on any more.
+another member, or a sum that was restarted, shows that the earlier sum no longer counts.
 """
 
 from dataclasses import replace
@@ -55,8 +55,8 @@ def restore(plan: Plan, state: State, command: FluidCommand, now: float) -> Stat
 def _at_update(
     plan: Plan, fluid: FluidState, command: TrainPiece | ExchangeSums | TakeStep
 ) -> FluidState:
-    """Go on to the update of a command: whom it was given to had taken the one before, with the
-    bits that count."""
+    """Move to the update of a command: its receiver had taken the update before, with the bits that
+    count."""
     step = fluid.step
     if command.update <= fluid.update or step is None:
         return fluid
@@ -90,7 +90,7 @@ def finish(plan: Plan, state: State, event: RecoveryDone, _now: float) -> State:
 
 
 def _with_sent_groups(plan: Plan, state: State, fluid: FluidState) -> FluidState:
-    """Add the groups that were sent and of which nobody was given anything."""
+    """Add the groups that were sent and of which no member has a piece."""
     batch = state.find_batch(fluid.batch)
     for index, of in enumerate(() if batch is None else batch.groups):
         if of.sent and index not in fluid.groups:
@@ -200,7 +200,7 @@ def _meet(one: range, other: range) -> bool:
 
 
 def _completed(plan: Plan, index: int, group: GroupPieces) -> GroupPieces:
-    """Put pieces for what is cut and given to nobody in the place of those that waited."""
+    """Replace the waiting pieces by pieces for the part that is cut and not assigned."""
     given = [each for each in group.pieces if each.worker is not None]
     if not given:  # it is cut anew, in deterministic mode into one piece
         return replace(group, pieces=(), num_cut=0)

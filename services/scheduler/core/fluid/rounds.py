@@ -6,10 +6,11 @@
 
 Nothing here waits without an end: a member answers, or its lease ends, or a deadline passes.
 
-With several updates per batch this goes round for each. All but the last make no version: members
-that have the same bits as the first one to step go on with the next. On-policy, and with shard
-groups, the first waits for the last fragment of the batch, since afterwards its version is nowhere.
-If nobody is left that has taken the updates so far, the batch begins again from its version.
+With several updates per batch this goes round for each. Only the last update makes a version:
+members with the same bits as the first one to step continue with the next update. On-policy, and
+with shard groups, the first waits for the last fragment of the batch, since afterwards its version
+is nowhere. If no remaining member has taken all updates so far, the batch is restarted from its
+version.
 """
 
 from dataclasses import replace
@@ -133,9 +134,9 @@ def _begin_round(plan: Plan, state: State, now: float, commands: list[FluidComma
 
 
 def _by_host(fluid: FluidState, taking_part: list[str]) -> tuple[list[str], tuple[int, ...]]:
-    """Put members that share a host's memory side by side, and count those of each; nothing is
-    counted if each is alone. After a round that came to nothing everybody exchanges its own sum:
-    only then do they know who is missed."""
+    """Group members that share a host's memory, and count the members of each host; empty if every
+    member is alone. After a round that came to nothing everybody exchanges its own sum: only then
+    do they know who is missed."""
     names = {each: held.host for each in taking_part if (held := fluid.holds.get(each))}
     alone = len({host for host in names.values() if host}) == sum(map(bool, names.values()))
     if fluid.num_failures or alone:
@@ -167,7 +168,7 @@ def _void_absent(state: State, fluid: FluidState, absent: set[str]) -> State:
 
 
 def _end_round(plan: Plan, state: State, now: float, commands: list[FluidCommand]) -> State:
-    """Order the step if the round has a total that somebody holds; else begin another round."""
+    """Order the step if a member holds the round's total; else begin another round."""
     fluid = state.fluid
     assert fluid is not None
     exchange = fluid.exchange
@@ -196,8 +197,8 @@ def _silent(fluid: FluidState, exchange: ExchangeRound) -> frozenset[str]:
 
 
 def _void_missed(fluid: FluidState, exchange: ExchangeRound, silent: frozenset[str]) -> FluidState:
-    """After a round without a total: who is silent is out, and whose sum is not its share begins
-    anew; if everybody has answered twice in vain, those that were missed are out."""
+    """After a round without a total: exclude silent members, and restart sums that do not match
+    their share. If all members have reported twice without a total, exclude the missing ones."""
     fluid = replace(fluid, exchange=None, num_failures=fluid.num_failures + 1)
     others = {a for address, missing in exchange.missed.items() for a in missing if a != address}
     out = set(silent)
@@ -240,7 +241,7 @@ def _order_step(
 
 
 def _commit(plan: Plan, state: State, now: float, commands: list[FluidCommand]) -> State:
-    """See that somebody commits what was stepped; if nobody can, train the batch again."""
+    """Name a member to commit the step; if no member can, train the batch again."""
     fluid = state.fluid
     assert fluid is not None
     step = fluid.step
@@ -264,7 +265,7 @@ def _commit(plan: Plan, state: State, now: float, commands: list[FluidCommand]) 
 
 
 def _could_train(state: State, fluid: FluidState) -> bool:
-    """Whether anybody could train the batch if it began again."""
+    """Whether any member could train the batch after a restart."""
     begun = replace(state, fluid=next_attempt(fluid, fluid.attempt + 1))
     return bool(members(begun if fluid.update else state))
 
@@ -273,8 +274,8 @@ def _go_on(
     plan: Plan, state: State, fluid: FluidState, step: OrderedStep, now: float,
     commands: list[FluidCommand], *, expired: bool,
 ) -> State:  # fmt: skip
-    """Begin the next update once all have taken this one's step, or those that could; without
-    anybody who has, the batch begins again."""
+    """Begin the next update once all members, or all that could, have taken the step. If no member
+    has, restart the batch."""
     able = [a for a in step.holders if a in step.stepped and a not in fluid.gone]
     waits = [a for a in step.holders if a not in step.stepped and a not in fluid.gone]
     is_known = step.committer in able or step.committer in fluid.gone or expired
@@ -310,7 +311,7 @@ def _name(
 def _again(
     plan: Plan, state: State, fluid: FluidState, now: float, commands: list[FluidCommand]
 ) -> State:
-    """Everybody who has stepped is lost: train the batch again, if anybody could."""
+    """All members that have stepped are lost: train the batch again, if any member could."""
     if fluid.num_given_up + 1 >= MAX_BATCH_ATTEMPTS:
         lost = f"batch {fluid.batch} lost all that had taken its step {fluid.num_given_up} times"
         return fail_run(state, lost)
@@ -323,9 +324,9 @@ def _again(
 def _stuck(
     plan: Plan, state: State, fluid: FluidState, now: float, commands: list[FluidCommand]
 ) -> State:
-    """Where nobody can train, one that stepped in an earlier attempt may commit that; else who was
-    out comes in again under the next attempt, and so does everybody if the updates so far are lost
-    with those who had taken them."""
+    """If no member can train, a member that stepped in an earlier attempt may commit that step.
+    Else excluded members are readmitted under the next attempt, and all members if the updates so
+    far are lost."""
     if members(state):
         return state if fluid.alone_since is None else _known_alone(state, fluid, None)
     if fluid.update:
@@ -346,8 +347,8 @@ def _stuck(
 
 
 def _without_updates(state: State, fluid: FluidState, now: float) -> State:
-    """Begin the batch again if nobody has taken the updates before this one; after a restart of the
-    scheduler, members have some time to say what they hold."""
+    """Restart the batch if no member has taken the updates before this one. After a restart of the
+    scheduler, members have some time to report their holdings."""
     since = fluid.alone_since
     if since is None:
         return _known_alone(state, fluid, now)

@@ -58,7 +58,7 @@ def num_rows(piece: Piece, merged_steps: int, ranks: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPieces:
-    """The pieces of a group that is whole; those of its last samples are cut as they are wanted."""
+    """The pieces of a complete group; pieces of its last samples are cut on demand."""
 
     attempt: int
     """Attempt of the group."""
@@ -66,7 +66,7 @@ class GroupPieces:
     """Samples that are trained."""
     next_number: int = 0
     num_cut: int = 0
-    """Samples that belong to pieces, whatever of their steps the group computes once."""
+    """Samples that belong to pieces, whichever of their steps the group computes once."""
     pieces: tuple[PieceState, ...] = ()
     num_failures: int = 0
     num_faults: int = 0
@@ -165,7 +165,7 @@ def _is_same(one: Stepped, other: Stepped) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EndForecast:
-    """When all of an update is trained, if that goes on as forecast."""
+    """Forecast of the end of an update's training."""
 
     min_rows: float
     """Rows of the smallest piece that pays."""
@@ -176,8 +176,8 @@ class EndForecast:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPace:
-    """How fast all members train. Of many it is not computed anew at every event: it sets the sizes
-    of pieces, and changes little."""
+    """How fast all members train. With many members it is not recomputed at every event: it sets
+    the sizes of pieces and changes slowly."""
 
     members: frozenset[str]
     rate: float
@@ -202,13 +202,13 @@ class FluidState:
     update: int = 0
     """Number of the update that is trained for; those before it are taken."""
     told_attempt: int = 0
-    """The newest attempt that members were told of by a message of its own."""
+    """The newest attempt that was announced to members by a message of its own."""
     alone_since: float | None = None
-    """Since when nobody has the weights of the updates before, where there are any."""
+    """Time since which no member has the weights of the updates before, if there are any."""
     groups: Mapping[int, GroupPieces] = field(default_factory=dict)
     """Groups that were sent to be trained."""
     ready: frozenset[int] = frozenset()
-    """Those of which something waits for a member."""
+    """Groups of which a piece waits for a member."""
     trained: frozenset[int] = frozenset()
     """Those that are in sums, all of them."""
     sums: Mapping[str, int] = field(default_factory=dict)
@@ -218,13 +218,13 @@ class FluidState:
     began: Mapping[str, float] = field(default_factory=dict)
     """Address -> since when its queue has not been empty, if it is not."""
     queued: frozenset[str] = frozenset()
-    """Those of which this is a piece or more."""
+    """Members with at least one piece."""
     loaded: frozenset[str] = frozenset()
-    """Those of which these are `WORK_PER_MEMBER` pieces or more."""
+    """Members with at least `WORK_PER_MEMBER` pieces."""
     num_cut: int = 0
     """Samples of all groups that belong to pieces."""
     num_pieces: int = 0
-    """Pieces of all groups, whoever has them."""
+    """Pieces of all groups, on all members."""
     waiting_rows: int = 0
     """Rows of pieces that are cut and that no member has."""
     num_given: int = 0
@@ -273,8 +273,8 @@ class FluidState:
 
     @property
     def is_settled(self) -> bool:
-        """Whether somebody holds the total of the update: nothing of it is trained again, unless
-        all that hold it are lost."""
+        """Whether a member holds the total of the update: none of it is trained again, unless all
+        holders are lost."""
         return self.step is not None or (self.exchange is not None and bool(self.exchange.held))
 
     @property
@@ -323,7 +323,7 @@ class FluidState:
         )
 
     def with_queue(self, address: str, queue: tuple[Key, ...]) -> "FluidState":
-        """Say which pieces a member has and has not trained."""
+        """Set which pieces a member has and has not trained."""
         return replace(
             self,
             queues={**self.queues, address: queue},
@@ -367,8 +367,8 @@ class FluidState:
 
 
 def next_update(fluid: FluidState, part: range, checksum: str) -> FluidState:
-    """Go on to the batch's next update, from the state of this checksum: sums begin anew, and the
-    groups of ``part`` are in a step."""
+    """Begin the batch's next update, from the state of this checksum: sums restart, and the groups
+    of ``part`` are in a step."""
     state = replace(
         fluid, update=fluid.update + 1, checksum=checksum,
         first_checksum=fluid.first_checksum if fluid.update else fluid.checksum,
@@ -383,7 +383,8 @@ def next_update(fluid: FluidState, part: range, checksum: str) -> FluidState:
 
 
 def next_attempt(fluid: FluidState, attempt: int) -> FluidState:
-    """Train the batch once more, by whoever could: every sum begins anew, and nobody is out."""
+    """Train the batch once more, by all members that could: every sum restarts, and no member is
+    excluded."""
     stepped = {} if fluid.step is None else fluid.step.stepped
     made = {a: each for a, each in stepped.items() if each.policy.version > fluid.batch}
     state = replace(

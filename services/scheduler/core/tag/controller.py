@@ -31,7 +31,7 @@ PROBE_EVERY = 25
 """Batches without help between probes."""
 PROBE_LOSS = 0.003
 """Predicted loss that a probe may have, per batch since members helped: 7.5 % after 25. With a
-fixed limit, a switch that was slow once would be considered slow for ever."""
+fixed limit, a switch that was slow once would count as slow from then on."""
 PROBE_TOLERANCE = 0.1
 """A probe that was this much faster than predicted is repeated, since an estimate treats a single
 observation as an outlier; after one that was this much slower, the next is put off."""
@@ -202,9 +202,9 @@ def observe(
 ) -> Controller:
     """Learn from a batch in which members generated ``groups_used`` groups.
 
-    ``tag_inputs``: the batch with the costs measured in it (`Costs.as_measured`), not those of the
-    decision. Otherwise help would be blamed for a batch that was slow for another reason, and the
-    model for a cost that was not known yet.
+    ``tag_inputs``: the batch with the costs measured in it (`Costs.as_measured`), not the costs at
+    the decision. Otherwise help would be blamed for a batch that was slow for another reason, and
+    the model for a cost that was not known yet.
     """
     modelled, modelled_off = makespan(tag_inputs, groups_used), makespan(tag_inputs, 0)
     if min(modelled, modelled_off) <= 0 or math.isinf(modelled):

@@ -86,8 +86,8 @@ class MeanFragment:
         return min(most, max(least, seconds / self.seconds - 1))
 
     def observe(self, samples: float, seconds: float) -> "MeanFragment":
-        """Begin anew where a fragment took less than half of the least that the mean allows: the
-        first ones of a device are long."""
+        """Restart when a fragment took less than half of the minimum that the mean allows: a
+        device's first fragments are slow."""
         if seconds < 0.5 * self.seconds * min(1.0, samples / self.samples):
             return MeanFragment(samples, seconds)
         weight = max(MEAN_WEIGHT, 1 / (self.count + 1))
@@ -100,12 +100,12 @@ class MeanFragment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """Learns how long a fragment takes whatever its size: o of o + c n, in samples, as o / c.
+    """Learns the overhead of a fragment: o of o + c n, in samples, as o / c.
 
-    A device that takes v (r + n) seconds for n samples, and on average t for m of them, takes
-    t y more for n, with y (r + m) = n - m. So devices of any speed tell the same r, if they
-    generate fragments of several sizes: that for which u (y (r + m) - (n - m)) / m adds up to 0,
-    u = (n - m) / m. Noise is in y alone, so it does not shift r.
+    A device that takes v (r + n) seconds for n samples, and on average t for m of them, takes t y
+    more for n, with y (r + m) = n - m. Devices of any speed therefore give the same r, if they
+    generate fragments of several sizes: the r for which u (y (r + m) - (n - m)) / m adds up to 0, u
+    = (n - m) / m. Noise is in y alone, so it does not shift r.
     """
 
     evidence: float = 0.0
@@ -117,13 +117,13 @@ class Overhead:
 
     @classmethod
     def of(cls, samples: float) -> "Overhead":
-        """Return what is known after many fragments, of an overhead of so many samples."""
+        """Return an overhead of this many samples as if it had been learned from many fragments."""
         weight = MIN_SIZE_VARIATION / MEMORY
         known = weight / (samples + 1)
         return cls(evidence=weight, products=known, per_sample=known)
 
     def observe(self, mean: MeanFragment, samples: float, seconds: float) -> "Overhead":
-        """Add a fragment to those of its device before it."""
+        """Add a fragment after the earlier fragments of its device."""
         apart = samples / mean.samples - 1
         product, kept = apart * mean.relative(samples, seconds), 1 - MEMORY
         return Overhead(
@@ -137,7 +137,7 @@ class Overhead:
         return self.evidence >= MIN_SIZE_VARIATION
 
     def samples(self, group_size: int) -> float | None:
-        """Return r; None while fragments were too much alike to tell."""
+        """Return r; None while fragments were too similar to determine it."""
         if not self.is_known:
             return None
         most = MAX_OVERHEAD_GROUPS * group_size
@@ -159,7 +159,7 @@ class PassCosts:
     """Rows of a pass at most, on a member that has not reported it."""
     overhead: Overhead = Overhead()
     overhead_rows: float = 0.0
-    """Rows that take as long as a pass takes whatever its rows; 0 while it is unknown."""
+    """Overhead of a pass, in rows; 0 while it is unknown."""
     rows: Mapping[str, int] = field(default_factory=dict)
     """Rows of a pass at most, by member."""
     means: Mapping[str, MeanFragment] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class PassCosts:
         return self.rows.get(member, self.usual_rows)
 
     def work(self, rows: float, pass_rows: int) -> float:
-        """Return how many rows without passes take as long as a piece of so many.
+        """Return the number of rows without passes that take as long as a piece of this size.
 
         >>> PassCosts(overhead_rows=2.0).work(rows=10, pass_rows=8)
         14.0
@@ -219,7 +219,7 @@ class Costs:
     group_size: int = 1
     overhead: Overhead = Overhead()
     learned_share: float = 0.0
-    """What the overhead says `fixed_share` is; 0 while it is unknown."""
+    """Value of the overhead's `fixed_share`; 0 while it is unknown."""
     fragments: Mapping[str, MeanFragment] = field(default_factory=dict)
     """Mean fragment of each device that generates."""
     rollout: Mapping[str, Estimate] = field(default_factory=dict)
@@ -255,8 +255,8 @@ class Costs:
         return known[worker].value if worker in known else self._median(known)
 
     def _median(self, known: Mapping[str, Estimate]) -> float | None:
-        """Return the median over some workers, computed once: when a batch opens it is asked for
-        each of those that are not measured yet."""
+        """Return the median over some workers, computed once: when a batch opens, each worker
+        without a measurement needs it."""
         for workers, found in self._medians:
             if workers is known:
                 return found
@@ -265,8 +265,8 @@ class Costs:
         return found
 
     def whole_samples(self, samples: float) -> float:
-        """How many samples of a whole group take as long as a fragment of so many: as many, or more
-        if fewer share what it takes once, be it steps or the calls' overhead.
+        """Samples of a whole group that take as long as a fragment of this size: the same number,
+        or more if fewer samples share fixed costs, such as shared steps or the overhead of calls.
 
         >>> Costs(shared_share=0.5, group_size=4).whole_samples(1)
         1.6
@@ -299,7 +299,7 @@ class Costs:
     def observe_piece(
         self, member: str, seconds: float, *, rows: int, group_rows: int, pass_rows: int
     ) -> "Costs":
-        """Learn from the seconds of a piece of so many of a group's rows."""
+        """Learn from the seconds of a piece of this many of a group's rows."""
         passes = self.passes.observe(member, rows, pass_rows, seconds)
         limit = passes.rows_of(member)
         whole = seconds * passes.work(group_rows, limit) / passes.work(rows, limit)

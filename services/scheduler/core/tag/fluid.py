@@ -1,10 +1,10 @@
 """Forecasts several members: each generates what it was given, then trains.
 
-strict     one unbroken block of generation on members, then training as of a fluid:
-           groups bring work when they are ready, devices take it off when their block has ended
-one-step   generation and training overlap wholly, and whoever would wait helps the other side, so
-           that both take the same: all work over all devices, if only help of that kind is given,
-           and no less than staleness allows (`least_period`)
+strict     one unbroken block of generation on members, then training as in fluid mode: groups bring
+           work when they are ready, devices take it once their block has ended
+one-step   generation and training overlap fully, and an idle side helps the other, so that both
+           take the same time: all work over all devices, if only that kind of help is given, and at
+           least the time that staleness allows (`least_period`)
 """
 
 import math
@@ -15,13 +15,13 @@ from services.scheduler.core.tag.list_schedule import generate
 from services.scheduler.core.tag.makespan import TagInputs, best_groups, member_share
 
 CANDIDATE_OFFSETS = (-1, 0, 1, 2, 3)
-"""Groups around the wave model's choice, which has the whole trainer wait for the block's end; of
-very many groups so many steps of a part of them."""
+"""Groups around the wave model's choice, in which the whole trainer waits for the end of the block;
+with many groups, multiples of a share of the groups."""
 STEPS = 64
 """Number of steps in which the groups of a batch are looked at, where there are many."""
 LATE_SHARE = 0.05
-"""Share of a fragment that a batch loses a step ahead, times its part of the batch's seconds: so
-often somebody is at one that the others wait for. Fitted to the simulator."""
+"""Share of a fragment that a batch loses with one-step asynchrony, times its share of the batch's
+seconds: how often the others wait for a member at a fragment. Fitted to the simulator."""
 LATE_SHARE_WITH_LOANS = 0.45
 """The same where members are lent, which generate in every second batch and then train."""
 
@@ -34,8 +34,8 @@ class MemberPool:
     last: float
     """Seconds of a piece of a group: at a batch's end some devices train one and others none."""
     lanes: tuple[tuple[float, float], ...] = ()
-    """Seconds of a fragment and of a group's gradient on each member, where members are unlike;
-    else all are as `tag_inputs` says."""
+    """Seconds of a fragment and of a group's gradient on each member, if members differ; else
+    `tag_inputs` applies to all."""
 
 
 def strict(

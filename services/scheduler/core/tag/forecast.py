@@ -27,8 +27,8 @@ NEGLIGIBLE_GAIN = 0.005
 FRAGMENTS_IN_HAND = 2
 """Per rollout device: one that it generates, one that waits (`Plan.queue_depth`)."""
 WASTED_GROUPS = 0.5
-"""Per batch, with one-step asynchrony: a group that is half issued when the new version comes is
-generated anew."""
+"""Per batch, with one-step asynchrony: a group that is half issued when the new version arrives is
+regenerated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """List scheduling of equal fragments by earliest completion, for classes of alike devices.
 
-Alike devices end at the same times, so one entry stands for all of them: what it takes grows with
-the number of rounds and of classes, and not with that of devices.
+Alike devices finish at the same times, so one entry represents all of them: the cost grows with the
+number of rounds and classes, and not with the number of devices.
 """
 
 import heapq
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 Class = tuple[float, int]
-"""Seconds of a fragment on each of so many alike devices."""
+"""Seconds of a fragment on each of these alike devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,11 @@ class GenerationForecast:
     ready: list[float]
     """When each group is generated, in order of issue."""
     free: list[tuple[float, int, int]]
-    """When so many devices of a class, by its place, have nothing left to generate."""
+    """Times at which devices of a class, by its place, have generated everything."""
 
 
 def completions(classes: Iterable[Class]) -> Iterator[tuple[float, int, int]]:
-    """Yield when fragments are done, how many at a time and by which class, for ever."""
+    """Yield when fragments are done, how many at a time and by which class, without end."""
     ends = [(seconds, place, count, seconds) for place, (seconds, count) in enumerate(classes)]
     heapq.heapify(ends)
     while ends:

@@ -54,7 +54,7 @@ class TagInputs:
 def makespan(tag_inputs: TagInputs, k: int) -> float:
     """Seconds from opening to commit if the trainer generates ``k`` groups.
 
-    Infinite where nobody could generate. ValueError if the batch has no ``k`` groups.
+    Infinite if no device could generate. ValueError if the batch has no ``k`` groups.
 
     >>> pool = TagInputs(groups=4, fragments_per_group=1, rollout=(10.0,), trainer_queues=1,
     ...                  help=12.0, train=2.0, switch=1.0, ready=0.0, commit=0.0)
