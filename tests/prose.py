@@ -20,7 +20,7 @@ WORDS = {
     r"goes on|go on|going on|went on": "continues, resumes",
     r"breaks? off": "is interrupted",
     r"mend(s|ed|ing)?": "fix, repair",
-    r"patience": "timeout",
+    r"(?<!\()patience": "timeout",
     r"(hold|holds|held|holding) up": "delays, blocks",
     r"in vain": "wasted, without a result",
     r"for ever": "without a limit",

@@ -34,8 +34,8 @@ TASK_LOOKUPS, TASK_LOOKUP_INTERVAL_S = 3, 0.5
 FRAGMENTS_AT_ONCE = 2
 """Fragments at a time: one is scored while the media of the next are fetched."""
 DEADLINE_FACTOR, MIN_DEADLINE_S, FIRST_DEADLINE_S = 10, 120.0, 1800.0
-"""A fragment may take so many times longer than the slowest one before, at least the second number
-of seconds, and the third before any is scored."""
+"""The deadline of a fragment: this many times the slowest fragment so far, at least the second
+number of seconds, and the third before the first is scored."""
 HANG_CHECK_S = 0.5
 """Seconds between two looks whether a scorer still hangs."""
 LAST_ATTEMPT = 2
@@ -119,7 +119,7 @@ class RewardApp:
                     tasks.create_task(self._tell(event, scored, stack.pop_all()))
 
     async def _with_prompt_of_task(self, event: FragmentGenerated) -> FragmentGenerated | None:
-        """Returns a result with the prompt that the scheduler gave, whatever its worker says; None
+        """Return a result with the prompt of the scheduler's task, ignoring the worker's copy; None
         if the worker was given no such task."""
         slot = str(event.fragment.slot)
         task = await patiently(partial(self._bus.task_of, event), "task_unavailable", slot=slot)
@@ -211,7 +211,7 @@ class RewardApp:
         return found
 
     async def _bury(self, event: FragmentGenerated, outcomes: Mapping[str, ScoringOutcome]) -> None:
-        """Tell why samples have no score."""
+        """Report why samples have no score."""
         first = event.fragment.first_sample
         for scorer, outcome in outcomes.items():
             if outcome.reasons:

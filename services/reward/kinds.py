@@ -23,8 +23,8 @@ class ScorerKind:
     """Describes one type of scorer. To add one: CONTRIBUTING.md."""
 
     scorer: str
-    """Import string, ``module:Class``. It is made with what ``needs`` says; a UserError that it
-    raises begins with the key of the recipe's table that is wrong."""
+    """Import string, ``module:Class``. The scorer is constructed with the value named by ``needs``;
+    a UserError begins with the wrong key of the recipe's table."""
     needs: Literal["folder", "url", "judge", "source"] | None = None
     """Keys of the recipe's table that the class takes: ``folder``; or ``url`` and ``remote``, or
     ``url`` and ``judge``, or ``source``, with ``patience``; or none."""
@@ -32,7 +32,8 @@ class ScorerKind:
     """Files that the folder has to have, which are looked for before a run is started."""
     takes: Literal["images", "videos", "both"] = "images"
     extra: str = "reward"
-    """Extra of pyproject.toml that installs what the scorer imports; empty if none of them does."""
+    """Extra of pyproject.toml that installs the scorer's imports; empty without third-party
+    imports."""
 
 
 PACKAGES: Mapping[str, tuple[str, ...]] = {
@@ -97,8 +98,8 @@ def kind_named(type: str, field: str = "reward.scorers") -> ScorerKind:
     """Returns the kind of a type.
 
     Raises:
-        UserError: if nobody has a scorer of that name, or the package that has one cannot be
-            imported. It begins with ``field``.
+        UserError: if there is no scorer of that name, or its package cannot be imported. It
+            begins with ``field``.
     """
     if type in KINDS:
         return KINDS[type]

@@ -1,4 +1,4 @@
-"""What the networks of scorers take: memory, and operations of an image or a frame."""
+"""Costs of scorers' networks: memory, and operations of an image or a frame."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from shared.errors import UserError
 from shared.models.memory import read_header
 
 WORK_GIB = 0.5
-"""What a batch of images takes beside the weights."""
+"""Memory of a batch of images, besides the weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""What objects an image has to show, as GenEval's prompts say it, and how much of that it shows.
+"""Objects that an image has to show, in the form of GenEval's prompts, and how many of them it
+shows.
 
-The conditions are those of GenEval (Ghosh et al. 2023, evaluate_images.py): at least so many
-objects of a class, so many of them in a colour, each of them in a direction from each object of an
-earlier entry; and less than so many of a class. GenEval counts an image as right or wrong; the
-score here is the share of the conditions that hold.
+The conditions are defined by GenEval (Ghosh et al. 2023, evaluate_images.py): a minimum number of
+objects of a class, all in a colour, each in a direction from each object of an earlier entry; and a
+maximum number of objects of a class. GenEval counts an image as right or wrong; the score here is
+the share of the conditions that hold.
 """
 
 import json
@@ -53,7 +54,7 @@ class DetectedObject:
     box: tuple[float, float, float, float]
     """Left, top, right, bottom, in pixels."""
     colour: str | None = None
-    """The likeliest of `COLOURS`, where one was asked for."""
+    """The most likely of `COLOURS`, if the prompt names a colour."""
 
 
 _LIST = TypeAdapter(tuple[WantedObjects, ...])
@@ -67,7 +68,7 @@ def parse_requirements(metadata: Mapping[str, object]) -> Requirements:
     """
     if INCLUDE not in metadata:
         raise ValueError(
-            f"metadata.{INCLUDE}: missing; say what the image has to show, as "
+            f"metadata.{INCLUDE}: missing; list the objects to show, as "
             '[{"class": "cat", "count": 2}]'
         )
     include = _read(INCLUDE, metadata[INCLUDE])

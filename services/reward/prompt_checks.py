@@ -1,4 +1,4 @@
-"""What scorers ask of a prompt's text and metadata: it is looked for before a run begins."""
+"""Requirements of scorers on a prompt's text and metadata, checked before a run begins."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ def wanted_text(metadata: Mapping[str, object]) -> str:
     lower case.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if the prompt has no text.
     """
     found = QUOTED_TEXT.search(str(metadata.get("prompt", "")))
     text = metadata.get("text", found.group(1) if found else "")
@@ -36,7 +36,7 @@ def wanted_digit(metadata: Mapping[str, object]) -> int:
     """Return the digit that the metadata name, as a number or, as in a .csv file, as a text.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if the metadata name no digit.
     """
     digit = metadata.get("digit")
     if isinstance(digit, str) and re.fullmatch("[0-9]", digit):
@@ -49,7 +49,7 @@ def wanted_digit(metadata: Mapping[str, object]) -> int:
 
 
 def wanted_edit(metadata: Mapping[str, object]) -> str:
-    """Return the edit that the metadata name; raises ValueError if there is none."""
+    """Return the edit that the metadata name; raises ValueError without one."""
     edit = metadata.get("edit")
     if edit not in EDITS:
         raise ValueError(f"metadata need an edit, one of {', '.join(EDITS)}; got {edit!r}")

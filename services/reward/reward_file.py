@@ -6,12 +6,13 @@
     def score(image, prompt):
         return image.mean() / 255
 
-The names of its parameters say what a function is given, and how much of it in a call:
+The names of its parameters define the arguments of a function, and how many samples a call gets:
 
     image            one sample: pixels (H, W, C), uint8; of a video, one frame after another
     frames           one sample: a video (F, H, W, C)
-    images, videos   all samples of a prompt that are scored together: (n, H, W, C), (n, F, H, W, C)
-    prompt, metadata, source_images       those of the prompt
+    images, videos   all samples of a prompt that are scored together: (n, H, W, C), (n, F, H, W,
+        C)
+    prompt, metadata, source_images       arguments of the prompt
     any other name                        the value of that name in the prompt's metadata
 
 The comment is inline metadata (PEP 723); with it, the function runs in an environment of its own.
@@ -115,7 +116,7 @@ class RewardFile:
 
 
 def read_table(table: ScorerTable) -> RewardFile:
-    """Read the file that a recipe's table names, and check that it scores as the table says.
+    """Read the file that a recipe's table names, and check that its functions fit the table.
 
     Raises:
         UserError: one line that begins with the key of the table.
@@ -134,7 +135,7 @@ def parse_source(source: str, field: str) -> tuple[Path, str]:
     """Return the file and the function that a command was given as ``field``.
 
     Raises:
-        UserError: if the function's name is none.
+        UserError: if there is no function of that name.
     """
     path, function = split_source(source)
     if not function.isidentifier():

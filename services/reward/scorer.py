@@ -172,7 +172,7 @@ def _check_folder(field: str, folder: Path, kind: ScorerKind, *, of: str) -> Non
     for name in kind.files:
         if not (folder / name).is_file():
             raise UserError(
-                f"{field}.folder: {folder} has no {name}; docs/rewards.md says what {of} needs"
+                f"{field}.folder: {folder} has no {name}; docs/rewards.md lists the files of {of}"
             )
 
 
@@ -195,9 +195,7 @@ def _check_key(field: str, settings: Judge | Remote) -> None:
 
 def _check_judge(field: str, judge: Judge | None) -> None:
     if judge is None:
-        raise UserError(
-            f'{field}.judge: missing; say which model to ask: judge = {{ model = "..." }}'
-        )
+        raise UserError(f'{field}.judge: missing; name the model: judge = {{ model = "..." }}')
     _check_key(field, judge)
 
 

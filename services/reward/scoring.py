@@ -30,8 +30,8 @@ class MediaSize:
 
 
 def read_media(data: bytes, num_samples: int, size: MediaSize | None = None) -> Media:
-    """Reads images (n, C, H, W) or videos (n, F, C, H, W) of so many samples, of ``size`` if given;
-    nothing of any other size is unpacked.
+    """Read the images (n, C, H, W) or videos (n, F, C, H, W) of these samples, of ``size`` if
+    given; other sizes are refused before unpacking.
 
     Raises:
         ContractError: if the object holds anything else.
@@ -106,7 +106,7 @@ def score_each(
     Raises:
         ScorerUnavailable: if the scorer runs elsewhere and does not answer.
         ScoringError: if the scorer does not return one number per sample, or, unless
-            ``may_all_fail``, scores none of them.
+            ``may_all_fail``, if every sample fails.
     """
     first = _tried(scorer, images, metadata)
     scores, reasons = list(first.scores), dict(first.reasons)

@@ -45,7 +45,7 @@ def create_app(scorer: WeightedScorer, health: Health) -> FastAPI:
 
     @app.post("/score", tags=["score"], operation_id="score")
     async def score(request: Request) -> Response:
-        """Score each item of a `ScoreRequest`, or say what is wrong with it."""
+        """Score each item of a `ScoreRequest`, or report the fault of the request."""
         if request.headers.get("content-type", "").split(";")[0].strip() != MSGPACK:
             raise HTTPException(415, f"content-type: send {MSGPACK}")
         body = await _body(request)
@@ -109,7 +109,7 @@ def _scored(
 def _partly(
     group: list[tuple[WireSample, Array]], failed: SamplesFailed
 ) -> Iterator[tuple[str, WireResult]]:
-    """Yields the results of a scorer that says itself which samples it could not score."""
+    """Yield the results of a scorer that reports itself which samples it could not score."""
     for number, ((item, _), score) in enumerate(zip(group, failed.scores, strict=True)):
         if score is not None:
             yield item.id, WireResult(id=item.id, score=score)
@@ -121,8 +121,8 @@ def _partly(
 
 
 def _scorer_metadata(item: WireSample) -> Mapping[str, object]:
-    """Returns what a scorer gets of an item's prompt; raises ContractError if its source images
-    are none."""
+    """Return a scorer's view of an item's prompt; raises ContractError if its source images are not
+    images."""
     sources = tuple(each.array() for each in item.source_images)
     return {**item.metadata, SOURCES: sources} if sources else item.metadata
 

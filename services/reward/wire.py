@@ -55,7 +55,7 @@ class WireSample(Wire):
     metadata: dict[str, Any] = {}
     """Metadata of its prompt."""
     source_images: tuple[Pixels, ...] = Field(default=(), max_length=8, exclude_if=_is_empty)
-    """The images that it edits; left out where there are none."""
+    """The source images of an edit; left out without any."""
 
     def array(self) -> Array:
         """Returns the data in their shape; raises ContractError if they do not fit it."""
@@ -105,7 +105,7 @@ def encode(message: Wire) -> bytes:
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """Decodes a message; raises ContractError, which names the field, if it is none."""
+    """Decode a message; raises ContractError, which names the field, if it is invalid."""
     try:
         return kind.model_validate(msgpack.unpackb(body))
     except ValidationError as error:

@@ -1,10 +1,10 @@
 """The rollout worker: generates the fragments that it is given, stores and reports the results.
 
-It is stateless: whatever it holds can be made anew, and the scheduler gives to another worker what
-this one leaves undone. A fragment whose denoising steps are taken is decoded and packed beside the
-steps of the next one, one fragment at a time. Weights are staged beside generation and put in use
-between two fragments; a fragment of a version that is superseded before it is begun goes back. With
-encoders, a fragment waits until its prompt's conditions are here.
+The service is stateless: all it holds can be rebuilt, and the scheduler gives its unfinished work
+to another worker. After its denoising steps, a fragment is decoded and packed concurrently with the
+steps of the next one, one fragment at a time. Weights are staged concurrently with generation and
+put in use between two fragments; a fragment of a version that is superseded before it begins is
+returned. With encoders, a fragment waits until its prompt's conditions are here.
 """
 
 import asyncio
@@ -101,8 +101,8 @@ class RolloutApp:
                 await self._work_available.wait()
 
     async def _generate(self, tasks: asyncio.TaskGroup) -> None:
-        """Generate the fragment that has waited longest; it is decoded and stored beside what the
-        device does next."""
+        """Generate the fragment that has waited longest; decoding and storing run concurrently with
+        the next fragment."""
         queued = self._waiting.take()
         self._current = queued.task
         finishing = await self._denoised(queued)
@@ -159,7 +159,7 @@ class RolloutApp:
         return work
 
     async def _in_turn(self, work: FragmentGeneration) -> Awaitable[GeneratedFragment]:
-        """Decode a fragment once the one before is decoded, and somebody is free to store it."""
+        """Decode a fragment once the one before is decoded, and a store slot is free."""
         with self._worker.lacking("generating", "waits until the fragment before is stored"):
             await self._decoding.acquire()
         try:

@@ -1,10 +1,10 @@
 """The encoder: makes the conditions of prompts before they are needed, on any idle device.
 
-It is told nothing: which prompts a batch has follows from the recipe, so it follows the newest
-commit, and encodes what that batch and the next ones need, nearest first. Conditions are found by
-what they depend on and made once (`shared.run.conditions`), so that several encoders share the work
-without knowing of one another: each begins with its own share of a batch, and then helps with what
-is left of it. Whenever one is killed, nothing is lost but what it was encoding.
+It receives no tasks: the prompts of a batch follow from the recipe, so the encoder follows the
+newest commit, and encodes the prompts of that batch and the next ones, nearest first. Conditions
+are keyed by their inputs and made once (`shared.run.conditions`), so several encoders share the
+work without messages: each begins with its own share of a batch, and then helps with the rest.
+Whenever one is killed, nothing is lost but what it was encoding.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class EncoderApp:
             tasks.create_task(self._encode_ahead(tasks))
 
     async def _follow(self) -> None:
-        """Know the newest version, for ever; first from its commit record."""
+        """Track the newest version, without end; first from its commit record."""
         await self._go_on_from(lambda: newest_commit(self._store, self._bus.run))
         subject = subjects.event_subject(self._bus.run, "policy_published")
         async for received in self._bus.follow(subjects.EVT, [subject]):
@@ -87,7 +87,7 @@ class EncoderApp:
                 await self._go_on_from(read)
 
     async def _go_on_from(self, read: Callable[[], Awaitable[CommitRecord | None]]) -> None:
-        """Go on to the version of a commit record, if there is one."""
+        """Continue from the version of a commit record, if there is one."""
         try:
             record = await patiently(read, "commits_unavailable")
         except ContractError as error:
@@ -111,7 +111,7 @@ class EncoderApp:
                 await self._look_again()
 
     async def _look_again(self) -> None:
-        """Take nothing for granted: what is faulty was forgotten, and the run may go on longer."""
+        """Recheck everything: a faulty object was forgotten, and the run may have more steps."""
         self._known.clear()
         stored = await patiently(
             lambda: read_recipe(self._store, self._bus.run), "store_unavailable"
@@ -120,7 +120,7 @@ class EncoderApp:
             self._num_batches = stored.run.steps
 
     async def _next(self) -> Prompt | None:
-        """Return the prompt that is needed first and that nobody has encoded; None if all are."""
+        """Return the next needed prompt without conditions; None if every prompt has them."""
         for prompt in list(self._wanted()):
             digest = self._encoding.digest(prompt.text, prompt.image, prompt.negative_prompt)
             if digest in self._known | self._in_store:
@@ -151,7 +151,7 @@ class EncoderApp:
         return int(digest[:8], 16) % workers == self._share
 
     async def _encode(self, prompt: Prompt, tasks: asyncio.TaskGroup) -> None:
-        """Encode a prompt; the result, or the reason why there is none, is stored while the device
+        """Encode a prompt; the result, or the reason of its failure, is stored while the device
         encodes the next prompt."""
         began, fault = time.monotonic(), ""
         try:

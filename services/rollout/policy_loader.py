@@ -2,15 +2,16 @@
 
 Three things lead a device to a version's weights, each for a case of its own:
 
-    event    A version is announced: its weights are staged at once, beside generation. The commit
-             record says which; an announcement without one is refused.
-    task     A fragment names the version that is to generate it, with its digest. That version is
-             put in use before the fragment is begun; as a rule it is staged by then. Of a version
-             that fluid devices have made and not committed yet, the fragment also says where its
-             weights are: they are staged as soon as it comes.
-    Redis    If it is not staged, because the task came before the event or staging has failed, the
-             index of versions says where its weights are. Workers read nothing else from Redis;
-             where it does not answer or has lost its data, the commit record says the same.
+    event    A version is announced: its weights are staged at once, concurrently with
+        generation. The commit record names the weights; an announcement without a record is
+            refused.
+    task     A fragment names the version that is to generate it, with its digest. That version
+        is put in use before the fragment begins; usually it is staged by then. For a version
+            that fluid devices have made and not yet committed, the fragment also names its
+            weights: they are staged on arrival.
+    Redis    If it is not staged, because the task came before the event or staging has failed,
+        the index of versions names its weights. Workers read nothing else from Redis; if Redis
+            is down or has lost its data, the commit record has the same.
 
 Either way the weights are used only if their digest is the one that the task names.
 """
@@ -57,7 +58,7 @@ class PolicyLoader:
         """Highest version that this worker knows to be published."""
 
     async def follow(self) -> None:
-        """Stage each version as it is published, for ever; first the newest that is committed."""
+        """Stage each published version, without end; first the newest committed one."""
         record = await self._read(lambda: newest_commit(self._store, self._bus.run))
         if record is not None:
             self._published(record)
@@ -68,7 +69,8 @@ class PolicyLoader:
                 await self._announced(event.policy)
 
     async def _announced(self, policy: Policy) -> None:
-        """Stage what the commit record says: whoever may publish could announce anything."""
+        """Stage the weights of the commit record: any process that may publish could announce wrong
+        ones."""
         record = await self._read(lambda: read_commit(self._store, self._bus.run, policy.version))
         if record is None or record.policy != policy:
             ANNOUNCEMENTS_REFUSED.inc()
@@ -87,12 +89,12 @@ class PolicyLoader:
             self._stage_beside(Version(policy=policy, weights=weights))
 
     def _is_own(self, weights: ObjectRef) -> bool:
-        """Whether an object lies where the run's weights do: whoever may announce some could name
-        any other."""
+        """Whether an object is among the run's weights: a process that may announce weights could
+        name other objects."""
         return weights.key.startswith(f"{weights_folder(self._bus.run)}/")
 
     def _stage_beside(self, version: CommitRecord | Version) -> None:
-        """Stage a version beside generation, unless it is here or is being loaded."""
+        """Stage a version concurrently with generation, unless it is present or being loaded."""
         staging, policy = self._staging, version.policy
         here = (self._policy, self._loading, None if staging is None else staging[0])
         if policy in here:
@@ -112,13 +114,13 @@ class PolicyLoader:
             return None
 
     async def adopt(self, policy: Policy, weights: ObjectRef | None = None) -> bool:
-        """Put ``policy`` in use, if it is not yet; go on until its weights can be had.
+        """Put ``policy`` in use, if it is not yet; retry until its weights are available.
 
-        ``weights``: where they are, if its fragment says so. False, and it need not be in use, if a
-        newer version is published.
+        ``weights``: their location, if the fragment names it. False, and it need not be in use, if
+        a newer version is published.
 
         Raises:
-            IntegrityError: if the weights found are not those of ``policy``.
+            IntegrityError: if the weights do not match ``policy``.
         """
         while self.newest <= policy.version:
             try:
@@ -179,7 +181,7 @@ class PolicyLoader:
         return staged
 
     async def _version(self, policy: Policy) -> CommitRecord | Version:
-        """Look its weights up in the index, or in the commit record if the index cannot say."""
+        """Look up its weights in the index, or in the commit record if the index lacks them."""
         try:
             found = await self._index.lookup(policy.version)
         except (DigenRLError, RedisError) as error:

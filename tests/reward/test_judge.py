@@ -298,7 +298,7 @@ def test_a_key_that_is_not_there_is_found_before_the_run(
     ("keys", "said"),
     [
         ({"url": "host:8000"}, r"reward\.scorers\.j\.url: judge needs the address"),
-        ({"judge": None}, r"reward\.scorers\.j\.judge: missing; say which model to ask"),
+        ({"judge": None}, r"reward\.scorers\.j\.judge: missing; name the model"),
     ],
 )
 def test_a_judge_needs_an_address_and_a_model(keys: dict[str, Any], said: str) -> None:

@@ -75,7 +75,7 @@ def test_directions_are_those_between_the_middles(left: int, top: int, named: se
 @pytest.mark.parametrize(
     ("metadata", "fault"),
     [
-        ({}, "metadata.include: missing; say what the image has to show"),
+        ({}, "metadata.include: missing; list the objects to show"),
         ({"include": "cat"}, "metadata.include: is no JSON list, as a text"),
         ({"include": "[]"}, "metadata.include: is empty; name an object"),
         ({"include": '[{"class": "cat", "number": 2}]'}, "entry 0.number: Extra inputs"),

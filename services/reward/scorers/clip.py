@@ -20,7 +20,7 @@ from services.reward.scorers.pretrained import (
 )
 
 PASS_IMAGES = 32
-"""Images or texts in one forward pass, as many as fit beside CLIP-H in 8 GB."""
+"""Images or texts in one forward pass: the number that fits together with CLIP-H in 8 GB."""
 
 
 class Clip:

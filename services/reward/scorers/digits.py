@@ -1,4 +1,4 @@
-"""Rewards of the digits demo: the probability that an image shows the digit it was asked for.
+"""Rewards of the digits demo: the probability that an image shows the digit that its prompt names.
 
 Four files without pickle make up the folder: ``proxy`` (a CNN, the reward), ``gold_mlp`` and
 ``gold_svm`` (gold rewards that the training never sees, trained on the other half of the data) and

@@ -1,4 +1,5 @@
-"""The judge of the editing demo: whether a digit was edited as it was asked for, and is still read.
+"""The judge of the editing demo: whether a digit was edited as its prompt demands, and is still
+legible.
 
 It measures what an edit changes, ink, slope and likeness to the source, and compares no pixels with
 the wanted image, as the demo's reward does. Then the first demo's held-out classifier has to read
@@ -28,8 +29,7 @@ Ink = npt.NDArray[np.float64]
 
 
 class DigitEdit:
-    """Scores 1 if a sample is edited as its metadata's ``edit`` says and the digit is read, else
-    0."""
+    """Scores 1 if a sample has the edit of its metadata's ``edit`` and shows the digit, else 0."""
 
     def __init__(self, folder: Path) -> None:
         self._classifier = DigitProbability(folder, "gold_mlp")
@@ -62,7 +62,7 @@ def _undone(image: npt.NDArray[np.uint8], edit: str) -> npt.NDArray[np.uint8]:
 
 
 def recognise_edit(source: npt.NDArray[np.uint8], sample: npt.NDArray[np.uint8]) -> str | None:
-    """Returns which edit makes the sample (8, 8) of the source; None if it is none of them."""
+    """Return the edit that turns the source into the sample (8, 8); None if no known edit does."""
     before, after = source / 255.0, sample / 255.0
     likeness = _correlation(before, after)
     if likeness <= -MIN_SOURCE_CORRELATION:

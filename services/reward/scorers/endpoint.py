@@ -17,7 +17,7 @@ from shared.recipe.rewards import Judge, Remote
 
 
 def read_key(settings: Judge | Remote) -> str | None:
-    """Returns the key, or None if the recipe names no place of one.
+    """Return the key, or None if the recipe names no location for one.
 
     Raises:
         UserError: if that place has no key, or something that cannot be one.

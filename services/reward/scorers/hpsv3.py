@@ -1,8 +1,8 @@
-"""HPSv3 (Ma et al. 2025, arXiv:2508.03789): which images people prefer, whatever their kind.
+"""HPSv3 (Ma et al. 2025, arXiv:2508.03789): human preference for images of any kind.
 
 A Qwen2-VL-7B reads the published question, and a head gives the mean and the spread of the score;
-the score is the mean, mostly between -5 and 15. Question, size of images, positions and head are
-those of the authors' code (MizzenAI/HPSv3, MIT); `hpsv3.txt` is the question.
+the score is the mean, mostly between -5 and 15. Question, size of images, positions and head follow
+the authors' code (MizzenAI/HPSv3, MIT); `hpsv3.txt` is the question.
 """
 
 from pathlib import Path

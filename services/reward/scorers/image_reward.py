@@ -10,7 +10,7 @@ The folder, all under transformers' names:
     model.safetensors          vision_model.*, text_encoder.* (as in BlipForImageTextRetrieval),
                                and the head, mlp.layers.N.{weight,bias}
     preprocessor_config.json   a CLIPImageProcessor: the middle square at 224 pixels
-    tokenizer files            of bert-base-uncased, with BLIP's two more tokens
+    tokenizer files            tokenizer of bert-base-uncased, with BLIP's two additional tokens
 """
 
 from pathlib import Path

@@ -11,7 +11,7 @@ def picture(image: npt.NDArray[np.uint8]) -> Image.Image:
     """Converts an image (C, H, W): to gray if it has one channel, otherwise to RGB.
 
     Raises:
-        ValueError: if it is of another shape.
+        ValueError: if it has another shape.
     """
     if image.ndim != 3 or image.shape[0] not in (1, 3):
         raise ValueError(f"an image (1 or 3, H, W) has no shape {image.shape}")
@@ -20,7 +20,7 @@ def picture(image: npt.NDArray[np.uint8]) -> Image.Image:
 
 
 def rgb(image: npt.NDArray[np.uint8]) -> Image.Image:
-    """Converts an image (C, H, W) to RGB, whatever channels it has."""
+    """Convert an image (C, H, W) of any number of channels to RGB."""
     return picture(image).convert("RGB")
 
 

@@ -32,7 +32,7 @@ def jpeg_bytes(image: npt.NDArray[np.uint8]) -> int:
     """Returns the size of an image (C, H, W), gray or RGB, at quality 95.
 
     Raises:
-        ValueError: if it is of another shape.
+        ValueError: if it has another shape.
     """
     buffer = io.BytesIO()
     picture(image).save(buffer, format="JPEG", quality=QUALITY)

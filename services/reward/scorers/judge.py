@@ -1,9 +1,9 @@
 """A vision-language model as the judge, behind any endpoint that speaks OpenAI's chat completions.
 
-It gets one image, or frames of a video, after the image that was edited if there is one, and is
-asked for a number from 0 to ``highest``; the score is that number over ``highest``, from 0 to 1.
-Its answer has to end in a line with the number, ``Score:`` before it or not, or to rate each axis
-of a published question: anything else fails the scoring and is never taken for a number.
+The prompt contains one image, or frames of a video, after the source image if there is one, and
+requests a number from 0 to ``highest``; the score is that number over ``highest``, from 0 to 1. Its
+answer has to end in a line with the number, ``Score:`` before it or not, or to rate each axis of a
+published question: anything else fails the scoring and is never taken for a number.
 """
 
 import base64
@@ -67,7 +67,7 @@ class JudgeScorer:
         """Returns scores from 0 to 1; `at_once` images are judged at a time.
 
         Raises:
-            ScoringError: if the endpoint refuses, or gives no number for one of them.
+            ScoringError: if the endpoint refuses, or returns no number for a sample.
             ValueError: if an image has no prompt.
         """
         texts = prompts(metadata)

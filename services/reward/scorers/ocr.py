@@ -26,7 +26,7 @@ class OcrText:
         )
 
     def score(self, images: Media, metadata: Metadata) -> list[float]:
-        """Returns scores from 0 to 1; raises ValueError if a prompt does not say which text."""
+        """Return scores from 0 to 1; raises ValueError if a prompt does not quote its text."""
         wanted = [wanted_text(each) for each in metadata]
         return [
             text_score(text, self.read(image)) for text, image in zip(wanted, images, strict=True)

@@ -1,4 +1,4 @@
-"""Loads networks that transformers has saved in a folder, or says in one line why not.
+"""Loads networks that transformers has saved in a folder, or raises an error of one line.
 
 Nothing is downloaded, no pickle is read, and a missing weight is an error: transformers itself
 would draw it at random, and the scores would be noise.
@@ -102,7 +102,7 @@ def load_tokenizer(folder: Path) -> Any:
 def load_image_processor(folder: Path) -> Any:
     """Loads what turns pictures into pixels of the network's size and scale.
 
-    It resizes with Pillow, whatever else is installed, as the published scorers do.
+    It always resizes with Pillow, as the published scorers do.
     """
     from transformers import AutoImageProcessor
 

@@ -1,15 +1,16 @@
 """The process in which a reward function of the user's own runs: `python python_child.py`.
 
 It needs numpy and nothing of ours, so that it also runs in an environment of its own. The parent
-sends frames: four bytes with the length of a header, the header as JSON, and as many bytes as it
-says. The first frame is the file, the others are requests. Answers are lines of JSON:
+sends frames: four bytes with the length of a header, the header as JSON, and a body of the length
+in the header. The first frame is the file, the others are requests. Answers are lines of JSON:
 
     {"ready": true} or {"failed": "NameError: ..."}                  after the first frame
-    {"sample": 3, "score": 0.5} or {"sample": 3, "error": "..."}     per sample; with "final": true
+    {"sample": 3, "score": 0.5} or {"sample": 3, "error": "..."}     per sample; with "final":
+        true
                                                                      it is not tried again
     {"done": true}                                                   after a request
 
-What the function prints goes to the error output. The process ends when its parent does.
+Output that the function prints goes to the error stream. The process ends when its parent does.
 """
 
 import json
@@ -176,8 +177,8 @@ def mean(frames: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def number(score: Any) -> float:
-    """Returns a finite float, also of an array of one number; true, a text or an array of several
-    numbers is none."""
+    """Return a finite float, also for an array of one number; a boolean, a text or an array of
+    several numbers is an error."""
     if isinstance(score, (bool, str, bytes)):
         raise TypeError(f"it returned {score!r}, which is no number; return a float")
     try:

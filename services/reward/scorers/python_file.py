@@ -1,8 +1,8 @@
 """A reward function of the user's own, in a process of its own.
 
-A call that raises, or returns something that is no number, fails its samples. One that hangs or
-ends the process fails them as well, and the process is started anew for the others: `MOST_LOST`
-times for a fragment, and what is left then is not tried.
+A call that raises, or returns something that is no number, fails its samples. A sample whose call
+hangs or ends the process fails, and the process is restarted for the other samples: at most
+`MAX_LOST_CALLS` times for a fragment, after which the remaining samples fail untried.
 """
 
 import re
@@ -29,8 +29,8 @@ log = structlog.get_logger()
 
 class PythonScorer:
     def __init__(self, file: RewardFile, *, patience: float, whole_groups: bool = False) -> None:
-        """Start the process and wait until the file is imported, for ``patience`` seconds at most:
-        a slow import goes on meanwhile. ``patience`` is also how long a call may take.
+        """Start the process and wait up to ``patience`` seconds for the import of the file; a slow
+        import continues in the background. ``patience`` is also how long a call may take.
 
         Raises:
             UserError: one line that begins with `source`, if the file cannot be imported, or the
@@ -40,7 +40,7 @@ class PythonScorer:
         self._command = python_command(file)
         self._process: Process | None = None
         self._import_s = patience
-        """Seconds to wait for an import: longer than the patience if the first one was."""
+        """Seconds to wait for an import: more than the timeout if the first import took longer."""
         self._lock = threading.Lock()
         try:
             if not self._started().wait_until_ready(patience):
@@ -82,8 +82,8 @@ class PythonScorer:
         return self._process
 
     def _ask(self, asking: "_FragmentScores", samples: range) -> None:
-        """Ask for samples of one prompt. If a call for many of them is lost, they are asked one by
-        one, as the fault may be one sample's."""
+        """Ask for samples of one prompt. If a call for many samples is lost, each sample is scored
+        alone, since one sample may be the cause."""
         takes_many, left = self._file.parameters.takes_many, [samples]
         while left:
             part = left.pop(0)
@@ -172,7 +172,7 @@ class _FragmentScores:
 
 
 def _beside(file: RewardFile, reason: str) -> str:
-    """Return what to do if the file imports one that lies beside it."""
+    """Return a remedy if the file imports a module from its own folder."""
     missing, beside = re.search("No module named '([^'.]+)", reason), file.path.parent
     if missing and any((beside / name).exists() for name in (f"{missing[1]}.py", missing[1])):
         return "; files beside it are not imported: put what it needs into it, or into a package"
@@ -180,7 +180,7 @@ def _beside(file: RewardFile, reason: str) -> str:
 
 
 def _runs(metadata: Metadata) -> Iterator[range]:
-    """Yield the samples that follow one another and are of one prompt."""
+    """Yield the consecutive samples that share a prompt."""
     first = 0
     for number in range(1, len(metadata) + 1):
         if number == len(metadata) or not _share_prompt(metadata[first], metadata[number]):

@@ -53,11 +53,11 @@ class Process:
         self._end = weakref.finalize(self, _kill, self._process)
         self._began = time.monotonic()
         self.import_s: float | None = None
-        """Seconds that the import has taken; None: it goes on."""
+        """Seconds that the import has taken; None while it is running."""
         self._send({"path": str(file.path), "function": file.function}, file.text.encode())
 
     def wait_until_ready(self, seconds: float) -> bool:
-        """Returns whether the file is imported, after so many seconds at most.
+        """Return whether the file is imported within this many seconds.
 
         Raises:
             Lost: if it cannot be imported.
@@ -85,9 +85,7 @@ class Process:
                 said = self._answer(patience)
             except queue.Empty:
                 self.kill()
-                raise RewardProcessDied(
-                    f"a call took more than {patience:g} s (patience)"
-                ) from None
+                raise RewardProcessDied(f"a call took more than {patience:g} s (patience)") from None
             if said.get("done"):
                 return
             yield said
@@ -96,7 +94,8 @@ class Process:
         self._end()
 
     def _answer(self, seconds: float) -> Any:
-        """Raises queue.Empty if there is none in time, and Lost if the process has ended."""
+        """Raise queue.Empty without a response in time, and RewardProcessDied if the process has
+        ended."""
         said = self._answers.get(timeout=seconds)
         if said is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -146,7 +145,7 @@ def _environment(file: RewardFile) -> dict[str, str]:
 
 
 def find_uv() -> str | None:
-    """Returns the program that makes environments, beside this Python or on the path."""
+    """Return the program that makes environments, next to this Python or on the path."""
     beside = Path(sys.executable).with_name("uv")
     return str(beside) if beside.is_file() else shutil.which("uv")
 
@@ -155,8 +154,8 @@ def check_can_run(file: RewardFile) -> None:
     """Raises UserError if the file needs an environment of its own, and nothing here makes one."""
     if file.is_alone and find_uv() is None:
         raise UserError(
-            f"source: {file.path} has inline metadata and needs uv for its environment, which is "
-            "not here: install uv, or remove the metadata and install its packages beside DigenRL"
+            f"source: {file.path} has inline metadata and needs uv for its environment; install "
+            "uv, or remove the metadata and install its packages into the environment of DigenRL"
         )
 
 

@@ -7,9 +7,10 @@ without them.
 
 The folder, as `digenrl model reward` makes it:
 
-    config.json, tokenizer files   of the Qwen2-VL; its dtype is the network's
+    config.json, tokenizer files   tokenizer of the Qwen2-VL, in the dtype of the network
     model.safetensors              `visual.*` and `language_model.*`
-    head.safetensors               linear layers `N.weight` and `N.bias`, ReLU between them; float32
+    head.safetensors               linear layers `N.weight` and `N.bias`, ReLU between them;
+        float32
     adapter.safetensors            `LAYER.down` and `LAYER.up`, if a LoRA was published
 """
 
@@ -31,12 +32,12 @@ SIDE = 28
 """Height and width of a token of an image in pixels."""
 MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])[:, None, None]
 DEVIATION = torch.tensor([0.26862954, 0.26130258, 0.27577711])[:, None, None]
-"""Of the three channels, by which the network takes images."""
+"""Normalisation of the three channels."""
 CHAT = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
     "<|vision_start|>{}<|vision_end|>{}<|im_end|>\n<|im_start|>assistant\n"
 )
-"""What Qwen2-VL's chat template makes of an image or a video and a text after it."""
+"""Chat template of Qwen2-VL for an image or a video, followed by a text."""
 
 
 class QwenReward:
@@ -113,8 +114,8 @@ def _patches(frames: Tensor) -> Tensor:
 
 
 def fitted(height: int, width: int, least: int, most: int) -> tuple[int, int]:
-    """Returns the size near a picture's whose sides are multiples of `SIDE`, with at least and at
-    most so many pixels, as Qwen2-VL does.
+    """Return the size near a picture's with sides that are multiples of `SIDE`, within these limits
+    on pixels, as Qwen2-VL does.
 
     >>> fitted(512, 512, 256 * 28 * 28, 256 * 28 * 28)
     (448, 448)

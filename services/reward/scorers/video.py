@@ -8,7 +8,7 @@ from services.reward.scorer import Media, Metadata
 class TemporalConsistency:
     """Scores 1 less the mean change from one frame to the next, from 0 to 1: flicker scores low.
 
-    A video that stands still scores 1, so give it a small weight beside a reward for content.
+    A still video scores 1, so give this reward a small weight next to a reward for content.
     """
 
     def score(self, videos: Media, metadata: Metadata) -> list[float]:

@@ -2,8 +2,8 @@
 
 A Qwen2-VL-2B reads the published question, and a head rates visual quality, motion quality and the
 fit to the text. Each rating is normalised by the authors' mean and deviation; their sum is the
-authors' overall rating. Question, frames, positions, LoRA, head and figures are those of the
-authors' code and weights (KwaiVGI/VideoAlign, Apache-2.0); `video_align.txt` is the question.
+authors' overall rating. Question, frames, positions, LoRA, head and figures follow the authors'
+code and weights (KwaiVGI/VideoAlign, Apache-2.0); `video_align.txt` is the question.
 
 Frames come as they are; the authors read a compressed file. The frame rate decides how many frames
 are shown: 8 per second, as DanceGRPO saves its videos, or `metadata.fps`.
@@ -24,9 +24,9 @@ QUESTION = Path(__file__).with_suffix(".txt").read_text()
 TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
 MEANS = torch.tensor([3.6757, 1.1646, 2.8105])
 DEVIATIONS = torch.tensor([2.2476, 1.3811, 2.5121])
-"""Of the three ratings."""
+"""Normalisation of the three ratings."""
 MIN_PIXELS, MAX_PIXELS = 128 * SIDE * SIDE, 256 * SIDE * SIDE
-"""Of a frame."""
+"""Limits on the pixels of a frame."""
 FPS = 8.0
 """Frame rate of a video whose prompt does not name one."""
 SHOWN_PER_S, MIN_FRAMES, MAX_FRAMES = 2.0, 4, 768

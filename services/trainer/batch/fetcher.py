@@ -124,7 +124,7 @@ class GroupFetcher:
         try:
             check_admission(fragment, command, admissible)
             if fragment.parts.keys() != command.fragments[0].parts.keys():
-                raise AdmissionError("its scorers are not those of the others of its group")
+                raise AdmissionError("its scorers differ from the rest of its group")
         except AdmissionError as error:
             await self._refuse(fragment, error)
             return False
@@ -157,8 +157,8 @@ class GroupFetcher:
     async def _fragment(
         self, fragment: FragmentScored, read: Mapping[ObjectRef, asyncio.Future[bytes]]
     ) -> tuple[bytes, bytes] | None:
-        """Return its trajectory and its prompt's conditions; None, having refused it, if one of
-        them is faulty."""
+        """Return its trajectory and its prompt's conditions; None after refusing it, if one of the
+        two is faulty."""
         stored = fragment.stored
         try:
             found = read[stored.trajectory].result(), read[stored.conditions].result()

@@ -1,4 +1,5 @@
-"""What a commit record says of trained groups, and the metrics of a batch that need no network."""
+"""Content of a commit record about trained groups, and the metrics of a batch that need no
+network."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from shared.run.commits import TrainedGroup
 
 
 def trained_group(command: TrainGroup) -> TrainedGroup:
-    """Return what a commit record says of a group."""
+    """Return a group's entry of a commit record."""
     names = command.fragments[0].parts
     return TrainedGroup(
         group=command.group,
@@ -47,8 +48,8 @@ def batch_metrics(
 ) -> dict[str, float]:
     """Return the metrics of rewards, advantages and staleness.
 
-    ``advantages``: those of all samples, as they count in the gradient. Means of rewards and scores
-    are over the samples that could be scored; 0 if none could.
+    ``advantages``: advantages of all samples, as they count in the gradient. Means of rewards and
+    scores are over the samples that could be scored; 0 if none could.
     """
     num_samples = len(advantages)
     rewards = _known(reward for group in groups for reward in group.rewards)

@@ -1,10 +1,10 @@
-"""What a version is stored as, and how a trainer goes back to one, to the last bit.
+"""Stored form of a version, and its restoration by a trainer, to the last bit.
 
 A checkpoint holds ``<state>/<parameter>`` for each state of each parameter: the optimizer's
 (``exp_avg``, ``exp_avg_sq``, ``step``), its moving ``average``, what it is in the ``old`` policy,
 the float32 ``master`` of weights that are published in another type; and the random generator's
-state. Every rank stores and reads
-only its own part of what is sharded, so that any number of ranks goes on from any other.
+state. Every rank stores and reads only its own part of sharded tensors, so any number of ranks can
+continue from any other.
 """
 
 from collections.abc import Mapping
@@ -85,7 +85,7 @@ class Restoration:
 
     @torch.no_grad()
     def add_weights(self, part: FetchedObject) -> None:
-        """Raises IntegrityError if the weights are those of another adapter."""
+        """Raises IntegrityError if the weights belong to another adapter."""
         for name, tensor, piece in read_part(part):
             if name not in self._masters:
                 self._weights.add(name, tensor, piece)
@@ -102,7 +102,7 @@ class Restoration:
                 self._states.add(name, tensor, piece)
 
     def _is_skipped(self, name: str) -> bool:
-        """Return whether the state is of weights that this run does not have."""
+        """Return whether the state belongs to weights that this run does not have."""
         return any(name.startswith(of) and not own for of, own in self._following.items())
 
     def _target(self, name: str, tensor: Tensor) -> Tensor:

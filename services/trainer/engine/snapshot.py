@@ -27,7 +27,7 @@ class SnapshotBuffers:
         states: Mapping[str, Tensor], types: Types, *, is_first: bool = True,
     ) -> Snapshot:  # fmt: skip
         """Copy a version over the one before. ``types``: those in which weights are stored;
-        ``is_first``: whether this rank copies what lies whole on every rank."""
+        ``is_first``: whether this rank copies tensors that every rank holds whole."""
         other = None
         if sampling is not None:
             kept = self._sampling.copy(sampling[0], types, is_first=is_first)

@@ -50,8 +50,8 @@ def average_decay(table: Trainer, step: int) -> float:
 class TrainerEngine:
     """Adds up gradients and takes optimizer steps.
 
-    Not thread-safe: one call at a time, as a device allows. Only `skip` may run beside others.
-    Between two calls a generator may use the same network, under the same weights.
+    Not thread-safe: one call at a time, as a device allows. Only `skip` may run concurrently with
+    other methods. Between two calls a generator may use the same network, under the same weights.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class TrainerEngine:
 
     @property
     def _parameters(self) -> Mapping[str, nn.Parameter]:
-        """What the optimizer steps."""
+        """Parameters of the optimizer."""
         return self._trained.parameters
 
     @property
@@ -149,8 +149,8 @@ class TrainerEngine:
 
     def train(self, group: TrainingGroup, chunk: Chunk | None = None) -> MemoryShortage | None:
         """Add the gradient of a group, or of a slice of one, in chunks of the best size found, or
-        of this one; return what did not fit at first, if anything. ``kind``: what its advantages
-        are, if not what the scheduler sends.
+        of this one; return the first memory shortage, if any. ``kind``: what its advantages are, if
+        not what the scheduler sends.
 
         Raises:
             OutOfMemory: if the batch has to be begun again.

@@ -1,4 +1,4 @@
-"""Tells the trainer's processes apart, as torchrun says in the environment. Imports no torch."""
+"""Distinguishes the trainer's processes, by torchrun's environment. Imports no torch."""
 
 import os
 

@@ -25,13 +25,12 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class SteppedVersion:
-    """A version that this member has stepped to; nobody else need have."""
+    """A version that this member has stepped to; other members may lack it."""
 
     policy: Policy
     checksum: str
     shares: tuple[Share, ...] = ()
-    """What the totals were made of, by whom, one update after the other; nothing for the first
-    version."""
+    """Owners and content of the totals, one update after the other; empty for the first version."""
     metrics: Mapping[str, float] | None = None
     """Metrics of the optimizer step."""
     began: float = 0.0
@@ -55,7 +54,7 @@ class VersionCommits:
         self._worker = context.worker
 
     async def commit(self, made: SteppedVersion, snapshot: Snapshot) -> CommitRecord:
-        """Store a version and commit it; go on until the store answers.
+        """Store a version and commit it; retry until the store responds.
 
         Raises:
             CommitConflict: if it is committed already.
@@ -73,8 +72,8 @@ class VersionCommits:
     async def announce(
         self, record: CommitRecord, seconds: float = 0.0, *, again: bool = False
     ) -> None:
-        """Tell that a version is committed; ``again``: as every member does that starts. All of
-        them hear each, so that one of those is enough."""
+        """Announce that a version is committed; ``again``: as every starting member does. All
+        members receive each announcement, so one is enough."""
         policy = record.policy
         once = f"again.{policy.version}.{policy.weights_digest}" if again else None
         news = record.announcement(worker=self._worker.address, seconds=seconds)
@@ -119,8 +118,8 @@ class VersionCommits:
         return record
 
     async def _offer(self, made: SteppedVersion, weights: ObjectRef) -> None:
-        """Say where the weights are, before the states: who only generates waits for nothing
-        else."""
+        """Publish the location of the weights before the states: generating workers wait for the
+        weights only."""
         await self._bus.publish(
             WeightsStored(
                 batch=made.batch,

@@ -28,7 +28,7 @@ from shared.run.manifest import StoredTensors
 
 @dataclass(frozen=True, slots=True)
 class StepScale:
-    """What all members step by, as the committer has measured it once."""
+    """Scale of the step for all members, measured once by the committer."""
 
     norm: float
     """Norm of the total; not finite if the step is passed over."""
@@ -48,7 +48,7 @@ class FluidEngine(TrainerEngine):
         self._num_taken = 0
         """Updates of the batch that were taken."""
         self._counted: list[Mapping[str, float]] = []
-        """Tallies of their totals: metrics are of all rows of the batch."""
+        """Tallies of their totals: metrics cover all rows of the batch."""
         self._decay: float | None = None
         """How the old policy follows the update that is being taken, if it does."""
         self.steps_concurrently = recipe.schedule.staleness_limit > 0 and num_ranks() == 1
@@ -77,7 +77,7 @@ class FluidEngine(TrainerEngine):
         return self._sets.before()
 
     def begin(self) -> None:
-        """Empty the sum; what is trained next is of weights that this many updates have moved."""
+        """Empty the sum; the next gradient belongs to weights after this many updates."""
         super().begin()
         self._transaction.num_steps = self._num_taken
 

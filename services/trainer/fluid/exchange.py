@@ -1,8 +1,8 @@
-"""How members form one total of their sums: what a transport is asked for, and what it says.
+"""How members form one total of their sums: the interface of a transport.
 
 Two transports form the same total (docs/large-models.md): `StoreExchange` over the object store,
 `GroupExchange` by a process group. `HostExchange` has the members of a host add up theirs before
-either. All end by their deadline, whoever is lost.
+either. All calls end by their deadline, even if members are lost.
 """
 
 import time
@@ -27,7 +27,7 @@ class ExchangeIncomplete(DigenRLError):
     """A round came to nothing here."""
 
     def __init__(self, reason: str, missing: tuple[str, ...] = ()) -> None:
-        """``missing``: addresses of those that were waited for in vain."""
+        """``missing``: addresses of the members that did not respond."""
         super().__init__(reason)
         self.missing = missing
 
@@ -116,7 +116,7 @@ class Meeting:
         """The member that has trained each group, in the order of the groups.
 
         Raises:
-            Missed: if several have trained a part of one, where each is trained whole.
+            Missed: if several members have trained parts of a group that is trained whole.
         """
         owners: dict[int, str] = {}
         for share in self.contributors:
@@ -150,7 +150,7 @@ class Exchange(Protocol):
         """Return the total of the sums of all members, which were all made here.
 
         Raises:
-            Missed: if they are not what the shares say.
+            Missed: if the sums do not match their shares.
         """
 
     async def close(self) -> None:

@@ -17,9 +17,9 @@ NORM_NUMBERS = 1 << 24
 
 
 class FlatGradient:
-    """Reads and writes the gradients of all parameters. Of a sharded parameter it has this rank's
-    rows. Gradients of parameters that every rank holds whole are summed over ranks, and the first
-    rank holds the sum."""
+    """Reads and writes the gradients of all parameters. For a sharded parameter it holds this
+    rank's rows. Gradients of parameters that every rank holds whole are summed over ranks, and the
+    first rank holds the sum."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """``parameters``: in the order of the flat tensor."""
@@ -52,7 +52,7 @@ class FlatGradient:
 
     @torch.no_grad()
     def taken(self) -> Tensor | None:
-        """Copy what the gradients have added up to, over all ranks; None if there are none."""
+        """Copy the accumulated gradients, over all ranks; None without any."""
         if all(each.grad is None for each in self._parameters.values()):
             return None
         whole = iter(self._summed_over_ranks())

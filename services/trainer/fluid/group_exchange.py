@@ -1,17 +1,16 @@
 """Sums by a process group: NCCL between GPUs, gloo between CPUs.
 
-The committer of a round answers on a port of its own (torch's TCPStore) and says in the object
-store where; the members meet there under the round's prefix. The sums go to the committer, added
+The committer of a round listens on its own port (torch's TCPStore) and publishes the address in the
+object store; the members meet there under the round's prefix. The sums go to the committer, added
 on their way, and the total goes from there to all: as many bytes as a sum that everybody forms, and
 the same bits everywhere. Deterministic runs send one group's gradient after the other, and
 everybody adds them in the order of the groups.
 
-A membership that has just formed a total is kept for the next batch's first round; whatever goes
-wrong ends it, and the next round meets anew. No call waits without a limit: who has not come is
-waited for outside of torch; of those that have, gloo's calls have a timeout, and NCCL's end when
-the group is aborted, which the deadline does from outside, before torch's own watchdog ends the
-process. A call that does not end even then ends this process, which is a new member when it comes
-back.
+A membership that has just formed a total is kept for the next batch's first round; any failure ends
+it, and the next round meets again. No call waits without a limit: who has not come is waited for
+outside of torch; of those that have, gloo's calls have a timeout, and NCCL's end when the group is
+aborted, which the deadline does from outside, before torch's own watchdog ends the process. A call
+that does not end even then ends this process, which is a new member when it comes back.
 """
 
 import asyncio
@@ -112,7 +111,9 @@ class GroupExchange:
             membership = await self._membership(meeting)
         except TimeoutError:
             missing = () if meeting.is_committer else (meeting.committer,)
-            raise ExchangeIncomplete("nobody said where to meet in time", missing) from None
+            raise ExchangeIncomplete(
+                "no member published a meeting point in time", missing
+            ) from None
         call = _Call(lambda: self._formed(membership, meeting, own))
         try:
             async with asyncio.timeout(meeting.seconds):
@@ -148,10 +149,10 @@ class GroupExchange:
             raise ExchangeHung("a process group does not end; this process does")
 
     async def _membership(self, meeting: Meeting) -> Membership:
-        """Return the kept membership if the committer says so, or begin a new one.
+        """Return the kept membership if the committer kept it, or begin a new one.
 
         Raises:
-            TimeoutError: if the committer does not say in time where to meet.
+            TimeoutError: if the committer does not publish the meeting point in time.
             Missed: if it is one that this member does not have.
         """
         kept, self._kept = self._kept, None
@@ -222,7 +223,7 @@ class GroupExchange:
 
     def _in_order(self, group: Any, meeting: Meeting, own: Sum) -> Tensor:
         """Add one group's gradient after the other, each from its owner. Groups without a gradient
-        are passed over by all alike: their owners say so first."""
+        are skipped by all members: their owners announce them first."""
         total: Tensor | None = None
         owners = meeting.owner_of
         has = torch.zeros(len(owners), dtype=torch.int32, device=self._layout.device)
@@ -277,7 +278,7 @@ def _gloo(store: Any, rank: int, size: int, timeout: timedelta, address: str) ->
 
 
 def _reduce(group: Any, tensor: Tensor, root: int) -> None:
-    """Sum a tensor of all members into that of one."""
+    """Sum a tensor of all members into one member's."""
     options: Any = dist.ReduceOptions()
     options.reduceOp, options.rootRank = dist.ReduceOp.SUM, root
     group.reduce([tensor], options).wait()

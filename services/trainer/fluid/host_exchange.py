@@ -1,12 +1,14 @@
 """Has the members of a host add up their sums in its memory, so that each host exchanges one.
 
-    members of a host -- their sums --> leader -- one sum of the host --> the other hosts' leaders
+    members of a host -- their sums --> leader -- one sum of the host --> the other hosts'
+        leaders
                       <-- the total --         <-------- the total ----
 
-Who shares a memory is said by each member (`Holds.host`) and by each round (`ExchangeSums.hosts`).
-What lies there is what lies in the object store otherwise, in a folder of main memory. Where each
-group's gradient is apart, a leader hands on those of its host, and they are added in the order of
-the groups as ever. NCCL needs none of this: its rings cross the line between two hosts once.
+Members that share a memory are named by each member (`Holds.host`) and by each round
+(`ExchangeSums.hosts`). The objects that otherwise go through the object store go through a folder
+of main memory. If each group's gradient is separate, a leader forwards its host's gradients, and
+they are added in the order of the groups as usual. NCCL needs none of this: its rings cross the
+line between two hosts once.
 """
 
 import asyncio
@@ -31,12 +33,12 @@ from shared.store.folder import FolderBackend
 
 MEMORY = Path("/dev/shm")
 NETWORK = Path("/proc/self/ns/net")
-"""What is a host of its own in the network is one here as well, whatever it shares."""
+"""A separate network namespace counts as a host of its own, even if it shares the memory."""
 PRIVATE_MODE = 0o700
 NAME, LOCK, NEW = "name", "lock", ".new-"
 SUMS_AT_A_TIME = 2
-"""Times the sums and the total that have to fit: those of a round, and what one that came to
-nothing has left."""
+"""How many times the sums and the total have to fit: for the current round, and for the remains of
+a failed one."""
 
 log = structlog.get_logger()
 
@@ -56,7 +58,7 @@ class HostMemory:
     @classmethod
     def open(cls, address: str, needed: int, memory: Path = MEMORY) -> "HostMemory | None":
         """Return the memory of this host, with a folder for the process of this address; None if
-        there is none, or it has less than ``needed`` bytes free."""
+        there is none, or if less than ``needed`` bytes are free."""
         try:
             folder = memory / f"digenrl-{os.getuid()}-{NETWORK.stat().st_ino}"
             with contextlib.suppress(FileExistsError):
@@ -110,7 +112,7 @@ def _forget_dead(folder: Path) -> None:
 
 
 def _folder_name(folder: Path) -> str:
-    """Return the name of a folder, made at random by whoever comes first."""
+    """Return the name of a folder, chosen at random by the first process."""
     path = folder / NAME
     if not path.exists():
         first = folder / f"{NEW}{secrets.token_hex(8)}"

@@ -1,7 +1,7 @@
-"""What a member's sum is made of, and which of the scheduler's messages it follows. No I/O.
+"""Content of a member's sum, and which of the scheduler's messages the member follows. No I/O.
 
     message        it is followed if                                          else
-    TrainPiece     it is of the batch that is trained from the version in     dropped
+    TrainPiece     it belongs to the batch that is trained from the version in use     dropped
                    use, of the update that is next, and of this sum, or a
                    later one: that begins empty
     ExchangeSums   it is newer than every round before,                       dropped
@@ -9,8 +9,8 @@
                    and its sum is made of exactly its share                   missed
     TakeStep       the total of that round is here, with this sum id          dropped
 
-Whoever has stepped follows no other message of that batch, or of that update: not even of a later
-attempt, in which others train it again. Then it fetches what they have made of it.
+A member that has stepped follows no other message of that batch, or of that update: not even of a
+later attempt, in which others train it again. Then it fetches what they have made of it.
 """
 
 from dataclasses import dataclass, field
@@ -41,14 +41,14 @@ class SumKey:
 class Ledger:
     address: str
     version: int = -1
-    """Version of the weights in use, committed or not: the next step is that of the batch of this
+    """Version of the weights in use, committed or not: the next step is for the batch of this
     number."""
     update: int = 0
     """Number of the batch's update that the next step is."""
     key: SumKey = SumKey(-1, 0, 0)
-    """The newest sum that this member was told of."""
+    """The newest sum that was announced to this member."""
     pieces: set[Piece] = field(default_factory=set)
-    """What it is made of."""
+    """Pieces in the sum."""
     is_spoilt: bool = False
     """Whether something else is in it as well: a part of a piece that failed."""
     attempt: int = 0
@@ -87,7 +87,7 @@ class Ledger:
         return not self.pieces and not self.is_spoilt
 
     def hear_round(self, message: ExchangeSums) -> RoundVerdict:
-        """Say what to do about a round, which ends every one before it."""
+        """Decide about a round, which ends every earlier one."""
         share = next((each for each in message.shares if each.worker == self.address), None)
         newest = self.attempt, self.round
         if not self._is_next(message) or (message.attempt, message.round) <= newest:

@@ -29,7 +29,7 @@ class Message:
 
 
 DONE = Message("done")
-"""The answer of a rank that has nothing else to tell."""
+"""A rank's response without a result."""
 
 
 class RankLink:
@@ -72,7 +72,7 @@ class RankLink:
 
 @dataclass(frozen=True, slots=True)
 class RankLinks:
-    """Two connections to another rank, so that it stores beside its training."""
+    """Two connections to another rank, so that it stores concurrently with its training."""
 
     training: RankLink
     storing: RankLink

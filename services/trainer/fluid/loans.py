@@ -63,7 +63,7 @@ class Loans:
         return may_generate(self._loan, time.monotonic()) if self._are_used else None
 
     async def run(self) -> None:
-        """Follow the commands of the scheduler, for ever."""
+        """Follow the commands of the scheduler, without end."""
         if not self._are_used:
             return
         self._announce()

@@ -1,10 +1,12 @@
-"""A fluid device as a process: what it is told by the scheduler and by the other members.
+"""A fluid device as a process: its messages from the scheduler and from the other members.
 
     fragments, pieces ----------------------> DeviceWork, one thing at a time
     ExchangeSums -> own sum -> the total of all -> SumHeld                          Rounds
     TakeStep     -> the elementwise step        -> Stepped; the next version is in use
-    the committer, beside the next batch        -> weights, checkpoint, commit record, news
-    Stepped of the committer, PolicyPublished   -> compare; fetch what it lacks     MemberVersions
+    the committer, concurrently with the next batch        -> weights, checkpoint, commit record,
+        news
+    Stepped of the committer, PolicyPublished   -> compare; fetch what it lacks
+        MemberVersions
 
 Its memory holds nothing that is not also elsewhere, but its sum: if it is lost, others train the
 same pieces again.

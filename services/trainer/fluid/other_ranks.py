@@ -1,5 +1,5 @@
-"""What the first rank of a shard group has the others do: its part of what all do at once, and to
-store their part of a version."""
+"""Commands of a shard group's first rank to the others: their part of collective work, and storing
+their part of a version."""
 
 import asyncio
 import queue

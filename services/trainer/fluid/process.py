@@ -89,7 +89,7 @@ class NoGenerator:
 
 
 def as_whole(recipe: Recipe) -> Recipe:
-    """Return the recipe as a process follows it that holds all weights, whatever others do."""
+    """Return the recipe of a process that holds all weights, even if other devices shard them."""
     return override(recipe, {"trainer.shard_devices": 1})
 
 
@@ -141,7 +141,7 @@ def as_shared(recipe: Recipe, ranks: int) -> Recipe:
 
 
 def load_group(recipe: Recipe, store: ObjectStore) -> tuple[ShardGroup, Shard]:
-    """Meet the other ranks, tell them the recipe, and load this one's weights."""
+    """Meet the other ranks, send them the recipe, and load this rank's weights."""
     links = join()
     for each in links:
         each.training.send(Message("begin", blobs=(recipe.model_dump_json().encode(),)))
@@ -152,7 +152,7 @@ def load_group(recipe: Recipe, store: ObjectStore) -> tuple[ShardGroup, Shard]:
 def make_exchange(
     recipe: Recipe, store: ObjectStore, layout: SumLayout, broker: str, address: str
 ) -> Exchange:
-    """Return the transport that the recipe names. Of itself it is a process group on GPUs, whose
+    """Return the transport that the recipe names. The default is a process group on GPUs, whose
     links are much faster than any store's; processes on CPUs have a store at hand, and gloo would
     be one more port for each. But for NCCL, which does so itself, members of a host add up their
     sums in its memory first."""
@@ -172,8 +172,8 @@ def make_exchange(
 
 
 def own_address(broker: str) -> str:
-    """Return this host's address on the network where the broker is: the way to it is asked for,
-    and nothing is sent."""
+    """Return this host's address on the broker's network: the route is looked up, and nothing is
+    sent."""
     parts = urlsplit(broker)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,4 +1,4 @@
-"""What a member asks of its device; `services.trainer.fluid.device` is the real one."""
+"""Interface between a member and its device; `services.trainer.fluid.device` implements it."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -14,7 +14,7 @@ from shared.run.manifest import StoredTensors
 
 @dataclass(frozen=True, slots=True)
 class TotalMeasure:
-    """What a member says of a total that it holds."""
+    """A member's report about a total that it holds."""
 
     sum_id: str
     norm: float | None
@@ -26,10 +26,10 @@ class TotalMeasure:
 
 
 class FluidDevice(Protocol):
-    """Trains, sums and steps with the weights that it also generates with. One call at a time,
-    but `own_sum` and `measure` touch no weights. Where it `steps_concurrently`, nor do `step` and
-    `weights`: another set of weights is made beside the one in use, which goes on generating until
-    `take`, and lies beside afterwards."""
+    """Trains, sums and steps with the weights that it also generates with. One call at a time, but
+    `own_sum` and `measure` touch no weights. Where it `steps_concurrently`, nor do `step` and
+    `weights`: a second set of weights is made concurrently with the one in use, which generates
+    until `take`, and is kept afterwards."""
 
     @property
     def steps_concurrently(self) -> bool:
@@ -46,7 +46,7 @@ class FluidDevice(Protocol):
         """Return the checksum of the newest weights, their moments, average and old policy."""
 
     def take(self) -> None:
-        """Use what the last step has made beside."""
+        """Use the weights of the last concurrent step."""
 
     def before(self) -> AbstractContextManager[None]:
         """Use the weights of the version before meanwhile."""
@@ -72,7 +72,7 @@ class FluidDevice(Protocol):
         """Copy the sum."""
 
     async def measure(self, total: Any) -> TotalMeasure:
-        """Say which total it is, and what the step takes of it.
+        """Measure a total: its checksum, and the inputs of the step.
 
         Raises:
             BatchFailed: if these weights cannot be trained on its rows.

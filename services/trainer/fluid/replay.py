@@ -1,9 +1,10 @@
 """Makes a version again that is damaged in the store: from an older one that is whole, by what was
 sent of the batches since.
 
-Each share of a batch is summed here, whoever had it, and the sums are added as the members did. The
-same bits come out with `trainer.deterministic`; without it only if each member's pieces were
-trained in the order in which the record names them. The checksum says whether they did.
+All shares of a batch are summed here, for every member, and the sums are added as the members did.
+The same bits come out with `trainer.deterministic`; without it only if each member's pieces were
+trained in the order in which the record names them. The checksum shows whether the result is the
+same.
 """
 
 import structlog
@@ -23,7 +24,7 @@ from shared.run.shards import open_tensors
 from shared.telemetry import CORRUPT
 
 SOLO_MEETING_S = 3600.0
-"""Deadline of a meeting at which nobody is waited for."""
+"""Deadline of a meeting with a single member."""
 
 log = structlog.get_logger()
 

@@ -62,7 +62,7 @@ class Rounds:
         self._stepped_at = time.monotonic()
 
     async def follow(self, tasks: asyncio.TaskGroup) -> None:
-        """Do what all members are told, for ever; rounds and commits go on in ``tasks``."""
+        """Follow all messages to members, without end; rounds and commits continue in ``tasks``."""
         run = self._bus.run
         async for received in self._bus.follow(subjects.FLUID, subjects.fluid_subjects(run)):
             match received.message:
@@ -111,7 +111,7 @@ class Rounds:
             await asyncio.wait({ended})
 
     async def _take_part(self, message: ExchangeSums) -> None:
-        """Form the total of a round with the others, and say which it is."""
+        """Form the total of a round with the others, and report its checksum."""
         began, me = time.monotonic(), self._worker.address
         try:
             with self._worker.doing("committing"):
@@ -199,7 +199,7 @@ class Rounds:
         )  # fmt: skip
 
     async def _step_between(self, message: TakeStep, held: HeldTotal) -> None:
-        """Take an update that makes no version: nobody else ever has its weights."""
+        """Take an update that makes no version: its weights exist nowhere else."""
         began, state = time.monotonic(), self._state
         policy, earlier = held.message.policy, state.updates
         await self._take_what_is_made()
@@ -229,7 +229,8 @@ class Rounds:
 
     @contextlib.asynccontextmanager
     async def _changing(self) -> AsyncIterator[None]:
-        """Hold what a step changes: the device itself, unless the step is beside what it uses."""
+        """Lock the part of the device that a step changes: the device itself, or only the second
+        set of weights."""
         if self._device.steps_concurrently:
             async with self._state.sums:
                 yield
@@ -245,8 +246,8 @@ class Rounds:
                 self._use_what_is_made()
 
     async def _take_what_is_made(self) -> None:
-        """Use the batch's version before its weights move on: where a fragment of the version
-        before takes as long as others take to train a part of the batch, it lies beside still."""
+        """Adopt the batch's version before its weights change: a fragment of the version before may
+        take as long as the training of a part of the batch."""
         if self._state.ahead is None:
             return
         async with self._state.lock, self._state.sums:
@@ -259,7 +260,8 @@ class Rounds:
         log.info("version_taken", version=self._state.version_in_use)
 
     async def _step_concurrently(self, message: TakeStep, held: HeldTotal) -> SteppedVersion:
-        """Take the step, once for ever, beside the version in use, which goes on generating."""
+        """Take the step, at most once, concurrently with the version in use, which continues to
+        generate."""
         began, earlier = time.monotonic(), self._state.updates
         async with self._changing():
             metrics, policy, checksum = await self._new_version(message, held)
@@ -281,7 +283,7 @@ class Rounds:
         return metrics, Policy(version=message.batch + 1, weights_digest=digest), checksum
 
     async def _step(self, message: TakeStep, held: HeldTotal) -> SteppedVersion:
-        """Take the step, once for ever, and use the version that it makes."""
+        """Take the step, at most once, and use the version that it makes."""
         began, earlier = time.monotonic(), self._state.updates
         with self._worker.doing("committing"):
             async with self._changing():
@@ -327,8 +329,8 @@ class Rounds:
         self._committers = kept
 
     def _is_over(self, message: ExchangeSums | BeginAgain) -> bool:
-        """Whether others train a batch again that this member has taken the step of, or an update:
-        all others that had are lost, and nobody has committed it."""
+        """Whether others train again a batch, or an update, that this member has stepped: all other
+        members that had are lost, and no commit exists."""
         made, updates = self._versions.made, self._state.updates
         if updates is not None:
             is_here = message.batch == self._state.version

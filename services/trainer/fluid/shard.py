@@ -77,7 +77,7 @@ class Shard:
         num_samples = max(1, recipe.trained_samples // num_ranks())
         self.engine = FluidEngine(recipe, self.loaded, num_samples=num_samples)
         self.is_sharded = self.engine.is_sharded
-        """Whether each rank holds a part of the sum; otherwise the first rank holds the whole."""
+        """Whether each rank holds a part of the sum; otherwise the first rank holds all of it."""
         self._by_group = recipe.trainer.deterministic
         self._run = recipe.run.name
         self._objects = SumObjects(store, self.engine.layout, is_first=this_rank() == 0)
@@ -86,7 +86,7 @@ class Shard:
         """Sums that were copied, by their numbers."""
         self.total: Term | None = None
         self._is_whole = False
-        """Whether this rank has gathered the whole network."""
+        """Whether this rank has gathered the entire network."""
 
     def hold_whole(self) -> None:
         """Gather the network on every rank, unless it is; all ranks do it together."""

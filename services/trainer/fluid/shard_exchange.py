@@ -46,7 +46,7 @@ class ShardExchange(StoreExchange):
         order = addition_order(meeting)
         missing = {name for name, key in order if name in own and key not in own[name]}
         if missing:
-            reason = "sums are not made of what their shares say"
+            reason = "the sums do not match their shares"
             raise ExchangeIncomplete(reason, tuple(sorted(missing)))
         return await self._group.add(order, own, others)
 

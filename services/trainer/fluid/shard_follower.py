@@ -1,5 +1,5 @@
 """Runs a rank of a shard group other than the first: it does what the first rank requests, over
-gloo, and knows no broker. Of sharded weights it stores and reads its own part."""
+gloo, and knows no broker. It stores and reads its own part of sharded weights."""
 
 import asyncio
 import threading

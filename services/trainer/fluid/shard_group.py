@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class RankSum(dict[int, Term]):
-    """A sum that every rank holds its part of, under a number, until nobody asks for it."""
+    """A numbered sum with a part on every rank, kept until it is released."""
 
     def __init__(self, terms: Mapping[int, Term], number: int) -> None:
         super().__init__(terms)
@@ -49,7 +49,7 @@ class ShardGroup:
         self._numbers = itertools.count()
         self._sums: weakref.WeakValueDictionary[int, RankSum] = weakref.WeakValueDictionary()
         self._is_new = False
-        """Whether the next piece begins a sum."""
+        """Whether the next piece begins a new sum."""
 
     steps_concurrently = False
 
@@ -75,7 +75,7 @@ class ShardGroup:
         await self._do("restore", lambda: asyncio.run(read), refs)
 
     def begin(self) -> None:
-        """Empty the sum: the other ranks do when they are told of what comes next."""
+        """Empty the sum; the other ranks do so with their next command."""
         self._is_new = True
 
     async def train(self, group: GroupData, piece: Piece) -> MemoryShortage | None:
@@ -99,7 +99,7 @@ class ShardGroup:
         self, name: str, work: Callable[[], T], values: Mapping[str, Any],
         blobs: Sequence[bytes] = (), answers: list[Message] | None = None,
     ) -> T:  # fmt: skip
-        """Have all ranks work on the sum, which is emptied before if that was asked."""
+        """Have all ranks add to the sum, and empty it before if requested."""
         is_new, self._is_new = self._is_new, False
 
         def add() -> T:

@@ -1,4 +1,5 @@
-"""What the parts of a member share: the version in use, its lock, and what others say of it."""
+"""State that the parts of a member share: the version in use, its lock, and reports of other
+members."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from shared.process.worker import Worker
 
 @dataclass(frozen=True, slots=True)
 class ReferenceVersion:
-    """What a version has to be: as its committer has made it."""
+    """The reference for a version, as its committer made it."""
 
     policy: Policy
     checksum: str
@@ -52,7 +53,7 @@ class Updates:
 
 @dataclass(slots=True)
 class MemberState:
-    """Says which versions, total and updates the device holds, and reports each change."""
+    """Versions, total and updates that the device holds; each change is reported."""
 
     worker: Worker
     ledger: Ledger
@@ -61,16 +62,16 @@ class MemberState:
     available: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when there may be work for the device."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by whoever uses the device: for a fragment, a piece, or to change its weights."""
+    """Held while the device is used: for a fragment, a piece, or a change of its weights."""
     sums: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held, within `lock` where both are, by whoever changes or copies the sum, or steps."""
+    """Held, within `lock` if both are, while the sum is changed, copied or stepped."""
     policy: Policy | None = None
     """The version in use, committed or not."""
     checksum: str | None = None
     before: Policy | None = None
-    """The version before, where its weights lie beside and still generate."""
+    """The version before, if its weights are kept and still generate."""
     ahead: tuple[Policy, str] | None = None
-    """Version and checksum that the step has made beside what is in use, until it is taken."""
+    """Version and checksum of a finished concurrent step, until it is taken."""
     steps_concurrently: bool = False
     """Whether the version in use stays as it is while the batch's updates are taken."""
     updates: Updates | None = None
@@ -107,8 +108,8 @@ class MemberState:
         self._hold(policy, checksum)
 
     def go_on(self, policy: Policy, updates: Updates) -> None:
-        """Note that the device has taken an update that makes no version. Unless that is beside,
-        the batch's version generates nothing any more."""
+        """Note that the device has taken an update that makes no version. Unless it is kept, the
+        batch's version generates nothing from now on."""
         self.policy, self.updates, self.held = policy, updates, None
         self.ledger.go_on()
         self.worker.holds = Holds(
@@ -119,13 +120,13 @@ class MemberState:
         self.available.set()
 
     def make(self, policy: Policy, checksum: str) -> None:
-        """Note that the device has made a version beside the one in use."""
+        """Record that the device has made a version next to the one in use."""
         self.ahead, self.held, self.updates = (policy, checksum), None, None
         self._hold(policy, checksum)
 
     def take(self) -> None:
-        """Note that what was made is in use, and that what was lies beside it. The caller holds the
-        device."""
+        """Record that the new version is in use, and that the previous one is kept. The caller
+        holds the device."""
         assert self.ahead is not None
         self.before = self.policy
         (self.policy, self.checksum), self.ahead = self.ahead, None
@@ -160,7 +161,7 @@ class MemberState:
         self.doubt()
 
     def doubt(self) -> None:
-        """Note that nobody may count on a step from what the device holds."""
+        """Record that no step from the device's state can be relied on."""
         self.worker.holds = None
         self.worker.report_now()
 
@@ -184,7 +185,7 @@ class MemberState:
 
     @property
     def differs(self) -> ReferenceVersion | None:
-        """What the version in use has to be, if it is something else."""
+        """The reference of the version in use, if it differs."""
         number = 0 if self.updates is None else self.updates.number
         found = self.references.get((self.version, number))
         here = self.newest, self.newest_checksum

@@ -2,8 +2,7 @@
 
 Each member stores its sum; the committer adds them in the order of the shares, and stores the
 total, which the others fetch. A shard group stores each in parts, one of each rank, of which a
-reader fetches what has numbers that it holds. What is where is said by small objects with fixed
-keys:
+reader fetches what has numbers that it holds. Small objects with fixed keys locate the sums:
 
     <run>/batches/<batch>/exchange/<attempt>.<round>/<member>.json     its sum
     <run>/batches/<batch>/exchange/<attempt>.<round>/total.json        the total
@@ -43,7 +42,7 @@ T = TypeVar("T")
 
 
 class SumObjects:
-    """Stores what this process holds of sums, and reads as much of those of others."""
+    """Stores this process's part of sums, and reads the matching parts of others."""
 
     def __init__(self, store: ObjectStore, layout: SumLayout, *, is_first: bool = True) -> None:
         """``is_first``: whether the tallies are wanted, which the first part has."""
@@ -143,12 +142,12 @@ class StoreExchange:
         await self.say(meeting, name, StoredSum(parts=(part,)))
 
     async def say(self, meeting: Meeting, name: str, stored: StoredSum) -> None:
-        """Tell the others where a sum is, or the total."""
+        """Publish the location of a sum, or of the total."""
         said = stored.model_dump_json().encode()
         await again(lambda: self._store.write(f"{meeting.folder}/{name}.json", said))
 
     async def stored(self, meeting: Meeting, name: str) -> StoredSum:
-        """Return where a member's sum is, or the total, as soon as that is told."""
+        """Return the location of a member's sum, or of the total, once it is published."""
         key = f"{meeting.folder}/{name}.json"
         try:
             return StoredSum.model_validate_json(await awaited(self._store, key))

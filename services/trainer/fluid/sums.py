@@ -14,7 +14,7 @@ from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 
 GRADIENT, TALLY = "gradient/", "tally/"
-"""Begin the names of a stored sum's tensors, which go on with its key."""
+"""Prefixes of the names of a stored sum's tensors, followed by the key."""
 TALLY_NAMES = tuple(sorted(Tally().as_dict()))
 
 
@@ -31,14 +31,14 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class SumLayout:
-    """What the flat gradients of a run look like, and which numbers of them are here."""
+    """Layout of the flat gradients of a run, and the range that this process holds."""
 
     size: int
     """Numbers of a whole gradient."""
     dtype: torch.dtype
     device: torch.device
     ranges: Ranges | None = None
-    """What this process holds, if other ranks of its group hold the rest."""
+    """Range that this process holds, if other ranks of its group hold the rest."""
 
     @property
     def held(self) -> Ranges:
@@ -78,15 +78,15 @@ def overlaps(mine: Ranges, theirs: Ranges) -> Iterator[tuple[slice, slice]]:
 
 
 class SumPart(BaseModel, frozen=True):
-    """Says where a process has stored what it holds of a sum, and which numbers those are."""
+    """Location of a process's part of a sum, and its range."""
 
     ref: ObjectRef
     ranges: Ranges
 
 
 class StoredSum(BaseModel):
-    """Says where a member has stored a sum: the part of each of its processes, its first one's
-    with the tallies."""
+    """Location of a member's sum: the part of each of its processes; the first part has the
+    tallies."""
 
     parts: tuple[SumPart, ...]
 
@@ -97,7 +97,7 @@ def tally_row(tally: Mapping[str, float]) -> Tensor:
 
 
 def parse_tally(row: Tensor) -> dict[str, float]:
-    """Reads what `tally_row` gives; raises ContractError if it is none."""
+    """Parse a row of `tally_row`; raises ContractError if it is invalid."""
     if (row.shape, row.dtype) != ((len(TALLY_NAMES),), torch.float64):
         raise ContractError(f"no tally: {list(row.shape)} {row.dtype}")
     return dict(zip(TALLY_NAMES, row.tolist(), strict=True))
@@ -114,7 +114,7 @@ def pack_sum(own: Sum) -> bytes:
 
 
 def unpack_sum(data: bytes, layout: SumLayout) -> dict[int, Term]:
-    """Reads a sum, on the CPU; raises ContractError if it is none of this layout."""
+    """Read a sum, on the CPU; raises ContractError if it has another layout."""
     tensors = unpack(data)
     found: dict[int, Term] = {}
     try:
@@ -170,8 +170,8 @@ def added(terms: Iterable[Term], layout: SumLayout) -> Term:
 
 
 def addition_order(meeting: Meeting) -> list[tuple[str, int]]:
-    """Returns the members and keys of all terms in the order in which they are added: that of the
-    shares, or that of the groups."""
+    """Return the members and keys of all terms in the order of addition: the order of the shares,
+    or of the groups."""
     if meeting.by_group:
         return [(worker, group) for group, worker in meeting.owner_of.items()]
     return [(share.worker, WHOLE_BATCH) for share in meeting.contributors]
@@ -181,12 +181,10 @@ def in_order(sums: Mapping[str, Sum], meeting: Meeting) -> list[Term]:
     """Returns the terms of all members in the order in which they are added.
 
     Raises:
-        Missed: if a sum lacks what its share says.
+        Missed: if a sum lacks an entry of its share.
     """
     wanted = addition_order(meeting)
     missing = {worker for worker, key in wanted if key not in sums.get(worker, {})}
     if missing:
-        raise ExchangeIncomplete(
-            "sums are not made of what their shares say", tuple(sorted(missing))
-        )
+        raise ExchangeIncomplete("the sums do not match their shares", tuple(sorted(missing)))
     return [sums[worker][key] for worker, key in wanted]

@@ -1,7 +1,7 @@
 """The version that a member has in use: made by its own step, or fetched; compared, and committed.
 
-What others make of a batch is the reference: the step of the member that commits, and then what is
-published. A member whose own step has other bits says so, and fetches the version. While it waits
+The reference is the result of others: the step of the committing member, and then the published
+version. A member whose own step has other bits reports it, and fetches the version. While it waits
 for that, it can still generate if only its optimizer differs.
 """
 
@@ -28,7 +28,7 @@ STEP_S = 5.0
 """Seconds that a published version waits for this member's own step to it, if it holds the
 total."""
 FIRST_VERSION_TIMEOUT_S = 60.0
-"""Longest time that members wait for the one that has said that it makes the first version."""
+"""Maximum wait for the member that has announced that it makes the first version."""
 LOST_VERSION_RETRY_S = 30.0
 """Seconds between two attempts at a version that nothing in the store leads to."""
 
@@ -51,7 +51,7 @@ class MemberVersions:
         self._published = -1
         """Newest version that is published."""
         self._said: str | None = None
-        """Checksum of which this member has said that it differs."""
+        """Checksum that this member has reported as different."""
         self.made: SteppedVersion | None = None
         """The version that this member has stepped to last."""
 
@@ -64,7 +64,7 @@ class MemberVersions:
         await self._committing.announce(record, again=True)
 
     async def follow(self) -> None:
-        """Note each version that is published, for ever."""
+        """Record each published version, without end."""
         subject = subjects.event_subject(self._bus.run, "policy_published")
         async for received in self._bus.follow(subjects.EVT, [subject]):
             event = received.message
@@ -75,7 +75,7 @@ class MemberVersions:
                 self._news.set()
 
     async def keep_up(self) -> None:
-        """Fetch each version that is published and not in use here, for ever."""
+        """Fetch each published version that is not in use here, without end."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -86,7 +86,7 @@ class MemberVersions:
                     await self.fetch()
 
     def compare(self, reference: ReferenceVersion) -> None:
-        """Note what a version has to be; if this member's is something else, say so."""
+        """Record the reference checksum and report a mismatch."""
         self._state.refer(reference)
         found, here = self._state.differs, self._state.newest_checksum
         if found is None:
@@ -105,7 +105,7 @@ class MemberVersions:
         self._state.doubt()
 
     async def fetch(self) -> CommitRecord:
-        """Take over the newest commit; go on until its objects can be had."""
+        """Take over the newest commit; retry until its objects are available."""
         while True:
             record = await patiently(self._newest, "commits_unavailable")
             if record is None:  # the store does not show it yet
@@ -122,7 +122,7 @@ class MemberVersions:
             await asyncio.sleep(RETRY_S)  # deleted meanwhile, as there are newer ones
 
     async def _made_again(self, record: CommitRecord, damage: IntegrityError) -> bool:
-        """Make a damaged version again, if that is possible; else say what a person can do."""
+        """Make a damaged version again, if that is possible; else report a remedy."""
         version = record.policy.version
         note = f"version {version} is damaged in the store, and is made again from an older one"
         try:
@@ -148,8 +148,8 @@ class MemberVersions:
             self._state.use(made.policy, made.checksum)
 
     def commit(self, batch: int, tasks: asyncio.TaskGroup) -> None:
-        """Commit what this member has made of a batch, beside the next one; if it has not, nothing
-        happens."""
+        """Commit this member's version of a batch, concurrently with the next one; without one, do
+        nothing."""
         made = self.made
         if made is not None and made.batch == batch and self._state.newest == made.policy:
             tasks.create_task(self._committed(made))
@@ -197,7 +197,7 @@ class MemberVersions:
                 log.info("committed_by_another", version=0)
 
     async def _maker_of_first(self) -> str:
-        """Return the name of the member that makes the first version: the first that says so."""
+        """Return the name of the member that makes the first version: the first to announce it."""
         key, name = first_version_key(self._bus.run), self._worker.name
         if await self._store.create(key, json.dumps({"maker": name}).encode()):
             return name
@@ -221,7 +221,7 @@ class MemberVersions:
         """Fetch the weights and states of a version, and use them.
 
         Raises:
-            IntegrityError: if they are not what the record says.
+            IntegrityError: if they do not match the record.
         """
         version, digest = record.policy.version, record.policy.weights_digest
         if await self._began_with(record):
