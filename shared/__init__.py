@@ -1,1 +1,1 @@
-"""What the services agree on: messages, bus, object store, versions. Knows no service."""
+"""Shared by all services: messages, bus, object store, versions. Knows no service."""

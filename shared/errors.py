@@ -1,12 +1,12 @@
 """Every error that this project raises on purpose.
 
 DigenRLError
-    UserError             the user can mend it: bad recipe, missing folder, occupied port
+    UserError             the user can fix it: bad recipe, missing folder, occupied port
     ContractError         bytes are not a message, record or tensor file that we know
         SlotPoisoned      a slot of the bus is taken by bytes that are no message
         Untrainable       the network cannot train on the tensors of a group
-        FaultyConditions  what is stored as a prompt's conditions is none
-    IntegrityError        a stored object is not what its reference says
+        FaultyConditions  the stored conditions of a prompt are invalid
+    IntegrityError        a stored object does not match its reference
     AdmissionError        a trajectory may not be trained: wrong version, wrong weights
     CommitConflict        another trainer has committed this batch already
     LeaseLost             another scheduler commands now
@@ -32,7 +32,7 @@ class DigenRLError(Exception):
 
 
 class UserError(DigenRLError):
-    """The user can mend it: shown as one line per fault, and the command ends with exit code 2."""
+    """The user can fix it: shown as one line per fault, and the command ends with exit code 2."""
 
 
 class ContractError(DigenRLError):
@@ -48,12 +48,12 @@ class Untrainable(ContractError):
 
 
 class FaultyConditions(ContractError):
-    """What an encoder has stored as a prompt's conditions is missing, changed, or not what the
-    network takes: the prompt has to be encoded anew."""
+    """The stored conditions of a prompt are missing, changed, or do not fit the network: the prompt
+    has to be encoded again."""
 
 
 class IntegrityError(DigenRLError):
-    """A stored object is not what its reference says."""
+    """A stored object does not match its reference."""
 
 
 class AdmissionError(DigenRLError):
@@ -155,7 +155,7 @@ def how_to_install(extra: str) -> str:
 
 
 def not_utf8(path: Path) -> str:
-    """Say where a file stops being text in UTF-8: its line, and the byte of that line."""
+    """Report where a file is not text in UTF-8: the line, and the byte of that line."""
     data = path.read_bytes()
     try:
         data.decode()

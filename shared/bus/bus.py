@@ -2,13 +2,15 @@
 
 Three ways to use it:
 
-    publish(message)        stored once per slot; a second publisher learns that the slot is taken
+    publish(message)        stored once per slot; a second publisher learns that the slot is
+        taken
     queue(stream, service)  work shared between the workers of a service; one delivery at a time
     follow(stream)          every message of a stream in its stored order, from the first one on
 
 Delivery is at least once and an acknowledgement proves nothing: publish the result, then
-acknowledge. What cannot be decoded is copied to the quarantine, counted, and never delivered; nor
-is a command of a scheduler whose epoch was over when it was stored (shared/messages/epochs.py).
+acknowledge. Undecodable bytes are copied to the quarantine, counted, and never delivered; the same
+applies to a command of a scheduler whose epoch was over when it was stored
+(shared/messages/epochs.py).
 """
 
 import asyncio
@@ -56,7 +58,7 @@ FLUSH_S = 3
 MAX_HANDLING_S = 0.05
 """CPU seconds of handling messages that are not stored after which others have a turn."""
 STORE_FAILED = 10077
-"""JetStream's error code for a taken slot, and for a full stream; the text tells them apart."""
+"""JetStream's error code for a taken slot, and for a full stream; the text distinguishes them."""
 
 TransientT = TypeVar("TransientT", WorkerStatus, WorkerRefused)
 
@@ -89,13 +91,13 @@ class Bus(StreamReader):
         """Connect, and reconnect for as long as the block lasts.
 
         Args:
-            trusted: what verifies the server, if it has a certificate.
-            may_be_open: whether the server may take anybody.
+            trusted: certificate check of the server, if it has a certificate.
+            may_be_open: whether a server without authentication is allowed.
 
         Raises:
-            Unavailable: if nobody answers within seconds.
-            UserError: if the server refuses the user or the password, or is too old, without
-                JetStream or open to anybody.
+            Unavailable: if the server does not respond within seconds.
+            UserError: if the server refuses the user or the password, is too old, has no
+                JetStream, or has no authentication.
         """
         client = await open_connection(url, name, trusted)
         try:
@@ -152,8 +154,8 @@ class Bus(StreamReader):
             await asyncio.sleep(RETRY_S)
 
     async def begin_epoch(self, epoch: int) -> None:
-        """Mark a new epoch in every stream of commands: those of older ones are refused from here
-        on, and what is published from now on carries it.
+        """Mark a new epoch in every stream of commands: commands of older epochs are refused from
+        here on, and commands published from now on carry the new one.
 
         Raises:
             Unavailable: if the server does not answer.
@@ -246,7 +248,8 @@ class Bus(StreamReader):
     async def on_status(
         self, handle: Callable[[WorkerStatus], Awaitable[None]]
     ) -> Callable[[], int]:
-        """Handle statuses of workers as they come; returns what tells how many wait for that."""
+        """Handle statuses of workers as they arrive; returns a function that counts the waiting
+        ones."""
         subscribed = await self._subscribe(f"dg.{self.run}.live.>", WorkerStatus, handle)
         return lambda: int(subscribed.pending_msgs)
 
@@ -317,7 +320,8 @@ class Bus(StreamReader):
                     await cancellable(purge)
 
     async def _check_slot(self, subject: str) -> bool:
-        """Return whether the slot was taken by a command that nobody heeds; it is free now."""
+        """Return whether the slot was taken by a command that every reader refuses; it is free
+        now."""
         stream = subjects.find_stream(subject)
         with contextlib.suppress(NotFoundError):  # purged meanwhile: nobody needs it any more
             stored = await cancellable(self.jetstream.get_last_msg(stream.name, subject))

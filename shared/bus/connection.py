@@ -27,7 +27,7 @@ async def open_connection(url: str, name: str, trusted: ssl.SSLContext | None = 
     """Return a client that reconnects by itself; ``trusted`` verifies a server with a certificate.
 
     Raises:
-        Unavailable: if nobody answers within some seconds.
+        Unavailable: if the server does not respond within some seconds.
         UserError: if the server refuses the user or the password.
     """
     client, refused = Client(), asyncio.get_running_loop().create_future()
@@ -80,7 +80,7 @@ async def open_connection(url: str, name: str, trusted: ssl.SSLContext | None = 
 
 
 def check_server(client: Client, address: str, *, may_be_open: bool) -> None:
-    """Raises UserError if the server is too old, has no JetStream, or asks nobody who is there."""
+    """Raises UserError if the server is too old, has no JetStream, or has no authentication."""
     info, version = client._server_info, client.connected_server_version
     at = f"DIGENRL_NATS_URL: NATS at {address}"
     if (version.major, version.minor) < MIN_SERVER:
@@ -93,8 +93,8 @@ def check_server(client: Client, address: str, *, may_be_open: bool) -> None:
         )
     if not info.get("auth_required") and not may_be_open:
         raise UserError(
-            f"{at} lets anybody command the run; start it with the nats.conf of `digenrl keys "
-            "init`, or set DIGENRL_OPEN_BROKERS=1 on a laptop"
+            f"{at} has no authentication, so any client can command the run; start it with the "
+            "nats.conf of `digenrl keys init`, or set DIGENRL_OPEN_BROKERS=1 on a laptop"
         )
 
 

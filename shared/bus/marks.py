@@ -57,8 +57,8 @@ async def _mark(jetstream: JetStreamContext, run: str, stream: Stream, epoch: in
 async def drop_fenced(
     jetstream: JetStreamContext, stored: api.RawStreamMsg, mark: int, epoch: int
 ) -> bool:
-    """Remove a command that is stored behind the mark of ``epoch`` and is of an older one: it is
-    refused by everybody, and would keep its slot for ever. Return whether it was one."""
+    """Remove a command of an older epoch that is stored behind the mark of ``epoch``: every reader
+    refuses it, and it would keep its slot. Return whether it was one."""
     number = stored.seq or 0
     if number <= mark or parse_epoch(stored.headers) >= epoch:
         return False

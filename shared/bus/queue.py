@@ -1,4 +1,4 @@
-"""Work that the workers of a service share: each piece goes to one of them at a time."""
+"""Work that the workers of a service share: each message goes to one worker at a time."""
 
 import asyncio
 import contextlib
@@ -21,8 +21,8 @@ from shared.messages.subjects import Stream
 from shared.telemetry import REDELIVERED
 
 ACK_WAIT_S = 4.0
-"""Silence after which a piece of work is given to others: whoever has it says three times as often
-that it is at it. A worker that was killed is missed no later than by the scheduler (5 s)."""
+"""Silence after which work is redelivered: its worker reports three times as often that it is in
+progress. A worker that was killed is missed no later than by the scheduler (5 s)."""
 MAX_DELIVER = 5
 FETCH_TIMEOUT_S = 2.0
 RETRY_S = 0.5
@@ -33,8 +33,7 @@ log = structlog.get_logger()
 class Delivery:
     """One piece of work: leaving the block acknowledges it, and an exception hands it to others.
 
-    So does a block that lasts longer than ``patience_s``: whoever is first to publish the result
-    has done the work.
+    A block longer than ``patience_s`` has the same effect: the first published result counts.
     """
 
     def __init__(self, message: Message, raw: Msg) -> None:
@@ -46,7 +45,7 @@ class Delivery:
 
     @property
     def number(self) -> int:
-        """How often the work was handed to somebody, with this time."""
+        """Number of deliveries of the work, with this one."""
         return int(self._raw.metadata.num_delivered)
 
     async def __aenter__(self) -> Message:

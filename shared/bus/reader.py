@@ -1,5 +1,5 @@
-"""Reads streams in their order. What cannot be decoded is quarantined, and a command is left out
-whose scheduler's epoch was over when it was stored (shared/messages/epochs.py)."""
+"""Reads streams in their order. Undecodable bytes are quarantined, and a command whose scheduler's
+epoch was over when it was stored is skipped (shared/messages/epochs.py)."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage:
-    """Holds a message of a followed stream; ``message`` is None if its bytes were quarantined."""
+    """A message of a followed stream; ``message`` is None if its bytes were quarantined."""
 
     message: Message | None
     subject: str
@@ -74,7 +74,7 @@ class StreamReader:
     async def follow(
         self, stream: Stream, filters: Sequence[str] | None = None, *, after: int = 0
     ) -> AsyncGenerator[ReceivedMessage]:
-        """Yield the run's messages in ``stream`` behind number ``after``, in order, for ever.
+        """Yield the run's messages in ``stream`` behind number ``after``, in order, without end.
 
         If the stream was lost and created again, it begins with the new stream's first message.
         """
@@ -100,7 +100,7 @@ class StreamReader:
                 await asyncio.sleep(RETRY_S)
 
     def _wanted(self, stream: Stream, filters: Sequence[str] | None) -> list[str]:
-        """Return the subjects to read: what is asked for, and the marks of epochs beside it."""
+        """Return the subjects to read: the requested ones, and the marks of epochs."""
         if filters is None or stream not in subjects.COMMANDED:
             return list(filters or subjects.run_subjects(self.run, stream))
         return [*filters, subjects.marks_in(self.run, stream)]

@@ -1,7 +1,7 @@
 """A register that holds one entry for some seconds: a bucket of JetStream's key-value store.
 
 An entry is written only on top of the one that its writer has seen, so of two writers one fails. An
-entry that is not renewed in time leaves the register, and the numbers of entries go on.
+entry that is not renewed in time leaves the register, and the numbers of entries continue.
 """
 
 from dataclasses import dataclass
@@ -62,10 +62,11 @@ class Register:
                     raise
 
     async def read(self) -> RegisterEntry | None:
-        """Return the entry, None if there is none.
+        """Return the entry, None without one.
 
         Raises:
-            Unavailable: if the server does not answer, or has lost the bucket, which is made again.
+            Unavailable: if the server does not answer, or has lost the bucket, which is made
+                again.
         """
         with as_unavailable():
             try:

@@ -44,7 +44,7 @@ stream has none: NATS 2.15 takes 1,000."""
 MESSAGE_ID = "Nats-Msg-Id"
 """Names the header by which a stream knows messages of the same name."""
 LAST_SENT = "Nats-Last-Consumer"
-"""Names the header by which a heartbeat tells how many messages a reader was sent."""
+"""Header of a heartbeat with the number of messages sent to a reader."""
 SERVER_ERROR = 500
 """JetStream's code, or below it, of what is the server's fault: it starts, or its disk is full."""
 OTHER_SETTINGS_CODE = 10058
@@ -107,7 +107,7 @@ async def stream_states(client: Client) -> dict[str, StreamState | None]:
     """
     answer = await _ask(client, "STREAM.LIST", subject=ALL_SUBJECTS)
     if unknown := answer.get("missing"):  # replicas that the server could not ask
-        raise Unavailable(f"NATS cannot tell the state of {', '.join(unknown)}")
+        raise Unavailable(f"NATS does not report the state of {', '.join(unknown)}")
     found = {each["config"]["name"]: _state(each) for each in answer["streams"] or ()}
     return {stream.name: found.get(stream.name) for stream in STREAMS}
 
@@ -117,7 +117,7 @@ async def newest_message(client: Client, stream: Stream, subject: str) -> bytes:
 
     Raises:
         nats.errors.Error: if the server does not answer.
-        NotFoundError: if there is none.
+        NotFoundError: if there is no such message.
     """
     answer = await _ask(client, f"STREAM.MSG.GET.{stream.name}", last_by_subj=subject)
     return base64.b64decode(answer["message"].get("data", ""))
@@ -183,7 +183,7 @@ async def _grow(
         await cancellable(jetstream.update_stream(found.evolve(**changes)))
     except APIError as error:
         raise _too_small(
-            stream, need, f"NATS says: {error.description} ({STORE_SETTING})"
+            stream, need, f"NATS reports: {error.description} ({STORE_SETTING})"
         ) from error
     log.info("stream_grown", stream=stream.name, **changes)
 
@@ -218,7 +218,7 @@ def stream_config(stream: Stream) -> api.StreamConfig:
 
 def follower_config(inbox: str, filters: list[str], start: int) -> api.ConsumerConfig:
     """Configure a reader of everything from number ``start`` on; the server forgets it when it
-    leaves. It has a name, so that the server is asked under a subject that says what is read."""
+    leaves. It has a name, so the server is called under a subject that names the stream."""
     one = filters[0] if len(filters) == 1 else None
     return api.ConsumerConfig(
         name=secrets.token_hex(8),
@@ -267,8 +267,8 @@ def read_message(run: str, raw: Msg) -> Message:
     """Return a message that came under its own subject.
 
     Raises:
-        ContractError: if it is none, or came under another: who may publish to a subject may not
-            send under it what only others may send.
+        ContractError: if it is invalid, or came under another subject: rights on a subject limit
+            the messages under it.
     """
     message = decode(raw.data)
     if message_subject(run, message) != raw.subject:

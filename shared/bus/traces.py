@@ -1,9 +1,9 @@
 """Follows a sample through the services: spans of work, linked by a header of NATS messages.
 
-A trace is a group: what the scheduler sends, what a device generates and stores, what scorers
-take, the training and the commit. A message about a group carries W3C's `traceparent`; whoever
-receives it goes on from there. Without a collector nothing is sent, no message has the header, and
-what is left of this file is that log lines say which batch, group and fragment they are about.
+A trace is a group: what the scheduler sends, what a device generates and stores, what scorers take,
+the training and the commit. A message about a group carries W3C's `traceparent`; its receiver
+continues the trace. Without a collector nothing is sent, no message has the header, and only the
+log lines name their batch, group and fragment.
 """
 
 import secrets
@@ -71,7 +71,7 @@ class Context:
 
     @classmethod
     def of(cls, header: Any) -> "Context | None":
-        """Return what a header names; None if it is none."""
+        """Return the context in a header; None without a valid one."""
         parts = str(header or "").split("-")
         if len(parts) != 4 or [len(part) for part in parts] != [2, 32, 16, 2]:
             return None
@@ -107,7 +107,7 @@ class Traces:
 
     export: Callable[[Span], None]
     share: float = 1.0
-    """Share of the groups that are traced, which whoever begins a trace decides."""
+    """Share of the groups that are traced, decided where a trace begins."""
     _newest: OrderedDict[TracedWork, Context | None] = field(default_factory=OrderedDict)
     """None: of a group that is not traced."""
     _roots: dict[TracedWork, tuple[Context, int]] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Traces:
         return self._newest.get(place.whole) if known is None else known
 
     def reached(self, place: TracedWork, context: Context | None) -> None:
-        """Go on from a span, with this piece of work and its group."""
+        """Continue from a span, with this piece of work and its group."""
         for each in {place, place.whole}:
             self._newest[each] = context
             self._newest.move_to_end(each)
@@ -131,7 +131,7 @@ class Traces:
             self._links.pop(gone, None)
 
     def begin(self, place: TracedWork) -> Context | None:
-        """Return the root of a group, a new one if there is none."""
+        """Return the root of a group, a new one if it has none."""
         known = self._roots.get(place.whole)
         if known is not None:
             return known[0]
@@ -159,7 +159,7 @@ class Traces:
         return context
 
     def receive(self, message: Any, context: Context | None) -> None:
-        """Go on from where a message was sent."""
+        """Continue the trace of a message's sender."""
         if isinstance(message, PolicyPublished):
             self.finish(message.policy.version)
         place = traced_work(message)
@@ -199,7 +199,8 @@ def received(message: Any, headers: Mapping[str, Any] | None) -> None:
 
 @contextmanager
 def span(name: str, what: Any, *, seconds: float = 0.0, **more: str | float) -> Iterator[None]:
-    """Do a piece of work for a group or a fragment: log lines say which, and a trace how long.
+    """Run a piece of work for a group or a fragment: log lines name it, and a trace has its
+    duration.
 
     Args:
         what: a message or a slot.
@@ -233,7 +234,7 @@ def did(name: str, what: Any, *, seconds: float, **more: str | float) -> None:
 
 @contextmanager
 def about(what: Any) -> Iterator[None]:
-    """Have log lines say which group and fragment they are about, and which trace."""
+    """Add the group, the fragment and the trace to log lines."""
     place = what if isinstance(what, TracedWork) else traced_work(what)
     fields: dict[str, Any] = {} if place is None else dict(place.words)
     context = None if _current is None or place is None else _current.parent_of(place)

@@ -2,9 +2,9 @@
 
 A chunk of S samples x K steps goes through the network as S K rows in one forward and backward
 pass. Every row's loss is divided by the one denominator of the batch, so the chunk changes the
-speed and the memory of training and not its result: groups of one batch may be cut differently.
-The cost model behind it: a pass has a fixed price (kernel launches, weights gathered from other
-ranks) and a price per row; memory is what is resident plus an equal share for every row.
+speed and the memory of training and not its result: groups of one batch may be cut differently. The
+cost model behind it: a pass has a fixed cost (kernel launches, weights gathered from other ranks)
+and a cost per row; memory is the resident part plus an equal share for every row.
 
 `Tuner` is a pure state machine over measurements; the engine takes them.
 """
@@ -89,7 +89,7 @@ class Tuner:
         return replace(self, candidates=smaller, measured=measured)
 
     def _next(self) -> Chunk | None:
-        """Return the candidate to measure, if the search goes on."""
+        """Return the candidate to measure, if the search continues."""
         if not self.measured:
             return self.candidates[0]
         position = len(self.measured) // TRIALS
@@ -122,9 +122,10 @@ def make_tuner(recipe: Recipe, device_bytes: float, num_samples: int | None = No
     """Return the tuner of a recipe's chunks, on a device with so much memory that trains
     ``num_samples`` of a group at a time, by default all that are trained.
 
-    What the recipe fixes stays fixed. In deterministic mode nothing is measured: sums of floats
-    depend on how rows are cut, so "auto" is then a whole group with its whole window. Chunks are of
-    steps that are not merged: the states of a merged one go with a chunk, or have their own pass.
+    Sizes that the recipe fixes are not tuned. In deterministic mode nothing is measured: sums of
+    floats depend on how rows are cut, so "auto" is then a whole group with its whole window. Chunks
+    contain steps that are not merged: the states of a merged step join a chunk, or have their own
+    pass.
     """
     table, window = recipe.trainer, recipe.sampling.window
     later = max(1, window - recipe.sampling.merged_steps)

@@ -44,7 +44,7 @@ class EncodedConditions:
         self._run = run
         self._encoding = encoding
         self._kept: dict[str, StoredConditions] = {}
-        """Maps digests to the conditions that were asked for last, oldest first."""
+        """Maps digests to recently used conditions, oldest first."""
 
     async def get(self, prompt: Prompt, wanted: Callable[[], bool]) -> StoredConditions | None:
         """Return a prompt's conditions as soon as an encoder has stored them; None if they are no
@@ -65,7 +65,7 @@ class EncodedConditions:
         return None
 
     async def forget(self, prompt: Prompt) -> None:
-        """Have a prompt encoded anew, as what is stored of it is faulty."""
+        """Have a prompt encoded again, since its stored conditions are faulty."""
         digest = self._encoding.digest(prompt.text, prompt.image, prompt.negative_prompt)
         self._kept.pop(digest, None)
         log.warning("conditions_forgotten", prompt=prompt.text[:MAX_SHOWN_PROMPT], digest=digest)

@@ -1,9 +1,9 @@
-"""Lends a member's device to generation (TAG): what it was last told, and for how long.
+"""Lends a member's device to generation (TAG): its newest command, and the deadline.
 
-The scheduler does not ask and wait; it states what a device is to do, under a loan number that
-only grows. The device's agent follows the highest number it has seen, so that a command may be
-lost, repeated or overtaken. A loan ends by a deadline on the device's own clock as well: a
-scheduler that has died cannot keep a device from training.
+The scheduler does not ask and wait; it states what a device is to do, under a loan number that only
+grows. The device's agent follows the highest number it has seen, so that a command may be lost,
+repeated or overtaken. A loan ends by a deadline on the device's own clock as well: a scheduler that
+has died cannot keep a device from training.
 
     train --- generate, higher number ---> generate
     train <-- train, higher number ------- generate
@@ -20,7 +20,7 @@ from shared.messages.workers import DeviceMode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loan:
-    """Says what a device does, and by which command. A fresh one trains, and has seen none."""
+    """Use of a device, and the command for it. A fresh one trains, and has seen none."""
 
     loan_number: int = 0
     """Number of the last command that was followed."""
@@ -30,7 +30,7 @@ class Loan:
     keep: bool = True
     """Whether unfinished fragments are kept for the next loan while the device trains."""
     expired: bool = False
-    """Whether it trains because the deadline has passed, not because it was told to."""
+    """Whether it trains because the deadline has passed, not because of a command."""
 
 
 def apply(loan: Loan, command: SetDevice, now: float) -> Loan:

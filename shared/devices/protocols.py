@@ -1,8 +1,8 @@
-"""States what the services need of a device, whatever it is: a GPU, a CPU, or an emulated one.
+"""Interfaces of devices to services, for a GPU, a CPU, or an emulated device.
 
-Calls that keep the device busy are coroutines, so that the service goes on talking meanwhile; on
-one device they are made one at a time. Real devices are in `shared.diffusion` and
-`services.trainer`; an emulated one is busy for the time that a cost profile says.
+Calls that keep the device busy are coroutines, so the service still communicates; a device runs one
+call at a time. Real devices are in `shared.diffusion` and `services.trainer`; an emulated one is
+busy for the time of a cost profile.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,10 +21,10 @@ class GeneratedFragment:
     weights_digest: str
     """Digest of the parameters that the samples were made with."""
     seconds: float
-    """Seconds that the device was busy: denoising steps and decoding, without any pause. Of seconds
-    in which it decoded beside the next fragment, each counts once."""
+    """Seconds that the device was busy: denoising steps and decoding, without any pause. Seconds of
+    decoding concurrent with the next fragment count once."""
     shortage: MemoryShortage | None = None
-    """What did not fit at first, if anything."""
+    """The first memory shortage, if any."""
 
 
 class FragmentGeneration(Protocol):
@@ -42,8 +42,8 @@ class FragmentGeneration(Protocol):
         """Seconds that the device was busy with it."""
 
     async def advance(self) -> None:
-        """Take one denoising step. The device has finished it when this returns; one that nobody
-        calls back may still be at it, and has finished those before.
+        """Take one denoising step. The device has finished the step on return; a step that is not
+        recalled may still be running, with the ones before finished.
 
         Raises:
             IntegrityError: if other weights are in use than those that the fragment began with.
@@ -51,7 +51,7 @@ class FragmentGeneration(Protocol):
 
     def finish(self) -> Awaitable[GeneratedFragment]:
         """Decode and pack a fragment whose steps are all taken. Raises as `advance` does, at once;
-        from then on the device may begin other fragments and use other weights beside it.
+        from then on the device may begin other fragments and use other weights.
 
         Raises:
             OutOfMemory: if it cannot be decoded.
@@ -69,11 +69,11 @@ class GeneratingDevice(Protocol):
         source: bytes | None = None,
     ) -> FragmentGeneration:
         """Return the fragment as noise; no denoising step is taken yet. Without ``conditions``,
-        which an encoder has made of its prompt, the device encodes the prompt itself, together
-        with ``source``, the file of its source image, if it has one.
+        which an encoder has made of its prompt, the device encodes the prompt itself, together with
+        ``source``, the file of its source image, if it has one.
 
         Raises:
-            FaultyConditions: if they are none. If the network does not take them, this or the
+            FaultyConditions: if they are invalid. If the network does not take them, this or the
                 first denoising step raises it.
             ContractError: if the source is no image, or missing, or the model takes none.
         """
@@ -81,12 +81,12 @@ class GeneratingDevice(Protocol):
     async def conditions(
         self, prompt: str, source: bytes | None = None, negative: str | None = None
     ) -> bytes:
-        """Return the conditioning of ``prompt`` and of its source image; may be called beside
+        """Return the conditioning of ``prompt`` and of its source image; may run concurrently with
         other work, and only if the device encodes prompts itself."""
 
 
 class StagedVersion(Protocol):
-    """Weights beside those in use."""
+    """A second set of weights next to the one in use."""
 
     @property
     def digest(self) -> str: ...
@@ -110,11 +110,11 @@ class GroupData:
 
 class RolloutDevice(GeneratingDevice, Protocol):
     async def stage(self, weights: StoredTensors) -> StagedVersion:
-        """Fetch weights and prepare them for use, object by object, beside other work.
+        """Fetch weights and prepare them for use, object by object, concurrently with other work.
 
         Raises:
             ContractError: if they are no tensors.
-            IntegrityError: if they are those of another adapter, or not in the store.
+            IntegrityError: if they belong to another adapter, or are not in the store.
         """
 
 
@@ -127,13 +127,13 @@ class SamplingWeights:
 
 
 VersionPart = Literal["weights", "checkpoint"]
-"""What a version is stored as."""
+"""Stored parts of a version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The trained weights and the optimizer's state as they stood, copied to the host: they are
-    stored while the devices go on."""
+    """A copy of the trained weights and the optimizer's state on the host: they are stored while
+    the devices continue."""
 
     digest: str
     """Digest of the trained weights."""
@@ -141,5 +141,5 @@ class Snapshot:
     checkpoint: Sequence[VersionTensors]
     """Empty if the optimizer's state was not copied."""
     elsewhere: Sequence[Callable[[VersionPart], Awaitable[StoredParts]]] = ()
-    """What other processes hold of it: each call stores one's part and returns what it stored."""
+    """The parts of other processes: each call stores one part and returns its description."""
     sampling: SamplingWeights | None = None

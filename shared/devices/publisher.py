@@ -51,9 +51,9 @@ class FragmentPublisher:
         keep: Callable[[ObjectRef, bytes], None] | None = None,
         previews: PreviewRule | None = None,
     ) -> None:
-        """``encoded``: where conditions come from, if the device does not encode; ``lossless``:
-        codes media, beside what the device does next; ``keep``: takes each trajectory that is
-        stored; ``previews``: which samples have small pictures that stay."""
+        """``encoded``: source of conditions, if the device does not encode; ``lossless``: codec of
+        media, run concurrently with the device; ``keep``: receives each stored trajectory;
+        ``previews``: which samples have stored thumbnails."""
         self._previews = previews or PreviewRule()
         self._lossless = lossless
         self._device = device
@@ -67,7 +67,7 @@ class FragmentPublisher:
         """Maps (text, digest of the image, attempt) to the conditions, as they are being stored."""
 
     def prepare(self, task: GenerateFragment) -> None:
-        """Store the conditions of a fragment that is begun, beside what the device does, unless
+        """Store the conditions of a fragment that has begun, concurrently with the device, unless
         encoders have stored them."""
         if self._encoded is None:
             self._storing(task)
@@ -78,10 +78,11 @@ class FragmentPublisher:
         generated: GeneratedFragment,
         given: StoredConditions | None = None,
     ) -> None:
-        """Store and report the fragment; go on until the store takes it, or says why not.
+        """Store and report the fragment; retry until the store accepts or refuses it.
 
         Args:
-            given: the conditions that it was begun with, if the device did not encode its prompt.
+            given: the conditions that it was begun with, if the device did not encode its
+                prompt.
         """
         self._worker.note_shortage(generated.shortage)
         STAGE_SECONDS.labels(stage="rollout").observe(generated.seconds)

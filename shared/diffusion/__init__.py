@@ -1,4 +1,5 @@
-"""What rollout and trainer must do identically: schedules, transitions, sampling, models, LoRA.
+"""Code that rollout and trainer must run identically: schedules, transitions, sampling, models,
+LoRA.
 
 The only part of `shared` that knows torch.
 """

@@ -1,9 +1,9 @@
 """Generation over a loaded policy: by a rollout worker, or by a trainer's device on loan (TAG).
 
-A fragment is generated one denoising step at a time. Between two steps it may wait for as long as
-it takes while the device trains, and goes on as if nothing had been: its noise, its states and the
-conditions are its own, and no gradient, mode or random state of the network is touched. What
-is finished may be decoded beside the next fragment (`shared.diffusion.sampling.decoding`).
+A fragment is generated one denoising step at a time. Between two steps it may wait for any time
+while the device trains, and continues unchanged: its noise, states and conditions are its own, and
+no gradient, mode or random state of the network is touched. A finished fragment may be decoded
+concurrently with the next one (`shared.diffusion.sampling.decoding`).
 """
 
 import asyncio
@@ -56,9 +56,9 @@ class GenerationInProgress:
     seconds: float = 0.0
     """Seconds that the device was busy with it."""
     shortage: MemoryShortage | None = None
-    """What did not fit at first, if anything."""
+    """The first memory shortage, if any."""
     queued: torch.cuda.Event | None = None
-    """Happens when a GPU has taken the last step that it was told to."""
+    """Occurs when a GPU has finished the last queued step."""
 
     def add_seconds(self, seconds: float) -> None:
         self.seconds += seconds
@@ -71,7 +71,7 @@ class GenerationInProgress:
 
 class Generator:
     """Generates fragments. It is not thread-safe: only `stage`, `packed`, and `conditions` of a
-    recently used prompt, may run beside another call.
+    recently used prompt, may run concurrently with another call.
 
     ``loaded`` needs its transformer and decoder parts, and the text part unless every fragment is
     begun with conditions.
@@ -153,7 +153,7 @@ class Generator:
         encoded here.
 
         Raises:
-            FaultyConditions: if they are none.
+            FaultyConditions: if they are invalid.
             ContractError: if the source is no image, or missing, or the model takes none.
             OutOfMemory: if there is no room to begin it.
         """
@@ -219,8 +219,8 @@ class Generator:
 
     @torch.no_grad()
     def packed(self, work: GenerationInProgress) -> GeneratedFragment:
-        """Decodes and packs a fragment that was found to be finished, whatever weights are in use
-        by now: may be called beside everything else. Raises as `finish` does of what it makes."""
+        """Decode and pack a finished fragment, with any weights in use: may run concurrently with
+        all other calls. Raises as `finish` does of what it makes."""
         table, rows = self._recipe.model, row_kind(self._recipe)
         remedy = DECODE_LESS if table.frames > 1 and not table.vae_tiling else MEMORY_REMEDY
 
@@ -317,8 +317,8 @@ class Generator:
             )
 
     def _keep_pace(self, work: GenerationInProgress) -> None:
-        """Waits until nothing is queued on a GPU, so that nobody waits behind this step; if it runs
-        ahead, until nothing but this step is."""
+        """Wait until a GPU has no queued work, so that other calls do not wait behind this step; if
+        it runs ahead, until only this step is queued."""
         if self._device.type != "cuda":
             return
         before, work.queued = work.queued, torch.cuda.Event(blocking=True)

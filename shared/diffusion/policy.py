@@ -58,14 +58,14 @@ class LoraSpec:
     seed: int
     """Seed of the Gaussian initialisation of the A matrices; B starts at zero."""
     layers: tuple[str, ...] = ()
-    """Full names of the layers that are adapted, in place of what ``targets`` say."""
+    """Full names of the adapted layers, in place of ``targets``."""
 
 
 def attach_lora(transformer: nn.Module, spec: LoraSpec) -> None:
     """Add a fresh adapter, in float32 at least and without dropout: a replay equals its sample.
 
     Raises:
-        UserError: if no layer has the name that a target says.
+        UserError: if no layer has the name of a target.
     """
     from peft import LoraConfig
 
@@ -111,11 +111,11 @@ class LoadedPolicy:
     in_use: WeightsInUse
     """Trained weights: one object for all who use this network, so that it is digested once."""
     trained: TrainedWeights
-    """What an optimizer trains of it."""
+    """Its parameters for an optimizer."""
     sets: WeightSets
     """The sets of trained weights that the network can use."""
     compiled: CompiledBlocks | None = None
-    """Blocks that are compiled, if the recipe says so."""
+    """Compiled blocks, if the recipe compiles."""
 
 
 def load_policy(
@@ -129,11 +129,10 @@ def load_policy(
     """Loads the recipe's base model, with the adapter that the run begins from if one is trained,
     the recipe's own or a fresh one: the same in every process.
 
-    ``index`` is that of the host's GPU; without any GPU, networks share the CPU. ``holding`` says
-    how the network is held where it only generates; by default as where it trains. ``trains`` says
-    that an optimizer will train it: with float32 masters of what is trained in half precision, and
-    with a shard of the weights if the recipe says so, so that all ranks have to load at the same
-    time.
+    ``index`` is the number of the host's GPU; without any GPU, networks share the CPU. ``holding``:
+    how the network is held for generation only; by default as for training. ``trains``: an
+    optimizer will train it, with float32 masters for weights in half precision, and with a shard of
+    the weights if the recipe shards, so that all ranks have to load at the same time.
 
     Raises:
         OutOfMemory: if it does not fit.

@@ -1,1 +1,1 @@
-"""What a run learns by, without tensors: algorithms, advantages, windows, seeds and prompts."""
+"""Learning without tensors: algorithms, advantages, windows, seeds and prompts."""

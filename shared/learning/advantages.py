@@ -16,8 +16,8 @@ SampleScores = tuple[Sequence[float | None], Mapping[str, Sequence[float | None]
 def group_advantages(rewards: Sequence[float], *, std: float | None = None) -> tuple[float, ...]:
     """(reward - mean) / (std + 1e-4), with the population standard deviation of the group.
 
-    Equal rewards carry no signal: their advantages are exactly 0, whatever rounding says.
-    ``std`` replaces the group's own, for normalisation over a whole batch (`population_std`).
+    Equal rewards carry no signal: their advantages are exactly 0, without rounding errors. ``std``
+    replaces the group's own, for normalisation over a whole batch (`population_std`).
 
     >>> group_advantages([1.0, 3.0])
     (-0.9999000099990001, 0.9999000099990001)
@@ -40,7 +40,7 @@ def centred(rewards: Sequence[float]) -> tuple[float, ...]:
 
 def best_and_worst(advantages: Sequence[float], number: int) -> list[int]:
     """Return which samples of a group are trained if these are ``number`` in all: half of them the
-    best, half the worst. Of equal ones, later samples count as better.
+    best, half the worst. Among equal samples, later ones count as better.
 
     >>> best_and_worst([0.5, -1.0, 0.0, 1.5], 2)
     [1, 3]
@@ -95,7 +95,7 @@ class Advantages:
 
     def of_batch(self, groups: Sequence[SampleScores]) -> list[tuple[float, ...]]:
         """Return the advantages of a whole batch's groups, over the standard deviations of all of
-        its rewards, or of all scores of each scorer; whatever `std` says."""
+        its rewards, or of all scores of each scorer, ignoring `std`."""
         known = [(rewards, parts, with_reward(rewards)) for rewards, parts in groups]
         columns = [
             (weight, [value for _, parts, among in known for value in _picked(parts[name], among)])
@@ -116,7 +116,7 @@ class Advantages:
         parts: Mapping[str, Sequence[float | None]],
         of: Callable[[Sequence[float], Mapping[str, Sequence[float]]], Iterable[float]],
     ) -> tuple[float, ...]:
-        """Return what ``of`` says of the samples that count, and 0 for the others."""
+        """Return the result of ``of`` for the counted samples, and 0 for the others."""
         known = [] if self.why_dropped(rewards) else with_reward(rewards)
         found: Iterator[float] = iter(())
         if known:

@@ -1,8 +1,8 @@
 """The algorithms that a recipe chooses by name: what each is made of, and what goes with what.
 
 An algorithm is an objective (how a sample's advantage becomes a loss) and a way of sampling (which
-steps are stochastic, and how). Its name stands for the values of its paper as well: a recipe gets
-them where it says nothing. `docs/algorithms/` has a page for each.
+steps are stochastic, and how). Its name also selects the values of its paper: a recipe gets them as
+defaults. `docs/algorithms/` has a page for each.
 """
 
 from collections.abc import Mapping
@@ -32,8 +32,8 @@ class Method:
     variants: tuple[Variant, ...]
     """Stochastic steps that it can be trained on; the first is the default."""
     starts: Starts = "fixed"
-    """Where windows start if the recipe does not say it. fixed: at step 0; half: in the first half
-    of the steps; all: wherever they fit."""
+    """Default start of windows. fixed: at step 0; half: in the first half of the steps; all: at any
+    step that fits."""
     moves: Moves = "group"
     implies: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of a recipe, "table.key", and the published value of each."""
@@ -46,12 +46,13 @@ class Method:
     has_ratio: bool = True
     """Whether its loss has a ratio to the policy that generated."""
     corrects_staleness: bool = False
-    """Whether a weight per row makes up for samples of another policy: for stale ones
-    (`algorithm.stale_loss = "decoupled"`) and for those of `rollout.weights`."""
+    """Whether a weight per row corrects for samples of another policy: for stale samples
+    (`algorithm.stale_loss = "decoupled"`) and for samples of `rollout.weights`."""
     pairs: bool = False
     """Whether a group is trained as one pair, its best and its worst sample."""
     needs_base: bool = False
-    """Whether its loss compares the network with the reference, whatever `algorithm.kl_beta`."""
+    """Whether its loss compares the network with the reference, independent of
+    `algorithm.kl_beta`."""
     has_old_policy: bool = False
     """Whether a moving average of the trained policy generates the samples, and is part of the loss
     (`old_policy_decay`). Only of an algorithm without a ratio."""
@@ -114,7 +115,7 @@ ALGORITHMS: Mapping[str, Method] = {
 
 
 def old_policy_decay(kind: DecayKind, steps: int) -> float:
-    """Return the decay d of the old policy after so many optimizer steps of the run: after each
+    """Return the decay d of the old policy after this many optimizer steps of the run: after each
     batch, old <- d old + (1 - d) trained. DiffusionNFT's published types: 0, without memory; 1,
     min(.001 steps, .5); 2, 0 for 75 steps and then min(.0075 (steps - 75), .999)."""
     match kind:

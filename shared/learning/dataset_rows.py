@@ -1,4 +1,4 @@
-"""Makes a file of prompts, with its images beside it, from rows of a data set whose columns have
+"""Makes a file of prompts, with a folder of images, from rows of a data set whose columns have
 other names, or hold the images themselves."""
 
 import csv
@@ -28,8 +28,8 @@ ReadFile = Callable[[str], bytes]
 
 
 class UnreadableError(UserError):
-    """A file of rows cannot be read. The key that names the files, and the remedy, are those of a
-    data set of the hub; who has other files says others."""
+    """A file of rows cannot be read. Key and remedy apply to a data set of the hub; callers with
+    other files replace them."""
 
     def __init__(self, key: str, reason: str, remedy: str = f"; {OTHER_FILES}") -> None:
         super().__init__(f"{key}.id: {reason}{remedy}")
@@ -53,7 +53,7 @@ class ConversionCounts:
 
     prompts: int = 0
     empty_rows: int = 0
-    """Rows without a prompt, or without an image where one is asked for."""
+    """Rows without a prompt, or without a required image."""
     long_rows: int = 0
     """Rows whose prompt is longer than any may be."""
     left_out: set[str] = field(default_factory=set)
@@ -177,8 +177,8 @@ def _is_json(value: Any) -> bool:
 
 
 def _rows(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a file by their columns' names; raises UserError if one is missing, or if
-    the file is none of its kind."""
+    """Yield the rows of a file by column name; raises UserError if a column is missing or the file
+    has another format."""
     if file.suffix == ".parquet":
         yield from _parquet_rows(file, columns, key)
     elif file.suffix == ".csv":
@@ -208,7 +208,7 @@ def _parquet_rows(file: Path, columns: Columns, key: str) -> Iterator[Mapping[st
 
 
 def _csv_rows(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
-    """Yield rows of texts; an empty cell is none."""
+    """Yield rows of texts; an empty cell becomes None."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             rows = csv.DictReader(stream, strict=True)

@@ -2,12 +2,13 @@
 prompts that are made of them are on this host.
 
     CACHE/datasets--ORG--NAME/snapshots/COMMIT/...                   files of the repository
-    CACHE/datasets--ORG--NAME/prompts/COMMIT/COLUMNS/prompts.jsonl   made of them; images beside it
+    CACHE/datasets--ORG--NAME/prompts/COMMIT/COLUMNS/prompts.jsonl   the prompts made of them,
+        with images
     CACHE/datasets--@files/prompts/DIGEST/COLUMNS/prompts.jsonl      made of files of this host
 
-The files of a split are those that the card's `configs` name. Without these they are the ones
-whose name or folder has the split's name as a word; where no name has a split's, all are of
-`train`.
+The files of a split are those that the card's `configs` name. Without these the files are chosen by
+name: the name or folder has the split's name as a word; if no name has a split's, all files belong
+to `train`.
 """
 
 import re
@@ -22,7 +23,7 @@ LOCAL_DATASET = f"{PREFIX}@files"
 """Folder of what is made of files of this host; no name on the hub has an @."""
 PROMPTS_FILE = "prompts.jsonl"
 FORMATS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv")
-"""Suffixes of files that are read; of a split with several, those of the first."""
+"""Suffixes of files that are read; if a split has several, the first one applies."""
 CONVERTED = "refs/convert/parquet"
 """Branch on which the hub keeps Parquet files of most data sets, as CONFIG/SPLIT/0000.parquet."""
 SPLIT_NAMES: Mapping[str, tuple[str, ...]] = {
@@ -35,8 +36,8 @@ NO_ROWS = ("dataset_infos.json", "dataset_info.json", "state.json")
 
 
 def not_fetched(path: Path) -> str | None:
-    """Say that prompts of a data set are not on this host, and how to get them; None for any other
-    file, and for one that is here."""
+    """Report that prompts of a data set are not on this host, and how to get them; None for any
+    other file, and for a present one."""
     if path.name != PROMPTS_FILE or path.exists():
         return None
     folder = next((part for part in path.parts if part.startswith(PREFIX)), None)
@@ -61,7 +62,7 @@ def chosen_files(
 
     Args:
         names: all files of the repository.
-        configs: what the card says of configurations, as the hub returns it; may be empty.
+        configs: configurations in the card, as the hub returns them; may be empty.
 
     Raises:
         UserError: if there is no such configuration or split; without the recipe's key, which is
@@ -79,7 +80,7 @@ def chosen_files(
         found = _by_name(_below(data, config), split)
     if not found:
         shown = ", ".join(data[:4])
-        raise UserError(f"split: no file is of {split!r}; its files are {shown}")
+        raise UserError(f"split: no file belongs to {split!r}; its files are {shown}")
     first = min(FORMATS.index(PurePosixPath(name).suffix) for name in found)
     return [name for name in found if name.endswith(FORMATS[first])]
 

@@ -40,7 +40,8 @@ def _is_below(image: str) -> bool:
 
 @lru_cache(maxsize=1 << 17)
 def _looked_at(file: Path, _changed_ns: int, size: int) -> SourceImage:
-    """Hash an image's file, once while it does not change; raises ContractError if it is none."""
+    """Hash an image's file, once while it does not change; raises ContractError if it is no
+    image."""
     if size > MAX_BYTES:
         raise ContractError(f"has {size >> 20} MiB; at most {MAX_BYTES >> 20}: make it smaller")
     data = file.read_bytes()

@@ -1,4 +1,4 @@
-"""What is measured of every optimizer step: names, units and meanings.
+"""Metrics of every optimizer step: names, units and meanings.
 
 These are the names in commit records, in the scheduler's answers and, after ``digenrl_``, in its
 Prometheus metrics. docs/metrics.md is this table for people. A row is one trained denoising step of
@@ -93,7 +93,7 @@ def scorer_metric(metric: str, scorer: str) -> str:
 
 
 def split_metric(name: str) -> tuple[str, str]:
-    """The inverse: (metric, scorer), with an empty scorer where there is none.
+    """The inverse: (metric, scorer), with an empty scorer for a metric without one.
 
     >>> scorer_of("reward_mean/ocr"), scorer_of("loss")
     (('reward_mean', 'ocr'), ('loss', ''))

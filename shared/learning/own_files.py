@@ -1,8 +1,9 @@
 """Prompts that are made of a user's own files: of which files, and whether they are still the same.
 
-    CACHE/datasets--@files/made/FOLDER-COLUMNS   what was made of a folder, and of what files
+    CACHE/datasets--@files/made/FOLDER-COLUMNS   prompts made of a folder, and the files they
+        came from
 
-Nothing is read to see whether files have changed: their names, sizes and times say it.
+No file is read to detect changes: names, sizes and times are compared.
 """
 
 import hashlib
@@ -18,16 +19,17 @@ def split_files(source: Path, config: str | None, split: str) -> tuple[Path, lis
     """Return the folder of a user's files, and which of them hold a split, in order.
 
     Args:
-        source: a folder, or a file, which is taken whatever its name says of splits.
+        source: a folder, or a file, which is read with any split in its name.
 
     Raises:
-        UserError: if there is none; the message begins with the key in the table of the data set.
+        UserError: if it does not exist; the message begins with the key in the table of the data
+            set.
     """
     if not source.exists():
         raise UserError(f"folder: there is no {source}; name a folder, or a file, of this host")
     if source.is_file():
         if source.suffix not in FORMATS:
-            raise UserError(f"folder: {source} is none of {', '.join(FORMATS)}")
+            raise UserError(f"folder: {source} has another format; use {', '.join(FORMATS)}")
         return source.parent, [source.name]
     names = [file.relative_to(source).as_posix() for file in _files(source)]
     if not any(name.endswith(FORMATS) for name in names):
@@ -39,8 +41,8 @@ def split_files(source: Path, config: str | None, split: str) -> tuple[Path, lis
 
 
 def converted_digest(place: Path, source: Path, selection: str) -> str | None:
-    """Return the digest of the prompts that were made of files; None if there were none, or if the
-    files have changed since.
+    """Return the digest of the prompts that were made of files; None before that, or if the files
+    have changed since.
 
     Args:
         place: folder of what is made of files of this host.

@@ -1,8 +1,8 @@
 """Source images of prompts: which files are taken, and the pixels that they are.
 
 A file is looked at before anything of it is decoded: PNG, JPEG or WebP, of at most `MAX_BYTES`, its
-sides from `MIN_SIDE` to `MAX_SIDE` and at most `MAX_PIXELS`, and not broken off. Whoever makes or
-judges samples scales it to their size, so that a source image and its edited version are compared
+sides from `MIN_SIDE` to `MAX_SIDE` and at most `MAX_PIXELS`, and not broken off. Generation and
+judges scale it to the samples' size, so that a source image and its edited version are compared
 pixel by pixel.
 """
 
@@ -26,7 +26,7 @@ def check_picture(data: bytes) -> tuple[int, int]:
     """Return height and width of a PNG, JPEG or WebP file; nothing of it is decoded.
 
     Raises:
-        ContractError: if it is of another format, too large, too small, or broken off.
+        ContractError: if it has another format, is too large, too small, or truncated.
     """
     if len(data) > MAX_BYTES:
         raise ContractError(
@@ -39,7 +39,7 @@ def check_picture(data: bytes) -> tuple[int, int]:
     elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         size = _webp_size(data)
     else:
-        raise ContractError("is no PNG or JPEG, and no WebP; save it as one of them")
+        raise ContractError("has another format than PNG, JPEG or WebP; convert it to one of them")
     height, width = size
     if min(size) < MIN_SIDE or max(size) > MAX_SIDE or height * width > MAX_PIXELS:
         raise ContractError(
@@ -57,7 +57,7 @@ def decoded(data: bytes, *, height: int, width: int, channels: int, background: 
     middle.
 
     Raises:
-        ContractError: if the file is none that is taken, or is damaged.
+        ContractError: if the file has another format, or is damaged.
     """
     import numpy as np
     from PIL import Image, ImageOps
@@ -88,7 +88,7 @@ def _png_size(data: bytes) -> tuple[int, int]:
 
 
 def _is_broken_off(data: bytes) -> bool:
-    """Whether the pixels of a file end early, as those of a download that was not finished."""
+    """Whether the pixels of a file end early, as after an incomplete download."""
     if data.startswith(_JPEG):
         return data.find(_JPEG_END, _jpeg_frame(data)) < 0  # before it, a preview may end
     if data.startswith(b"RIFF"):

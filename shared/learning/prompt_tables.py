@@ -28,7 +28,7 @@ Row = tuple[Prompt, Path | None]
 
 
 def said(fault: Any) -> str:
-    """Return what pydantic says of a fault, without its word for errors of our own."""
+    """Return pydantic's text of a fault, without its prefix for our own errors."""
     return str(fault["msg"]).removeprefix("Value error, ")
 
 
@@ -139,7 +139,7 @@ def _check_plain(path: Path, column: str, kind: Any) -> None:
 
 
 def _has_type(names: tuple[str, ...], kind: Any) -> bool:
-    """Whether a column's type, or that of its dictionary's values, is one of those named."""
+    """Whether a column's type, or the type of its dictionary's values, is one of ``names``."""
     from pyarrow import types
 
     value = kind.value_type if types.is_dictionary(kind) else kind

@@ -61,11 +61,11 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
     that has one on each line; from a .csv file whose header has a column ``prompt``, the other
     columns being metadata; or from a table (`read_table`).
 
-    The key or column ``image`` names the image that the prompt edits, a PNG, JPEG or WebP
-    file, relative to the file with the prompts and below its folder.
+    The key or column ``image`` names the image that the prompt edits, a PNG, JPEG or WebP file,
+    relative to the file with the prompts and below its folder.
 
     Raises:
-        UserError: naming the line, or the row and column, that is none.
+        UserError: naming the invalid line, or the row and column.
     """
     return tuple(prompt for prompt, _ in read_rows(path))
 
@@ -87,9 +87,9 @@ def read_rows(path: Path) -> tuple[Row, ...]:
 def split_rows(
     rows: Sequence[Row], held_out: int | None
 ) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
-    """Return the rows to train, and those held out from training: so many different prompts, by
-    default a tenth of 20 or more, at most 32. Their digests choose them, whatever the seed and the
-    order of the file, and equal prompts stay together.
+    """Return the rows to train, and the rows held out from training: this many different prompts,
+    by default a tenth of 20 or more, at most 32. They are chosen by digest, independent of the seed
+    and the order of the file, and equal prompts stay together.
 
     Raises:
         UserError: if none is left to train.
@@ -136,7 +136,7 @@ class SourceFiles:
         self._files = {prompt.image.sha256: file for prompt, file in rows if prompt.image and file}
 
     def read(self, image: SourceImage | None) -> bytes | None:
-        """Return the file of a source image; None if there is none."""
+        """Return the file of a source image; None without one."""
         return None if image is None else self._files[image.sha256].read_bytes()
 
 
@@ -153,7 +153,8 @@ def repeated(prompts: Sequence[Prompt], weight: str) -> tuple[Prompt, ...]:
         weight: name of the metadata that holds the weights; texts are read as numbers.
 
     Raises:
-        UserError: naming the prompt whose weight is none, or too large beside the smallest.
+        UserError: naming the prompt whose weight is invalid, or too large relative to the
+            smallest.
     """
     weights = [_weight(prompt, weight) for prompt in prompts]
     least = min((each for each in weights if each > 0), default=0.0)

@@ -1,1 +1,1 @@
-"""What goes over the wire: messages, their bytes, their places, and which may be too old."""
+"""The wire format: messages, their bytes, their subjects, and which may be too old."""

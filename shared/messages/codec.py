@@ -55,7 +55,7 @@ def _most_bytes(message: Message) -> int:
 
 
 def decode(data: bytes) -> Message:
-    """Return the message; raise ContractError, and nothing else, whatever the bytes are."""
+    """Return the message; raise only ContractError, for any bytes."""
     if len(data) > MAX_SUMS_BYTES:
         raise ContractError(f"{len(data)} bytes exceed the limit of {MAX_SUMS_BYTES}")
     try:

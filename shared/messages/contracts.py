@@ -1,7 +1,7 @@
 """The messages that services exchange; nothing else crosses a service boundary.
 
-Events are facts ("this happened"), commands are requests ("do this"), and a status says what a
-worker does at the moment (workers.py). A message holds no tensors: it names objects in the store.
+Events are facts ("this happened"), commands are requests ("do this"), and a status describes a
+worker at present (workers.py). A message holds no tensors: it names objects in the store.
 
     GenerateFragment      scheduler -> one device  sample this fragment under this policy version
     FragmentGenerated     device -> reward, scheduler
@@ -48,8 +48,8 @@ Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE, allow_inf_nan=False)
 
 
 class SourceImage(Record):
-    """Names the image that a prompt edits, by its file's digest; `shared.run.layout.source_ref`
-    says where it is in the store."""
+    """Names the source image of a prompt, by its file's digest; `shared.run.layout.source_ref` has
+    its key in the store."""
 
     sha256: Digest
     size: Count
@@ -76,7 +76,7 @@ class Prompt(Record):
     negative_prompt: Text | None = Field(default=None, exclude_if=is_none)
     """Negative prompt, where it differs from the recipe's."""
     image: SourceImage | None = Field(default=None, exclude_if=is_none)
-    """What it edits, or shows as a beginning; None: samples are made of the text alone."""
+    """The image that it edits, or begins with; None: samples are made from the text alone."""
 
     @field_validator("metadata", mode="before")
     @classmethod
@@ -144,7 +144,7 @@ class GenerateFragment(Record):
     worker: Token
     """Address of the device that is to generate it."""
     weights: ObjectRef | None = Field(default=None, exclude_if=is_none)
-    """Where the policy's weights are, if no commit record says so yet."""
+    """Location of the policy's weights, if no commit record names them yet."""
 
 
 class Trajectories(Record):
@@ -217,7 +217,7 @@ class GroupFields(TypedDict):
 
 
 class GroupMessage(Record):
-    """Is a message about an attempt at a group; what all of them say comes first on the wire."""
+    """A message about an attempt at a group; the common fields come first on the wire."""
 
     kind: str
     batch: Count
@@ -247,7 +247,7 @@ class GroupFailed(GroupMessage):
 
 
 class RunFailed(Record):
-    """Says that a batch cannot be trained at any attempt, until the run is resumed."""
+    """A batch cannot be trained at any attempt, until the run is resumed."""
 
     kind: Literal["run_failed"] = "run_failed"
     batch: Count
@@ -286,7 +286,7 @@ Action = Literal["pause", "pause_at_failure", "resume", "stop"]
 pause               issue nothing more; what is begun is finished
 pause_at_failure    pause as soon as an attempt at work of an open batch fails; asked of a paused
                     run, after it is resumed
-resume              go on; asked of a run that goes on, a pause at a failure is called off
+resume              continue; for a running run, a pause at a failure is cancelled
 stop                end the run where it is
 """
 

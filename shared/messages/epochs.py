@@ -1,15 +1,16 @@
-"""Says which commands hold when schedulers take turns: an epoch is a term in which one commands.
+"""Decides which commands are valid when schedulers alternate: an epoch is a term in which one
+scheduler commands.
 
-Several schedulers may be started for a run; a lease says which one commands (the scheduler's
-`lease.py`). The lease alone makes nothing safe: a scheduler that was stopped for a while goes on
-with what it was about to send. So every command carries the epoch of its sender, and whoever takes
-over begins with a mark in each stream of commands:
+Several schedulers may be started for a run; a lease decides which one commands (the scheduler's
+`lease.py`). The lease alone is not safe: a scheduler that was stopped for a while continues to send
+its next messages. Therefore every command carries the epoch of its sender, and a new scheduler
+first writes a mark into each stream of commands:
 
-    command of 3 | command of 3 | mark of 4 | command of 3 (refused) | command of 4
+command of 3 | command of 3 | mark of 4 | command of 3 (refused) | command of 4
 
-What stands before the mark was sent in its time, and the new scheduler has read it. What an older
-scheduler stores behind the mark is refused by everybody who reads the stream, in the same way,
-whenever they read it. Commands without an epoch are those of releases that had none.
+Commands in front of the mark were sent in their time, and the new scheduler has read them. Commands
+of an older scheduler behind the mark are refused by every reader of the stream, in the same way, at
+any time. Commands without an epoch come from releases without epochs.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from shared.messages.records import Record, Token
 
 
 class EpochRecord(Record):
-    """Says whose an epoch is; kept in the object store (`shared.run.epochs`)."""
+    """The holder of an epoch; kept in the object store (`shared.run.epochs`)."""
 
     epoch: int
     scheduler: Token
@@ -27,7 +28,7 @@ class EpochRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """What a reader of one stream knows of epochs, from what it has read so far."""
+    """Epochs of one stream, as known from the messages read so far."""
 
     epoch: int = 0
 
@@ -68,13 +69,13 @@ class HeldLease:
     def goes_on(self, revision: int) -> "HeldLease | None":
         """Return the lease after the holder's next entry, or None if it is another lease.
 
-        Entries that time out leave the register, but numbers go on: an entry that follows the one
-        before it shows that nobody held the lease in between.
+        Entries that time out leave the register, but numbers continue: an entry directly after the
+        one before it shows that the lease was free in between.
         """
         return HeldLease(self.epoch, revision) if revision == self.revision + 1 else None
 
 
 def next_epoch(revision: int, newest: int) -> int:
-    """Return the epoch of who has taken the lease with this entry, when ``newest`` was the newest
-    epoch before: a register that was lost begins to count anew, and epochs never do."""
+    """Return the epoch of a scheduler that has taken the lease with this entry, when ``newest`` was
+    the newest epoch before: a rebuilt register counts from 1, and epochs never repeat."""
     return max(revision, newest + 1)

@@ -7,24 +7,25 @@
     SumHeld           member -> scheduler      the total is here, and these are its bits
     ExchangeMissed    member -> scheduler      this round came to nothing here
     TakeStep          scheduler -> members     everybody holds this total: take the step, once
-    Stepped           member -> scheduler      it is taken, and these are the new bits; the
-                                               committer's are told to all members
+    Stepped           member -> scheduler      it is taken, with these bits; the committer's bits
+        are sent to all members
     CommitVersion     scheduler -> members     this member commits the new version
-    WeightsStored     member -> scheduler      its weights can be fetched; it is not committed yet
+    WeightsStored     member -> scheduler      its weights can be fetched; it is not committed
+        yet
     BeginAgain        scheduler -> members     the batch is trained again, from its version
 
 A batch may have several updates (`trainer.updates`), one after the other: each is an exchange and a
-step of its own, with the groups that are its part. What comes out of all but the last is no
-version: only who has taken every one of these steps can take the next.
+step of its own, with the groups that are its part. All updates but the last make no version: only a
+member that has taken every one of these steps can take the next.
 
 An answer repeats the fields that name its command (`answer_fields`). No field of an answer has a
 default in Python, so that mypy finds a field that is left out; fields that are not on the wire when
 they are 0 or empty have their default in their type.
 
-A member keeps one sum. Its number grows whenever the scheduler no longer counts on what is in it:
-a message with a larger number than the member's begins a sum of zeros, one with a smaller number is
-dropped. A piece that is given out again has another number, so that what is said about the piece
-before says nothing of it.
+A member keeps one sum. Its number grows whenever the scheduler no longer counts on what is in it: a
+message with a larger number than the member's begins a sum of zeros, one with a smaller number is
+dropped. A reassigned piece has another number, so reports about its earlier assignment do not apply
+to it.
 """
 
 from typing import Annotated, Literal, Self, TypedDict
@@ -63,15 +64,15 @@ Update = Annotated[int, Field(default=0, ge=0, lt=2**31, exclude_if=is_zero)]
 class Piece(Record):
     """Names a part of a group's gradient: some samples, and a range of their trained steps.
 
-    Samples are counted among those of the group that are trained, in order: all of them, the
-    best and worst (`algorithm.best_of`), or the one pair.
+    Samples are counted among the trained samples of the group, in order: all of them, the best and
+    worst (`algorithm.best_of`), or the one pair.
     """
 
     group: Annotated[Count, wire_name("g")]
     attempt: Annotated[Count, wire_name("a")]
     """Attempt of the group, which names its `TrainGroup`."""
     number: Annotated[Count, wire_name("n")]
-    """Grows with every piece of the group that is given out, whatever its samples."""
+    """Grows with every assigned piece of the group, for any samples."""
     first_sample: Annotated[Count, wire_name("s")]
     num_samples: Annotated[Annotated[int, Field(gt=0)], wire_name("c")]
     first_step: Annotated[Count, wire_name("f")]
@@ -88,7 +89,7 @@ class Piece(Record):
 
 
 class FluidMessage(Record):
-    """Is a message about an attempt at a batch; what all of them say comes first on the wire."""
+    """A message about an attempt at a batch; the common fields come first on the wire."""
 
     kind: str
     batch: Count
@@ -152,17 +153,17 @@ class PieceTrained(PieceMessage):
 
 
 class PieceReleased(PieceMessage):
-    """Says that a piece is not in the sum, nor will be."""
+    """A piece is not in the sum, and will not be."""
 
     kind: Literal["piece_released"] = "piece_released"
     reason: Literal["draining", "failed", "faulty"]
-    """draining: the member ends, and its sum with it. failed: its sum is spoilt, and all that is in
-    it is given out again. faulty: what is stored of the group cannot be trained, which is told
-    beside this; the rest of the sum stays."""
+    """draining: the member ends, and its sum with it. failed: its sum is spoilt, and all pieces in
+    it are reassigned. faulty: the group's stored data cannot be trained, which is reported
+    separately; the rest of the sum stays."""
 
 
 class Share(Record):
-    """Says what a member's sum is made of; nothing, if it only takes part in the step."""
+    """Content of a member's sum; empty, if it only takes part in the step."""
 
     worker: Token
     sum_number: Count
@@ -189,8 +190,7 @@ class ExchangeSums(RoundMessage):
     max_seconds: Seconds
     """Longest time from this message to `SumHeld`; after it the member reports what it missed."""
     hosts: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(exclude_if=is_empty)] = ()
-    """Numbers of shares, in their order, whose members add up their sums on their host first; if
-    nothing is said, each exchanges its own."""
+    """Shares per host for the intra-host reduction; empty: every member exchanges its own sum."""
 
     @model_validator(mode="after")
     def _committer_takes_part(self) -> Self:
@@ -219,7 +219,7 @@ class ExchangeMissed(RoundMessage):
     kind: Literal["exchange_missed"] = "exchange_missed"
     worker: Token
     missing: tuple[Token, ...]
-    """Addresses of those that it waited for in vain; its own, if its sum is not its share."""
+    """Addresses of members that did not respond; its own, if its sum does not match its share."""
     reason: Text
 
 
@@ -241,19 +241,19 @@ class Stepped(UpdateMessage):
     kind: Literal["stepped"] = "stepped"
     worker: Token
     policy: Policy
-    """The version that the step has made; it is provisional until it is committed. Of an update
-    that makes none: the batch's own."""
+    """The version that the step has made; it is provisional until it is committed. For an update
+    that makes no version: the batch's own."""
     checksum: Checksum
     """Checksum of the bits of weights, moments and average."""
     is_reference: Annotated[bool, Field(default=False, exclude_if=is_empty)]
-    """Whether the member was named to commit: all others read its step, and compare theirs. Of
-    thousands of members each would otherwise be sent those of all."""
+    """Whether the member was named to commit: all others read its step, and compare theirs.
+    Otherwise each of thousands of members would be sent the bits of all."""
     seconds: Seconds
 
 
 class WeightsStored(FluidMessage):
-    """Says where the weights of a version are that its committer has stored, before the optimizer's
-    state and the commit record: devices that only generate need nothing else of it."""
+    """Location of a version's weights, which its committer stores before the optimizer's state and
+    the commit record: generating devices need only the weights."""
 
     kind: Literal["weights_stored"] = "weights_stored"
     worker: Token

@@ -1,4 +1,4 @@
-"""What messages, and the records of a run in its store, are made of."""
+"""Base types of messages, and of the records of a run in its store."""
 
 import re
 from typing import Annotated, Any
@@ -47,7 +47,7 @@ class Policy(Record):
 
 
 class ObjectRef(Record):
-    """Names an object in the store, and says what its reader must find there."""
+    """Names an object in the store, with the size and digest that its reader must find."""
 
     key: Annotated[str, Field(max_length=512)]
     sha256: Digest

@@ -1,7 +1,7 @@
-"""Who publishes and who reads which message: the one description of what each role may do on NATS.
+"""Rights to publish and read messages: the one description of each role's rights on NATS.
 
 A service connects as the user of its role, and NATS refuses it everything else. `role_permissions`
-says so in NATS's words: subjects that a user may publish to and subscribe to.
+translates them for NATS: subjects that a user may publish to and subscribe to.
 
     scheduler   commands, and makes the streams
     rollout     generates; publishes its own kinds of results
@@ -29,7 +29,7 @@ WORKERS: tuple[Role, ...] = ("rollout", "encoder", "reward", "trainer")
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """Says who publishes a kind of message, and who reads it; the scheduler reads all."""
+    """Publishers and readers of a kind of message; the scheduler reads all."""
 
     kind: type[Record]
     subject: str
@@ -86,7 +86,7 @@ RIGHTS = (
     *(Right(workers.WorkerStatus, f"dg.*.live.{role}.*", (role,)) for role in WORKERS),
 )
 SHARED_WORK: dict[Role, Stream] = {"reward": TRAJ}
-"""Streams whose messages the workers of a role share, each taken by one of them."""
+"""Streams whose messages the workers of a role share, each taken by one worker."""
 
 SCHEDULER_PUBLISHES = (
     "$JS.API.INFO", "$JS.API.STREAM.CREATE.*", "$JS.API.STREAM.UPDATE.*", "$JS.API.STREAM.PURGE.*",
@@ -95,8 +95,8 @@ SCHEDULER_PUBLISHES = (
     "$JS.API.DIRECT.GET.>", "$JS.API.CONSUMER.CREATE.>", "$JS.API.CONSUMER.DELETE.*.*", "$KV.>",
     "dg.*.quarantine.*.*", "dg.*.*.epoch.*",
 )  # fmt: skip
-"""What the scheduler does besides: it makes and empties streams, but deletes and restores none;
-it marks its epochs, and holds its lease."""
+"""Further rights of the scheduler: it makes and empties streams, but deletes and restores no
+stream; it marks its epochs, and holds its lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,8 @@ class Permissions:
 
 
 def inbox_subject(user: str) -> str:
-    """Return the subject below which a user gets answers; nobody else may listen there."""
+    """Return the subject below which a user receives responses; no other user may subscribe
+    there."""
     return f"_INBOX.{user}"
 
 
@@ -129,7 +130,7 @@ def role_permissions(role: Role) -> Permissions:
 
 
 def _slots_looked_at(mine: list[Right]) -> Iterator[str]:
-    """Who finds a slot taken looks at what is in it."""
+    """A publisher that finds a slot taken reads the message in it."""
     for right in mine:
         if right.stream is not None and right.stream.slots:
             yield f"$JS.API.STREAM.MSG.GET.{right.stream.name}"

@@ -18,18 +18,20 @@
     dg.<run>.evt.<kind>                                        DG_EVT     everything else
     dg.<run>.evt.fragment_failed.<stage>                       DG_EVT     FragmentFailed
     dg.<run>.<task|train|fluid|device>.epoch.<epoch>           same       mark of a new epoch
-    dg.<run>.quarantine.<stream>.<sequence>                    DG_DLQ     bytes that are no message
-    dg.<run>.quarantine.unscored.<fragment>                    DG_DLQ     why samples have no score
+    dg.<run>.quarantine.<stream>.<sequence>                    DG_DLQ     bytes that are no
+        message
+    dg.<run>.quarantine.unscored.<fragment>                    DG_DLQ     why samples have no
+        score
     dg.<run>.live.<service>.<worker>                           (none)     WorkerStatus
     dg.<run>.refused.<worker>                                  (none)     WorkerRefused
 
 A piece is <group>.<its attempt>.<number>, and behind it the attempt at the batch, unless it is the
-first. The first five streams keep one message per subject and refuse a second, for ever and over
-restarts: a worker that does a piece of work twice finds its slot taken. Tasks and results name the
-worker, so nobody takes the slot of another's result; of several, the scheduler takes the first.
-All of a batch that concerns fluid devices is in one stream, so that a scheduler that is started
-again reads it in the order in which it happened.
-DG_DEVICE keeps the newest message per subject: the state that a device shall have.
+first. The first five streams keep one message per subject and refuse a second, also after restarts:
+a worker that repeats a piece of work finds its slot taken. Tasks and results name the worker, so no
+worker takes the slot of another's result; the scheduler uses the first of several. All of a batch
+that concerns fluid devices is in one stream, so that a scheduler that is started again reads it in
+the order in which it happened. DG_DEVICE keeps the newest message per subject: the state that a
+device shall have.
 """
 
 import re
@@ -98,7 +100,7 @@ DLQ = Stream(
     max_message_bytes=MAX_SUMS_BYTES,
 )  # fmt: skip
 ALL_SUBJECTS = "dg.>"
-"""What all streams have subjects below."""
+"""Prefix of the subjects of all streams."""
 STREAMS = (TASK, TRAJ, REW, TRAIN, FLUID, DEVICE, EVT, DLQ)
 ADDRESSED_STREAMS = (TASK, TRAJ, REW)
 """Streams whose subjects name the device before the batch."""
@@ -121,7 +123,7 @@ def unscored_subject(run: str, slot: FragmentSlot) -> str:
 
 
 def is_unscored(subject: str) -> bool:
-    """Return whether a dead letter says why samples have no score: no fragment has failed."""
+    """Return whether a dead letter explains why samples have no score: no fragment has failed."""
     return subject.split(".")[2:4] == ["quarantine", UNSCORED]
 
 
@@ -218,8 +220,8 @@ def pieces_for(run: str, address: str) -> str:
 
 
 def fluid_subjects(run: str) -> list[str]:
-    """Match what is said to all members: exchanges, steps, who commits and what begins again; and,
-    by those that commit, which versions they have made."""
+    """Match the messages to all members: exchanges, steps, commits and restarts; and, from
+    committing members, which versions they have made."""
     kinds = ("exchange", "step", "commit", "again", "reference")
     return [f"dg.{run}.fluid.*.{kind}.>" for kind in kinds]
 
@@ -231,7 +233,7 @@ def fluid_events(run: str) -> list[str]:
 
 
 def stored_weights(run: str) -> str:
-    """Match what committing members say of weights that can be fetched."""
+    """Match the reports of committing members about weights that can be fetched."""
     return f"dg.{run}.fluid.*.stored.>"
 
 
@@ -282,7 +284,7 @@ def marks_in(run: str, stream: Stream) -> str:
 
 
 def marked_epoch(subject: str) -> int | None:
-    """Return the epoch that a subject marks, None if it is that of a message."""
+    """Return the epoch that a subject marks, None if it belongs to a message."""
     found = _MARK.match(subject)
     return int(found[1]) if found else None
 

@@ -15,17 +15,17 @@ early, and one that is being removed."""
 ATTEMPTS = 1.25
 """Messages per piece of work: some is given back, lost, and done again."""
 TASK_BYTES, TRAJ_BYTES, REW_BYTES = 900, 1500, 1600
-"""Most bytes of a message without its prompt, and of what the broker stores beside it."""
+"""Upper bound in bytes of a message without its prompt, including broker overhead."""
 PIECE_BYTES, STEP_BYTES = 1100, 1200
-"""Most bytes of what is said about a piece, to and by its member; and of what a member says of the
-exchange and the step."""
+"""Upper bound in bytes of the messages about a piece, to and from its member; and of a member's
+messages about the exchange and the step."""
 IMAGE_BYTES = 100
 """Most bytes by which a prompt names its source image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchVolume:
-    """What one batch sends."""
+    """Messages of one batch."""
 
     groups: int
     group_size: int
@@ -34,7 +34,7 @@ class BatchVolume:
     prompt_bytes: int
     """Bytes of a group's prompt, on average over the longest that a batch could have."""
     pieces: int = 0
-    """Pieces into which fluid devices divide its training at most; 0: there are none."""
+    """Maximum number of pieces of its training; 0 without fluid devices."""
 
     def needs(self) -> dict[str, int]:
         """Most bytes by name of the stream."""

@@ -67,9 +67,9 @@ class MemoryShortage(Record):
     """Reports that work did not fit the memory of a device, and what the device does since."""
 
     what: Text
-    """What did not fit, such as "a denoising step of 8 samples of 1024 x 1024 x 1"."""
+    """Work that did not fit, such as "a denoising step of 8 samples of 1024 x 1024 x 1"."""
     since: Text
-    """What the device does since then, such as "4 samples at a time"."""
+    """How the device works since then, such as "4 samples at a time"."""
     remedy: Text
     """Recipe keys that avoid it."""
     count: Annotated[int, Field(ge=1, lt=2**63)] = 1
@@ -83,7 +83,7 @@ class MemoryShortage(Record):
 
 
 class Holds(Record):
-    """Says which version's weights, moments and average a fluid device has, to the last bit."""
+    """The version whose weights, moments and average a fluid device has, to the last bit."""
 
     version: Count
     checksum: Checksum
@@ -114,11 +114,12 @@ class WorkerStatus(Record):
     """Address of its probes and metrics, such as http://10.0.0.3:8000; empty if it serves none."""
     note: Text = ""
     """What it lacks and which setting decides that, or by how much its device differs from other
-    kinds, in words; empty if nothing."""
+    kinds; empty otherwise."""
     memory_shortage: MemoryShortage | None = None
     """The newest shortage of memory; None if everything has fitted."""
     holds: Holds | None = Field(default=None, exclude_if=is_none)
-    """What a fluid device could step from, its own step included; None: it has yet to load it."""
+    """State from which a fluid device could step, its own step included; None: it has yet to load
+    it."""
     versions: dict[Text, Text] = Field(default_factory=dict, max_length=64, exclude_if=is_empty)
     """Versions of the libraries that it computes with, and of Python."""
 

@@ -1,1 +1,1 @@
-"""What is known of each model family without torch: components, sizes, noise, memory."""
+"""Properties of each model family without torch: components, sizes, noise, memory."""

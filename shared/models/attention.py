@@ -1,4 +1,4 @@
-"""The attention back ends that `model.attention` may name: those of diffusers 0.42.
+"""The attention back ends that `model.attention` may name: the back ends of diffusers 0.42.
 
 A network samples and trains with the same one, so that a replay equals its sample: one without a
 backward pass cannot be named.
@@ -53,7 +53,7 @@ def check_backend(name: str, dtype: str) -> None:
 
 
 def check_device(name: str | None, *, on_gpu: bool) -> None:
-    """Raises UserError if the back end needs a GPU and there is none."""
+    """Raises UserError if the back end needs a missing GPU."""
     if name is not None and name not in CPU_BACKENDS and not on_gpu:
         raise UserError(
             f"model.attention: {name} needs a GPU, and there is no GPU; use "

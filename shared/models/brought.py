@@ -1,8 +1,8 @@
-"""Model families that installed packages bring, by entry points of the group `digenrl.families`:
-the name is that of the pipeline's class, and it names a `FamilySpec`.
+"""Model families of installed packages, by entry points of the group `digenrl.families`: the name
+is the name of the pipeline's class, and the value is a `FamilySpec`.
 
-A package may also bring a small random model of its family, for `python -m bench check-family`:
-an entry point of the group `digenrl.tiny_models` of the same name, a function that saves it.
+A package may also bring a small random model of its family, for `python -m bench check-family`: an
+entry point of the group `digenrl.tiny_models` of the same name, a function that saves it.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def known_pipelines() -> list[str]:
 
 
 def family_named(pipeline: str) -> FamilySpec | None:
-    """Returns the family of a pipeline; None if nobody has one.
+    """Return the family of a pipeline; None if it is unknown.
 
     Raises:
         UserError: if the package that has one cannot be imported, or brings something else.

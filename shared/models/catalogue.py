@@ -1,6 +1,6 @@
 """Reads from a model folder, without torch, its family, sizes and noise schedule.
 
-A folder may hold more than its adapter uses: an image encoder, say. Its samples would be those of
+A folder may hold more than its adapter uses, such as an image encoder. Its samples would come from
 half a model, so it is refused.
 """
 
@@ -146,8 +146,8 @@ def _check_whole(files: Sequence[Path]) -> None:
 
 
 def boundary(folder: Path) -> float | None:
-    """Returns the smallest sigma that is of high noise, where the folder has an expert for each
-    side of it; None if it has one network.
+    """Return the smallest sigma of high noise, if the folder has an expert for each side of it;
+    None if it has one network.
 
     Raises:
         UserError: if the folder is not a diffusers model.
@@ -238,7 +238,7 @@ def pixels_per_token(folder: Path) -> int:
     """Returns the pixels of a token each way.
 
     Raises:
-        UserError: if the folder does not say it.
+        UserError: if the folder does not define it.
     """
     return find_family(folder).pixels_per_token(*_configs(folder))
 
@@ -248,12 +248,12 @@ def pipeline_sigmas(
 ) -> Sigmas:
     """Returns the noise schedule of the model's own pipeline.
 
-    Each pipeline gives its scheduler another grid, and the scheduler shifts it as its configuration
-    says; conventions are those of diffusers 0.42. Wan's folders name a solver of higher order: its
-    sigmas are used, for Euler steps.
+    Each pipeline gives its scheduler another grid, and the scheduler shifts it by its
+    configuration; conventions follow diffusers 0.42. Wan's folders name a solver of higher order:
+    its sigmas are used, for Euler steps.
 
     Raises:
-        UserError: if the folder does not say how, or its scheduler has a setting that is not known.
+        UserError: if the folder does not define it, or its scheduler has an unknown setting.
     """
     family, file = find_family(folder), folder / _SCHEDULE
     try:
@@ -262,8 +262,8 @@ def pipeline_sigmas(
         raise UserError(f'sampling.sigmas: "model" needs {file}, which cannot be read') from error
     if unknown := unknown_keys(family.sigmas, config):
         raise UserError(
-            f'sampling.sigmas: "model" does not follow {", ".join(unknown)} of {file}; write the '
-            "sigmas as numbers, such as those of its pipeline's scheduler, or choose another model"
+            f'sampling.sigmas: "model" does not support {", ".join(unknown)} of {file}; '
+            "write the sigmas of its pipeline's scheduler as numbers, or choose another model"
         )
 
     def num_tokens() -> int:

@@ -1,4 +1,5 @@
-"""The model families that can be trained: one entry each. CONTRIBUTING.md says how to add one."""
+"""The model families that can be trained: one entry each. CONTRIBUTING.md explains how to add
+one."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -13,10 +13,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilySpec:
-    """Describes one family. What a field has by default is what most families have."""
+    """Describes one family. Defaults of fields fit most families."""
 
     pipeline: str
-    """Name of its pipeline class in diffusers, which ``model_index.json`` says."""
+    """Name of its pipeline class in diffusers, as in ``model_index.json``."""
     adapter: str
     """Import string, ``module:Class``, of its adapter in `shared.diffusion.families`."""
     components: frozenset[str]
@@ -45,10 +45,10 @@ class FamilySpec:
     max_text_tokens: int
     """Longest prompt that its pipeline takes."""
     text_tokenizer: str | None = None
-    """Tokenizer of the folder whose own limit cuts a prompt off as well; None if there is none."""
+    """Tokenizer of the folder whose own limit also truncates a prompt, if any."""
     condition_shapes: Callable[[Config, int], Shapes]
-    """Returns the shapes, without rows, of what its adapter encodes a prompt of so many tokens to,
-    from the network's configuration. They have the network's type."""
+    """Return the shapes, without rows, of the adapter's conditions for a prompt of this many
+    tokens, from the network's configuration. They have the network's type."""
     image_shapes: Callable[[Config, tuple[int, ...]], Shapes] | None = None
     """Returns the shapes, without rows, of what its adapter encodes a source image to, from the
     network's configuration and the shape of a sample's latents; None if its prompts have no source
@@ -142,7 +142,7 @@ class FamilySpec:
         return patch[0], patch[1]  # (frames, rows, columns)
 
     def _latent_frames(self, decoder: Config, frames: int) -> int:
-        """Raises UserError if the decoder makes no video of so many frames."""
+        """Raises UserError if the decoder makes no video of this many frames."""
         if self.frame_factor is None:
             return 1
         factor = self.frame_factor(decoder)

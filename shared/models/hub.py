@@ -1,10 +1,12 @@
 """Models of the Hugging Face hub on this host: where they are, and which files of them a run reads.
 
-    DIGENRL_MODELS/models--ORG--NAME/snapshots/COMMIT    `digenrl fetch`, where that variable is set
+    DIGENRL_MODELS/models--ORG--NAME/snapshots/COMMIT    `digenrl fetch`, where that variable is
+        set
     DIGENRL_MODELS/ORG/NAME                              put there by hand; for no revision
-    HF_HOME/hub/models--ORG--NAME/snapshots/COMMIT       `digenrl fetch`, and all of Hugging Face's
+    HF_HOME/hub/models--ORG--NAME/snapshots/COMMIT       `digenrl fetch`, and all of Hugging
+        Face's
 
-The layout is that of huggingface_hub's cache: `refs/REVISION` holds the commit of a branch or tag.
+The layout follows huggingface_hub's cache: `refs/REVISION` holds the commit of a branch or tag.
 Nothing is downloaded here.
 """
 
@@ -104,7 +106,7 @@ def how_to_fetch(folder: Path) -> str | None:
 
 
 def missing(folder: Path, what: str = "") -> str | None:
-    """Say that a model of the hub, or a file of it, is not on this host, and how to get it; None
+    """Report that a model of the hub, or a file of it, is not on this host, and how to get it; None
     for a folder that is in no cache."""
     command = how_to_fetch(folder)
     if command is None:
@@ -118,7 +120,7 @@ def needed_parts(index: Mapping[str, Any]) -> list[str]:
     """Return the folders of a model that a run reads, from its model_index.json.
 
     Raises:
-        UserError: if the model is of a family without an adapter.
+        UserError: if the model's family has no adapter.
     """
     pipeline = str(index.get("_class_name"))
     family = family_named(pipeline)

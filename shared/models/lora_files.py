@@ -26,10 +26,10 @@ KEY = "model.adapter"
 
 @dataclass(frozen=True, slots=True)
 class LoraPart:
-    """Says where one layer's matrices are."""
+    """Location of one layer's matrices."""
 
     layer: str
-    """Name in the network; of two networks, after that of the layer's own."""
+    """Name in the network; for two networks, with the folder's name in front."""
     file: Path
     down: str
     """Name of A (rank, inputs) in the file."""
@@ -49,7 +49,7 @@ class LoraFile:
     alpha: float
     parts: tuple[LoraPart, ...]
     targets: tuple[str, ...]
-    """Suffixes of the names of the layers, as few as say it."""
+    """Suffixes of the names of the layers, as few as identify them."""
     experts: Literal["both", "high", "low"]
 
     @property
@@ -99,7 +99,7 @@ def lora_paths(path: Path, networks: Sequence[str], key: str) -> dict[str, Path]
         if LOW in networks and "low" in path.stem.lower():
             raise UserError(
                 f"{key}: {path} alone would be taken for high noise; name a folder that holds it "
-                f"as {FILES[LOW]}, and beside it that for high noise, if any, as {FILES[HIGH]}"
+                f"as {FILES[LOW]}, together with the file for high noise, if any, as {FILES[HIGH]}"
             )
         return {HIGH: path}
     if (path / PEFT_FILE).is_file():
@@ -153,7 +153,7 @@ def _read_file(file: LoraHeader, network: str, model: NamedLayers) -> Iterator[_
 
 @dataclass(frozen=True, slots=True)
 class _LayerCut:
-    """Says how a matrix of several layers is cut."""
+    """How a matrix of several layers is cut."""
 
     apart: bool
     """Whether each layer has ranks of its own."""
@@ -199,7 +199,7 @@ def _way(file: LoraHeader, stem: str, outputs: Sequence[int]) -> _LayerCut:
 
 
 def _filled(data: memoryview) -> bool:
-    """Says whether a number is not zero."""
+    """Whether a number is not zero."""
     return bool(bytes(data).strip(b"\0"))
 
 

@@ -44,7 +44,7 @@ PLAIN_VALUES: Mapping[str, Sequence[object]] = {
     "peft_type": ("LORA",), "bias": ("none",),
     "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),
 }  # fmt: skip
-"""Values, besides those that say nothing, of the keys that may say that a LoRA is no plain one."""
+"""Values of the keys that may mark a LoRA as not plain, besides null values."""
 
 
 class LoraHeader:
@@ -109,7 +109,7 @@ class LoraHeader:
             own = (a for key, a in patterns.items() if re.fullmatch(rf"(.*\.)?({key})", stem))
             alpha = float(next(own, config.get("lora_alpha", self.shapes(stem)[0][0])))
         except re.error as error:
-            raise ValueError(f"has an alpha_pattern that is none: {error}") from error
+            raise ValueError(f"has an invalid alpha_pattern: {error}") from error
         if "alpha" in names:
             alpha = self._number(names["alpha"])
         if not 0 < alpha < math.inf:
@@ -140,13 +140,13 @@ class LoraHeader:
         return config
 
     def _stored_config(self) -> dict[str, Any]:
-        """Returns the configuration in the file's metadata, or in the file beside it."""
+        """Return the configuration in the file's metadata, or in the file next to it."""
         what, text = METADATA_KEY, self.metadata.get(METADATA_KEY)
         beside = self.path.parent / PEFT_CONFIG
         if text is None and beside.is_file():
             what, text = PEFT_CONFIG, beside.read_text()
         if text is None and any(name.startswith("base_model.model.") for name in self.tensors):
-            raise ValueError(f"is peft's, and needs its {PEFT_CONFIG} beside it")
+            raise ValueError(f"is in peft's layout, and needs its {PEFT_CONFIG} in the same folder")
         found: Any = None
         with contextlib.suppress(ValueError):
             found = json.loads("{}" if text is None else text)

@@ -21,7 +21,7 @@ UNDERSCORED_PREFIXES = ("lora_unet_", "lora_transformer_", "lycoris_")
 
 
 def converted_name(name: str) -> str:
-    """Returns a name that not only DiffSynth reads, and that needs no file of peft's beside it."""
+    """Return a name that not only DiffSynth reads, and that needs no separate file of peft."""
     name = re.sub(r"^base_model\.model\.(transformer\.)?", f"{HIGH}.", name)
     return re.sub(r"^pipe\.dit\.", "diffusion_model.", re.sub(r"^pipe\.dit2\.", f"{LOW}.", name))
 
@@ -74,7 +74,7 @@ def network_prefix(network: str, networks: Sequence[str]) -> str:
 
 
 def native_names(layers: Iterable[str], native: NativeLayers) -> dict[str, tuple[str, ...]]:
-    """Returns the layers of diffusers' network that each name stands for: its own, and those of the
+    """Return the layers of diffusers' network for each name: its own names, and the names of the
     published checkpoint."""
     own = set(layers)
     names = {}

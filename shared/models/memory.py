@@ -26,7 +26,7 @@ Residence = Literal["resident", "streamed"]
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 DECODER_BYTES = 4
-"""Bytes of a decoder's weight, at least: decoders are held in float32, whatever the rest is."""
+"""Minimum bytes of a decoder's weight: decoders are held in float32, for any other dtype."""
 METADATA = "__metadata__"
 """Key of a safetensors header that is no tensor."""
 LFS_POINTER = b"version "
@@ -36,17 +36,17 @@ SINGLE_FILE_NAMES = ("model.safetensors", "diffusion_pytorch_model.safetensors")
 """Names of a part's file if it has only one, by transformers and by diffusers."""
 INDEX = ".safetensors.index.json"
 VARIANT = re.compile(r"\.(fp16|bf16|fp8|int8|ema|non_ema)[.-]")
-"""Part of a file's name that says it holds a second set of the same weights."""
+"""Part of a file's name that marks a second set of the same weights."""
 BLOCK = re.compile(r"(?:transformer(?:_2)?\.)?\w+\.\d+(?=\.)")
-"""Beginning of the names of a block's weights: a network's own lists of layers hold its blocks. Of
-two networks, names begin with that of the folder."""
+"""Beginning of the names of a block's weights: a network's own lists of layers hold its blocks. For
+two networks, names begin with the folder."""
 NF4_GROUP = 64
-"""Weights of nf4 that share a scale; those of other forms share one by rows of a matrix."""
+"""Weights of nf4 that share a scale; other forms have a scale per row of a matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsHolding:
-    """Says how a process holds the network that it generates with."""
+    """How a process holds the network that it generates with."""
 
     weights: Form | None = None
     """Form of its weights; None is `model.dtype`."""
@@ -58,12 +58,12 @@ class WeightsHolding:
 UNQUANTISED = WeightsHolding()
 
 MOMENTS = 2
-"""Of each weight, in Adam."""
+"""Moments of each weight in Adam."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedSets:
-    """Says what a device that trains holds of the trained weights beside those of its network."""
+    """Copies of trained weights that a training device holds in addition to its network."""
 
     kept: int = 0
     """Number of sets that passes use (`shared.diffusion.weights.weight_sets`): an old policy, an
@@ -87,8 +87,8 @@ class TrainedSets:
 def weight_bytes(
     folder: Path, dtype: str, parts: Collection[ModelPart], holding: WeightsHolding = UNQUANTISED
 ) -> int:
-    """Returns the bytes that the weights of these parts take of a device, loaded by diffusers as
-    ``dtype``; those of the network as ``holding`` says.
+    """Return the bytes that the weights of these parts take on a device, loaded by diffusers as
+    ``dtype``, with the network held as in ``holding``.
 
     Only parts that model_index.json names count; other files of the folder, such as all weights in
     a single file or a second set of a part in another type, do not.
@@ -142,7 +142,7 @@ def _held_bytes(name: str, shape: Sequence[int], dtype: str, form: Form | None) 
 
 
 def is_block_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Says whether a tensor is a matrix of a block, which can be quantised."""
+    """Whether a tensor is a matrix of a block, which can be quantised."""
     return len(shape) == 2 and name.endswith(".weight") and BLOCK.match(name) is not None
 
 
@@ -168,8 +168,8 @@ def adapter_bytes(
     folder: Path, rank: int, targets: Sequence[str], excluded: Sequence[str] = ()
 ) -> int:
     """Returns the bytes of a LoRA adapter in float32, of the network's matrices whose modules end
-    in one of ``targets`` and do not begin with one of ``excluded``. Where there are two networks,
-    names begin with that of the folder.
+    in one of ``targets`` and do not begin with one of ``excluded``. If there are two networks,
+    names begin with the folder.
 
     Raises:
         UserError: if the folder is no model, or a file no safetensors file.
@@ -183,8 +183,8 @@ def adapter_bytes(
 
 
 def layer_shapes(folder: Path) -> dict[str, tuple[int, int]]:
-    """Returns (outputs, inputs) of the linear layers of a model's network by name; where there are
-    two networks, names begin with that of the folder.
+    """Return (outputs, inputs) of the linear layers of a model's network by name; if there are two
+    networks, names begin with the folder.
 
     Raises:
         UserError: if the folder is no model, or a file no safetensors file.
@@ -254,7 +254,7 @@ def pieces(index: Path) -> list[str]:
     """Returns the names of the files that an index of weights lists.
 
     Raises:
-        UserError: if it is none.
+        UserError: if it is invalid.
     """
     try:
         names = set(json.loads(index.read_text())["weight_map"].values())
@@ -264,8 +264,8 @@ def pieces(index: Path) -> list[str]:
 
 
 def read_header(file: Path) -> tuple[dict[str, dict[str, Any]], int]:
-    """Returns what the header of a safetensors file says of each tensor, and at which byte of the
-    file the tensors begin.
+    """Return each tensor's entry in the header of a safetensors file, and the byte of the file at
+    which the tensors begin.
 
     Raises:
         UserError: if it is no safetensors file.

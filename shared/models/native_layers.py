@@ -1,4 +1,4 @@
-"""What the layers of a network are called in the checkpoint that its authors have published.
+"""Names of a network's layers in the checkpoint that its authors have published.
 
 Kohya's trainers and ComfyUI name a LoRA's layers so. "{}" is the number of a block. A layer that
 stands for several of diffusers' holds their rows one after the other, in the order that is given.
@@ -82,7 +82,7 @@ HUNYUAN_VIDEO: NativeLayers = {
     "double_blocks.{}.txt_attn_qkv": _JOINT["double_blocks.{}.txt_attn.qkv"],
     "double_blocks.{}.txt_attn_proj": _JOINT["double_blocks.{}.txt_attn.proj"],
 }
-"""The first names are ComfyUI's, the others those of the authors' own code."""
+"""The first names follow ComfyUI, the others the authors' own code."""
 
 HUNYUAN_VIDEO_15: NativeLayers = {
     **{
@@ -96,7 +96,7 @@ HUNYUAN_VIDEO_15: NativeLayers = {
         for letter, layer in zip("qkv", layers, strict=True)
     },
 }
-"""The first names are ComfyUI's, the others those of the authors' own code."""
+"""The first names follow ComfyUI, the others the authors' own code."""
 
 SD3: NativeLayers = {
     "joint_blocks.{}.x_block.attn.qkv": _in(f"{_DOUBLE}.attn", _QKV),

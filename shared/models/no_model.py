@@ -1,4 +1,4 @@
-"""What a path is that names no model, and what to name in its place."""
+"""Explains a path that names no model, and what to name in its place."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
 """The configurations that models are published with: for a trace of a model that is not on this
 host, and to find the cost profile of a model by the shape of its network.
 
-Each folder of `PUBLISHED` is laid out as the model's repository, and named as the recipes' folder;
-it has the files that say what the model is, and no weights.
+Each folder of `PUBLISHED` has the layout of the model's repository, and the name of the recipes'
+folder; it has the files that describe the model, and no weights.
 """
 
 import json
@@ -40,7 +40,7 @@ class Configuration:
 
     folder: Path
     is_published: bool
-    """Whether they are those of this package, because the recipe's folder is not here."""
+    """Whether they come from this package, because the recipe's folder is missing here."""
 
 
 def find_configuration(folder: Path, name: str | None = None) -> Configuration:

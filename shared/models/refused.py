@@ -100,7 +100,8 @@ REFUSED: Mapping[str, str] = {
 
 
 def unsupported(pipeline: str) -> str:
-    """Return what to say of a pipeline that nobody has an adapter for: why, and which have one."""
+    """Return the explanation for a pipeline without an adapter: why, and which pipelines have
+    one."""
     reason, known = REFUSED.get(pipeline), ", ".join(known_pipelines())
     because = "" if reason is None else f", which {reason}"
     return f"a {pipeline}{because}; supported are: {known}"

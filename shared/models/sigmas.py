@@ -1,11 +1,11 @@
 """Noise schedules: the sigmas a sample passes on its way from noise (1) to data (0).
 
 Sigmas are computed once per run, pinned, and travel with every trajectory; no other place may
-recompute them. Formulas: docs/algorithms/flow-grpo.md; the conventions are those of diffusers 0.42.
+recompute them. Formulas: docs/algorithms/flow-grpo.md; the conventions follow diffusers 0.42.
 
 Two grids with a static shift exist in the field and are not interchangeable: diffusers' default
 shifts its end point twice (`default_sigmas`), DanceGRPO and others shift once down to 0
-(`single_shift_sigmas`). A `SigmaRule` says which grid a family's own pipeline takes.
+(`single_shift_sigmas`). A `SigmaRule` defines the grid of a family's own pipeline.
 """
 
 import json
@@ -20,8 +20,8 @@ Config = Mapping[str, Any]
 """Configuration of one part of a model: of the network, the decoder or the noise schedule."""
 
 SigmaRule = Callable[[Config, int, Callable[[], int]], Sigmas]
-"""Returns the sigmas of so many steps from the scheduler's configuration and the number of tokens
-of a sample, which is asked for only if it matters."""
+"""Return the sigmas of this many steps from the scheduler's configuration and the number of tokens
+of a sample, which is computed on demand."""
 
 TRAIN_TIMESTEPS = 1000
 
@@ -56,8 +56,8 @@ def default_sigmas(num_steps: int, factor: float) -> Sigmas:
 
 
 def by_config(config: Config, grid: Iterable[float], mu: Callable[[], float]) -> Sigmas:
-    """Shifts a grid as the configuration of diffusers' scheduler says, and ends it with 0: by
-    ``mu``, exponentially or linearly, if it is to (FLUX, Qwen-Image), or else statically.
+    """Shift a grid by the configuration of diffusers' scheduler, and end it with 0: by ``mu``,
+    exponentially or linearly, if it is dynamic (FLUX, Qwen-Image), or else statically.
 
     `shift_terminal` stretches the grid so that its last sigma before 0 is that (Qwen: 0.02).
     """
@@ -94,8 +94,8 @@ def single_static_shift(config: Config, num_steps: int, num_tokens: Callable[[],
 
 
 def shift_by_tokens(config: Config, num_steps: int, num_tokens: Callable[[], int]) -> Sigmas:
-    """Follows pipelines that shift by the size of a sample, if the scheduler's configuration says
-    so (FLUX, Qwen-Image)."""
+    """Follows pipelines that shift by the size of a sample, if the scheduler's configuration does
+    (FLUX, Qwen-Image)."""
     grid = _descend(1.0, 1 / num_steps, num_steps)
     return by_config(config, grid, lambda: _mu(config, num_tokens()))
 

@@ -130,7 +130,7 @@ def test_rows_of_json_and_csv_name_files_beside_them(hub: Mirror) -> None:
         ({"metadata": ("seen",)}, r"metadata: the column 'seen' holds bytes, no text, number or"),
         ({"metadata": ("box",)}, r"metadata: there is no column 'box'; it has instruction, source"),
         ({"prompt": "weight"}, r"prompt: the column 'weight' holds int, not text .*; name another"),
-        ({"split": "dev"}, r"split: no file is of 'dev'; its files are data/test-00000-of-00001"),
+        ({"split": "dev"}, r"split: no file belongs to 'dev'; its files are data/test-00000"),
         ({"config": "hard"}, r"config: there is no 'hard'; its folders are data \(tiny/edits\)"),
         ({"revision": "v2"}, r"revision: tiny/edits has no revision 'v2'; see "),
         ({"id": "tiny/none"}, r"id: there is no tiny/none at http.* or set HF_TOKEN if it is pri"),

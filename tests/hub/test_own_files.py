@@ -67,11 +67,11 @@ def test_files_of_each_format_may_hold_the_images_themselves(tmp_path: Path) -> 
     [
         ({"prompt": "caption"}, r"prompt: there is no column 'caption'; it has text, file"),
         ({"image": "text"}, r"image: train.csv names 'red', which cannot be read \(No such file"),
-        ({"split": "dev"}, r"split: no file is of 'dev'; its files are test.jsonl, train.csv"),
+        ({"split": "dev"}, r"split: no file belongs to 'dev'; its files are test.jsonl, train.csv"),
         ({"config": "hard"}, r"config: there is no 'hard'; its folders are none"),
         ({"folder": "none"}, r"folder: there is no .*none; name a folder, or a file"),
         ({"folder": "pics"}, r"folder: .*pics has no file named .parquet, .* goes into data.prom"),
-        ({"folder": "pics/1.png"}, r"folder: .*1.png is none of .parquet, .jsonl"),
+        ({"folder": "pics/1.png"}, r"folder: .*1.png has another format; use .parquet, .jsonl"),
         ({"folder": "broken.json"}, r"folder: broken.json holds no JSON objects .*; mend the file"),
         (
             {"folder": "out.csv", "image": "file"},

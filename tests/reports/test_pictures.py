@@ -110,11 +110,11 @@ def test_it_is_upright(kind: str) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (saved(RGB, "GIF"), "no PNG or JPEG, and no WebP; save it as one"),
-        (saved(RGB, "BMP"), "no PNG or JPEG"),
-        (saved(RGB, "TIFF"), "no PNG or JPEG"),
-        (b"<html>404</html>", "no PNG or JPEG"),
-        (b"", "no PNG or JPEG"),
+        (saved(RGB, "GIF"), "has another format than PNG, JPEG or WebP; convert it"),
+        (saved(RGB, "BMP"), "has another format than PNG"),
+        (saved(RGB, "TIFF"), "has another format than PNG"),
+        (b"<html>404</html>", "has another format than PNG"),
+        (b"", "has another format than PNG"),
         (saved(np.full((S, S), 40000, np.uint16)), "16 bits per channel"),
         (saved(Image.new("RGB", (2, 2))), "sides may be 4 to"),
         (saved(Image.effect_noise((256, 256), 90))[:-4000], "broken off"),

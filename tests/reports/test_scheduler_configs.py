@@ -116,7 +116,7 @@ def test_a_setting_that_is_not_followed_is_refused_by_its_name(
     with pytest.raises(UserError) as refused:
         ours(folder, family, 6)
     said = str(refused.value)
-    assert said.startswith('sampling.sigmas: "model" does not follow ') and named in said
+    assert said.startswith('sampling.sigmas: "model" does not support ') and named in said
     assert "write the sigmas as numbers" in said and "scheduler_config.json" in said
 
 

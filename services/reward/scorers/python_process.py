@@ -85,7 +85,9 @@ class Process:
                 said = self._answer(patience)
             except queue.Empty:
                 self.kill()
-                raise RewardProcessDied(f"a call took more than {patience:g} s (patience)") from None
+                raise RewardProcessDied(
+                    f"a call took more than {patience:g} s (patience)"
+                ) from None
             if said.get("done"):
                 return
             yield said

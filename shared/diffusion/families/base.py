@@ -52,7 +52,7 @@ class Family(ABC):
     mask the padding."""
 
     guidance_2: float | None = None
-    """Guidance of a second network, if it is another than that of the first."""
+    """Guidance of a second network, if it differs."""
 
     cfg_gradient: CfgGradient = "both"
     """`Algorithm.cfg_gradient`"""
@@ -81,8 +81,8 @@ class Family(ABC):
 
     @classmethod
     def class_named(cls, name: str) -> Any:
-        """Returns the class of the pipeline, or of a network, that a folder names; None if there is
-        none. Diffusers has those of our families; a family that a package brings may have its own.
+        """Return the class of the pipeline, or of a network, that a folder names; None if it is
+        unknown. Diffusers has the classes of built-in families; a package may bring others.
         """
         return diffusers_class(name)
 
@@ -100,7 +100,7 @@ class Family(ABC):
         place: Place | None = None,
         progress: Progress = no_progress,
     ) -> Self:
-        """Loads some parts of a folder, the network as ``holding`` says: one that is to be streamed
+        """Load some parts of a folder, with the network held as in ``holding``: a streamed network
         stays on the host. ``place`` puts it elsewhere.
 
         Raises:
@@ -188,8 +188,8 @@ class Family(ABC):
     def encode_edit(
         self, prompt: str, image: Tensor, *, negative: str | None, frames: int
     ) -> Conditions:
-        """Encodes a prompt and the image (1, C, H, W), uint8, that it edits, or that a video of so
-        many frames begins with; tensors of the image have names that begin with `IMAGE`. Only of a
+        """Encode a prompt and its image (1, C, H, W), uint8, which is edited or begins a video with
+        this number of frames; tensors of the image have names that begin with `IMAGE`. Only of a
         family that takes images."""
         raise NotImplementedError(f"{type(self).__name__} takes no image")
 
@@ -305,7 +305,7 @@ def _left_out(
 
 
 def decoder_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the decoder's type beside a network of ``dtype``: at least float32, as half precision
+    """Return the decoder's type for a network of ``dtype``: at least float32, as half precision
     changes its pixels."""
     return torch.promote_types(dtype, torch.float32)
 

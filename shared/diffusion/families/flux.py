@@ -1,5 +1,5 @@
 """FLUX.1: text-to-image, tokens of 2 x 2 latents, guidance as an input of the network; and its
-editing model, FLUX.1 Kontext, whose tokens are followed by those of the source image."""
+editing model, FLUX.1 Kontext, which appends the tokens of the source image."""
 
 import torch
 from torch import Tensor

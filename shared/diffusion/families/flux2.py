@@ -13,7 +13,8 @@ from shared.models.families import FamilySpec
 
 
 class Flux2(Family):
-    """Latents are those that its network takes: the decoder's, 2 x 2 of them as channels of one."""
+    """Latents have the form of its network's input: the decoder's, with 2 x 2 of them as channels
+    of one."""
 
     # [dev] names PixtralProcessor, which also loads images and for that needs torchvision.
     leaves_out: ClassVar[tuple[str, ...]] = ("tokenizer",)

@@ -11,8 +11,8 @@ from shared.diffusion.loading.models import Conditions, without_masks
 class HunyuanVideo(Family):
     @staticmethod
     def prepare(network: nn.Module) -> nn.Module:
-        """Takes the mask from every attention: it is of ones, as texts have no padding here, and
-        with a mask torch takes no flash attention."""
+        """Remove the mask from every attention: it is all ones, as texts have no padding here, and
+        with a mask torch cannot use flash attention."""
         for name, module in network.named_modules():
             if name.endswith(".attn"):
                 module.register_forward_pre_hook(_without_mask, with_kwargs=True)

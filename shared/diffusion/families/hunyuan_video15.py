@@ -110,7 +110,7 @@ def _without_decoder(pipeline: Any) -> Any:
 
 
 class _NoDecoder:
-    """Says what the pipeline's class asks of a decoder; what it is told is not used."""
+    """The decoder attributes that the pipeline's class reads; their values are not used."""
 
     temporal_compression_ratio, spatial_compression_ratio = 4, 16
     config = SimpleNamespace(latent_channels=32)

@@ -1,7 +1,7 @@
 """LTX-2: text-to-video with sound, classifier-free guidance.
 
 Video and sound attend to each other, so the state of a sample has both (`shared.models.sound`), and
-both are sampled and trained. Only the video is decoded: no reward hears the sound.
+both are sampled and trained. Only the video is decoded: no reward uses the sound.
 """
 
 from typing import ClassVar
@@ -75,8 +75,8 @@ class LTX2(Family):
         return made.transpose(1, 2)
 
     def _parts(self, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Divides latents (B, C, F, h, w + columns) into those of the video (B, C, F, h, w), of the
-        sound (B, C, L), and what is left over."""
+        """Divide latents (B, C, F, h, w + columns) into the video (B, C, F, h, w), the sound (B, C,
+        L), and the rest."""
         frames, rows, columns = latents.shape[2:]
         tokens = ltx2_sound_tokens(self.config, frames)
         more = sound_columns(tokens, frames, rows)

@@ -29,7 +29,7 @@ class HalvesAttention(QwenDoubleStreamAttnProcessor2_0):  # type: ignore[misc]
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
         text_lengths: tuple[int, int] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Returns what the tokens of the image, and those of the text, have seen (B, L, width)."""
+        """Return the attention output of the tokens of the image, and of the text (B, L, width)."""
         if text_lengths is None:
             seen: tuple[Tensor, Tensor] = super().__call__(
                 attn, hidden_states, encoder_hidden_states, encoder_hidden_states_mask,

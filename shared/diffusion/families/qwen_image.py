@@ -1,6 +1,6 @@
 """Qwen-Image: text-to-image, tokens of 2 x 2 latents, rescaled guidance; and its editing model,
-Qwen-Image-Edit, whose text encoder sees the source image, and whose tokens are followed by those of
-the source's latents."""
+Qwen-Image-Edit, whose text encoder reads the source image, and which appends the tokens of the
+source's latents."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,8 +112,8 @@ class QwenImage(Family):
 
 
 def _pays(lengths: tuple[int, int], images: list[Tensor]) -> bool:
-    """Whether texts of unlike lengths are worth padding to one length, beside the tokens of the
-    images (B, C, h, w) of a sample."""
+    """Whether padding texts to one length is cheaper than two calls, given the tokens of the images
+    (B, C, h, w) of a sample."""
     tokens = sum(each.shape[-2] * each.shape[-1] // 4 for each in images)
     padding = max(lengths) - min(lengths)
     return 0 < padding <= MAX_PADDING * (2 * tokens + sum(lengths))

@@ -1,5 +1,6 @@
-"""Wan 2.1, and 2.2 with an expert for high and one for low noise: text-to-video; and their models
-that begin with an image, which stands beside the noise as the video's first frame."""
+"""Wan 2.1, and 2.2 with an expert for high and one for low noise: text-to-video; and their
+image-to-video models, which receive the image as an additional input for the video's first
+frame."""
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +12,9 @@ from shared.diffusion.loading.models import IMAGE, Conditions
 from shared.models.sigmas import TRAIN_TIMESTEPS
 
 IMAGE_EMBEDDING = f"{IMAGE}_seen"
-"""What CLIP sees in the first frame; Wan2.2 does not ask it."""
+"""CLIP's embedding of the first frame; Wan2.2 does not use it."""
 NETWORK_TEXT = 512
-"""Tokens of text that the network of Wan2.1 counts on beside an image's."""
+"""Tokens of text that the network of Wan2.1 expects in front of an image's."""
 
 
 class Wan(Family):

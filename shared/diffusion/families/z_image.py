@@ -12,7 +12,7 @@ from shared.diffusion.loading.models import Conditions
 from shared.models.sigmas import TRAIN_TIMESTEPS
 
 _MULTIPLE = 32
-"""The network pads every text to a multiple of so many tokens."""
+"""The network pads every text to a multiple of this number of tokens."""
 
 
 class ZImage(Family):

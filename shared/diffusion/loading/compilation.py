@@ -1,8 +1,8 @@
 """Compiles the blocks that a network repeats, each kind once (`model.compile`).
 
-Compilation begins with the first call of a shape and is no part of a result: where it fails, the
-blocks run as they are from then on, and the log says why. `model.compile = "auto"` times one block
-at its first call, as it is and compiled, and compiles all if that is faster.
+Compilation begins with the first call of a shape and never changes whether a result exists: if it
+fails, the blocks run uncompiled from then on, and the log has the reason. `model.compile = "auto"`
+times one block at its first call, as it is and compiled, and compiles all if that is faster.
 """
 
 import time
@@ -24,7 +24,7 @@ MAX_REASON = 300
 """Characters quoted of a compiler's message."""
 
 SHAPES = 64
-"""Number of times that a block is compiled anew, for shapes and with and without gradients."""
+"""Maximum number of compilations of a block, for shapes and with and without gradients."""
 
 TIMINGS = 4
 """Calls of a trial in a row, after one that warms up, or compiles."""
@@ -106,7 +106,7 @@ def _seconds(call: Callable[[], object], clock: Callable[[], float]) -> float:
 
 
 def gpu_seconds() -> float:
-    """Returns the time when the GPU has done all that it was told."""
+    """Return the time at which the GPU finishes all queued work."""
     torch.cuda.synchronize()
     return time.perf_counter()
 
@@ -134,14 +134,14 @@ def compile_blocks(
 
 
 def _find_blocks(network: nn.Module) -> Iterator[nn.Module]:
-    """Yields the blocks that diffusers says are repeated, or are not to be split."""
+    """Yield the blocks that diffusers lists as repeated, or as not to be split."""
     names = getattr(network, "_repeated_blocks", None) or ()
     names = names or getattr(network, "_no_split_modules", None) or ()
     yield from (each for each in network.modules() if type(each).__name__ in names)
 
 
 def _is_compiler_error(error: Exception) -> bool:
-    """Says whether an error is a compiler's, and not the block's own or for lack of memory."""
+    """Whether an error comes from a compiler, and not from the block itself or a lack of memory."""
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import InductorError
 

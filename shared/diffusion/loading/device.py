@@ -34,7 +34,7 @@ GPU_REMEDIES = {
 }
 """Pattern in torch's reason why it cannot use a GPU -> what a user can do; the first holds."""
 SIGNS = ("out of memory", "not enough memory", "can't allocate memory")
-"""What allocators write into a RuntimeError that has no type of its own."""
+"""Texts of allocators in a RuntimeError without a type of its own."""
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 MAX_REASON = 300
 """Characters quoted of the allocator's message."""
@@ -92,9 +92,9 @@ def this_device(
 ) -> Device:
     """Describes this process's device: what it has, and what it will need once it is loaded.
 
-    ``parts`` are the parts of the model that it will hold, the network as ``holding`` says, by
-    default as where it trains; ``trains`` says whether it will hold an optimizer's state;
-    ``memory_gib`` limits from now on what this process takes, if others use the same device.
+    ``parts`` are the parts of the model that it will hold, the network as in ``holding``, by
+    default as for training; ``trains``: whether it will hold an optimizer's state; ``memory_gib``
+    limits the memory of this process from now on, if others use the same device.
     """
     holding = holding or recipe.trainer_holding
     if own_device().type == "cuda":
@@ -129,7 +129,7 @@ def held_bytes(
     sets of weights, or the next version if it only generates. An encoder has weights alone.
 
     Raises:
-        UserError: if the model's folder is none.
+        UserError: if the model's folder is invalid.
     """
     model, trainer = recipe.model, recipe.trainer
     held = weight_bytes(model.folder, model.dtype, parts, holding or recipe.trainer_holding)
@@ -150,9 +150,9 @@ def held_bytes(
 
 
 def _beside_all_weights(recipe: Recipe, network: int) -> int:
-    """Returns the bytes that a device that trains all weights holds beside a network of so many. Of
-    ranks that share them, each holds its part of all, with masters in place of the network, so that
-    it is less than nothing if they are many."""
+    """Return the bytes that a device that trains all weights holds in addition to a network of this
+    size. A rank holds its part of everything, with masters in place of the network, so the result
+    is negative for many ranks."""
     in_float32 = network * max(1, ITEM_BYTES["float32"] // ITEM_BYTES[recipe.model.dtype])
     if not recipe.trainer.is_sharded:
         return _training_bytes(recipe, network, in_float32)
@@ -196,8 +196,8 @@ def fits(device: torch.device, what: str, remedy: str) -> Iterator[None]:
 
 
 def tried_again(device: torch.device, work: Callable[[], T]) -> T:
-    """Returns what ``work`` returns. If it does not fit, it is done once more when everything that
-    nobody holds is given back: what is free lies in pieces otherwise."""
+    """Returns what ``work`` returns. If it does not fit, it is repeated after all unused memory was
+    released, since free memory may be fragmented."""
     try:
         return work()
     except (RuntimeError, MemoryError) as error:
@@ -264,7 +264,7 @@ def forget_frames(error: BaseException | None) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Says whether an error is for lack of memory, on a GPU or on the host."""
+    """Whether an error is a lack of memory, on a GPU or on the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     said = str(error).lower()
@@ -279,8 +279,8 @@ def release(device: torch.device) -> None:
 
 
 def device_bytes(device: torch.device) -> int:
-    """Returns the memory of the device that this process may take; for the CPU, that of the host or
-    the container."""
+    """Return the memory of the device that this process may take; for the CPU, the memory of the
+    host or the container."""
     if device.type == "cuda":
         share = torch.cuda.get_per_process_memory_fraction(device)
         return int(share * torch.cuda.get_device_properties(device).total_memory)

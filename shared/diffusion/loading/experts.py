@@ -21,7 +21,7 @@ class Experts(nn.Module):
     """
 
     def __init__(self, high: nn.Module, low: nn.Module, *, boundary: float) -> None:
-        """``boundary`` is the smallest sigma that is of high noise."""
+        """``boundary`` is the smallest sigma of high noise."""
         super().__init__()
         self.add_module(HIGH, high)
         self.add_module(LOW, low)
@@ -46,7 +46,7 @@ class Experts(nn.Module):
     ) -> tuple[Tensor]:
         """Returns velocities (B, ...) from latents (B, ...), timestep (B,) and tensors of B rows.
 
-        Which expert is asked is decided on the host: one that no row needs does not run.
+        The host selects the expert: an expert without rows does not run.
         """
         is_high = self.is_high(timestep)
         if bool(is_high.all()):
@@ -62,7 +62,7 @@ class Experts(nn.Module):
         return (torch.cat(found)[order],)
 
     def is_high(self, timestep: Tensor) -> Tensor:
-        """Returns (B,): whether each row is of high noise."""
+        """Return (B,): whether each row has high noise."""
         return timestep >= self._first_timestep
 
     def _run(

@@ -42,9 +42,8 @@ class _Pieces:
 class PinnedMemory(HostMemory):
     """Stores tensors of a GPU, or tensors that the GPU is to fetch.
 
-    The memory of a fetched tensor belongs to the device's own stream. Copies therefore wait for
-    what that stream was given before, and whoever lets a tensor go that was never used calls
-    `arrive` first.
+    The memory of a fetched tensor belongs to the device's own stream. Copies therefore wait for the
+    earlier work of that stream, and a caller that releases an unused tensor calls `arrive` first.
     """
 
     def __init__(self, device: torch.device) -> None:

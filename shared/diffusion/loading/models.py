@@ -41,7 +41,7 @@ class ModelAdapter(Protocol):
     transformer: nn.Module
     """All trained networks: the only one, or `shared.diffusion.loading.experts.Experts`."""
     guidance_2: float | None
-    """Guidance of a second network, if it is another than that of the first."""
+    """Guidance of a second network, if it differs."""
     cfg_gradient: CfgGradient
     """`Algorithm.cfg_gradient`: what `velocity` has a gradient by, where it has one."""
 
@@ -51,11 +51,11 @@ class ModelAdapter(Protocol):
 
     @property
     def lora_excluded(self) -> Sequence[str]:
-        """Prefixes of the names of layers that LoRA leaves alone, whatever their suffixes."""
+        """Prefixes of the names of layers that LoRA excludes, with any suffix."""
 
     @property
     def image_channels(self) -> int | None:
-        """Returns the channels of the source images that are edited; None if there are none."""
+        """Return the channels of the source images of an editing model; None for other models."""
 
     def encode(
         self,
@@ -67,8 +67,8 @@ class ModelAdapter(Protocol):
         negative_prompt: str = "",
     ) -> Conditions:
         """Encodes a prompt; for classifier-free guidance the negative prompt, too. ``image`` is the
-        source image (1, C, H, W), uint8 and of the samples' size, of a model that takes one; a
-        sample has so many ``frames``."""
+        source image (1, C, H, W), uint8 and of the samples' size, of a model with source images; a
+        sample has ``frames`` frames."""
 
     def latent_shape(self, *, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
         """Returns the shape of one sample's latents from its size in pixels.
@@ -117,11 +117,11 @@ def load_model(
 ) -> ModelAdapter:
     """Loads a diffusers folder with the adapter of the family that ``model_index.json`` names.
 
-    ``max_text_tokens`` replaces the family's own length of a prompt, ``guidance_2`` the guidance
-    of a second network, and ``attention`` torch's choice of an attention back end. ``holding``
-    gives the network its form; one that is to be streamed stays on the host. ``place`` puts it
-    elsewhere; ``progress`` is told of every part and piece. Of a model that is loaded without its
-    network, nothing but `encode` works.
+    ``max_text_tokens`` replaces the family's own length of a prompt, ``guidance_2`` the guidance of
+    a second network, and ``attention`` torch's choice of an attention back end. ``holding`` gives
+    the network its form; one that is to be streamed stays on the host. ``place`` puts it elsewhere;
+    ``progress`` is called with every part and tensor. If a model is loaded without its network,
+    only `encode` works.
 
     Raises:
         UserError: if the folder is not a diffusers model, or of a family without an adapter, or
@@ -150,7 +150,7 @@ def taken(
     errors: tuple[type[Exception], ...] = _OF_INPUTS,
 ) -> Iterator[None]:
     """Surrounds a forward pass: raises ``blame`` if the network does not take the shapes, types or
-    names of its tensors, but not if a GPU or another rank fails. ``errors`` are of the input."""
+    names of its tensors, but not if a GPU or another rank fails. ``errors`` belong to the input."""
     try:
         yield
     except errors as error:

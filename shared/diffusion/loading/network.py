@@ -3,7 +3,7 @@ files.
 
 Weights are read straight into the tensors that keep them, some megabytes at a time. So nothing is
 ever held twice, and a rank that keeps a shard reads no more than that shard. Types and buffers are
-those of diffusers' ``from_pretrained``.
+the same as with diffusers' ``from_pretrained``.
 """
 
 import itertools
@@ -40,7 +40,7 @@ Progress = Callable[[int], None]
 
 
 def no_progress(num_bytes: int) -> None:
-    """Is told of progress, and tells nobody."""
+    """Ignore progress."""
 
 
 def diffusers_class(name: str) -> Any:
@@ -144,7 +144,7 @@ def fill(
     progress: Progress = no_progress,
 ) -> None:
     """Reads each target, or this rank's shard of it, from the tensor of its name, and converts it
-    to the target's type. Of a tensor that has several names, the files need to hold one.
+    to the target's type. If a tensor has several names, the files need to hold one.
 
     Raises:
         UserError: if a tensor is missing, or has another shape.

@@ -7,7 +7,7 @@ and a network under an adapter that is trained generates with the weights that i
 
 Only matrices of the network's blocks are quantised: what is outside of them (embeddings, the
 projections from and to latents) is small, and every step goes through it. nf4 has the values of
-bitsandbytes (Dettmers et al. 2023). Scales are of the type that the layer computes in.
+bitsandbytes (Dettmers et al. 2023). Scales have the layer's type of computation.
 """
 
 from itertools import product
@@ -113,7 +113,7 @@ class _Product(torch.autograd.Function):
 
 
 def _codes(scaled: Tensor, form: Form) -> Tensor:
-    """Returns the codes of weights (rows, n), the largest of which is that of `MAX_CODES`."""
+    """Return the codes of weights (rows, n), with `MAX_CODES` as the largest code."""
     if form == "fp8":
         return scaled.to(torch.float8_e4m3fn).view(torch.int8)
     if form != "nf4":
@@ -136,7 +136,7 @@ def dequantised(
 
 
 def _multiplies_integers(rows: Tensor, size: Size) -> bool:
-    """Says whether a GPU has a product of integers for inputs (n, in)."""
+    """Whether a GPU has a product of integers for inputs (n, in)."""
     return len(rows) >= MIN_INT8_PRODUCT_ROWS and not any(
         each % INT8_SIZE_MULTIPLE for each in size
     )

@@ -1,4 +1,4 @@
-"""What ranks hold of a tensor that they share."""
+"""Parts that ranks hold of a shared tensor."""
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor

@@ -1,4 +1,5 @@
-"""What a block computes again in the backward pass, and what it keeps (gradient checkpointing).
+"""Recomputation of blocks in the backward pass, and the tensors that are kept (gradient
+checkpointing).
 
 True keeps a block's inputs alone. "selective" keeps what torch's attention has given as well: the
 dearest part of a block where there are many tokens, and one tensor of a block's width for each
@@ -33,8 +34,8 @@ def checkpoint_blocks(
     keeping: Literal[True, "selective", "offloaded"],
     memory: HostMemory | None = None,
 ) -> None:
-    """Has the blocks of a network of diffusers compute their activations again, in place. What is
-    offloaded is in ``memory``, by default that of a CPU."""
+    """Has the blocks of a network of diffusers compute their activations again, in place. Offloaded
+    tensors are in ``memory``, by default the CPU's."""
     by: dict[bool | str, Callable[..., Any] | None] = {
         True: None, "selective": _keeping_attention,
         "offloaded": _Offloading(memory or HostMemory()),
@@ -61,8 +62,9 @@ class _Offloading:
 
 
 class _Inputs:
-    """The inputs of one block's call that have a gradient, and those of the block ``before``, which
-    the backward pass wants next. Others, such as positions, are the same tensors for all blocks."""
+    """The inputs of one block's call that have a gradient, and the inputs of the block ``before``,
+    which the backward pass needs next. Others, such as positions, are the same tensors for all
+    blocks."""
 
     def __init__(
         self, memory: HostMemory, inputs: tuple[Any, ...], before: "Callable[[], _Inputs | None]"

@@ -1,4 +1,4 @@
-"""Decodes finished samples, beside the denoising steps of the next ones.
+"""Decodes finished samples, concurrently with the denoising steps of the next ones.
 
 A fragment whose steps are all taken leaves the device's main queue: it is decoded, copied to the
 host and packed in another thread, on a GPU in a stream of its own, while the next fragment is
@@ -22,8 +22,8 @@ from shared.errors import ContractError
 T = TypeVar("T")
 
 MAX_DECODED_LATENTS = 24 * 64
-"""Numbers in the latents of samples that are decoded together, for those of 8 x 8 pixels: a model's
-smallest images have ten times as many."""
+"""Numbers in the latents of samples that are decoded together, for latents of 8 x 8 pixels: a
+model's smallest images have ten times as many."""
 
 
 def decoded(model: ModelAdapter, latents: Tensor, device: torch.device) -> Tensor:
@@ -52,7 +52,7 @@ class SharedDevice:
         """Held while samples are decoded."""
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._is_beside = False
-        """Whether the denoising step under way has begun beside decoding."""
+        """Whether the current denoising step began during decoding."""
         self._busy_until = 0.0
         self._counting = threading.Lock()
 
@@ -64,8 +64,8 @@ class SharedDevice:
             yield
 
     def waited(self) -> bool:
-        """Within a step that finds no memory, waits until nothing is decoded beside it; returns
-        whether something was, so that there may be memory now."""
+        """In a step without memory, wait until decoding has ended; return whether there was any
+        decoding, so that memory may be free now."""
         if not (self._is_beside or self._decoding.locked()):
             return False
         self._is_beside = False
@@ -79,8 +79,8 @@ class SharedDevice:
         return True
 
     def begin(self, work: Callable[[], T]) -> T:
-        """Returns what ``work`` returns, which is no denoising step. If it does not fit beside
-        decoding, it is done again once that has ended."""
+        """Returns what ``work`` returns, which is no denoising step. If it does not fit together
+        with decoding, it is repeated after that has ended."""
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
@@ -93,8 +93,8 @@ class SharedDevice:
 
     def decode(self, work: Callable[[], T], ready: "torch.cuda.Event | None") -> T:
         """Returns what ``work`` makes on the host of samples that are there once ``ready`` has
-        happened, one call at a time. If it does not fit beside denoising steps, it is done again
-        between two of them.
+        happened, one call at a time. If it does not fit together with denoising steps, it is
+        repeated between two of them.
 
         Raises:
             RuntimeError: the allocator's, if it does not fit alone.

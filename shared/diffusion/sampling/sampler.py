@@ -33,7 +33,7 @@ class SamplingPlan:
     """Indices of the steps that trajectories hold, which are stochastic. Empty: an ODE sample, for
     evaluation."""
     all_stochastic: bool = False
-    """Whether all steps but the last are stochastic, and not only those of the window."""
+    """Whether all steps but the last are stochastic, and not only the steps of the window."""
     num_drawn: int | None = None
     """Number of steps of the window that each sample is trained at, drawn by its seed; without it,
     all of them."""
@@ -167,7 +167,7 @@ class Denoising:
                 self._means.append(taken.mean)
 
     def _step(self, rows: int) -> NoiseStep:
-        """Returns the next step of so many rows, on the device."""
+        """Return the next step of this many rows, on the device."""
         plan, index = self._plan, self.num_steps_done
         return NoiseStep(
             sigma=self._sigmas[index].repeat(rows),

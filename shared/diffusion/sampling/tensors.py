@@ -76,8 +76,8 @@ def joined_trajectories(parts: Sequence[bytes]) -> bytes:
 
 
 def unpack_trajectory(data: bytes) -> Trajectory:
-    """Reads a trajectory, its states in float32 at least; raises ContractError if a tensor is
-    missing, or shapes or values are not those of one."""
+    """Read a trajectory, with states in float32 at least; raises ContractError if a tensor is
+    missing, or shapes or values are invalid."""
     tensors = unpack(data)
     try:
         trajectory = Trajectory(**tensors)
@@ -147,7 +147,7 @@ def _check_shapes(trajectory: Trajectory) -> None:
 
 
 def _are_drawn(trained: Tensor | None, samples: int, steps: int) -> bool:
-    """Says whether each of the samples is trained at some of the steps, in their order."""
+    """Whether each of the samples is trained at some of the steps, in their order."""
     if trained is None:
         return True
     return (

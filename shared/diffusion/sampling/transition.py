@@ -35,7 +35,7 @@ class NoiseStep:
     sigma_next: Tensor
     """(B,) float32, where it ends; smaller than ``sigma``."""
     sigma_max: float
-    """The second sigma of the schedule: stands in for a larger one in the flow variant. That is the
+    """The second sigma of the schedule: stands in for a larger one in the flow variant. It is the
     first: 1, where g has no value, or as good as 1 (Wan's own grid begins at .999999)."""
     noise_level: float
     """The field's a (flow, cps) or eta (dance); positive."""
@@ -70,9 +70,9 @@ def transition(
     """Samples a step from velocity (B, ...) and latents (B, ...) with ``noise`` (B, ...), or
     re-evaluates it where it ``arrived`` (B, ...): exactly one of the two is given.
 
-    All arithmetic is float32 (float64 if both inputs are), whatever the model computed in. A state
-    that is kept in a narrower ``state_dtype`` is rounded to it before its log-prob is taken: that
-    of its replay is then the same to the last bit.
+    All arithmetic is float32 (float64 if both inputs are), for any type of the model. A state that
+    is kept in a narrower ``state_dtype`` is rounded before its log-prob is taken: its replay then
+    has the same log-prob to the last bit.
 
     Raises:
         ValueError: if both or none of ``noise`` and ``arrived`` are given, or the noise level is

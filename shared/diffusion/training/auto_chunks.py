@@ -84,12 +84,12 @@ class AutoChunkedGradient:
         self._num_samples = num_samples or recipe.trained_samples
         window = recipe.sampling.window
         self._usual_steps = {window, window - recipe.sampling.merged_steps}
-        """Trained steps of a group, and those of slices beside its merged step."""
+        """Trained steps of a group, and of slices apart from its merged step."""
         self._whole = recipe.trained_samples
         self._trains_zeros = recipe.trains_zeros
         self._tuner = make_tuner(recipe, device_bytes(loaded.device), self._num_samples)
         self._is_shared = recipe.trainer.is_sharded
-        """Whether several ranks take every pass together, in chunks that the first one says."""
+        """Whether several ranks take every pass together, in chunks that the first one chooses."""
 
     @property
     def chunk(self) -> Chunk:
@@ -97,7 +97,7 @@ class AutoChunkedGradient:
         return self._tuner.chunk
 
     def accumulate(self, group: TrainingGroup) -> MemoryShortage | None:
-        """Adds the gradient of a group, or of a part of one; returns what did not fit at first.
+        """Add the gradient of a group, or of a part of one; return the first memory shortage.
 
         Samples without a gradient are left out, and counted as skipped. While sizes are tried, one
         that does not fit is a measurement: the gradient is as it was before, and the group is
@@ -105,7 +105,8 @@ class AutoChunkedGradient:
 
         Raises:
             OutOfMemory: if the smallest size does not fit, or one that has fitted before, or the
-                one that the recipe fixes. The batch then has to be begun again, for a part of the
+                one that the recipe fixes. The batch then has to be begun again, for a part of
+                    the
                 gradient may be added already; the next chunks are smaller, if there are any.
         """
         with_gradient = self._with_gradient(group)

@@ -1,4 +1,4 @@
-"""DiffusionNFT (Zheng et al. 2025, arXiv 2509.16117): training on finished samples, noised anew.
+"""DiffusionNFT (Zheng et al. 2025, arXiv 2509.16117): training on finished samples with new noise.
 
 No denoising path is stored and no log-prob is needed, so samples may come from any sampler; here it
 is the ODE. A sample x0 is mixed with fresh noise, x_s = (1 - s) x0 + s noise, at sigmas of the
@@ -132,7 +132,7 @@ class LossBranches:
     """Holds both parts of the loss."""
 
     surrogate: Surrogate
-    """What is in proportion to the advantage. It has no ratio, which counts as 1."""
+    """The part in proportion to the advantage. It has no ratio, which counts as 1."""
     constant: Tensor
     """(B,)"""
 
@@ -145,8 +145,8 @@ def branches(
     beta: float,
     advantage_clip: float,
 ) -> LossBranches:
-    """Returns the loss of each row from velocities (B, ...) of the trained and the old policy, as
-    the module says."""
+    """Return the loss of each row from velocities (B, ...) of the trained and the old policy, by
+    the formulas of the module."""
     velocity = velocity.to(torch.promote_types(velocity.dtype, torch.float32))
     old = old.detach().to(velocity)
     advantage = rows.advantage.to(velocity).clamp(-advantage_clip, advantage_clip)
@@ -172,7 +172,8 @@ def pack_finished(denoising: Denoising, seeds: Sequence[int]) -> bytes:
 
 
 def unpack_finished(data: bytes) -> tuple[Tensor, list[int]]:
-    """Reads finished samples (n, ...) and their n seeds; raises ContractError if they are none."""
+    """Read finished samples (n, ...) and their n seeds; raises ContractError if they are
+    invalid."""
     tensors = unpack(data)
     if tensors.keys() != {"samples", "seeds"}:
         raise ContractError(f"not finished samples: it holds {sorted(tensors)[:8]}")

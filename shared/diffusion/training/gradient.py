@@ -1,11 +1,11 @@
 """One batch's gradient as a transaction: begin, accumulate groups in any order, then step or abort.
 
 TSP: samples and denoising steps are flattened into rows, sample by sample, so that one forward and
-backward pass trains several steps of several samples, whatever fragments they came from. The last
-chunk may be smaller, in samples and in steps: rows carry the batch's denominator.
+backward pass trains several steps of several samples from any fragments. The last chunk may be
+smaller, in samples and in steps: rows carry the batch's denominator.
 
-A sample without advantage has no gradient unless there is a KL term: it need not be trained. Where
-it is dropped, the denominator stays that of all rows, and the optimizer step makes up for it.
+A sample without advantage has no gradient unless there is a KL term: it need not be trained. If a
+row is dropped, the denominator still counts all rows, and the optimizer step corrects for it.
 
 Between two groups others may use the network, with the same weights and without gradients: the
 state that a pass needs is set before each group.
@@ -65,7 +65,7 @@ class GradientTransaction:
     """Whether rows count. Otherwise their gradient is zero: other ranks take these passes."""
     _tally: Tally = field(default_factory=Tally)
     _sums: RowSums = field(default_factory=RowSums)
-    """What the device knows of the rows and the tally does not yet."""
+    """Sums over rows on the device that the tally does not yet include."""
 
     @classmethod
     def of(
@@ -106,7 +106,7 @@ class GradientTransaction:
         self._is_ready = False
 
     def skip(self, num_rows: int) -> None:
-        """Leaves out rows whose gradient is zero; may be called beside `accumulate`."""
+        """Leave out rows with zero gradient; may run concurrently with `accumulate`."""
         self.num_skipped += num_rows
 
     def leave_out(self, num_rows: int) -> None:
@@ -146,7 +146,7 @@ class GradientTransaction:
             log.warning("onpolicy_ratio_alarm", error=error, alarm_above=ALARMING_RATIO_ERROR)
 
     def accumulate(self, group: TrainingGroup, chunk: Chunk) -> None:
-        """Adds the gradient of one group, or a part of one, a chunk at a time.
+        """Add the gradient of one group, or a part of one, a chunk at a time.
 
         Raises:
             Untrainable: if the network cannot take its tensors.

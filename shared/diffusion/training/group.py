@@ -3,8 +3,8 @@
 Samples that began at one noise have one state, and one call of the network, at their first
 stochastic step. The rows of a group that begin there at the same bytes are merged: the network
 computes the state once, forward and backward, and every row has its own log-prob, ratio and
-advantage by that. Whether states are the same is seen by their bytes alone: fragments of unlike
-devices may differ in the last bit, and are then apart.
+advantage by that. Only the bytes decide whether states are equal: fragments of different devices
+may differ in the last bit, and then are not merged.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ from shared.errors import ContractError
 from shared.recipe.recipe import Recipe
 
 SHARED_PART = 8
-"""Shared states go with a chunk that is full if it has so many rows for each: a call of the network
-costs more than they do, and memory that is planned by chunks has room for them."""
+"""Shared states join a full chunk if it has this many rows for each: a call of the network costs
+more than they do, and memory that is planned by chunks has space for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathGroup:
-    """Holds K stored denoising steps of each of the G samples of a group, and says which of them
-    are trained here: some samples, and of the N steps that each is trained at some."""
+    """K stored denoising steps of each of the G samples of a group, and which of them are trained
+    here: some samples, each at some of the N steps."""
 
     latents: Tensor
     """(G, K+1, ...) states: before each step, and after the last; (G, K, ...) without the one
@@ -63,9 +63,9 @@ class PathGroup:
     conditions: Conditions
     plan: SamplingPlan
     samples: Tensor
-    """(S,) those of the G samples that are trained here."""
+    """(S,) the trained samples among the G."""
     steps: range
-    """Those of the N steps that are trained here."""
+    """The trained steps among the N."""
     staleness: int = 0
 
     @property

@@ -83,12 +83,13 @@ def decoupled_surrogate(
     largest_weight: float,
     proximal_log_prob: Tensor | None = None,
 ) -> Surrogate:
-    """Returns decoupled PPO's loss per row from log-probs and advantages (B,):
-    min(proximal / behaviour, largest weight) x clipped(current / proximal).
+    """Returns decoupled PPO's loss per row from log-probs and advantages (B,): min(proximal /
+    behaviour, largest weight) x clipped(current / proximal).
 
-    After Hilton et al. 2021 (arXiv 2110.00641), with truncated weights. ``proximal_log_prob`` is
-    of the weights at the batch's start; None before its first optimizer step, when the proximal
-    policy is the current one: then no further forward pass is needed, and the clip does not act.
+    After Hilton et al. 2021 (arXiv 2110.00641), with truncated weights. ``proximal_log_prob``
+    belongs to the weights at the batch's start; None before its first optimizer step, when the
+    proximal policy is the current one: then no further forward pass is needed, and the clip does
+    not act.
     """
     proximal = log_prob.detach() if proximal_log_prob is None else proximal_log_prob
     clipped = clipped_surrogate(
@@ -114,12 +115,12 @@ def guarded_surrogate(
 
     A log-prob per element falls by |new mean - old mean|^2 / 2 std^2 on average, so that ratios
     drift below 1 and a clip range acts on one side only; and its spread goes with 1 / std. Both are
-    corrected: log ratio = std (log-prob - old log-prob) + |new mean - old mean|^2 / 2 std, means
-    of squares over elements. Gradients are divided by the step's length in sigma, which they are
-    in proportion to, so that no step counts more than another.
+    corrected: log ratio = std (log-prob - old log-prob) + |new mean - old mean|^2 / 2 std, means of
+    squares over elements. Gradients are divided by the step's length in sigma, which they are in
+    proportion to, so that no step counts more than another.
 
-    ``on_policy`` says that the weights in use generated the rows: their log-prob and mean are then
-    the current ones, as in `onpolicy_surrogate`.
+    ``on_policy``: the weights in use generated the rows: their log-prob and mean are then the
+    current ones, as in `onpolicy_surrogate`.
     """
     stored = _guarded_log_ratio(step, behaviour_log_prob, behaviour_mean)
     log_ratio = stored
@@ -142,8 +143,8 @@ def reference_kl(step: Transition, reference_mean: Tensor) -> Tensor:
     """Returns (B,): the mean squared distance of the two means (B, ...) over 2 g^2, as Flow-GRPO
     weights it.
 
-    That is the Gaussian KL per element times the step's length, whatever the variant; coefficients
-    in published recipes of flow and dance belong to this form.
+    It is the Gaussian KL per element times the step's length, for every variant; coefficients in
+    published recipes of flow and dance belong to this form.
     """
     squares = ((step.mean - reference_mean) ** 2).flatten(1).mean(1)
     return squares / (2 * step.noise_scale**2)

@@ -1,13 +1,14 @@
 """Objectives that compare the network with the straight line from a finished sample to noise.
 
 Samples are finished by ODE, as for DiffusionNFT (`forward_process`): no path and no log-prob is
-stored. A sample x0 is noised anew, x_s = (1 - s) x0 + s noise, at sigmas of the sampling schedule;
-what pretraining has taught the network to say there is the target, noise - x0.
+stored. A sample x0 gets new noise, x_s = (1 - s) x0 + s noise, at sigmas of the sampling schedule;
+the target is the network's output in pretraining, noise - x0.
 
 AWM, advantage weighted matching (Xue et al. 2025, arXiv 2509.25050), takes the error as the
 log-prob of a policy gradient, log p = -w(e, s):
 
-    e = mean (v - (noise - x0))^2,       w = e  or  s e  or  4 s ((e + 1e-10)^(1/4) - (1e-10)^(1/4))
+    e = mean (v - (noise - x0))^2,       w = e  or  s e  or  4 s ((e + 1e-10)^(1/4) -
+        (1e-10)^(1/4))
     loss = -(A / c) p / sg(p),     gradient = (A / c) dw,     A clipped to +-c = advantage_clip
 
 The ratio to the policy that the batch is trained from is 1 by construction, so no clip acts.
@@ -15,7 +16,8 @@ The ratio to the policy that the batch is trained from is 1 by construction, so 
 Online DPO (Wallace et al. 2023, arXiv 2311.12908, on pairs of the group's own samples): of each
 group the best sample (w) and the worst (l), at the same sigmas and with the same noise,
 
-    z = -(beta / 2) ((e_w - e_w of the base) - (e_l - e_l of the base)),      loss = -log sigmoid(z)
+    z = -(beta / 2) ((e_w - e_w of the base) - (e_l - e_l of the base)),      loss = -log
+        sigmoid(z)
 
 A group whose rewards are all equal has no pair. The loss does not depend on how far apart they are.
 """

@@ -47,7 +47,7 @@ class Network(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """Says what is known of the policy that generated some rows."""
+    """Known properties of the policy that generated some rows."""
 
     on_policy: bool
     """Whether it is the version whose weights are in use."""
@@ -134,7 +134,7 @@ def nft(
     algorithm: Algorithm, rows: NoisedSamples, network: Network, behaviour: Behaviour
 ) -> LossTerms:
     """Returns the loss of DiffusionNFT: supervised, on finished samples, towards good ones and away
-    from bad ones. It has no ratio, whoever generated them."""
+    from bad ones. It has no ratio, for any generating policy."""
     told = rows.noised, rows.sigma, rows.conditions
     old = network.old_velocity(*told)
     velocity = network.velocity(*told)

@@ -1,4 +1,4 @@
-"""Sums over trained rows as they lie on the device, until somebody asks for them.
+"""Sums over trained rows on the device, until the host reads them.
 
 To read a number of a device is to wait until everything is done that is queued there. So a pass
 only queues additions, in float64, and all numbers are read at once: at the end of a batch, or where
@@ -28,7 +28,7 @@ class RowSums:
     """Adds up what a tally will have of the rows; empty once it is read."""
 
     _parts: dict[str, Tensor] = field(default_factory=dict)
-    """Sums of losses by the field's name, (); ``rows``: those of `SUMS`, (7,)."""
+    """Sums of losses by the field's name, (); ``rows``: the sums in `SUMS`, (7,)."""
     _peaks: dict[str, Tensor] = field(default_factory=dict)
     """Largest ratio, largest of the negative ratios, and largest distance of one from 1: (3,), by
     the name of the field for the last."""

@@ -1,7 +1,7 @@
-"""What an algorithm is trained on: rows, and how they come from what rollout stores of its samples.
+"""Rows that an algorithm is trained on, and how they are made from rollout's stored samples.
 
-A row is one sample at one trained step. What it holds depends on the algorithm: a denoising step
-that was taken (`training.group`), or a finished sample with new noise (`training.forward_process`).
+A row is one sample at one trained step. Its content depends on the algorithm: a denoising step that
+was taken (`training.group`), or a finished sample with new noise (`training.forward_process`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ class Rows(Protocol):
 
 
 class TrainingGroup(Protocol):
-    """A whole group, or a part of one, ready to train."""
+    """A whole group, or a part of one, ready for training."""
 
     @property
     def staleness(self) -> int:
@@ -46,7 +46,7 @@ class TrainingGroup(Protocol):
         """These samples alone."""
 
     def with_advantage(self) -> "TrainingGroup":
-        """Those of its samples whose advantage is not 0, if there are any, at the same steps."""
+        """Samples whose advantage is not 0, if there are any, at the same steps."""
 
     def sliced(self, group_slice: GroupSlice) -> "TrainingGroup":
         """Some of its samples and steps, without copying."""
@@ -71,8 +71,8 @@ class RowKind:
     pack: Callable[[Denoising, Sequence[int]], bytes]
     """Packs samples that are denoised, given their seeds, for the store."""
     count: Callable[[Recipe, bytes], int]
-    """Returns the number of samples of a stored fragment; raises ContractError if it is none of the
-    recipe's."""
+    """Return the number of samples of a stored fragment; raises ContractError if it does not fit
+    the recipe."""
     read: Callable[[Recipe, GroupData], TrainingGroup]
     """Makes a group of its stored fragments; raises ContractError if they do not make up one."""
 
@@ -84,8 +84,9 @@ def row_kind(recipe: Recipe) -> RowKind:
 
 
 def check_stored(recipe: Recipe, trajectory: bytes, conditions: bytes, num_samples: int) -> None:
-    """Raises ContractError unless these are what the recipe trains of so many samples. Fragments
-    are checked one by one, so that a faulty one is generated anew and the others are kept."""
+    """Raises ContractError unless the data fit the recipe's training of this many samples.
+    Fragments are checked one by one, so that a faulty one is regenerated and the others are
+    kept."""
     found = row_kind(recipe).count(recipe, trajectory)
     if found != num_samples:
         raise ContractError(f"a fragment of {num_samples} samples holds {found}")

@@ -6,8 +6,8 @@ Devices that took the same optimizer step compare 16 bytes instead of gigabytes.
     sum_k = sum over rows i of  s_k(i) * sum over words j of  r_k(j) * mix(w_ij)      k = 1, 2
     mix(w) = u xor (u >> 32),  u = w * M
 
-All tensors one after the other, by the width of their words (32 bits, or those of a narrower type)
-and then by name, are cut into rows of `ROW` words; r_k and s_k are odd pseudo-random numbers
+All tensors in sequence, by the width of their words (32 bits, or the bits of a narrower type) and
+then by name, are cut into rows of `ROW` words; r_k and s_k are odd pseudo-random numbers
 (splitmix64: Steele, Lea and Flood 2014). Odd factors let no change of a single word go unseen, and
 `mix`, which is one-to-one, brings the high bits of a word, its sign among them, down to where a
 factor spreads them: a multilinear hash sees little of a difference in high bits alone (Lemire and
@@ -30,7 +30,7 @@ from shared.diffusion.loading.ranks import flat_range, local_shard
 
 ROW = 1 << 14
 MAX_WORDS_AT_ONCE = 1 << 22
-"""Words that are mixed at a time: what it takes beside the tensors is some 100 MB."""
+"""Words that are mixed at a time: the additional memory is some 100 MB."""
 BITS = 64
 MASK = (1 << BITS) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -53,7 +53,7 @@ class Checksum:
 
     @property
     def digest(self) -> str:
-        """The sha256 that names what has this checksum, where a digest is asked for."""
+        """The sha256 that names the content of this checksum, where a digest is required."""
         return hashlib.sha256(b"digenrl checksum 1|" + self.value.to_bytes(16, "big")).hexdigest()
 
     def beside(self, other: "Checksum", about: str = "") -> "Checksum":
@@ -64,8 +64,9 @@ class Checksum:
 
 @torch.no_grad()
 def checksum(tensors: Mapping[str, Tensor]) -> Checksum:
-    """Return the checksum of tensors of one device, of any shapes and types; of sharded ones that
-    of the whole, which all ranks take together. Reads them once; 16 bytes come to the host."""
+    """Return the checksum of tensors of one device, of any shapes and types; for sharded tensors
+    the checksum of the whole, computed by all ranks together. Reads them once; 16 bytes come to the
+    host."""
     ordered = sorted(tensors.items(), key=lambda item: (-_word(item[1]).itemsize, item[0]))
     layout = "".join(f"{name}|{t.dtype}|{tuple(t.shape)}|" for name, t in ordered)
     if not any(isinstance(each, DTensor) for each in tensors.values()):
@@ -82,7 +83,7 @@ def flat_checksum(part: Tensor, ranges: Sequence[tuple[int, int]], size: int) ->
     """Return the checksum of one flat tensor (size,), as `checksum` does under the name "".
 
     Args:
-        part: what is here of it; the rest is on other ranks, which all call this together.
+        part: the part on this rank; the rest is on other ranks, which all call this together.
         ranges: where it belongs: (first, number) of each run of numbers, in their order.
     """
     if tuple(ranges) == ((0, size),):
@@ -188,8 +189,8 @@ def _sums(words: Tensor, first: int, rows: int) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _kept_factors(of: str, count: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Return the two factors of the first words of a row, or of the first rows. They are kept: to
-    tell a GPU to compute those of a segment takes longer than to sum its words."""
+    """Return the two factors of the first words of a row, or of the first rows. They are cached:
+    launching their computation on a GPU takes longer than summing the words of a segment."""
     found = tuple(_factors(seed, count, device) for seed in SEEDS[of])
     if device.type == "cuda":  # who uses them next may do so in another stream
         torch.cuda.current_stream(device).synchronize()

@@ -23,7 +23,7 @@ DTYPES = dict(zip(
 
 
 def unpack_mapped(data: mmap) -> dict[str, Tensor]:
-    """Reads the tensors of a private mapping, which stays as long as one of them does.
+    """Read the tensors of a private mapping, which exists as long as one of the tensors.
 
     Raises:
         ContractError: unless it is a complete safetensors file of sane size.

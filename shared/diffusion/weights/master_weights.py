@@ -5,7 +5,8 @@ A step of an optimizer is often smaller than the distance between two numbers in
 the weights of a network in bfloat16 would stay where they are. Their masters move; what the network
 computes with, and what is published, are the masters rounded to the network's types.
 
-    on one device        the network holds the rounded weights, and the masters stand beside it
+    on one device        the network holds the rounded weights, and the masters are separate
+        tensors
     shared by ranks      the shards are the masters (FSDP2): each pass gathers them rounded
 """
 
@@ -38,7 +39,7 @@ class TrainedWeights:
         self._held = trained_parameters(network)
         masters = masters or {}
         self.parameters = {name: masters.get(name, each) for name, each in self._held.items()}
-        """What an optimizer steps, whole or sharded."""
+        """Parameters of the optimizer, whole or sharded."""
         self.types = dict(types or {name: each.dtype for name, each in self._held.items()})
         """Types in which they are published, and a network that generates holds them."""
         for name, master in masters.items():
@@ -51,7 +52,7 @@ class TrainedWeights:
 
     @property
     def held(self) -> dict[str, Tensor]:
-        """What forward passes compute with."""
+        """Parameters of forward passes."""
         return {name: each.data for name, each in self._held.items()}
 
     def ahead_of(self, newest: Mapping[str, Tensor]) -> "TrainedWeights":
@@ -67,7 +68,7 @@ class TrainedWeights:
 
     @torch.no_grad()
     def put_in_use(self) -> None:
-        """Rounds masters that stand beside the network into it: the optimizer has moved them."""
+        """Round separate masters into the network, after the optimizer has changed them."""
         for name, parameter in self.parameters.items():
             if parameter is not self._held[name]:
                 self._held[name].copy_(parameter)
@@ -85,7 +86,7 @@ def _move_gradient(master: nn.Parameter, held: Tensor) -> None:
 
 @dataclass(slots=True)
 class MastersPlace(Place):
-    """Puts masters beside a network whose weights are all trained."""
+    """Puts masters next to a network whose weights are all trained."""
 
     def put(self, network: nn.Module) -> None:
         materialize(network, self.device)

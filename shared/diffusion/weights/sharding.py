@@ -24,9 +24,9 @@ def shard(
     update. Weights that are trained themselves are sharded with their gradients and their optimizer
     state, and their gradients are summed in every backward pass: whole, they would not fit.
 
-    ``mesh``: of the ranks, if it is not that of the device which the weights are on. ``passes_in``:
-    the type to which passes round float32 shards; gradients are summed in float32. Only weights of
-    that type are sharded then: those that a network keeps in float32 are few, and stay whole.
+    ``mesh``: of the ranks, if it differs from the device of the weights. ``passes_in``: the type to
+    which passes round float32 shards; gradients are summed in float32. Only weights of that type
+    are sharded then: those that a network keeps in float32 are few, and stay whole.
     """
     mesh = mesh or ranks_mesh(next(network.parameters()).device)
     whole = set(trained_parameters(network).values()) if is_adapter(network) else set()

@@ -1,7 +1,7 @@
 """Cuts tensors into the parts of a version, on every rank its own, and puts parts together again.
 
-A sharded tensor's part is what this rank holds of it; no rank gathers any. Who reads may have other
-parts of the tensors than who wrote them: of every piece it copies the elements that are its own.
+A sharded tensor's part is what this rank holds of it; no rank gathers any. A reader's parts of the
+tensors may differ from the writer's: it copies its own elements from every piece.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 OwnTensors = Mapping[str, tuple[Tensor, TensorBox]]
-"""What this rank holds of tensors, by their names, and as which boxes it is stored."""
+"""This rank's parts of tensors, by name, and their stored boxes."""
 
 
 def _stored_together(
@@ -194,7 +194,7 @@ def read_part(part: FetchedObject) -> Iterator[tuple[str, Tensor, TensorBox]]:
     if wanted != given:
         name, shape, dtype = min(wanted ^ given, key=str)
         raise ContractError(
-            f"a shard does not hold what its manifest says: {name[:80]} {list(shape)} {dtype}"
+            f"a shard does not match its manifest: {name[:80]} {list(shape)} {dtype}"
         )
     for name, tensor in found.items():
         yield name, tensor, pieces[name]

@@ -21,7 +21,7 @@ from shared.models.memory import BLOCK
 
 def stream(network: nn.Module, device: torch.device) -> None:
     """Has the frozen weights of a network's blocks, which are on the host, come to the device for
-    each call of their block, and moves all other weights there. What is trained must be attached
+    each call of their block, and moves all other weights there. Trained weights must be attached
     already. Between its calls a block holds tensors of the meta device, with which nothing can
     compute."""
     trained = {id(parameter) for parameter in trained_parameters(network).values()}
@@ -40,10 +40,10 @@ def stream(network: nn.Module, device: torch.device) -> None:
 @dataclass(eq=False, slots=True)
 class _Block:
     slots: list[tuple[dict[str, Any], str]] = field(default_factory=list)
-    """Parameters or buffers of a module, and the name of one."""
+    """Parameters or buffers of a module, and the name of each."""
     stored: list[Any] = field(default_factory=list)
     held: list[Any] = field(default_factory=list)
-    """What the slots hold between two calls, while there is one."""
+    """Values of the slots between two calls."""
 
     def exchange(self, tensors: list[Any]) -> list[Any]:
         held = [owner[name] for owner, name in self.slots]

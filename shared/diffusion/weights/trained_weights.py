@@ -49,7 +49,7 @@ def load_weights(network: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     the network holds.
 
     Raises:
-        IntegrityError: if names, shapes or types are not those of the network's.
+        IntegrityError: if names, shapes or types do not match the network.
     """
     parameters = trained_parameters(network)
     wide = {name for name, tensor in tensors.items() if tensor.dtype == torch.float32}
@@ -84,7 +84,7 @@ class Staging:
     """Prepares weights for `WeightsInUse.adopt`, one object after the other, as copies on the
     network's device.
 
-    It reads only names, shapes, types and devices of the network, so it may go on in other threads
+    It reads only names, shapes, types and devices of the network, so it may run in other threads
     while the network generates.
     """
 
@@ -105,7 +105,7 @@ class Staging:
 
         Raises:
             ContractError: if it holds no tensors, or others than it must.
-            IntegrityError: if names, shapes or types are not those of the network.
+            IntegrityError: if names, shapes or types do not match the network.
         """
         with _copy_stream(self._device):
             for name, tensor, piece in read_part(part):
@@ -115,7 +115,7 @@ class Staging:
     def finish(self, digest: str | None = None) -> StagedTensors:
         """Returns the weights with their digest; raises IntegrityError if some are missing.
 
-        ``digest``: of the weights, if it is known by that of the objects that were added."""
+        ``digest``: of the weights, if it is known from the digests of the added objects."""
         self._assembly.finish()
         with _copy_stream(self._device):
             digest = digest or weights_digest(self._copies)
@@ -139,8 +139,8 @@ def _check_fit(
     tensors: Mapping[str, Tensor],
     types: Mapping[str, torch.dtype] | None = None,
 ) -> None:
-    """Raises IntegrityError unless the names and shapes of ``tensors`` are those of the parameters,
-    and so are their types, or ``types`` if they are given."""
+    """Raises IntegrityError unless names and shapes of ``tensors`` match the parameters, and their
+    types match too, or ``types`` if given."""
     types = types or {name: p.dtype for name, p in parameters.items()}
     wanted = {(name, tuple(p.shape), types[name]) for name, p in parameters.items()}
     given = {(name, tuple(t.shape), t.dtype) for name, t in tensors.items()}
@@ -152,7 +152,7 @@ def _check_fit(
 
 
 def is_half(tensor: Tensor) -> bool:
-    """Says whether a tensor holds fewer bits than float32."""
+    """Whether a tensor holds fewer bits than float32."""
     return tensor.dtype.itemsize < torch.float32.itemsize
 
 
@@ -160,7 +160,7 @@ def weights_digest(
     tensors: Mapping[str, Tensor], types: Mapping[str, torch.dtype] | None = None
 ) -> str:
     """Returns the digest of weights, by their checksum; of the values in other ``types``, if they
-    are given. Of sharded weights all ranks take it together."""
+    are given. For sharded weights all ranks compute it together."""
     held = {
         name: tensor.detach() if types is None else tensor.detach().to(types[name])
         for name, tensor in tensors.items()
@@ -174,8 +174,8 @@ long as it is the same."""
 
 
 class WeightsInUse:
-    """Knows the digest of the weights that a network really holds: computed again when one of them
-    has changed, but for the set of weights that it held before.
+    """Caches the digest of the weights that a network really holds: it is computed again after a
+    change, except for a return to the previous set.
     """
 
     def __init__(self, network: nn.Module, types: Mapping[str, torch.dtype] | None = None) -> None:

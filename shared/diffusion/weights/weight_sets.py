@@ -2,15 +2,15 @@
 
     in use      the version that is trained; the network holds it
     old         the policy that samples, where that is not the one that is trained
-    reference   what KL and DPO compare with; it never changes, and of all weights lies on the host
-    start       what the batch's first update began from, around which later updates are clipped
-    ahead       what updates have made of the version in use, which stays as it is until `take`
-    before      what sampled the version before; fragments that it began go on with it
+    reference   reference of KL and DPO; it never changes, and for all weights it is on the host
+    start       start of the batch's first update, around which later updates are clipped
+    ahead       result of updates to the version in use, which is unchanged until `take`
+    before      sampler of the version before; fragments that it began are finished with it
 
 The network computes with another set by exchanging pointers: nothing is copied, and gradients stay
 with the parameters. Only the holder of the device may do that. A step or a copy reads a set by its
-name, whichever set the network uses at that time. `TrainedSets` (`shared.models.memory`) counts
-the sets.
+name, whichever set the network uses at that time. `TrainedSets` (`shared.models.memory`) counts the
+sets.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ class VersionSets:
 
     trained: Tensors
     sampling: Tensors
-    """The very same tensors, if what samples is what is trained."""
+    """The same tensors, if the sampling weights are the trained ones."""
 
     @property
     def are_distinct(self) -> bool:
@@ -47,7 +47,7 @@ class WeightSets:
         self.old: dict[str, Tensor] = {}
         """Empty unless the run keeps an old policy."""
         self.old_differs = False
-        """Whether the old policy holds other weights than the version in use."""
+        """Whether the old policy's weights differ from the version in use."""
         self.reference: Tensors | HostBlocks = {}
         self.start: dict[str, Tensor] = {}
         self._in_use: Tensors = {}

@@ -242,7 +242,7 @@ def test_an_adapter_of_peft_that_is_no_plain_lora_is_refused(
 ) -> None:
     folder, recipe, _ = flux
     (tmp_path / PEFT_FILE).write_bytes((folder / "peft" / PEFT_FILE).read_bytes())
-    with pytest.raises(UserError, match=f"needs its {PEFT_CONFIG} beside it"):
+    with pytest.raises(UserError, match=f"needs its {PEFT_CONFIG} in the same"):
         read_lora(tmp_path, recipe.model.folder)
     config = json.loads((folder / "peft" / PEFT_CONFIG).read_text())
     (tmp_path / PEFT_CONFIG).write_text(json.dumps(config | {key: value}))
@@ -255,7 +255,7 @@ def test_an_adapter_of_peft_that_is_no_plain_lora_is_refused(
     [
         ("[]", f"has no JSON object as its {PEFT_CONFIG}"),
         ("{", f"has no JSON object as its {PEFT_CONFIG}"),
-        ('{"alpha_pattern": {"(": 3}}', "has an alpha_pattern that is none"),
+        ('{"alpha_pattern": {"(": 3}}', "has an invalid alpha_pattern"),
     ],
 )
 def test_a_configuration_that_cannot_be_read_is_one_line(
@@ -287,7 +287,7 @@ def test_a_file_for_low_noise_is_not_taken_for_high_noise(tmp_path: Path) -> Non
     folder = tiny_models.save("wan22", tmp_path / "model")
     file = tmp_path / "mine_Low_noise.safetensors"
     save_file({}, file)
-    with pytest.raises(UserError, match=rf"alone would be taken for .* as {FILES[LOW]}, and besi"):
+    with pytest.raises(UserError, match=rf"alone would be taken for .* as {FILES[LOW]}, togeth"):
         read_lora(file, folder)
 
 

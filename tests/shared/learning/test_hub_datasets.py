@@ -58,7 +58,7 @@ def test_a_configuration_without_a_card_is_a_folder() -> None:
     ("names", "configs", "config", "split", "fault"),
     [
         (["a.tar"], [], None, "train", "^id: has no Parquet, JSON or CSV .* refs/convert/parquet"),
-        (SHARDS, [], None, "dev", "^split: no file is of 'dev'; its files are data/test"),
+        (SHARDS, [], None, "dev", "^split: no file belongs to 'dev'; its files are data/test"),
         (SHARDS, [], "easy", "train", "^config: there is no 'easy'; its folders are data"),
         (SHARDS, [{"config_name": "a"}], "b", "train", "^config: there is no 'b'; it has a"),
         (SHARDS, [{"config_name": "a"}, {"config_name": "b"}], None, "train", "^config: is needed"),

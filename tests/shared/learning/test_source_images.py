@@ -42,7 +42,7 @@ def test_a_picture_is_scaled_and_cropped_at_its_middle() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (as_file(20, 20, "GIF"), "no PNG or JPEG"),
+        (as_file(20, 20, "GIF"), "has another format than PNG"),
         (as_file(3, 20), "3 pixels; sides may be"),
         (as_file(20, 20)[:20], "damaged PNG"),
         (as_file(20, 20, "JPEG")[:30], "damaged JPEG"),
@@ -117,7 +117,7 @@ def test_json_lines_and_csv_name_images_beside_them(folder: Path) -> None:
         ("../secret.png", "line 1: image: .* is no path below the folder"),
         ("/etc/hosts", "line 1: image: .* is no path below the folder"),
         ("images/2.png", "line 1: image: cannot read"),
-        ("p.jsonl", "line 1: image: .* is no PNG or JPEG"),
+        ("p.jsonl", "line 1: image: .* has another format than PNG"),
         ("images/0.png\0", "line 1: image: .* is no path below the folder"),
     ],
 )
