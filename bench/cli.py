@@ -25,7 +25,6 @@ from bench.cluster.commands import (
     unscaled,
     wide_console,
 )
-from bench.device_profile.command import profile
 from bench.digits.commands import digits, digits_edit
 from bench.family_check.commands import check_family
 from bench.growth.commands import growth
@@ -41,7 +40,7 @@ bench = typer.Typer(help="Measure: schedules, devices, control.", no_args_is_hel
 for command in (
     cluster, protection, reads, rows, lost_host, unscaled, forecasts, recipes,
     learning, learning_services, learning_tables, shared_noise, growth, spread,
-    digits, digits_edit, check_family, tail_check, sim, profile,
+    digits, digits_edit, check_family, tail_check, sim,
 ):  # fmt: skip
     bench.command()(command)
 PLAIN_ROWS = 9

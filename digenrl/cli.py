@@ -38,6 +38,7 @@ from digenrl.commands.status import status, watch
 from digenrl.commands.steer import add_actions, tag, workers
 from digenrl.commands.up import up
 from digenrl.commands.view import view
+from digenrl.profile.command import profile
 from shared.errors import DigenRLError, UserError
 from shared.proxies import go_direct
 from shared.release import RELEASE
@@ -52,7 +53,7 @@ TASKS = {
     ),
     "Steer a run": ("pause", "resume", "stop", "tag", "dlq"),
     "Use what it has learned": ("report", "export", "generate", "evaluate", "follow", "push"),
-    "Prepare": ("check", "recipe", "plan", "fetch", "adapter"),
+    "Prepare": ("check", "recipe", "plan", "profile", "fetch", "adapter"),
     "Extend": ("reward", "rewards", "families", "model"),
     "Mend": ("doctor", "gc", "repair", "keys"),
 }  # fmt: skip
@@ -87,6 +88,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # importing rich takes longer than everything else together
 )
+app.command("profile")(profile)
 of_runs = (doctor, status, watch, view, logs, report, export, follow, evaluate, gc, repair, brokers)
 now_and_before = (runs, workers, tag, versions, samples, audit)
 own = (serve_scorer, rewards, families)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from bench.device_profile.models import ARCHITECTURES, ModelName
 from bench.digits.text import (
     CLIP_WIDTH,
     T5_WIDTH,
@@ -17,6 +16,7 @@ from bench.digits.text import (
     t5_encoder,
     t5_tokenizer,
 )
+from digenrl.profile.models import ARCHITECTURES, ModelName
 from tests import tiny_ltx2
 
 BOUNDARY = 0.85

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bench.device_profile.ladder import timed
 from bench.full_size.recipe import write_recipe
 from bench.gpu_day.memory import SHAPE, TINY_SHAPE, model_folder
 from bench.snapshot import commit, move
+from digenrl.profile.ladder import timed
 from services.trainer.fluid.engine import FluidEngine
 from services.trainer.fluid.exchange import WHOLE_BATCH, Meeting
 from services.trainer.fluid.group_exchange import GroupExchange, Membership, _serve

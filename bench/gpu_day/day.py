@@ -18,9 +18,9 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.device_profile.models import ModelName
 from bench.full_size.watch import family
 from bench.gpu_day.report import device_words, file_name, keep, markdown
+from digenrl.profile.models import ModelName
 from shared.errors import UserError
 from shared.process.linux import adopt_orphans
 

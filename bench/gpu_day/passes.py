@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bench.device_profile.ladder import timed
 from bench.full_size.recipe import Shape, write_recipe
 from bench.gpu_day.memory import (
     TINY_SHAPE,
@@ -24,6 +23,7 @@ from bench.gpu_day.memory import (
     task_of,
 )
 from bench.gpu_day.report import keep
+from digenrl.profile.ladder import timed
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk
 from shared.diffusion.generation import Generator

@@ -1,13 +1,13 @@
-"""Runs `python -m bench profile`: what a device takes for a model, as the planner reads it."""
+"""Runs `digenrl profile`: what a device takes for a model, as the planner reads it."""
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bench.device_profile.models import ModelName
-from bench.device_profile.profile import base_profile
+from digenrl.local.running.command_lines import command
+from digenrl.profile.models import ModelName
+from digenrl.profile.profile import base_profile
 
 if TYPE_CHECKING:
     from bench.gpu_day.day import Day
@@ -26,8 +26,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 def measure(day: "Day", model: str) -> dict[str, Any]:
     """Returns the profile that the command has written, beside the one that is shipped."""
     path = day.folder / f"{model}.json"
-    argv = [sys.executable, "-m", "bench", "profile"]
-    argv += ["--model", model, "--random-weights", "--out", str(path)]
+    argv = command("profile", "--model", model, "--random-weights", "--out", str(path))
     argv += ("--tiny", "--repeats", "1", "--max-batch", "2") if day.tiny else OPTIONS[model]
     subprocess.run(argv, check=True)
     found: dict[str, Any] = json.loads(path.read_text())

@@ -16,7 +16,7 @@ from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.sim.profiled import simulate
 from shared.errors import UserError
 from shared.recipe.schedule import RunSchedule
-from tests.bench.device_profile.tiny import GROUP_SIZE, GROUPS, tiny_profile
+from tests.profile.tiny import GROUP_SIZE, GROUPS, tiny_profile
 
 pytestmark = [pytest.mark.run, pytest.mark.timeout(120)]
 

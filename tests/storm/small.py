@@ -9,7 +9,7 @@ from unittest.mock import patch
 from bench.cluster.setting import Setting
 from shared.learning.algorithms import ALGORITHMS, Method
 from shared.recipe.schedule import RunSchedule
-from tests.bench.device_profile.tiny import GROUPS, tiny_profile
+from tests.profile.tiny import GROUPS, tiny_profile
 
 NAME = "emulated"
 METHOD = Method(

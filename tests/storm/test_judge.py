@@ -11,7 +11,7 @@ from shared.messages.contracts import ObjectRef, Policy
 from shared.run.commits import CommitRecord, TrainedGroup, record_digest
 from shared.store import ObjectStore
 from tests import examples
-from tests.bench.device_profile.tiny import GROUP_SIZE, GROUPS
+from tests.profile.tiny import GROUP_SIZE, GROUPS
 from tests.storm.judge import Rules, judge, judge_objects
 from tests.storm.reference import Expected, Reference
 from tests.storm.small import small

@@ -11,7 +11,7 @@ from shared.learning.algorithms import DEFAULT
 from shared.messages.rights import Role
 from shared.recipe.recipe import Recipe, override
 from shared.recipe.schedule import RunSchedule
-from tests.bench.device_profile.tiny import tiny_profile
+from tests.profile.tiny import tiny_profile
 from tests.storm.small import NAME as LAGGING
 
 RUN = "world"

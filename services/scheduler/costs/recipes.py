@@ -31,8 +31,8 @@ def profile_for(recipe: Recipe) -> str:
             return name
     raise UserError(
         f"--profile: no cost profile has a network like that of {model.name}; name one of "
-        f"{', '.join(names)}, or make one with `digenrl check RECIPE --trace --save-profile "
-        "FILE.json`"
+        f"{', '.join(names)}, measure one with `digenrl profile`, or make one with `digenrl check "
+        "RECIPE --trace --save-profile FILE.json`"
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel, StableDiffusion3Pipeline
 
-from bench.device_profile.models import ARCHITECTURES, ModelName
+from digenrl.profile.models import ARCHITECTURES, ModelName
 from digenrl.report.export import export_adapter
 from shared.diffusion.policy import LoadedPolicy, LoraSpec, attach_lora, load_policy
 from shared.diffusion.weights.trained_weights import (

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from bench.device_profile.models import ARCHITECTURES, ModelName
 from bench.digits.text import clip_encoder, clip_tokenizer, randomized, t5_encoder, t5_tokenizer
+from digenrl.profile.models import ARCHITECTURES, ModelName
 
 
 def save(folder: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from bench.device_profile.models import Architecture
+from digenrl.profile.models import Architecture
 from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.diffusion.sampling.sampler import Velocity
 from shared.diffusion.weights.trained_weights import trained_parameters

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW
 
-from bench.device_profile.ladder import (
+from digenrl.profile.ladder import (
     Ladder,
     Rung,
     Stopwatch,
@@ -29,7 +29,7 @@ from bench.device_profile.ladder import (
     powers_of_two,
     timed,
 )
-from bench.device_profile.network import Network
+from digenrl.profile.network import Network
 from digenrl.trace.launches import LaunchCounter
 from services.scheduler.costs.host import Launches
 from services.trainer.engine.storing import store_weights

@@ -1,4 +1,4 @@
-"""`python -m bench profile` on a CPU: architectures in miniature, full sizes without memory."""
+"""`digenrl profile` on a CPU: architectures in miniature, full sizes without memory."""
 
 import json
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ import torch
 from typer import Typer
 from typer.testing import CliRunner
 
-from bench.device_profile.command import build, check_request, profile
-from bench.device_profile.measure import changing_over, denoising, measure, training
-from bench.device_profile.models import ARCHITECTURES, Architecture, ModelName
-from bench.device_profile.network import (
+from digenrl.profile.command import build, check_request, profile
+from digenrl.profile.measure import changing_over, denoising, measure, training
+from digenrl.profile.models import ARCHITECTURES, Architecture, ModelName
+from digenrl.profile.network import (
     DTYPE,
     Network,
     adapted,

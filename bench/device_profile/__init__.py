@@ -1,1 +1,0 @@
-"""`python -m bench profile`: what one model costs on this device, measured with random weights."""
