@@ -120,3 +120,10 @@ FILE = re.compile(
 def test_files_that_a_page_names_exist(page: Path) -> None:
     named = {text for text in code(page.read_text()) if FILE.fullmatch(text)}
     assert [text for text in sorted(named) if not (ROOT / text).exists()] == []
+
+
+def test_the_readme_and_each_decision_are_a_page() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 750
+    decisions = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    lengths = {path.name: len(path.read_text().splitlines()) for path in decisions}
+    assert [name for name, lines in lengths.items() if lines > 75] == []

@@ -14,8 +14,8 @@ SENTENCES = json.loads((ROOT / "tests/vectors/prose.json").read_text())
 EXCEPT = ("docs/history/", "CHANGELOG.md", "bench/", "tests/")
 """Files that stay as they were written, or that are no part of the product."""
 
-NOT_YET = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/", "models/", "recipes/",
-           "examples/", "digenrl/", "services/", "shared/")  # fmt: skip
+NOT_YET = ("docs/recipe-keys.md", "docs/site/", "models/", "recipes/", "examples/", "digenrl/",
+           "services/", "shared/")  # fmt: skip
 """Files that have not been edited by these rules. The list only gets shorter."""
 
 LISTED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
