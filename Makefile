@@ -7,7 +7,7 @@ ARGS ?=
 UV_EXTRA ?=
 SOURCES := pyproject.toml constraints.txt requirements.lock shared/release.py
 
-.PHONY: install demo bench bench-quick bench-learning gpu-day test test-fast test-all chaos docs check lint types lock sbom compose-up compose-down clean
+.PHONY: install demo bench bench-quick bench-learning gpu-day test test-fast test-all chaos docs check lint types lock sbom release compose-up compose-down clean
 
 install: $(VENV)/.installed
 demo: $(VENV)/.installed
@@ -99,6 +99,22 @@ sbom: $(VENV)/.installed
 	mkdir -p build
 	$(VENV)/bin/uvx --from cyclonedx-bom==7.5.0 cyclonedx-py environment $(VENV)/bin/python \
 	    --output-format JSON --output-file build/sbom.json
+
+# The release of shared/release.py, in dist/: wheel and source, built a second time from that source with
+# the same bytes, a bill of materials, and checksums.
+RELEASE = $(shell sed -n 's/^RELEASE = "\(.*\)"/\1/p' shared/release.py)
+BUILD = $(abspath $(TEST_VENV))/bin/python -P -m hatchling build -d
+release: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct)
+release: $(TEST_VENV)/.installed sbom
+	test -z "$$(git status --porcelain)" || { echo "release: commit what has changed first"; exit 2; }
+	rm -rf dist build/again
+	$(BUILD) dist
+	mkdir -p build/again
+	tar xf dist/digenrl-$(RELEASE).tar.gz -C build/again
+	cd build/again/digenrl-$(RELEASE) && $(BUILD) ..
+	for file in dist/*; do cmp $$file build/again/$${file#dist/} || exit 1; done
+	cp build/sbom.json dist/digenrl-$(RELEASE).sbom.json
+	cd dist && sha256sum digenrl-* > SHA256SUMS && sha256sum --check SHA256SUMS
 
 compose-up:
 	docker compose up --build --wait $(ARGS)

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 from pathlib import Path
 from zipfile import ZipFile
@@ -92,10 +93,26 @@ def test_a_clone_names_a_missing_extra_with_a_command_for_the_clone(extra: str) 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-P", "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=240)
+    build(ROOT, folder, "-t", "wheel")
     (built,) = folder.glob("*.whl")
     return built
+
+
+def build(source: Path, into: Path, *target: str) -> None:
+    command = [sys.executable, "-P", "-m", "hatchling", "build", *target, "-d", str(into)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=240)
+
+
+@pytest.mark.slow
+def test_a_release_has_the_same_bytes_when_its_source_is_built(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    build(ROOT, first)
+    with tarfile.open(first / f"digenrl-{RELEASE}.tar.gz") as source:
+        source.extractall(tmp_path, filter="data")
+    build(tmp_path / f"digenrl-{RELEASE}", second)
+    built = {path.name: path.read_bytes() for path in first.iterdir()}
+    assert len(built) == 2
+    assert built == {path.name: path.read_bytes() for path in second.iterdir()}
 
 
 @pytest.fixture(scope="module")
