@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from digenrl import client
 from digenrl.api import exported, models, shown
+from digenrl.reading import facts, reading
 from services.scheduler.shell import api_batches, api_letters, api_load, api_models
 from shared.errors import UserError
 from shared.messages import contracts
@@ -20,7 +21,7 @@ MODULES = {
     "exported": exported, "models": models, "shown": shown, "api_batches": api_batches,
     "api_letters": api_letters, "api_load": api_load, "api_models": api_models,
     "contracts": contracts, "http_access": http_access, "service": service,
-    "dead_letters": dead_letters,
+    "dead_letters": dead_letters, "facts": facts, "reading": reading,
 }  # fmt: skip
 """Modules of the types that the client's annotations name."""
 

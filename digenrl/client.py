@@ -27,6 +27,7 @@ import httpx
 
 if TYPE_CHECKING:
     from digenrl.api import exported, models, shown
+    from digenrl.reading import facts, reading
     from services.scheduler.shell import api_batches, api_letters, api_load, api_models
     from shared.messages import contracts
     from shared.process import http_access, service
@@ -173,6 +174,9 @@ class Client:
     def get_run(self) -> "api_models.RunView":
         return self._get(Client.get_run, "/v1/run")
 
+    def get_status(self) -> "reading.RunReading":
+        return self._get(Client.get_status, "/v1/status")
+
     def get_load(self) -> "api_load.LoadView":
         return self._get(Client.get_load, "/v1/load")
 
@@ -259,7 +263,7 @@ class Client:
 
     def list_evaluations(
         self, limit: int = 50, before: int | None = None
-    ) -> "list[shown.EvaluationView]":
+    ) -> "list[facts.EvaluationView]":
         wanted: Params = {"limit": limit, "before": before}
         return self._get(Client.list_evaluations, "/v1/evaluations", wanted)
 

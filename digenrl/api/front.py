@@ -9,7 +9,6 @@ from typing import Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
-from pydantic import TypeAdapter
 
 from digenrl.api.events import event_routes
 from digenrl.api.exported import Exports, export_routes
@@ -18,13 +17,12 @@ from digenrl.api.history import history_routes
 from digenrl.api.live import LiveRun
 from digenrl.api.run_history import RunHistory
 from digenrl.api.shown import shown_routes
-from digenrl.api.stored import stored_routes, with_figures
+from digenrl.api.status import status_routes
+from digenrl.api.stored import Before, Limit, newest_versions, stored_routes
 from digenrl.api.what_if import WhatIf, plan_routes
 from services.scheduler.shell.api_batches import VersionView
 from shared.process.http_access import CALLER, ON_BEHALF, OPERATIONS, Caller
 from shared.store import ObjectStore
-
-VERSIONS = TypeAdapter(list[VersionView])
 
 
 def _path(request: Request) -> str:
@@ -60,17 +58,14 @@ def api_routes(
     router.include_router(plan_routes(what_if or WhatIf(history)))
     if exports is not None:
         router.include_router(export_routes(exports))
-    if not live.url:
-        router.include_router(stored_routes(history))
+    router.include_router(status_routes(history, live))
 
     @router.get("/v1/versions", include_in_schema=False)
-    async def versions(request: Request) -> Any:
-        found = await live.read(_path(request))
-        if found.status_code != 200:
-            return found
-        await history.look()
-        return await with_figures(history, VERSIONS.validate_json(bytes(found.body)))
+    async def versions(limit: Limit = 50, before: Before = None) -> list[VersionView]:
+        return await newest_versions(history, live, limit, before)
 
+    if not live.url:
+        router.include_router(stored_routes(history))
     _add_scheduler(router, live)
     return router
 

@@ -6,11 +6,12 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 from fastapi import HTTPException, Response
+from pydantic import TypeAdapter
 
 from shared.errors import UserError
 from shared.process.settings import ClientSettings
@@ -25,6 +26,7 @@ to answer."""
 MAX_KEPT = 256
 """Answers that are kept."""
 PASSED_ON = ("content-type", "retry-after")
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -49,6 +51,11 @@ class LiveRun:
             return json.loads(bytes(found.body)) if found.status_code < 400 else None
         except (HTTPException, ValueError):
             return None
+
+    async def get_as(self, kind: type[T], path: str) -> T | None:
+        """Return an answer of a type; None without a scheduler, or if it reports an error."""
+        found = await self.get(path)
+        return None if found is None else TypeAdapter(kind).validate_python(found)
 
     async def read(self, path: str) -> Response:
         """Return the answer to a GET.

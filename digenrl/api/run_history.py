@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from digenrl.evaluation.best import Best, comparable, find_best
 from digenrl.evaluation.records import EvaluationRecord
+from digenrl.reading.facts import RECENT, StepFacts
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe
@@ -29,8 +30,6 @@ LOOK_S = 1.0
 LETTERS_S = 3.0
 TIMELINES = 256
 """Timelines that are kept in memory."""
-RECENT = 20
-"""Newest batches of which the use of devices is summed up."""
 
 
 @dataclass(slots=True)
@@ -59,6 +58,19 @@ class RunHistory:
     def version(self) -> int:
         """Number of the newest version; -1 before the first."""
         return len(self.steps) - 1
+
+    @property
+    def step_facts(self) -> list[StepFacts]:
+        """All steps, as a reading of the run takes them."""
+        return [
+            StepFacts(each.version, each.policy.weights_digest, each.metrics, each.staleness)
+            for each in self.steps
+        ]
+
+    @property
+    def recent_usage(self) -> list[BatchUsage]:
+        """What the devices did in the newest batches, the oldest first."""
+        return [self.usage[batch] for batch in sorted(self.usage)]
 
     def best(self) -> Best | None:
         """Return the version that no evaluated one is better than; None if none is evaluated."""

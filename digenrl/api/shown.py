@@ -3,32 +3,28 @@
 All of it is read from the store, as the page reads it, so it is there during a run and afterwards.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, HTTPException, Path, Query, Response
 from pydantic import Field
 
 from digenrl.api.run_history import RunHistory
-from digenrl.evaluation.records import EvaluationRecord, Quality
+from digenrl.evaluation.records import EvaluationRecord
+from digenrl.reading.facts import AN_EVALUATION, EvaluationView, evaluation_view
 from services.scheduler.shell.api_models import View, example
 from shared.messages.contracts import ObjectRef
 from shared.process.http_api import errors
+from shared.run.chain import CommitSummary
 
 A_STILL = "/v1/media/2c26b46b68ffc68ff99b453c1d304134.png"
 AN_IMAGE = {
     "prompt": "a handwritten three", "right": True, "media": A_STILL, "still": A_STILL,
     "source": None,
 }  # fmt: skip
-AN_EVALUATION: dict[str, Any] = {
-    "version": 10, "settings": "a" * 64, "reward": 0.81, "num_samples": 200,
-    "rewards": {"proxy": 0.81}, "gold": {"other": 0.7},
-    "figures": {"gold_accuracy": 0.88, "gold_nn": 2.4}, "alarms": [],
-}  # fmt: skip
 KINDS = {"mp4": "video/mp4", "png": "image/png"}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 MEDIA: dict[int | str, dict[str, Any]] = {200: {"content": dict.fromkeys(KINDS.values(), BINARY)}}
-NAMED = ("reward", "num_samples", "rewards", "gold")
-"""Figures that every evaluation has, under names of their own."""
 Version = Annotated[int, Path(ge=0, lt=2**31, description="policy version")]
 Before = Annotated[int | None, Query(ge=0, lt=2**31, description="only those of smaller versions")]
 Limit = Annotated[int, Query(ge=1, le=200, description="how many at most")]
@@ -61,30 +57,6 @@ class CurvesView(View):
     """Values by metric (docs/metrics.md); null where a step has none."""
     next: int | None
     """`after` of the next page; null if there is none yet."""
-
-
-class EvaluationView(View):
-    """What an evaluation has measured of a version, at prompts and seeds that are always the
-    same."""
-
-    model_config = example(**AN_EVALUATION)
-
-    version: int
-    """Policy version."""
-    settings: str
-    """Digest of the evaluation's settings: figures of the same settings can be compared."""
-    reward: float
-    """Mean training reward."""
-    num_samples: int
-    """Number of its samples."""
-    rewards: dict[str, float]
-    """Mean score of each training scorer, without its weight."""
-    gold: dict[str, float]
-    """Mean score of each reward that is never trained on."""
-    figures: dict[str, float]
-    """Its other figures, as in summary.json (docs/summary.md)."""
-    alarms: list[str]
-    """A line for each gold reward that fell while the training reward rose."""
 
 
 class ImageView(View):
@@ -123,7 +95,7 @@ def shown_routes(history: RunHistory) -> APIRouter:
         """Evaluated versions, newest first."""
         await history.look()
         found = [e for e in history.evaluations if before is None or e.version < before]
-        return [EvaluationView(**_figures(each)) for each in reversed(found[-limit:])]
+        return [evaluation_view(each) for each in reversed(found[-limit:])]
 
     @router.get("/v1/evaluations/{version}", operation_id="get_evaluation", responses=errors(404))
     async def evaluation(version: Version) -> EvaluationDetail:
@@ -131,7 +103,8 @@ def shown_routes(history: RunHistory) -> APIRouter:
         await history.look()
         for each in history.evaluations:
             if each.version == version:
-                return EvaluationDetail(**_figures(each), samples=_samples(each))
+                figures = evaluation_view(each).model_dump()
+                return EvaluationDetail(**figures, samples=_samples(each))
         raise HTTPException(404, f"version {version} is not evaluated")
 
     @router.get(
@@ -165,26 +138,17 @@ def _add_recipe_and_curves(router: APIRouter, history: RunHistory) -> None:
         await history.look()
         newest = history.steps[after + 1 :]
         steps = [step for step in newest[:limit] if step.batch is not None]
-        names = sorted({name for step in steps for name in step.metrics})
         return CurvesView(
             versions=[step.version for step in steps],
-            metrics={name: [step.metrics.get(name) for step in steps] for name in names},
+            metrics=metric_columns(steps),
             next=steps[-1].version if steps and len(newest) > limit else None,
         )
 
 
-def _figures(record: EvaluationRecord) -> dict[str, Any]:
-    quality = record.quality
-    return {
-        "version": record.version, "settings": record.settings, "alarms": list(record.alarms),
-        **quality.model_dump(include={*NAMED}), "figures": other_figures(quality),
-    }  # fmt: skip
-
-
-def other_figures(quality: Quality) -> dict[str, float]:
-    """Return the figures that are numbers and have no field of their own."""
-    plain = quality.model_dump(exclude={*NAMED})
-    return {name: value for name, value in plain.items() if isinstance(value, float)}
+def metric_columns(steps: Sequence[CommitSummary]) -> dict[str, list[float | None]]:
+    """Return the metrics of steps in columns; None where a step has none."""
+    names = sorted({name for step in steps for name in step.metrics})
+    return {name: [step.metrics.get(name) for step in steps] for name in names}
 
 
 def _samples(record: EvaluationRecord) -> list[ImageView]:

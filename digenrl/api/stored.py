@@ -6,23 +6,21 @@ The routes and their types are the scheduler's; no worker is there, and nothing 
 import json
 from collections.abc import Sequence
 from itertools import islice
-from statistics import median
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, HTTPException, Path, Query
 
+from digenrl.api.live import LiveRun
 from digenrl.api.run_history import RunHistory
-from digenrl.reading.schedule import summarise_schedule
+from digenrl.reading.ended import load_at_end, run_at_end, tag_at_end
 from services.scheduler.core.state import Phase
 from services.scheduler.shell import api_batches, api_letters, committed
 from services.scheduler.shell.api_batches import VersionView
 from services.scheduler.shell.api_load import LoadView
-from services.scheduler.shell.api_models import RunView, TagDecisionView, TagView, WorkerView
-from shared.learning.metrics import nothing_trained
+from services.scheduler.shell.api_models import RunView, TagView, WorkerView
 from shared.run.dead_letters import RunProgress, Wanted
 from shared.run.journal import PhaseChange, read_newest
 from shared.run.layout import staleness_key, weights_folder
-from shared.run.usage import BatchUsage, per_second
 from shared.store import ObjectStore
 
 Limit = Annotated[int, Query(ge=1, le=200)]
@@ -35,38 +33,18 @@ LOOKED_BACK = 256
 T = TypeVar("T")
 
 
-async def run_view(history: RunHistory) -> RunView | None:
-    """Return where a run has ended; None if the store holds no such run."""
+async def run_view(history: RunHistory) -> RunView:
+    """Return where a run has ended; at step 0 of 0 if the store holds no such run."""
     await history.look()
-    if history.recipe is None:
-        return None
-    step, wanted = max(0, history.version), history.recipe.run.steps
-    phase, failure = await _end(history, is_whole=step >= wanted)
-    metrics = history.steps[-1].metrics if history.steps else {}
-    usage = [history.usage[each] for each in sorted(history.usage)]
-    letters, progress = await history.letters(), RunProgress(step)
-    stale, reason = await _staleness(history.store, history.run)
-    return RunView(
-        run=history.run,
-        phase=phase,
-        step=step,
-        steps=wanted,
-        policy_version=history.version if history.steps else None,
-        reward_mean=metrics.get("reward_mean"),
-        effective_sample_share=metrics.get("effective_sample_share"),
-        seconds_per_step=summarise_schedule([], usage).seconds_per_step,
-        eta_seconds=None,
-        waiting_for="nothing" if phase == "finished" else "operator",
-        num_workers={},
-        missing_workers=[],
-        num_quarantined=0,
-        num_dead_letters=letters.num_open(progress),
-        pause_at_failure=False,
-        failure=failure,
-        alarms=nothing_trained([(each.version, each.metrics) for each in history.steps]),
-        max_staleness=history.recipe.schedule.staleness_limit if stale is None else stale,
-        max_staleness_reason=reason,
-    )
+    step, recipe = max(0, history.version), history.recipe
+    is_whole = recipe is not None and step >= recipe.run.steps
+    phase, failure = await _end(history, is_whole=is_whole)
+    letters = await history.letters()
+    return run_at_end(
+        history.run, recipe, history.step_facts, history.recent_usage,
+        phase=phase, failure=failure, staleness=await _staleness(history.store, history.run),
+        num_open_letters=letters.num_open(RunProgress(step)),
+    )  # fmt: skip
 
 
 async def _end(history: RunHistory, *, is_whole: bool) -> tuple[Phase, str | None]:
@@ -88,60 +66,32 @@ async def _end(history: RunHistory, *, is_whole: bool) -> tuple[Phase, str | Non
     return "stopped", None
 
 
-async def _staleness(store: ObjectStore, run: str) -> tuple[int | None, str | None]:
-    """Return what "auto" was decided to be, and why, if that is stored."""
+async def _staleness(store: ObjectStore, run: str) -> tuple[int, str] | None:
+    """Return what was decided for "auto", and why, if that is stored."""
     data = await store.read(staleness_key(run))
     if data is None:
-        return None, None
+        return None
     found = json.loads(data)
     return int(found["max_staleness"]), str(found["reason"])
 
 
-async def load_view(history: RunHistory) -> LoadView:
-    """Return what the newest batches took, and what they should have taken; nothing waits any
-    more."""
+async def stored_versions(history: RunHistory, limit: int, before: int | None) -> list[VersionView]:
+    """Return the newest versions below ``before``, the newest first."""
     await history.look()
-    newest = [history.usage[each] for each in sorted(history.usage)]
-    schedule = summarise_schedule([], newest)
-    batch = None if history.recipe is None else history.recipe.batch
-    samples = 0 if batch is None else batch.groups * batch.group_size
-    forecast, bound = (
-        median(known) if (known := [each for each in seconds if each is not None]) else None
-        for seconds in (
-            [each.forecast_seconds for each in newest], [each.bound_seconds for each in newest]
-        )
-    )  # fmt: skip
-    return LoadView(
-        samples_per_second=per_second(samples, schedule.seconds_per_step),
-        forecast_samples_per_second=per_second(samples, forecast),
-        bound_samples_per_second=per_second(samples, bound),
-        queues=[], slowest=None,
-    )  # fmt: skip
+    found = [committed.version_view(each) for each in history.steps[:before][-limit:][::-1]]
+    return await with_figures(history, found)
 
 
-def tag_view(history: RunHistory) -> TagView:
-    """Return what the recipe asked for, and what was decided in the newest batches."""
-    fixed = None if history.recipe is None else history.recipe.schedule.fixed_tag
-    return TagView(
-        mode="auto" if fixed is None else "fixed" if fixed else "off",
-        groups=fixed or 0, lent=0, members=0, samples_left=0, costs={},
-        decisions=[
-            each
-            for batch in sorted(history.usage, reverse=True)
-            if (each := _decision(history.usage[batch])) is not None
-        ],
-    )  # fmt: skip
-
-
-def _decision(usage: BatchUsage) -> TagDecisionView | None:
-    tag = usage.tag
-    if tag is None:
-        return None
-    return TagDecisionView(
-        batch=usage.batch, groups=tag.groups, reason=tag.reason, predicted_seconds=None,
-        predicted_gain=tag.predicted_gain, measured_seconds=usage.seconds,
-        measured_gain=tag.measured_gain,
-    )  # fmt: skip
+async def newest_versions(
+    history: RunHistory, live: LiveRun, limit: int, before: int | None = None
+) -> list[VersionView]:
+    """Return the newest versions below ``before``, with who has loaded them if the run goes on."""
+    older = "" if before is None else f"&before={before}"
+    found = await live.get_as(list[VersionView], f"/v1/versions?limit={limit}{older}")
+    if found is None:
+        return await stored_versions(history, limit, before)
+    await history.look()
+    return await with_figures(history, found)
 
 
 async def with_figures(history: RunHistory, versions: list[VersionView]) -> list[VersionView]:
@@ -170,11 +120,14 @@ def stored_routes(history: RunHistory) -> APIRouter:
 def _add_run(router: APIRouter, history: RunHistory) -> None:
     @router.get("/v1/run")
     async def run() -> RunView:
-        return _there(await run_view(history), f"the store holds no run {history.run!r}")
+        found = await run_view(history)
+        has_begun = None if history.recipe is None else found
+        return _there(has_begun, f"the store holds no run {history.run!r}")
 
     @router.get("/v1/load")
     async def load() -> LoadView:
-        return await load_view(history)
+        await history.look()
+        return load_at_end(history.recipe, history.recent_usage)
 
     @router.get("/v1/workers")
     async def workers() -> list[WorkerView]:
@@ -183,13 +136,7 @@ def _add_run(router: APIRouter, history: RunHistory) -> None:
     @router.get("/v1/tag")
     async def tag() -> TagView:
         await history.look()
-        return tag_view(history)
-
-    @router.get("/v1/versions")
-    async def versions(limit: Limit = 50, before: Before = None) -> list[VersionView]:
-        await history.look()
-        found = [committed.version_view(each) for each in history.steps[:before][-limit:][::-1]]
-        return await with_figures(history, found)
+        return tag_at_end(history.recipe, history.recent_usage)
 
 
 def _add_batches(router: APIRouter, history: RunHistory) -> None:

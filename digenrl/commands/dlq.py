@@ -24,7 +24,7 @@ from shared.errors import UserError
 
 if TYPE_CHECKING:
     from digenrl.client import Client
-    from digenrl.local.reading import RunReader
+    from digenrl.local.connection import Connection
 
 
 class ListsByDefault(TyperGroup):
@@ -101,15 +101,15 @@ def newest_first(client: "Client") -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _reading(run: Run, scheduler: str, token_file: Path | None) -> "Iterator[RunReader]":
+def _reading(run: Run, scheduler: str, token_file: Path | None) -> "Iterator[Connection]":
     """Yield a client of the scheduler of a run in progress, or else of the run's store.
 
     Raises:
         UserError: if there is no such run, or its scheduler does not answer.
     """
-    from digenrl.local.reading import reading
+    from digenrl.local.connection import connect
 
-    with reading(run, scheduler, token_file, role="operator", of="scheduler") as found:
+    with connect(run, scheduler, token_file, role="operator", services=("scheduler",)) as found:
         yield found
 
 

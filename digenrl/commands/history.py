@@ -44,10 +44,10 @@ def versions(
 ) -> None:
     """List the newest policy versions of a run: how good each is, whether its weights are kept, and
     which workers have loaded it."""
-    from digenrl.local.reading import reading
+    from digenrl.local.connection import connect
 
     named = find_run(run, runs, reads=True)
-    with reading(named, scheduler, token_file) as of:
+    with connect(named, scheduler, token_file) as of:
         found = of.client.list_versions(limit, before)
     if as_json:
         typer.echo(json.dumps([each.model_dump(mode="json") for each in found], indent=1))
@@ -108,10 +108,10 @@ def samples(
     """
     if order not in ORDERS:
         raise UserError(f"--order: {order} is none of {', '.join(ORDERS)}")
-    from digenrl.local.reading import reading
+    from digenrl.local.connection import connect
 
     named = find_run(run, runs, reads=True)
-    with reading(named, scheduler, token_file) as of:
+    with connect(named, scheduler, token_file) as of:
         number = _chosen(named.name, batch, step, of.client.get_run().step - 1)
         page = of.client.list_samples(number, order, limit, _text(after))  # type: ignore[arg-type]
     if as_json:
@@ -214,10 +214,10 @@ def audit(
     runs: Runs = RUNS,
 ) -> None:
     """List who has asked for what: requests that changed something, or were to, newest first."""
-    from digenrl.local.reading import reading
+    from digenrl.local.connection import connect
 
     named = find_run(run, runs, reads=True)
-    with reading(named, scheduler, token_file) as of:
+    with connect(named, scheduler, token_file) as of:
         page = of.client.list_audit(limit, _text(after))
     if as_json:
         typer.echo(page.model_dump_json(indent=1))

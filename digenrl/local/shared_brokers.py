@@ -87,7 +87,7 @@ async def _note_until(ended: asyncio.Event, data: Path, store: ObjectStore, run:
 async def _note(data: Path, history: RunHistory) -> None:
     with contextlib.suppress(DigenRLError, OSError):
         now = await run_view(history)
-        if now is not None and history.recipe is not None:
+        if history.recipe is not None:
             file, recipe = data / RECIPE_JSON, history.recipe.model_dump_json(indent=1)
             if not file.is_file() or file.read_text() != recipe:  # its age shows the run's age
                 file.write_text(recipe)

@@ -36,6 +36,8 @@ from digenrl.local.running.evaluation import LocalEvaluation
 from digenrl.local.runs import Run
 from digenrl.local.store import noted_store
 from digenrl.planning.entries import EVALUATOR
+from services.scheduler.shell.api_load import LoadView
+from services.scheduler.shell.api_models import RunView, WorkerView
 from shared.process.outgoing import SETTING, named_in
 
 POLL_S = 0.5
@@ -245,7 +247,12 @@ async def _watch(
         run, workers = await api.get("/v1/run"), await api.get("/v1/workers")
         if run is not None and workers is not None:
             RunProgress.of(run).write(local.folder)
-            display.update(run, workers, await api.get("/v1/load") if display.shows else None)
+            load = await api.get("/v1/load") if display.shows else None
+            display.update(
+                RunView.model_validate(run),
+                [WorkerView.model_validate(each) for each in workers],
+                None if load is None else LoadView.model_validate(load),
+            )
             _record_work(supervisor, workers)
             phase = run["phase"]
             if resume and phase in ("paused", "stopped", "failed"):

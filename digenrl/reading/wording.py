@@ -2,9 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.scheduler.shell.api_models import WorkerView
 
 USES = {
     "generating": "generates", "training": "trains", "scoring": "scores",
@@ -135,26 +138,22 @@ def words_for(use: str | None, activity: str, drain: str = "no") -> str:
     return USES.get(use or "", (use or activity).replace("_", " "))
 
 
-def drained_of(workers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return how many workers of each service get nothing new, in words, if there are any.
-
-    >>> drained_of([{"service": "rollout", "drain": "drained"}])
-    {'rollout': '1 drained'}
-    """
+def drained_counts(workers: "Sequence[WorkerView]") -> dict[str, str]:
+    """Return in words, by service, how many workers get nothing new; without other services."""
     found: dict[str, Counter[str]] = {}
     for each in workers:
-        if each["drain"] != "no":
-            found.setdefault(each["service"], Counter())[each["drain"]] += 1
+        if each.drain != "no":
+            found.setdefault(each.service, Counter())[each.drain] += 1
     return {
         service: ", ".join(f"{number} {drain}" for drain, number in sorted(drains.items()))
         for service, drains in found.items()
     }
 
 
-def crew(workers: Sequence[Mapping[str, Any]]) -> str:
-    """Return how many workers there are of each service, and how many of these are drained."""
-    drained = drained_of(workers)
+def worker_counts(workers: "Sequence[WorkerView]") -> str:
+    """Return the number of workers of each service, and how many of these are drained."""
+    drained = drained_counts(workers)
     return ", ".join(
         f"{number} {service}" + (f" ({drained[service]})" if service in drained else "")
-        for service, number in Counter(each["service"] for each in workers).items()
+        for service, number in Counter(each.service for each in workers).items()
     )

@@ -5,7 +5,7 @@ import re
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from digenrl.reading.wording import crew, figure, time_left, visible
+from digenrl.reading.wording import drained_counts, figure, time_left, visible, worker_counts
 
 LINKS = {
     "workers": ("/workers", "the page of workers"),
@@ -21,7 +21,9 @@ def templates() -> Environment:
         loader=PackageLoader("digenrl.view"), undefined=StrictUndefined,
         autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True, finalize=_shown,
     )  # fmt: skip
-    found.globals |= {"crew": crew, "time_left": time_left}
+    found.globals |= {
+        "drained_counts": drained_counts, "time_left": time_left, "worker_counts": worker_counts
+    }  # fmt: skip
     found.filters |= {"figure": figure, "linked": linked}
     return found
 

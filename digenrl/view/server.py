@@ -28,29 +28,25 @@ from digenrl.api.exported import Exports
 from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
 from digenrl.api.past import Order, Past
-from digenrl.api.run_history import RECENT, RunHistory
-from digenrl.api.stored import load_view, stored_letters
+from digenrl.api.run_history import RunHistory
+from digenrl.api.status import newest_letters, read_run
+from digenrl.api.stored import newest_versions
 from digenrl.api.what_if import POOL, Refused, WhatIf
 from digenrl.evaluation.records import FIGURES
-from digenrl.reading import sentences
 from digenrl.reading.letters import shown_letters
-from digenrl.reading.schedule import summarise_schedule
-from digenrl.reading.wording import KINDS, QUEUES, USES, drained_of, words_for
+from digenrl.reading.wording import KINDS, QUEUES, USES, words_for
 from digenrl.view.errors import add_error_pages
 from digenrl.view.figures import (
     PER_PAGE,
     curves_of,
-    figures_of,
     sample_of,
     samples_of,
-    schedule_of,
-    slowest_of,
 )
 from digenrl.view.markup import templates
 from services.scheduler.costs.profile import profile_names
+from services.scheduler.shell.api_models import RunView, TagView
 from shared.process.http_access import CALLER, Access, Caller, check_routes, sign_in
 from shared.process.service import Health, probes
-from shared.run.layout import weights_folder
 
 PAGES = (
     "overview", "timeline", "samples", "batches", "evaluations", "workers", "schedule", "versions",
@@ -68,9 +64,6 @@ POLICY = (
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
 """Content security policy: the page asks no other host for anything and runs no inline script."""
-NEWEST = sentences.MOST_LETTERS
-"""Dead letters of which the scheduler is asked whether their work can be done again."""
-LETTERS = f"/v1/dead-letters?state=all&limit={NEWEST}"
 MAX_BATCHES = 100
 """Batches of a timeline."""
 SAMPLES_PER_PAGE = 24
@@ -134,10 +127,13 @@ class Pages:
     async def page(self, request: Request, name: str, **fields: Any) -> HTMLResponse:
         """Return a page, or with ``?part`` only what changes in it."""
         caller: Caller | None = request.scope.get(CALLER)
-        head = await _head(self.view)
+        view = self.view
+        reading = await read_run(view.history, view.live)
+        live = await view.live.get_as(RunView, "/v1/run")
         template = "part" if "part" in request.query_params else "whole"
         text = self.templates.get_template(f"{template}.html").render(
-            page=name, pages=PAGES, titles=TITLES, **head, **fields,
+            page=name, pages=PAGES, titles=TITLES, run=view.history.run, reading=reading, live=live,
+            others=[each.run for each in view.others], **fields,
             may_steer=bool(self.view.live.url) and caller is not None and caller.may("operator"),
             may_export=caller is not None and caller.may("operator"),
         )  # fmt: skip
@@ -149,34 +145,27 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
 
     @app.get("/")
     async def overview(request: Request) -> HTMLResponse:
-        await view.history.look()
-        load = await _load(view)
-        return await pages.page(request, "overview", load=load, **await _overview(view, load))
+        return await pages.page(request, "overview", words=FIGURES, queue_words=QUEUES)
 
     @app.get("/timeline")
     async def timeline(request: Request, batches: Batches = 4) -> HTMLResponse:
-        await view.history.look()
         return await pages.page(request, "timeline", batches=batches, uses=USES)
 
     @app.get("/workers")
     async def workers(request: Request) -> HTMLResponse:
-        hosts: dict[str, list[Any]] = {}
-        for worker in await view.live.get("/v1/workers") or []:
-            hosts.setdefault(worker["host"], []).append(worker)
-        return await pages.page(
-            request, "workers", hosts=hosts, drainable=DRAINABLE, words_for=words_for
-        )
+        return await pages.page(request, "workers", drainable=DRAINABLE, words_for=words_for)
 
     @app.get("/schedule")
     async def schedule(request: Request) -> HTMLResponse:
         await view.history.look()
-        tag, recipe = await view.live.get("/v1/tag"), view.history.recipe
+        tag, recipe = await view.live.get_as(TagView, "/v1/tag"), view.history.recipe
         can_lend = (
             tag is not None and recipe is not None and recipe.schedule.mode == "disaggregated"
         )
         return await pages.page(
-            request, "schedule", tag=tag, can_lend=can_lend,
-            groups=0 if recipe is None else recipe.batch.groups, **schedule_of(view.history),
+            request, "schedule", tag=tag, can_lend=can_lend, uses=USES,
+            groups=0 if recipe is None else recipe.batch.groups,
+            batches=view.history.recent_usage[::-1],
         )  # fmt: skip
 
 
@@ -218,32 +207,26 @@ def _add_pages_of_the_past(app: FastAPI, pages: Pages) -> None:
 
     @app.get("/evaluations")
     async def evaluations(request: Request) -> HTMLResponse:
-        await history.look()
-        rows = [(each, figures_of(each.quality)) for each in reversed(history.evaluations)]
-        names = sorted({name for _, figures in rows for name in figures})
-        return await pages.page(request, "evaluations", rows=rows, names=names, words=FIGURES)
+        return await pages.page(request, "evaluations", words=FIGURES)
 
     @app.get("/versions")
     async def versions(request: Request, before: Before = None) -> HTMLResponse:
         await history.look()
-        measured = {each.version: each.quality for each in history.evaluations}
-        shown = history.steps[:before][-PER_PAGE:][::-1]
-        best = history.best()
-        there = set(await history.store.keys(weights_folder(history.run)))
-        newest = await pages.view.live.get(f"/v1/versions?limit={PER_PAGE}") or []
-        adopted = {each["version"]: each for each in newest}
-        has_adapter = history.recipe is not None and history.recipe.model.trained == "lora"
-        kept = {each.version for each in history.steps if has_adapter and each.weights.key in there}
+        best, recipe = history.best(), history.recipe
+        shown = await newest_versions(history, pages.view.live, PER_PAGE, before)
         return await pages.page(
-            request, "versions", shown=shown, measured=measured, best=best, there=there,
-            adopted=adopted, kept=kept,
+            request, "versions", shown=shown, best=best,
+            has_adapter=recipe is not None and recipe.model.trained == "lora",
+            kept={each.version for each in shown if each.is_kept},
         )  # fmt: skip
 
     @app.get("/letters")
     async def letters(
         request: Request, before: Before = None, state: LettersShown = "now"
     ) -> HTMLResponse:
-        found = shown_letters(await _letters(pages.view, before), every=state == "all")
+        found = shown_letters(
+            await newest_letters(history, pages.view.live, before), every=state == "all"
+        )
         done = max(0, history.version)
         return await pages.page(request, "letters", committed=done, kinds=KINDS, **found)
 
@@ -315,72 +298,3 @@ def _add_files(app: FastAPI, view: View) -> None:
             raise HTTPException(404, f"{name}: there is no such file")
         data = (files("digenrl.view") / "static" / name).read_bytes()
         return Response(data, media_type=ASSETS[name], headers={"cache-control": "max-age=3600"})
-
-
-async def _head(view: View) -> dict[str, Any]:
-    """Return what stands on every page: the run, its state and its alarms."""
-    history = view.history
-    await history.look()
-    run, recipe = await view.live.get("/v1/run"), history.recipe
-    wanted = 0 if recipe is None else recipe.run.steps
-    step = max(0, history.version)
-    exact = recipe is None or recipe.largest_weight is None
-    newest = history.evaluations[-1].alarms if history.evaluations else ()
-    workers = await view.live.get("/v1/workers") or []
-    kept = await view.live.get(LETTERS)
-    if run is not None and kept is not None and len(kept) < NEWEST:  # both of one moment
-        run = run | {"num_dead_letters": sum(each["state"] == "open" for each in kept)}
-    return {
-        "run": history.run, "live": run, "step": step, "steps": wanted,
-        "others": [each.run for each in view.others],
-        "status": sentences.status(run, history.version, wanted),
-        "alarms": sentences.alarms(
-            run, history.steps, newest, workers, sentences.unsettled(kept),
-            None if recipe is None else recipe.trainer.decay_steps, is_exact=exact,
-        ),
-        "eta": None if run is None else run["eta_seconds"],
-    }  # fmt: skip
-
-
-async def _letters(view: View, before: int | None) -> list[dict[str, Any]]:
-    """Return the newest dead letters, from the scheduler, or of a run that is over from its
-    store."""
-    older = "" if before is None else f"&before={before}"
-    found: list[dict[str, Any]] | None = await view.live.get(f"{LETTERS}{older}")
-    if found is not None:
-        return found
-    return [each.model_dump() for each in await stored_letters(view.history, "all", before, NEWEST)]
-
-
-async def _load(view: View) -> dict[str, Any]:
-    """Return what /v1/load says: of a run that is over, from its store."""
-    found: dict[str, Any] | None = await view.live.get("/v1/load")
-    return found or (await load_view(view.history)).model_dump()
-
-
-async def _overview(view: View, load: Mapping[str, Any]) -> dict[str, Any]:
-    history = view.history
-    schedule = summarise_schedule([], [history.usage[each] for each in sorted(history.usage)])
-    trained = [step for step in history.steps if step.batch is not None]
-    staleness: dict[int, int] = {}
-    for step in trained[-RECENT:]:
-        for stale, number in step.staleness:
-            staleness[stale] = staleness.get(stale, 0) + number
-    newest = trained[-1].metrics if trained else {}
-    waits, workers = sentences.main_wait(schedule), await view.live.get("/v1/workers") or []
-    slow = sentences.slow_scorer(waits, workers)
-    run, letters = await view.live.get("/v1/run"), await view.live.get(LETTERS)
-    fails = sentences.is_failing(run, sentences.unsettled(letters))
-    tag = (await view.live.get("/v1/tag") or {}).get("mode")
-    settings = sentences.settings_of(run, history.recipe, tag)
-    found = sentences.bottleneck(schedule, history.run, settings, fails=fails)
-    bottleneck = " ".join(filter(None, (found, slow)))
-    first, last = (history.evaluations[index] if history.evaluations else None for index in (0, -1))
-    return {
-        "bottleneck": bottleneck, "schedule": schedule, "newest": newest,
-        "staleness": staleness, "first": first, "last": last, "words": FIGURES,
-        "throughput": sentences.throughput(
-            load, waits, history.run, advises=settings is not None
-        ), "queue_words": QUEUES,
-        "slowest": slowest_of(load["slowest"], workers, waits), "drained": drained_of(workers),
-    }  # fmt: skip

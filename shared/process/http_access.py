@@ -41,6 +41,7 @@ OPERATIONS: Mapping[str, RequiredRole] = {
     "GET /docs/{name}": "viewer",
     "GET /openapi.json": "viewer",
     "GET /v1/run": "viewer",
+    "GET /v1/status": "viewer",
     "GET /v1/load": "viewer",
     "GET /v1/workers": "viewer",
     "GET /v1/batches": "viewer",

@@ -87,6 +87,7 @@ PAST: dict[str, Callable[[Client], object]] = {
     "get_sample_media": lambda run: run.get_sample_media(0, 1, 2),
     "list_audit": Client.list_audit,
     "get_storage": Client.get_storage,
+    "get_status": Client.get_status,
 }
 SHOWN: dict[str, Callable[[Client], object]] = {
     "get_recipe": Client.get_recipe,

@@ -2,9 +2,9 @@
 
 import asyncio
 import io
+import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -12,30 +12,21 @@ from rich.console import Console
 from digenrl.local.processes.supervisor import Supervisor
 from digenrl.local.running.display import Display, doing, make_console
 from digenrl.local.up import EXIT_INTERRUPTED, run_to_end
-from tests.view.sight import LOAD
+from tests.readings import load, run, worker
 
-RUN = {
-    "run": "digits", "phase": "running", "step": 3, "steps": 30, "reward_mean": 0.5,
-    "eta_seconds": 60.0, "waiting_for": "rollout",
-}  # fmt: skip
-LAST = {
-    "phase": "finished", "step": 30, "reward_mean": 0.9, "eta_seconds": 0.0,
-    "waiting_for": "nothing",
-}  # fmt: skip
-WORKER = {
-    "worker": "rollout-0", "host": "alpha", "device": "NVIDIA H100", "gpu": "5",
-    "service": "rollout", "activity": "generating", "use": None, "refused": None, "lent": False,
-    "note": "", "policy_version": 2, "num_done": 4, "busy_seconds": 7.0, "seconds_per_sample": 0.25,
-    "memory_shortage": None,
-}  # fmt: skip
+RUNNING = run(run="digits", step=3, eta_seconds=60.0, waiting_for="rollout")
+LAST = run(
+    run="digits", phase="finished", step=30, reward_mean=0.9, eta_seconds=0.0, waiting_for="nothing"
+)
+WORKER = worker(host="alpha", device="NVIDIA H100", gpu="5", use=None)
 
 
 def test_the_table_says_on_which_host_and_gpu_each_worker_is() -> None:
     screen = io.StringIO()
     display = Display(Console(file=screen, force_terminal=True, width=160), "url", "logs")
-    cpu: dict[str, Any] = WORKER | {"worker": "reward-0", "device": "cpu", "gpu": ""}
+    cpu = worker(worker="reward-0", host="alpha", device="cpu", gpu="")
     with display.shown():
-        display.update(RUN, [WORKER, cpu])
+        display.update(RUNNING, [WORKER, cpu])
     lines = screen.getvalue().splitlines()
     rollout = next(line for line in lines if "rollout-0" in line).split()
     assert rollout[:5] == ["rollout-0", "alpha", "NVIDIA", "H100", "5"]
@@ -48,9 +39,9 @@ def test_the_table_has_throughput_and_what_is_late() -> None:
     screen = io.StringIO()
     display = Display(Console(file=screen, force_terminal=True, width=160), "url", "logs")
     with display.shown():
-        display.update(RUN, [WORKER], LOAD)
+        display.update(RUNNING, [WORKER], load())
     text = screen.getvalue()
-    assert "samples/s 10 of 20 forecast, 22 at most" in text
+    assert "10 samples are trained per second; the schedule's forecast is 20" in text
     assert "waiting: 96 generation, 8 in hand, 0 scoring, 8 training" in text
     assert "the oldest at rollout-0 for 61 s where 1.7 s are usual" in text
 
@@ -59,8 +50,8 @@ def test_a_line_says_what_a_step_waits_for_and_the_last_one_that_the_run_is_fini
     plain = io.StringIO()
     display = Display(Console(file=plain, width=160), "url", "logs")
     with display.shown():
-        display.update(RUN, [])
-        display.update(RUN | LAST, [])
+        display.update(RUNNING, [])
+        display.update(LAST, [])
     assert plain.getvalue().splitlines() == [
         "step 3/30  reward 0.500  ETA 1 min 0 s",
         "step 30/30  reward 0.900  finished",
@@ -71,23 +62,23 @@ def test_with_quantised_weights_a_line_says_how_much_the_samples_count() -> None
     plain = io.StringIO()
     display = Display(Console(file=plain, width=160), "url", "logs", weighted=True)
     with display.shown():
-        display.update(RUN | {"effective_sample_share": 0.974}, [])
+        display.update(RUNNING.model_copy(update={"effective_sample_share": 0.974}), [])
     assert "reward 0.500  samples count 97%  ETA 1 min 0 s" in plain.getvalue()
 
 
 def test_a_shortage_of_memory_is_said_once_with_what_the_device_does_since_and_the_remedy() -> None:
     plain = io.StringIO()
     display = Display(Console(file=plain, width=300), "url", "logs")
-    short: dict[str, Any] = WORKER | {
-        "memory_shortage": {
+    short = worker(
+        memory_shortage={
             "what": "a denoising step of 8 samples of 512 x 512 x 1", "since": "4 at a time",
             "remedy": "schedule.fragment_size of at most 4", "count": 1,
         }
-    }  # fmt: skip
+    )  # fmt: skip
     with display.shown():
-        display.update(RUN, [WORKER])
-        display.update(RUN, [short])
-        display.update(RUN, [short])
+        display.update(RUNNING, [WORKER])
+        display.update(RUNNING, [short])
+        display.update(RUNNING, [short])
     assert plain.getvalue().splitlines()[1:] == [
         "rollout-0 was out of memory: a denoising step of 8 samples of 512 x 512 x 1; since then "
         "4 at a time; schedule.fragment_size of at most 4"
@@ -109,3 +100,26 @@ async def test_ctrl_c_ends_the_evaluation_at_the_end_at_once(tmp_path: Path) -> 
 def test_brackets_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     make_console().print("/runs [x]/a [/b]")
     assert capsys.readouterr().out == "/runs [x]/a [/b]\n"
+
+
+def test_the_display_says_for_whom_a_device_waits_and_why_it_is_refused() -> None:
+    waits = {"activity": "waiting_for_trainer", "use": "tail"}
+    assert doing(worker(**waits)) == "tail"
+    lacks = worker(activity="waiting_for_conditions", note="no encoder has")
+    assert doing(lacks) == "waiting for conditions"
+    assert doing(worker(activity="loading_weights")) == "loading weights"
+    assert doing(worker(service="trainer", lent=True)) == "generating (lent)"
+    assert doing(worker(**waits, refused="too small")) == "refused: too small"
+
+
+def test_for_programs_stdout_gets_each_change_once_and_nothing_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    display = Display(Console(stderr=True), "http://scheduler", "logs", lines=True)
+    with display.shown():
+        for each in (run(step=1), run(step=1), run(step=2)):
+            display.update(each, [])
+        display.say("draining the services")
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["step"] for line in out.splitlines()] == [1, 2]
+    assert "draining" in err

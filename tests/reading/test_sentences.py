@@ -1,37 +1,30 @@
-"""What the page says in words."""
+"""What a reading of a run says in words."""
 
 import re
-import time
 from typing import Any
 
 import pytest
 
+from digenrl.reading.alarms import alarms, is_failing
 from digenrl.reading.schedule import summarise_schedule
 from digenrl.reading.sentences import (
     NO_SCHEDULE,
     REMEDIES,
-    alarms,
+    active_settings,
     bottleneck,
-    frozen,
-    is_failing,
     main_wait,
-    settings_of,
     slow_scorer,
     status,
     throughput,
 )
-from digenrl.reading.wording import cause, crew, figure, time_left
+from digenrl.reading.wording import cause, figure, time_left, worker_counts
 from digenrl.view.markup import linked
+from services.scheduler.shell.api_load import LoadView
+from services.scheduler.shell.api_models import RunView
 from shared.recipe.recipe import load_recipe, override
-from shared.run.chain import CommitSummary
 from shared.run.usage import BUSY_USES, BatchUsage, DeviceUse
-from tests import examples
 from tests.paths import DIGITS
-
-RUN: dict[str, object] = {
-    "phase": "running", "waiting_for": "nothing", "missing_workers": [], "failure": None,
-    "num_dead_letters": 0, "pause_at_failure": False, "alarms": [], "run": "test",
-}  # fmt: skip
+from tests.readings import facts, letter, load, run, step, worker
 
 
 def sentence(settings: set[str] | None = None, **seconds: float) -> str:
@@ -43,7 +36,7 @@ def sentence(settings: set[str] | None = None, **seconds: float) -> str:
 def settings(changes: dict[str, Any] | None = None, tag: str = "off") -> set[str]:
     recipe = override(load_recipe(DIGITS), changes or {})
     stale = recipe.schedule.max_staleness
-    found = settings_of({**RUN, "max_staleness": stale}, recipe, tag)
+    found = active_settings(run(max_staleness=stale), recipe, tag)  # type: ignore[arg-type]
     assert found is not None
     return found
 
@@ -67,7 +60,7 @@ def test_nothing_is_advised_that_a_run_has_already() -> None:
     assert "fragment_size" not in sentence(settings(automatic), tail=2.0)
     stale = settings({"schedule.max_staleness": 1})
     assert "max_staleness" not in sentence(stale, waiting_for_trainer=2.0)
-    assert settings_of({**RUN, "phase": "finished", "max_staleness": 0}, None, "off") is None
+    assert active_settings(run(phase="finished"), None, "off") is None
 
 
 def test_no_setting_is_named_where_none_would_help() -> None:
@@ -91,19 +84,19 @@ def test_throughput_is_compared_with_what_is_possible(
     assert re.search(said, throughput(load_of(now, forecast, bound)))
 
 
-def load_of(now: float | None, forecast: float | None, bound: float | None) -> dict[str, object]:
-    return {
-        "samples_per_second": now, "forecast_samples_per_second": forecast,
-        "bound_samples_per_second": bound, "queues": [],
-    }  # fmt: skip
+def load_of(now: float | None, forecast: float | None, bound: float | None) -> LoadView:
+    return load(
+        samples_per_second=now, forecast_samples_per_second=forecast,
+        bound_samples_per_second=bound, queues=[],
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("use", sorted(NO_SCHEDULE))
-@pytest.mark.parametrize("load", [load_of(17.4, 63.8, 844), load_of(60.0, 63.8, 844)])
+@pytest.mark.parametrize("known", [load_of(17.4, 63.8, 844), load_of(60.0, 63.8, 844)])
 def test_what_no_schedule_changes_is_not_blamed_on_the_schedule_or_a_worker(
-    use: str, load: dict[str, object]
+    use: str, known: LoadView
 ) -> None:
-    said = throughput(load, use)
+    said = throughput(known, use)
     assert said.endswith(f"on these devices. {NO_SCHEDULE[use]}")
     assert "split" not in said and "digenrl workers" not in said
     assert "see to" not in throughput(load_of(60.0, 63.8, 70.0), use), "all is well"
@@ -151,81 +144,80 @@ def test_time_left_is_told_no_more_exactly_than_it_is_known(seconds: float, said
 
 def test_drained_workers_are_counted_beside_the_others() -> None:
     found = [("rollout", "no"), ("rollout", "drained"), ("rollout", "draining"), ("reward", "no")]
-    workers = [{"service": service, "drain": drain} for service, drain in found]
-    assert crew(workers) == "3 rollout (1 drained, 1 draining), 1 reward"
+    workers = [worker(service=service, drain=drain) for service, drain in found]
+    assert worker_counts(workers) == "3 rollout (1 drained, 1 draining), 1 reward"
 
 
 @pytest.mark.parametrize(
-    ("run", "version", "said"),
+    ("now", "is_live", "said"),
     [
-        (None, -1, "not begun"),
-        (None, 30, "finished"),
-        (None, 7, "not running; stopped after step 7"),
-        (RUN, 7, "running"),
-        (RUN | {"waiting_for": "reward"}, 7, "running, waits for reward"),
-        (RUN | {"phase": "paused"}, 7, "paused"),
-        (RUN | {"phase": "waiting", "missing_workers": ["trainer"]}, 0,
+        (run(phase="stopped", policy_version=None), False, "not begun"),
+        (run(phase="finished"), False, "finished"),
+        (run(phase="failed"), False, "failed"),
+        (run(phase="stopped", step=7), False, "not running; stopped after step 7"),
+        (run(), True, "running"),
+        (run(waiting_for="reward"), True, "running, waits for reward"),
+        (run(phase="paused"), True, "paused"),
+        (run(pause_at_failure=True), True, "running; pauses at the next failure"),
+        (run(phase="waiting", missing_workers=["trainer"]), True,
          "waiting for a worker of: trainer"),
     ],
 )  # fmt: skip
-def test_the_state_of_a_run_in_words(
-    run: dict[str, object] | None, version: int, said: str
-) -> None:
-    assert status(run, version, 30) == said
+def test_the_state_of_a_run_in_words(now: RunView, is_live: bool, said: str) -> None:
+    assert status(now, is_live=is_live) == said
 
 
 def test_whoever_has_drained_everything_is_told_what_stands_still() -> None:
-    drained = {"service": "rollout", "drain": "drained", "host": "node7"}
-    [line] = alarms(RUN, (), (), [drained, {"service": "trainer", "drain": "no"}])
+    drained, trainer = worker(drain="drained"), worker(service="trainer")
+    [line] = alarms(facts(workers=[drained, trainer]))
     assert "every rollout worker is drained" in line
     assert "`digenrl workers test --host node7 --undrain` gives them work again" in line
-    assert alarms(RUN, (), (), [drained, drained | {"drain": "no"}]) == []
+    assert alarms(facts(workers=[drained, worker()])) == []
 
 
 def test_steps_that_change_nothing_are_an_alarm() -> None:
-    steps = [step(version, version) for version in range(8)]
-    assert alarms(RUN, steps, ()) == []
-    [line] = alarms(RUN, [*steps[:3], *(step(version, 2) for version in range(3, 8))], ())
-    assert "have not changed since version 2" in line and "no gradient is finite" in line
-    still = [*steps[:3], *(step(version, 2) for version in range(3, 8))]
-    [line] = alarms(RUN, still, (), decay_steps=2)
+    assert alarms(facts(steps=[step(version, version) for version in range(8)])) == []
+    still = [step(version, min(version, 2)) for version in range(8)]
+    [line] = alarms(facts(steps=still))
+    assert "have not changed since version 2:" in line and "no gradient is finite" in line
+    recipe = load_recipe(DIGITS)
+    decayed = facts(steps=still, recipe=override(recipe, {"trainer.decay_steps": 2}))
+    [line] = alarms(decayed)
     assert line.startswith("the learning rate is 0 since step 2 (trainer.decay_steps)")
-    [line] = alarms(RUN, still, (), decay_steps=9)
+    [line] = alarms(facts(steps=still, recipe=override(recipe, {"trainer.decay_steps": 9})))
     assert "have not changed" in line
+
+
+def test_of_versions_that_are_all_the_same_it_is_not_said_that_the_first_was_the_change() -> None:
+    same = [step(version, 0) for version in range(50)]
+    assert "since version 0:" in alarms(facts(steps=same))[0]
+    assert "since version 10 or an earlier one:" in alarms(facts(steps=same[10:]))[0]
+    assert "since version 10:" in alarms(facts(steps=[step(9, 1), *same[10:]]))[0]
 
 
 def test_steps_that_were_not_taken_are_an_alarm_while_they_are_new() -> None:
     steps = [step(version, version) for version in range(30)]
-    lost = [each.model_copy(update={"metrics": {"skipped_not_finite": 1.0}}) for each in steps]
-    [line] = alarms(RUN, [*steps[:25], lost[25], *steps[26:]], ())
+    skipped = [step(version, version, skipped_not_finite=1.0) for version in range(30)]
+    [line] = alarms(facts(steps=[*steps[:25], skipped[25], *steps[26:]]))
     assert line.startswith("step 25 was not taken, since the gradient was not finite")
-    [line] = alarms(RUN, [*steps[:25], *lost[25:28], *steps[28:]], ())
+    [line] = alarms(facts(steps=[*steps[:25], *skipped[25:28], *steps[28:]]))
     assert line.startswith("3 of 20 steps were not taken") and "(the newest: 27)" in line
-    assert alarms(RUN, [*steps[:5], lost[5], *steps[6:]], ()) == []
-
-
-def step(version: int, weights: int) -> CommitSummary:
-    policy = examples.policy(weights).model_copy(update={"version": version})
-    return CommitSummary(
-        run="test", policy=policy, digest="0" * 64, weights=examples.ref("weights")
-    )
+    assert alarms(facts(steps=[*steps[:5], skipped[5], *steps[6:]])) == []
 
 
 def test_dead_letters_are_an_alarm_while_they_come_with_what_they_cost() -> None:
-    run = RUN | {"num_dead_letters": 9}
-    now = time.time()
-    late = [(now - 5, "no table of sevens"), (now - 9, "no table of sevens"), (now - 7, "other")]
-    [line] = alarms(run, (), (), (), [*late, (now - 3600, "old")])
+    late = [letter("no table of sevens", 5), letter("no table of sevens", 9), letter("other", 7)]
+    [line] = alarms(facts(letters=[*late, letter("old", 3600)]))
     assert line.startswith(
         "3 dead letters, one for each attempt that fails, in the last 2 minutes, the last one "
         "5 s ago, 2 of them for: no table of sevens. What fails"
     )
-    [line] = alarms(RUN, (), (), (), late[:2])
+    [line] = alarms(facts(letters=late[:2]))
     assert "5 s ago, for: no table of sevens. What fails" in line
-    assert is_failing(run | {"phase": "running"}, late) and not is_failing(run, None)
-    assert not is_failing(run | {"phase": "paused"}, late)
-    assert alarms(run, (), (), (), [(now - 3600, "old")]) == []
-    [line] = alarms(run, (), ())  # when they came is not known
+    assert is_failing(facts(letters=late)) and not is_failing(facts())
+    assert not is_failing(facts(run(phase="paused"), letters=late))
+    assert alarms(facts(letters=[letter("old", 3600)])) == []
+    [line] = alarms(facts(run(num_dead_letters=9)))  # when they came is not known
     assert line == "dead letters: 9 are open; `digenrl dlq list test` has why"
 
 
@@ -245,47 +237,38 @@ def test_a_reason_names_the_scorer_and_nothing_else_is_one(reason: str, said: st
 
 
 def test_a_fragment_that_failed_and_its_samples_have_one_reason() -> None:
-    now = time.time()
-    late = [(now, "reward: mine: ValueError: no"), (now, "x"), (now, "mine: ValueError: no")]
-    [line] = alarms(RUN | {"num_dead_letters": 3}, (), (), (), late)
+    late = [letter("reward: mine: ValueError: no", 0), letter("x", 0)]
+    [line] = alarms(facts(letters=[*late, letter("mine: ValueError: no", 0)]))
     assert "2 of them in scorer mine: ValueError: no. What" in line
 
 
 def test_a_failure_is_the_first_alarm() -> None:
-    failed = RUN | {"failure": "the ratio is 3", "num_dead_letters": 1}
-    lines = alarms(failed, (), ["gold fell"])
+    failed = facts(run(failure="the ratio is 3", num_dead_letters=1, alarms=["trained nothing"]))
+    lines = alarms(failed)
     assert lines[0] == "the run has failed: the ratio is 3" and len(lines) == 3
-    assert alarms(RUN, (), ()) == []
+    assert alarms(facts()) == []
 
 
 def test_where_rewards_are_waited_for_reward_workers_say_which_scorer_is_slow() -> None:
     said = "of a sample, mine takes 75.0 ms, proxy 0.5 ms"
-    workers = [{"service": "rollout", "note": "x"}, {"service": "reward", "note": said}]
+    workers = [worker(note="x"), worker(service="reward", note=said)]
     assert slow_scorer("waiting_for_reward", workers) == f"Scoring: {said}."
     assert slow_scorer("tail", workers) == ""
     assert slow_scorer("waiting_for_reward", workers[:1]) == ""
 
 
 def test_of_a_paused_run_the_alarm_says_what_to_do_and_not_to_pause_it() -> None:
-    late = [(time.time(), "no memory")]
-    [line] = alarms(RUN | {"num_dead_letters": 1, "phase": "paused"}, (), (), (), late)
+    late = [letter("no memory", 0)]
+    [line] = alarms(facts(run(phase="paused"), letters=late))
     assert line.endswith("mend it, then retry: `digenrl dlq retry test --all --resume`")
     assert " pause " not in line
-    [line] = alarms(RUN | {"phase": "paused"}, (), (), (), late)
+    over = [letter("no memory", 0, "over")]
+    [line] = alarms(facts(run(phase="paused"), letters=over))
     assert line.endswith("The run is paused, and nothing of its batch has failed")
-    [line] = alarms(RUN | {"num_dead_letters": 1}, (), (), (), late)
+    [line] = alarms(facts(letters=late))
     assert line.endswith("with time for a mend: `digenrl pause test --at-failure`")
-    slow = RUN | {"seconds_per_step": 600.0}
-    before = [(time.time() - 300, "no memory")]
-    assert alarms(slow, (), (), (), before) and alarms(RUN, (), (), (), before) == []
-    asked = RUN | {"pause_at_failure": True}
-    [line] = alarms(asked, (), (), (), late)
+    before = [letter("no memory", 300)]
+    assert alarms(facts(run(seconds_per_step=600.0), letters=before))
+    assert alarms(facts(letters=before)) == []
+    [line] = alarms(facts(run(pause_at_failure=True), letters=late))
     assert line.endswith("The run will be paused as soon as an attempt fails")
-    assert status(asked | {"phase": "running"}, 3, 9).endswith("; pauses at the next failure")
-
-
-def test_of_versions_that_are_all_the_same_it_is_not_said_that_the_first_was_the_change() -> None:
-    versions = [(number, "a" * 64) for number in range(50)]
-    assert "since version 0:" in frozen(versions)[0]
-    assert "since version 10 or an earlier one:" in frozen(versions[10:])[0]
-    assert "since version 10:" in frozen([(9, "b" * 64), *versions[10:]])[0]

@@ -21,40 +21,9 @@ from shared.process.service import Server
 from shared.run.dead_letters import DeadLetter, LetterOutcomes, RunProgress
 from shared.run.usage import Timeline
 from tests.follow.runs import RUN, Run
+from tests.readings import LOAD, WORKER
+from tests.readings import RUN as NOW
 
-WORKER: dict[str, Any] = {
-    "versions": {"torch": "2.10.0"},
-    "worker": "rollout-0", "address": "rollout-0-1", "service": "rollout", "host": "node7",
-    "url": "", "device": "NVIDIA H100 80GB HBM3", "gpu": "0", "memory_bytes": 85_000_000_000,
-    "activity": "generating", "use": "generating", "policy_version": 4, "note": "", "num_done": 96,
-    "busy_seconds": 310.2, "num_quarantined": 0, "refused": None, "lent": False,
-    "loan_number": None,
-    "seconds_per_sample": 0.42, "num_in_hand": 2,
-    "seconds_per_gradient": None, "seconds_since_seen": 0.3, "drain": "no", "memory_shortage": None,
-}  # fmt: skip
-NOW: dict[str, Any] = {
-    "run": RUN, "phase": "running", "waiting_for": "nothing", "eta_seconds": 83.0, "failure": None,
-    "missing_workers": [], "num_dead_letters": 0, "pause_at_failure": False, "alarms": [],
-    "num_workers": {"rollout": 1}, "step": 4,
-    "steps": 30, "reward_mean": 0.5, "policy_version": 4, "seconds_per_step": 4.0,
-    "effective_sample_share": None, "num_quarantined": 0, "max_staleness": 0,
-    "max_staleness_reason": None,
-}  # fmt: skip
-LOAD: dict[str, Any] = {
-    "samples_per_second": 10.0, "forecast_samples_per_second": 20.0,
-    "bound_samples_per_second": 22.0,
-    "queues": [
-        {"queue": "generation", "samples": 96, "oldest_seconds": 1.5, "usual_seconds": 4.0,
-         "late": False, "worker": None},
-        {"queue": "in_hand", "samples": 8, "oldest_seconds": 61.0, "usual_seconds": 1.7,
-         "late": True, "worker": "rollout-0"},
-        {"queue": "scoring", "samples": 0, "oldest_seconds": None, "usual_seconds": None,
-         "late": False, "worker": None},
-        {"queue": "training", "samples": 8, "oldest_seconds": 0.2, "usual_seconds": 0.6,
-         "late": False, "worker": None},
-    ],
-    "slowest": {"worker": "rollout-0", "seconds_per_sample": 0.9, "mean_seconds_per_sample": 0.42},
-}  # fmt: skip
 TAG: dict[str, Any] = {
     "mode": "auto", "groups": 0, "lent": 1, "members": 2, "samples_left": 4, "costs": {},
     "decisions": [],

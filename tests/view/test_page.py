@@ -25,7 +25,9 @@ from shared.run.usage import BatchUsage, Timeline
 from tests import examples
 from tests.follow.runs import RUN, Run
 from tests.paths import ROOT
-from tests.view.sight import LOAD, Scheduler
+from tests.readings import LOAD
+from tests.readings import RUN as NOW
+from tests.view.sight import Scheduler
 
 PICTURES = {0: b"\x89PNG zero", 4: b"\x89PNG four"}
 PROMPT = 'a "digit" <three>'
@@ -220,11 +222,9 @@ def scheduler_of(answers: dict[str, object], asked: list[str]) -> LiveRun:
 
 
 def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Tokens) -> None:
-    now = {
-        "phase": "running", "waiting_for": "rollout", "eta_seconds": 83.0, "failure": None,
-        "missing_workers": ["reward"], "num_dead_letters": 2, "pause_at_failure": False,
-        "alarms": [], "num_workers": {"rollout": 2},
-        "run": RUN,
+    now = NOW | {
+        "run": RUN, "waiting_for": "rollout", "missing_workers": ["reward"], "num_dead_letters": 2,
+        "num_workers": {"rollout": 2},
     }  # fmt: skip
     flying = {"batch": 4, "seconds": 1.0, "devices": {}}
     answers: dict[str, object] = {
@@ -276,8 +276,11 @@ def test_two_runs_are_compared(run: Run, tokens: Tokens, tmp_path: Path) -> None
 
 
 def test_versions_say_who_has_loaded_them(run: Run, tokens: Tokens) -> None:
-    newest = {"version": 4, "adopted_by": ["rollout-0", "rollout-1"]}
-    client = client_of(run, tokens, scheduler_of({"/v1/versions": [newest]}, []))
+    newest = {
+        "version": 4, "weights_digest": "0" * 64, "weights": "key", "trained_from_batch": 3,
+        "reward_mean": 0.5, "onpolicy_ratio_error": None, "adopted_by": ["rollout-0", "rollout-1"],
+    }  # fmt: skip
+    client = client_of(run, tokens, scheduler_of({"/v1/run": NOW, "/v1/versions": [newest]}, []))
     assert "rollout-0, rollout-1" in client.get("/versions").text
 
 

@@ -17,7 +17,8 @@ from shared.errors import DigenRLError
 from shared.run.journal import PhaseChange, entry_key
 from tests.follow import runs
 from tests.follow.runs import RUN, Run
-from tests.view.sight import LOAD, NOW, WORKER
+from tests.readings import LOAD, WORKER
+from tests.readings import RUN as NOW
 
 LOGS: dict[str, list[dict[str, object]]] = {
     "trainer-0": [
@@ -76,6 +77,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, object]
     answers: dict[str, object] = {
         "/v1/run": NOW, "/v1/workers": [WORKER, WORKER], "/v1/load": LOAD,
         "/v1/dead-letters": [], "/v1/tag": A_TAG,
+        "/v1/batches": [],
         "/v1/versions": [version_view(number, digest="0" * 64) for number in range(7, 1, -1)],
     }  # fmt: skip
     for batch in range(2):

@@ -23,9 +23,9 @@ from digenrl.commands import status
 from digenrl.evaluation.records import Evaluations
 from digenrl.evaluation.told import read_told
 from digenrl.local import up
+from digenrl.local.connection import Connection, read_run
 from digenrl.local.running.display import Display
 from digenrl.local.runs import Run
-from digenrl.view.state import live_state
 from shared.errors import ContractError
 from shared.run.commits import read_commit
 from shared.run.dead_letters import read_letter
@@ -150,7 +150,7 @@ async def poll(observer: Observer, *, every_s: float, whole: bool = False) -> No
                 wait_s = every_s
                 try:
                     if whole:
-                        live_state(client)
+                        read_run(Connection(client, is_live=True))
                     else:
                         client.get_run()
                         client.list_dead_letters("all", 1)

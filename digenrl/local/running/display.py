@@ -1,10 +1,9 @@
 """Shows the progress of a run: a live table on a terminal, otherwise a line per step."""
 
-import json
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,8 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressC
 from rich.table import Table
 from rich.text import Text
 
-from digenrl.reading import sentences
+from digenrl.reading.facts import RunFacts
+from digenrl.reading.reading import RunReading, read
 from digenrl.reading.wording import clock, figure
+from services.scheduler.shell.api_load import LoadView
+from services.scheduler.shell.api_models import RunView, WorkerView
 
 PIPE_WIDTH = 100_000
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -31,7 +33,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 @dataclass(slots=True)
 class Display:
-    """Displays what the scheduler's API answers."""
+    """Renders what the scheduler's API reports."""
 
     console: Console
     url: str
@@ -39,17 +41,17 @@ class Display:
     weighted: bool = False
     """Whether samples are weighted, as `rollout.weights` are not the trainer's."""
     lines: bool = False
-    """Whether stdout gets what the API says of the run, as lines of JSON, and nothing else; the
-    console is not stdout then."""
+    """Whether stdout gets the answers of /v1/run, as lines of JSON, and nothing else; the console
+    is not stdout then."""
     note: str = "starting"
     rewards: list[float] = field(default_factory=list)
     _shortages: dict[str, str] = field(default_factory=dict)
     """Newest shortage of memory of each worker, as it was shown."""
     _last_step: int = -1
-    _written: dict[str, Any] = field(default_factory=dict)
+    _written: RunView | None = None
     _live: Live | None = None
-    _load: dict[str, Any] | None = None
-    """Newest answer about throughput and queues, if it was asked for."""
+    _load: LoadView | None = None
+    """Newest answer about throughput and queues, if it was requested."""
     _progress: Progress = field(
         default_factory=lambda: Progress(
             TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=40), TaskProgressColumn()
@@ -62,7 +64,8 @@ class Display:
         if self.lines or not self.console.is_terminal:
             yield
             return
-        with Live(self._render({}, []), console=self.console, refresh_per_second=4) as live:
+        note = Group(Text(self.note))
+        with Live(note, console=self.console, refresh_per_second=4) as live:
             self._live = live
             yield
             self._live = None
@@ -77,7 +80,7 @@ class Display:
         if self._live is None:
             self.console.print(note, highlight=False)
         else:
-            self._live.update(self._render({}, []))
+            self._live.update(Group(Text(note)))
 
     def tell(self, line: str) -> None:
         """Print a line that stays on the screen."""
@@ -88,106 +91,98 @@ class Display:
         self.console.print(line, style="bold red", highlight=False)
 
     def update(
-        self, run: dict[str, Any], workers: list[dict[str, Any]], load: dict[str, Any] | None = None
+        self, run: RunView, workers: Sequence[WorkerView], load: LoadView | None = None
     ) -> None:
         self._load = load or self._load
         self._warn_of_shortages(workers)
         if self.lines and run != self._written:
             self._written = run
-            print(json.dumps(run), flush=True)  # noqa: T201 -- what was asked for
-        stepped = run["step"] != self._last_step
-        if stepped and run["reward_mean"] is not None and run["step"] > 0:
-            self.rewards.append(run["reward_mean"])
+            print(run.model_dump_json(), flush=True)  # noqa: T201 -- what was asked for
+        stepped = run.step != self._last_step
+        if stepped and run.reward_mean is not None and run.step > 0:
+            self.rewards.append(run.reward_mean)
         if self._live is not None:
-            self._live.update(self._render(run, workers))
-        elif stepped and run["step"] > 0:
+            facts = RunFacts(
+                run=run, is_live=True, at=time.time(), workers=workers, load=self._load
+            )
+            self._live.update(self._render(read(facts), self._share(run)))
+        elif stepped and run.step > 0:
             self.console.print(
-                f"step {run['step']}/{run['steps']}  reward {run['reward_mean']:.3f}  "
+                f"step {run.step}/{run.steps}  reward {run.reward_mean:.3f}  "
                 f"{self._share(run)}{_outlook(run)}",
                 highlight=False,
             )
-        self._last_step = run["step"]
+        self._last_step = run.step
 
-    def _share(self, run: dict[str, Any]) -> str:
-        share = run["effective_sample_share"] if self.weighted else None
+    def _share(self, run: RunView) -> str:
+        share = run.effective_sample_share if self.weighted else None
         return "" if share is None else f"samples count {share:.0%}  "
 
-    def _warn_of_shortages(self, workers: list[dict[str, Any]]) -> None:
+    def _warn_of_shortages(self, workers: Sequence[WorkerView]) -> None:
         for worker in workers:
             line = describe_shortage(worker)
-            if line and self._shortages.get(worker["worker"]) != line:
-                self._shortages[worker["worker"]] = line
-                self.warn(f"{worker['worker']} was out of memory: {line}")
+            if line and self._shortages.get(worker.worker) != line:
+                self._shortages[worker.worker] = line
+                self.warn(f"{worker.worker} was out of memory: {line}")
 
-    def _render(self, run: dict[str, Any], workers: list[dict[str, Any]]) -> Group:
-        if not run:
-            return Group(Text(self.note))
-        self._progress.update(self._progress.task_ids[0], completed=run["step"], total=run["steps"])
-        reward = run["reward_mean"]
+    def _render(self, reading: RunReading, share: str) -> Group:
+        [task] = self._progress.task_ids
+        self._progress.update(task, completed=reading.step, total=reading.steps)
+        reward = reading.reward_mean
         heading = Text.assemble(
-            (f"{run['run']}  ", "bold"),
-            f"{run['phase']}  reward ",
+            (f"{reading.run}  ", "bold"),
+            f"{reading.phase}  reward ",
             (f"{reward:.3f} " if reward is not None else "- ", "green"),
             (sparkline(self.rewards[-40:]), "green"),
-            f"  {self._share(run)}{_eta(run['eta_seconds'])}",
+            f"  {share}{_eta(reading.eta_seconds)}",
         )
         table = Table(*COLUMNS, box=None, padding=(0, 2))
-        for worker in workers:
-            version, each = worker["policy_version"], worker["seconds_per_sample"]
-            generates = worker["service"] == "rollout" and each is not None
-            table.add_row(
-                worker["worker"],
-                worker["host"],
-                worker["device"],
-                worker["gpu"] or "-",
-                doing(worker),
-                "-" if version is None else str(version),
-                str(worker["num_done"]),
-                f"{worker['busy_seconds']:.0f} s",
-                figure(each) if generates else "",
-            )
+        for worker in reading.workers:
+            table.add_row(*_row(worker))
+        alarms = [Text(each, "bold red") for each in reading.alarms]
         footer = Text(f"API {self.url}/docs   logs {self.logs}   Ctrl-C drains and stops", "dim")
-        return Group(heading, self._progress, *_load_lines(self._load), table, footer)
+        return Group(heading, self._progress, *_load_lines(reading), *alarms, table, footer)
 
 
-def _load_lines(load: dict[str, Any] | None) -> list[Text]:
-    """Return throughput and late queues, each on a line."""
-    if load is None:
-        return []
-    lines = [Text(each, "bold red") for each in sentences.late(load["queues"])]
-    now, forecast, bound = (
-        load[f"{kind}samples_per_second"] for kind in ("", "forecast_", "bound_")
-    )
-    if now is not None:
-        known = "" if forecast is None else f" of {figure(forecast)} forecast"
-        most = "" if bound is None else f", {figure(bound)} at most"
-        lines.insert(0, Text(f"samples/s {figure(now)}{known}{most}"))
-    waiting = [f"{each['samples']} {each['queue'].replace('_', ' ')}" for each in load["queues"]]
-    if any(each["samples"] for each in load["queues"]):
+def _load_lines(reading: RunReading) -> list[Text]:
+    """Return throughput and queues, each on a line."""
+    lines = [Text(reading.throughput)] if reading.throughput else []
+    queues = reading.load.queues if reading.load else []
+    if any(each.samples for each in queues):
+        waiting = [f"{each.samples} {each.queue.replace('_', ' ')}" for each in queues]
         lines.append(Text(f"waiting: {', '.join(waiting)}"))
     return lines
 
 
-def doing(worker: dict[str, Any]) -> str:
+def _row(worker: WorkerView) -> tuple[str, ...]:
+    pace = worker.seconds_per_sample if worker.service == "rollout" else None
+    return (
+        worker.worker, worker.host, worker.device, worker.gpu or "-", doing(worker),
+        "-" if worker.policy_version is None else str(worker.policy_version),
+        str(worker.num_done), f"{worker.busy_seconds:.0f} s", "" if pace is None else figure(pace),
+    )  # fmt: skip
+
+
+def doing(worker: WorkerView) -> str:
     """Describe what a worker does or waits for, or why the scheduler refuses it."""
-    if worker["refused"]:
-        return f"refused: {worker['refused']}"
+    if worker.refused:
+        return f"refused: {worker.refused}"
     # The scheduler knows best what a device waits for, the device knows best what it works on.
-    waits = worker["activity"].startswith("waiting") and not worker["note"]
-    use: str = worker["use"] if waits and worker["use"] else worker["activity"]
-    lent = worker["lent"] and worker["service"] == "trainer"
-    shortage = worker["memory_shortage"]
-    since = f" (out of memory: {shortage['since']})" if shortage else ""
+    waits = worker.activity.startswith("waiting") and not worker.note
+    use = worker.use if waits and worker.use else worker.activity
+    lent = worker.lent and worker.service == "trainer"
+    shortage = worker.memory_shortage
+    since = f" (out of memory: {shortage.since})" if shortage else ""
     return use.replace("_", " ") + (" (lent)" if lent else "") + since
 
 
-def describe_shortage(worker: dict[str, Any]) -> str:
+def describe_shortage(worker: WorkerView) -> str:
     """Describe what did not fit a worker's memory, what it does since and the remedy; empty if
     everything has fitted."""
-    shortage = worker["memory_shortage"]
+    shortage = worker.memory_shortage
     if not shortage:
         return ""
-    return f"{shortage['what']}; since then {shortage['since']}; {shortage['remedy']}"
+    return f"{shortage.what}; since then {shortage.since}; {shortage.remedy}"
 
 
 def sparkline(values: list[float]) -> str:
@@ -199,14 +194,14 @@ def sparkline(values: list[float]) -> str:
     return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in values)
 
 
-def _outlook(run: dict[str, Any]) -> str:
+def _outlook(run: RunView) -> str:
     """Describe how a run goes on after a step; that its next batch waits for generation then says
     nothing of what holds it up."""
-    if run["phase"] == "running" and run["waiting_for"] == "rollout":
-        return _eta(run["eta_seconds"])
-    if run["waiting_for"] == "nothing":
-        return str(run["phase"])
-    return f"waiting for {run['waiting_for']}  {_eta(run['eta_seconds'])}"
+    if run.phase == "running" and run.waiting_for == "rollout":
+        return _eta(run.eta_seconds)
+    if run.waiting_for == "nothing":
+        return run.phase
+    return f"waiting for {run.waiting_for}  {_eta(run.eta_seconds)}"
 
 
 def _eta(seconds: float | None) -> str:

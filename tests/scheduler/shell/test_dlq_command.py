@@ -17,7 +17,7 @@ from digenrl.checked_client import CheckedClient
 from digenrl.cli import app
 from digenrl.commands import dlq as commands
 from digenrl.commands.steer import until_paused
-from digenrl.local import reading
+from digenrl.local import connection
 from digenrl.local.address import last_address, write_address
 from digenrl.reading.letters import Letter, advice, detail, is_useful, line, reasons
 from services.scheduler.shell.api_letters import letter_view
@@ -105,10 +105,10 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
     asyncio.run(read())
 
     @contextmanager
-    def here(*_: object, **__: object) -> Iterator[reading.RunReader]:
-        yield reading.RunReader(CheckedClient(cast(httpx.Client, client)), is_live=True)
+    def here(*_: object, **__: object) -> Iterator[connection.Connection]:
+        yield connection.Connection(CheckedClient(cast(httpx.Client, client)), is_live=True)
 
-    monkeypatch.setattr(reading, "reading", here)
+    monkeypatch.setattr(connection, "connect", here)
     monkeypatch.setattr(commands, "PER_REQUEST", 2)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs/test").mkdir(parents=True)

@@ -1,11 +1,5 @@
-"""How a run's devices were used, as the report says it."""
+"""How a run's devices were used: the summary of all batches."""
 
-import json
-
-import pytest
-from rich.console import Console
-
-from digenrl.local.running.display import Display, doing
 from digenrl.reading.schedule import summarise_schedule
 from shared.run.commits import CommitRecord
 from shared.run.usage import BatchUsage, TagUsage
@@ -49,34 +43,3 @@ def test_a_run_of_which_nothing_was_seen_has_no_shares() -> None:
     summary = summarise_schedule([record(1, 0).staleness.items()], [])
     assert summary.utilisation is None and summary.seconds_per_step is None
     assert summary.staleness == {0: 4}
-
-
-def test_the_display_says_for_whom_a_device_waits_and_why_it_is_refused() -> None:
-    view = {
-        "activity": "waiting_for_trainer", "use": "tail", "refused": None, "lent": False,
-        "service": "rollout", "note": "", "memory_shortage": None,
-    }  # fmt: skip
-    assert doing(view) == "tail"
-    lacks = {"activity": "waiting_for_conditions", "use": "generating", "note": "no encoder has"}
-    assert doing(view | lacks) == "waiting for conditions"
-    assert doing(view | {"activity": "loading_weights"}) == "loading weights"
-    lent = view | {"service": "trainer", "activity": "generating", "lent": True}
-    assert doing(lent) == "generating (lent)"
-    assert doing(view | {"refused": "too small"}) == "refused: too small"
-
-
-def test_for_programs_stdout_gets_each_change_once_and_nothing_else(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    display = Display(Console(stderr=True), "http://scheduler", "logs", lines=True)
-    run = {
-        "run": "demo", "phase": "running", "step": 1, "steps": 2, "reward_mean": 0.5,
-        "waiting_for": "nothing", "eta_seconds": None,
-    }  # fmt: skip
-    with display.shown():
-        for each in (run, dict(run), run | {"step": 2}):
-            display.update(each, [])
-        display.say("draining the services")
-    out, err = capsys.readouterr()
-    assert [json.loads(line)["step"] for line in out.splitlines()] == [1, 2]
-    assert "draining" in err

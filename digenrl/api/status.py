@@ -1,0 +1,66 @@
+"""What a run does, did and needs: its reading, from the scheduler and the store."""
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, HTTPException
+
+from digenrl.api.live import LiveRun
+from digenrl.api.run_history import RunHistory
+from digenrl.api.stored import run_view, stored_letters
+from digenrl.reading.ended import load_at_end
+from digenrl.reading.facts import MAX_LETTERS, RunFacts, evaluation_view
+from digenrl.reading.reading import RunReading, read
+from services.scheduler.shell.api_letters import DeadLetterView
+from services.scheduler.shell.api_load import LoadView
+from services.scheduler.shell.api_models import RunView, TagView, WorkerView
+from shared.process.http_api import errors
+
+LETTERS = f"/v1/dead-letters?state=all&limit={MAX_LETTERS}"
+
+
+async def read_run(history: RunHistory, live: LiveRun) -> RunReading:
+    """Return the reading of a run that goes on, or is over.
+
+    Raises:
+        Unavailable: if the store does not answer.
+    """
+    await history.look()
+    now, load = await live.get_as(RunView, "/v1/run"), await live.get_as(LoadView, "/v1/load")
+    tag = await live.get_as(TagView, "/v1/tag")
+    return read(RunFacts(
+        run=now or await run_view(history), is_live=now is not None, at=time.time(),
+        load=load or load_at_end(history.recipe, history.recent_usage),
+        workers=await live.get_as(list[WorkerView], "/v1/workers") or [],
+        letters=await live.get_as(list[DeadLetterView], LETTERS),
+        tag=None if tag is None else tag.mode, recipe=history.recipe,
+        steps=history.step_facts, usage=history.recent_usage,
+        evaluations=[evaluation_view(each) for each in history.evaluations],
+    ))  # fmt: skip
+
+
+async def newest_letters(
+    history: RunHistory, live: LiveRun, before: int | None
+) -> list[dict[str, Any]]:
+    """Return the newest dead letters below ``before``, the newest first."""
+    older = "" if before is None else f"&before={before}"
+    found: list[dict[str, Any]] | None = await live.get(f"{LETTERS}{older}")
+    if found is not None:
+        return found
+    stored = await stored_letters(history, "all", before, MAX_LETTERS)
+    return [each.model_dump() for each in stored]
+
+
+def status_routes(history: RunHistory, live: LiveRun) -> APIRouter:
+    router = APIRouter(tags=["run"])
+
+    @router.get("/v1/status", operation_id="get_status", responses=errors(404))
+    async def status() -> RunReading:
+        """What the run does, what its devices wait for, what would help, and what to look at: what
+        `digenrl status --json` prints."""
+        found = await read_run(history, live)
+        if history.recipe is None:
+            raise HTTPException(404, f"the store holds no run {history.run!r}")
+        return found
+
+    return router

@@ -1,0 +1,189 @@
+"""Connects to the API of a run: of its services while it is in progress, otherwise the same routes
+in this process, over its store."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import httpx
+
+from digenrl.local import address
+from digenrl.local.progress import read_progress
+from digenrl.local.runs import Run, in_progress
+from digenrl.local.store import run_store
+from shared.store import ObjectStore, open_store
+
+if TYPE_CHECKING:
+    from digenrl.client import Client
+    from digenrl.reading.reading import RunReading
+    from shared.process.http_access import Role
+
+PAGE_S = 2.0
+"""Seconds for which the process of the page is waited for where the scheduler can answer too."""
+VERSIONS = 50
+"""Newest versions that are compared."""
+T = TypeVar("T")
+
+
+class Connection(NamedTuple):
+    client: "Client"
+    is_live: bool
+    """Whether the run is in progress."""
+
+
+class InProcessTransport(httpx.BaseTransport):
+    """Answers requests by the routes of a run that is over, without a server."""
+
+    def __init__(self, store: ObjectStore, run: str) -> None:
+        from fastapi import FastAPI
+
+        from digenrl.api.front import api_routes
+        from digenrl.api.live import LiveRun
+        from digenrl.api.run_history import RunHistory
+
+        app, history = FastAPI(), RunHistory(store, run)
+        app.include_router(
+            api_routes(store, run, LiveRun("", httpx.AsyncClient(trust_env=False)), history)
+        )
+        self._app = httpx.ASGITransport(app)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return asyncio.run(self._answer(request))
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        answer = await self._app.handle_async_request(request)
+        content = await answer.aread()
+        return httpx.Response(answer.status_code, headers=answer.headers, content=content)
+
+
+def stored_client(store: ObjectStore, run: str) -> "Client":
+    """Return a client of a run that is over.
+
+    Raises:
+        UserError: if the store holds no such run.
+    """
+    from digenrl.checked_client import CheckedClient
+    from shared.run.run_recipe import needed_recipe
+
+    asyncio.run(needed_recipe(store, run))
+    return CheckedClient(
+        httpx.Client(
+            base_url="http://store", transport=InProcessTransport(store, run), trust_env=False
+        )
+    )
+
+
+@contextmanager
+def connect(
+    run: Run,
+    scheduler: str = "",
+    token_file: Path | None = None,
+    *,
+    role: "Role" = "viewer",
+    services: tuple[address.Service, ...] = ("page",),
+) -> Iterator[Connection]:
+    """Yield a client of a run, as `connect_client` does of one in progress.
+
+    Args:
+        services: which of its services may answer, in this order; otherwise its store does.
+
+    Raises:
+        UserError: if a service that was named does not answer, or there is no such run.
+    """
+    from shared.process.settings import ServiceSettings
+    from shared.telemetry import quiet_logs
+
+    quiet_logs()
+    with ExitStack() as stack:
+        for service in services:
+            client = _live_client(stack, run, scheduler, token_file, role, service)
+            if client is not None:
+                client.http.timeout = client.http.timeout if service == services[-1] else PAGE_S
+                yield Connection(client, is_live=True)
+                return
+        stack.enter_context(run_store(run, reads=read_progress(run.folder).state == "reporting"))
+        store = open_store(ServiceSettings(run=run.id).store)
+        yield Connection(stored_client(store, run.id), is_live=False)
+
+
+def _live_client(
+    stack: ExitStack,
+    run: Run,
+    scheduler: str,
+    token_file: Path | None,
+    role: "Role",
+    service: address.Service,
+) -> "Client | None":
+    """Return a client of a run in progress; None if this service of the run does not answer.
+
+    Raises:
+        UserError: if the one that was named does not answer, or refuses.
+    """
+    from digenrl.client import NoAnswer, Refused
+
+    is_known = (
+        in_progress(run.folder) if run.is_local else address.last_address(run.folder, service)
+    )
+    if not (scheduler or is_known):
+        return None
+    client = address.connect_client(run, scheduler, token_file, role=role, of=service)
+    stack.enter_context(client)
+    try:
+        answer = client.get_run()
+    except (NoAnswer, Refused):
+        if scheduler:
+            raise
+        return None
+    is_this = bool(scheduler) or answer.run == run.id  # another run may have the port now
+    return client if is_this else None
+
+
+def read_run(of: Connection) -> "RunReading":
+    """Return the reading of a run by its API.
+
+    Raises:
+        NoAnswer: if it does not answer.
+        Refused: if it refuses.
+    """
+    from digenrl.reading.facts import MAX_LETTERS, RECENT, RunFacts, StepFacts
+    from digenrl.reading.reading import read
+    from shared.recipe.recipe import Recipe
+    from shared.run.usage import BatchUsage
+
+    client = of.client
+    run = client.get_run()
+    recipe = _known(client.get_recipe)
+    batches = {each.batch: each for each in client.list_batches(VERSIONS)}
+    usage = [
+        _known(lambda batch=batch: client.get_usage(batch))  # type: ignore[misc]
+        for batch in range(max(0, run.step - RECENT), run.step)
+    ]
+    return read(RunFacts(
+        run=run, is_live=of.is_live, at=time.time(), load=client.get_load(),
+        workers=client.list_workers(), tag=client.get_tag().mode,
+        letters=client.list_dead_letters("all", MAX_LETTERS),
+        recipe=None if recipe is None else Recipe.model_validate(recipe.recipe),
+        steps=[
+            StepFacts(
+                each.version, each.weights_digest,
+                *((made.metrics, [*made.staleness.items()])
+                  if (made := batches.get(each.version - 1)) else ({}, ())),
+            )
+            for each in reversed(client.list_versions(VERSIONS))
+        ],
+        usage=[BatchUsage.model_validate(each.model_dump()) for each in usage if each is not None],
+        evaluations=(_known(client.list_evaluations) or [])[::-1],
+    ))  # fmt: skip
+
+
+def _known(ask: Callable[[], T]) -> T | None:
+    """Return an answer; None from a service that does not have it."""
+    from digenrl.client import Refused
+
+    try:
+        return ask()
+    except Refused:
+        return None

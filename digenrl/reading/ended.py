@@ -1,0 +1,95 @@
+"""Computes for a run that is over what its scheduler reported while it went on.
+
+The types are the scheduler's; no worker is there, and nothing waits.
+"""
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from digenrl.reading.facts import StepFacts
+from digenrl.reading.schedule import summarise_schedule
+from services.scheduler.core.state import Phase
+from services.scheduler.shell.api_load import LoadView
+from services.scheduler.shell.api_models import RunView, TagDecisionView, TagView
+from shared.learning.metrics import nothing_trained
+from shared.recipe.recipe import Recipe
+from shared.run.usage import BatchUsage, per_second
+
+
+def run_at_end(
+    run: str,
+    recipe: Recipe | None,
+    steps: Sequence[StepFacts],
+    usage: Sequence[BatchUsage],
+    *,
+    phase: Phase,
+    failure: str | None,
+    staleness: tuple[int, str] | None,
+    num_open_letters: int,
+) -> RunView:
+    """Return where a run has ended.
+
+    Args:
+        recipe: None if the store holds none: the run has not begun.
+        staleness: what was decided for `schedule.max_staleness` "auto", and why.
+    """
+    metrics = steps[-1].metrics if steps else {}
+    limit = 0 if recipe is None else recipe.schedule.staleness_limit
+    stale, reason = (limit, None) if staleness is None else staleness
+    return RunView(
+        run=run,
+        phase=phase,
+        step=steps[-1].version if steps else 0,
+        steps=0 if recipe is None else recipe.run.steps,
+        policy_version=steps[-1].version if steps else None,
+        reward_mean=metrics.get("reward_mean"),
+        effective_sample_share=metrics.get("effective_sample_share"),
+        seconds_per_step=summarise_schedule([], usage).seconds_per_step,
+        eta_seconds=None,
+        waiting_for="nothing" if phase == "finished" else "operator",
+        num_workers={},
+        missing_workers=[],
+        num_quarantined=0,
+        num_dead_letters=num_open_letters,
+        pause_at_failure=False,
+        failure=failure,
+        alarms=nothing_trained([(each.version, each.metrics) for each in steps]),
+        max_staleness=stale,
+        max_staleness_reason=reason,
+    )
+
+
+def load_at_end(recipe: Recipe | None, usage: Sequence[BatchUsage]) -> LoadView:
+    """Return what the newest batches took, and what the schedule and the devices allowed."""
+    samples = 0 if recipe is None else recipe.batch.groups * recipe.batch.group_size
+    return LoadView(
+        samples_per_second=per_second(samples, summarise_schedule([], usage).seconds_per_step),
+        forecast_samples_per_second=per_second(
+            samples, _median(each.forecast_seconds for each in usage)
+        ),
+        bound_samples_per_second=per_second(samples, _median(each.bound_seconds for each in usage)),
+        queues=[],
+        slowest=None,
+    )
+
+
+def _median(seconds: Iterable[float | None]) -> float | None:
+    known = [each for each in seconds if each is not None]
+    return median(known) if known else None
+
+
+def tag_at_end(recipe: Recipe | None, usage: Sequence[BatchUsage]) -> TagView:
+    """Return what the recipe asked for, and what was decided in the newest batches."""
+    fixed = None if recipe is None else recipe.schedule.fixed_tag
+    return TagView(
+        mode="auto" if fixed is None else "fixed" if fixed else "off",
+        groups=fixed or 0, lent=0, members=0, samples_left=0, costs={},
+        decisions=[
+            TagDecisionView(
+                batch=each.batch, groups=each.tag.groups, reason=each.tag.reason,
+                predicted_seconds=None, predicted_gain=each.tag.predicted_gain,
+                measured_seconds=each.seconds, measured_gain=each.tag.measured_gain,
+            )
+            for each in reversed(usage) if each.tag is not None
+        ],
+    )  # fmt: skip

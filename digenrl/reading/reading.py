@@ -1,0 +1,183 @@
+"""Computes what a run does, did and needs, in one function of what is known of it.
+
+Page, HTTP API, command line and display render a reading; none computes figures of its own.
+"""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from digenrl.reading.alarms import alarms, is_failing
+from digenrl.reading.facts import RECENT, EvaluationView, RunFacts
+from digenrl.reading.schedule import ScheduleSummary, summarise_schedule
+from digenrl.reading.sentences import (
+    active_settings,
+    bottleneck,
+    main_wait,
+    slow_scorer,
+    status,
+    throughput,
+)
+from digenrl.reading.wording import time_left, worker_counts
+from services.scheduler.core.state import Phase
+from services.scheduler.shell.api_load import LoadView, SlowestView
+from services.scheduler.shell.api_models import View, WorkerView
+from shared.run.usage import BatchUsage, DeviceUse
+
+FAR_SLOWER = 2.0
+"""Times the mean of equal devices from which a worker's host is worth a look."""
+FOR_GENERATION = ("waiting_for_rollout", "tail")
+"""Waits that a slow device can cause by generating."""
+
+
+class SlowWorker(SlowestView):
+    """The worker that takes longest for a sample, beside equal devices."""
+
+    is_far_slower: bool
+    """Whether it takes twice as long as equal devices, or longer."""
+
+
+class DeviceTimes(View):
+    """What a device did in the newest batches."""
+
+    shares: dict[DeviceUse, float]
+    """Share of its time by use."""
+    exchange_seconds: float
+    """Mean seconds of a step in which it exchanges gradients; 0 if it exchanges none."""
+
+
+class RunReading(View):
+    """What a run does, did and needs."""
+
+    run: str
+    """Name of the run."""
+    status: str
+    """What it does now, in words."""
+    phase: Phase
+    """Phase that the scheduler reports, or in which a run that is over has ended."""
+    step: int
+    """Optimizer steps committed."""
+    steps: int
+    """Optimizer steps that the recipe asks for."""
+    eta_seconds: float | None
+    """Seconds until the last step, at the pace of the newest steps."""
+    reward_mean: float | None
+    """Mean reward of the newest committed batch."""
+    seconds_per_step: float | None
+    """Median over the newest batches."""
+    utilisation: float | None
+    """Share of their time that rollout and trainer devices worked, over the newest batches."""
+    bottleneck: str
+    """For what devices wait most, and which setting may change that; empty if it has failed."""
+    throughput: str
+    """Samples per second against what is possible, and where to look if they are few."""
+    alarms: list[str]
+    """A line for each thing that somebody should look at."""
+    load: LoadView | None
+    """Throughput against what is possible, and where samples wait, as the API shows it."""
+    workers: list[WorkerView]
+    """Live workers, as the API shows them."""
+    metrics: dict[str, float]
+    """Metrics of the newest step (docs/metrics.md)."""
+    slowest: SlowWorker | None
+    """The worker that takes longest for a sample, if it is far slower than equal devices, or if
+    devices wait for generation."""
+    devices: dict[str, DeviceTimes]
+    """What each device did in the newest batches."""
+    schedule: ScheduleSummary
+    """How the devices were used in the newest batches, as summary.json has it of all."""
+    evaluations: list[EvaluationView]
+    """Evaluated versions, the oldest first."""
+
+    def lines(self) -> list[str]:
+        """Return the reading as a person reads it."""
+        left = "" if self.eta_seconds is None else f", {time_left(self.eta_seconds)} left"
+        reward = "" if self.reward_mean is None else f", reward {self.reward_mean:.3f}"
+        workers = worker_counts(self.workers)
+        return [
+            f"{self.run}: {self.status}; step {self.step} of {self.steps}{reward}{left}",
+            *(f"! {alarm}" for alarm in self.alarms),
+            *([self.bottleneck] if self.bottleneck else []),
+            *([self.throughput] if self.throughput else []),
+            *([f"workers: {workers}"] if workers else []),
+        ]
+
+
+def read(facts: RunFacts) -> RunReading:
+    """Return the reading of a run."""
+    run, load = facts.run, facts.load
+    schedule = summarise_schedule([step.staleness for step in facts.steps[-RECENT:]], facts.usage)
+    waits = main_wait(schedule)
+    settings = active_settings(run, facts.recipe, facts.tag) if facts.is_live else None
+    return RunReading(
+        run=run.run,
+        status=status(run, is_live=facts.is_live),
+        phase=run.phase,
+        step=run.step,
+        steps=run.steps,
+        eta_seconds=run.eta_seconds,
+        reward_mean=run.reward_mean,
+        seconds_per_step=schedule.seconds_per_step,
+        utilisation=schedule.utilisation,
+        bottleneck=_bottleneck(facts, schedule, settings),
+        throughput=throughput(load, waits, run.run, advises=settings is not None),
+        alarms=alarms(facts),
+        load=load,
+        workers=list(facts.workers),
+        metrics=dict(facts.steps[-1].metrics) if facts.steps else {},
+        slowest=None if load is None else slow_worker(load.slowest, facts.workers, waits),
+        devices=device_times(facts.usage),
+        schedule=schedule,
+        evaluations=list(facts.evaluations),
+    )
+
+
+def _bottleneck(facts: RunFacts, schedule: ScheduleSummary, settings: set[str] | None) -> str:
+    if facts.run.phase == "failed":  # its alarms name what helps
+        return ""
+    found = bottleneck(schedule, facts.run.run, settings, fails=is_failing(facts))
+    return " ".join(filter(None, (found, slow_scorer(main_wait(schedule), facts.workers))))
+
+
+def slow_worker(
+    slowest: SlowestView | None, workers: Sequence[WorkerView], waits: str
+) -> SlowWorker | None:
+    """Return the worker that takes longest for a sample, beside the mean of equal devices; None if
+    its equals are like it and generation is not what devices wait for.
+
+    Args:
+        waits: for what devices wait most.
+    """
+    if slowest is None:
+        return None
+    devices = {each.worker: each.device for each in workers}
+    device = devices.get(slowest.worker)
+    equal = [
+        each.seconds_per_sample for each in workers
+        if each.device == device and each.seconds_per_sample is not None
+    ]  # fmt: skip
+    mean = fmean(equal) if len(equal) > 1 else slowest.mean_seconds_per_sample
+    has_equals = device is None or len(equal) > 1
+    is_far_slower = has_equals and slowest.seconds_per_sample >= FAR_SLOWER * mean
+    if not is_far_slower and waits not in FOR_GENERATION:
+        return None
+    return SlowWorker(
+        worker=slowest.worker, seconds_per_sample=slowest.seconds_per_sample,
+        mean_seconds_per_sample=mean, is_far_slower=is_far_slower,
+    )  # fmt: skip
+
+
+def device_times(usage: Sequence[BatchUsage]) -> dict[str, DeviceTimes]:
+    """Return what each device did in these batches."""
+    sums: dict[str, dict[DeviceUse, float]] = {}
+    for batch in usage:
+        for device, uses in batch.devices.items():
+            found = sums.setdefault(device, {})
+            for use, seconds in uses.items():
+                found[use] = found.get(use, 0.0) + seconds
+    return {
+        device: DeviceTimes(
+            shares={use: seconds / whole for use, seconds in uses.items()},
+            exchange_seconds=uses.get("committing", 0.0) / len(usage),
+        )
+        for device, uses in sorted(sums.items()) if (whole := sum(uses.values())) > 0
+    }  # fmt: skip
