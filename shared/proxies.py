@@ -1,8 +1,8 @@
 """Keeps loopback and the hosts of a run off the proxies that this machine names.
 
 Libraries read HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY, in either case. Our own clients of a
-run's hosts read none of them (`trust_env=False`): httpx fails where a proxy has a scheme that it
-does not know, even if that proxy would not be used.
+run's hosts ignore proxies (`trust_env=False`): httpx fails on a proxy with an unknown scheme, even
+if that proxy would not be used.
 """
 
 import ipaddress
@@ -33,7 +33,7 @@ def go_direct(*urls: str | None) -> None:
 
 
 def find_proxy(url: str) -> str | None:
-    """Return the proxy through which a URL is asked; None: it is asked directly."""
+    """Return the proxy for a URL; None: no proxy."""
     parts, named = urlsplit(url), proxies()
     host = parts.hostname or ""
     if _is_loopback(host) or proxy_bypass(host):
@@ -42,7 +42,7 @@ def find_proxy(url: str) -> str | None:
 
 
 def through(url: str) -> str:
-    """Return the proxy of a URL as words for an error; nothing if there is none."""
+    """Return the proxy of a URL as words for an error; empty without one."""
     proxy = find_proxy(url)
     return "" if proxy is None else f" through the proxy {public(proxy)}"
 

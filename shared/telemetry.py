@@ -92,7 +92,7 @@ ALARM = Gauge(
     "digenrl_alarm", "1 while something is wrong that a person may have to mend", ["what"]
 )
 NATS_STORES_NOTHING = "NATS answers and stores nothing"
-"""Beginning of what readiness says then."""
+"""Prefix of the readiness text in that state."""
 
 STALENESS = Counter("digenrl_staleness_steps_total", "Trained samples by staleness", ["steps"])
 
@@ -128,8 +128,8 @@ def quiet_logs() -> None:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class LossyText:
-    """Writes what a stream takes, and drops the rest: a service goes on while the disk that its log
-    is on is full, and after whoever read it has gone."""
+    """Writes the part that a stream accepts, and drops the rest: a service continues while the disk
+    of its log is full, and after its reader has gone."""
 
     stream: TextIO
 

@@ -1,7 +1,7 @@
 """Families whose samples are videos with sound: the latents of both are one state.
 
-The tokens of the sound stand in columns beside the video's latents, frame by frame and row by row;
-cells that are left over mean nothing. So a sample stays one tensor.
+The tokens of the sound are in columns next to the video's latents, frame by frame and row by row;
+unused cells have no meaning. So a sample stays one tensor.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ FRAME_RATE = 24.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoundFamilySpec(FamilySpec):
     sound_tokens: Callable[[Config, int], int]
-    """Returns the tokens of sound beside so many frames of latents, from the network's
+    """Return the tokens of sound for this many frames of latents, from the network's
     configuration."""
 
     def latent_shape(
@@ -32,7 +32,7 @@ class SoundFamilySpec(FamilySpec):
 
 
 def sound_columns(tokens: int, latent_frames: int, rows: int) -> int:
-    """Returns the columns that so many tokens need.
+    """Return the columns for this many tokens.
 
     >>> sound_columns(5, latent_frames=2, rows=2)
     2

@@ -17,11 +17,12 @@ _DEFAULTS = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
 def check_source_tokens(
     folder: Path, wanted: int | None, *, table: str, height: int, width: int
 ) -> None:
-    """Check that a text of ``wanted`` tokens, or as many as the family is used with, has room for a
-    prompt beside a source image of ``height`` x ``width`` pixels, sizes of the recipe's ``table``.
+    """Check that a text of ``wanted`` tokens, or of the family's usual length, has space for a
+    prompt in addition to a source image of ``height`` x ``width`` pixels, sizes of the recipe's
+    ``table``.
 
     Raises:
-        UserError: if it has none, or the folder does not say how images are cut.
+        UserError: if it has none, or the folder does not define how images are cut.
     """
     allowed, tokens = text_tokens(folder, wanted), source_tokens(folder, height, width)
     if tokens >= allowed:
@@ -33,11 +34,11 @@ def check_source_tokens(
 
 
 def source_tokens(folder: Path, height: int, width: int) -> int:
-    """Return the tokens that a source image of so many pixels is, as Qwen2.5-VL's processor cuts it
-    (transformers' `smart_resize`); 0 if the text encoder does not see it.
+    """Return the tokens of a source image of this many pixels, as Qwen2.5-VL's processor cuts it
+    (transformers' `smart_resize`); 0 if the text encoder does not read it.
 
     Raises:
-        UserError: if the folder does not say how it is cut.
+        UserError: if the folder does not define how it is cut.
     """
     family = find_family(folder)
     if not family.takes_image or "processor" not in family.components:
@@ -50,8 +51,8 @@ def source_tokens(folder: Path, height: int, width: int) -> int:
         most = int(said.get("max_pixels") or sizes["longest_edge"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"model.folder: {folder} has no {SETTINGS} that says how images are cut; choose a "
-            "complete model"
+            f"model.folder: {folder} has no {SETTINGS}, which defines how images are cut; choose "
+            "a complete model"
         ) from error
     rows, columns = round(height / side), round(width / side)
     if rows * columns * side**2 > most:

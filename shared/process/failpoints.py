@@ -1,9 +1,10 @@
 """Named points at which a test kills this very process, as the kernel would: without a last word.
 
-    DIGENRL_FAILPOINT=<point>:<nth>     SIGKILL when the process comes to the point for the nth time
+    DIGENRL_FAILPOINT=<point>:<nth>     SIGKILL when the process comes to the point for the nth
+        time
 
 The variable is read once, when this module is imported; without it a point costs one comparison.
-``<nth>`` counts from 1, which it is if it is left out. Points are named by whoever has them.
+``<nth>`` counts from 1, which it is if it is left out. The code with a point names it.
 """
 
 import os
@@ -13,7 +14,7 @@ VARIABLE = "DIGENRL_FAILPOINT"
 
 
 def parsed(text: str) -> tuple[str, int] | None:
-    """Return the point and how often it is passed before; None if there is none.
+    """Return the point and how often it is passed before; None without one.
 
     Raises:
         ValueError: if what follows the last colon is no number from 1 on.
@@ -31,7 +32,7 @@ _passed = 0
 
 
 def reach(point: str) -> None:
-    """Say that the process has come to a point; this is where it ends, if it is the one."""
+    """Mark a point of the process; the process ends here, if this is the configured one."""
     global _passed
     if _wanted is None or _wanted[0] != point:
         return

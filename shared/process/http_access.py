@@ -1,7 +1,7 @@
-"""Who may do what over HTTP: the operations, the roles, and how a caller proves a role.
+"""Access over HTTP: the operations, the roles, and how a caller proves a role.
 
-    Authorization: Bearer TOKEN   of programs; services know the sha256 of tokens, not tokens
-    a cookie                      of browsers, in exchange for a code that works once
+    Authorization: Bearer TOKEN   for programs; services know the sha256 of tokens, not tokens
+    a cookie                      for browsers, in exchange for a one-time code
 
 A request that proves nothing gets the probes alone.
 """
@@ -99,10 +99,10 @@ OPERATIONS: Mapping[str, RequiredRole] = {
     "GET /v1/{path:path}": "viewer",
     "POST /v1/{path:path}": "viewer",
 }
-"""What each operation of any service needs. A service with another one does not start."""
+"""The role that each operation of any service needs. A service with another one does not start."""
 
 DEFAULT_ROLE: Role = "viewer"
-"""What a request needs that is no operation: its answer says that there is no such thing."""
+"""The role for a request without an operation: its response is 404."""
 SIGN_IN_CODE_S = 600.0
 SESSION_S = 12 * 3600.0
 MAX_SESSIONS = 256
@@ -110,7 +110,7 @@ MAX_SESSIONS = 256
 CALLER = "digenrl.caller"
 """Where a request's scope has who asks."""
 ON_BEHALF = "digenrl-on-behalf"
-"""Header in which the run's page says whose request it passes on."""
+"""Header with the name of the caller for whom the run's page forwards a request."""
 
 log = structlog.get_logger()
 
@@ -126,7 +126,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class AuditedChange:
-    """Says who has asked for a change, and what is answered."""
+    """Caller and status of a change."""
 
     caller: Caller
     on_behalf: str
@@ -136,12 +136,12 @@ class AuditedChange:
 
 
 class TokenRecord(BaseModel):
-    """What a service knows of a token."""
+    """A service's record of a token."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    """Name of whoever has it, for the audit log."""
+    """Name of its owner, for the audit log."""
     role: Role
     sha256: str
     expires: float | None = None
@@ -204,7 +204,7 @@ class TokenFile:
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """What a code or a session is worth, and until when."""
+    """The role of a code or a session, and its expiry."""
 
     caller: Caller
     until: float
@@ -212,22 +212,22 @@ class _Proof:
 
 @dataclass(slots=True)
 class Access:
-    """Decides who may do what at one service. By default nobody may do anything."""
+    """Decides who may do what at one service. By default every operation is refused."""
 
     tokens: TokenFile | None = None
     is_open: bool = False
-    """Whether anybody may do anything: on a laptop."""
+    """Whether authentication is off: on a laptop."""
     is_encrypted: bool = False
     cookie: str = "digenrl"
     """Name of the cookie: a browser sends it to every port of a host."""
     clock: Callable[[], float] = lambda: time.monotonic()
     audit: "Callable[[AuditedChange], Awaitable[None]] | None" = None
-    """Keeps requests that change something, beside the log, before they are answered."""
+    """Keeps requests that change something, in addition to the log, before their responses."""
     _codes: dict[str, _Proof] = field(default_factory=dict)
     _sessions: dict[str, _Proof] = field(default_factory=dict)
 
     def check(self, method: str, path: str, headers: Headers) -> Caller | None:
-        """Return who asks; None if the operation asks nobody.
+        """Return the caller; None if the operation needs no role.
 
         Raises:
             Refused: with 401 if the caller proves nothing, with 403 if its role may not do it.
@@ -268,7 +268,7 @@ class Access:
         return session
 
     def say(self) -> None:
-        """Log if nobody can ask this service for anything, or anybody.
+        """Log if every caller is refused, or none is.
 
         Raises:
             UserError: if there are no tokens where they should be.
@@ -350,7 +350,7 @@ class CodeView(BaseModel):
     )
 
     path: str
-    """Path that a browser opens, once, to be signed in as whoever has asked for it."""
+    """Path that a browser opens once, to be signed in as the caller who requested it."""
     seconds: float
     """How long it works."""
 

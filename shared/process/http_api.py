@@ -1,4 +1,4 @@
-"""What every HTTP API has: errors as problem+json (RFC 9457), and the page `/docs`, which needs no
+"""Common to every HTTP API: errors as problem+json (RFC 9457), and the page `/docs`, which needs no
 other host."""
 
 import html
@@ -22,12 +22,12 @@ from starlette.types import Scope
 PROBLEM_JSON = "application/problem+json"
 REF = "#/components/schemas/Problem"
 FASTAPIS = (REF, "#/components/schemas/HTTPValidationError")
-"""What FastAPI says an error looks like, if a route says nothing of its own."""
+"""FastAPI's default schema of an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused(Exception):
-    """A request is refused before a route is asked."""
+    """A request is refused before a route is called."""
 
     status: int
     detail: str
@@ -39,7 +39,7 @@ SIGN_IN_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors
 
 
 class Problem(BaseModel):
-    """What went wrong, and with what."""
+    """Description of the fault."""
 
     model_config = ConfigDict(
         use_attribute_docstrings=True,
@@ -56,7 +56,7 @@ class Problem(BaseModel):
     )
 
     type: str = "about:blank"
-    """Always this: the status says what kind of problem it is."""
+    """Constant: the status defines the kind of problem."""
     title: str
     """The status in words."""
     status: int
@@ -75,7 +75,7 @@ CHANGE_ERRORS = {
     415: "the body is of another type",
     422: "the request is not understood",
 }
-"""What is refused before a route is asked (shared/process/http_guard.py)."""
+"""Refused before a route is called (shared/process/http_guard.py)."""
 BAD_REQUEST_TEXT = "the request is not understood"
 
 
@@ -88,12 +88,12 @@ STATUS_TEXTS = {
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return what a route says of the errors that it answers with, besides those of every route."""
+    """Return the documentation of a route's errors, in addition to the errors of every route."""
     return {status: {"model": Problem, "description": STATUS_TEXTS[status]} for status in statuses}
 
 
 def add_problems(app: FastAPI) -> None:
-    """Answer whatever is raised in ``app`` for the caller as a problem, and document it so."""
+    """Respond to each error of ``app`` with a problem, and document it."""
     document = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -113,8 +113,8 @@ def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) 
 
 
 def refusal(refused: Refused, scope: Scope) -> Response:
-    """Return the answer to a request that is refused: a problem, or for a browser that is not
-    signed in a page that says how it gets a link."""
+    """Return the response to a refused request: a problem, or for a browser without a session a
+    page that explains how to get a link."""
     asked = HTTPConnection(scope)
     reads_pages = scope["method"] == "GET" and "text/html" in asked.headers.get("accept", "")
     if refused.status != 401 or not reads_pages:
@@ -140,7 +140,7 @@ def _unexpected_problem(_: Request, error: Exception) -> JSONResponse:
 
 
 def with_problems(schema: dict[str, Any]) -> dict[str, Any]:
-    """A description of an API whose errors are problems, those of the guard among them."""
+    """A description of an API whose errors are problems, including the guard's."""
     for operations in schema["paths"].values():
         for method, operation in operations.items():
             _describe_errors(operation, changes=method == "post")

@@ -1,23 +1,26 @@
-"""Refuses requests before the routes of a service are asked, and closes slow connections.
+"""Refuses requests before the routes of a service are called, and closes slow connections.
 
-A page in the browser of somebody who can reach a service must neither read it nor act on it:
+A page in the browser of a person who can reach a service must neither read it nor act on it:
 
     Host            A name that is not the service's own is refused (421). A page whose name was
                     made to point here (DNS rebinding) sends its own name. It cannot send a bare
                     address, so every address is taken.
     Origin          Requests that change something are refused if they come from another site's
-                    page (403). What sends neither Sec-Fetch-Site nor Origin is no browser.
-    Content-Type    What a page can send without asking first (forms, text) is refused (415). A
+                    page (403). A client that sends neither Sec-Fetch-Site nor Origin is no
+                        browser.
+    Content-Type    Content types that a page can send without a preflight request (forms, text)
+        are refused (415). A
                     request without a body needs no type: for it the two above are enough.
     caller          A token or a session whose role may do it (401, 403): `http_access.py`. A
-                    browser without a session gets a page that says how it gets one.
-    body            64 KiB, and 10 seconds, unless the service reads its bodies itself (413, 408).
+        browser without a session gets a page that explains how to get one.
+    body            64 KiB, and 10 seconds, unless the service reads its bodies itself (413,
+        408).
 
 Requests that change something are logged, with who has asked and what was answered.
 
-uvicorn closes a connection that is idle between two requests, and waits for ever for a request
-that was begun. Here the head of a request must be complete within a time limit, and a body may
-not be silent for longer than that.
+uvicorn closes a connection that is idle between two requests, but has no timeout for a request that
+has begun. Here the head of a request must be complete within a time limit, and a body may not be
+silent for longer than that.
 """
 
 import asyncio
@@ -65,7 +68,7 @@ class Guard:
 
     app: ASGIApp
     names: frozenset[str]
-    """Names that the service may be asked by, in lower case; `*.name` is every name below."""
+    """Accepted host names of the service, in lower case; `*.name` is every name below."""
     bodies: BodyLimits = DEFAULT_BODIES
     access: Access = field(default_factory=Access)
 
@@ -115,8 +118,8 @@ class Guard:
 
 
 def _hardened(send: Send) -> Send:
-    """Return a `Send` by which no browser guesses a type of content, and no cache keeps an answer
-    that does not say so itself: answers depend on who asks."""
+    """Return a `Send` with headers against sniffing of content types and, unless set otherwise,
+    against caching: responses depend on the caller."""
 
     async def harden(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -242,7 +245,7 @@ REQUEST_TIMEOUT_S = 15.0
 
 
 class PatientH11(H11Protocol):
-    """Closes the connection when its patience is at an end."""
+    """Closes the connection when its timeout expires."""
 
     patience_s = REQUEST_TIMEOUT_S
     _deadline: asyncio.TimerHandle | None = None

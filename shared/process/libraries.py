@@ -19,12 +19,12 @@ LIBRARIES = (
     "scikit-learn", "tokenizers",
 )  # fmt: skip
 PREFIX = "libraries."
-"""Beginning of the names of a run's records of libraries, among those of its files."""
+"""Prefix of the names of a run's records of libraries, among its files."""
 
 
 @cache
 def processor() -> str | None:
-    """Return the maker's name of this machine's processor, if it says it."""
+    """Return the maker's name of this machine's processor, if it is known."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -55,7 +55,7 @@ async def record_versions(store: ObjectStore, run: str, service: Service) -> Non
 
 async def recorded_versions(store: ObjectStore, run: str) -> dict[str, str]:
     """Return the versions that processes of a run have had, by service and library, such as
-    ``{"torch of rollout": "2.10.0, 2.11.0"}``; those of damaged records are missing.
+    ``{"torch of rollout": "2.10.0, 2.11.0"}``; damaged records are skipped.
     """
     found: dict[str, set[str]] = {}
     for record in await read_records(store, run, PREFIX, LibrariesRecord):

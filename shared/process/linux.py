@@ -14,13 +14,13 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans(wanted: bool) -> bool:
-    """Become the parent of descendants whose own parents end, or no longer; tell whether Linux
-    lets this process."""
+    """Start or stop being the parent of descendants whose own parents end; return whether Linux
+    allows it."""
     return bool(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(wanted)) == 0)
 
 
 def has_pidfds() -> bool:
-    """Tell whether this system has files that stand for processes; a sandbox may forbid them."""
+    """Return whether this system has pidfds; a sandbox may forbid them."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):

@@ -1,12 +1,12 @@
-"""Which hosts this process asks on the word of a recipe: those of the internet, and those that
-somebody on this host allows by name.
+"""Hosts that a recipe may make this process contact: the internet, and hosts that the local
+environment allows by name.
 
     DIGENRL_PRIVATE_HOSTS=judge,10.0.0.0/8     names as recipes write them, addresses, networks
 
-A recipe may come from elsewhere. It must not make a worker ask what only this network reaches: the
-machine itself, its neighbours, or a cloud's metadata, which gives credentials to whoever asks. So a
-name is looked up once per request, every address that it has is checked, and the request goes to
-the address that was checked; redirects are not followed.
+A recipe may come from elsewhere. It must not make a worker contact private addresses: the machine
+itself, its neighbours, or a cloud's metadata, which gives credentials to every caller. So a name is
+looked up once per request, every address that it has is checked, and the request goes to the
+address that was checked; redirects are not followed.
 """
 
 import ipaddress
@@ -27,9 +27,9 @@ METADATA = frozenset(
     for address in ("169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254",
                     "192.0.0.192", "168.63.129.16")
 )  # fmt: skip
-"""Addresses at which clouds tell a machine its secrets; some of them look public."""
+"""Addresses at which clouds serve a machine's secrets; some of them look public."""
 MACHINE_ADDRESS = "an address of a machine's metadata or of its own link"
-"""What a name does not allow: only the address itself, or its network."""
+"""Addresses that no name allows: only the address itself, or its network."""
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -60,7 +60,7 @@ class PrivateHosts:
 
 
 def private_hosts(given: str | None = None) -> PrivateHosts:
-    """Return the hosts of the setting, by default that of the environment."""
+    """Return the hosts of the setting, by default from the environment."""
     words = (os.environ.get(SETTING, "") if given is None else given).replace(",", " ").split()
     names, networks = set[str](), list[Network]()
     for word in words:
@@ -72,8 +72,8 @@ def private_hosts(given: str | None = None) -> PrivateHosts:
 
 
 def named_in(urls: Iterable[str | None]) -> str:
-    """Return the setting by which the hosts of these URLs may be asked, besides those that the
-    environment allows: for whoever starts a recipe on this machine himself."""
+    """Return the setting that allows the hosts of these URLs, in addition to the environment's: for
+    a user who starts a recipe on this machine himself."""
     hosts = {_parsed(url).host for url in urls if url is not None}
     meant = [
         host
@@ -190,7 +190,7 @@ def _parsed(url: str) -> httpx.URL:
     try:
         return httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise UserError(f"url: {url!r} is no address of a server: {error}; mend it") from error
+        raise UserError(f"url: {url!r} is no address of a server: {error}; correct it") from error
 
 
 def _port(url: httpx.URL) -> int:

@@ -31,10 +31,10 @@ from shared.process.http_guard import DEFAULT_BODIES, BodyLimits, Guard, Patient
 from shared.process.port_numbers import check_port
 
 GRACE_S = 10
-"""Seconds for requests that are under way when the process is asked to end."""
+"""Seconds for running requests after a stop signal."""
 
 EXIT_TIMEOUT_S = 18.0
-"""After this long a process that was asked to end is gone."""
+"""Seconds after which a process has ended, after a stop signal."""
 
 DEPTH = 12
 """Most places of one task that are logged."""
@@ -43,26 +43,26 @@ EXIT_KILLED = 143
 """Exit status, as a shell gives it, of a process that SIGTERM has ended."""
 
 MAX_THREADS = 64
-"""Blocking calls of a service that go on at a time."""
+"""Maximum concurrent blocking calls of a service."""
 
 BACKLOG = 2048
 
 WILDCARD_HOSTS = ("0.0.0.0", "::", "")
 
 ENDING = threading.Event()
-"""Set once this process was asked to end: answers that never end by themselves do then."""
+"""Set by a stop signal: endless responses end then."""
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Health:
-    """Says whether a service can do its work now, or why it cannot."""
+    """Whether a service can do its work now, or why it cannot."""
 
     ready: bool = False
     reason: str = "starting"
     hangs: Callable[[], str] = lambda: ""
-    """Says what hangs in this process, if anything does: it is about to end itself."""
+    """The hanging work of this process, if any: the process is about to end itself."""
 
     def is_ready(self) -> None:
         self.ready, self.reason = True, "ready"
@@ -73,7 +73,7 @@ class Health:
 
 
 class ProbeView(BaseModel):
-    """What a probe found."""
+    """Result of a probe."""
 
     model_config = ConfigDict(
         use_attribute_docstrings=True, json_schema_extra={"examples": [{"status": "ready"}]}
@@ -91,7 +91,7 @@ def probes(health: Health) -> APIRouter:
 
     @router.get("/livez", operation_id="get_livez", responses={503: hangs})
     def livez(response: Response) -> ProbeView:
-        """Whether the process answers, and no piece of its work hangs."""
+        """Whether the process responds, and none of its work hangs."""
         reason = health.hangs()
         response.status_code = 503 if reason else 200
         return ProbeView(status=reason or "alive")
@@ -145,7 +145,7 @@ class Tls:
 
 
 def listen(host: str, port: int, *, tls: Tls | None = None, plain: bool = False) -> Listener:
-    """Take a port, 0 for one that is free, and say which in the log.
+    """Bind a port, 0 for any free one, and log it.
 
     Args:
         plain: other machines may reach it without TLS.
@@ -211,9 +211,9 @@ async def serve(
 
     Without ``access`` it answers probes alone.
 
-    SIGTERM ends both in order and returns, within `EXIT_TIMEOUT_S` whatever the threads of the
-    process do. An error in ``work`` ends both and is raised, so that a service whose work has died
-    never keeps answering its probes."""
+    SIGTERM ends both in order and returns, within `EXIT_TIMEOUT_S` even if threads of the process
+    hang. An error in ``work`` ends both and is raised, so that a service whose work has died never
+    keeps answering its probes."""
     # uvicorn raises the signal that it caught once more when it has shut down. With no handler of
     # ours in place that second signal would kill the process before `work` could clean up.
     loop = asyncio.get_running_loop()
@@ -255,10 +255,10 @@ class Server(uvicorn.Server):
 
 
 def end_soon() -> None:
-    """End this process within `EXIT_TIMEOUT_S`, whatever its threads do.
+    """End this process within `EXIT_TIMEOUT_S`, even if its threads hang.
 
     A thread that reads weights, or waits for a device, cannot be interrupted and would keep the
-    process; what it holds can be made anew."""
+    process; its data can be rebuilt."""
     ENDING.set()
     timer = threading.Timer(EXIT_TIMEOUT_S, _give_up, (_running_loop(),))
     timer.daemon = True
@@ -272,7 +272,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _give_up(loop: asyncio.AbstractEventLoop | None) -> None:
-    """End this process, and say in the log where each of its tasks still waits."""
+    """End this process, and log where each of its tasks still waits."""
     try:
         tasks = [] if loop is None else sorted(map(_where, asyncio.all_tasks(loop)))
         log.warning("ended_late", seconds=EXIT_TIMEOUT_S, tasks=tasks)

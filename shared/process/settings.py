@@ -1,4 +1,4 @@
-"""Settings that say where a service finds the others: command line over environment over secrets.
+"""Addresses and credentials of the other services: command line over environment over secrets.
 
 DIGENRL_NATS_URL=nats://user:password@host:4222
 DIGENRL_SECRETS_DIR=/run/secrets        # one file per setting, named digenrl_<setting>
@@ -74,8 +74,8 @@ HostCacheFolder = Annotated[str, AfterValidator(_cache_folder)]
 
 
 class SecretSettings(BaseSettings):
-    """Settings of which secrets are in files: those of the folder that is named when they are
-    read, as one program may start several services."""
+    """Settings with secrets in files: the folder is named when they are read, as one program may
+    start several services."""
 
     model_config = SettingsConfigDict(env_prefix="digenrl_", extra="ignore", frozen=True)
 
@@ -101,7 +101,7 @@ class TrustSettings(SecretSettings):
 
     @property
     def trusted(self) -> ssl.SSLContext:
-        """What verifies servers; raises UserError if ``ca`` is no certificate."""
+        """Trust settings for servers; raises UserError if ``ca`` is no certificate."""
         return trusted_with(self.ca)
 
 
@@ -118,7 +118,7 @@ class Endpoints(TrustSettings):
     s3_secret_key: SecretStr | None = None
     s3_session_token: SecretStr | None = None
     open_brokers: bool = False
-    """Whether brokers may let anybody do anything: on a laptop."""
+    """Whether brokers without authentication are allowed: on a laptop."""
 
     @property
     def store(self) -> StoreSettings:
@@ -139,7 +139,7 @@ class Endpoints(TrustSettings):
         return f"{place} at {public(self.s3_endpoint)}" if self.s3_endpoint else place
 
     def say_store(self) -> None:
-        """Log the store if nobody has chosen it: other hosts do not see its folder."""
+        """Log the store if it is the default: other hosts do not see its folder."""
         if "store_url" not in self.model_fields_set:
             log.warning(
                 "store_by_default",
@@ -152,12 +152,12 @@ class HttpSettings(SecretSettings):
     """Settings of a process's HTTP API."""
 
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
-    """Names, besides the machine's own, that its HTTP API may be asked by; `*.name` is every name
+    """Accepted host names of the HTTP API, in addition to the machine's own; `*.name` is every name
     below."""
     api_tokens: Path | None = None
     """File of the tokens that it accepts; None: it answers probes alone."""
     open_api: bool = False
-    """Whether anybody who reaches its port may do anything: on a laptop."""
+    """Whether every client that reaches the port may do anything: on a laptop."""
     plain_http: bool = False
     """Whether other machines may reach it without TLS: in a private network."""
     tls_cert: Path | None = None
@@ -218,8 +218,8 @@ class ServiceSettings(Endpoints, HttpSettings):
     rollout_memory: Residence | None = None
     """Overrides `rollout.memory` for this rollout worker or evaluator: it changes no sample."""
     host_cache: HostCacheFolder = "auto"
-    """Folder in which this host keeps the weights that its processes read, so that one of them
-    fetches them; off; auto: in the user's cache, unless the store is a folder already."""
+    """Folder in which this host caches the weights that its processes read, so that only one of
+    them fetches each; off; auto: in the user's cache, unless the store is a folder already."""
     host_cache_gib: float = Field(default=32, gt=0)
     """Most of it that the host keeps."""
     otlp_endpoint: str = ""

@@ -21,10 +21,11 @@ async def check_store(
 
     Args:
         key: an object that this check may make.
-        may_be_open: whether the store may answer anybody.
+        may_be_open: whether a store without authentication is allowed.
 
     Raises:
-        UserError: if it lets two writers create one object, or shows its objects to anybody.
+        UserError: if it lets two writers create one object, or serves objects without
+            authentication.
         Unavailable: if it does not answer.
     """
     if settings.url.startswith("file:"):
@@ -41,7 +42,7 @@ async def check_store(
 
 
 async def _check_asks(settings: StoreSettings, endpoint: str) -> None:
-    """Raises UserError if the store lists the bucket for somebody without a key."""
+    """Raises UserError if the store lists the bucket without a key."""
     bucket = urlsplit(settings.url).netloc
     url = f"{endpoint.rstrip('/')}/{bucket}"
     try:
@@ -53,7 +54,7 @@ async def _check_asks(settings: StoreSettings, endpoint: str) -> None:
         raise Unavailable(f"DIGENRL_S3_ENDPOINT: {endpoint} does not answer: {error!r}") from error
     if answer.is_success:
         raise UserError(
-            f"DIGENRL_S3_ENDPOINT: {endpoint} shows the bucket {bucket} to anybody; give it users "
-            "(`digenrl keys init` writes those of SeaweedFS), or set DIGENRL_OPEN_BROKERS=1 on a "
-            "laptop"
+            f"DIGENRL_S3_ENDPOINT: {endpoint} lists the bucket {bucket} without a key; give it "
+            "users (`digenrl keys init` writes those for SeaweedFS), or set "
+            "DIGENRL_OPEN_BROKERS=1 on a laptop"
         )

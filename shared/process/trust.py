@@ -1,4 +1,4 @@
-"""Which certificates this process trusts: those that the machine trusts, and those of a setting."""
+"""Certificates that this process trusts: the machine's, and the setting's."""
 
 import ssl
 

@@ -1,4 +1,4 @@
-"""Ends a process whose work hangs, so that whoever keeps it starts it anew.
+"""Ends a process whose work hangs, so that its supervisor restarts it.
 
 A stuck call into a device leaves the rest of a process alive: it reports, and finishes nothing.
 Others are given its work when its deadline has passed (`schedule.slot_deadline_s`). The process
@@ -8,10 +8,10 @@ itself ends, with status 70, when a piece of work takes longer than a hard deadl
     or twice schedule.slot_deadline_s, if that is a number and the work is a slot's;
     or ten times the longest such work so far, two minutes at least; half an hour for the first
 
-A thread looks once a second. Before that, /livez answers 503 and the status of the worker says so.
-Time in which the process was stopped does not count. An outage of the store or the broker does not
-count for work that waits for them (weights that are loaded); a device that computes needs neither,
-and hangs during an outage as at any other time.
+A thread looks once a second. Before that, /livez returns 503 and the worker's status has the
+reason. Time in which the process was stopped does not count. An outage of the store or the broker
+does not count for work that waits for them (weights that are loaded); a device that computes needs
+neither, and hangs during an outage as at any other time.
 """
 
 import os
@@ -30,7 +30,7 @@ EXIT_HUNG = 70
 CHECK_INTERVAL_S = 1.0
 DEADLINE_FACTOR, MIN_DEADLINE_S, FIRST_DEADLINE_S = 10.0, 120.0, 1800.0
 WARNING_SHARE = 0.5
-"""Share of the deadline after which the process says that it may hang."""
+"""Share of the deadline after which the process warns that it may hang."""
 SLOT_WORK = frozenset({"generating", "decoding", "encoding", "scoring", "training"})
 STORE_WORK = frozenset({"loading_weights"})
 """Work that waits for the store and the broker as well as for a device."""

@@ -60,7 +60,7 @@ class Worker:
     service: Service
     name: str
     idle: Activity
-    """What it waits for when it is not busy."""
+    """The reason for waiting when it is not busy."""
     device: Device = field(default_factory=Device)
     address: str = ""
     host: str = field(default_factory=socket.gethostname)
@@ -70,22 +70,22 @@ class Worker:
     loan: DeviceLoan | None = None
     memory_shortage: MemoryShortage | None = None
     holds: Holds | None = None
-    """What a fluid device could take the next step from."""
+    """State from which a fluid device could take the next step."""
     num_done: int = 0
     busy_seconds: float = 0.0
     seconds: dict[Activity, float] = field(default_factory=dict)
     progress: WorkInProgress = field(default_factory=WorkInProgress)
-    """What its devices are busy with, for the watchdog."""
+    """Activities of its devices, for the watchdog."""
     remark: str = ""
-    """What is otherwise of this device than of others, in words; said while it lacks nothing."""
+    """Difference of this device from others, in words; shown while nothing is missing."""
     _refused: str | None = None
     """Reason why the scheduler does not let it take part."""
     _activity: Activity = "starting"
     _says: str = ""
-    """What it does besides, in words."""
+    """Additional activity, in words."""
     _doing: list[Activity] = field(default_factory=list)
     _lacks: "list[tuple[Activity, str]]" = field(default_factory=list)
-    """What it waits for in place of `idle`, each with a note."""
+    """Reasons for waiting in place of `idle`, each with a note."""
     _since: float = field(default_factory=lambda: time.monotonic())
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -118,8 +118,8 @@ class Worker:
 
     @contextmanager
     def lacking(self, activity: Activity, note: str) -> Iterator[None]:
-        """Show ``activity``, with a note in words, while this worker is not busy with anything. Of
-        several things that it lacks, the first is shown."""
+        """Show ``activity``, with a note in words, while this worker is not busy with anything. If
+        several things are missing, the first is shown."""
         lack = (activity, note)
         self._lacks.append(lack)
         self.rest()
@@ -131,7 +131,7 @@ class Worker:
 
     @contextmanager
     def saying(self, note: str) -> Iterator[None]:
-        """Report a note meanwhile, whatever it is busy with."""
+        """Show a note inside of this block, for any activity."""
         self._says = note
         self.report_now()
         try:
@@ -146,7 +146,7 @@ class Worker:
 
     @property
     def _lack(self) -> str:
-        """What it lacks, in words, while it is not busy."""
+        """Missing inputs, in words, while it is not busy."""
         return "" if self._doing or not self._lacks else self._lacks[0][1]
 
     @property
@@ -168,7 +168,7 @@ class Worker:
         self._changed.set()
 
     async def report(self, bus: Bus) -> None:
-        """Send the status to the scheduler, for ever.
+        """Send the status to the scheduler, without end.
 
         Raises:
             UserError: if the scheduler does not let this worker take part.

@@ -86,7 +86,8 @@ class WorkerProcess:
             yield WorkerContext(bus, self.store, worker)
 
     async def refuse_or_go_on(self, context: WorkerContext) -> None:
-        """A device that cannot hold the model is never used: it says why until it is stopped."""
+        """A device that cannot hold the model is never used: it reports the reason until it is
+        stopped."""
         worker = context.worker
         reason = worker.device.refusal
         if reason is None:
@@ -164,7 +165,7 @@ async def run_worker(
     settings: ServiceSettings,
     work: Callable[[WorkerProcess], Awaitable[None]],
 ) -> None:
-    """Answer probes while ``work`` goes on; end when it ends, or when asked to."""
+    """Serve probes while ``work`` runs; end with it, or after a stop signal."""
     listener, health = settings.listen(settings.host, settings.port), Health()
     access = settings.access(settings.run)
     settings.say_store()

@@ -1,4 +1,4 @@
-"""What a recipe's `model.adapter` says about `model.lora`."""
+"""Applies a recipe's `model.adapter` to `model.lora`."""
 
 from shared.errors import UserError
 from shared.models.lora_files import LoraFile, read_lora
@@ -34,7 +34,7 @@ def agreed(lora: Lora, adapter: LoraFile) -> Lora:
     """Return the table with rank, alpha, targets and experts of the adapter.
 
     Raises:
-        UserError: if the recipe has set one of them to something else.
+        UserError: if the recipe has set one of them to another value.
     """
     own = {
         "rank": adapter.rank,
@@ -48,13 +48,13 @@ def agreed(lora: Lora, adapter: LoraFile) -> Lora:
         if not same:
             value = ", ".join(own["targets"]) if key == "targets" else own[key]  # type: ignore[arg-type]
             raise UserError(
-                f"model.lora.{key}: {said!r} is not that of model.adapter, {value}; {REMEDY}"
+                f"model.lora.{key}: {said!r} differs from model.adapter's {value}; {REMEDY}"
             )
     return Lora.model_validate(own)
 
 
 def _covers(targets: tuple[str, ...], adapter: LoraFile) -> bool:
-    """Whether these suffixes are those of the adapter's layers, each of at least one."""
+    """Whether these suffixes select the adapter's layers, each at least one."""
     if not targets or targets == adapter.targets:
         return True
 

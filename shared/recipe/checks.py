@@ -1,4 +1,4 @@
-"""What the tables of a recipe ask of one another: batch arithmetic, and which devices go together.
+"""Checks across the tables of a recipe: batch arithmetic, and combinations of devices.
 
 Each raises ValueError, which names the field and the remedy.
 """
@@ -58,13 +58,13 @@ def _check_adapter(tables: Tables) -> None:
     if tables.model.adapter is None:
         if tables.algorithm.reference == "adapter":
             raise ValueError(
-                'algorithm.reference: "adapter" is the one that model.adapter names, and there is '
-                'none; set it to "base", or leave it out'
+                'algorithm.reference: "adapter" refers to model.adapter, which is not set; '
+                'use "base", or leave it out'
             )
     elif tables.model.trained == "full":
         raise ValueError(
-            "model.adapter: is what is trained, and all weights are; leave it out and merge it "
-            'into model.folder, or set model.trained to "lora"'
+            "model.adapter: applies to LoRA only, and this run trains all weights; leave it out "
+            'and merge it into model.folder, or set model.trained to "lora"'
         )
 
 
@@ -100,8 +100,8 @@ def _check_variant(tables: Tables) -> None:
 
 
 def _check_noise(tables: Tables) -> None:
-    """What is stochastic can be said only where something is. Without it, samples that begin at one
-    noise are all the same."""
+    """Stochastic steps can be configured only for a stochastic sampler. Without it, samples that
+    begin at one noise are all the same."""
     name, sampling = tables.algorithm.name, tables.sampling
     without = {
         "shared_noise": sampling.shared_noise,
@@ -123,7 +123,7 @@ def _check_noise(tables: Tables) -> None:
 
 
 def _check_generating(tables: Tables) -> None:
-    """Someone has to generate, and colocated nobody but the devices that train."""
+    """Some device has to generate, and in mode colocated only the devices that train do."""
     colocated = tables.schedule.mode == "colocated"
     if not tables.rollout.workers and not tables.schedule.members_generate:
         raise ValueError(
@@ -263,7 +263,7 @@ def _check_weights(tables: Tables) -> None:
     method, weights = ALGORITHMS[tables.algorithm.name], f'"{tables.rollout.weights}"'
     if tables.model.trained == "full":
         raise ValueError(
-            f"rollout.weights: every version of all weights would be made {weights} anew; leave it "
+            f"rollout.weights: every version of all weights would be converted again; leave it "
             'out, or set model.trained to "lora"'
         )
     if method.has_ratio and not method.corrects_staleness:
@@ -316,8 +316,8 @@ def _check_scorers(tables: Tables) -> None:
                 )
         if slot != "auto" and scorer.longest_s > slot:
             raise ValueError(
-                f"{field}.patience: calls that hang may take {scorer.longest_s:g} s of a fragment, "
-                f"and schedule.slot_deadline_s is {slot:g}; lower patience to "
+                f"{field}.patience: calls that hang may take {scorer.longest_s:g} s of a "
+                f"fragment, and schedule.slot_deadline_s is {slot:g}; lower the value to "
                 f"{scorer.patience * slot / scorer.longest_s:g}, or raise that"
             )
 

@@ -52,14 +52,14 @@ class Dataset(Table):
 
     @property
     def storage(self) -> Path:
-        """The folder of the data set on this host; of files of this host, that of what is made of
-        them."""
+        """The folder of the data set on this host; for files of this host, the folder of the
+        prompts made of them."""
         return target() / LOCAL_DATASET if self.id is None else storage(target(), self.id, PREFIX)
 
     @property
     def commit(self) -> str | None:
         """The commit that the revision was at when it was fetched; of files of this host, the
-        digest of the prompts that were made of them as they are now. None if there are none."""
+        digest of the prompts that were made of them as they are now. None without any."""
         if self.folder is not None:
             named = self.revision or converted_digest(self.storage, self.folder, self.selection)
         else:

@@ -17,7 +17,7 @@ PATTERN_TEXTS = {
     REVISION_PATTERN: "a branch, tag or commit",
     IDENTIFIER: "the name of a Python function",
 }
-"""What the patterns of values mean."""
+"""Meanings of the patterns of values."""
 
 
 def describe(error: ValidationError, recipe: type[BaseModel], plain: Any = None) -> list[str]:
@@ -76,7 +76,7 @@ def _by_name(path: list[str], plain: Any) -> list[str]:
 
 
 def _wanted(fault: Any) -> str:
-    """Say what a value should have been."""
+    """Describe the valid values."""
     if fault["type"] == "string_pattern_mismatch" and fault["ctx"]["pattern"] in PATTERN_TEXTS:
         return f"use {PATTERN_TEXTS[fault['ctx']['pattern']]}"
     message: str = fault["msg"]

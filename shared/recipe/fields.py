@@ -1,4 +1,4 @@
-"""What the tables of a recipe are made of."""
+"""Base types of a recipe's tables."""
 
 from pathlib import Path
 from typing import Annotated, Self

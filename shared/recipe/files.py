@@ -1,13 +1,13 @@
-"""The tables of a recipe file, TOML or the JSON of a resolved recipe, over those of its base; and
-the files and folders that they name, on hosts that keep them in different places.
+"""The tables of a recipe file, TOML or the JSON of a resolved recipe, over the tables of its base;
+and the files and folders in them, on hosts with different locations.
 
     recipe file       relative to the recipe, or else to this host's DIGENRL_MODELS
     in memory         absolute, on this host
-    stored recipe     as on the scheduler's host, and beside it, under "portable", the name below
-                      that host's DIGENRL_MODELS, or below the recipe's own folder
+    stored recipe     as on the scheduler's host, and under "portable" the name below that host's
+        DIGENRL_MODELS, or below the recipe's own folder
 
-Another host takes the portable name below its own DIGENRL_MODELS. Without that variable, or
-without such a name, it takes the path as it is on the scheduler's host.
+Another host takes the portable name below its own DIGENRL_MODELS. Without that variable, or without
+such a name, it takes the path as it is on the scheduler's host.
 """
 
 import json
@@ -21,7 +21,7 @@ from shared.errors import UserError, not_utf8
 from shared.models.hub import models_root, place
 
 BASE = "base"
-"""Key of a file, relative to this one, whose tables are taken where this one says nothing."""
+"""Key of a file, relative to this one, whose tables are defaults for this one."""
 
 MAX_BASES = 8
 SHIPPED = Path(__file__).resolve().parents[2] / "recipes"
@@ -55,8 +55,8 @@ EXCLUDES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "judge": {"key_env": ("key_file",), "key_file": ("key_env",)},
     "remote": {"key_env": ("key_file",), "key_file": ("key_env",)},
 }
-"""Keys that cannot stand beside another, by the table's name and that other: a file that sets it
-takes them away from its base, and an option from the file."""
+"""Mutually exclusive keys, by the table's name and the other key: a file that sets one removes them
+from its base, and an option removes them from the file."""
 
 PROMPTS = ("data.prompts", "data.dataset", "data.dataset.id", "data.dataset.folder")
 PROMPT_KEYS = ("prompts", "dataset", "held_out")
@@ -64,7 +64,7 @@ PROMPT_KEYS = ("prompts", "dataset", "held_out")
 replaces those, the evaluation would show other prompts than the ones that are trained."""
 
 HOME = "~"
-"""Stands for the home of who runs the command, at the beginning of a path."""
+"""Home folder of the current user, at the beginning of a path."""
 YAML = (".yaml", ".yml")
 
 
@@ -77,7 +77,8 @@ class RecipeLayer:
 
 
 def located(path: Path) -> Path:
-    """Return a recipe's file; if there is none, the recipe of that name that comes with DigenRL."""
+    """Return a recipe's file; if it does not exist, the recipe of that name that comes with
+    DigenRL."""
     shipped = SHIPPED / f"{path.name.removesuffix('.toml')}.toml"
     return shipped if not path.exists() and shipped.is_file() else path
 
@@ -117,7 +118,7 @@ def merged(layers: Sequence[RecipeLayer]) -> dict[str, Any]:
 
 def without_evaluated(tables: Mapping[str, Any], above: Collection[str]) -> dict[str, Any]:
     """Return tables without the prompts of their evaluation if the keys ``above``, dotted, replace
-    those of training."""
+    the prompts of training."""
     table = tables.get("evaluation")
     if not isinstance(table, Mapping) or not set(PROMPTS).intersection(above):
         return dict(tables)
@@ -148,13 +149,13 @@ def check_excluded(tables: Mapping[str, Any]) -> None:
     ):
         given = tables.get(table)
         if isinstance(given, Mapping) and {one, other} <= given.keys():
-            raise UserError(f"{table}.{one}, {table}.{other}: give one of them, not both")
+            raise UserError(f"{table}.{one}, {table}.{other}: set one of the two, not both")
 
 
 def _put_below(tables: Any, folder: Path, beside: Path) -> None:
     """Makes paths that are relative to ``folder`` relative to ``beside``, which ``folder`` is
-    relative to. What only the host's folder of models has stays as it is, and what is no path is
-    left for the recipe's own checks."""
+    relative to. A path that only the host's folder of models has stays unchanged, and a value that
+    is no path is left for the recipe's own checks."""
     for _, table, key in _places(tables):
         if isinstance(table[key], str) and not table[key].startswith(f"{HOME}/"):
             below, root = folder / table[key], models_root()
@@ -200,7 +201,7 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any], table: str = "") -
 def without_excluded(
     table: str, below: Mapping[str, Any], above: Collection[str]
 ) -> dict[str, Any]:
-    """Return what is left of a table where the keys ``above`` are put over it."""
+    """Return the rest of a table below the keys ``above``."""
     excluded = {key for given in above for key in EXCLUDES.get(table, {}).get(given, ())}
     return {key: value for key, value in below.items() if key not in excluded}
 

@@ -4,7 +4,8 @@ from shared.messages.fluid import MAX_MEMBERS
 
 
 def refusal(devices: int) -> str | None:
-    """Return why so many devices cannot train together, with field and remedy; None if they can."""
+    """Return why this many devices cannot train together, with field and remedy; None if they
+    can."""
     if devices <= MAX_MEMBERS:
         return None
     return (

@@ -1,5 +1,5 @@
-"""Every key of a recipe by its dotted name, such as `trainer.learning_rate`, and the one nearest to
-a name that is none. Tables in a list are named: `reward.scorers.NAME.weight`."""
+"""Every key of a recipe by its dotted name, such as `trainer.learning_rate`, and the nearest key to
+an unknown name. Tables in a list are named: `reward.scorers.NAME.weight`."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 ANY = "*"
 """Stands for the name of a table in a list."""
 NAMES = f"{ANY}.name"
-"""End of the keys that are these names, which nobody looks for."""
+"""Keys with these last names are never suggested."""
 MIN_SIMILARITY = 0.6
 """Least likeness, from 0 to 1, of a name and of the key that is meant."""
 
@@ -25,7 +25,7 @@ SYNONYMS: Mapping[str, str] = {
     "precision": "dtype", "pretrained_model_name_or_path": "id", "r": "rank",
     "target_modules": "targets",
 }  # fmt: skip
-"""Words that other trainers have for what the last word of a key says here."""
+"""Other trainers' words for the last word of a key here."""
 
 
 @dataclass(frozen=True, slots=True)

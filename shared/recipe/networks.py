@@ -1,4 +1,4 @@
-"""What a recipe asks of the networks of its model's folder, which its tables alone do not say."""
+"""Checks a recipe against the networks of its model's folder, which its tables do not describe."""
 
 from shared.errors import UserError
 from shared.learning.algorithms import ALGORITHMS
@@ -12,8 +12,8 @@ def check_networks(recipe: Tables) -> None:
     table, family = recipe.model, find_family(recipe.model.folder)
     if table.attention is not None and not family.names_attention:
         raise UserError(
-            f"model.attention: the network of a {family.pipeline} calls torch's own attention, "
-            "whatever is named; leave it out"
+            f"model.attention: the network of a {family.pipeline} always calls torch's own "
+            "attention; leave it out"
         )
     if recipe.algorithm.cfg_gradient == "conditional" and family.forwards(table.guidance) == 1:
         raise UserError(
@@ -44,7 +44,7 @@ def negative_prompt(recipe: Tables) -> str:
 
 
 def no_negative(recipe: Tables) -> str | None:
-    """Say why a negative prompt has no effect; None if it has one."""
+    """Return why a negative prompt has no effect; None if it has one."""
     family, guidance = find_family(recipe.model.folder), recipe.model.guidance
     if family.embeds_guidance:
         return f"a {family.pipeline} takes guidance as an input of its network"
@@ -52,7 +52,7 @@ def no_negative(recipe: Tables) -> str | None:
 
 
 def frozen_layers(recipe: Tables) -> tuple[str, ...]:
-    """Returns how the names of the layers begin that get no adapter: those of an expert that is not
+    """Return the prefixes of layers without adapter: the layers of an expert that is not
     trained."""
     trained = recipe.model.lora.experts
     return tuple(f"{name}." for side, name in EXPERTS.items() if trained not in ("both", side))

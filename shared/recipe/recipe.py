@@ -45,7 +45,7 @@ def load_recipe(path: Path, options: Mapping[str, Any] = NO_OPTIONS) -> Recipe:
     """Read, check and resolve a recipe: TOML, or the JSON of one that is resolved already.
 
     Args:
-        options: values by the dotted names of keys, over those of the file.
+        options: values by the dotted names of keys, over the values of the file.
 
     Raises:
         UserError: one line that names the file, the key and the remedy.
@@ -108,7 +108,7 @@ def with_adapter(recipe: Recipe) -> Recipe:
     """Return the recipe with rank, alpha and targets of its adapter, if it has one that is here.
 
     Raises:
-        UserError: if the adapter is not one of the model's, or `model.lora` says otherwise.
+        UserError: if the adapter does not fit the model, or `model.lora` differs.
     """
     found = recipe_adapter(recipe)
     if found is None:
@@ -172,7 +172,7 @@ class ImpliedValue:
 
 
 def implied_values(recipe: Tables) -> list[ImpliedValue]:
-    """Return what the algorithm's name stands for, beside what the recipe has."""
+    """Return the values of the algorithm's name, merged with the recipe's."""
     name, sampling = recipe.algorithm.name, recipe.sampling.model_dump()
     tables = {"sampling": sampling, "algorithm": recipe.algorithm.model_dump()}
     return [
@@ -182,7 +182,7 @@ def implied_values(recipe: Tables) -> list[ImpliedValue]:
 
 
 def with_implied(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an unchecked recipe with what its algorithm's name implies where it says nothing."""
+    """Return an unchecked recipe with its algorithm's values as defaults."""
     tables = dict(plain)
     table, sampling = tables.get("algorithm", {}), tables.get("sampling")
     name = table.get("name", DEFAULT) if isinstance(table, Mapping) else None
@@ -196,7 +196,7 @@ def with_implied(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _implied(method: Method, sampling: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """ "table.key" and its value; nothing of windows where there are none."""
+    """ "table.key" and its value; without windows, no window keys."""
     trained = sampling.get("trained", method.implies.get("sampling.trained"))
     has_windows = trained != "random"
     yield "sampling.variant", method.variants[0]

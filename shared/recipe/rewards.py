@@ -1,4 +1,4 @@
-"""The tables of a recipe that say what samples are worth: to training, and to the evaluation."""
+"""The tables of a recipe about rewards: for training, and for the evaluation."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,9 +58,11 @@ class Judge(Table):
         if name is None:
             return plain
         if name not in RUBRICS:
-            raise ValueError(f"rubric: {name!r} is none of: {', '.join(sorted(RUBRICS))}")
+            raise ValueError(
+                f"rubric: {name!r} is unknown; use one of: {', '.join(sorted(RUBRICS))}"
+            )
         if plain.get("prompt", RUBRICS[name]) != RUBRICS[name]:
-            raise ValueError("rubric: is a question, and prompt another; leave one of them out")
+            raise ValueError("rubric: excludes prompt, since both are questions; leave one out")
         highest = {"highest": HIGHEST} if name in PUBLISHED else {}
         return {**plain, **highest, "prompt": RUBRICS[name]}
 
@@ -70,7 +72,7 @@ class Judge(Table):
             raise ValueError("key_file: give key_env or key_file, not both")
         reserved = {"model", "messages", "stream"} & self.options.keys()
         if reserved:
-            raise ValueError(f"options: {sorted(reserved)[0]} is not for options to say")
+            raise ValueError(f"options: {sorted(reserved)[0]} cannot be set here")
         return self
 
 
@@ -172,7 +174,7 @@ class Reward(Table):
 
 
 class Evaluation(Table):
-    """Says what is measured before, after and during a run: by ODE, and at a fixed seed."""
+    """Measurements before, during and after a run: by ODE, and at a fixed seed."""
 
     every: Positive | None = None
     """Optimizer steps between two evaluations during the run. Default: evaluations before and after

@@ -1,6 +1,6 @@
-"""Questions for a judge, by the name that a recipe gives. The words are this project's own, also
-where a question asks for what a published reward model was trained to tell; those of UnifiedReward
-are its authors' (CodeGoat24/UnifiedReward, MIT)."""
+"""Questions for a judge, by the name that a recipe gives. The questions are worded in this project,
+also where they match the training of a published reward model; the questions of UnifiedReward are
+its authors' (CodeGoat24/UnifiedReward, MIT)."""
 
 from collections.abc import Mapping
 

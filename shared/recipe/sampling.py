@@ -1,4 +1,4 @@
-"""The tables of a recipe that say how samples are made, and what is learned from them."""
+"""The tables of a recipe about sampling and learning."""
 
 from itertools import pairwise
 from typing import Annotated, Literal, Self
@@ -36,7 +36,7 @@ class Sampling(Table):
     variant: Variant = "flow"
     """Form of the stochastic steps: `flow`, `dance` or `cps`. Default: the algorithm's."""
     noise_level: Annotated[float, Field(gt=0, le=10)] = 0.7
-    """Noise of the stochastic steps: a of `flow` and `cps`, eta of `dance`. Default: that of the
+    """Noise of the stochastic steps: a of `flow` and `cps`, eta of `dance`. Default: set by the
     algorithm."""
     window: Positive
     """Number of denoising steps that are trained and, by default, stochastic. For `diffusion-nft`:
@@ -47,8 +47,8 @@ class Sampling(Table):
     stochastic: Literal["trained", "all"] = "trained"
     """Stochastic steps: the `trained` ones, or `all` except the last."""
     trained: Literal["window", "random"] = "window"
-    """Trained steps. `window`: those of the group's window; `random`: as many steps, drawn for each
-    sample among all stochastic steps. `random` excludes the other keys of windows."""
+    """Trained steps. `window`: the steps of the group's window; `random`: as many steps, drawn for
+    each sample among all stochastic steps. `random` excludes the other keys of windows."""
     first_window_starts: tuple[NonNegative, NonNegative] = (0, 0)
     """First and last step at which a window may start."""
     windows: Moves = "group"
@@ -128,7 +128,7 @@ class Sampling(Table):
         for key in sorted(WINDOW_KEYS):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(
-                    f'{key}: says where windows are, and with trained = "random" there are none; '
+                    f'{key}: places windows, and trained = "random" has no windows; '
                     'leave it out, or set trained to "window"'
                 )
         return self
@@ -138,11 +138,12 @@ WINDOW_KEYS = frozenset({
     "first_window_starts", "windows", "window_stride", "roll_back", "window_batches",
     "window_batches_last",
 })  # fmt: skip
-"""Keys of `Sampling` that say where windows are."""
+"""Keys of `Sampling` that place windows."""
 
 
 def check_sigmas(field: str, sigmas: tuple[float, ...], steps: int) -> None:
-    """Raise ValueError, which names the field, unless they take so many steps from noise to 0."""
+    """Raise ValueError, which names the field, unless the sigmas have this many steps from noise to
+    0."""
     if len(sigmas) != steps + 1:
         raise ValueError(f"{field}: {len(sigmas)} numbers; {steps} steps need {steps + 1}")
     if any(after >= before for before, after in pairwise(sigmas)):
@@ -175,8 +176,8 @@ class Algorithm(Table):
     """Reference policy of the KL divergence and of `dpo`: `base`, the model without an adapter, or
     `adapter`, the model with `model.adapter`. Default: `adapter` where `model.adapter` is given."""
     nft_beta: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """`diffusion-nft`: distance of both branches from the old policy, relative to that of the
-    trained policy. Published: 1, and 0.1 for text."""
+    """`diffusion-nft`: distance of both branches from the old policy, relative to the trained
+    policy's distance. Published: 1, and 0.1 for text."""
     nft_decay: DecayKind = 0
     """`diffusion-nft`: update of the old policy, which generates. 0 copies the trained policy after
     each batch; 1 averages with decay min(0.001 k, 0.5) after k optimizer steps; 2 copies for 75

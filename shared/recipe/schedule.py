@@ -64,12 +64,12 @@ class Schedule(Table):
         return None if self.tag == "auto" else self.tag
 
     def changed(self, **keys: Any) -> Self:
-        """Returns the schedule with some keys set anew, checked as in a recipe."""
+        """Return the schedule with some keys replaced, checked as in a recipe."""
         return self.model_validate({**self.model_dump(), **keys})
 
 
 class RunSchedule(Schedule):
-    """The schedule of a run: its table, and what other tables of the recipe say of it."""
+    """The schedule of a run: its table, and related checks of other tables."""
 
     deterministic: bool = False
     """`trainer.deterministic`: gradients are summed by the index of their groups."""

@@ -21,7 +21,7 @@ class SourcedValue:
     """Value as JSON has it."""
     kind: SourceKind
     file: Path | None = None
-    """File that says it: the recipe's, or the one that this is based on."""
+    """File that sets it: the recipe's, or its base."""
 
 
 def sourced_values(
@@ -60,7 +60,8 @@ def _values(table: BaseModel, plain: Mapping[str, Any], prefix: str) -> Iterator
 def _source(
     key: str, value: Any, said: Mapping[str, tuple[SourceKind, Path | None]], implied: set[str]
 ) -> tuple[SourceKind, Path | None]:
-    """Return what says a key; a value of several keys may be set as a whole, or part by part."""
+    """Return the source of a key; a value of several keys may be set as a whole, or part by
+    part."""
     if value is None and said.get(key, ("", None))[0] != "option":
         return ("default", None)  # TOML has no null: another key took away what a file says
     if key in said:

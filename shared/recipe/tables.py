@@ -35,8 +35,8 @@ class Run(Table):
     keep_every: Positive | None = None
     """Interval in versions: each version that is a multiple of it is kept for good."""
     keep_best: NonNegative | None = None
-    """Number of best evaluated versions that are kept as well, by gold rewards, or by the training
-    reward where there are none. Default: 1 with `evaluation.every`, otherwise none."""
+    """Number of best evaluated versions that are also kept, by gold rewards, or without any by the
+    training reward. Default: 1 with `evaluation.every`, otherwise none."""
     stop_at: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Gold figure, as `run.keep_best` compares it, that ends the run early once two evaluations in
     a row have reached it. Default: the run takes all steps. Needs `evaluation.every` and gold
@@ -56,7 +56,7 @@ class Lora(Table):
     alpha: Annotated[float, Field(gt=0)] = 64.0
     """Scale of the adapter, which is `alpha / rank`."""
     targets: tuple[str, ...] = ()
-    """Suffixes of the names of the modules that get an adapter. Default: those of the model
+    """Suffixes of the names of the modules that get an adapter. Default: set by the model
     family."""
     experts: Literal["both", "high", "low"] = "both"
     """Networks that get an adapter, for a model with one network for high noise and one for low
@@ -120,8 +120,8 @@ class Model(Table):
     lora: Lora = Lora()
     adapter: Path | None = None
     """LoRA from which training starts: a safetensors file or its folder, relative to the recipe,
-    with key names of diffusers, peft, Kohya or ComfyUI. Its rank, alpha and targets replace those
-    of `model.lora`; a different value in `model.lora` is refused."""
+    with key names of diffusers, peft, Kohya or ComfyUI. Its rank, alpha and targets replace the
+    values of `model.lora`; a different value in `model.lora` is refused."""
 
     @model_validator(mode="before")
     @classmethod
@@ -137,7 +137,7 @@ class Model(Table):
     @model_validator(mode="after")
     def _revision_is_of_an_id(self) -> Self:
         if self.revision is not None and self.id is None:
-            raise ValueError("revision: is of model.id, and there is none; leave it out")
+            raise ValueError("revision: needs model.id, which is not set; leave it out")
         return self
 
     def located(self, base: Path) -> Self:
@@ -264,8 +264,8 @@ class Tables(Table):
 
     @property
     def reference(self) -> Literal["base", "adapter"]:
-        """What the KL and DPO compare the trained network with: the model as it was, or with the
-        adapter that the run began from."""
+        """Reference of KL and DPO: the original model, or the model with the adapter at the start
+        of the run."""
         return self.algorithm.reference or ("base" if self.model.adapter is None else "adapter")
 
     @property
@@ -277,7 +277,7 @@ class Tables(Table):
 
     @property
     def trained_sets(self) -> TrainedSets:
-        """What a device that trains holds of the trained weights beside those of its network."""
+        """Copies of trained weights that a training device holds in addition to its network."""
         old, full = self.keeps_old_policy, self.model.trained == "full"
         return TrainedSets(
             kept=old + (self.keeps_reference and not full) + self.keeps_batch_start,

@@ -1,1 +1,1 @@
-"""What a run leaves in object storage and Redis: commit records, files, versions, retention."""
+"""Contents of a run in object storage and Redis: commit records, files, versions, retention."""

@@ -2,11 +2,11 @@
 
 A commit record names every fragment and reward of its batch; of old steps a scheduler needs a
 digest, the names of what is stored, and the metrics. Segments, `<run>/chain/<first version>.json`,
-hold that of 32 versions in a row.
+hold summaries of 32 versions in a row.
 
 They follow from the records and are never relied on: one that is missing, cannot be read or does
-not lead to the newest record is left aside, the records are read, and it is made again. So a run
-that has none gets them, and whatever dies at whatever time loses nothing.
+not lead to the newest record is left aside, the records are read, and it is made again. A run
+without segments gets them, and a process that dies at any time loses nothing.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class CommitSummary(Record):
     """Digest of the record's stored bytes: the next record names it."""
     weights: ObjectRef
     others: tuple[ObjectRef, ...] = ()
-    """What else the version is stored as."""
+    """Further stored objects of the version."""
     staleness: tuple[tuple[Count, Count], ...] = ()
     """Steps by which samples were stale, and how many were."""
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
@@ -98,7 +98,7 @@ class Chain:
     recent: deque[CommitSummary] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_STEPS))
     """The newest steps, oldest first."""
     wanted: list[CommitSummary] = field(default_factory=list)
-    """Those that `read_chain` was asked for, the newest one, and all that came later."""
+    """Steps requested from `read_chain`, the newest one, and all later ones."""
 
     @property
     def version(self) -> int:
@@ -158,11 +158,11 @@ async def read_chain(
 ) -> Chain:
     """Return the chain of a run.
 
-    Once all segments are there, this reads one of them per 32 versions and 32 records at most; it
-    makes those that are missing.
+    Once all segments exist, this reads one of them per 32 versions and 32 records at most; it makes
+    missing segments.
 
     Args:
-        wanted: says which steps are to be found in `Chain.wanted`.
+        wanted: steps to keep in `Chain.wanted`.
 
     Raises:
         ContractError: if a record is missing or does not name the one before it.
@@ -217,7 +217,8 @@ class _Reader:
         return True
 
     async def is_confirmed(self) -> bool:
-        """Whether the last step is really that of the newest record, for which none vouches."""
+        """Whether the last step really comes from the newest record, for which no later record
+        vouches."""
         if not self.count:
             return True
         [stored] = await _stored(self.store, self.run, [self.count - 1], careful=True)
@@ -225,13 +226,13 @@ class _Reader:
         return stored.digest == self._digest
 
     def chain(self) -> Chain:
-        """What was read; the newest step is always wanted."""
+        """The steps read; the newest step is always wanted."""
         newest = [step for step in [*self.steps][-1:] if step not in self.wanted[-1:]]
         wanted = [*self.wanted, *newest]
         return Chain(self.store, self.run, self.newest, self.steps, wanted)
 
     async def _take(self, first: int) -> bool:
-        """Take a segment, if there is one that goes on from here."""
+        """Add a segment, if one continues from here."""
         if segment_key(self.run, first) not in self.there:
             return False
         segment = await _read(self.store, self.run, first)
@@ -242,7 +243,7 @@ class _Reader:
         return True
 
     async def _take_records(self, versions: range) -> bool:
-        """Take records, if they go on from here."""
+        """Add records, if they continue from here."""
         found = await _stored(self.store, self.run, versions, careful=self.careful)
         for stored in found:
             if stored.record.parent != self._digest:
@@ -280,7 +281,7 @@ async def _stored(
 
 
 async def _read(store: ObjectStore, run: str, first: int) -> Segment | None:
-    """Return a segment; None if there is none, or if it is not what its name says."""
+    """Return a segment; None if it is missing, or does not match its name."""
     key = segment_key(run, first)
     data = await store.read(key)
     if data is None:

@@ -1,4 +1,4 @@
-"""What was sent of the groups of a batch, by which a damaged version is made again."""
+"""The messages sent about the groups of a batch, from which a damaged version is made again."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ COMMANDS = ".groups"
 async def store_commands(
     store: ObjectStore, run: str, batch: int, commands: Sequence[TrainGroup]
 ) -> ObjectRef:
-    """Store what was sent of the groups of a batch, beside its trajectories."""
+    """Store the messages sent about the groups of a batch, next to its trajectories."""
     data: bytes = msgpack.packb([encode(each) for each in commands])
     return await store.put(batch_folder(run, batch), data, suffix=COMMANDS)
 
@@ -40,7 +40,7 @@ async def read_commands(store: ObjectStore, record: CommitRecord) -> list[TrainG
     groups = [each for each in commands if isinstance(each, TrainGroup)]
     wanted = [(record.batch, each.group, each.attempt) for each in record.trained]
     if [(each.batch, each.group, each.attempt) for each in groups] != wanted:
-        raise IntegrityError(f"{record.commands.key} is of other groups than were trained")
+        raise IntegrityError(f"{record.commands.key} belongs to other groups than were trained")
     return groups
 
 

@@ -3,12 +3,12 @@
 A record is one JSON object per policy version, made by exclusive create: its optimizer step
 happened exactly if the record exists, and of two trainers only one can make it. Each record names
 its parent by the digest of the bytes that are stored of it, so that they form one chain, and a
-release with more fields reads the chains of earlier ones. Records always stay; retention.py says
-which versions keep their weights and checkpoint.
+release with more fields reads the chains of earlier ones. Records are never deleted; retention.py
+decides which versions keep their weights and checkpoint.
 
 A version may have two sets of weights: those that sample, and those that the optimizer steps, which
-they follow (`CommitRecord.trained_weights`). Whoever samples, or checks samples, goes by the
-record's policy; the trainer, and whoever evaluates or exports, by `CommitRecord.learned`.
+they follow (`CommitRecord.trained_weights`). Sampling, and checks of samples, use the record's
+policy; the trainer, evaluation and export use `CommitRecord.learned`.
 """
 
 from typing import NamedTuple, Protocol, Self
@@ -72,7 +72,7 @@ class CommitRecord(Record):
     checkpoint: ObjectRef
     """Optimizer state and random number generators."""
     commands: ObjectRef | None = Field(default=None, exclude_if=_is_none)
-    """What was sent of the groups, with which the batch can be trained again from there."""
+    """Messages about the groups, with which the batch can be trained again."""
     trained: tuple[TrainedGroup, ...] = ()
     """All groups of the batch, in order; empty for version 0."""
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
@@ -82,7 +82,7 @@ class CommitRecord(Record):
     """Checksum of trained weights, moments, average and old policy, where several devices took the
     step."""
     shares: tuple[Share, ...] = Field(default=(), exclude_if=_is_empty)
-    """What each of these had summed of the batch; together all of it, and nothing twice."""
+    """Content of each member's sum; together the whole batch, without duplicates."""
 
     @property
     def batch(self) -> int | None:
@@ -197,7 +197,7 @@ async def whole_bytes(
     """Return the bytes of a version's record: what is stored of it, or its copy if that is missing
     or damaged and the copy stands in the chain where the record stood; None if neither does.
 
-    A copy is named by its own digest, which proves nothing: anybody can make one.
+    A copy is named by its own digest, which proves nothing: any process can make a copy.
     """
     own = None if data is None else decoded(data, run, version)
     copies = await valid_copies(store, run, f"{version:08d}")

@@ -1,8 +1,8 @@
 """Conditions of prompts that encoders make ahead: found by what they depend on, without a message.
 
 An index object, made by exclusive create, names the object that holds a prompt's conditions. Its
-key is a digest of everything that conditions depend on, so that any number of encoders share the
-work without knowing of one another, and whoever generates needs nothing but the recipe.
+key is a digest of all inputs of conditions, so any number of encoders share the work without
+messages, and generating devices need only the recipe.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ async def find_encoding(store: ObjectStore, recipe: Recipe) -> Encoding:
     """Return how the run encodes its prompts; its model has to be on this host, and compared.
 
     Raises:
-        UserError: if the model's folder is none.
+        UserError: if the model's folder is invalid.
     """
     model = recipe.model
     return Encoding(
@@ -122,8 +122,8 @@ async def store_conditions(
     worker: str,
     fault: str = "",
 ) -> bool:
-    """Store the conditions of this digest, or the ``fault`` for which there are none; return False
-    if another encoder was first."""
+    """Store the conditions of this digest, or the ``fault`` that prevents them; return False if
+    another encoder was first."""
     # Not only once: what is there under that name may be cut off.
     ref = await store.put(conditions_folder(run), packed, suffix=".safetensors")
     record = ConditionsRecord(conditions=ref, prompt=prompt, worker=worker, fault=fault[:MAX_TEXT])
@@ -131,5 +131,5 @@ async def store_conditions(
 
 
 async def forget_conditions(store: ObjectStore, run: str, digest: str) -> None:
-    """Let encoders make the conditions of this digest anew."""
+    """Let encoders make the conditions of this digest again."""
     await store.delete([conditions_key(run, digest)])

@@ -1,9 +1,9 @@
 """Copies of small records that a run cannot do without, and whether a record is what it was.
 
-A commit record says what no other object does, and the next one names it by its digest: a damaged
+A commit record is the only copy of its facts, and the next one names it by its digest: a damaged
 byte in it breaks the chain. It ends with a seal, the digest of all before, by which damage shows;
-the scheduler keeps a copy, which takes the place of a damaged record alone (`commits.py`). Whoever
-finds damage says so; `digenrl repair` puts the record back.
+the scheduler keeps a copy, which takes the place of a damaged record alone (`commits.py`). A reader
+that finds damage reports it; `digenrl repair` restores the record.
 
 The recipe and the digests of files have no seal: a record that is not what its copy is, is damaged.
 """
@@ -34,7 +34,7 @@ def unsealed(stored: bytes) -> bytes:
     """Return a record without its seal; one of an earlier release has none.
 
     Raises:
-        ContractError: if the record is not what its seal says.
+        ContractError: if the record does not match its seal.
     """
     seal = _SEAL.search(stored)
     if seal is not None and record_digest(stored) != seal[1].decode():
@@ -43,13 +43,13 @@ def unsealed(stored: bytes) -> bytes:
 
 
 def record_digest(stored: bytes) -> str:
-    """Return what the next record names a record by, from the bytes that are stored of it, but for
-    its seal: encoded anew by another release it may have other bytes."""
+    """Return the digest of a record's bytes without its seal, by which the next record names it:
+    another release could encode it differently."""
     return hashlib.sha256(_SEAL.sub(b"}", stored)).hexdigest()
 
 
 async def keep_copy(store: ObjectStore, run: str, version: int, digest: str) -> None:
-    """Copy the record of a version, unless it is not what ``digest`` says, or there is a copy."""
+    """Copy the record of a version, unless it does not match ``digest``, or has a copy."""
     name = f"{version:08d}"
     if digest in await valid_copies(store, run, name):
         return
@@ -59,7 +59,7 @@ async def keep_copy(store: ObjectStore, run: str, version: int, digest: str) -> 
 
 
 async def valid_copies(store: ObjectStore, run: str, name: str) -> dict[str, bytes]:
-    """Return the copies of a record that are what their names say, by digest."""
+    """Return the copies of a record that match their names, by digest."""
     found = {}
     for key, parts in (await named_objects(store, run, "copies", name)).items():
         data = _unpacked(await store.read(key) or b"")
@@ -69,8 +69,8 @@ async def valid_copies(store: ObjectStore, run: str, name: str) -> dict[str, byt
 
 
 async def create_kept(store: ObjectStore, run: str, name: str, data: bytes) -> None:
-    """Store a record, unless there is one, with a copy: that goes first, since whoever is killed
-    between the two would leave a record without a copy for ever."""
+    """Store a record, unless it exists, with a copy: the copy goes first, since a process killed
+    between the two would leave a record without a copy."""
     await _copy(store, run, name, data)
     await store.create(_key(run, name), data)
 
@@ -84,10 +84,10 @@ async def write_kept(store: ObjectStore, run: str, name: str, data: bytes) -> No
 
 
 async def read_kept(store: ObjectStore, run: str, name: str) -> bytes | None:
-    """Return a record's bytes, or those of its copy if it is damaged; None if there is none.
+    """Return a record's bytes, or its copy's if it is damaged; None without either.
 
-    Of two processes that stored different records at once, each has left a copy, and a damaged
-    record could be either: its bytes are returned as they are.
+    If two processes stored different records at once, each has left a copy, and a damaged record
+    could be either: its bytes are returned unchanged.
     """
     data = await store.read(_key(run, name))
     copies = {} if data is None else await valid_copies(store, run, name)
@@ -98,7 +98,7 @@ async def read_kept(store: ObjectStore, run: str, name: str) -> bytes | None:
 
 
 def note_damage(run: str, key: str, what: str) -> None:
-    """Say that a record is damaged whose copy is used."""
+    """Report a damaged record whose copy is used."""
     CORRUPT.labels(what=what).inc()
     remedy = f"digenrl repair {run} --apply"
     log.error(f"{what}_record_damaged", key=key, then="its copy is used", remedy=remedy)

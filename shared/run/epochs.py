@@ -1,5 +1,5 @@
 """The epochs of a run's schedulers, one object each, made by exclusive create: no two schedulers
-have one epoch, and none is given out again, whatever the broker has lost."""
+have one epoch, and no epoch is reused, even if the broker loses its data."""
 
 from shared.messages.epochs import EpochRecord, next_epoch
 from shared.run.layout import epoch_key, numbers_in

@@ -51,7 +51,7 @@ class FileRecord(Record):
 
 
 class LibrariesRecord(Record):
-    """Says which versions a service has on some host; a run has one for each that differs."""
+    """The versions that a service has on some host; a run has one record for each difference."""
 
     service: Service
     versions: dict[Text, Text]
@@ -72,12 +72,12 @@ def file_digest(path: Path) -> str:
 async def check_files(
     store: ObjectStore, recipe: Recipe, keys: Collection[str], *, needed: bool, stores: bool = True
 ) -> None:
-    """Compare the files that ``keys`` name on this host with the run's, and store their digests
-    if nobody has.
+    """Compare the files that ``keys`` name on this host with the run's, and store their digests if
+    the run has none.
 
     A key that ends with a dot stands for all that begin with it. With ``needed``, a file that is
-    missing on this host is an error. Without ``stores``, a role that may not say which files a run
-    has compares alone: it waits for the digests of those that it needs.
+    missing on this host is an error. Without ``stores``, the role may not write the digests: it
+    waits for the ones that it needs.
 
     Raises:
         UserError: one line that names the key, the path and the remedy.
@@ -118,7 +118,7 @@ def matching(stored: Mapping[str, FileRecord], found: Mapping[str, FileRecord]) 
 
 
 async def same_files(store: ObjectStore, recipe: Recipe, keys: Collection[str]) -> set[str]:
-    """Return those of ``keys`` whose file is on this host and is the run's.
+    """Return those ``keys`` whose file is on this host and matches the run's.
 
     Raises:
         UserError: if a file on this host differs from the run's.

@@ -1,5 +1,4 @@
-"""What takes space in a run's folder and is needed by nobody: left by processes that were killed,
-or by a scheduler that was not there to delete it.
+"""Deletable objects in a run's folder: left by killed processes, or missed by an absent scheduler.
 
 An object that no record names may be one that a trainer, or an evaluator, is storing at this
 moment: it is garbage only when it is older than any of them takes.
@@ -35,7 +34,7 @@ from shared.store import ObjectStore
 from shared.store.backend import StoredObject
 
 SAFE_AGE_S = 24 * 3600.0
-"""Seconds after which nobody is still storing what an object belongs to."""
+"""Seconds after which a write of an object's group has ended."""
 
 
 @dataclass(frozen=True, slots=True)

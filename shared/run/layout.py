@@ -1,28 +1,32 @@
-"""What a run keeps in the object store, and where.
+"""Objects of a run in the object store, and their keys.
 
 <run>/recipe.json                    the resolved recipe that every service reads (run_recipe.py)
-<run>/staleness.json                 what schedule.max_staleness = "auto" was decided to be, and why
+<run>/staleness.json                 result and reason of schedule.max_staleness = "auto"
 <run>/files/<key>.json               digests of the model and the rewards (files.py)
-<run>/files/libraries.<...>.json     versions of libraries, of each service (process/libraries.py)
+<run>/files/libraries.<...>.json     versions of libraries, of each service
+    (process/libraries.py)
 <run>/files/first-version.json       which fluid device makes version 0
 <run>/commits/<version>.json         the commit records (commits.py)
-<run>/chain/<version>.json           what is needed of old ones, from this one on (chain.py)
-<run>/copies/<version>/<sha256>.z    each commit record once more, in case it is damaged (copies.py)
+<run>/chain/<version>.json           summaries of old records, from this one on (chain.py)
+<run>/copies/<version>/<sha256>.z    each commit record once more, in case it is damaged
+    (copies.py)
 <run>/copies/recipe/, copies/files/<key>/   the recipe and the digests of files, likewise
-<run>/quarantine/...                 what `digenrl repair` has moved away
+<run>/quarantine/...                 objects that `digenrl repair` has moved away
 <run>/epochs/<epoch>.json            which scheduler commanded when (epochs.py)
 <run>/dead/<number>.json             dead letters, and what became of them (dead_letters.py)
-<run>/journal/<number>.json          what was asked of the run, its phases, alarms (journal.py)
+<run>/journal/<number>.json          requests to the run, its phases, alarms (journal.py)
 <run>/weights/<sha256>.safetensors   a policy version's weights, while it is kept (retention.py)
 <run>/checkpoints/<sha256>...        its optimizer and random state, as long
-    .../<sha256>.manifest.json       which shards it consists of, if there are several (manifest.py)
+    .../<sha256>.manifest.json       which shards it consists of, if there are several
+        (manifest.py)
 <run>/conditions/<sha256>...         the conditioning of each prompt
 <run>/sources/<sha256>               the image that a prompt edits, as its file was (sources.py)
 <run>/conditions/by/<digest>.json    which of them encoders have made of a prompt (conditions.py)
-<run>/usage/<batch>.json             what the devices did in that batch, and what TAG decided
+<run>/usage/<batch>.json             use of the devices in that batch, and TAG's decisions
 <run>/timeline/<batch>.z             when each device changed what it did
-<run>/timeline/room                  written all the time, to see whether the store takes anything
-<run>/evaluations/<settings>/...     what was measured, and the pictures (docs/evaluation.md)
+<run>/timeline/room                  written all the time, to see whether the store takes
+    anything
+<run>/evaluations/<settings>/...     results, and the pictures (docs/evaluation.md)
 <run>/batches/<batch>/<sha256>...    trajectories and media, until no recovery needs them
     .../exchange/<attempt>.<round>/  which sums fluid devices have stored for a total
 <run>/previews/<batch>/...           small pictures of samples that outlive them (previews.py)
@@ -58,7 +62,7 @@ NAMES = {
     "batches": rf"{_NUMBER}/(?:{_DIGEST}[^/]*|exchange/[0-9]+\.[0-9]+/[^/]+)",
     "previews": rf"{_NUMBER}/[0-9]+\.[0-9]+\.[0-9]+",
 }
-"""Names of the objects of each folder of a run: an object of another name is nobody's."""
+"""Names of the objects of each folder of a run: an object of another name has no owner."""
 
 log = structlog.get_logger()
 _foreign: set[str] = set()
@@ -70,8 +74,8 @@ async def named_objects(
 ) -> dict[str, re.Match[str]]:
     """Return the objects of a run's folder, by their keys in order, that have a name of `NAMES`.
 
-    Others are passed over with an alarm: what is listed decides where a run goes on, and a role may
-    have put an object where its name means something else.
+    Other objects are skipped with an alarm: the list decides where a run resumes, and a role may
+    have put an object where its name has another meaning.
 
     Args:
         within: a part of the folder, such as ``00000012``.
@@ -192,7 +196,7 @@ def batch_folder(run: str, batch: int) -> str:
 
 
 def exchange_folder(run: str, batch: int, attempt: int, round_number: int) -> str:
-    """Return where fluid devices say what they have for a round (`services.trainer.fluid`)."""
+    """Return where fluid devices publish their sums for a round (`services.trainer.fluid`)."""
     return f"{batch_folder(run, batch)}/exchange/{attempt}.{round_number}"
 
 

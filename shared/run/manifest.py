@@ -1,4 +1,4 @@
-"""Says what the shards of a version hold, where its weights or its checkpoint are several objects.
+"""Content of the shards of a version whose weights or checkpoint are several objects.
 
 A manifest is one JSON object, named by its content like every other: the commit record names it,
 and it names the shards, each with its digest, its size and the pieces of tensors that it holds.
@@ -90,7 +90,7 @@ class Shard(Record):
 class Manifest(Record):
     format: Literal[1] = 1
     weights_digest: Digest
-    """Digest of the version's weights, as in `Policy`: a checkpoint says of which weights it is."""
+    """Digest of the version's weights, as in `Policy`: a checkpoint names its weights."""
     shards: Annotated[tuple[Shard, ...], Field(min_length=1, max_length=MAX_SHARDS)]
 
     @model_validator(mode="after")
@@ -103,7 +103,7 @@ class Manifest(Record):
 
 
 class StoredParts(Record):
-    """What one process has stored of a version."""
+    """One process's stored part of a version."""
 
     weights: tuple[Shard, ...]
     checkpoint: tuple[Shard, ...]
@@ -148,7 +148,7 @@ def read_manifest(data: bytes, key: str) -> Manifest:
     """Read the manifest that is stored as ``key``.
 
     Raises:
-        ContractError: if it is none, or names objects that are not beside it.
+        ContractError: if it is invalid, or names objects outside of its folder.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise ContractError(f"{key} is too large for a manifest: {len(data)} bytes")
@@ -160,7 +160,7 @@ def read_manifest(data: bytes, key: str) -> Manifest:
     for shard in manifest.shards:
         ref = shard.object
         if ref.key != f"{folder}/{ref.sha256}{SHARD}":
-            raise ContractError(f"{key} names {ref.key[:80]!r}, which is no shard beside it")
+            raise ContractError(f"{key} names {ref.key[:80]!r}, which is no shard in its folder")
     return manifest
 
 
@@ -180,7 +180,7 @@ class FetchedObject:
 
     data: Data
     pieces: TensorBoxes | None
-    """What it must hold; None if that is what its own header says: whole tensors."""
+    """Required content; None if its own header defines it: whole tensors."""
 
 
 WantsTensor = Callable[[str, TensorBox], bool]
@@ -192,12 +192,12 @@ class StoredTensors(Protocol):
 
     @property
     def ref(self) -> ObjectRef:
-        """What the commit record names."""
+        """The object in the commit record."""
 
     @property
     def weights_digest(self) -> str | None:
-        """Digest of the weights, as the commit record says that names these objects: with theirs it
-        is known, and need not be taken again. None if it is not known."""
+        """Digest of the weights, from the commit record that names these objects: it then need not
+        be computed again. None if it is not known."""
 
     def parts(self, wanted: WantsTensor | None = None) -> AsyncIterator[FetchedObject]:
         """Fetch one object after the other, without those that hold nothing that is wanted.
@@ -210,8 +210,8 @@ class StoredTensors(Protocol):
 def cut(
     sizes: Mapping[str, int], most: int, max_tensors: int = MAX_TENSORS
 ) -> Iterable[Collection[str]]:
-    """Cut named tensors of these bytes, in order, into shards of at most ``most`` bytes and so many
-    tensors; one that is larger has a shard of its own.
+    """Cut named tensors of these sizes, in order, into shards of at most ``most`` bytes and a
+    maximum number of tensors; a larger tensor has a shard of its own.
 
     >>> list(cut({"a": 3, "b": 3, "c": 9, "d": 1}, 6))
     [['a', 'b'], ['c'], ['d']]

@@ -1,11 +1,11 @@
 """Which samples a run keeps a small picture of, once their trajectories and media are deleted.
 
-Whoever generates a sample stores its preview beside it. How many there may be follows from the
-recipe alone, so nobody counts: of all steps, if `run.preview_mb` has room for them. Otherwise one
+The device that generates a sample stores its preview with it. The maximum number follows from the
+recipe alone, without counting: every step, if `run.preview_mb` has space for them. Otherwise one
 half of the room is for steps that keep theirs for good, the first and the last one and as many
 between them, evenly apart; the other half is for the newest steps, and what leaves them is deleted
-by the scheduler. Where all samples of a few steps would be too many, they are those of a step's
-first groups.
+by the scheduler. If all samples of a few steps would be too many, only a step's first groups have
+previews.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from shared.store.previews import MAX_UNSCALED_SIDE
 PREVIEW_BYTES = 8192
 """Largest preview of a sample; one of a usual picture has half of it."""
 PNG_BYTES = 128
-"""What a PNG file has besides its pixels, a byte per row apart."""
+"""Overhead of a PNG file besides its pixels and a byte per row."""
 MAX_BATCH_AGE = KEPT_BATCHES + NEWEST_BATCHES
 """Batches by which the one that the scheduler clears away is older than the newest one."""
 MIN_WHOLE_STEPS = 8
@@ -27,7 +27,7 @@ MIN_WHOLE_STEPS = 8
 
 @dataclass(frozen=True, slots=True)
 class PreviewRule:
-    """Says which groups of which batches have previews."""
+    """Which groups of which batches have previews."""
 
     batches: frozenset[int] = frozenset()
     """Batches that keep theirs for good."""
@@ -69,7 +69,7 @@ def preview_bytes(recipe: Recipe) -> int:
 
 
 def shares(samples: int, steps: int, groups: int, group_size: int) -> tuple[int, int]:
-    """Return the steps, and the groups of each, of which so many samples are at most.
+    """Return the steps, and the groups of each, with at most this many samples.
 
     >>> shares(4000, 100, 16, 8), shares(4000, 100, 64, 24), shares(4000, 20, 4, 4)
     ((31, 16), (8, 20), (20, 4))
@@ -80,7 +80,7 @@ def shares(samples: int, steps: int, groups: int, group_size: int) -> tuple[int,
 
 
 def evenly(number: int, of: int) -> frozenset[int]:
-    """Return so many of the first numbers, the first and the last among them.
+    """Return this many of the first numbers, including the first and the last.
 
     >>> sorted(evenly(4, 10)), sorted(evenly(1, 10)), sorted(evenly(0, 10))
     ([0, 3, 6, 9], [0], [])

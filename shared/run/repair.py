@@ -1,9 +1,9 @@
-"""Finds what is damaged of a stopped run, and mends it: damaged objects are moved to the run's
-quarantine, and commit records are put back from their copies.
+"""Finds damaged objects of a stopped run, and repairs the run: damaged objects are moved to the
+run's quarantine, and commit records are restored from their copies.
 
 Objects are named by their digest, so a damaged one shows. A commit record is compared with its seal
 and its copy (`copies.py`), and with the one after it, which names its digest. Every other record is
-read by its own model. An object whose name is none of its folder's is moved away as well.
+read by its own model. An object with an invalid name for its folder is moved away as well.
 """
 
 import asyncio
@@ -71,9 +71,9 @@ class DamagedObject:
     what: str
     remedy: Remedy
     then: str
-    """What follows once it is mended; or what a person can do."""
+    """Consequence of the repair, or what a person can do."""
     data: bytes = b""
-    """What it is to be, if it is put back."""
+    """Restored content, if it is restored."""
 
 
 async def find_damage(

@@ -29,7 +29,8 @@ from shared.store import ObjectStore
 log = structlog.get_logger()
 
 Figures = Iterable[Mapping[int, float]]
-"""What versions are compared by, of each set of evaluation settings: others do not compare."""
+"""Comparison figures of versions, for each set of evaluation settings: other pairs do not
+compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +68,8 @@ class Retention:
 
 
 def _best(gold: Figures, number: int) -> list[int]:
-    """Return so many best versions of each set of settings, of equal ones the older; the first one
-    is kept anyhow, and takes the place of none that was trained."""
+    """Return this many best versions of each set of settings, of equal ones the older; the first
+    one is kept anyhow, and does not count."""
     return [
         version
         for figures in gold
@@ -94,7 +95,7 @@ async def kept_now(
 
 
 def retention_from(recipe: Recipe) -> Retention:
-    """Return what a recipe keeps: of an evaluated run the best version, if it says nothing else."""
+    """Return a recipe's retention: for an evaluated run, the best version by default."""
     keep_best = recipe.run.keep_best
     if keep_best is None and recipe.evaluation.every is not None:
         keep_best = 1
@@ -116,7 +117,7 @@ def deletable(
     records: Sequence[StoredAs], kept: Collection[int], shards: Shards
 ) -> tuple[set[str], set[str]]:
     """Return the keys of objects that no kept version names: shards, then what names them, in the
-    order in which they are deleted. If that is interrupted, what is left is still named.
+    order in which they are deleted. After an interruption, the rest is still named.
 
     An object that no record names stays: it may belong to the version that is being stored.
     """
@@ -155,7 +156,8 @@ class Manifests:
         """Return the shards of the manifests that are ``there``.
 
         Raises:
-            IntegrityError: if that of a kept version cannot be read: its shards are then unknown.
+            IntegrityError: if a kept version's manifest cannot be read: its shards are then
+                unknown.
         """
         self._known = {key: self._known[key] for key in self._known.keys() & set(there)}
         for record in records:
@@ -190,7 +192,7 @@ def version_bytes(recipe: Recipe, trained_bytes: int) -> int:
         trained_bytes: size of the trained weights in float32. A checkpoint holds AdamW's two
             moments of each of them, their average with `trainer.ema`, and the old policy of
             `algorithm.nft_decay`, which is also stored by itself. All weights are published in
-            `model.dtype`; where that is of half precision, a checkpoint holds them in float32.
+                `model.dtype`; if that has half precision, a checkpoint holds them in float32.
     """
     num_copies = 1.0 + 2 + (recipe.trainer.ema is not None)
     num_copies += 2 * (recipe.algorithm.nft_decay > 0)
@@ -210,7 +212,7 @@ def batch_bytes(recipe: Recipe, latent_shape: Sequence[int]) -> int:
     """Return the bytes of a batch's trajectories.
 
     Args:
-        latent_shape: of one sample's latents.
+        latent_shape: size of one sample's latents.
     """
     sampling, batch = recipe.sampling, recipe.batch
     states = sampling.window + 1

@@ -1,9 +1,9 @@
-"""What each role may do in the object store and in Redis: the one description.
+"""Rights of each role in the object store and in Redis: the one description.
 
 All of a run lies below its name in the store (`shared.run.layout`). Every role reads all of it; a
-role writes, overwrites and deletes what begins with a name given here, and nothing else. So only a
-trainer makes commit records, whoever generates changes neither weights nor recipe, and which model
-and prompts a run has say the scheduler and trainers alone.
+role writes, overwrites and deletes what begins with a name given here, and nothing else. Therefore
+only a trainer makes commit records, generating roles change neither weights nor recipe, and only
+the scheduler and trainers set a run's model and prompts.
 """
 
 from shared.messages.rights import Role
@@ -33,7 +33,7 @@ WRITES: dict[Role, tuple[str, ...]] = {
     "client": ("evaluations/", "chain/", "files/doctor.json"),
 }  # fmt: skip
 """Beginnings of the names of a run's objects that a role may write and delete. The scheduler
-deletes weights, checkpoints and batches that nobody needs."""
+deletes unneeded weights, checkpoints and batches."""
 
 _VERSIONS = "dg:wv:*"
 _PEERS = "dg:peers:*"
@@ -47,9 +47,9 @@ REDIS: dict[Role, str] = {
     "trainer": f"~{_PEERS} {_ANYBODY} +rpush +lrange +expire +multi +exec +discard",
     **dict.fromkeys(("encoder", "reward", "client"), _ANYBODY),
 }
-"""Keys and commands of a role, as the ACL of Redis says it: the scheduler alone writes the index of
-versions, and hosts of rollout workers and members tell each other what they have."""
+"""Keys and commands of a role, in Redis's ACL syntax: only the scheduler writes the index of
+versions, and hosts of rollout workers and members publish the objects that they have."""
 
 DISABLED_USER = "user default off resetpass ~* &* +@all"
-"""The user whom nobody can be. It has all rights because Redis 7.0 reads its own log as this user:
-without them, what was written in transactions would be lost at a restart."""
+"""The user that no client can use. It has all rights because Redis 7.0 reads its own log as this
+user: without them, what was written in transactions would be lost at a restart."""

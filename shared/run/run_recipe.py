@@ -48,7 +48,7 @@ KEYS_FROM_START = ("evaluation.held_out",)
 FILES = ("model.folder", "model.adapter", "data.prompts", "reward.scorers.")
 """Keys, or their beginnings, of files that must be the same on every host that has them."""
 PORTABLE = "portable"
-"""Key of a stored recipe, beside its tables, that names its paths for other hosts."""
+"""Key of a stored recipe, next to its tables, that names its paths for other hosts."""
 OF_RELEASE = "release"
 """Key of a stored recipe, beside its tables, with the release that began the run."""
 
@@ -68,10 +68,10 @@ class CheckedRecipe:
     """With the sigmas that the run began with."""
     data: bytes
     seen: bytes | None
-    """What was stored of the run when this one was checked."""
+    """Stored recipe of the run when this one was checked."""
 
     async def put(self, store: ObjectStore) -> Recipe:
-        """Store it, and return it; it is checked anew if the run has another one meanwhile.
+        """Store it, and return it; it is checked again if the run has another one by then.
 
         Raises:
             UserError: as `check_recipe` does.
@@ -91,14 +91,14 @@ async def store_recipe(store: ObjectStore, recipe: Recipe, beside: Path | None =
 async def check_recipe(
     store: ObjectStore, recipe: Recipe, beside: Path | None = None
 ) -> CheckedRecipe:
-    """Check whether a run may go on by a recipe, and add the sigmas that it began with.
+    """Check whether a run may continue with a recipe, and add the sigmas from its start.
 
     Args:
         beside: folder of the recipe's file.
 
     Raises:
-        UserError: if the run was started with a recipe that means something else, or with other
-            files, or if a model's own sigmas are asked for and unknown.
+        UserError: if the run was started with a recipe of another meaning, or with other files,
+            or if a model's own sigmas are requested and unknown.
     """
     asked, seen = recipe, await store.read(recipe_key(recipe.run.name))
     stored = await _read_stored(store, recipe.run.name)
@@ -107,7 +107,7 @@ async def check_recipe(
     elif recipe.model.adapter is not None and recipe_adapter(recipe) is None:
         raise UserError(
             f"model.adapter: {recipe.model.adapter} and model.folder have to be on this host when "
-            "a run begins: the adapter says what is trained"
+            "a run begins: the adapter decides which layers are trained"
         )
     if "model" in (recipe.sampling.sigmas, recipe.evaluation.sigmas):
         raise UserError(
@@ -129,7 +129,7 @@ async def check_recipe(
 
 
 async def read_recipe(store: ObjectStore, run: str) -> Recipe | None:
-    """Return the run's recipe with the paths of this host, None if there is none."""
+    """Return the run's recipe with the paths of this host, None if it is not stored."""
     stored = await _read_stored(store, run)
     if stored is None:
         return None
@@ -180,10 +180,10 @@ async def _read_stored(store: ObjectStore, run: str) -> _StoredRecipe | None:
 
 
 def parsed_recipe(data: bytes) -> _StoredRecipe:
-    """Return a recipe from what is stored of it.
+    """Return a stored recipe.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if it is invalid.
         UserError: if another release began the run.
     """
     tables = json.loads(data)
@@ -199,7 +199,7 @@ def parsed_recipe(data: bytes) -> _StoredRecipe:
 async def wait_for_recipe(store: ObjectStore, run: str, *, place: str = "") -> Recipe:
     """Return the recipe as soon as the scheduler has stored it.
 
-    Until then the log says every `REPEAT_S` seconds what is waited for: the run's name, the
+    Until then the log reports every `REPEAT_S` seconds what it waits for: the run's name, the
     ``place`` of the store, and the settings that decide both.
     """
     logged = -REPEAT_S
@@ -231,7 +231,7 @@ def _log_waiting(run: str, place: str, error: str) -> None:
 
 
 def keep_held_out(stored: Recipe, given: Recipe) -> Recipe:
-    """Return ``given`` with as many prompts held out as the run has, whatever it evaluates now."""
+    """Return ``given`` with the run's number of held-out prompts, independent of its evaluation."""
     began, now = stored.evaluation, given.evaluation
     if now.held_out is not None or (began.held_out is None and began.prompts == now.prompts):
         return given
@@ -305,7 +305,7 @@ def check_same_run(stored: Recipe, given: Recipe, *, same: Collection[str] = ())
         key = changed[0]
         raise UserError(
             f"{key}: the run {stored.run.name!r} was started with {before[key]!r}, not "
-            f"{after.get(key)!r}; resume with that value, or start anew under another name"
+            f"{after.get(key)!r}; resume with that value, or start another run under another name"
         )
 
 
@@ -322,7 +322,7 @@ def _flat(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def prompt_order(recipe: Recipe) -> PromptOrder:
-    """Read the prompts that a recipe trains; raises UserError if there are none."""
+    """Read the prompts that a recipe trains; raises UserError without any."""
     data = recipe.data
     prompts = tuple(prompt for prompt, _ in trained_and_held_out(recipe)[0])
     if data.weights is not None:
@@ -338,7 +338,8 @@ def trained_and_held_out(recipe: Recipe) -> tuple[tuple[Row, ...], tuple[Row, ..
 
 
 def held_out_rows(recipe: Recipe) -> tuple[Row, ...]:
-    """Read the prompts that are evaluated and not trained; none if those of training are."""
+    """Read the prompts that are evaluated and not trained; empty if the evaluation uses the prompts
+    of training."""
     own = recipe.evaluation.prompts
     if own is None:
         return trained_and_held_out(recipe)[1]
@@ -359,7 +360,7 @@ def evaluated_on(num_held_out: int) -> str:
 
 
 async def store_images(store: ObjectStore, recipe: Recipe) -> None:
-    """Store the source images of a recipe's prompts, if they have any, for whoever encodes and
-    judges; raises UserError if one cannot be read."""
+    """Store the source images of a recipe's prompts, if they have any, for encoders and judges;
+    raises UserError if one cannot be read."""
     rows = await asyncio.to_thread(read_rows, recipe.data.prompts)
     await store_sources(store, recipe.run.name, rows)

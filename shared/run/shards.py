@@ -126,10 +126,11 @@ async def open_tensors(
 ) -> StoredShards:
     """Open what a commit record names: weights or a checkpoint.
 
-    ``weights_digest``: of the weights; a checkpoint has that of the trained ones.
+    ``weights_digest``: digest of the weights; a checkpoint has the digest of the trained ones.
 
     Raises:
-        IntegrityError: if it is missing, differs from its reference, or belongs to other weights.
+        IntegrityError: if it is missing, differs from its reference, or belongs to other
+            weights.
         ContractError: if it is no manifest.
     """
     if not is_manifest(ref):
@@ -138,5 +139,5 @@ async def open_tensors(
         raise ContractError(f"{ref.key} is too large for a manifest: {ref.size} bytes")
     manifest = read_manifest(await store.get(ref), ref.key)
     if weights_digest not in (None, manifest.weights_digest):
-        raise IntegrityError(f"{ref.key} is of weights {manifest.weights_digest[:12]}")
+        raise IntegrityError(f"{ref.key} belongs to weights {manifest.weights_digest[:12]}")
     return StoredShards(ref, store, manifest.shards, weights_digest)

@@ -42,7 +42,7 @@ async def store_sources(
 
 
 class SourceImages:
-    """Reads source images, and keeps those that were asked for last."""
+    """Reads source images, and caches recently used ones."""
 
     def __init__(self, store: ObjectStore, bus: Bus) -> None:
         self._store = store

@@ -1,7 +1,7 @@
 """Defines the records of what devices did in a batch, and the rates that follow from them.
 
-The scheduler writes a record for each committed batch; it reports the same rates while the run goes
-on as readers compute from the records afterwards.
+The scheduler writes a record for each committed batch; it reports the same rates during the run as
+readers compute from the records afterwards.
 """
 
 import zlib
@@ -48,9 +48,9 @@ class BatchUsage(BaseModel):
     samples: int | None = None
     """Samples of the batch; None in records of older releases, like the following two."""
     forecast_seconds: float | None = None
-    """What the schedule's model makes of such a batch by its end; None if costs were unknown."""
+    """The schedule model's forecast of such a batch at its end; None if costs were unknown."""
     bound_seconds: float | None = None
-    """What no schedule beats on the devices that were there."""
+    """Upper bound for any schedule on the devices of that batch."""
 
     @classmethod
     def decode(cls, data: bytes | None) -> "BatchUsage | None":

@@ -1,7 +1,7 @@
 """The index of policy versions in Redis: which weights belong to a version.
 
 The commit records are the truth, and `rebuild` restores the index from them. Only the scheduler
-writes it; rollout workers read it (services/rollout/policy_loader.py says when).
+writes it; rollout workers read it (when: services/rollout/policy_loader.py).
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -45,10 +45,11 @@ class VersionIndex:
 
         Args:
             ca: certificates, as PEM text, that verify a `rediss://` server.
-            may_be_open: whether it may take anybody.
+            may_be_open: whether Redis without authentication is allowed.
 
         Raises:
-            UserError: if Redis refuses the user or the password, or is too old or open to anybody.
+            UserError: if Redis refuses the user or the password, is too old, or has no
+                authentication.
         """
         client = open_redis(url, ca, timeout=5)
         try:
@@ -91,7 +92,7 @@ class VersionIndex:
                     continue
 
     async def try_to_write(self) -> None:
-        """Write what nobody reads; raises RedisError if Redis does not take it."""
+        """Write a probe; raises RedisError if Redis does not accept it."""
         await self._redis.set(f"{self._newest_key}:room", self.epoch)
 
     async def lookup(self, number: int) -> Version | None:

@@ -1,4 +1,4 @@
-"""What a store of objects asks of the place that holds the bytes: a folder or a bucket."""
+"""Interface between a store of objects and its location: a folder or a bucket."""
 
 from collections.abc import AsyncGenerator, Awaitable
 from typing import NamedTuple, Protocol
@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 from shared.messages.contracts import ObjectRef
 
 Content = bytes | memoryview
-"""What is stored: a view is of memory that nobody changes meanwhile."""
+"""Bytes to store: the memory of a view must not change during the call."""
 CHUNK = 1 << 20
 """Bytes of an object that are read at a time where it is read in parts."""
 
@@ -38,7 +38,7 @@ class Backend(Protocol):
         IntegrityError if there is no such object."""
 
     async def size(self, key: str) -> int | None:
-        """Return the bytes of the object, None if there is none."""
+        """Return the bytes of the object, None if it does not exist."""
 
     async def keys(self, prefix: str) -> list[str]: ...
     async def entries(self, prefix: str) -> list[StoredObject]: ...

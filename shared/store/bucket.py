@@ -2,8 +2,8 @@
 obstore.
 
 Exclusive create is the service's own conditional put (``If-None-Match: *`` on S3 and Azure,
-generation 0 on Google). `StoreSettings` say where an S3 service is and with which credentials;
-what they leave open comes from the variables and files of each cloud's own tools (``AWS_REGION``,
+generation 0 on Google). `StoreSettings` have the endpoint and credentials of an S3 service; the
+defaults come from the variables and files of each cloud's own tools (``AWS_REGION``,
 ``AWS_SESSION_TOKEN``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME`` ...).
 """
 
@@ -95,7 +95,7 @@ class BucketBackend:
         await self.write((await ref).key, data)
 
     async def create(self, key: str, data: bytes) -> bool:
-        """Store in one request, whatever the size: a condition holds for a whole put only."""
+        """Store in one request, for any size: a condition holds for a whole put only."""
         with _as_unavailable(), contextlib.suppress(AlreadyExistsError):
             await obstore.put_async(self._store, key, data, mode="create", use_multipart=False)
             return True
@@ -186,7 +186,7 @@ def _trust(ca: str) -> None:
 
 @contextlib.contextmanager
 def _as_unavailable() -> Iterator[None]:
-    """Raises Unavailable where the store does not do what it is asked."""
+    """Raise Unavailable if the store refuses a request."""
     try:
         yield
     except (PermissionDeniedError, UnauthenticatedError) as error:

@@ -1,18 +1,21 @@
 """The folder of a host's cache: one file per object, named by its digest, private to one user.
 
-What makes it sound that a reader believes the name of a file, and does not digest its bytes again:
+Reasons why a reader may trust the name of a file without digesting its bytes again:
 
-    Only this user can write here: the folder is refused unless it is this user's own and closed to
+    Only this user can write here: the folder is refused unless it is this user's own and closed
+        to
     all others, and every file is opened relative to it, never through a symbolic link.
 
-    A file gets its name once its bytes have been verified, and is not written again: a reader sees
+    A file gets its name once its bytes have been verified, and is not written again: a reader
+        sees
     all of a verified object or none.
 
-    A power cut may lose what was not flushed, and nothing here is: so each boot of the machine has
+    A power cut may lose what was not flushed, and nothing here is: so each boot of the machine
+        has
     a folder of its own.
 
-Whoever fetches an object holds its lock, which the kernel takes from a process that dies; what that
-one has left is of no use to anybody, and the next one begins anew.
+A process that fetches an object holds its lock, which the kernel releases when the process dies;
+its partial file is useless, and the next process starts over.
 """
 
 import contextlib
@@ -78,7 +81,7 @@ class CacheFolder:
 
         Raises:
             UserError: if others than this user own it or may look into it.
-            OSError: if it cannot be made, or this system does not tell its boots apart.
+            OSError: if it cannot be made, or this system cannot identify its boots.
         """
         if not root.is_absolute():
             raise FileNotFoundError("this user has no home")
@@ -137,7 +140,7 @@ class CacheFolder:
             self._remove(name)
 
     def keep(self, part: ReceivedObject, digest: str) -> None:
-        """Give verified bytes their name; nobody writes to them any more."""
+        """Give verified bytes their name; they do not change any more."""
         os.fchmod(part.descriptor, READ_ONLY)
         ours = self._descriptor
         os.rename(part.name, _checked(digest), src_dir_fd=ours, dst_dir_fd=ours)
@@ -159,7 +162,7 @@ class CacheFolder:
         return descriptor
 
     def is_locked(self, digest: str) -> bool:
-        """Return whether somebody is at work on the object."""
+        """Return whether a process is fetching the object."""
         descriptor = self.lock(digest)
         if descriptor is not None:
             os.close(descriptor)
@@ -213,7 +216,7 @@ class CacheFolder:
                     yield name, status
 
     def _is_left(self, name: str, mine: str) -> bool:
-        """Return whether nobody writes to a part any more."""
+        """Return whether no process writes to a part any more."""
         digest = name.split(".")[0]
         if _DIGEST.match(digest) is None:
             return False

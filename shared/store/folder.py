@@ -176,11 +176,10 @@ class FolderBackend:
 
 
 def _write_all(descriptor: int, data: memoryview, stays: bool) -> None:
-    """Write ``data``, and flush to the disk beside it what is written of it already: the disk would
-    have nothing to do until the last byte is copied. Unless it ``stays``, the disk takes it from
-    where it is, or else what is flushed is also dropped from memory, so that the next pieces need
-    no new memory: on a virtual machine that takes longer to be had than a disk takes for the
-    bytes."""
+    """Write ``data``, and flush written parts concurrently: otherwise the disk would be idle until
+    the last byte is copied. Unless it ``stays``, the disk takes it directly, or flushed parts are
+    dropped from memory, so that the next parts need no new memory: on a virtual machine allocating
+    memory takes longer than writing to disk."""
     begin = 0 if stays else _write_directly(descriptor, data)
     if len(data) - begin <= PIECE:
         _write_piece(descriptor, data[begin:])

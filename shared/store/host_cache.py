@@ -1,11 +1,13 @@
-"""Objects that many processes of a host read: one of them fetches each, the others map its file.
+"""Objects that many processes of a host read: one process fetches each object, the others map its
+file.
 
-    what is here       is mapped: no bytes are read, copied or digested
-    what is not        is fetched by whoever has the object's lock; the others wait for it
+    present object       is mapped: no bytes are read, copied or digested
+    missing object        is fetched by the process with the object's lock; the others wait for
+        it
 
 The bytes come from the store, or from a host that is receiving them (`relay`). Either way their
-digest is taken once, here, while they are received. A cache that cannot be used, because its disk
-is full for example, is no reason to stop: the object is then read as if there were none.
+digest is taken once, here, while they are received. A cache that cannot be used, for example on a
+full disk, does not stop the process: the object is then read without it.
 """
 
 import asyncio
@@ -35,7 +37,7 @@ LOCK_POLL_S = 0.02
 MIN_WAITS_PER_POLL = 30
 """The longer that takes, the rarer the looks: this share of the time may be lost."""
 MAX_PEERS = 3
-"""Other hosts that are asked for an object, before the store is."""
+"""Other hosts that are tried for an object, before the store."""
 MAX_FETCHES = 3
 """Fetches of one object by this process, if others remove it again and again."""
 
@@ -45,7 +47,7 @@ log = structlog.get_logger()
 class FetchSource(NamedTuple):
     name: str
     chunks: Callable[[int], AsyncGenerator[bytes]]
-    """Gives an object's bytes, from so many on."""
+    """Yields an object's bytes from an offset on."""
 
 
 @dataclass(slots=True)
@@ -153,7 +155,7 @@ class HostCache:
         name.
 
         Raises:
-            IntegrityError: if it is not what ``ref`` says.
+            IntegrityError: if it does not match ``ref``.
         """
         digest = hashlib.sha256()
         for source in sources:
@@ -162,13 +164,13 @@ class HostCache:
                     async for chunk in chunks:
                         SHARED_BYTES.labels(source=source.name).inc(len(chunk))
                         if part.size + len(chunk) > ref.size:
-                            raise IntegrityError(f"{ref.key} is larger than its reference says")
+                            raise IntegrityError(f"{ref.key} is larger than in its reference")
                         await asyncio.to_thread(_add, part, chunk, digest.update)
                 break
             except PeerFailed as error:
                 log.info("peer_failed", error=str(error), received=part.size, size=ref.size)
         if part.size != ref.size or digest.hexdigest() != ref.sha256:
-            raise IntegrityError(f"{ref.key} is not what its reference says")
+            raise IntegrityError(f"{ref.key} does not match its reference")
         self.folder.keep(part, ref.sha256)
 
     @asynccontextmanager
@@ -192,10 +194,10 @@ def _add(part: ReceivedObject, chunk: bytes, digest: Callable[[bytes], None]) ->
 async def host_cache(
     settings: CacheSettings | None, *, redis_url: str, run: str, ca: str | None = None
 ) -> AsyncIterator[HostCache | None]:
-    """Open this host's cache; None if it is off, or cannot be used and nobody has asked for it.
+    """Open this host's cache; None if it is off, or if the default one cannot be used.
 
     Raises:
-        UserError: if the folder that somebody has named cannot be used.
+        UserError: if the configured folder cannot be used.
     """
     folder = None if settings is None else _opened(settings)
     if settings is None or folder is None:

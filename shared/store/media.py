@@ -47,7 +47,7 @@ def coded(raw: bytes) -> bytes:
 
 def read(data: bytes, check: Callable[[Shape], None]) -> Media:
     """Reads media in either form. ``check`` gets their shape before anything is unpacked, and
-    raises ContractError if it is none of theirs.
+    raises ContractError if the shape is not allowed.
 
     Raises:
         ContractError: if the object holds anything else.
@@ -60,7 +60,7 @@ def read(data: bytes, check: Callable[[Shape], None]) -> Media:
     if RAW in tensors:
         media: Media = tensors[RAW]
         if media.dtype != PIXEL:
-            raise ContractError(f"these media are of type {media.dtype}, not {PIXEL}")
+            raise ContractError(f"these media have type {media.dtype}, not {PIXEL}")
         check(media.shape)
         return media
     packed, shape = _parts(tensors)
@@ -90,7 +90,7 @@ def _unpacked(packed: bytes, shape: Shape) -> Media:
     except zlib.error as error:
         raise ContractError(f"these media are not packed as they should be: {error}") from error
     if len(data) != size or not stream.eof or stream.unused_data:
-        raise ContractError(f"these media do not hold {size} bytes, as their shape says")
+        raise ContractError(f"these media do not hold the {size} bytes of their shape")
     media = np.frombuffer(bytearray(data), PIXEL).reshape(shape)
     for sample in media:
         _restore(sample)

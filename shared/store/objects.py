@@ -27,7 +27,7 @@ BUCKETS = ("s3", "gs", "az")
 THREAD_HASH_BYTES = 1 << 19
 """Size in bytes from which hashing takes longer than a hop to a thread."""
 CONCURRENT_HASH_BYTES = 1 << 24
-"""Size in bytes from which hashing takes so long that it is done beside writing."""
+"""Size in bytes from which hashing runs concurrently with writing, since it takes so long."""
 
 
 class SharedReads(Protocol):
@@ -57,8 +57,8 @@ class ObjectStore:
     async def put(
         self, folder: str, data: Content, *, suffix: str, stays: bool = True
     ) -> ObjectRef:
-        """Store ``data`` under ``folder``, named by its content. What this host will not read soon
-        need not stay in its memory."""
+        """Store ``data`` under ``folder``, named by its content. An object that this host will not
+        read soon need not stay in its memory."""
         if len(data) < CONCURRENT_HASH_BYTES:
             ref = await _named(folder, data, suffix)
             await self.backend.write(ref.key, data)
@@ -87,7 +87,7 @@ class ObjectStore:
         if data is None:
             raise IntegrityError(f"{ref.key} is not in the store")
         if len(data) != ref.size or await _sha256(data) != ref.sha256:
-            raise IntegrityError(f"{ref.key} is not what its reference says")
+            raise IntegrityError(f"{ref.key} does not match its reference")
         return data
 
     async def get_shared(self, ref: ObjectRef) -> Data:
@@ -119,7 +119,7 @@ class ObjectStore:
 
     async def unfinished(self, folder: str) -> list[StoredObject]:
         """Return what writers that were killed have left under ``folder``, which is no object.
-        Buckets do not say; their own rules delete it."""
+        Buckets do not report them; a lifecycle rule deletes them."""
         return await self.backend.unfinished(checked_key(folder) + "/")
 
     async def delete_unfinished(self, found: Collection[StoredObject]) -> None:

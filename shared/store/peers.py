@@ -1,7 +1,6 @@
 """Which hosts have an object, or are receiving it: a list for each, in Redis, for an hour.
 
-Redis only says whom to ask: where it does not answer, or says something else, objects come from the
-store.
+Redis only names the hosts to try: without a useful response, objects come from the store.
 """
 
 from collections.abc import AsyncIterator

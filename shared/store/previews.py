@@ -1,7 +1,7 @@
 """Previews in the store: a small picture of each sample of a fragment, of videos the middle frame.
 
-An object is a list of PNG or JPEG files, packed by msgpack. Whoever reads one trusts nothing of it
-but what is said here.
+An object is a list of PNG or JPEG files, packed by msgpack. Readers trust only the properties
+checked here.
 """
 
 from io import BytesIO
@@ -23,7 +23,7 @@ MAX_UNSCALED_SIDE = 64
 QUALITIES = (80, 50, 20)
 """Qualities of JPEG that are tried, until a picture is small enough."""
 KINDS = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
-"""What a file begins with, and its content type."""
+"""First bytes of a file, and its content type."""
 
 
 def packed_previews(raw: bytes, most: int) -> bytes:
@@ -52,8 +52,8 @@ def unpacked_previews(data: bytes) -> list[bytes]:
 
 
 def content_type(picture: bytes) -> str:
-    """Return the type of a picture by its first bytes; raises ContractError if it is of no kind
-    that previews are of."""
+    """Return the type of a picture by its first bytes; raises ContractError if previews have no
+    such type."""
     for beginning, kind in KINDS.items():
         if picture.startswith(beginning):
             return kind

@@ -48,7 +48,7 @@ async def check_redis(
     """Look who is there; a Redis that does not answer yet is logged, and not looked at.
 
     Raises:
-        UserError: if it refuses the user or the password, or is too old or open to anybody.
+        UserError: if it refuses the user or the password, is too old, or has no authentication.
     """
     address = public(url)
     try:
@@ -80,7 +80,7 @@ def _check_version(hello: Any, address: str) -> None:
 
 
 async def _check_asks(url: str, ca: str | None, address: str) -> None:
-    """Raises UserError if Redis answers who does not say who it is."""
+    """Raises UserError if Redis answers without authentication."""
     nobody = open_redis(url, ca, timeout=5)
     nobody.connection_pool.connection_kwargs.update(username=None, password=None)
     try:
@@ -90,8 +90,9 @@ async def _check_asks(url: str, ca: str | None, address: str) -> None:
     finally:
         await nobody.aclose()
     raise UserError(
-        f"DIGENRL_REDIS_URL: Redis at {address} lets anybody change the run; start it with the "
-        "redis.conf of `digenrl keys init`, or set DIGENRL_OPEN_BROKERS=1 on a laptop"
+        f"DIGENRL_REDIS_URL: Redis at {address} has no authentication, so any client can change "
+        "the run; start it with the redis.conf of `digenrl keys init`, or set "
+        "DIGENRL_OPEN_BROKERS=1 on a laptop"
     )
 
 

@@ -6,7 +6,7 @@ once, and the last host has it hardly later than the first. A host that gives no
 else, costs no more than a read from the store: who receives takes the digest of the whole.
 
 One process of a host answers for all of it, from the files of its cache; which one does not matter.
-It is asked in one line and answers in one, and the bytes follow:
+The request is one line, the response is one line, and the bytes follow:
 
     {"token": "...", "sha256": "...", "size": 1048576, "attempt": "...", "first": 0}
     ok
@@ -51,7 +51,7 @@ RESPONSE_TIMEOUT_S = 10.0
 GROWTH_CHECK_S = 0.005
 """Seconds between two looks whether more of an object has come."""
 STALL_CHECK_S = 0.25
-"""Seconds without more of it, after which whoever receives it may be dead."""
+"""Seconds without more of it, after which its receiver may be dead."""
 READERS = 16
 """Hosts that are answered at a time."""
 RESPONSE_OK, RESPONSE_NO = b"ok\n", b"no\n"
@@ -63,7 +63,7 @@ log = structlog.get_logger()
 
 
 class PeerFailed(Exception):
-    """Another host does not give what it was asked for."""
+    """Another host does not deliver a requested object."""
 
 
 class RelayRequest(Record):
@@ -82,7 +82,7 @@ class Peer(Record):
     host: PeerHost
     port: Annotated[int, Field(ge=1, le=65535)]
     token: RelayToken
-    """What one has to know to read there."""
+    """Secret of readers."""
     attempt: RelayToken
 
     async def chunks(self, ref: ObjectRef, first: int) -> AsyncGenerator[bytes]:
@@ -208,8 +208,8 @@ class Relay:
         await asyncio.gather(*self._answering, return_exceptions=True)
 
     async def join(self, ref: ObjectRef, attempt: str) -> list[Peer]:
-        """Say that this host is about to receive an object; return the hosts that it may receive it
-        from."""
+        """Announce that this host is about to receive an object; return the hosts that it may
+        receive it from."""
         await self._listen()  # whoever did may have died
         host, port = self.at
         me = Peer(host=host, port=port, token=self.folder.secret(), attempt=attempt)
@@ -259,8 +259,8 @@ class Relay:
             threads.shutdown(wait=False)
 
     def _give(self, line: socket.socket, descriptor: int, asked: RelayRequest) -> None:
-        """Send what there is of an object, and go on as more of it comes, until it is whole or
-        nobody receives it any more. Closes both."""
+        """Send the present part of an object, and continue as more arrives, until it is whole or
+        its own transfer has ended. Closes both."""
         with line, os.fdopen(descriptor, "rb"):
             _wait_in_the_kernel(line, socket.SO_SNDTIMEO)
             line.sendall(RESPONSE_OK)

@@ -26,7 +26,7 @@ class StoreSettings:
 class CacheSettings:
     folder: Path
     is_chosen: bool
-    """Whether somebody has named the folder, and should be told if it cannot be used."""
+    """Whether the folder was configured, so that failures to use it are errors."""
     limit: int
     """Most bytes in it."""
     share_at: tuple[str, int] | None = None

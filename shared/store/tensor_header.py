@@ -21,8 +21,8 @@ BITS = {
 
 
 def check_header(data: Data, dtypes: Collection[str] = tuple(BITS)) -> None:
-    """Raises ContractError unless ``data`` begin with a header of sane size, types and shapes, and
-    are as long as the header says."""
+    """Raises ContractError unless ``data`` begin with a header of valid size, types and shapes, and
+    have the length in the header."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= size <= min(MAX_HEADER_BYTES, len(data) - 8):
         raise ContractError("not a safetensors object: its header is cut off or too large")
@@ -43,7 +43,7 @@ def _check_tensor(name: str, tensor: Any, dtypes: Collection[str], num_bytes: in
     dtype, shape = tensor.get("dtype"), tensor.get("shape")
     if not isinstance(dtype, str) or dtype not in dtypes:
         raise ContractError(
-            f"{name[:80]!r} is of type {str(dtype)[:20]}, not {_alternatives(dtypes)}"
+            f"{name[:80]!r} has type {str(dtype)[:20]}, not {_alternatives(dtypes)}"
         )
     if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_is_length, shape)):
         raise ContractError(f"{name[:80]!r} has no shape of at most {MAX_RANK} dimensions")

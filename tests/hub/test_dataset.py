@@ -188,7 +188,7 @@ def test_a_recipe_names_data_sets_in_place_of_prompts(
 
 def test_prompts_have_one_name(hub: Mirror, tmp_path: Path) -> None:
     both = recipe_of(tmp_path, "[data]", 'prompts = "p.txt"', "[data.dataset]", f'id = "{NAME}"')
-    with pytest.raises(UserError, match=r"^data\.prompts, data\.dataset: give one of them"):
+    with pytest.raises(UserError, match=r"^data\.prompts, data\.dataset: set one of the two"):
         load_recipe(both)
     by_option = load_recipe(recipe_of(tmp_path), {"data.dataset.id": NAME}).data
     assert by_option.dataset is not None

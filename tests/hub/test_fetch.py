@@ -252,9 +252,9 @@ def test_a_recipe_names_a_model_by_its_id(hub: Mirror, tmp_path: Path) -> None:
 
 def test_a_model_has_one_name(hub: Mirror, tmp_path: Path) -> None:
     both = recipe_of(tmp_path, "[model]", f'id = "{NAME}"', 'folder = "here"')
-    with pytest.raises(UserError, match=r"^model.folder, model.id: give one of them, not both"):
+    with pytest.raises(UserError, match=r"^model.folder, model.id: set one of the two, not both"):
         load_recipe(both)
-    with pytest.raises(UserError, match=r"model.revision: is of model.id"):
+    with pytest.raises(UserError, match=r"model.revision: needs model.id"):
         load_recipe(recipe_of(tmp_path, 'model.revision = "v1"'))
     chosen = load_recipe(
         recipe_of(tmp_path, f'model.id = "{NAME}"', 'model.revision = "v1"'),

@@ -332,7 +332,7 @@ def test_a_recipe_names_the_judge_and_where_its_key_is(tmp_path: Path) -> None:
         ('model = "m", highest = 0', "judge.highest: input should be greater than 0"),
         ('model = "m", at_once = 1000', "judge.at_once: "),
         ('model = "m", key_env = "A", key_file = "b"', "judge.key_file: give key_env or key_file"),
-        ('model = "m", options = { stream = true }', "judge.options: stream is not for options"),
+        ('model = "m", options = { stream = true }', "judge.options: stream cannot be set here"),
     ],
 )
 def test_a_faulty_table_of_the_judge_names_its_key(tmp_path: Path, table: str, said: str) -> None:

@@ -68,7 +68,7 @@ def test_a_rubric_is_a_question_and_stays_one_in_a_stored_recipe() -> None:
         assert table.prompt == RUBRICS[name] and "{prompt}" in table.prompt
         assert (table.highest == 5) == (name in PUBLISHED) == ("{highest}" not in table.prompt)
         assert Judge.model_validate(table.model_dump(mode="json")) == table
-    with pytest.raises(ValidationError, match="rubric: is a question, and prompt another"):
+    with pytest.raises(ValidationError, match="rubric: excludes prompt"):
         Judge(model="m", rubric="fit", prompt="what?")
-    with pytest.raises(ValidationError, match="rubric: 'fitt' is none of: edit, fit, "):
+    with pytest.raises(ValidationError, match="rubric: 'fitt' is unknown; use one of: edit, fit, "):
         Judge(model="m", rubric="fitt")

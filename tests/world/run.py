@@ -51,7 +51,7 @@ each."""
 REPEATS = 3
 OF_OTHERS = "are not trained once"
 """What a device says that was given samples of another fragment, by whoever may answer for it."""
-OF_OTHER_BYTES = "is not what its reference says"
+OF_OTHER_BYTES = "does not match its reference"
 """What ends a service that starts, if the store gives it another object's bytes."""
 OF_FAILED = (" ended at ", " after the commit of ")
 """Are in what is said of a follower that ended, and of a step that nobody told the scheduler."""

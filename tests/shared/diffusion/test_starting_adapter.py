@@ -313,7 +313,7 @@ def test_a_table_that_disagrees_with_the_adapter_is_refused(
 ) -> None:
     folder, recipe, _ = flux
     adapter = str(folder / "kohya")
-    with pytest.raises(UserError, match=rf"model\.lora\.{key}: .* is not that of model\.adapter"):
+    with pytest.raises(UserError, match=rf"model\.lora\.{key}: .* differs from model\.adapter"):
         with_adapter(folder, folder, model=json_model(recipe) | {"adapter": adapter, "lora": lora})
     agrees = {"rank": RANK, "alpha": ALPHA, "targets": list(recipe_targets(folder))}
     table = json_model(recipe) | {"adapter": adapter, "lora": agrees}

@@ -36,5 +36,5 @@ def test_an_image_that_leaves_no_room_for_a_prompt_is_refused(folder: Path, tmp_
         check_source_tokens(folder, 9, table="model", height=84, width=84)
     check_source_tokens(folder, 10, table="model", height=84, width=84)
     (tmp_path / "model_index.json").write_bytes((folder / "model_index.json").read_bytes())
-    with pytest.raises(UserError, match=f"has no {SETTINGS} that says how images are cut"):
+    with pytest.raises(UserError, match=f"has no {SETTINGS}, which defines how images are cut"):
         source_tokens(tmp_path, 84, 84)

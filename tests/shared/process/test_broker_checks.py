@@ -147,7 +147,7 @@ async def test_a_store_that_shows_its_objects_or_creates_one_twice_is_refused() 
                 backend = Forgetful(False, False)
                 check = check_store(of_it, ObjectStore(backend), "x", may_be_open=may_be_open)
                 if is_refused and not may_be_open:
-                    with pytest.raises(UserError, match="to anybody; give it users"):
+                    with pytest.raises(UserError, match="without a key; give it users"):
                         await check
                 else:
                     await check

@@ -32,8 +32,12 @@ DRAWN = 'stochastic = "all"\ntrained = "random"\n'
         (NFT, "shared_noise = true", "sampling.shared_noise: diffusion-nft samples without"),
         (NFT, 'stochastic = "all"', "sampling.stochastic: diffusion-nft samples without"),
         ("", 'trained = "random"', 'set stochastic to "all"'),
-        ("", f"{DRAWN}first_window_starts = [0, 2]", "sampling.first_window_starts: says where"),
-        ("", f"{DRAWN}roll_back = true", "sampling.roll_back: says where windows are"),
+        (
+            "",
+            f"{DRAWN}first_window_starts = [0, 2]",
+            "sampling.first_window_starts: places windows",
+        ),
+        ("", f"{DRAWN}roll_back = true", "sampling.roll_back: places windows"),
     ],
 )
 def test_what_an_algorithm_cannot_do_is_refused(
@@ -110,7 +114,7 @@ SHARED = {"schedule.mode": "fluid", "trainer.devices": 2, "trainer.shard_devices
         ),
         (
             {"rollout.weights": "int8", "model.trained": "full", "algorithm.kl_beta": 0.0},
-            'rollout.weights: every version of all weights would be made "int8" anew',
+            "rollout.weights: every version of all weights would be converted again",
         ),
         (
             {"rollout.weights": "int8", "algorithm.name": "grpo-guard"},
