@@ -263,7 +263,7 @@ def _check_weights(tables: Tables) -> None:
     method, weights = ALGORITHMS[tables.algorithm.name], f'"{tables.rollout.weights}"'
     if tables.model.trained == "full":
         raise ValueError(
-            f"rollout.weights: every version of all weights would be converted again; leave it "
+            "rollout.weights: every version of all weights would be converted again; leave it "
             'out, or set model.trained to "lora"'
         )
     if method.has_ratio and not method.corrects_staleness:
