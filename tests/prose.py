@@ -11,7 +11,7 @@ OPENING = re.compile(r"(of|what|that|whether|who|whoever|whatever|so (many|much|
 
 WORDS = {
     r"(is|are|was|were) none|none of (its|their|theirs|them)|that of|those of|one of them|"
-    r"so many|so much of|as much of|of (who|whom)|of one(?=[.,;]|$)|only who|is what is|"
+    r"so many|so much of|as much of|of (who|whom)|only who|is what is|"
     r"what is left|"
     r"whoever|nobody|somebody|anybody|whatever|other ones": "name the thing",
     r"says?|said|tells?|told|hears?|(is|are|was|were|be) asked": "reports, logs, shows, requests",
@@ -20,7 +20,7 @@ WORDS = {
     r"goes on|go on|going on|went on": "continues, resumes",
     r"breaks? off": "is interrupted",
     r"mend(s|ed|ing)?": "fix, repair",
-    r"(?<!\()patience": "timeout",
+    r"(?<![(.])patience": "timeout",
     r"(hold|holds|held|holding) up": "delays, blocks",
     r"in vain": "wasted, without a result",
     r"for ever": "without a limit",
@@ -29,8 +29,10 @@ WORDS = {
 }
 """Words that have to be translated, with what to write instead."""
 
-WORD = re.compile("|".join(rf"\b(?:{words})\b" for words in WORDS), re.I)
-CODE = re.compile(r"```.*?```|`[^`]*`|<[^>]*>|\{[{%#].*?[}%#]\}|https?://\S+", re.S)
+WORD = re.compile("|".join(rf"\b(?:{words})\b" for words in WORDS))
+CODE = re.compile(
+    r"```.*?```|`[^`]*`|>>> .*\n?.*|\n +[\w*]+: |<[^>]*>|\{[{%#].*?[}%#]\}|https?://\S+", re.S
+)
 """Parts of a text that are no prose: code, markup and what a template inserts."""
 
 
@@ -50,7 +52,7 @@ def findings(text: Text) -> list[str]:
             opening = OPENING.match(sentence.lstrip("-*|#> ").removeprefix("[ ] "))
             if opening and not (text.is_predicate and opening[0] == "Whether"):
                 found.append(f"begins with {opening[0]!r}: {sentence}")
-            elif word := WORD.search(sentence):
+            elif word := WORD.search(sentence[:1].lower() + sentence[1:]):
                 found.append(f"{word[0]!r}: {sentence}")
     return found
 
@@ -99,6 +101,9 @@ def is_predicate(node: ast.AST) -> bool:
             return kind is not None and "bool" in ast.unparse(kind).lower()
         case ast.AnnAssign(annotation=kind):
             return "bool" in ast.unparse(kind).lower()
+        case ast.Assign(targets=[target], value=value):
+            is_named_so = re.search(r"\b_?(is|has)_", ast.unparse(target)) is not None
+            return is_named_so or "bool" in ast.unparse(value) or value.__class__ is ast.Constant
         case _:
             return False
 

@@ -11,11 +11,14 @@ from tests.prose import Text, findings, texts
 SENTENCES = json.loads((ROOT / "tests/vectors/prose.json").read_text())
 """Sentences that needed a translation, and how a technical editor would print them."""
 
-EXCEPT = ("docs/history/", "CHANGELOG.md", "bench/", "tests/")
-"""Files that stay as they were written, or that are no part of the product."""
+EXCEPT = ("docs/history/", "CHANGELOG.md", "docs/recipe-keys.md", "bench/", "tests/")
+"""History, generated pages, and files outside of the product."""
 
-NOT_YET = ("docs/recipe-keys.md", "docs/site/", "models/", "recipes/", "examples/", "digenrl/",
-           "services/", "shared/")  # fmt: skip
+NOT_YET = ("models/", "recipes/", "examples/", "digenrl/",
+           *(f"services/scheduler/shell/{name}.py" for name in (
+               "dead_letters", "dead_letters_api", "api_letters", "journal")),
+           *(f"shared/run/{name}.py" for name in ("dead_letters", "evaluations", "journal")),
+           )  # fmt: skip
 """Files that have not been edited by these rules. The list only gets shorter."""
 
 LISTED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -126,7 +126,7 @@ def recipe() -> str:
 
 
 def schema() -> str:
-    """Return the JSON schema of a recipe file, in which `base` may supply what is left out:
+    """Return the JSON schema of a recipe file, in which `base` supplies defaults:
     docs/recipe.schema.json."""
     from shared.recipe.recipe import Recipe
 

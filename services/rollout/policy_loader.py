@@ -5,7 +5,7 @@ Three things lead a device to a version's weights, each for a case of its own:
     event    A version is announced: its weights are staged at once, concurrently with
         generation. The commit record names the weights; an announcement without a record is
             refused.
-    task     A fragment names the version that is to generate it, with its digest. That version
+    task     A fragment names the version that is to generate it, with its digest. This version
         is put in use before the fragment begins; usually it is staged by then. For a version
             that fluid devices have made and not yet committed, the fragment also names its
             weights: they are staged on arrival.

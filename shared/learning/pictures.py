@@ -39,7 +39,7 @@ def check_picture(data: bytes) -> tuple[int, int]:
     elif data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         size = _webp_size(data)
     else:
-        raise ContractError("has another format than PNG, JPEG or WebP; convert it to one of them")
+        raise ContractError("has another format than PNG, JPEG or WebP; convert it")
     height, width = size
     if min(size) < MIN_SIDE or max(size) > MAX_SIDE or height * width > MAX_PIXELS:
         raise ContractError(

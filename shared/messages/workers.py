@@ -113,7 +113,7 @@ class WorkerStatus(Record):
     url: Text = ""
     """Address of its probes and metrics, such as http://10.0.0.3:8000; empty if it serves none."""
     note: Text = ""
-    """What it lacks and which setting decides that, or by how much its device differs from other
+    """Missing inputs and the setting for them, or by how much its device differs from other
     kinds; empty otherwise."""
     memory_shortage: MemoryShortage | None = None
     """The newest shortage of memory; None if everything has fitted."""

@@ -57,7 +57,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Health:
-    """Whether a service can do its work now, or why it cannot."""
+    """Readiness of a service, with the reason if it is not ready."""
 
     ready: bool = False
     reason: str = "starting"
@@ -91,14 +91,14 @@ def probes(health: Health) -> APIRouter:
 
     @router.get("/livez", operation_id="get_livez", responses={503: hangs})
     def livez(response: Response) -> ProbeView:
-        """Whether the process responds, and none of its work hangs."""
+        """Liveness: 200, or 503 if work of the process hangs."""
         reason = health.hangs()
         response.status_code = 503 if reason else 200
         return ProbeView(status=reason or "alive")
 
     @router.get("/readyz", operation_id="get_readyz", responses={503: not_ready})
     def readyz(response: Response) -> ProbeView:
-        """Whether the service can do its work: 200 or 503 with the reason."""
+        """Readiness: 200, or 503 with the reason."""
         response.status_code = 200 if health.ready else 503
         return ProbeView(status=health.reason)
 

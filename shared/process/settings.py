@@ -218,8 +218,8 @@ class ServiceSettings(Endpoints, HttpSettings):
     rollout_memory: Residence | None = None
     """Overrides `rollout.memory` for this rollout worker or evaluator: it changes no sample."""
     host_cache: HostCacheFolder = "auto"
-    """Folder in which this host caches the weights that its processes read, so that only one of
-    them fetches each; off; auto: in the user's cache, unless the store is a folder already."""
+    """Folder in which this host caches the weights that its processes read, so that each object
+    is fetched once; off; auto: in the user's cache, unless the store is a folder already."""
     host_cache_gib: float = Field(default=32, gt=0)
     """Most of it that the host keeps."""
     otlp_endpoint: str = ""

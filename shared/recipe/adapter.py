@@ -34,7 +34,7 @@ def agreed(lora: Lora, adapter: LoraFile) -> Lora:
     """Return the table with rank, alpha, targets and experts of the adapter.
 
     Raises:
-        UserError: if the recipe has set one of them to another value.
+        UserError: if the recipe has set a conflicting value.
     """
     own = {
         "rank": adapter.rank,

@@ -158,7 +158,7 @@ async def read_chain(
 ) -> Chain:
     """Return the chain of a run.
 
-    Once all segments exist, this reads one of them per 32 versions and 32 records at most; it makes
+    Once all segments exist, this reads one per 32 versions and 32 records at most; it makes
     missing segments.
 
     Args:

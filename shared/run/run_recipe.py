@@ -50,7 +50,7 @@ FILES = ("model.folder", "model.adapter", "data.prompts", "reward.scorers.")
 PORTABLE = "portable"
 """Key of a stored recipe, next to its tables, that names its paths for other hosts."""
 OF_RELEASE = "release"
-"""Key of a stored recipe, beside its tables, with the release that began the run."""
+"""Key of a stored recipe, next to its tables, with the release that began the run."""
 
 POLL_S = 0.5
 REPEAT_S = 30.0

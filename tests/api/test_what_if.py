@@ -57,7 +57,7 @@ def test_a_run_without_a_cost_profile_is_refused(tmp_path: Path) -> None:
     asyncio.run(history.look())
     assert history.recipe is not None
     question = PlanRequest(recipe=history.recipe.model_dump_json(), hosts="h100x8*2")
-    assert str(answer(question)["refused"]).startswith("profile: no cost profile has a network")
+    assert str(answer(question)["refused"]).startswith("profile: no cost profile fits the network")
     for given, reason in (
         ({"profile": "sd35-large"}, "hosts: say which GPUs there are"),
         ({"profile": "sd35-large", "hosts": "z80x8*2"}, "hosts: sd35-large knows no z80"),

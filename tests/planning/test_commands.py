@@ -68,7 +68,7 @@ def test_other_bad_input_is_refused_in_one_line() -> None:
             str(DIGITS),
             "--devices",
             "h100=2",
-        ): "--profile: no cost profile has a network",
+        ): "--profile: no cost profile fits the network",
     }.items():
         assert _refusal(*words).startswith(start)
 

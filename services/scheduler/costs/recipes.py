@@ -30,7 +30,7 @@ def profile_for(recipe: Recipe) -> str:
         if name := alike(find_configuration(model.folder, model.name).folder, names):
             return name
     raise UserError(
-        f"--profile: no cost profile has a network like that of {model.name}; name one of "
+        f"--profile: no cost profile fits the network of {model.name}; name one of "
         f"{', '.join(names)}, measure one with `digenrl profile`, or make one with `digenrl check "
         "RECIPE --trace --save-profile FILE.json`"
     )
@@ -108,7 +108,7 @@ def _scaled(rollout: Rollout, work: NetworkWork, size: SampleSize) -> Rollout:
 
 
 def _pass_launches(recipe: Recipe, counted: Launches) -> Launches:
-    """Return the kernels of the recipe's training passes, from those of a pass with checkpoints and
+    """Return the kernels of the recipe's training passes, from a pass with checkpoints and
     without KL."""
     added = round(_forwards_added(recipe) * counted.step)
     return counted.model_copy(update={"training_pass": counted.training_pass + added})

@@ -94,7 +94,7 @@ class NetworkWork(Record):
     """Operations for each pair of a token of latents and one of text."""
     text_pair_flop: NotNegative
     row_gflop: NotNegative = 0.0
-    """Operations of every row, whatever its size: embeddings of time and guidance."""
+    """Operations of every row, of any size: embeddings of time and guidance."""
 
     @property
     def size(self) -> SampleSize:
@@ -125,7 +125,7 @@ def rho(
     kl: bool,
     differentiated: float = 1.0,
 ) -> float:
-    """Return the ratio of a trained row's operations to those of a forward pass.
+    """Return a trained row's operations over a forward pass's operations.
 
     Args:
         full: all weights are trained, not an adapter.

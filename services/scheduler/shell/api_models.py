@@ -136,7 +136,7 @@ class WorkerView(View):
     versions: dict[str, str] = Field(default_factory=dict)
     """Versions of the libraries that it computes with, and of Python."""
     note: str
-    """What the worker lacks and which setting decides that, or by how much its device differs from
+    """Missing inputs and the setting for them, or by how much its device differs from
     other kinds of devices; else empty."""
     use: DeviceUse | None
     """The worker's use as the scheduler sees it and, if it waits, the service that it waits for."""

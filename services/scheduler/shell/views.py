@@ -210,7 +210,7 @@ def _decision_view(record: TagRecord) -> TagDecisionView:
 
 
 def drain_state(known: WorkerState | None) -> Drain:
-    """Return whether a worker was asked to drain, and has."""
+    """Return the state of a worker's drain request, if there is one."""
     if known is None or not known.drained:
         return "no"
     return "draining" if known.assigned else "drained"

@@ -57,8 +57,8 @@ class HostMemory:
 
     @classmethod
     def open(cls, address: str, needed: int, memory: Path = MEMORY) -> "HostMemory | None":
-        """Return the memory of this host, with a folder for the process of this address; None if
-        there is none, or if less than ``needed`` bytes are free."""
+        """Return the memory of this host, with a folder for the process of this address; None
+        without one, or if less than ``needed`` bytes are free."""
         try:
             folder = memory / f"digenrl-{os.getuid()}-{NETWORK.stat().st_ino}"
             with contextlib.suppress(FileExistsError):

@@ -83,7 +83,7 @@ class ModelAdapter(Protocol):
         """Returns velocities (B, ...) from latents (B, ...), sigma (B,) and conditions of B rows.
 
         ``guidance`` is what the family means by it: classifier-free, or an input of the network.
-        Classifier-free guidance runs both halves as one batch, or as two if one of them is to have
+        Classifier-free guidance runs both halves as one batch, or as two if one half has
         no gradient, or if their texts have lengths so different that padding costs more than a
         call: the sample alone decides that. A replay equals its sample but for rounding, as it does
         in a batch of another size.

@@ -180,7 +180,7 @@ def test_a_profile_is_found_by_the_network_as_diffusers_saves_it_whatever_the_fo
     assert profile_for(_recipe(model__folder=folder)) == wanted
     file.write_text(json.dumps({**plain, "num_layers": 3, "n_layers": 3}))
     renamed = folder.rename(tmp_path / name)
-    with pytest.raises(UserError, match="no cost profile has a network like"):
+    with pytest.raises(UserError, match="no cost profile fits the network"):
         profile_for(_recipe(model__folder=renamed))
 
 

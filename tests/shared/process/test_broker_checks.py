@@ -56,7 +56,7 @@ def test_an_open_nats_is_refused_unless_somebody_says_that_it_is_meant(
             pass
 
     with pytest.raises(
-        UserError, match=r"NATS at .* has no authentication .*DIGENRL_OPEN_BROKERS=1"
+        UserError, match=r"NATS at .* has no authentication.*DIGENRL_OPEN_BROKERS=1"
     ):
         asyncio.run(connect(False))
     asyncio.run(connect(True))
@@ -73,7 +73,7 @@ def test_an_open_redis_is_refused_also_to_who_proves_itself(
             pass
 
     with pytest.raises(
-        UserError, match=r"Redis at .* has no authentication .*DIGENRL_OPEN_BROKERS=1"
+        UserError, match=r"Redis at .* has no authentication.*DIGENRL_OPEN_BROKERS=1"
     ):
         asyncio.run(connect(False))
     asyncio.run(connect(True))
