@@ -42,7 +42,7 @@ class Run:
         command = [
             sys.executable, "-m", "digenrl", "up", str(path), "--fresh", "--steps", str(steps),
             "--run", "unequal", "--runs", str(folder), "--port", str(port),
-            "--rollout-workers", "1",
+            "--rollout.workers", "1",
         ]  # fmt: skip
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 

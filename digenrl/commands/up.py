@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import sys
+from collections.abc import Mapping
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,7 +32,6 @@ def up(
     deterministic: Annotated[
         bool | None, typer.Option(help="the same seed gives the same bytes")
     ] = None,
-    rollout_workers: Annotated[int | None, typer.Option(help="number of rollout workers")] = None,
     mode: Annotated[
         str | None, typer.Option(help="disaggregated, fluid, colocated, or sequential")
     ] = None,
@@ -40,12 +40,6 @@ def up(
     ] = None,
     staleness: Annotated[
         str | None, typer.Option(help="0, or 1 to begin the next batch before the step")
-    ] = None,
-    fragment_size: Annotated[
-        str | None, typer.Option(help="samples that a device generates at once, or auto")
-    ] = None,
-    tsp_steps: Annotated[
-        str | None, typer.Option(help="denoising steps per training pass, or auto")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="continue from the run's newest commit")
@@ -80,12 +74,10 @@ def up(
         run__steps=steps,
         run__seed=seed,
         trainer__deterministic=deterministic,
-        rollout__workers=_rollout_workers(rollout_workers, mode),
+        rollout__workers=_rollout_workers(given_keys(context), mode),
         schedule__mode=mode,
         schedule__tag=_number(tag),
         schedule__max_staleness=_number(staleness),
-        schedule__fragment_size=_number(fragment_size),
-        schedule__tsp_steps=_number(tsp_steps),
     )
     request = UpRequest(
         recipe, options, resume=resume, fresh=fresh, port=port, runs=runs.resolve(), run=run,
@@ -100,9 +92,10 @@ def up(
     raise typer.Exit(asyncio.run(run_locally(local, as_json=as_json)))
 
 
-def _rollout_workers(asked: int | None, mode: str | None) -> int | None:
+def _rollout_workers(given: Mapping[str, Any], mode: str | None) -> int | None:
     """Return 0 in modes where members generate anyway, unless workers are asked for."""
-    return 0 if asked is None and mode in ("colocated", "fluid") else asked
+    is_needless = mode in ("colocated", "fluid") and "rollout.workers" not in given
+    return 0 if is_needless else None
 
 
 def _number(text: str | None) -> str | int | float | None:

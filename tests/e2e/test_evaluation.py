@@ -50,7 +50,7 @@ def test_a_run_is_evaluated_followed_and_reported(
     WORST.protect(recipe.model.folder)
     path.write_text(override(recipe, {**CHANGES, "data.prompts": prompts}).model_dump_json())
     run = start_run(
-        "--steps", str(STEPS), "--deterministic", "--rollout-workers", "1",
+        "--steps", str(STEPS), "--deterministic", "--rollout.workers", "1",
         "--tensorboard", str(tmp_path / "tb"), recipe=path, place=WORST,
     )  # fmt: skip
     check_page(run)
@@ -86,11 +86,11 @@ def test_a_run_has_the_same_bytes_if_killed_and_resumed(
     """It is killed as a whole, and continues with other workers."""
     recipe = recipe_of("wan", tmp_path)
     start = partial(start_run, "--steps", str(STEPS), "--deterministic", recipe=recipe)
-    expected = start("--rollout-workers", "1").finish()
-    killed = start("--rollout-workers", "1", name="killed")
+    expected = start("--rollout.workers", "1").finish()
+    killed = start("--rollout.workers", "1", name="killed")
     killed.wait_for(lambda run: run["step"] >= 1)
     killed.kill_everything()
-    found = start("--rollout-workers", "2", "--resume", name="killed").finish()
+    found = start("--rollout.workers", "2", "--resume", name="killed").finish()
     assert found["commits"] == STEPS
     assert found["adapter_sha256"] == expected["adapter_sha256"]
     assert found["weights_digest"] == expected["weights_digest"]

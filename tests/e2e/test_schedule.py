@@ -41,7 +41,7 @@ def child(run: LocalRun, word: str) -> psutil.Process:
 def test_help_by_the_trainer_changes_no_byte_and_ends_by_itself_if_the_scheduler_vanishes(
     start_run: StartRun, tmp_path: Path
 ) -> None:
-    options = ("--steps", "4", "--deterministic", "--rollout-workers", "1")
+    options = ("--steps", "4", "--deterministic", "--rollout.workers", "1")
     recipe = recipe_of(tmp_path, LONG_ROLLOUT)
     alone = start_run(*options, "--tag", "off", name="alone", recipe=recipe).finish()
     assert alone["schedule"]["samples_helped"] == 0
