@@ -9,6 +9,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from shared.errors import ContractError
+from shared.messages.records import is_empty
 
 MSGPACK = "application/msgpack"
 MAX_ITEMS = 1024
@@ -37,10 +38,6 @@ class Pixels(Wire):
         return np.frombuffer(self.data, np.uint8).reshape(self.shape)
 
 
-def _is_empty(value: Any) -> bool:
-    return len(value) == 0
-
-
 class WireSample(Wire):
     """One sample."""
 
@@ -54,7 +51,7 @@ class WireSample(Wire):
     """Little-endian, rows last."""
     metadata: dict[str, Any] = {}
     """Metadata of its prompt."""
-    source_images: tuple[Pixels, ...] = Field(default=(), max_length=8, exclude_if=_is_empty)
+    source_images: tuple[Pixels, ...] = Field(default=(), max_length=8, exclude_if=is_empty)
     """The source images of an edit; left out without any."""
 
     def array(self) -> Array:

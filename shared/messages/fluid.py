@@ -42,7 +42,6 @@ from shared.messages.records import (
     Text,
     Token,
     is_empty,
-    is_zero,
     wire_name,
 )
 
@@ -57,7 +56,7 @@ bytes and 3 to 5 each. The broker takes no message over 256 KB."""
 
 Checksum = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 """128 bits, as hexadecimal digits."""
-Update = Annotated[int, Field(default=0, ge=0, lt=2**31, exclude_if=is_zero)]
+Update = Annotated[int, Field(default=0, ge=0, lt=2**31, exclude_if=is_empty)]
 """Number of an update within its batch."""
 
 

@@ -55,18 +55,13 @@ class ObjectRef(Record):
 
 
 def is_none(value: object) -> bool:
-    """Leaves out fields that records of earlier releases do not have (`exclude_if`)."""
+    """Leave an absent value out of a record (`exclude_if`)."""
     return value is None
 
 
 def is_empty(value: object) -> bool:
-    """Leaves out words and lists that messages of earlier releases do not have (`exclude_if`)."""
+    """Leave an empty text or list, 0 and False out of a record (`exclude_if`)."""
     return not value
-
-
-def is_zero(value: object) -> bool:
-    """Leaves out numbers that messages of earlier releases do not have (`exclude_if`)."""
-    return value == 0
 
 
 def token(value: str, *, field: str) -> str:

@@ -18,7 +18,7 @@ from pydantic import Field, FiniteFloat, ValidationError, model_validator
 from shared.errors import CommitConflict, ContractError
 from shared.messages.contracts import ObjectRef, Policy, PolicyPublished
 from shared.messages.fluid import Checksum, Share
-from shared.messages.records import Count, Digest, Record, Text, Token
+from shared.messages.records import Count, Digest, Record, Text, Token, is_empty, is_none
 from shared.messages.staleness import AdmissibleVersions
 from shared.run.copies import note_damage, sealed, unsealed, valid_copies
 from shared.run.copies import record_digest as record_digest
@@ -48,14 +48,6 @@ class StoredWeights(NamedTuple):
     """Digest of the weights themselves, however they are stored."""
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
-def _is_empty(value: tuple[object, ...]) -> bool:
-    return not value
-
-
 class CommitRecord(Record):
     run: Token
     policy: Policy
@@ -65,23 +57,22 @@ class CommitRecord(Record):
     """SHA-256 of the record before it; None for version 0."""
     weights: ObjectRef
     """Weights that sample."""
-    # A record that does not need them has the bytes that earlier releases gave it.
-    trained_digest: Digest | None = Field(default=None, exclude_if=_is_none)
+    trained_digest: Digest | None = Field(default=None, exclude_if=is_none)
     """Digest of the trained weights; None if they are those that sample."""
-    trained_weights: ObjectRef | None = Field(default=None, exclude_if=_is_none)
+    trained_weights: ObjectRef | None = Field(default=None, exclude_if=is_none)
     checkpoint: ObjectRef
     """Optimizer state and random number generators."""
-    commands: ObjectRef | None = Field(default=None, exclude_if=_is_none)
+    commands: ObjectRef | None = Field(default=None, exclude_if=is_none)
     """Messages about the groups, with which the batch can be trained again."""
     trained: tuple[TrainedGroup, ...] = ()
     """All groups of the batch, in order; empty for version 0."""
     metrics: dict[str, FiniteFloat] = Field(default_factory=dict)
     worker: Token
     """Address of the trainer."""
-    checksum: Checksum | None = Field(default=None, exclude_if=_is_none)
+    checksum: Checksum | None = Field(default=None, exclude_if=is_none)
     """Checksum of trained weights, moments, average and old policy, where several devices took the
     step."""
-    shares: tuple[Share, ...] = Field(default=(), exclude_if=_is_empty)
+    shares: tuple[Share, ...] = Field(default=(), exclude_if=is_empty)
     """Content of each member's sum; together the whole batch, without duplicates."""
 
     @property
