@@ -1,7 +1,7 @@
 """One stream of server-sent events of all that happens in a run.
 
-    id: c13.t12.d3.j7.e2      a position in the feed (feed.py); Last-Event-ID goes on after it
-    event: commit             hello, commit, timeline, dead_letter, request, phase, alarm,
+    id: c13.l10.e2            a position in the feed (feed.py); Last-Event-ID goes on after it
+    event: commit             hello, commit, dead_letter, settled, request, phase, alarm,
                               evaluation
     data: {"version": 12, ...}
 
@@ -36,13 +36,13 @@ SEND_S = 30.0
 MAX_READERS = 256
 START = "start"
 EXAMPLE = (
-    "retry: 1000\n\nid: c13.t12.d3.j7.e2\nevent: commit\n"
+    "retry: 1000\n\nid: c13.l10.e2\nevent: commit\n"
     'data: {"version": 12, "batch": 11, "reward_mean": 0.71}\n\n'
 )
 After = Annotated[
     str,
     Query(
-        max_length=64, examples=["c13.t12.d3.j7.e2"],
+        max_length=64, examples=["c13.l10.e2"],
         description="the id of the last event that is known, as Last-Event-ID; start: from the "
         "beginning of the run; nothing: from now on",
     ),

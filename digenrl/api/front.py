@@ -22,6 +22,7 @@ from digenrl.api.stored import Before, Limit, newest_versions, stored_routes
 from digenrl.api.what_if import WhatIf, plan_routes
 from services.scheduler.shell.api_batches import VersionView
 from shared.process.http_access import CALLER, ON_BEHALF, OPERATIONS, Caller
+from shared.run.log import Log
 from shared.store import ObjectStore
 
 
@@ -51,9 +52,10 @@ def api_routes(
     async def say_run() -> Any | None:
         return await live.get("/v1/run")
 
-    router.include_router(event_routes(Feed(store, run), say_run))
-    router.include_router(history_routes(store, run))
     history = history or RunHistory(store, run)
+    feed = Feed(store, run, history.log, Log.of_evaluations(store, run))
+    router.include_router(event_routes(feed, say_run))
+    router.include_router(history_routes(store, run, history.log))
     router.include_router(shown_routes(history))
     router.include_router(plan_routes(what_if or WhatIf(history)))
     if exports is not None:

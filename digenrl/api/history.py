@@ -7,7 +7,8 @@ from fastapi import APIRouter, HTTPException, Path, Query, Response
 from digenrl.api import models
 from digenrl.api.past import Gone, Past
 from shared.process.http_api import errors
-from shared.run.journal import Request, read_newest
+from shared.run.log import Log
+from shared.run.log_entries import Request
 from shared.store import ObjectStore
 from shared.store.previews import content_type
 
@@ -30,8 +31,8 @@ PICTURE: dict[int | str, dict[str, Any]] = {
 }
 
 
-def history_routes(store: ObjectStore, run: str) -> APIRouter:
-    router, past = APIRouter(tags=["history"]), Past(store, run)
+def history_routes(store: ObjectStore, run: str, log: Log) -> APIRouter:
+    router, past = APIRouter(tags=["history"]), Past(store, run, log)
     _add_samples(router, past)
 
     @router.get("/v1/batches/{batch}/groups", operation_id="list_groups", responses=errors(404))
@@ -42,7 +43,7 @@ def history_routes(store: ObjectStore, run: str) -> APIRouter:
     @router.get("/v1/audit", operation_id="list_audit")
     async def audit(limit: Limit = 50, after: Cursor = "") -> models.AuditPage:
         """Requests that changed something, or were to, with who has asked; newest first."""
-        return await audit_page(store, run, limit, after)
+        return await audit_page(log, limit, int(after) if after else None)
 
     @router.get("/v1/storage", operation_id="get_storage")
     async def storage() -> models.StorageView:
@@ -52,16 +53,17 @@ def history_routes(store: ObjectStore, run: str) -> APIRouter:
     return router
 
 
-async def audit_page(store: ObjectStore, run: str, limit: int, after: str) -> models.AuditPage:
-    """Return a page of the requests in a run's journal, newest first."""
-    found: list[models.AuditView] = []
-    async for number, entry in read_newest(store, run, int(after) if after else None):
-        if isinstance(entry, Request):
-            if len(found) == limit:
-                return models.AuditPage(requests=found, next=str(found[-1].number))
-            said = entry.model_dump(exclude={"kind"})
-            found.append(models.AuditView(number=number, **said))
-    return models.AuditPage(requests=found, next=None)
+async def audit_page(log: Log, limit: int, before: int | None) -> models.AuditPage:
+    """Return a page of the requests in a run's log, newest first."""
+    await log.look()
+    found = [
+        each for each in log.newest_first
+        if isinstance(each, Request) and (before is None or each.number < before)
+    ]  # fmt: skip
+    return models.AuditPage(
+        requests=[models.AuditView(**each.model_dump(exclude={"event"})) for each in found[:limit]],
+        next=str(found[limit - 1].number) if len(found) > limit else None,
+    )
 
 
 def _add_samples(router: APIRouter, past: Past) -> None:

@@ -250,7 +250,7 @@ class AuditView(View):
     model_config = example(**A_REQUEST)
 
     number: int
-    """Number of the entry in the run's journal."""
+    """Number of the entry in the run's log."""
     at: float
     """When it was answered, in seconds of the Unix clock."""
     caller: str

@@ -28,8 +28,9 @@ from shared.messages.contracts import TrainGroup
 from shared.recipe.recipe import Recipe
 from shared.run.commands import read_commands
 from shared.run.commits import CommitRecord, TrainedGroup, read_commit
-from shared.run.dead_letters import DeadLetter, LetterOutcomes, read_letters
 from shared.run.layout import KEPT_BATCHES, previews_folder
+from shared.run.log import Log
+from shared.run.log_entries import DeadLetter
 from shared.run.previews import preview_key
 from shared.run.retention import retention_from
 from shared.run.run_recipe import prompt_order, read_recipe
@@ -61,11 +62,10 @@ class Past:
 
     store: ObjectStore
     run: str
+    log: Log
     _records: OrderedDict[int, CommitRecord] = field(default_factory=OrderedDict)
     _previews: OrderedDict[int, frozenset[str]] = field(default_factory=OrderedDict)
     """Keys of the previews of batches whose media are deleted."""
-    _letters: LetterOutcomes = field(default_factory=LetterOutcomes)
-    _letters_at: float = float("-inf")
     _recipe: Recipe | None = None
     _prompts: PromptOrder | None = None
     _has_prompts: bool = True
@@ -217,11 +217,11 @@ class Past:
             return None
 
     async def _found_letters(self, batch: int) -> list[DeadLetter]:
-        if time.monotonic() - self._letters_at > LETTERS_S:
-            await read_letters(self.store, self.run, self._letters)
-            self._letters_at = time.monotonic()
-        found = self._letters.letters.values()
-        return [each for each in found if each.work and each.work.batch == batch]
+        await self.log.look(LETTERS_S)
+        return [
+            each for each in self.log.entries
+            if isinstance(each, DeadLetter) and each.work and each.work.batch == batch
+        ]  # fmt: skip
 
     async def _known_recipe(self) -> Recipe | None:
         if self._recipe is None:

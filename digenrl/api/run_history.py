@@ -19,15 +19,16 @@ from shared.messages.contracts import ObjectRef
 from shared.recipe.recipe import Recipe
 from shared.run.chain import Chain, CommitSummary, read_chain
 from shared.run.commits import read_stored
-from shared.run.dead_letters import LetterOutcomes, read_letters
+from shared.run.dead_letters import LetterOutcomes
 from shared.run.layout import timeline_key, usage_key
+from shared.run.log import Log
 from shared.run.run_recipe import read_recipe
 from shared.run.usage import BatchUsage, Timeline
 from shared.store import ObjectStore
 
 LOOK_S = 1.0
 """Seconds between two looks at the store, however many people look at the page."""
-LETTERS_S = 3.0
+LOG_S = 3.0
 TIMELINES = 256
 """Timelines that are kept in memory."""
 
@@ -49,10 +50,13 @@ class RunHistory:
     _evaluated: dict[str, EvaluationRecord] = field(default_factory=dict)
     _media: dict[str, ObjectRef] = field(default_factory=dict)
     _timelines: OrderedDict[int, Timeline] = field(default_factory=OrderedDict)
+    log: Log = field(init=False)
     _letters: LetterOutcomes = field(default_factory=LetterOutcomes)
     _looked: float = float("-inf")
-    _looked_for_letters: float = float("-inf")
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.log = Log.of_run(self.store, self.run)
 
     @property
     def version(self) -> int:
@@ -149,7 +153,5 @@ class RunHistory:
 
     async def letters(self) -> LetterOutcomes:
         """Return all dead letters; new ones are looked for every few seconds."""
-        if time.monotonic() - self._looked_for_letters > LETTERS_S:
-            await read_letters(self.store, self.run, self._letters)
-            self._looked_for_letters = time.monotonic()
-        return self._letters
+        await self.log.look(LOG_S)
+        return self._letters.read(self.log.numbered)

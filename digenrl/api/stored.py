@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, HTTPException, Path, Query
 
 from digenrl.api.live import LiveRun
-from digenrl.api.run_history import RunHistory
+from digenrl.api.run_history import LOG_S, RunHistory
 from digenrl.reading.ended import load_at_end, run_at_end, tag_at_end
 from services.scheduler.core.state import Phase
 from services.scheduler.shell import api_batches, api_letters, committed
@@ -19,8 +19,8 @@ from services.scheduler.shell.api_batches import VersionView
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, TagView, WorkerView
 from shared.run.dead_letters import RunProgress, Wanted
-from shared.run.journal import PhaseChange, read_newest
 from shared.run.layout import staleness_key, weights_folder
+from shared.run.log_entries import PhaseChange
 from shared.store import ObjectStore
 
 Limit = Annotated[int, Query(ge=1, le=200)]
@@ -28,8 +28,6 @@ Before = Annotated[int | None, Query(ge=0, lt=2**31)]
 Number = Annotated[int, Path(ge=0, lt=2**31)]
 LetterNumber = Annotated[int, Path(ge=1, lt=2**31)]
 LetterState = Annotated[Wanted, Query()]
-LOOKED_BACK = 256
-"""Newest entries of the journal among which the last change of the phase is looked for."""
 T = TypeVar("T")
 
 
@@ -50,20 +48,17 @@ async def run_view(history: RunHistory) -> RunView:
 async def _end(history: RunHistory, *, is_whole: bool) -> tuple[Phase, str | None]:
     """Return the phase in which a run has ended, and why it has failed, if it has.
 
-    A goal may end a run before its last step: the journal says so. A run of which the journal
-    says that it is running was killed.
+    A goal may end a run before its last step: the log says so. A run of which the log says that it
+    is running was killed.
     """
     if is_whole:
         return "finished", None
-    seen = 0
-    async for _, entry in read_newest(history.store, history.run):
-        if isinstance(entry, PhaseChange):
-            if entry.phase == "finished":
-                return "finished", None
-            return ("failed", entry.failure) if entry.phase == "failed" else ("stopped", None)
-        if (seen := seen + 1) == LOOKED_BACK:
-            break
-    return "stopped", None
+    await history.log.look(LOG_S)
+    changes = (each for each in history.log.newest_first if isinstance(each, PhaseChange))
+    newest = next(changes, None)
+    if newest is not None and newest.phase == "failed":
+        return "failed", newest.failure
+    return "finished" if newest is not None and newest.phase == "finished" else "stopped", None
 
 
 async def _staleness(store: ObjectStore, run: str) -> tuple[int, str] | None:

@@ -111,7 +111,7 @@ class Follower:
             self._evaluator = RunEvaluator(
                 self._store, recipe, worker=self._worker, memory=self._memory
             )
-            await self._evaluator.tell()  # of what an evaluator had added when it was killed
+            await self._evaluator.announce()  # what an evaluator had added when it was killed
             for version in (await self._evaluator.evaluations.versions())[-1:]:
                 newest = await self._evaluator.evaluations.read(version)
                 if newest is not None:  # measured before this process started

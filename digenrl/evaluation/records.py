@@ -2,7 +2,7 @@
 
 <run>/evaluations/<settings>/records/<version>.json   one record per policy version
 <run>/evaluations/<settings>/media/<sha256>...        its images and videos
-<run>/evaluations/told/<number>.json                  in which order they were finished (told.py)
+<run>/evaluations/log/<number>.json                   in which order they were announced
 
 A record is made by exclusive create, after all objects that it names: an evaluator that is killed
 leaves a complete evaluation or none, and if two evaluate the same version, one record stays. Each
@@ -20,6 +20,8 @@ from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef, Policy
 from shared.messages.records import Digest, Record, Seconds, Text, Token, is_none
 from shared.run.layout import evaluations_folder, named_objects
+from shared.run.log import Log
+from shared.run.log_entries import Evaluation
 from shared.store import ObjectStore
 
 OfDigits = Annotated[float | None, Field(exclude_if=is_none)]
@@ -155,6 +157,13 @@ class EvaluationRecord(Record):
     def version(self) -> int:
         return self.policy.version
 
+    def announcement(self, settings: str) -> Evaluation:
+        """Return the entry of the evaluators' log; ``settings``: name of their folder."""
+        return Evaluation(
+            version=self.version, settings=settings, seconds=self.seconds, alarms=self.alarms,
+            figures=self.quality.model_dump(mode="json", exclude_none=True),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluations:
@@ -201,6 +210,20 @@ class Evaluations:
         return await self.store.create(
             self._key(record.version), record.model_dump_json(indent=1).encode()
         )
+
+    async def announce(self, log: Log) -> None:
+        """Append the records that the evaluators' log lacks: new ones, and those of an evaluator
+        that was killed.
+
+        Raises:
+            ContractError: if one of them is invalid.
+        """
+        await log.look()
+        for version in await self.versions():
+            if f"{self.name}/{version}" not in log.facts:
+                record = await self.read(version)
+                if record is not None:
+                    await log.append(record.announcement(self.name))
 
     @property
     def _folder(self) -> str:

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from digenrl.evaluation.media import as_mp4, as_png
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample, Quality, alarms
 from digenrl.evaluation.settings import settings_digest
-from digenrl.evaluation.told import Teller
 from services.reward.scorer import SOURCES
 from shared.models.memory import Residence
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord
+from shared.run.log import Log
 from shared.run.run_recipe import evaluation_rows
 from shared.run.shards import open_tensors
 from shared.store import ObjectStore
@@ -57,7 +57,7 @@ class RunEvaluator:
         prompts = [prompt for prompt, _ in evaluation_rows(recipe)]
         settings = settings_digest(recipe, prompts)
         self.evaluations = Evaluations(store, recipe.run.name, settings)
-        self._teller = Teller(store, recipe.run.name)
+        self._log = Log.of_evaluations(store, recipe.run.name)
         self._store = store
         self._worker = worker
         self._progress, self._memory = progress, memory
@@ -79,16 +79,16 @@ class RunEvaluator:
             return known
         made = await self._evaluate(commit, weights)
         is_first = await self.evaluations.add(made)
-        await self.tell()  # if it is there already, it may be this one: the store's answer was lost
+        await self.announce()  # a record that is there may be this one, whose answer was lost
         if is_first:
             return made
         first = await self.evaluations.read(made.version)  # another evaluator was faster
         assert first is not None, "records are never deleted"
         return first
 
-    async def tell(self) -> None:
-        """Tell readers of events of the records that nobody has told of yet."""
-        await self._teller.tell(self.evaluations.name, await self.evaluations.versions())
+    async def announce(self) -> None:
+        """Announce the records that are not announced yet to readers of events."""
+        await self.evaluations.announce(self._log)
 
     async def _evaluate(
         self, commit: CommitRecord, weights: "Mapping[str, Tensor] | None" = None

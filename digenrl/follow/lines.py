@@ -21,9 +21,9 @@ class MetricLines:
         self.next_step = record.policy.version + 1
 
     def needs(self, finished: FinishedEvaluation) -> bool:
-        """Write what is told of an evaluation; pictures are not for lines."""
-        told = evaluation_fields(finished.record, finished.settings)
-        typer.echo(json.dumps({"event": "evaluation", "data": told}))
+        """Write the figures of an evaluation; pictures are not for lines."""
+        fields = evaluation_fields(finished.entry)
+        typer.echo(json.dumps({"event": "evaluation", "data": fields}))
         return False
 
     def show(self, finished: FinishedEvaluation, panel: Panel) -> None:

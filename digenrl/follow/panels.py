@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from io import BytesIO
 
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample
-from digenrl.evaluation.told import Told, read_told
 from shared.errors import ContractError
+from shared.run.log import Log
+from shared.run.log_entries import Evaluation
 from shared.store import ObjectStore
 
 SAMPLES = 16
@@ -23,7 +24,7 @@ class FinishedEvaluation:
 
     tag: str
     """Name of its panel: evaluations at the same settings share it."""
-    settings: str
+    entry: Evaluation
     record: EvaluationRecord
 
 
@@ -39,32 +40,37 @@ class Panel:
 
 
 @dataclass(slots=True)
-class ToldEvaluations:
-    """Reads finished evaluations of a run in the order in which they were told."""
+class AnnouncedEvaluations:
+    """Reads finished evaluations of a run in the order in which they were announced."""
 
     store: ObjectStore
     run: str
-    _number: int = 0
+    log: Log
+    _num_read: int = 0
     _first: str = ""
     """Settings of the first one."""
 
     async def next(self, version: int) -> FinishedEvaluation | None:
         """Return the next evaluation; None if there is none yet, or it is of a later version."""
-        while True:
-            told = await read_told(self.store, self.run, self._number + 1)
-            if told is None or told.version > version:
-                return None
-            self._number += 1
-            record = await self._record(told)
-            if record is not None:
-                self._first = self._first or told.settings
-                is_first = told.settings == self._first
-                tag = TAG if is_first else f"{TAG} {told.settings[:6]}"
-                return FinishedEvaluation(tag, told.settings, record)
+        await self.log.look()
+        for entry in self.log.numbered[self._num_read :]:
+            if isinstance(entry, Evaluation):
+                if entry.version > version:
+                    return None
+                record = await self._record(entry)
+                if record is not None:
+                    self._num_read += 1
+                    self._first = self._first or entry.settings
+                    is_first = entry.settings == self._first
+                    return FinishedEvaluation(
+                        TAG if is_first else f"{TAG} {entry.settings[:6]}", entry, record
+                    )
+            self._num_read += 1
+        return None
 
-    async def _record(self, told: Told) -> EvaluationRecord | None:
+    async def _record(self, entry: Evaluation) -> EvaluationRecord | None:
         try:
-            return await Evaluations(self.store, self.run, told.settings).read(told.version)
+            return await Evaluations(self.store, self.run, entry.settings).read(entry.version)
         except ContractError:
             return None  # a damaged one is no reason to write no metrics
 

@@ -18,11 +18,12 @@ from typing import Protocol
 
 import structlog
 
-from digenrl.follow.panels import FinishedEvaluation, Panel, ToldEvaluations, panel_of
+from digenrl.follow.panels import AnnouncedEvaluations, FinishedEvaluation, Panel, panel_of
 from shared.errors import IntegrityError, Unavailable, UserError, how_to_install
 from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, read_commit, stored_digest
+from shared.run.log import Log
 from shared.run.run_recipe import needed_recipe, read_recipe
 from shared.store import ObjectStore, open_store
 
@@ -134,13 +135,13 @@ async def _began(store: ObjectStore, run: str, ended: asyncio.Event) -> RunStart
 async def _follow(
     store: ObjectStore, run: str, writers: Sequence[MetricWriter], ended: asyncio.Event
 ) -> None:
-    told = ToldEvaluations(store, run)
+    announced = AnnouncedEvaluations(store, run, Log.of_evaluations(store, run))
     while True:
         # read before the look, so that all that is committed by then is written
         last_look = ended.is_set()
         try:
             await _write_new(store, run, writers)
-            await _show_new(store, told, writers)
+            await _show_new(store, announced, writers)
         except Unavailable as error:
             log.warning("store_unavailable", error=str(error))
         if last_look:
@@ -158,10 +159,10 @@ async def _write_new(store: ObjectStore, run: str, writers: Sequence[MetricWrite
 
 
 async def _show_new(
-    store: ObjectStore, told: ToldEvaluations, writers: Sequence[MetricWriter]
+    store: ObjectStore, announced: AnnouncedEvaluations, writers: Sequence[MetricWriter]
 ) -> None:
     written = min(writer.next_step for writer in writers) - 1
-    while (finished := await told.next(written)) is not None:
+    while (finished := await announced.next(written)) is not None:
         missing = [writer for writer in writers if writer.needs(finished)]
         try:
             panel = await panel_of(store, finished.record) if missing else None

@@ -22,7 +22,8 @@ from shared.process.settings import ClientSettings, ServiceSettings
 from shared.process.worker_process import prepare_libraries
 from shared.recipe.recipe import Recipe
 from shared.run.commits import CommitRecord, commit_chain
-from shared.run.journal import NOBODY_WORKS, Alarm, read_newest
+from shared.run.log import Log
+from shared.run.log_entries import NOBODY_WORKS, Alarm
 from shared.run.run_recipe import held_out_rows, needed_recipe
 from shared.store import ObjectStore, open_store
 
@@ -121,9 +122,11 @@ class Report:
             num_held_out=self.num_held_out,
         )
         with self._part("warnings"):
+            log = Log.of_run(self.store, self.recipe.run.name)
+            await log.look()
             summary.warnings += {
                 str(entry.reason): None
-                async for _, entry in read_newest(self.store, self.recipe.run.name)
+                for entry in log.newest_first
                 if isinstance(entry, Alarm) and entry.what == NOBODY_WORKS and entry.firing
             }
         await self._draw(summary)

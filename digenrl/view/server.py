@@ -171,7 +171,7 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
 
 def _add_samples(app: FastAPI, pages: Pages) -> None:
     history = pages.view.history
-    past = Past(history.store, history.run)
+    past = Past(history.store, history.run, history.log)
 
     @app.get("/samples")
     async def samples(request: Request, version: Before = None) -> HTMLResponse:

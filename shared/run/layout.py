@@ -13,8 +13,7 @@
 <run>/copies/recipe/, copies/files/<key>/   the recipe and the digests of files, likewise
 <run>/quarantine/...                 objects that `digenrl repair` has moved away
 <run>/epochs/<epoch>.json            which scheduler commanded when (epochs.py)
-<run>/dead/<number>.json             dead letters, and what became of them (dead_letters.py)
-<run>/journal/<number>.json          requests to the run, its phases, alarms (journal.py)
+<run>/log/<number>.json              requests, phases, alarms and dead letters (log.py)
 <run>/weights/<sha256>.safetensors   a policy version's weights, while it is kept (retention.py)
 <run>/checkpoints/<sha256>...        its optimizer and random state, as long
     .../<sha256>.manifest.json       which shards it consists of, if there are several
@@ -50,15 +49,14 @@ NAMES = {
     "chain": rf"{_NUMBER}\.json",
     "copies": rf"(?:{_NUMBER}|recipe|files/[^/]+)/(?P<digest>{_DIGEST})\.z",
     "epochs": r"(?P<number>[0-9]{16})\.json",
-    "dead": rf"{_NUMBER}(?:\.(?P<how>retried|dropped))?\.json",
-    "journal": rf"{_NUMBER}\.json",
+    "log": rf"{_NUMBER}\.json",
     "weights": rf"{_DIGEST}[^/]*",
     "checkpoints": rf"{_DIGEST}[^/]*",
     "conditions": rf"{_DIGEST}[^/]*|by/{_DIGEST}\.json",
     "sources": _DIGEST,
     "usage": rf"{_NUMBER}\.json",
     "timeline": rf"{_NUMBER}\.z|room",
-    "evaluations": rf"{_RECORDS}|wanted\.json|told/[0-9]{{8}}\.json|[^/]+/media/[^/]+",
+    "evaluations": rf"{_RECORDS}|wanted\.json|log/[0-9]{{8}}\.json|[^/]+/media/[^/]+",
     "batches": rf"{_NUMBER}/(?:{_DIGEST}[^/]*|exchange/[0-9]+\.[0-9]+/[^/]+)",
     "previews": rf"{_NUMBER}/[0-9]+\.[0-9]+\.[0-9]+",
 }
@@ -156,12 +154,8 @@ def epoch_key(run: str, epoch: int) -> str:
     return f"{epochs_folder(run)}/{epoch:016d}.json"
 
 
-def dead_letters_folder(run: str) -> str:
-    return f"{run}/dead"
-
-
-def journal_folder(run: str) -> str:
-    return f"{run}/journal"
+def log_folder(run: str) -> str:
+    return f"{run}/log"
 
 
 def weights_folder(run: str) -> str:
@@ -230,6 +224,10 @@ def usage_folder(run: str) -> str:
 
 def evaluations_folder(run: str) -> str:
     return f"{run}/evaluations"
+
+
+def evaluations_log_folder(run: str) -> str:
+    return f"{evaluations_folder(run)}/log"
 
 
 def evaluation_interval_key(run: str) -> str:

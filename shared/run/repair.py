@@ -21,10 +21,9 @@ from shared.run.chain import Segment
 from shared.run.commits import StoredRecord, decoded, whole_bytes
 from shared.run.conditions import ConditionsRecord
 from shared.run.copies import record_digest, valid_copies
-from shared.run.dead_letters import DeadLetter, Settled
 from shared.run.files import FileRecord, LibrariesRecord
-from shared.run.journal import ENTRY
 from shared.run.layout import NAMES, commit_key, numbers_in, parse_name, quarantine_key
+from shared.run.log_entries import ENTRY
 from shared.run.run_recipe import parsed_recipe
 from shared.store import ObjectStore
 from shared.store.backend import StoredObject
@@ -41,8 +40,7 @@ CONSEQUENCE = {
     "batches": "what needs it is generated again, or an older version is used",
     "recipe.json": "start the scheduler with the run's recipe, which is stored again",
     "files": "the next process that has the file stores it again",
-    "dead": "nobody is told of it any more",
-    "journal": "nobody is told of it any more",
+    "log": "no reader gets it any more",
     "evaluations": "the version is evaluated again",
 }
 """Folder, or object, of a run -> what follows when a damaged object of it is gone."""
@@ -56,9 +54,7 @@ PARSERS: Parsers = {
     r"files/(?!first-version\.|created-once\.).*": FileRecord.model_validate_json,
     r"chain/.*": Segment.model_validate_json,
     r"conditions/by/.*": ConditionsRecord.model_validate_json,
-    r"dead/[0-9]+\.json": DeadLetter.model_validate_json,
-    r"dead/.*": Settled.model_validate_json,
-    r"journal/.*": ENTRY.validate_json,
+    r"(?:evaluations/)?log/.*": ENTRY.validate_json,
 }
 """Matches names of a run's records, the first of which counts -> reads one by its model."""
 

@@ -10,8 +10,8 @@ from shared.messages.rights import Role
 
 WRITES: dict[Role, tuple[str, ...]] = {
     "scheduler": (
-        "recipe.json", "staleness.json", "files/", "chain/", "copies/", "epochs/", "dead/",
-        "journal/", "usage/", "timeline/", "weights/", "checkpoints/", "batches/",
+        "recipe.json", "staleness.json", "files/", "chain/", "copies/", "epochs/", "log/",
+        "usage/", "timeline/", "weights/", "checkpoints/", "batches/",
         "conditions/", "sources/", "previews/",
     ),
     "trainer": (

@@ -15,10 +15,11 @@ from shared.messages.contracts import (
 )
 from shared.run.commands import store_commands
 from shared.run.commits import commit
-from shared.run.dead_letters import DeadLetter, Work, add_letter
 from shared.run.layout import batch_folder
+from shared.run.log_entries import Work
 from tests import examples
 from tests.follow.runs import RUN, Run
+from tests.run_log import append, letter
 
 REWARDS = ((0.5, 0.25, 1.0, 0.0), (None, 0.75, 0.5, 0.5))
 PIXELS = np.arange(4 * 3 * 2 * 5, dtype=np.uint8).reshape(4, 3, 2, 5)
@@ -47,11 +48,8 @@ async def _commit_batch(run: Run) -> None:
         1, run.head, run=RUN, commands=commands, metrics={"reward_mean": 0.5}, trained=trained
     )
     await commit(run.store, run.head)
-    letter = DeadLetter(
-        number=1, digest="1", kind="failed", stream="DG_EVT", subject="s", reason="out of memory",
-        work=Work(batch=0, group=1, first_sample=0), found=0.0, data="",
-    )  # fmt: skip
-    await add_letter(run.store, RUN, letter)
+    work = Work(batch=0, group=1, first_sample=0)
+    await append(run.store, RUN, letter(1, reason="out of memory", work=work))
 
 
 def _group(number: int, media: ObjectRef) -> TrainGroup:

@@ -16,33 +16,17 @@ from digenrl.api.feed import Feed, Position
 from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, Quality
-from digenrl.evaluation.told import Teller
 from digenrl.local.secrets.tokens import Tokens, load_tokens
-from services.scheduler.shell.journal import Journal
+from services.scheduler.shell.run_log import RunLog
 from shared.process.http_access import Access, TokenFile
-from shared.run.dead_letters import DeadLetter, add_letter
-from shared.run.journal import Alarm, PhaseChange, Request, read_entry
-from shared.run.layout import timeline_key
-from shared.run.usage import Timeline
-from shared.store import ObjectStore
+from shared.run.log import Log
+from shared.run.log_entries import Alarm, PhaseChange, Request
 from tests import examples
 from tests.api.served import Event, events_of, serving
 from tests.follow.runs import RUN, Run
+from tests.run_log import append, feed_of, letter
 
 ASKED = Request(caller="ann", role="operator", operation="POST /v1/run/pause", status=202)
-
-
-async def letter(store: ObjectStore, number: int) -> None:
-    found = DeadLetter(
-        number=number, digest=str(number), kind="failed", stream="DG_EVT", subject="s",
-        reason="no", found=0.0, data="",
-    )  # fmt: skip
-    await add_letter(store, RUN, found)
-
-
-async def timeline(store: ObjectStore, batch: int) -> None:
-    line = Timeline(batch=batch, seconds=1.0, devices={})
-    await store.create(timeline_key(RUN, batch), line.encode())
 
 
 @pytest.fixture
@@ -50,104 +34,79 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path / "objects").begin()
 
 
-async def test_a_reader_is_told_everything_once_from_wherever_it_goes_on(run: Run) -> None:
+async def test_a_reader_gets_everything_once_from_wherever_it_continues(run: Run) -> None:
     await asyncio.to_thread(run.commit, 5)
-    await letter(run.store, 1)
-    for batch in (0, 2):  # the scheduler died before it stored the one of batch 1
-        await timeline(run.store, batch)
-    feed = Feed(run.store, RUN)
-    everything = await feed.after(Position())
-    told = [(fact.name, fact.fields) for _, fact in everything if fact.name]
-    assert [name for name, _ in told] == ["commit"] * 6 + ["timeline"] * 2 + ["dead_letter"]
-    assert [fields["batch"] for name, fields in told if name == "timeline"] == [0, 2]
+    await append(run.store, RUN, PhaseChange(phase="running"), letter(1), ASKED)
+    everything = await feed_of(run.store, RUN).after(Position())
+    facts = [(fact.name, fact.fields) for _, fact in everything]
+    assert [name for name, _ in facts] == ["commit"] * 6 + ["phase", "dead_letter", "request"]
+    assert facts[7][1]["number"] == 2, "that of its entry"
     for place, (at, _) in enumerate(everything):
-        again = await Feed(run.store, RUN).after(Position.parse(str(at)) or Position())
+        again = await feed_of(run.store, RUN).after(Position.parse(str(at)) or Position())
         assert again == everything[place + 1 :]
-    assert await feed.after(everything[-1][0]) == []
-    assert (await Feed(run.store, RUN).now()).commits == 6
+    assert await feed_of(run.store, RUN).now() == everything[-1][0] == Position(6, 3)
 
 
-async def test_a_timeline_is_waited_for_until_three_versions_came_after_its_batch_began(
+async def test_a_damaged_entry_or_one_that_was_moved_away_holds_nobody_up(run: Run) -> None:
+    log = Log.of_run(run.store, RUN)
+    await append(run.store, RUN, *map(letter, range(1, 6)))
+    await run.store.delete([log.key(2)])
+    await run.store.write(log.key(4), b"{")
+    facts = await feed_of(run.store, RUN).after(Position())
+    assert [f.fields["number"] for _, f in facts if f.name == "dead_letter"] == [1, 3, 5]
+    await append(run.store, RUN, letter(9))
+    assert await run.store.read(log.key(6)) is not None
+
+
+async def test_writers_that_append_at_once_append_each_fact_once(run: Run) -> None:
+    logs = [Log.of_run(run.store, RUN) for _ in range(4)]
+    numbers = await asyncio.gather(
+        *(log.append(letter(number)) for log in logs for number in range(1, 6))
+    )
+    assert set(numbers) == {*range(1, 6)} and len(set(numbers[:5])) == 5
+    for log in logs:
+        await log.look()
+        assert log.numbered == logs[0].numbered and len(log.numbered) == 5
+
+
+async def test_evaluations_are_announced_once_whoever_was_killed_or_evaluates_as_well(
     run: Run,
 ) -> None:
-    """Version k ends batch k - 1, so the timeline of batch 2 may come until version 5 is there."""
-
-    async def told() -> list[int]:
-        facts = await Feed(run.store, RUN).after(Position())
-        return [fact.fields["batch"] for _, fact in facts if fact.name == "timeline"]
-
-    await asyncio.to_thread(run.commit, 4)
-    for batch in (0, 1, 3):
-        await timeline(run.store, batch)
-    assert await told() == [0, 1], "batch 2 may still be stored, and comes before batch 3"
-    await timeline(run.store, 2)
-    assert await told() == [0, 1, 2, 3]
-
-
-async def test_a_missing_timeline_holds_up_the_last_ones_of_a_run_for_seconds(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No three versions come after it, and what came after it was never told."""
-    await asyncio.to_thread(run.commit, 4)
-    for batch in (0, 1, 3):
-        await timeline(run.store, batch)
-    feed = Feed(run.store, RUN)
-    monkeypatch.setattr("digenrl.api.feed.LOOK_S", 0.0)
-    assert (await feed.after(Position()))[-1][0].timelines == 2
-    monkeypatch.setattr("digenrl.api.feed.LATE_S", 0.0)
-    assert (await feed.after(Position()))[-1][1].fields == {"batch": 3}
-
-
-async def test_a_timeline_that_is_missing_three_versions_later_is_passed_over(run: Run) -> None:
-    await asyncio.to_thread(run.commit, 5)
-    for batch in (0, 1, 3):
-        await timeline(run.store, batch)
-    facts = await Feed(run.store, RUN).after(Position())
-    assert [f.fields["batch"] for _, f in facts if f.name == "timeline"] == [0, 1, 3]
-
-
-async def test_what_is_missing_although_the_next_is_there_holds_nobody_up(run: Run) -> None:
-    for number in (1, 3):
-        await letter(run.store, number)
-    told = await Feed(run.store, RUN).after(Position())
-    assert [f.fields["number"] for _, f in told if f.name == "dead_letter"] == [1, 3]
-
-
-async def test_evaluations_are_told_once_whoever_was_killed_or_tells_as_well(run: Run) -> None:
-    kept = Evaluations(run.store, RUN, "a" * 64)
+    kept, store = Evaluations(run.store, RUN, "a" * 64), run.store
     for version in (4, 0):  # the older one is evaluated later
         record = EvaluationRecord(
             run=RUN, policy=examples.policy(version), settings="a" * 64, worker="x", seconds=1.0,
             quality=Quality(reward=version / 8, num_samples=6, gold={"other": 0.5}), samples=(),
         )  # fmt: skip
         await kept.add(record)
-        if version:  # the evaluator of the other is killed before it tells
-            await Teller(run.store, RUN).tell(kept.name, await kept.versions())
-    before = await Feed(run.store, RUN).now()
-    tellers = [Teller(run.store, RUN) for _ in range(3)]
-    versions = await kept.versions()
-    await asyncio.gather(*(each.tell(kept.name, versions) for each in tellers))
-    told = [f.fields for _, f in await Feed(run.store, RUN).after(Position(1)) if f.name]
-    assert [(each["version"], each["reward"], each["gold"]) for each in told] == [
+        if version:  # the evaluator of the other is killed before it announces it
+            await kept.announce(Log.of_evaluations(store, RUN))
+    before = await feed_of(store, RUN).now()
+    await asyncio.gather(*(kept.announce(Log.of_evaluations(store, RUN)) for _ in range(3)))
+    facts = [fact.fields for _, fact in await feed_of(store, RUN).after(Position(1))]
+    assert [(each["version"], each["reward"], each["gold"]) for each in facts] == [
         (4, 0.5, {"other": 0.5}), (0, 0.0, {"other": 0.5}),
     ]  # fmt: skip
-    assert [f.fields["version"] for _, f in await Feed(run.store, RUN).after(before)] == [0]
+    assert [f.fields["version"] for _, f in await feed_of(store, RUN).after(before)] == [0]
 
 
-async def test_the_journal_of_two_schedulers_notes_each_phase_once(run: Run) -> None:
-    for phase in ("running", "running", "paused"):
-        journal = Journal(run.store, RUN)
-        journal.changed(phase, None)
-        writing = asyncio.create_task(journal.write())
+async def test_the_log_of_two_schedulers_has_each_change_of_the_phase_once(run: Run) -> None:
+    for place, phase in enumerate(("running", "running", "paused")):
+        run_log = RunLog(Log.of_run(run.store, RUN))
+        run_log.change_phase(phase, None)
+        writing = asyncio.create_task(run_log.write())
         await asyncio.sleep(0.05)
-        journal.changed(phase, None)
-        journal.alarm("stream_full", "full" if phase == "paused" else "")
-        await journal.asked(ASKED.model_copy(update={"operation": phase}))
+        run_log.change_phase(phase, None)
+        run_log.alarm("stream_full", "full" if phase == "paused" else "")
+        await run_log.request(Request(**ASKED.model_dump() | {"operation": phase, "at": place}))
         writing.cancel()
-    found = [await read_entry(run.store, RUN, number) for number in range(1, 8)]
+    log = Log.of_run(run.store, RUN)
+    await log.look()
+    found = [*log.entries]
     phases = [(e.before, e.phase) for e in found if isinstance(e, PhaseChange)]
     assert phases == [(None, "running"), ("running", "paused")]
-    assert [e.operation for e in found if isinstance(e, Request)] == ["running"] * 2 + ["paused"]
+    requests = [e.operation for e in found if isinstance(e, Request)]
+    assert requests == ["running", "running", "paused"]
     assert [e.firing for e in found if isinstance(e, Alarm)] == [True]
 
 
@@ -177,10 +136,10 @@ async def kills_of(run: Run, tokens: Tokens, *, readers: int, kills: int) -> Non
         for kill in range(kills):
             async with front(run, tokens, live) as Reader.url:
                 await asyncio.to_thread(run.commit, 2)
-                await letter(run.store, 2 * kill + 1)
+                await append(run.store, RUN, letter(2 * kill + 1))
                 if kill % 2:
                     await asyncio.sleep(0.7)
-            await letter(run.store, 2 * kill + 2)  # while nobody serves
+            await append(run.store, RUN, letter(2 * kill + 2))  # while nobody serves
         async with front(run, tokens, live) as Reader.url:
             await asyncio.gather(*(each.has_all.wait() for each in seen))
     for each in seen:
@@ -267,7 +226,7 @@ async def test_an_event_of_the_scheduler_s_has_no_id_and_comes_when_it_changes(
             bad = await client.get(f"{url}/v1/events?after=yesterday")
             assert bad.status_code == 422 and "after" in bad.json()["detail"]
     assert [each.name for each in found] == ["hello", "run", "run"]
-    assert found[0].id == "c1.t0.d0.j0.e0" and not found[1].id
+    assert found[0].id == "c1.l0.e0" and not found[1].id
 
 
 async def test_a_request_is_passed_on_only_by_whoever_may_make_it(run: Run, tmp_path: Path) -> None:

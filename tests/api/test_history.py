@@ -14,14 +14,14 @@ from PIL import Image
 from digenrl.api import models
 from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
-from shared.run.dead_letters import DeadLetter, Work, add_letter
-from shared.run.journal import PhaseChange, Request, entry_key
 from shared.run.layout import batch_folder
+from shared.run.log_entries import PhaseChange, Request, Work
 from shared.run.previews import preview_key
 from shared.store.previews import packed_previews
 from tests.api.past_run import PIXELS, past_run
 from tests.api.served import app_of
 from tests.follow.runs import RUN, Run
+from tests.run_log import append, letter
 
 
 @pytest.fixture
@@ -75,11 +75,9 @@ def test_what_could_not_be_scored_comes_after_the_worst_and_the_best_samples_and
 
 
 def test_the_reason_of_samples_without_a_score_is_said_once(client: TestClient, run: Run) -> None:
-    letter = DeadLetter(
-        number=2, digest="2", kind="unscored", stream="DG_EVT", subject="s", found=0.0, data="",
-        reason="mine: ValueError: no template", work=Work(batch=0, group=1, first_sample=0),
-    )  # fmt: skip
-    asyncio.run(add_letter(run.store, RUN, letter))
+    reason, work = "mine: ValueError: no template", Work(batch=0, group=1, first_sample=0)
+    unscored = letter(2, kind="unscored", reason=reason, work=work)
+    asyncio.run(append(run.store, RUN, unscored))
     page = models.SamplePage.model_validate(client.get("/v1/batches/0/samples").json())
     said = "1 sample has no score: group 1 (mine: ValueError: no template)"
     assert page.said_of_unscored == said
@@ -142,7 +140,7 @@ def test_the_audit_log_has_requests_alone_newest_first(client: TestClient, run: 
                 if number % 3 == 0
                 else Request(caller="ann", role="operator", operation=str(number), status=202)
             )
-            await run.store.create(entry_key(RUN, number), entry.model_dump_json().encode())
+            await append(run.store, RUN, entry)
 
     asyncio.run(fill())
     made_up = client.get("/v1/audit", params={"limit": 1, "after": "999999999"}).json()

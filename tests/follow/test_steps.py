@@ -14,16 +14,17 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from typer.testing import CliRunner
 
-from digenrl.api.feed import Feed, Position
+from digenrl.api.feed import Position
 from digenrl.cli import app
 from digenrl.evaluation.records import Evaluations, KeptSample
-from digenrl.evaluation.told import Teller
 from digenrl.follow.panels import shown_samples
 from digenrl.follow.steps import MetricTargets, check_installed, follow
 from shared.errors import UserError
 from shared.run.layout import commit_key
+from shared.run.log import Log
 from tests import examples
 from tests.follow.runs import RUN, Run, metrics_of
+from tests.run_log import feed_of
 from tests.view.stored import stored_run
 
 WAIT_S = 60.0
@@ -67,7 +68,7 @@ def test_steps_are_lines_that_say_what_the_events_say(run: Run) -> None:
     command = ["follow", RUN, "--json", "--once"]
     said = CliRunner().invoke(app, command, env=run.environment, catch_exceptions=False)
     found = [json.loads(line) for line in said.stdout.splitlines()]
-    told = asyncio.run(Feed(run.store, RUN).after(Position(commits=1)))
+    told = asyncio.run(feed_of(run.store, RUN).after(Position(commits=1)))
     assert found == [{"event": fact.name, "data": fact.fields} for _, fact in told[:2]]
     assert [each["data"]["version"] for each in found] == [1, 2]
 
@@ -85,10 +86,9 @@ def panels(folder: Path) -> list[tuple[int, int, int]]:
 
 def test_an_evaluation_is_one_panel_once_beside_its_step(tmp_path: Path) -> None:
     run = stored_run(tmp_path)  # with evaluations of versions 0 and 4, six samples each
-    settings = Evaluations(run.store, RUN, "a" * 64).name
     write(run, tmp_path / "tb")
     assert panels(tmp_path / "tb") == []
-    asyncio.run(Teller(run.store, RUN).tell(settings, [0, 4]))
+    asyncio.run(Evaluations(run.store, RUN, "a" * 64).announce(Log.of_evaluations(run.store, RUN)))
     for _ in range(2):
         write(run, tmp_path / "tb")
     assert panels(tmp_path / "tb") == [(0, 64, 96), (4, 64, 96)]

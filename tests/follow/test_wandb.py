@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from digenrl.evaluation.records import Evaluations
-from digenrl.evaluation.told import Teller
+from shared.run.log import Log
 from tests.follow.runs import RUN, Run, metrics_of
 from tests.view.stored import stored_run
 
@@ -64,8 +64,7 @@ def steps(folder: Path) -> list[dict[str, float]]:
 @pytest.mark.slow
 def test_an_evaluation_s_panel_joins_the_newest_step(tmp_path: Path) -> None:
     run = stored_run(tmp_path)
-    settings = Evaluations(run.store, RUN, "a" * 64).name
-    asyncio.run(Teller(run.store, RUN).tell(settings, [0, 4]))
+    asyncio.run(Evaluations(run.store, RUN, "a" * 64).announce(Log.of_evaluations(run.store, RUN)))
     for _ in range(2):
         ended = follow(run, tmp_path / "w")
         assert ended.returncode == 0, ended.stderr

@@ -24,7 +24,8 @@ from shared.messages.contracts import (
 )
 from shared.messages.rights import Role
 from shared.messages.subjects import message_subject
-from shared.run.dead_letters import read_letters
+from shared.run.log import Log
+from shared.run.log_entries import DeadLetter
 from tests.shared.messages.test_mutations import MESSAGES, mutated
 from tests.storm.cluster import Cluster, cluster, until_true
 from tests.storm.judge import violations_of
@@ -141,8 +142,10 @@ async def test_no_service_dies_of_mutated_messages_and_all_are_kept(
         assert unreadable > NUM / 3
 
         async def are_kept() -> bool:
-            letters = await read_letters(run.store, run.recipe.run.name)
-            found = [letter for letter in letters.letters.values() if letter.kind == "unreadable"]
+            log = Log.of_run(run.store, run.recipe.run.name)
+            await log.look()
+            letters = [each for each in log.entries if isinstance(each, DeadLetter)]
+            found = [letter for letter in letters if letter.kind == "unreadable"]
             assert all(letter.reason for letter in found)
             return len(found) >= unreadable
 

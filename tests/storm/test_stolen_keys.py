@@ -27,7 +27,8 @@ from shared.messages.contracts import (
 )
 from shared.messages.rights import ROLES, Role
 from shared.messages.subjects import message_subject
-from shared.run.dead_letters import read_letters
+from shared.run.log import Log
+from shared.run.log_entries import DeadLetter
 from shared.store import ObjectStore, StoreSettings, open_store
 from tests.paths import ROOT
 from tests.storm.cluster import Cluster, cluster
@@ -126,7 +127,9 @@ async def test_a_stolen_key_does_nothing_to_what_others_store_and_do(
         assert {attempt for group in groups for *_, attempt in group.fragments} == {0}
         assert {group.attempt for group in groups} == {0}
         assert not any(run.num_deaths.values())
-        assert not (await read_letters(run.store, "small")).letters
+        log = Log.of_run(run.store, "small")
+        await log.look()
+        assert not [each for each in log.entries if isinstance(each, DeadLetter)]
         assert await violations_of(run) == []
 
 

@@ -18,11 +18,13 @@ from services.scheduler.shell.api_letters import letter_view
 from shared.process.http_access import Access, TokenFile
 from shared.process.http_guard import Guard, own_names
 from shared.process.service import Server
-from shared.run.dead_letters import DeadLetter, LetterOutcomes, RunProgress
+from shared.run.dead_letters import RunProgress
+from shared.run.log_entries import DeadLetter
 from shared.run.usage import Timeline
 from tests.follow.runs import RUN, Run
 from tests.readings import LOAD, WORKER
 from tests.readings import RUN as NOW
+from tests.run_log import outcomes
 
 TAG: dict[str, Any] = {
     "mode": "auto", "groups": 0, "lent": 1, "members": 2, "samples_left": 4, "costs": {},
@@ -45,12 +47,9 @@ class Scheduler:
 
     def keep(self, *letters: DeadLetter, committed: int = 0) -> None:
         """Have these dead letters, as a scheduler shows them."""
-        kept = LetterOutcomes()
-        for each in letters:
-            kept.add(each)
         now = RunProgress(committed, self.answers["/v1/run"]["phase"])
         self.answers["/v1/dead-letters"] = [
-            letter_view(each).model_dump() for each in kept.newest_first(now)
+            letter_view(each).model_dump() for each in outcomes(*letters).newest_first(now)
         ]
 
     def answer(self, request: httpx.Request) -> httpx.Response:

@@ -7,11 +7,12 @@ from pathlib import Path
 from PIL import Image
 
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, KeptSample, Quality
-from shared.run.dead_letters import DeadLetter, Work, add_letter
 from shared.run.layout import timeline_key, usage_key
+from shared.run.log_entries import Work
 from shared.run.usage import BatchUsage, Timeline
 from tests import examples
 from tests.follow.runs import RUN, Run
+from tests.run_log import append, letter
 
 VERSIONS = (0, 4)
 DEVICES = ("rollout-0", "rollout-1", "trainer-0", "reward-0")
@@ -38,11 +39,8 @@ async def _fill(run: Run, timelines: bool, gold: float) -> None:
             line = {"batch": batch, "seconds": 4.0, "devices": dict.fromkeys(DEVICES, changes)}
             encoded = Timeline.model_validate(line).encode()
             await run.store.create(timeline_key(RUN, batch), encoded)
-    letter = DeadLetter(
-        number=1, digest="0" * 64, kind="failed", stream="DG_EVT", subject="dg.test.evt", found=1.0,
-        reason="the scorer said NaN", work=Work(batch=3, group=5), data="",
-    )  # fmt: skip
-    await add_letter(run.store, RUN, letter)
+    failed = letter(1, reason="the scorer said NaN", work=Work(batch=3, group=5))
+    await append(run.store, RUN, failed)
 
 
 async def _evaluate(run: Run, version: int, gold: float) -> None:

@@ -9,9 +9,10 @@ from fastapi.testclient import TestClient
 
 from digenrl.api.live import LiveRun
 from digenrl.local.secrets.tokens import Tokens, load_tokens
-from shared.run.dead_letters import DeadLetter, Kind, Work
+from shared.run.log_entries import LetterKind, Work
 from tests.api.past_run import past_run
 from tests.follow.runs import Run
+from tests.run_log import letter
 from tests.view.sight import Scheduler
 from tests.view.stored import stored_run
 from tests.view.test_page import client_of
@@ -79,11 +80,15 @@ def test_what_no_retry_would_change_is_over_and_says_what_has_become_of_it(
 ) -> None:
     run = Run(tmp_path / "objects").begin()
     run.commit(2)  # batches 0 and 1, so that 2 is open
-    kinds: list[tuple[Kind, int]] = [("failed", 0), ("failed", 2), ("failed", 2), ("unscored", 1)]
+    kinds: list[tuple[LetterKind, int]] = [
+        ("failed", 0),
+        ("failed", 2),
+        ("failed", 2),
+        ("unscored", 1),
+    ]
     letters = [
-        DeadLetter(
-            number=number, digest=f"{number:064x}", kind=kind, stream="DG_EVT", subject="s",
-            reason="no memory" if number < 3 else "no server", found=1.0, data="",
+        letter(
+            number, kind=kind, reason="no memory" if number < 3 else "no server",
             work=Work(batch=batch, group=number, first_sample=0),
         )
         for number, (kind, batch) in enumerate(kinds, 1)

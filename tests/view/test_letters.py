@@ -8,24 +8,23 @@ from fastapi.testclient import TestClient
 
 from digenrl.local.secrets.tokens import load_tokens
 from digenrl.reading.letters import shown_letters
-from shared.run.dead_letters import DeadLetter, Kind, Work
+from shared.run.log_entries import DeadLetter, LetterKind, Work
 from tests.follow.runs import Run
+from tests.run_log import letter
 from tests.view.sight import Scheduler
 from tests.view.test_page import client_of
 
 CAUSE = "mine: ValueError: no template (slow_reward.py, line 7)"
 
 
-def about(number: int, batch: int, attempt: int, kind: Kind = "failed") -> DeadLetter:
-    return DeadLetter(
-        number=number, digest=f"{number:064x}", kind=kind, stream="DG_EVT", subject="s", found=1.0,
-        reason=CAUSE if kind == "unscored" else f"reward: {CAUSE}", data="",
-        work=Work(batch=batch, group=1, first_sample=0, attempt=attempt),
-    )  # fmt: skip
+def about(number: int, batch: int, attempt: int, kind: LetterKind = "failed") -> DeadLetter:
+    work = Work(batch=batch, group=1, first_sample=0, attempt=attempt)
+    reason = CAUSE if kind == "unscored" else f"reward: {CAUSE}"
+    return letter(number, kind=kind, reason=reason, work=work)
 
 
 def test_letters_that_matter_now_are_shown_and_those_of_one_cause_have_one_reason() -> None:
-    kinds: tuple[Kind, ...] = ("failed", "failed", "unscored")
+    kinds: tuple[LetterKind, ...] = ("failed", "failed", "unscored")
     scheduler = Scheduler()
     scheduler.answers["/v1/run"] |= {"phase": "paused"}
     letters = [about(number, number, 0, kind) for number, kind in enumerate(kinds, 1)]

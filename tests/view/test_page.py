@@ -19,14 +19,15 @@ from digenrl.view.server import PAGES, View, create_app
 from shared.errors import Unavailable
 from shared.process.http_access import Access, TokenFile
 from shared.process.http_guard import Guard, own_names
-from shared.run.dead_letters import DeadLetter, Work
 from shared.run.layout import timeline_key, usage_key
+from shared.run.log_entries import Work
 from shared.run.usage import BatchUsage, Timeline
 from tests import examples
 from tests.follow.runs import RUN, Run
 from tests.paths import ROOT
 from tests.readings import LOAD
 from tests.readings import RUN as NOW
+from tests.run_log import letter
 from tests.view.sight import Scheduler
 
 PICTURES = {0: b"\x89PNG zero", 4: b"\x89PNG four"}
@@ -251,12 +252,8 @@ def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Token
 
 def test_dead_letters_are_shown_and_settled_by_operators(tokens: Tokens, tmp_path: Path) -> None:
     run, scheduler = filled(tmp_path), Scheduler()
-    scheduler.keep(
-        DeadLetter(
-            number=1, digest="0" * 64, kind="unscored", stream="DG_EVT", subject="dg.test.evt",
-            reason="the scorer said <NaN>", work=Work(batch=4, group=5), data="", found=1.0,
-        )
-    )  # fmt: skip
+    reason, work = "the scorer said <NaN>", Work(batch=4, group=5)
+    scheduler.keep(letter(1, kind="unscored", reason=reason, work=work))
     client = client_of(run, tokens, scheduler.live)
     text, retry = client.get("/letters").text, "/v1/dead-letters/1/retry"
     assert "step 5 (batch 4), group 5" in text and "the scorer said &lt;NaN&gt;" in text

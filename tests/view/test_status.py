@@ -14,11 +14,12 @@ from digenrl.commands import status
 from digenrl.commands.logs import parse_line
 from digenrl.local import address
 from shared.errors import DigenRLError
-from shared.run.journal import PhaseChange, entry_key
+from shared.run.log_entries import PhaseChange
 from tests.follow import runs
 from tests.follow.runs import RUN, Run
 from tests.readings import LOAD, WORKER
 from tests.readings import RUN as NOW
+from tests.run_log import append
 
 LOGS: dict[str, list[dict[str, object]]] = {
     "trainer-0": [
@@ -134,7 +135,7 @@ def test_a_run_is_watched_until_it_ends_and_one_that_has_ended_is_told_once(
 
 def test_a_run_that_has_failed_says_why_after_its_end(stored: Run, tmp_path: Path) -> None:
     change = PhaseChange(before="running", phase="failed", failure="the disk is full")
-    asyncio.run(stored.store.create(entry_key(RUN, 1), change.model_dump_json().encode()))
+    asyncio.run(append(stored.store, RUN, change))
     found = CliRunner().invoke(app, ["watch", RUN, "--runs", str(tmp_path)])
     assert found.exit_code == 1 and "! the run has failed: the disk is full" in found.stdout
 

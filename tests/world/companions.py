@@ -29,6 +29,7 @@ from shared.process.settings import ServiceSettings
 from shared.recipe.recipe import Recipe
 from shared.run import files, run_recipe
 from shared.run.commits import CommitRecord
+from shared.run.log import Log
 from shared.store import ObjectStore
 from shared.store.settings import StoreSettings
 from tests.world.web import Web
@@ -118,9 +119,10 @@ async def serve_events(
         scheduler: address of the scheduler that the page asks.
     """
     listener = settings.listen(settings.host, settings.port)
+    logs = Log.of_run(store, settings.run), Log.of_evaluations(store, settings.run)
     async with client_of(scheduler, None) as client:
         app = _serving(
-            _events_app(), feed=Feed(store, settings.run), live=LiveRun(scheduler, client)
+            _events_app(), feed=Feed(store, settings.run, *logs), live=LiveRun(scheduler, client)
         )
         access = settings.access(settings.run)
         await web.serve(app, _for_ever(), listener=listener, access=access)

@@ -26,12 +26,14 @@ DAMAGED = (
     "recipe.json",
     "commits/",
     "chain/",
-    "journal/",
+    "log/",
     "states/",
     "usage/",
     "epochs/",
 )
 """Objects of which a byte may be flipped: what the run can make good."""
+OF_LETTERS = b'"dead_letter"', b'"settled"'
+"""Are in entries of the log that nobody can make good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +104,11 @@ class Nemesis:
         """Whether the run can make an object good; a commit record has a copy soon, which does."""
         folder, _, name = key.removeprefix(f"{RUN}/").partition("/")
         copies = f"{RUN}/copies/{name.removesuffix('.json')}/"
+        objects = self.world.bucket.objects
+        if folder == "log" and any(each in objects.now[key].data for each in OF_LETTERS):
+            return False
         return f"{folder}/{name}".rstrip("/").startswith(DAMAGED) and (
-            folder != "commits" or bool(self.world.bucket.objects.under(copies))
+            folder != "commits" or bool(objects.under(copies))
         )
 
     def make_peace(self) -> None:

@@ -61,7 +61,7 @@ DIGEST = "a" * 64
 NAMES = (
     "junk", "00000099.json.bak", "00000099/junk", "by/junk.json", "99999999999.json",
     f"00000099/{DIGEST}", f"{DIGEST}.safetensors", f"by/{DIGEST}.json", f"00000000/{DIGEST}.z",
-    "00000000.json", "00000099/0.0.0", "wanted.json", "told/00000001.json",
+    "00000000.json", "00000099/0.0.0", "wanted.json", "log/00000001.json",
     "a/records/00000099.json", "libraries.trainer.json",
 )  # fmt: skip
 """Names that objects of a folder might have; most are none of its folder's."""

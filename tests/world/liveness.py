@@ -1,4 +1,4 @@
-"""Whether somebody says why a run stands still: seen at its devices and in its journal.
+"""Whether somebody says why a run stands still: seen at its devices and in its log.
 
 If a batch is open and no device works for ten seconds, an alarm has to say why. A scheduler that
 has to take over, or workers that have yet to be missed, take some seconds more (`LATE_S`).
@@ -14,7 +14,8 @@ from unittest.mock import patch
 from bench.cluster.hold import Held
 from bench.runner.figures import Use
 from services.scheduler.shell.run_alarms import IDLE_S
-from shared.run.journal import Alarm, PhaseChange, read_newest
+from shared.run.log import Log
+from shared.run.log_entries import Alarm, PhaseChange
 from tests.world.draws import RUN
 from tests.world.loop import Process, current
 from tests.world.world import World
@@ -95,8 +96,9 @@ class Liveness:
     async def is_said(self, reason: str = "") -> bool:
         """Whether an alarm fires for that reason; without one, any, or whether the run has failed,
         is paused or at its end."""
-        phase, said = None, set[str]()
-        async for _, entry in read_newest(self.world.judging, RUN):
+        phase, said, log = None, set[str](), Log.of_run(self.world.judging, RUN)
+        await log.look()
+        for entry in log.newest_first:
             if isinstance(entry, PhaseChange) and phase is None:
                 phase = entry.phase
                 if phase != RUNS:

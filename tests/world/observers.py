@@ -20,17 +20,14 @@ from rich.console import Console
 
 from digenrl.checked_client import CheckedClient, NoAnswer, Refused
 from digenrl.commands import status
-from digenrl.evaluation.records import Evaluations
-from digenrl.evaluation.told import read_told
 from digenrl.local import up
 from digenrl.local.connection import Connection, read_run
 from digenrl.local.running.display import Display
 from digenrl.local.runs import Run
-from shared.errors import ContractError
 from shared.run.commits import read_commit
-from shared.run.dead_letters import read_letter
-from shared.run.journal import read_entry
-from shared.run.layout import evaluations_folder, numbers_in
+from shared.run.layout import numbers_in
+from shared.run.log import Log as RunLog
+from shared.run.log_entries import Entry
 from shared.store import ObjectStore
 from tests.world.blocking import run_blocking
 from tests.world.seen import Answer, EventRead, Followed, Observation, Stored
@@ -201,24 +198,23 @@ async def read_events_as_browser(observer: Observer, *, after: str = "start") ->
 
 async def stored_events(store: ObjectStore, run: str) -> Stored:
     """Return what readers of events have to be told of a run that stands still."""
-    found: dict[str, dict[int, dict[str, Any] | None]] = {kind: {} for kind in "ctdje"}
+    found: dict[str, dict[int, dict[str, Any] | None]] = {kind: {} for kind in "cle"}
     for version in await numbers_in(store, run, "commits"):
         record = await read_commit(store, run, version)
         if record is not None:
             told = {"version": version, "weights_digest": record.policy.weights_digest}
             found["c"][version] = told
-    for batch in await numbers_in(store, run, "timeline"):
-        found["t"][batch] = {"batch": batch}
-    for number in await numbers_in(store, run, "dead"):
-        letter = await read_letter(store, run, number)
-        found["d"][number - 1] = None if letter is None else {"number": number}
-    for number in await numbers_in(store, run, "journal"):
-        found["j"][number - 1] = None if await read_entry(store, run, number) is None else {}
-    for index in range(len(await store.keys(f"{evaluations_folder(run)}/told"))):
-        evaluation = await read_told(store, run, index + 1)
-        with contextlib.suppress(ContractError):  # whoever may evaluate can tell what is none
-            if evaluation and await Evaluations(store, run, evaluation.settings).read(
-                evaluation.version
-            ):
-                found["e"][index] = {"version": evaluation.version}
+    for kind, log in (("l", RunLog.of_run(store, run)), ("e", RunLog.of_evaluations(store, run))):
+        await log.look()
+        found[kind] = {index: _told(entry) for index, entry in enumerate(log.numbered)}
     return found
+
+
+def _told(entry: Entry | None) -> dict[str, Any] | None:
+    if entry is None:
+        return None
+    return entry.model_dump(
+        include={"DeadLetter": {"number"}, "Evaluation": {"version"}}.get(
+            type(entry).__name__, set()
+        )
+    )

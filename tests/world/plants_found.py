@@ -121,7 +121,7 @@ def r9_a_scheduler_that_has_read_nothing_tells_a_step() -> AbstractContextManage
         ready: Any = Except(
             scheduler,
             state=lambda it: Except(it.state, recovering=lambda _: False),
-            dead_letters=lambda it: Except(it.dead_letters, are_read=lambda _: True),
+            run_log=lambda it: Except(it.run_log, is_read=lambda _: True),
         )
         return original(ready)
 

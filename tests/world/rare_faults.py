@@ -114,8 +114,8 @@ def break_connections(nemesis: Nemesis, random: Random, name: str) -> None:
 
 
 def tear(nemesis: Nemesis, _: Random, key: str) -> None:
-    """But for the journal: what is left of an entry nobody can tell readers of events."""
-    if "/journal/" not in key:
+    """But for the run's log: what is left of an entry nobody can tell readers of events."""
+    if "/log/" not in key:
         nemesis.world.bucket.tear(key)
 
 

@@ -12,7 +12,8 @@ from unittest.mock import patch
 import services.scheduler.shell.service
 import shared.process.worker_process
 from shared.run.commits import commit_chain
-from shared.run.journal import PhaseChange, read_newest
+from shared.run.log import Log
+from shared.run.log_entries import PhaseChange
 from shared.run.repair import find_damage, mend
 from tests.storm.small import known
 from tests.world.companions import companions_installed
@@ -218,16 +219,19 @@ async def _reason(world: World) -> str | None:
     for service in world.services.values():
         if REPAIR in "".join(service.errors[-1:]) and len(service.errors) > TRIED:
             return service.errors[-1]
-    async for _, entry in read_newest(world.judging, RUN):
-        if isinstance(entry, PhaseChange):
-            return entry.failure if entry.phase == "failed" else None
-    return None
+    changes = await _phase_changes(world)
+    return changes[-1].failure if changes and changes[-1].phase == "failed" else None
 
 
 async def _has_stood(world: World) -> bool:
     """Return whether the run has ever failed."""
-    entries = [entry async for _, entry in read_newest(world.judging, RUN)]
-    return any(isinstance(each, PhaseChange) and each.phase == "failed" for each in entries)
+    return any(each.phase == "failed" for each in await _phase_changes(world))
+
+
+async def _phase_changes(world: World) -> list[PhaseChange]:
+    log = Log.of_run(world.judging, RUN)
+    await log.look()
+    return [each for each in log.entries if isinstance(each, PhaseChange)]
 
 
 async def _repair(world: World) -> None:

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 KINDS = {
-    "commit": "c", "timeline": "t", "dead_letter": "d", "request": "j", "phase": "j", "alarm": "j",
+    "commit": "c", "dead_letter": "l", "settled": "l", "request": "l", "phase": "l", "alarm": "l",
     "evaluation": "e",
 }  # fmt: skip
 """Letter before the number of an event of each name, in the ids of events."""

@@ -59,19 +59,19 @@ def test_a_service_may_say_that_it_cannot_answer_but_not_fail() -> None:
 
 STORED: Stored = {
     "c": {0: {"version": 0}, 1: {"version": 1}, 2: {"version": 2}},
-    "t": {0: {}}, "d": {}, "j": {}, "e": {},
+    "l": {0: {}}, "e": {},
 }  # fmt: skip
 
 
 def read(*events: tuple[int, int, str]) -> list[EventRead]:
     """Events by the numbers in their ids; a commit is of the version that its id says."""
     return [
-        EventRead("bob", 1.0, f"c{commits}.t{timelines}.d0.j0.e0", name, {"version": commits - 1})
-        for commits, timelines, name in events
+        EventRead("bob", 1.0, f"c{commits}.l{entries}.e0", name, {"version": commits - 1})
+        for commits, entries, name in events
     ]
 
 
-WHOLE = ((0, 0, "hello"), (1, 0, "commit"), (1, 1, "timeline"), (2, 1, "commit"), (3, 1, "commit"))
+WHOLE = ((0, 0, "hello"), (1, 0, "commit"), (1, 1, "phase"), (2, 1, "commit"), (3, 1, "commit"))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ WHOLE = ((0, 0, "hello"), (1, 0, "commit"), (1, 1, "timeline"), (2, 1, "commit")
         ((*WHOLE[:2], *WHOLE[1:]), "again"),
         ((*WHOLE[:3], (0, 0, "hello")), "again"),
         ((*WHOLE[:3], *WHOLE[4:]), "was not told c2 before c3"),
-        ((*WHOLE[:2], (2, 1, "commit"), WHOLE[4]), "was not told t1 before c2"),
+        ((*WHOLE[:2], (2, 1, "commit"), WHOLE[4]), "was not told l1 before c2"),
         ((*WHOLE, (4, 1, "commit")), "it is None"),  # the store lost it
         (WHOLE[:4], "was not told c3 never"),
     ],
@@ -98,7 +98,7 @@ def test_an_event_has_the_fields_that_are_stored() -> None:
     events: Any = read(*WHOLE)
     stored = {**STORED, "c": {**STORED["c"], 1: {"version": 1, "weights_digest": "ab"}}}
     [fault] = seen.events_out_of_order(events, stored)
-    assert "c2.t1" in fault
+    assert "c2.l1" in fault
     assert seen.events_out_of_order(read(*WHOLE[:4]), STORED) == []  # it has died, or has time
 
 

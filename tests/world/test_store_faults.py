@@ -13,8 +13,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError
 
 from shared.errors import IntegrityError, Unavailable
-from shared.run.dead_letters import DeadLetter, add_letter
+from shared.run.log import Log
 from shared.store import ObjectStore
+from tests.run_log import letter
 from tests.world import bucket, valkey
 from tests.world.bucket import Bucket, BucketHandle
 from tests.world.valkey import Valkey
@@ -89,13 +90,9 @@ async def test_an_answer_that_is_lost_makes_ones_own_object_that_of_another(
 async def test_a_dead_letter_is_stored_once_though_an_answer_is_lost(handle: BucketHandle) -> None:
     scheduler = handle.bucket.handle("scheduler-0", "scheduler")
     scheduler.breaks = ["close"]
-    letter = DeadLetter(
-        number=1, digest="0" * 64, kind="failed", stream="DG_EVT", subject="dg.digits.evt.x",
-        reason="none", work=None, found=0.0, data="",
-    )  # fmt: skip
-    assert await add_letter(ObjectStore(scheduler), "digits", letter)
-    other = letter.model_copy(update={"reason": "another"})
-    assert not await add_letter(ObjectStore(scheduler), "digits", other)
+    log = Log.of_run(ObjectStore(scheduler), "digits")
+    assert [await log.append(letter(number)) for number in (1, 1, 2)] == [1, 1, 2]
+    assert len(await handle.keys("digits/log")) == 2
 
 
 async def test_what_is_old_wrong_damaged_or_lost(handle: BucketHandle) -> None:

@@ -210,9 +210,9 @@ async def test_readers_of_events_go_on_over_a_restart(
     await asyncio.sleep(1.5)
     for name in kinds:
         told = [each for each in log if isinstance(each, EventRead) and each.client == name]
-        assert [each.id for each in told] == [
-            f"c{number}.t0.d0.j0.e0" for number in (0, 1, 1, 2, 3)
-        ], name
+        assert [each.id for each in told] == [f"c{number}.l0.e0" for number in (0, 1, 1, 2, 3)], (
+            name
+        )
         assert [each.name for each in told] == ["hello", "commit", "hello", "commit", "commit"]
     stored = await observers.stored_events(run.store, RUN)
     assert sorted(stored["c"]) == [0, 1, 2] and events_out_of_order(log, stored, list(kinds)) == []

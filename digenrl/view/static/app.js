@@ -156,7 +156,7 @@ function tickSoon() {
 
 function listen() {
   feed = new EventSource("/v1/events");
-  for (const name of ["commit", "timeline", "dead_letter", "phase", "request", "alarm", "evaluation", "run"]) feed.addEventListener(name, tickSoon);
+  for (const name of ["commit", "dead_letter", "settled", "phase", "request", "alarm", "evaluation", "run"]) feed.addEventListener(name, tickSoon);
 }
 
 // A page that is left stays in the browser's memory for the way back, with its connection: six of them are all that a browser

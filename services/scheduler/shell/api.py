@@ -67,7 +67,7 @@ def _run(scheduler: Scheduler) -> APIRouter:
     @router.get("/v1/run", operation_id="get_run")
     def run() -> models.RunView:
         """State of the run."""
-        if scheduler.state.recovering or not scheduler.dead_letters.are_read:
+        if scheduler.state.recovering or not scheduler.run_log.is_read:
             raise HTTPException(503, "starting: the run is being read", {"retry-after": "1"})
         return views.run_view(scheduler)
 

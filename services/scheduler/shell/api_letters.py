@@ -1,8 +1,8 @@
 """What the HTTP API says of dead letters."""
 
 from services.scheduler.shell.api_models import View, example
-from shared.run.dead_letters import Kind as LetterKind
-from shared.run.dead_letters import LetterOutcome, LetterState, Work
+from shared.run.dead_letters import LetterOutcome, LetterState
+from shared.run.log_entries import LetterKind, Work
 
 A_LETTER = {
     "number": 3, "kind": "failed", "state": "open", "stream": "DG_EVT",
@@ -18,7 +18,7 @@ class DeadLetterView(View):
     model_config = example(**A_LETTER)
 
     number: int
-    """Number of the letter, from 1 on."""
+    """Number of the letter: that of its entry in the run's log."""
     kind: LetterKind
     """unreadable: bytes that are no message. undelivered: work that nobody finished. failed: an
     attempt that a worker gave up. unscored: samples without a score. refused: a message that is
@@ -68,6 +68,7 @@ class Settled(View):
 def letter_view(found: LetterOutcome) -> DeadLetterDetail:
     letter = found.letter
     return DeadLetterDetail(
-        **letter.model_dump(exclude={"digest", "work"}), work=letter.work, state=found.state,
+        **letter.model_dump(include={"number", "kind", "stream", "subject", "reason", "data"}),
+        work=letter.work, found=letter.at, state=found.state,
         num_bytes=len(letter.bytes), outcome=found.text,
     )  # fmt: skip

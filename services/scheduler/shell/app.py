@@ -34,12 +34,12 @@ from services.scheduler.shell.housekeeping import (
     retry,
 )
 from services.scheduler.shell.inbox import Inbox, follow, tick
-from services.scheduler.shell.journal import Journal
 from services.scheduler.shell.lease import Lease
 from services.scheduler.shell.metrics import PublishLag, batch_usage, measure_commit
 from services.scheduler.shell.room_watch import RoomWatch
 from services.scheduler.shell.roster import Roster
 from services.scheduler.shell.run_alarms import RunAlarms
+from services.scheduler.shell.run_log import RunLog
 from services.scheduler.shell.waves import in_waves
 from services.scheduler.sim.staleness import StalenessDecision
 from shared.bus.bus import Bus
@@ -63,6 +63,7 @@ from shared.process.service import Health
 from shared.run.chain import Chain
 from shared.run.commits import CommitRecord, StoredRecord, read_stored
 from shared.run.layout import timeline_key, usage_key
+from shared.run.log import Log
 from shared.run.previews import PreviewRule
 from shared.run.retention import Retention
 from shared.run.versions import Version, VersionIndex
@@ -113,7 +114,7 @@ class Scheduler:
     alarms: RunAlarms = field(default_factory=RunAlarms)
     roster: Roster = field(init=False)
     dead_letters: DeadLetters = field(init=False)
-    journal: Journal = field(init=False)
+    run_log: RunLog = field(init=False)
     _inbox: Inbox = field(default_factory=Inbox)
     _publish_lag: PublishLag = field(default_factory=PublishLag)
     _cleanup: BatchCleanup = field(init=False)
@@ -128,7 +129,7 @@ class Scheduler:
         self.chain = Chain(self.store, self.bus.run)
         self._cleanup = BatchCleanup(self.bus, self.store, self.previews)
         self._upkeep = ChainUpkeep(self.store, self.bus.run, lambda: self.chain)
-        self.journal = Journal(self.store, self.bus.run)
+        self.run_log = RunLog(Log.of_run(self.store, self.bus.run))
         self._begin()
 
     def _begin(self) -> None:
@@ -137,7 +138,7 @@ class Scheduler:
             num_waiting=lambda: self._statuses_waiting(),
         )  # fmt: skip
         self.dead_letters = DeadLetters(
-            self.bus, self.store, self._inbox.put,
+            self.bus, self.run_log, self._inbox.put,
             lambda: progress_of(self.state, self.chain.version),
             # A result may come while the commands of the next state are still being sent.
             lambda event: is_foreign(self.state, event) and is_foreign(self._next, event),
@@ -180,8 +181,8 @@ class Scheduler:
             if self.goal is not None and self.state.goal_reached_by is None:
                 tasks.create_task(self.goal.watch(self._inbox.put))
             for work in (
-                self.journal.write(), self.dead_letters.follow(),
-                self.dead_letters.keep(), self.roster.watch(), self._cleanup.run(self.chain.newest),
+                self.run_log.write(), self.dead_letters.follow(), self.roster.watch(),
+                self._cleanup.run(self.chain.newest),
                 self._upkeep.store_segments(), self._upkeep.copy_records(),
                 self._version_cleanup().look_for_ever(), tick(self._inbox),
                 collect_when_calm(lambda: self._inbox.is_empty), self._handle(),
@@ -192,7 +193,7 @@ class Scheduler:
         return StreamWatch(
             self.bus, self.health, lambda: self._cleanup.make_room(self.chain.version),
             lambda: 0.0 if self.lease is None else self.lease.seconds_unrenewed,
-            self.journal.alarm, lambda: room.reasons,
+            self.run_log.alarm, lambda: room.reasons,
             lambda: self.alarms.look(
                 self.plan, self.state, [each.status for each in self.roster.seen.values()],
                 self.chain.recent, time.monotonic(),
@@ -214,7 +215,6 @@ class Scheduler:
 
     async def _recover(self, before: State | None) -> dict[str, int]:
         """Read what is stored; returns the number of the last message read, by stream."""
-        self.dead_letters.are_read = False
         self.chain = await self._read_chain()
         await retry(lambda: self.index.rebuild(self.chain.recent))
         if self.goal is not None and (found := await self.goal.look()) is not None:
@@ -324,7 +324,7 @@ class Scheduler:
             log.warning("worker_not_asked", name=worker.name, reason=worker.excluded)
         self.state = state  # last: events whose commands could not be sent are as if never seen
         if not state.recovering:
-            self.journal.changed(state.phase, state.failure)
+            self.run_log.change_phase(state.phase, state.failure)
 
     def _meter(self, now: float, *, is_exact: bool) -> None:
         """Add up what devices do; of many, not at every event."""

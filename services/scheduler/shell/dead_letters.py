@@ -1,4 +1,4 @@
-"""Keeps the run's dead letters: finds them in the streams, stores them, and settles them.
+"""Finds the run's dead letters in the streams, appends them to the run's log, and settles them.
 
 A letter is found in DG_DLQ, where workers put what they cannot read and where NATS says what was
 delivered too often; among events, where workers say which attempts have failed; and by the
@@ -6,12 +6,11 @@ scheduler itself. What it means for the run is applied at once, without anybody'
 is stored beside that.
 """
 
-import asyncio
+import base64
 import json
 import re
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ import structlog
 from services.scheduler.core.inputs import MachineInput
 from services.scheduler.core.state import State
 from services.scheduler.shell.housekeeping import retry
+from services.scheduler.shell.run_log import RunLog
 from shared.bus.bus import Bus
 from shared.bus.reader import ReceivedMessage
 from shared.messages.codec import encode
@@ -39,23 +39,9 @@ from shared.messages.subjects import (
     is_unscored,
     message_subject,
 )
-from shared.run.dead_letters import (
-    MAX_LETTERS,
-    DeadLetter,
-    Kind,
-    LetterOutcomes,
-    RunProgress,
-    Settled,
-    Settlement,
-    Work,
-    add_letter,
-    digest_of,
-    encoded,
-    read_letters,
-    settle,
-)
-from shared.store import ObjectStore
-from shared.telemetry import DEAD_LETTERS, DEAD_LETTERS_FOUND, DLQ_MESSAGES
+from shared.run.dead_letters import LetterOutcome, RunProgress, Wanted, digest_of
+from shared.run.log_entries import DeadLetter, LetterKind, Settled, Settlement, Work
+from shared.telemetry import DEAD_LETTERS, DLQ_MESSAGES
 
 STREAM_NAMES = frozenset(stream.name for stream in STREAMS)
 COUNT = re.compile(r"[0-9]{1,9}\Z", re.ASCII)
@@ -64,6 +50,8 @@ TOO_OFTEN = "it was delivered several times and never finished"
 NO_MESSAGE = "its message cannot be decoded, or is of another kind"
 MAX_REASON = 4000
 MAX_SUBJECT = 300
+MAX_DATA = 64 * 1024
+"""Bytes of a message that a letter has."""
 
 log = structlog.get_logger()
 
@@ -71,7 +59,7 @@ log = structlog.get_logger()
 class Found(NamedTuple):
     """What a letter will say."""
 
-    kind: Kind
+    kind: LetterKind
     stream: str
     subject: str
     reason: str
@@ -87,29 +75,32 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class DeadLetters:
-    """Finds and stores the letters of the run, and settles them."""
+    """Finds the dead letters of the run, and settles them."""
 
     _bus: Bus
-    _store: ObjectStore
+    _log: RunLog
     _put: Callable[[MachineInput], None]
-    progress: Callable[[], RunProgress]
+    _progress: Callable[[], RunProgress]
     """Returns how far the run is."""
     _is_foreign: Callable[[object], bool]
     """Returns True if a worker sent a result for work that the scheduler did not give it."""
     num_quarantined: int = 0
-    are_read: bool = True
-    """Whether the stored letters have been read."""
-    kept: LetterOutcomes = field(default_factory=LetterOutcomes)
-    _known: set[str] = field(default_factory=set)
-    """Digests of the letters."""
-    _found: "asyncio.Queue[Found]" = field(default_factory=asyncio.Queue)
 
     @property
     def num_open(self) -> int:
-        return self.kept.num_open(self.progress())
+        return self._log.letters.num_open(self._progress())
+
+    def outcome(self, letter: DeadLetter) -> LetterOutcome:
+        """Return what a letter is now."""
+        return self._log.letters.outcome(letter, self._progress())
+
+    def newest_first(self, wanted: Wanted, before: int | None) -> Iterator[LetterOutcome]:
+        """Yield the letters in a state, those with numbers below ``before``."""
+        return self._log.letters.newest_first(self._progress(), wanted, before)
 
     async def follow(self) -> None:
         """Follow the stream of dead letters for ever."""
+        DEAD_LETTERS.set_function(lambda: self.num_open)
         async for received in self._bus.follow(DLQ):
             if not received.subject.startswith("$JS") and not is_unscored(received.subject):
                 self.num_quarantined += 1
@@ -120,7 +111,7 @@ class DeadLetters:
             failure = failure_of(found)
             if failure is not None:
                 self._put(failure)
-            self._found.put_nowait(found)
+            self._keep(found)
 
     def note(self, message: object) -> None:
         """Keep the failure of an attempt that its sender was given, if the message reports one."""
@@ -141,50 +132,27 @@ class DeadLetters:
         self._keep_event("refused", message, reason)
 
     def _keep_event(
-        self, kind: Kind, message: Message, reason: str, work: Work | None = None
+        self, kind: LetterKind, message: Message, reason: str, work: Work | None = None
     ) -> None:
         subject = message_subject(self._bus.run, message)
-        self._found.put_nowait(Found(kind, EVT.name, subject, reason, encode(message), work))
+        self._keep(Found(kind, EVT.name, subject, reason, encode(message), work))
 
-    async def keep(self) -> None:
-        """Store letters for ever, each once; first read those that are stored."""
-        self.kept = await retry(partial(read_letters, self._store, self._bus.run))
-        self._known = {letter.digest for letter in self.kept.letters.values()}
-        self.are_read = True
-        DEAD_LETTERS.set_function(lambda: self.num_open)
-        while True:
-            found = await self._found.get()
-            if found.digest in self._known:
-                continue
-            self._known.add(found.digest)
-            if len(self.kept.letters) >= MAX_LETTERS:
-                log.error("dead_letter_not_kept", subject=found.subject, reason=found.reason)
-                continue
-            await self._add(found)
+    def _keep(self, found: Found) -> None:
+        letter = DeadLetter(
+            digest=found.digest, kind=found.kind, stream=found.stream, subject=found.subject,
+            reason=found.reason[:MAX_REASON], work=found.work,
+            data=base64.b64encode(found.data[:MAX_DATA]).decode(),
+        )  # fmt: skip
+        self._log.put(letter)
 
-    async def _add(self, found: Found) -> None:
-        number, is_stored = max(self.kept.letters, default=0), False
-        while not is_stored:  # another scheduler's letter has the number
-            number += 1
-            letter = DeadLetter(
-                number=number, digest=found.digest, kind=found.kind, stream=found.stream,
-                subject=found.subject, reason=found.reason[:MAX_REASON], work=found.work,
-                found=time.time(), data=encoded(found.data),
-            )  # fmt: skip
-            is_stored = await retry(partial(add_letter, self._store, self._bus.run, letter))
-        self.kept.add(letter)
-        DEAD_LETTERS_FOUND.inc()
-        log.warning("dead_letter", number=number, kind=found.kind, reason=found.reason[:200])
-
-    async def settle(self, number: int, how: Settlement, by: str, note: str) -> None:
-        """Store for good what was done about a letter; a second time changes nothing.
+    async def settle(self, numbers: Sequence[int], how: Settlement, by: str, note: str) -> None:
+        """Store what was done about letters; a second time changes nothing.
 
         Raises:
             Unavailable: if the store does not answer.
         """
-        settled = Settled(by=by, at=time.time(), note=note)
-        await settle(self._store, self._bus.run, number, how, settled)
-        self.kept.settle(number, how)
+        settled = Settled(letters=tuple(numbers), how=how, by=by, note=note)
+        await self._log.append(settled)
 
 
 def progress_of(state: State, committed: int) -> RunProgress:
@@ -205,7 +173,7 @@ async def letter_of(bus: Bus, received: ReceivedMessage) -> Found | None:
     if not received.subject.startswith("$JS"):
         stream, sequence = received.subject.split(".")[-2:]
         reason = str((received.headers or {}).get("dg-reason") or NO_MESSAGE)
-        kind: Kind = "unreadable"
+        kind: LetterKind = "unreadable"
     else:
         try:
             advisory = json.loads(received.data)

@@ -15,7 +15,8 @@ from shared.messages.contracts import GroupRequest, Message, OperatorRequest
 from shared.messages.subjects import EVT, message_subject
 from shared.process.http_access import CALLER, Caller
 from shared.process.http_api import errors
-from shared.run.dead_letters import DeadLetter, Settlement, Wanted, Work
+from shared.run.dead_letters import Wanted
+from shared.run.log_entries import DeadLetter, Settlement, Work
 
 Number = Annotated[int, Path(ge=1, lt=2**31, description="number of the letter")]
 
@@ -34,15 +35,13 @@ def dead_letters(scheduler: Scheduler, store_s: float) -> APIRouter:
     ) -> list[models.DeadLetterView]:
         """Messages that nobody could use and attempts that failed, newest first."""
         _check_read(scheduler)
-        letters = scheduler.dead_letters
-        found = letters.kept.newest_first(letters.progress(), state, before)
+        found = scheduler.dead_letters.newest_first(state, before)
         return [models.letter_view(each) for each in islice(found, limit)]
 
     @router.get("/v1/dead-letters/{number}", operation_id="get_dead_letter", responses=errors(404))
     def letter(number: Number) -> models.DeadLetterDetail:
         """One dead letter with its bytes."""
-        found, letters = _letter(scheduler, number), scheduler.dead_letters
-        return models.letter_view(letters.kept.outcome(found, letters.progress()))
+        return models.letter_view(scheduler.dead_letters.outcome(_letter(scheduler, number)))
 
     _add_settlements(router, scheduler, store_s)
     return router
@@ -73,10 +72,10 @@ async def settled(scheduler: Scheduler, number: int, how: Settlement, by: str) -
     Raises:
         HTTPException: if there is no such letter, or nothing would follow.
     """
-    letters, letter = scheduler.dead_letters, _letter(scheduler, number)
+    letters, letter = scheduler.run_log.letters, _letter(scheduler, number)
     if how == "retried":
-        letter = letters.kept.letters[letters.kept.newest(letter)]
-    number, state = letter.number, letters.kept.settled.get(letter.number)
+        letter = letters.letters[letters.newest(letter)]
+    number, state = letter.number, letters.settled.get(letter.number)
     if state == how:
         return models.Settled(
             number=number, state=state, note=f"letter {number} was {state} before"
@@ -84,10 +83,8 @@ async def settled(scheduler: Scheduler, number: int, how: Settlement, by: str) -
     if state == "dropped":
         raise HTTPException(409, f"letter {number} was dropped; it is not retried any more")
     note = "nobody needs it any more" if how == "dropped" else await _retry(scheduler, letter)
-    await letters.settle(number, how, by, note)
-    if how == "retried":
-        for each in letters.kept.open_of_group(letter):
-            await letters.settle(each, how, by, f"with letter {number}")
+    same = letters.open_of_group(letter) if how == "retried" else []
+    await scheduler.dead_letters.settle(sorted({number, *same}), how, by, note)
     return models.Settled(number=number, state=how, note=note)
 
 
@@ -119,8 +116,7 @@ async def _retry_group(scheduler: Scheduler, letter: DeadLetter, work: Work) -> 
     Raises:
         HTTPException: if nobody needs it any more.
     """
-    phase, letters = scheduler.state.phase, scheduler.dead_letters
-    found = letters.kept.outcome(letter, letters.progress())
+    phase, found = scheduler.state.phase, scheduler.dead_letters.outcome(letter)
     if found.state == "over":
         raise HTTPException(409, f"nothing is left to do: {found.text}")
     if phase == "failed":
@@ -134,13 +130,13 @@ async def _retry_group(scheduler: Scheduler, letter: DeadLetter, work: Work) -> 
 
 
 def _check_read(scheduler: Scheduler) -> None:
-    if scheduler.state.recovering or not scheduler.dead_letters.are_read:
+    if scheduler.state.recovering or not scheduler.run_log.is_read:
         raise HTTPException(503, "starting: the letters are being read", {"retry-after": "1"})
 
 
 def _letter(scheduler: Scheduler, number: int) -> DeadLetter:
     _check_read(scheduler)
-    found = scheduler.dead_letters.kept.letters.get(number)
+    found = scheduler.run_log.letters.letters.get(number)
     if found is None:
         raise HTTPException(404, f"there is no dead letter {number}")
     return found

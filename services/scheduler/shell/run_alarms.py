@@ -8,7 +8,7 @@ from services.scheduler.core.waiting import is_exchange_late, standstill
 from shared.learning.metrics import nothing_trained
 from shared.messages.workers import WorkerStatus
 from shared.run.chain import CommitSummary
-from shared.run.journal import NOBODY_WORKS
+from shared.run.log_entries import NOBODY_WORKS
 
 IDLE_ACTIVITIES = "waiting_for", "refused", "stopping"
 """Beginnings of the activities in which a device does not work."""

@@ -33,8 +33,8 @@ from shared.process.settings import ServiceSettings
 from shared.process.store_check import PROBE, check_store
 from shared.process.worker_process import one_user_error
 from shared.recipe.recipe import Recipe
-from shared.run.journal import Request
 from shared.run.layout import file_key
+from shared.run.log_entries import Request
 from shared.run.previews import PreviewRule
 from shared.run.retention import retention_from
 from shared.run.run_recipe import check_recipe, prompt_order, store_images
@@ -123,13 +123,13 @@ async def run(settings: ServiceSettings, recipe: Recipe, *, beside: Path) -> Non
 
 
 async def _keep_request(scheduler: Scheduler, said: AuditedChange) -> None:
-    """Put a request that changes something into the run's journal."""
+    """Append a request that changes something to the run's log."""
     caller = said.caller
     request = Request(
         caller=caller.name, role=caller.role, on_behalf=said.on_behalf, operation=said.operation,
         client=said.client, status=said.status,
     )  # fmt: skip
-    await scheduler.journal.asked(request)
+    await scheduler.run_log.request(request)
 
 
 @asynccontextmanager

@@ -43,14 +43,14 @@ def test_a_scheduler_that_has_not_read_the_run_tells_nothing_of_it(
     client: TestClient, scheduler: Scheduler
 ) -> None:
     """After every start and takeover it told step 0, then the phase "waiting" and no letters."""
-    letters, scheduler.state = scheduler.dead_letters, replace(scheduler.state, recovering=True)
-    letters.are_read = False
+    log, scheduler.state = scheduler.run_log, replace(scheduler.state, recovering=True)
+    log.is_read = False
     for path in ("/v1/run", "/v1/dead-letters", "/v1/dead-letters/1"):
         answer = client.get(path)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     scheduler.state = replace(scheduler.state, recovering=False)
     assert client.get("/v1/run").status_code == 503
-    letters.are_read = True
+    log.is_read = True
     assert client.get("/v1/run").json()["step"] == 1
     assert client.get("/v1/dead-letters").json() == []
 

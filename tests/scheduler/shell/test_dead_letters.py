@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.dead_letters import DeadLetters, Found, failure_of, letter_of
+from services.scheduler.shell.run_log import RunLog
 from shared.bus.bus import Bus
 from shared.bus.reader import ReceivedMessage
 from shared.errors import Unavailable
@@ -21,9 +22,9 @@ from shared.messages.contracts import (
     OperatorRequest,
 )
 from shared.messages.subjects import event_subject, unscored_subject
-from shared.run.dead_letters import RunProgress, Settled, Work, read_letters, settle
-from shared.run.layout import dead_letters_folder
-from shared.store import ObjectStore
+from shared.run.dead_letters import RunProgress
+from shared.run.log import Log
+from shared.run.log_entries import Work
 from tests import examples
 from tests.scheduler.shell.served import Outbox
 
@@ -36,24 +37,27 @@ def failed(batch: int = 1, attempt: int = 0, reason: str = "no pixels") -> Fragm
     return FragmentFailed(slot=slot, stage="reward", reason=reason, worker=None)
 
 
-def keep(letters: DeadLetters, number: int) -> None:
+def keep(log: RunLog, number: int) -> None:
     """Store what was found, until there are so many letters."""
 
     async def run() -> None:
-        keeping = asyncio.create_task(letters.keep())
+        writing = asyncio.create_task(log.write())
         async with asyncio.timeout(10):
-            while len(letters.kept.letters) < number or not letters._found.empty():  # noqa: ASYNC110
+            while len(log.letters.letters) < number or not log._waiting.empty():  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
 
     asyncio.run(run())
 
 
-def letters_of(scheduler: Scheduler) -> DeadLetters:
-    return DeadLetters(
-        scheduler.bus, scheduler.store, lambda _: None, lambda: RunProgress(0), lambda _: False
+def another(scheduler: Scheduler) -> tuple[DeadLetters, RunLog]:
+    """Return what another scheduler of the run has."""
+    log = RunLog(Log.of_run(scheduler.store, "test"))
+    letters = DeadLetters(
+        scheduler.bus, log, lambda _: None, lambda: RunProgress(0), lambda _: False
     )
+    return letters, log
 
 
 @pytest.fixture
@@ -62,34 +66,33 @@ def three(scheduler: Scheduler) -> Scheduler:
     committed."""
     for each in (failed(), failed(attempt=1), GroupFailed(batch=0, group=0, attempt=0, reason="x")):
         scheduler.dead_letters.note(each)
-    keep(scheduler.dead_letters, 3)
+    keep(scheduler.run_log, 3)
     return scheduler
 
 
 def test_the_same_failure_is_one_letter_also_for_the_next_scheduler(scheduler: Scheduler) -> None:
-    first, second = letters_of(scheduler), letters_of(scheduler)
+    (first, first_log), (second, second_log) = another(scheduler), another(scheduler)
     first.note(failed())
     first.note(failed())
     first.note(failed(attempt=1))
     first.note(examples.published(1))  # no failure
-    keep(first, 2)
+    keep(first_log, 2)
     second.note(failed(attempt=1))
     second.note(failed(attempt=2))
-    keep(second, 3)
-    stored = asyncio.run(read_letters(scheduler.store, "test"))
-    assert stored == second.kept and [*stored.letters] == [1, 2, 3]
+    keep(second_log, 3)
+    stored = second_log.letters
+    assert [*stored.letters] == [1, 2, 3]
     assert [each.work.attempt for each in stored.letters.values() if each.work] == [0, 1, 2]
 
 
 def test_a_number_that_another_scheduler_took_meanwhile_is_left_to_it(scheduler: Scheduler) -> None:
-    mine, others = letters_of(scheduler), letters_of(scheduler)
-    keep(mine, 0)
+    (mine, my_log), (others, others_log) = another(scheduler), another(scheduler)
+    keep(my_log, 0)
     others.note(failed(reason="by another"))
-    keep(others, 1)
+    keep(others_log, 1)
     mine.note(failed())
-    asyncio.run(mine._add(mine._found.get_nowait()))
-    stored = asyncio.run(read_letters(scheduler.store, "test"))
-    reasons = [each.reason for each in stored.letters.values()]
+    keep(my_log, 2)
+    reasons = [each.reason for each in my_log.letters.letters.values()]
     assert reasons == ["reward: by another", "reward: no pixels"]
 
 
@@ -140,9 +143,9 @@ def test_dropping_is_durable_and_twice_the_same_as_once(
     everything = client.get("/v1/dead-letters?state=all").json()
     assert [each["state"] for each in everything] == ["over", "dropped", "over"]
     assert client.post("/v1/dead-letters/2/retry").status_code == 409
-    again = letters_of(three)
+    _, again = another(three)
     keep(again, 3)
-    assert again.kept.settled == {2: "dropped"}
+    assert again.letters.settled == {2: "dropped"}
 
 
 def test_a_retry_resumes_a_run_that_has_failed_once(three: Scheduler, client: TestClient) -> None:
@@ -178,10 +181,10 @@ def test_what_could_not_be_scored_is_done_again_until_its_group_is_trained(
     for number, sent in enumerate((False, True)):
         work = Work(batch=batch.index, group=number, first_sample=0)
         found = Found("unscored", "DG_DLQ", f"s{number}", "no text", b"{}", work)
-        scheduler.dead_letters._found.put_nowait(found)
+        scheduler.dead_letters._keep(found)
         group = replace(batch.groups[number], sent=sent)
         scheduler.state = scheduler.state.with_group(work.batch, number, group)
-    keep(scheduler.dead_letters, 2)
+    keep(scheduler.run_log, 2)
     assert [
         (each["outcome"], each["state"]) for each in client.get("/v1/dead-letters?state=all").json()
     ] == [(GIVEN, "over"), ("", "open")]
@@ -197,7 +200,7 @@ def test_what_is_not_true_is_kept_and_never_sent_again(
 ) -> None:
     forged = examples.published(1 << 40, worker="nobody")
     scheduler.dead_letters.refuse(forged, "there is no such commit record")
-    keep(scheduler.dead_letters, 1)
+    keep(scheduler.run_log, 1)
     assert client.get("/v1/dead-letters").json()[0]["kind"] == "refused"
     assert client.post("/v1/dead-letters/1/retry").status_code == 409
 
@@ -265,17 +268,17 @@ def test_bytes_that_have_become_a_message_are_sent_again_under_their_subject_alo
         received = ReceivedMessage(None, "dg.test.quarantine.DG_EVT.7", encode(request), {})
         found = asyncio.run(letter_of(bus, received))
         assert found is not None
-        scheduler.dead_letters._found.put_nowait(found)
-    keep(scheduler.dead_letters, 2)
+        scheduler.dead_letters._keep(found)
+    keep(scheduler.run_log, 2)
     assert client.post("/v1/dead-letters/1/retry").json()["note"] == "it was sent again"
     assert client.post("/v1/dead-letters/2/retry").status_code == 409
     assert cast(Outbox, scheduler.bus).published == [request]
 
 
-def test_a_damaged_letter_is_left_out(three: Scheduler) -> None:
-    store = three.store
-    key = f"{dead_letters_folder('test')}/00000002.json"
-    asyncio.run(store.write(key, b"{"))
-    asyncio.run(settle(store, "test", 1, "retried", Settled(by="a", at=0.0)))
-    stored = asyncio.run(read_letters(ObjectStore(store.backend), "test"))
-    assert [*stored.letters] == [1, 3] and stored.settled == {1: "retried"}
+def test_a_damaged_letter_is_left_out(three: Scheduler, client: TestClient) -> None:
+    log = Log.of_run(three.store, "test")
+    client.post("/v1/dead-letters/2/drop")
+    asyncio.run(three.store.write(log.key(1), b"{"))
+    _, again = another(three)
+    keep(again, 2)
+    assert [*again.letters.letters] == [2, 3] and again.letters.settled == {2: "dropped"}

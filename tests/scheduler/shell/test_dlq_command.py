@@ -1,6 +1,7 @@
 """`digenrl dlq` over a scheduler's API, and over the store of a run that is not in progress."""
 
 import asyncio
+import base64
 import json
 import time
 from collections.abc import Iterator
@@ -26,29 +27,23 @@ from services.scheduler.shell.app import Scheduler
 from shared.errors import UserError
 from shared.messages.codec import encode
 from shared.messages.contracts import FragmentFailed, FragmentSlot
-from shared.run.dead_letters import (
-    DeadLetter,
-    Kind,
-    LetterOutcomes,
-    RunProgress,
-    Work,
-    add_letter,
-    encoded,
-)
+from shared.run.dead_letters import LetterOutcomes, RunProgress
+from shared.run.log_entries import DeadLetter, LetterKind, Settled, Work
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests.follow.runs import Run
+from tests.run_log import append, letter, outcomes
 
 
 def store_letters(folder: Path, number: int) -> None:
-    store = ObjectStore(FolderBackend(folder))
-    for each in range(1, number + 1):
-        letter = DeadLetter(
-            number=each, digest=f"{each:064d}", kind="failed", stream="DG_EVT",
-            subject="dg.test.evt.fragment_failed", reason="reward: no pixels",
-            work=Work(batch=0, group=each, first_sample=2), found=0.0, data=encoded(b"\xc1bytes"),
-        )  # fmt: skip
-        assert asyncio.run(add_letter(store, "test", letter))
+    letters = [
+        letter(
+            each, reason="reward: no pixels", at=0.0, data=base64.b64encode(b"\xc1bytes").decode(),
+            work=Work(batch=0, group=each, first_sample=2),
+        )
+        for each in range(1, number + 1)
+    ]  # fmt: skip
+    asyncio.run(append(ObjectStore(FolderBackend(folder)), "test", *letters))
 
 
 def dlq(*arguments: str) -> Result:
@@ -97,10 +92,10 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
     store_letters(tmp_path, 5)
 
     async def read() -> None:
-        keeping = asyncio.create_task(scheduler.dead_letters.keep())
-        while not scheduler.dead_letters.kept.letters:  # noqa: ASYNC110
+        writing = asyncio.create_task(scheduler.run_log.write())
+        while not scheduler.run_log.letters.letters:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        keeping.cancel()
+        writing.cancel()
 
     asyncio.run(read())
 
@@ -127,19 +122,14 @@ def test_letters_of_a_run_in_progress_are_asked_of_its_scheduler(
 CAUSE = "mine: ValueError: no template (slow_reward.py, line 7)"
 
 
-def about(number: int, batch: int, attempt: int = 0, kind: Kind = "failed") -> DeadLetter:
-    return DeadLetter(
-        number=number, digest=f"{number:064d}", kind=kind, stream="DG_EVT", subject="s", data="",
-        reason=CAUSE if kind == "unscored" else f"reward: {CAUSE}", found=0.0,
-        work=Work(batch=batch, group=0, first_sample=4, attempt=attempt),
-    )  # fmt: skip
+def about(number: int, batch: int, attempt: int = 0, kind: LetterKind = "failed") -> DeadLetter:
+    work = Work(batch=batch, group=0, first_sample=4, attempt=attempt)
+    reason = CAUSE if kind == "unscored" else f"reward: {CAUSE}"
+    return letter(number, kind=kind, reason=reason, work=work, at=0.0)
 
 
-def kept(*letters: DeadLetter) -> LetterOutcomes:
-    found = LetterOutcomes()
-    for each in letters:
-        found.add(each)
-    return found
+def retried(number: int) -> Settled:
+    return Settled(letters=(number,), how="retried", by="ann")
 
 
 def shown(letters: LetterOutcomes, phase: str, committed: int = 3) -> list[Letter]:
@@ -154,58 +144,60 @@ def advised(letters: LetterOutcomes, phase: str) -> list[str]:
 def test_advice_names_the_commands_and_what_to_fix_first() -> None:
     done, under_way = about(1, 2), about(2, 3)
     fix = "first fix what makes slow_reward.py line 7 fail. "
-    steps, first = advised(kept(done, under_way), "running")
+    steps, first = advised(outcomes(done, under_way), "running")
     assert steps == (
         "to fix what fails, and retry it: `digenrl pause demo --at-failure`, then `digenrl dlq "
         "retry demo --all --resume`"
     )
     assert first.startswith(fix)
-    assert advised(kept(done), "running") == [], "it fails no more"
-    now = done.model_copy(update={"found": time.time()})
-    assert advised(kept(now), "running") == [steps]
-    first, retry = advised(kept(done, under_way), "paused")
+    assert advised(outcomes(done), "running") == [], "it fails no more"
+    now = done.model_copy(update={"at": time.time()})
+    assert advised(outcomes(now), "running") == [steps]
+    first, retry = advised(outcomes(done, under_way), "paused")
     assert first.startswith(fix)
     assert retry == "once it is fixed: `digenrl dlq retry demo --all --resume`"
-    assert advised(kept(under_way), "failed")[1] == retry.replace(" --resume", "")
-    [again] = advised(kept(done), "paused")
+    assert advised(outcomes(under_way), "failed")[1] == retry.replace(" --resume", "")
+    [again] = advised(outcomes(done), "paused")
     assert again.endswith("`digenrl pause demo --at-failure`, then `digenrl resume demo`")
     refused = under_way.model_copy(update={"work": None, "kind": "refused"})
-    assert advised(kept(refused), "running")[0].endswith("`digenrl dlq drop demo --all`")
-    assert advised(kept(done), "") == []
+    assert advised(outcomes(refused), "running")[0].endswith("`digenrl dlq drop demo --all`")
+    assert advised(outcomes(done), "") == []
 
 
 def test_the_newest_letter_of_a_piece_of_work_decides_for_all_of_it() -> None:
-    letters = kept(about(1, 3), about(2, 3, 1, kind="unscored"), about(3, 4))
+    letters = outcomes(about(1, 3), about(2, 3, 1, kind="unscored"), about(3, 4))
     states = [(each["state"], each["outcome"]) for each in shown(letters, "running")]
     assert states == [
         ("open", "it is tried again by itself"), ("open", ""), ("over", "see letter 2"),
     ]  # fmt: skip
     assert [each["number"] for each in shown(letters, "paused") if is_useful(each)] == [3, 2]
-    letters.settle(1, "retried")
-    oldest = shown(letters, "running", committed=4)[2]
+    letters = outcomes(about(1, 3), about(2, 3, 1, kind="unscored"), retried(1))
+    oldest = shown(letters, "running", committed=4)[1]
     assert (oldest["state"], oldest["outcome"]) == ("retried", "failed again: see letter 2")
     assert line(oldest).endswith("line 7) [failed again: see letter 2]")
 
 
 def test_what_was_retried_is_done_once_its_batch_is_committed() -> None:
-    letters = kept(about(4, 3), about(5, 2, kind="unscored"))
-    letters.settle(4, "retried")
-    unscored, retried = shown(letters, "running")
-    assert retried["outcome"] == "being done again"
+    letters = outcomes(about(4, 3), about(5, 2, kind="unscored"), retried(4))
+    unscored, again = shown(letters, "running")
+    assert again["outcome"] == "being done again"
     assert unscored["outcome"] == "batch 2 was trained without these samples"
-    [_, retried] = shown(letters, "running", committed=4)
-    assert retried["outcome"] == "done since: batch 3 is committed"
+    [_, again] = shown(letters, "running", committed=4)
+    assert again["outcome"] == "done since: batch 3 is committed"
 
 
 def test_letters_of_one_cause_are_one_reason_whoever_gave_up() -> None:
-    found = shown(kept(about(1, 3), about(2, 2, kind="unscored"), about(3, 3, 1)), "paused")
+    found = shown(outcomes(about(1, 3), about(2, 2, kind="unscored"), about(3, 3, 1)), "paused")
     assert reasons(found) == [f"     3  newest 3: in scorer {CAUSE}"]
 
 
 def test_a_letter_shows_its_message() -> None:
     slot = FragmentSlot(batch=3, group=0, first_sample=4, attempt=0)
     message = encode(FragmentFailed(slot=slot, stage="reward", reason=CAUSE, worker=None))
-    [found] = shown(kept(about(1, 3).model_copy(update={"data": encoded(message)})), "paused")
+    [found] = shown(
+        outcomes(about(1, 3).model_copy(update={"data": base64.b64encode(message).decode()})),
+        "paused",
+    )
     lines = detail(found)
     assert "work: step 4 (batch 3), group 0, from sample 4 on" in lines
     assert "kind: attempt failed" in lines

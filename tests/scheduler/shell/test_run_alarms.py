@@ -7,11 +7,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from services.scheduler.shell.app import Scheduler
-from services.scheduler.shell.journal import Journal
 from services.scheduler.shell.run_alarms import RunAlarms
+from services.scheduler.shell.run_log import RunLog
 from shared.messages.fluid import TrainPiece
 from shared.messages.workers import Activity, WorkerStatus
-from shared.run.journal import Alarm, read_entry
+from shared.run.log import Log
+from shared.run.log_entries import Alarm
 from shared.store import ObjectStore
 from shared.store.folder import FolderBackend
 from tests import examples
@@ -77,7 +78,7 @@ def test_workers_that_come_and_go_put_no_alarm_off() -> None:
     assert found["nobody_works"]
 
 
-def test_the_api_and_the_journal_have_what_an_alarm_says(
+def test_the_api_and_the_log_have_what_an_alarm_says(
     scheduler: Scheduler, client: TestClient, tmp_path: Path
 ) -> None:
     state, recent = scheduler.state, scheduler.chain.recent
@@ -87,15 +88,15 @@ def test_the_api_and_the_journal_have_what_an_alarm_says(
     assert reason.startswith("no device has worked for 12 s, and batch 1 is open. It waits for ")
 
     async def noted() -> object:
-        store = ObjectStore(FolderBackend(tmp_path / "journal"))
-        journal = Journal(store, "test")
-        writing = asyncio.create_task(journal.write())
-        while await read_entry(store, "test", 1) is None:
+        log = Log.of_run(ObjectStore(FolderBackend(tmp_path / "log")), "test")
+        run_log = RunLog(log)
+        writing = asyncio.create_task(run_log.write())
+        while not log.numbered:
             await asyncio.sleep(0.01)
             for what in reasons:
-                journal.alarm(what, reasons[what])
+                run_log.alarm(what, reasons[what])
         writing.cancel()
-        return await read_entry(store, "test", 1)
+        return log.numbered[0]
 
     found = asyncio.run(noted())
     assert isinstance(found, Alarm)

@@ -15,12 +15,11 @@ from shared.messages.contracts import ObjectRef
 from shared.run.chain import read_chain
 from shared.run.commits import commit, commit_chain, newest_commit, record_digest
 from shared.run.copies import create_kept, keep_copy, read_kept, write_kept
-from shared.run.dead_letters import read_letters
 from shared.run.epochs import newest_epoch
 from shared.run.evaluations import GoldFigures
 from shared.run.files import LibrariesRecord, read_records
-from shared.run.journal import newest_number
 from shared.run.layout import commit_key, copy_key, measured_versions, numbers_in, weights_folder
+from shared.run.log import Log
 from shared.run.repair import find_damage, mend
 from shared.store import ObjectStore
 from shared.store.backend import StoredObject
@@ -112,9 +111,9 @@ async def test_what_was_deleted_since_it_was_listed_is_no_damage(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = await store.put(f"{RUN}/batches/00000001", b"made", suffix=".x")
-    await store.write(f"{RUN}/journal/00000001.json", b"{")
+    await store.write(f"{RUN}/log/00000001.json", b"{")
     entries = await store.entries(RUN)
-    await store.delete([made.key, f"{RUN}/journal/00000001.json"])
+    await store.delete([made.key, f"{RUN}/log/00000001.json"])
 
     async def listed(self: ObjectStore, prefix: str) -> list[StoredObject]:
         return entries
@@ -126,8 +125,8 @@ async def test_what_was_deleted_since_it_was_listed_is_no_damage(
 RECORDS = (
     "recipe.json", "files/model.folder.json",
     "files/libraries.reward.0123456789abcdef.json", "chain/00000000.json",
-    f"conditions/by/{'0' * 64}.json", "dead/00000001.json",
-    "dead/00000001.dropped.json", "journal/00000001.json",
+    f"conditions/by/{'0' * 64}.json", "log/00000001.json",
+    "evaluations/log/00000001.json",
 )  # fmt: skip
 
 
@@ -157,8 +156,8 @@ async def test_a_damaged_byte_of_a_record_with_a_copy_changes_nothing_and_is_put
 FOREIGN = (
     "commits/files/00000099.json", "commits/00000099", "commits/recipe.json", "commits/x.json",
     "commits/000000099.json", "commits/batches/00000001.json", "copies/00000001/files/{}.z",
-    "copies/files/{}.z", "epochs/files/00000099.json", "epochs/x", "journal/files/00000001.json",
-    "journal/x.json", "dead/x.json", "dead/files/00000009.json", "dead/00000001.x.json",
+    "copies/files/{}.z", "epochs/files/00000099.json", "epochs/x", "log/files/00000001.json",
+    "log/x.json", "log/00000001.x.json", "evaluations/log/x.json",
     "usage/x.json", "usage/files/00000001.json",
     "batches/x/{}", "batches/files/00000001/{}", "previews/x/1.2.3", "previews/00000001/x",
     "evaluations/a/b/records/00000001.json", "evaluations/a/records/x.json", "chain/files/0",
@@ -171,14 +170,15 @@ async def test_an_object_at_a_place_or_of_a_name_that_is_nobodys_changes_nothing
     store: ObjectStore, name: str
 ) -> None:
     async def read() -> list[object]:
-        letters = await read_letters(store, RUN)
+        log = Log.of_run(store, RUN)
+        await log.look()
         gold = await GoldFigures(store, RUN, {}).worths()
         numbers = [await numbers_in(store, RUN, folder) for folder in ("batches", "previews")]
         versions = await measured_versions(store, RUN)
-        newest = await newest_epoch(store, RUN), await newest_number(store, RUN)
+        newest = await newest_epoch(store, RUN), len(log.numbered)
         chain = [each.version for each in (await read_chain(store, RUN)).recent]
         return [
-            letters, gold, numbers, versions, newest, chain, await commit_chain(store, RUN),
+            log.numbered, gold, numbers, versions, newest, chain, await commit_chain(store, RUN),
             await newest_commit(store, RUN),
             await read_records(store, RUN, "libraries.", LibrariesRecord),
         ]  # fmt: skip
@@ -188,7 +188,7 @@ async def test_an_object_at_a_place_or_of_a_name_that_is_nobodys_changes_nothing
     await store.write(key, b"{}")
     assert await read() == before
     if not name.startswith(
-        ("weights", "timeline", "usage", "copies")
+        ("weights", "timeline", "usage", "copies", "log")
     ):  # their names decide nothing
         assert CORRUPT.labels(what="foreign")._value.get() == counted + 1, "an alarm"
     assert [(each.key, each.remedy) for each in await find_damage(store, RUN)] == [(key, "move")]

@@ -1,0 +1,117 @@
+"""Appends the scheduler's entries to the run's log, over outages of the store."""
+
+import asyncio
+from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
+
+from services.scheduler.shell.housekeeping import retry
+from shared.run.dead_letters import LetterOutcomes
+from shared.run.log import Log
+from shared.run.log_entries import Alarm, DeadLetter, Entry, PhaseChange, Request
+from shared.telemetry import DEAD_LETTERS_FOUND
+
+APPEND_WAIT_S = 1.0
+"""Seconds for which the answer to a request waits until the log has the request."""
+MAX_WAITING = 10_000
+"""Entries that wait while the store does not answer; further ones are only logged."""
+MAX_ENTRIES = {"dead_letter": 10_000}
+"""Entries of a kind that a log keeps; further ones are only logged. Other kinds have no limit."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class RunLog:
+    """Appends entries in the order in which they are given."""
+
+    _log: Log
+    letters: LetterOutcomes = field(default_factory=LetterOutcomes)
+    is_read: bool = False
+    """Whether the entries of earlier schedulers have been read."""
+    _phase: str | None = None
+    """The newest phase that is in the log, or waits."""
+    _firing: dict[str, bool] = field(default_factory=dict)
+    _waiting: "asyncio.Queue[tuple[Entry, asyncio.Event]]" = field(default_factory=asyncio.Queue)
+    _unread_phase: tuple[str, str | None] | None = None
+    """Phase and failure that were given before the log was read."""
+
+    async def write(self) -> None:
+        """Append what is given, for ever; first read what other schedulers appended."""
+        await retry(self._log.look)
+        self.letters.read(self._log.numbered)
+        if not self.is_read:
+            self._read_state()
+        while True:
+            entry, done = await self._waiting.get()
+            await self._keep(entry)
+            done.set()
+
+    def _read_state(self) -> None:
+        for entry in self._log.entries:
+            if isinstance(entry, Alarm):
+                self._firing[entry.what] = entry.firing
+            elif isinstance(entry, PhaseChange):
+                self._phase = entry.phase
+        self.is_read = True
+        if self._unread_phase is not None:
+            self.change_phase(*self._unread_phase)
+
+    async def _keep(self, entry: Entry) -> None:
+        if entry.fact in self._log.facts:
+            return
+        limit, newest = MAX_ENTRIES.get(entry.event), len(self._log.numbered)
+        if limit is not None and self._count(entry.event) >= limit:
+            log.error("log_entry_not_kept", entry=entry.model_dump(exclude={"data"}))
+            return
+        number = await retry(partial(self.append, entry))
+        if isinstance(entry, DeadLetter) and number > newest:
+            DEAD_LETTERS_FOUND.inc()
+            log.warning("dead_letter", number=number, kind=entry.kind, reason=entry.reason[:200])
+
+    async def append(self, entry: Entry) -> int:
+        """Append an entry now; return its number.
+
+        Raises:
+            Unavailable: if the store does not answer; repeat the call then.
+        """
+        number = await self._log.append(entry)
+        self.letters.read(self._log.numbered)
+        return number
+
+    def _count(self, event: str) -> int:
+        return sum(each.event == event for each in self._log.entries)
+
+    def change_phase(self, phase: str, failure: str | None) -> None:
+        """Append the phase, if it differs from the newest one, whichever scheduler appended it."""
+        if not self.is_read:
+            self._unread_phase = phase, failure
+        elif phase != self._phase:
+            before, self._phase = self._phase, phase
+            self.put(PhaseChange(before=before, phase=phase, failure=failure))
+
+    def alarm(self, what: str, reason: str) -> None:
+        """Append that an alarm begins or ends; not that it continues."""
+        firing = bool(reason)
+        if self.is_read and firing != self._firing.get(what, False):
+            self._firing[what] = firing
+            self.put(Alarm(what=what, firing=firing, reason=reason or None))
+
+    async def request(self, request: Request) -> None:
+        """Append a request; return once it is stored, or a moment later if the store is silent."""
+        done = self.put(request)
+        try:
+            async with asyncio.timeout(APPEND_WAIT_S):
+                await done.wait()
+        except TimeoutError:
+            log.warning("log_entry_late", operation=request.operation)
+
+    def put(self, entry: Entry) -> asyncio.Event:
+        """Have an entry appended; the event is set once it is stored."""
+        done = asyncio.Event()
+        if self._waiting.qsize() < MAX_WAITING:
+            self._waiting.put_nowait((entry, done))
+        else:
+            log.error("log_entry_not_kept", entry=entry.model_dump(exclude={"data"}))
+        return done

@@ -1,0 +1,34 @@
+"""Logs of runs, as tests fill them."""
+
+from typing import Any
+
+from digenrl.api.feed import Feed
+from shared.run.dead_letters import LetterOutcomes
+from shared.run.log import Log
+from shared.run.log_entries import DeadLetter, Entry
+from shared.store import ObjectStore
+
+
+async def append(store: ObjectStore, run: str, *entries: Entry) -> None:
+    """Append entries to the log of a run, as its scheduler does."""
+    log = Log.of_run(store, run)
+    for each in entries:
+        await log.append(each)
+
+
+def letter(number: int, **fields: Any) -> DeadLetter:
+    """Return a letter about an attempt that failed; ``number`` distinguishes it from others."""
+    known: dict[str, Any] = {
+        "digest": f"{number:064x}", "kind": "failed", "stream": "DG_EVT", "subject": "dg.test.evt",
+        "reason": "no", "data": "", "at": 1.0,
+    }  # fmt: skip
+    return DeadLetter(**known | {"number": number} | fields)
+
+
+def outcomes(*entries: Entry) -> LetterOutcomes:
+    """Return what a log of these entries, in this order, says of its letters."""
+    return LetterOutcomes().read(entries)
+
+
+def feed_of(store: ObjectStore, run: str) -> Feed:
+    return Feed(store, run, Log.of_run(store, run), Log.of_evaluations(store, run))
