@@ -44,50 +44,32 @@ dlq = typer.Typer(
 Numbers = Annotated[list[int] | None, typer.Argument(help="numbers of letters")]
 AllOpen = Annotated[bool, typer.Option("--all", help="every open letter")]
 PER_REQUEST = 200
-LIMIT = 50
-"""Letters that are listed one by one, unless more are asked for."""
 
 
 @dlq.command("list")
 def list_letters(
     run: RunArgument = "",
     every: Annotated[
-        bool, typer.Option("--all", help="one by one, also those that are over or were settled")
+        bool, typer.Option("--all", help="one by one, newest first, settled letters as well")
     ] = False,
-    reason: Annotated[
-        str, typer.Option(help="one by one, only those whose reason contains this text")
-    ] = "",
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="one by one, so many at most; 50 by default")
-    ] = None,
     scheduler: SchedulerAddress = "",
     token_file: TokenFile = None,
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """List why letters are open, a line for each reason; or letters one by one, newest first."""
+    """List why letters are open, a line for each reason, and what helps; or all letters."""
     from digenrl.reading.letters import advice, line, reasons
 
     with _reading(find_run(run, runs, reads=True), scheduler, token_file) as (client, is_live):
         letters = newest_first(client)
         helps = advice(client.get_run().model_dump(), letters) if is_live else []
     opened = [each for each in letters if each["state"] == "open"]
-    chosen = [
-        each for each in (letters if every else opened)
-        if reason.lower() in each["reason"].lower()
-    ]  # fmt: skip
-    shown = chosen[: limit or LIMIT]
     if as_json:
-        typer.echo(json.dumps(shown, indent=1))
-    elif every or reason or limit:
-        _echo(map(line, shown))
-        if len(shown) < len(chosen):
-            typer.echo(f"{len(chosen) - len(shown)} older ones: --limit {len(chosen)}")
-    else:
-        _echo([*reasons(opened), *helps])
-    if not (shown or as_json):
-        number = len(letters)
-        typer.echo(f"none is open; all {number}: --all" if number else "no dead letters")
+        typer.echo(json.dumps(letters if every else opened, indent=1))
+        return
+    lines = [line(each) for each in letters] if every else [*reasons(opened), *helps]
+    none = f"none is open; all {len(letters)}: --all" if letters else "no dead letters"
+    _echo(lines or [none])
 
 
 def newest_first(client: "Client") -> list[dict[str, Any]]:
@@ -113,7 +95,7 @@ def _reading(run: Run, scheduler: str, token_file: Path | None) -> "Iterator[Con
         yield found
 
 
-def _echo(lines: Any) -> None:
+def _echo(lines: list[str]) -> None:
     for each in lines:
         typer.echo(visible(each))
 
@@ -127,7 +109,7 @@ def show(
     as_json: AsJson = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Show all that is known of a letter, what has become of its work, and its message."""
+    """Show a letter, what has become of its work, and its message."""
     from digenrl.reading.letters import detail
 
     with _reading(find_run(run, runs), scheduler, token_file) as (client, _):
@@ -158,7 +140,7 @@ def retry(
 
     _check(numbers, every)
     with _reading(find_run(run, runs), scheduler, token_file) as (client, _):
-        chosen = _chosen(client, numbers, is_useful)
+        chosen = numbers or [each["number"] for each in newest_first(client) if is_useful(each)]
         done = _settle(client.retry_dead_letter, chosen, as_json)
         if resume and any(done):
             client.resume_run()
@@ -180,8 +162,9 @@ def drop(
     """Say that nobody needs letters any more; nothing of the run changes."""
     _check(numbers, every)
     with _reading(find_run(run, runs), scheduler, token_file) as (client, _):
-        chosen = _chosen(client, numbers, lambda each: each["state"] == "open")
-        done = _settle(client.drop_dead_letter, chosen, as_json)
+        letters = [] if numbers else newest_first(client)
+        opened = [each["number"] for each in letters if each["state"] == "open"]
+        done = _settle(client.drop_dead_letter, numbers or opened, as_json)
     if not all(done):
         raise typer.Exit(1)
 
@@ -189,12 +172,6 @@ def drop(
 def _check(numbers: list[int] | None, every: bool) -> None:
     if bool(numbers) == every:
         raise UserError("NUMBERS: name letters, or all open ones with --all")
-
-
-def _chosen(
-    client: "Client", numbers: list[int] | None, wanted: Callable[[Any], bool]
-) -> list[int]:
-    return numbers or [each["number"] for each in newest_first(client) if wanted(each)]
 
 
 def _settle(action: Callable[[int], Any], numbers: list[int], as_json: bool) -> list[bool]:
