@@ -62,7 +62,7 @@ class StandIn:
 def _scheduler_app() -> FastAPI:
     scheduler: Any = StandIn("scheduler", health=StandIn("scheduler", "health"))
     access: Any = StandIn("access")
-    with patch.object(api, "Outlooks", lambda: StandIn("outlooks")):
+    with patch.object(api, "BatchForecasts", lambda: StandIn("outlooks")):
         return api.create_app(scheduler, access)
 
 
