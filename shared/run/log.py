@@ -5,7 +5,7 @@
 
 Entries are numbered from 1 without gaps. A writer appends one by exclusive create of the next
 number, after it has read all entries before: an entry is never overwritten, a fact is never
-appended twice, and a writer that was killed leaves an entry or none, whoever writes as well.
+appended twice, and a killed writer leaves an entry or none, also if several writers append.
 Entries are kept as long as the run. Nothing of a run rests on them.
 """
 

@@ -1,4 +1,4 @@
-"""What the logs of a run hold: one record per event, whose name tells readers its kind.
+"""Entries of the logs of a run: one record per event, with its kind.
 
 request       who requested a change of the run, and the answer (the audit log)
 phase         the run's phase changed
@@ -32,13 +32,13 @@ class _Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     number: int = 0
-    """Number of the entry in its log, which its key has as well; 0 before it is appended."""
+    """Number of the entry in its log, also in its key; 0 before the entry is appended."""
     at: float = Field(default_factory=lambda: time.time())
     """Seconds of the writer's Unix clock; nothing is ordered by it."""
 
     @property
     def fact(self) -> str:
-        """What a log states once."""
+        """Identity of the entry: a log states it once."""
         return self.model_dump_json(exclude={"number"})
 
 
@@ -49,7 +49,7 @@ class Request(_Entry):
     caller: str
     role: str
     on_behalf: str = ""
-    """For whom the caller says that it asks, as the run's page does."""
+    """Caller for whom the request was forwarded, as by the run's page."""
     operation: str
     client: str = ""
     """Address that the request came from."""
@@ -89,18 +89,18 @@ class Work(BaseModel):
     first_sample: int | None = None
     """First sample of the fragment; null: the whole group."""
     attempt: int = 0
-    """Which attempt at it has failed."""
+    """The failed attempt."""
 
     @property
     def piece(self) -> tuple[int, int, int | None]:
-        """What is the same for all attempts at a piece of work."""
+        """Identity of all attempts at a piece of work."""
         return self.batch, self.group, self.first_sample
 
 
 class DeadLetter(_Entry):
     event: Literal["dead_letter"] = "dead_letter"
     digest: str
-    """sha256 of what the letter is about: the same failure is the same letter."""
+    """sha256 of the failure: the same failure is the same letter."""
     kind: LetterKind
     stream: str
     subject: str

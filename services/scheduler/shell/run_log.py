@@ -38,7 +38,7 @@ class RunLog:
     """Phase and failure that were given before the log was read."""
 
     async def write(self) -> None:
-        """Append what is given, for ever; first read what other schedulers appended."""
+        """Append given entries, without end; first read the entries of other schedulers."""
         await retry(self._log.look)
         self.letters.read(self._log.numbered)
         if not self.is_read:
