@@ -153,14 +153,12 @@ def _show(found: "list[WorkerView]", *, as_json: bool) -> None:
 
 
 def _row(worker: "WorkerView") -> tuple[str, ...]:
-    from digenrl.reading.wording import figure, words_for
+    from digenrl.reading.wording import describe_work, figure
 
-    does = words_for(worker.use, worker.activity, worker.drain)
     version = "" if worker.policy_version is None else str(worker.policy_version)
     pace = "" if worker.seconds_per_sample is None else figure(worker.seconds_per_sample)
-    said = f"refused: {worker.refused}" if worker.refused else does
-    done = str(worker.num_done)
-    return worker.worker, worker.service, worker.host, version, done, pace, said
+    done, does = str(worker.num_done), describe_work(worker)
+    return worker.worker, worker.service, worker.host, version, done, pace, does
 
 
 def tag(

@@ -5,24 +5,16 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel
 
-from shared.run.usage import BUSY_USES, BatchUsage, count_staleness, seconds_per_step
+from shared.run.usage import BUSY_USES, BatchUsage, TagUsage, count_staleness, seconds_per_step
 
 Staleness = Iterable[tuple[int, int]]
 """Pairs of a staleness and the number of samples that have it."""
 
 
-class TagDecision(BaseModel):
+class TagDecision(TagUsage):
     """Records what TAG decided for a batch, and the result."""
 
     batch: int
-    groups: int
-    """Largest number of groups that the trainer was to generate."""
-    samples_helped: int
-    """Number of samples that the trainer generated."""
-    reason: str
-    predicted_gain: float | None
-    measured_gain: float | None
-    """Gain over the predicted time of the batch without help."""
 
 
 class ScheduleSummary(BaseModel):

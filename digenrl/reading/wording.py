@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ USES = {
 """What devices do, in the order of the legend."""
 
 
-DRAINS = {
+DRAINS: Mapping[str, str] = {
     "draining": "finishes what it has, and gets nothing new",
     "drained": "has no work, and gets none",
 }
@@ -124,18 +124,26 @@ def step_of(batch: int) -> str:
     return f"step {batch + 1} (batch {batch})"
 
 
-def words_for(use: str | None, activity: str, drain: str = "no") -> str:
-    """Return what a worker does: by the scheduler's account, or else by its own; of one that gets
-    nothing new, only that.
+def describe_work(worker: "WorkerView") -> str:
+    """Return what a worker does or waits for, or why it gets nothing: the scheduler knows best what
+    a device waits for, and the device knows best what it works on."""
+    if worker.refused:
+        return f"refused: {worker.refused}"
+    if worker.drain != "no":
+        return f"{worker.drain}: {DRAINS[worker.drain]}"
+    waits = worker.activity.startswith("waiting") and not worker.note
+    use = worker.use if waits and worker.use else worker.activity
+    lent = worker.lent and worker.service == "trainer"
+    return USES.get(use, use.replace("_", " ")) + (" (lent)" if lent else "")
 
-    >>> words_for("tail", "idle"), words_for(None, "waiting_for_work")
-    ('nothing left in this batch', 'waiting for work')
-    >>> words_for("tail", "idle", "drained")
-    'drained: has no work, and gets none'
-    """
-    if drain != "no":
-        return f"{drain}: {DRAINS.get(drain, '')}"
-    return USES.get(use or "", (use or activity).replace("_", " "))
+
+def describe_shortage(worker: "WorkerView") -> str:
+    """Return what did not fit a worker's memory, what it does since and the remedy; empty if
+    everything has fitted."""
+    shortage = worker.memory_shortage
+    if not shortage:
+        return ""
+    return f"{shortage.what}; since then {shortage.since}; {shortage.remedy}"
 
 
 def drained_counts(workers: "Sequence[WorkerView]") -> dict[str, str]:

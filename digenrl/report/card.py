@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from digenrl.evaluation.records import Quality
+from digenrl.report.pipeline_code import base_model, makes_videos, usage
 from digenrl.report.summary import Summary
-from digenrl.report.usage import base_model, makes_videos, usage
 from shared.errors import UserError
 from shared.learning.prompts import digest, read_prompts
 from shared.recipe.recipe import Recipe

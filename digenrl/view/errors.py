@@ -17,7 +17,7 @@ Render = Callable[..., Awaitable[HTMLResponse]]
 """Renders a page of a name, with its fields."""
 Tell = Callable[[Request, Exception], JSONResponse]
 """Answers a fault with a problem."""
-OF_PROGRAMS = ("/v1/", "/data/", "/static/", "/media/")
+OF_PROGRAMS = ("/v1/", "/data/", "/static/")
 """Beginnings of addresses that are no pages."""
 OF_STORE = {Unavailable: 503, IntegrityError: 410, ContractError: 500}
 """Faults of the store, or of what it holds, and the status that says so."""

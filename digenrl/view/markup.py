@@ -5,7 +5,15 @@ import re
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from digenrl.reading.wording import drained_counts, figure, time_left, visible, worker_counts
+from digenrl.reading.wording import (
+    describe_shortage,
+    describe_work,
+    drained_counts,
+    figure,
+    time_left,
+    visible,
+    worker_counts,
+)
 
 LINKS = {
     "workers": ("/workers", "the page of workers"),
@@ -22,8 +30,9 @@ def templates() -> Environment:
         autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True, finalize=_shown,
     )  # fmt: skip
     found.globals |= {
-        "drained_counts": drained_counts, "time_left": time_left, "worker_counts": worker_counts
-    }  # fmt: skip
+        each.__name__: each
+        for each in (describe_shortage, describe_work, drained_counts, time_left, worker_counts)
+    }
     found.filters |= {"figure": figure, "linked": linked}
     return found
 

@@ -34,7 +34,7 @@ from digenrl.api.stored import newest_versions
 from digenrl.api.what_if import POOL, Refused, WhatIf
 from digenrl.evaluation.records import FIGURES
 from digenrl.reading.letters import shown_letters
-from digenrl.reading.wording import KINDS, QUEUES, USES, words_for
+from digenrl.reading.wording import KINDS, QUEUES, USES
 from digenrl.view.errors import add_error_pages
 from digenrl.view.figures import (
     PER_PAGE,
@@ -108,7 +108,7 @@ def create_app(view: View, access: Access) -> FastAPI:
     _add_samples(app, pages)
     _add_pages_of_the_past(app, pages)
     _add_data(app, view)
-    _add_files(app, view)
+    _add_files(app)
     history, what_if = view.history, WhatIf(view.history)
     _add_plan(app, pages, what_if)
     exports = Exports(history, view.environment)
@@ -153,7 +153,7 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
 
     @app.get("/workers")
     async def workers(request: Request) -> HTMLResponse:
-        return await pages.page(request, "workers", drainable=DRAINABLE, words_for=words_for)
+        return await pages.page(request, "workers", drainable=DRAINABLE)
 
     @app.get("/schedule")
     async def schedule(request: Request) -> HTMLResponse:
@@ -282,16 +282,7 @@ def _add_data(app: FastAPI, view: View) -> None:
         return JSONResponse([*found, *([flying] if flying else [])][-batches:])
 
 
-def _add_files(app: FastAPI, view: View) -> None:
-    @app.get("/media/{name}")
-    async def media(name: Name) -> Response:
-        """A picture or video of an evaluation; it never changes."""
-        data = await view.history.media(name)
-        if data is None:
-            raise HTTPException(404, f"{name}: no evaluation that this page has shown has it")
-        kind = "video/mp4" if name.endswith(".mp4") else "image/png"
-        return Response(data, media_type=kind, headers={"cache-control": "private, max-age=86400"})
-
+def _add_files(app: FastAPI) -> None:
     @app.get("/static/{name}")
     def static(name: Name) -> Response:
         if name not in ASSETS:

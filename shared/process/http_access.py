@@ -93,7 +93,6 @@ OPERATIONS: Mapping[str, RequiredRole] = {
     "GET /plan": "viewer",
     "GET /data/steps": "viewer",
     "GET /data/timeline": "viewer",
-    "GET /media/{name}": "viewer",
     "GET /static/{name}": "viewer",
     # Of a scheduler that stands by: it says who commands.
     "GET /v1/{path:path}": "viewer",

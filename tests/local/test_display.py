@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from digenrl.local.processes.supervisor import Supervisor
-from digenrl.local.running.display import Display, doing, make_console
+from digenrl.local.running.display import Display, make_console
 from digenrl.local.up import EXIT_INTERRUPTED, run_to_end
+from digenrl.reading.wording import describe_work
 from tests.readings import load, run, worker
 
 RUNNING = run(run="digits", step=3, eta_seconds=60.0, waiting_for="rollout")
@@ -83,7 +84,7 @@ def test_a_shortage_of_memory_is_said_once_with_what_the_device_does_since_and_t
         "rollout-0 was out of memory: a denoising step of 8 samples of 512 x 512 x 1; since then "
         "4 at a time; schedule.fragment_size of at most 4"
     ]
-    assert doing(short) == "generating (out of memory: 4 at a time)"
+    assert describe_work(short) == "generates"
 
 
 async def test_ctrl_c_ends_the_evaluation_at_the_end_at_once(tmp_path: Path) -> None:
@@ -104,12 +105,12 @@ def test_brackets_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_display_says_for_whom_a_device_waits_and_why_it_is_refused() -> None:
     waits = {"activity": "waiting_for_trainer", "use": "tail"}
-    assert doing(worker(**waits)) == "tail"
+    assert describe_work(worker(**waits)) == "nothing left in this batch"
     lacks = worker(activity="waiting_for_conditions", note="no encoder has")
-    assert doing(lacks) == "waiting for conditions"
-    assert doing(worker(activity="loading_weights")) == "loading weights"
-    assert doing(worker(service="trainer", lent=True)) == "generating (lent)"
-    assert doing(worker(**waits, refused="too small")) == "refused: too small"
+    assert describe_work(lacks) == "waits for encoded prompts"
+    assert describe_work(worker(activity="loading_weights")) == "loading weights"
+    assert describe_work(worker(service="trainer", lent=True)) == "generates (lent)"
+    assert describe_work(worker(**waits, refused="too small")) == "refused: too small"
 
 
 def test_for_programs_stdout_gets_each_change_once_and_nothing_else(

@@ -13,7 +13,7 @@ from PIL import Image
 from digenrl.evaluation.sampler import Sampler, noise_seed
 from digenrl.report.export import export_adapter, export_network
 from digenrl.report.generate import generate
-from digenrl.report.usage import _loading
+from digenrl.report.pipeline_code import _loading
 from shared.diffusion.sampling.decoding import to_uint8
 from shared.diffusion.weights.trained_weights import trained_tensors
 from shared.errors import UserError

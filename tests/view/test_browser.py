@@ -29,6 +29,7 @@ async def test_the_page_follows_the_run_and_pauses_it(tmp_path: Path) -> None:
         await tab.open("/")
         await tab.until(CURVE_HAS)
         await asyncio.to_thread(run.commit, 1)
+        scheduler.answers["/v1/run"]["step"] = 5
         await tab.until(STEPS_SHOWN.format(5))
         await tab.page.get_by_role("button", name="pause").click()
         await tab.page.get_by_role("button", name="resume").click()

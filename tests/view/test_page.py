@@ -172,11 +172,11 @@ def test_timelines_of_the_newest_batches_come_in_order(client: TestClient) -> No
 def test_samples_are_compared_and_prompts_are_text(client: TestClient) -> None:
     text = client.get("/samples").text
     assert PROMPT not in text and "a &#34;digit&#34; &lt;three&gt;" in text
-    names = re.findall(r'src="(/media/[^"]+)"', text)
+    names = re.findall(r'src="(/v1/media/[^"]+)"', text)
     assert [client.get(name).content for name in names] == [PICTURES[0], PICTURES[4]]
     assert client.get("/samples?version=2").status_code == 404
     for name in ("x.png", "..%2f..%2frecipe.json", "00000000.json", "a" * 200):
-        assert client.get(f"/media/{name}").status_code in (404, 422)
+        assert client.get(f"/v1/media/{name}").status_code in (404, 409, 422)
 
 
 def test_a_plan_that_is_refused_keeps_what_was_asked(client: TestClient) -> None:
@@ -248,6 +248,25 @@ def test_what_a_run_does_now_is_asked_from_its_scheduler(run: Run, tokens: Token
     assert client.post("/v1/run/pause", json={}).json() == {"id": "1"}
     assert client.post("/v1/run/stop", json={}).status_code == 404, "as the scheduler answers"
     assert "POST /v1/run/pause" in asked
+
+
+def test_a_click_and_a_program_s_request_are_seen_at_once_on_the_page_and_by_the_api(
+    run: Run, tokens: Tokens
+) -> None:
+    """A button posts to the API, so that there is one cache, which every change clears."""
+    client = client_of(run, tokens, Scheduler().live)
+    client.headers.update(tokens.headers("operator"))
+
+    def phases() -> tuple[str, str]:
+        [status] = re.findall(r'class="status"><b>(\w+)', client.get("/").text)
+        return status, client.get("/v1/run").json()["phase"]
+
+    for _ in range(2):
+        assert phases() == ("running", "running")
+        [button] = re.findall(r'id="pause" data-post="([^"]+)"', client.get("/").text)
+        assert client.post(button, json={}).status_code == 202
+        assert phases() == ("paused", "paused")
+        assert client.post("/v1/run/resume").status_code == 202
 
 
 def test_dead_letters_are_shown_and_settled_by_operators(tokens: Tokens, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from digenrl.reading.facts import RunFacts
 from digenrl.reading.reading import RunReading, read
-from digenrl.reading.wording import clock, figure
+from digenrl.reading.wording import clock, describe_shortage, describe_work, figure
 from services.scheduler.shell.api_load import LoadView
 from services.scheduler.shell.api_models import RunView, WorkerView
 
@@ -157,32 +157,10 @@ def _load_lines(reading: RunReading) -> list[Text]:
 def _row(worker: WorkerView) -> tuple[str, ...]:
     pace = worker.seconds_per_sample if worker.service == "rollout" else None
     return (
-        worker.worker, worker.host, worker.device, worker.gpu or "-", doing(worker),
+        worker.worker, worker.host, worker.device, worker.gpu or "-", describe_work(worker),
         "-" if worker.policy_version is None else str(worker.policy_version),
         str(worker.num_done), f"{worker.busy_seconds:.0f} s", "" if pace is None else figure(pace),
     )  # fmt: skip
-
-
-def doing(worker: WorkerView) -> str:
-    """Describe what a worker does or waits for, or why the scheduler refuses it."""
-    if worker.refused:
-        return f"refused: {worker.refused}"
-    # The scheduler knows best what a device waits for, the device knows best what it works on.
-    waits = worker.activity.startswith("waiting") and not worker.note
-    use = worker.use if waits and worker.use else worker.activity
-    lent = worker.lent and worker.service == "trainer"
-    shortage = worker.memory_shortage
-    since = f" (out of memory: {shortage.since})" if shortage else ""
-    return use.replace("_", " ") + (" (lent)" if lent else "") + since
-
-
-def describe_shortage(worker: WorkerView) -> str:
-    """Describe what did not fit a worker's memory, what it does since and the remedy; empty if
-    everything has fitted."""
-    shortage = worker.memory_shortage
-    if not shortage:
-        return ""
-    return f"{shortage.what}; since then {shortage.since}; {shortage.remedy}"
 
 
 def sparkline(values: list[float]) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from digenrl.evaluation.sampler import Sampler
 from digenrl.local.checking.inputs import check_inputs
-from digenrl.report.usage import usage
+from digenrl.report.pipeline_code import usage
 from services.rollout.encoder_engine import EncoderEngine
 from shared.diffusion.generation import Generator
 from shared.diffusion.loading.models import repeat_rows
