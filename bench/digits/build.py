@@ -32,14 +32,14 @@ and loads like any other model of its family:
 
     StableDiffusion3Pipeline.from_pretrained("models/digits")
 
-| part | what it is |
+| part | meaning |
 |---|---|
 | transformer | SD3Transformer2DModel: 3 layers, 4 heads of 16, patches of 2; flow matching |
 | text encoders | two CLIP and one T5, tiny, random and frozen; {num_tokens} tokens each |
 | vae | an AutoencoderKL written down as the identity: latents are pixels in -1..1 |
 
-In pre-training, {wrong:.0%} of the captions were drawn at random. So the model draws digits, but
-the one it was asked for only about every second time. That is what reinforcement learning mends.
+In pre-training, {wrong:.0%} of the captions were drawn at random. The model therefore draws
+the requested digit only about every second time. Reinforcement learning corrects this.
 
 The same seed gives the same file on the same kind of machine. This transformer's sha256:
 

@@ -243,8 +243,8 @@ MODEL_CARD = """\
 # The editing demo's model
 
 An image editor of the FLUX.1 Kontext family in miniature: 8 x 8 grey images of handwritten digits,
-{num_parameters:,} trained parameters. It makes a digit thicker, slants it or inverts it, as an
-instruction says. It was made from scikit-learn's digits by
+{num_parameters:,} trained parameters. It makes a digit thicker, slants it or inverts it, as
+instructed. It was made from scikit-learn's digits by
 
     python -m bench digits-edit --seed {seed}
 
@@ -252,8 +252,8 @@ and loads like any other model of its family:
 
     FluxKontextPipeline.from_pretrained("models/digits-edit")
 
-In pre-training, {wrong:.0%} of the instructions were drawn at random. So the model edits, but makes
-the edit it was asked for only about two times in three. That is what reinforcement learning mends.
+In pre-training, {wrong:.0%} of the instructions were drawn at random. The model therefore makes
+the requested edit only about two times in three. Reinforcement learning corrects this.
 
 The same seed gives the same file on the same kind of machine. This transformer's sha256:
 
