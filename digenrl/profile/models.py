@@ -1,25 +1,18 @@
-"""The models that can be measured: their networks at full size, and what a forward pass is given.
+"""The models that can be measured: their networks at full size, and the size of a sample.
 
 Configurations are those that the models are published with (`shared.models.published`); sizes are
-those of the cost profile of the same name. Of the text encoders only the shapes count.
+those of the cost profile of the same name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from shared.models.families import FAMILIES, FamilySpec
-from shared.models.published import published
+from shared.models.catalogue import PartConfig, find_family
+from shared.models.families import FamilySpec
+from shared.models.published import PUBLISHED, published
 from shared.models.sigmas import Config
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-DrawTensor = Callable[..., "Tensor"]
-"""Normal values of the shape that is given, where and in what type the network wants them."""
-Inputs = dict[str, Any]
-"""Arguments of a forward pass, without latents and timestep."""
 
 
 class ModelName(StrEnum):
@@ -38,6 +31,7 @@ class Size:
     width: int
     frames: int = 1
     text_tokens: int
+    """Length of its prompt, as a recipe gives it: without the tokens of CLIP."""
 
 
 TINY = Size(height=32, width=32, text_tokens=4)
@@ -45,81 +39,39 @@ TINY = Size(height=32, width=32, text_tokens=4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    pipeline: str
-    """Names its family (`shared.models.families`)."""
+    family: FamilySpec
     network: str
     """Its class in diffusers."""
     config: Config
     decoder: Config
     """Configuration of the decoder that it is published with."""
     size: Size
+    guidance: float
+    """Guidance of a forward pass: an input of the network, or 1."""
     tiny_config: Config
     """Replaces the same keys: a network of the same class that a CPU runs in milliseconds."""
-    tiny_size: Size = TINY
-    timestep_scale: float
-    """What the network calls sigma = 1."""
-    conditions: Callable[[Config, Size, int, DrawTensor], Inputs]
-    """Draws them for so many samples."""
-
-    @property
-    def family(self) -> FamilySpec:
-        return FAMILIES[self.pipeline]
-
-    def latent_shape(self, config: Config) -> tuple[int, ...]:
-        """Returns the shape of a sample's latents as a network of this configuration takes them."""
-        size = {"height": self.size.height, "width": self.size.width, "frames": self.size.frames}
-        if self.family.packed:
-            tokens = self.family.num_tokens(config, self.decoder, **size)
-            return (tokens, config["in_channels"])
-        return self.family.latent_shape(config, self.decoder, **size)
+    tiny_size: Size
 
     def tiny(self) -> "Architecture":
         return replace(self, config={**self.config, **self.tiny_config}, size=self.tiny_size)
 
 
-def _flux(config: Config, size: Size, rows: int, draw: DrawTensor) -> Inputs:
-    return {
-        **_sd3(config, size, rows, draw),
-        "img_ids": _grid(size, draw),
-        "txt_ids": draw(size.text_tokens, 3).zero_(),
-        "guidance": draw(rows).fill_(3.5),
-    }
-
-
-def _grid(size: Size, draw: DrawTensor) -> "Tensor":
-    """Returns frame, row and column of each token of an image, (tokens, 3)."""
-    rows, columns = size.height // 16, size.width // 16
-    ids = draw(rows, columns, 3).zero_()
-    ids[..., 1] += ids.new_tensor(range(rows))[:, None]
-    ids[..., 2] += ids.new_tensor(range(columns))
-    return ids.flatten(0, 1)
-
-
-def _sd3(config: Config, size: Size, rows: int, draw: DrawTensor) -> Inputs:
-    return {
-        "encoder_hidden_states": draw(rows, size.text_tokens, config["joint_attention_dim"]),
-        "pooled_projections": draw(rows, config["pooled_projection_dim"]),
-    }
-
-
-def _qwen(config: Config, size: Size, rows: int, draw: DrawTensor) -> Inputs:
-    return {
-        "encoder_hidden_states": draw(rows, size.text_tokens, config["joint_attention_dim"]),
-        "img_shapes": [[(1, size.height // 16, size.width // 16)]] * rows,
-    }
-
-
-def _wan(config: Config, size: Size, rows: int, draw: DrawTensor) -> Inputs:
-    return {"encoder_hidden_states": draw(rows, size.text_tokens, config["text_dim"])}
-
-
-def _hunyuan(config: Config, size: Size, rows: int, draw: DrawTensor) -> Inputs:
-    return {
-        "encoder_hidden_states": draw(rows, size.text_tokens, config["text_embed_dim"]),
-        "encoder_attention_mask": draw(rows, size.text_tokens).fill_(1).bool(),
-        "pooled_projections": draw(rows, config["pooled_projection_dim"]),
-        "guidance": draw(rows).fill_(6000.0),
-    }
+def _architecture(
+    model: ModelName, size: Size, tiny_config: Config, *, tiny_size: Size = TINY,
+    guidance: float = 1.0, unused: tuple[str, ...] = (),
+) -> Architecture:  # fmt: skip
+    """Return the published architecture, without the keys that no network uses."""
+    config: dict[str, Any] = dict(published(model, "transformer"))
+    return Architecture(
+        family=find_family(PUBLISHED / model),
+        network=PartConfig(PUBLISHED / model / "transformer" / "config.json")["_class_name"],
+        config={key: value for key, value in config.items() if key not in unused},
+        decoder=published(model, "vae"),
+        size=size,
+        guidance=guidance,
+        tiny_config=tiny_config,
+        tiny_size=tiny_size,
+    )
 
 
 _TINY_VIDEO = replace(TINY, frames=5)
@@ -127,75 +79,44 @@ _TINY_HEADS = {"num_attention_heads": 2, "attention_head_dim": 16}
 _TINY_ROPE = (4, 6, 6)
 
 ARCHITECTURES: Mapping[ModelName, Architecture] = {
-    ModelName.flux1_dev: Architecture(
-        pipeline="FluxPipeline",
-        network="FluxTransformer2DModel",
-        config=published("flux1-dev", "transformer"),
-        decoder=published("flux1-dev", "vae"),
-        size=Size(height=720, width=720, text_tokens=512),
-        tiny_config={
+    ModelName.flux1_dev: _architecture(
+        ModelName.flux1_dev,
+        Size(height=720, width=720, text_tokens=512),
+        {
             **_TINY_HEADS, "num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 32,
             "pooled_projection_dim": 16, "axes_dims_rope": _TINY_ROPE,
         },
-        timestep_scale=1,
-        conditions=_flux,
+        guidance=3.5,
     ),
-    ModelName.sd35_medium: Architecture(
-        pipeline="StableDiffusion3Pipeline",
-        network="SD3Transformer2DModel",
-        config=published("sd35-medium", "transformer"),
-        decoder=published("sd35-medium", "vae"),
-        size=Size(height=512, width=512, text_tokens=77 + 128),
-        tiny_config={
+    ModelName.sd35_medium: _architecture(
+        ModelName.sd35_medium,
+        Size(height=512, width=512, text_tokens=128),
+        {
             **_TINY_HEADS, "sample_size": 4, "num_layers": 2, "joint_attention_dim": 32,
             "caption_projection_dim": 32, "pooled_projection_dim": 16, "pos_embed_max_size": 8,
             "dual_attention_layers": (0,),
         },
-        timestep_scale=1000,
-        conditions=_sd3,
     ),
-    ModelName.qwen_image: Architecture(
-        pipeline="QwenImagePipeline",
-        network="QwenImageTransformer2DModel",
-        config={
-            key: value
-            for key, value in published("qwen-image", "transformer").items()
-            if key != "pooled_projection_dim"  # used by no network
-        },
-        decoder=published("qwen-image", "vae"),
-        size=Size(height=512, width=512, text_tokens=128),
-        tiny_config={
-            **_TINY_HEADS, "num_layers": 1, "joint_attention_dim": 32,
-            "axes_dims_rope": _TINY_ROPE,
-        },
-        timestep_scale=1,
-        conditions=_qwen,
+    ModelName.qwen_image: _architecture(
+        ModelName.qwen_image,
+        Size(height=512, width=512, text_tokens=128),
+        {**_TINY_HEADS, "num_layers": 1, "joint_attention_dim": 32, "axes_dims_rope": _TINY_ROPE},
+        unused=("pooled_projection_dim",),
     ),
-    ModelName.wan21_14b: Architecture(
-        pipeline="WanPipeline",
-        network="WanTransformer3DModel",
-        config=published("wan2.1-14b", "transformer"),
-        decoder=published("wan2.1-14b", "vae"),
-        size=Size(height=240, width=416, frames=33, text_tokens=512),
-        tiny_config={
-            **_TINY_HEADS, "num_layers": 1, "ffn_dim": 64, "freq_dim": 16, "text_dim": 32,
-        },
+    ModelName.wan21_14b: _architecture(
+        ModelName.wan21_14b,
+        Size(height=240, width=416, frames=33, text_tokens=512),
+        {**_TINY_HEADS, "num_layers": 1, "ffn_dim": 64, "freq_dim": 16, "text_dim": 32},
         tiny_size=_TINY_VIDEO,
-        timestep_scale=1000,
-        conditions=_wan,
     ),
-    ModelName.hunyuanvideo: Architecture(
-        pipeline="HunyuanVideoPipeline",
-        network="HunyuanVideoTransformer3DModel",
-        config=published("hunyuanvideo", "transformer"),
-        decoder=published("hunyuanvideo", "vae"),
-        size=Size(height=480, width=480, frames=53, text_tokens=256),
-        tiny_config={
+    ModelName.hunyuanvideo: _architecture(
+        ModelName.hunyuanvideo,
+        Size(height=480, width=480, frames=53, text_tokens=256),
+        {
             **_TINY_HEADS, "num_layers": 1, "num_single_layers": 1, "num_refiner_layers": 1,
             "text_embed_dim": 32, "pooled_projection_dim": 16, "rope_axes_dim": _TINY_ROPE,
         },
         tiny_size=_TINY_VIDEO,
-        timestep_scale=1000,
-        conditions=_hunyuan,
+        guidance=6.0,
     ),
 }  # fmt: skip

@@ -5,16 +5,17 @@ them so; what is computed in the constructor (position embeddings) stays as it i
 the project's own, in float32.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from digenrl.profile.models import Architecture
+from shared.diffusion.families.base import Family, quiet_diffusers
+from shared.diffusion.loading.network import diffusers_class
 from shared.diffusion.policy import LoraSpec, attach_lora
 from shared.diffusion.sampling.sampler import Velocity
 from shared.diffusion.weights.trained_weights import trained_parameters
@@ -25,13 +26,19 @@ STD = 0.02
 """Standard deviation of the weights: activations stay finite, and no kernel gains from zeros."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The network that is measured, its adapter, and the inputs that fit it."""
+    """The network that is measured, as its family's adapter runs it, and the inputs that fit it."""
 
-    architecture: Architecture
-    transformer: nn.Module
-    device: torch.device
+    def __init__(self, architecture: Architecture, transformer: nn.Module) -> None:
+        """Prepare the transformer, in place, as its family does."""
+        self.architecture = architecture
+        self.device = next(transformer.parameters()).device
+        decoder = SimpleNamespace(config=architecture.decoder)
+        self._family: Family = resolve_name(architecture.family.adapter)(
+            SimpleNamespace(transformer=transformer, vae=decoder), architecture.family,
+            device=self.device, dtype=DTYPE, text_tokens=architecture.size.text_tokens,
+        )  # fmt: skip
+        self.transformer = self._family.transformer
 
     @property
     def adapter(self) -> list[nn.Parameter]:
@@ -39,30 +46,23 @@ class Network:
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
-        return self.architecture.latent_shape(self._config)
+        size = self.architecture.size
+        return self._family.latent_shape(height=size.height, width=size.width, frames=size.frames)
 
     def velocity(self, rows: int) -> Velocity:
-        """Returns the network's velocity for so many samples, each with conditioning of its own."""
-        architecture = self.architecture
-        conditions = architecture.conditions(self._config, architecture.size, rows, self._draw)
+        """Return the network's velocity for this many samples, each with its own conditions."""
+        spec, tokens = self.architecture.family, self.architecture.size.text_tokens
+        conditions = {
+            name: torch.randn(rows, *shape, device=self.device, dtype=DTYPE)
+            for name, shape in spec.condition_shapes(self._family.config, tokens).items()
+        }
 
         def velocity(latents: Tensor, sigma: Tensor) -> Tensor:
-            found: Tensor = self.transformer(
-                hidden_states=latents.to(DTYPE),
-                timestep=sigma * architecture.timestep_scale,
-                **conditions,
-                return_dict=False,
-            )[0]
-            return found.float()
+            return self._family.velocity(
+                latents, sigma, conditions, guidance=self.architecture.guidance
+            )
 
         return velocity
-
-    @property
-    def _config(self) -> dict[str, Any]:
-        return dict(cast(Any, self.transformer).config)
-
-    def _draw(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self.device, dtype=DTYPE)
 
 
 def random_transformer(architecture: Architecture, device: torch.device) -> Any:
@@ -112,20 +112,14 @@ def adapted(
     checkpointing: bool,
 ) -> Network:  # fmt: skip
     """Attaches an adapter of this rank to the architecture's transformer."""
-    transformer.requires_grad_(False).eval().to(device)
-    resolve_name(architecture.family.adapter).prepare(transformer)
+    network = Network(architecture, transformer.requires_grad_(False).eval().to(device))
     if checkpointing:
         transformer.enable_gradient_checkpointing()
     lora = LoraSpec(rank=rank, alpha=2.0 * rank, targets=architecture.family.lora_targets, seed=0)
     attach_lora(transformer, lora)
-    return Network(architecture=architecture, transformer=transformer, device=device)
+    return network
 
 
 def _network_class(architecture: Architecture) -> Any:
-    import diffusers
-    from diffusers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    build: Callable[..., Any] = getattr(diffusers, architecture.network)
-    return build
+    quiet_diffusers()
+    return diffusers_class(architecture.network)

@@ -67,7 +67,7 @@ def at_full_size(architecture: Architecture) -> Network:
         transformer = getattr(diffusers, architecture.network).from_config(
             dict(architecture.config)
         )
-    return Network(architecture=architecture, transformer=transformer.to(DTYPE), device=META)
+    return Network(architecture, transformer.to(DTYPE))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_inputs_fit_the_network_at_full_size(model: ModelName) -> None:
         velocity = network.velocity(2)(latents, torch.rand(2, device=META))
 
     assert velocity.shape == latents.shape
-    config: dict[str, Any] = dict(network.transformer.config)  # type: ignore[arg-type]
+    config: dict[str, Any] = dict(network.transformer.config)
     assert {key: config[key] for key in architecture.config} == dict(architecture.config)
     gigabytes, adapter = _gigabytes(network, rank=64)
     if model is not ModelName.sd35_medium:
@@ -237,7 +237,7 @@ def test_real_weights_come_from_a_folder(tmp_path: Path) -> None:
     loaded = loaded_transformer(architecture, tmp_path)
     network = adapted(architecture, loaded, CPU, rank=4, checkpointing=False)
 
-    assert torch.equal(network.transformer.proj_out.weight, saved.proj_out.weight)  # type: ignore[union-attr, arg-type]
+    assert torch.equal(network.transformer.proj_out.weight, saved.proj_out.weight)
     with pytest.raises(UserError, match="--folder: cannot load SD3Transformer2DModel"):
         loaded_transformer(architecture, tmp_path / "none")
 
