@@ -113,7 +113,7 @@ release: $(TEST_VENV)/.installed sbom
 	tar xf dist/digenrl-$(RELEASE).tar.gz -C build/again
 	cd build/again/digenrl-$(RELEASE) && $(BUILD) ..
 	for file in dist/*; do cmp $$file build/again/$${file#dist/} || exit 1; done
-	cp build/sbom.json dist/digenrl-$(RELEASE).sbom.json
+	sed "s|file://$(CURDIR)|.|" build/sbom.json > dist/digenrl-$(RELEASE).sbom.json
 	cd dist && sha256sum digenrl-* > SHA256SUMS && sha256sum --check SHA256SUMS
 
 compose-up:

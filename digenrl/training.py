@@ -1,7 +1,6 @@
 """Trains a model from another program: writes a recipe and runs `digenrl up` in a child process."""
 
 import atexit
-import csv
 import json
 import os
 import re
@@ -27,7 +26,7 @@ POLL_S = 0.5
 MAX_LINES = 20
 """Last lines of the output that an error quotes."""
 
-Prompts = str | Path | Sequence[str | Mapping[str, Any]]
+Prompts = Sequence[str | Mapping[str, Any]]
 
 
 class TrainingFailed(Exception):
@@ -116,7 +115,7 @@ def train(
     *,
     model: str | Path | None = None,
     prompts: Prompts,
-    reward: Reward | str | Mapping[str, Any],
+    reward: Reward | Mapping[str, Any],
     recipe: str | Path | None = None,
     name: str = "train",
     keys: Mapping[str, Any] | None = None,
@@ -126,9 +125,9 @@ def train(
 
     Args:
         model: folder of a diffusers model, or its name on the hub; None: that of ``recipe``.
-        prompts: texts, or rows as a file of prompts has them, or such a file.
-        reward: a function of this process (`digenrl.reward_server`), the type of a scorer, a
-            file's function ("my_reward.py:score"), or a table `[[reward.scorers]]`.
+        prompts: texts, or rows as a file of JSON lines has them.
+        reward: a function of this process (`digenrl.reward_server`), or a table
+            `[[reward.scorers]]`, such as {"name": "text", "type": "ocr"}.
         recipe: file, or name of a recipe that comes with DigenRL, whose keys are the defaults.
         keys: values of other keys, such as {"run.steps": 50}.
         runs: folder of runs, by default DIGENRL_RUNS or `runs`.
@@ -140,15 +139,17 @@ def train(
     root = Path(runs or os.environ.get("DIGENRL_RUNS") or "runs").resolve()
     inputs = root / f"{name}.inputs"
     inputs.mkdir(parents=True, exist_ok=True)
-    file, rows = inputs / "recipe.toml", _prompts(prompts, inputs)
+    file, rows = inputs / "recipe.toml", inputs / "prompts.jsonl"
+    given = [{"prompt": each} if isinstance(each, str) else each for each in prompts]
+    rows.write_text("".join(f"{json.dumps(row)}\n" for row in given))
     server = RewardServer(reward, _earlier_port(file)) if callable(reward) else None
-    given = {"run.name": name, **_model(model), "data.prompts": str(rows)}
-    scorer = _scorer(reward, server, inputs)
+    tables = {"run.name": name, **_model(model), "data.prompts": rows}
+    tables["reward.scorers"] = [_scorer(reward, server, inputs)]
     try:
-        _write(file, recipe, {**given, "reward.scorers": [scorer], **(keys or {})})
+        _write(file, recipe, {**tables, **(keys or {})})
         shown = json.loads(_run("recipe", "show", str(file), "--json"))
         if server is not None:
-            _check(server, {each["key"]: each["value"] for each in shown}, _first(rows))
+            _check(server, {each["key"]: each["value"] for each in shown}, given[0])
         return _started(root / name, file, server)
     except BaseException:
         if server is not None:
@@ -184,47 +185,20 @@ def _run(*words: str) -> str:
     return ended.stdout
 
 
-def _model(model: str | Path | None) -> dict[str, str]:
+def _model(model: str | Path | None) -> dict[str, Any]:
     if model is None:
         return {}
     is_id = isinstance(model, str) and model.count("/") == 1 and not Path(model).exists()
     return {"model.id": str(model)} if is_id else {"model.folder": str(Path(model).resolve())}
 
 
-def _prompts(prompts: Prompts, inputs: Path) -> Path:
-    """Return the file of prompts; rows are written to one."""
-    if isinstance(prompts, str | Path):
-        return Path(prompts).resolve()
-    rows = [{"prompt": each} if isinstance(each, str) else dict(each) for each in prompts]
-    file = inputs / "prompts.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
-def _first(prompts: Path) -> dict[str, Any]:
-    """Return the metadata of the first prompt of a file, with its text as "prompt"."""
-    with prompts.open(encoding="utf-8-sig") as file:
-        if prompts.suffix == ".csv":
-            return next(csv.DictReader(file))
-        line = next(each for each in file if each.strip())
-    row: dict[str, Any] = {"prompt": line.strip()} if prompts.suffix == ".txt" else json.loads(line)
-    return {"prompt": row["prompt"], **row.get("metadata", row)}
-
-
 def _scorer(
-    reward: Reward | str | Mapping[str, Any], server: RewardServer | None, inputs: Path
-) -> dict[str, Any]:
+    reward: Reward | Mapping[str, Any], server: RewardServer | None, inputs: Path
+) -> Mapping[str, Any]:
     """Return the table of a scorer."""
-    if isinstance(reward, Mapping):
-        return dict(reward)
-    if isinstance(reward, str):
-        file, colon, function = reward.rpartition(":")
-        source = Path(file if colon else reward)
-        if source.suffix != ".py":
-            return {"name": reward, "type": reward}
-        at = f"{source.resolve()}:{function}" if colon else str(source.resolve())
-        return {"name": "reward", "type": "python", "source": at}
-    assert server is not None
+    if server is None:
+        assert isinstance(reward, Mapping)
+        return reward
     key = inputs / "reward.key"
     key.touch(mode=0o600)
     key.write_text(server.token)
@@ -238,12 +212,13 @@ def _earlier_port(file: Path) -> int:
     return int(found[1]) if found else 0
 
 
-def _check(server: RewardServer, keys: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+def _check(server: RewardServer, keys: Mapping[str, Any], row: Mapping[str, Any]) -> None:
     """Call the reward function on noise of the size of a sample; raises what it raises."""
     import numpy as np
 
     frames = [keys["model.frames"]] if keys["model.frames"] > 1 else []
     shape = (*frames, keys["model.height"], keys["model.width"], 3)
+    metadata = {"prompt": row["prompt"], **row.get("metadata", row)}
     server.score(np.random.default_rng(0).integers(0, 256, shape, np.uint8), metadata)
 
 

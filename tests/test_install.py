@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +18,7 @@ from shared.errors import how_to_install
 from shared.recipe.recipe import load_recipe
 from shared.release import RELEASE
 from tests.paths import ROOT
+from tests.test_documents import WRITTEN
 
 EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
     "optional-dependencies"
@@ -196,6 +198,29 @@ def test_an_installed_wheel_plans_and_checks_from_an_empty_folder(
     checking = ("check", "recipe.toml", "--elsewhere", "--devices", "h100=4", "--json")
     checked = json.loads(run_installed(digenrl, *checking, folder=tmp_path))
     assert checked["ok"] and checked["forecast"]["profile"] == "flux1-dev"
+
+
+@pytest.mark.slow
+def test_commands_of_the_documents_are_typed_in_an_environment_of_the_wheel(
+    wheel: Path, installed: Path, tmp_path: Path
+) -> None:
+    """Everything that they name is copied, but no package: those are the wheel's."""
+    names = ("README.md", "CONTRIBUTING.md", "docs", "tests/test_documents.py", "tests/paths.py",
+             "services/scheduler/costs/profiles/README.md")  # fmt: skip
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
+    (packaged,) = installed.parent.glob("lib/python*/site-packages/digenrl/_packaged")
+    tests = ("-P", "-m", "pytest", "-q", "tests/test_documents.py", "-k", "digenrl_takes")
+    ended = run_installed(
+        installed / "python", *tests, folder=tmp_path, PYTHONPATH=f"{packaged}:{tmp_path}"
+    )
+    assert int(re.findall(r"(\d+) passed", ended)[0]) == len(WRITTEN)
+    recipes = {
+        word for _, typed in WRITTEN for word in typed.split() if re.match("recipes/[a-z]", word)
+    }
+    shipped = {f"digenrl/_packaged/{recipe}" for recipe in recipes}
+    assert len(recipes) > 3 and shipped <= set(ZipFile(wheel).namelist())
 
 
 @pytest.mark.run

@@ -101,7 +101,7 @@ def test_what_is_wrong_is_raised_before_anything_is_trained(tmp_path: Path) -> N
     with pytest.raises(TypeError, match="neither `image` nor `frames`"):
         begin(lambda prompt: 1.0)
     with pytest.raises(digenrl.TrainingFailed, match="grups: unknown key; did you mean groups"):
-        begin("noise", keys={"batch.grups": 3})
+        begin({"name": "noise", "type": "jpeg-compressibility"}, keys={"batch.grups": 3})
     assert [path.name for path in tmp_path.iterdir()] == ["train.inputs"]
 
 
