@@ -12,13 +12,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from digenrl.client import Client
+    from digenrl.api.client import Client
     from digenrl.training import Training, TrainingFailed, train
 
     __version__: str
 
 __all__ = ["Client", "Training", "TrainingFailed", "__version__", "train"]
-MODULES = {"Client": "digenrl.client"} | dict.fromkeys(
+MODULES = {"Client": "digenrl.api.client"} | dict.fromkeys(
     ("Training", "TrainingFailed", "train"), "digenrl.training"
 )
 

@@ -26,7 +26,7 @@ def add_packaged() -> None:
 
 def main() -> None:
     add_packaged()
-    from digenrl.cli import main as run
+    from digenrl.commands.cli import main as run
 
     run()
 

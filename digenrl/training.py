@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from digenrl.client import Client
+from digenrl.api.client import Client
 from digenrl.reward_server import Reward, RewardServer
 
 COMMAND = [sys.executable, "-P", "-m", "digenrl"]

@@ -12,7 +12,7 @@ import pytest
 from tests.paths import ROOT
 
 TORCH_FREE = [
-    "digenrl.cli",
+    "digenrl.commands.cli",
     "bench.cli",
     "digenrl.evaluation.process",
     "digenrl.follow.steps",
@@ -49,7 +49,7 @@ def test_help_never_imports_torch() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "digenrl", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0
-    assert "digenrl.cli" in ended.stderr
+    assert "digenrl.commands.cli" in ended.stderr
     assert "torch" not in ended.stderr
 
 

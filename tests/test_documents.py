@@ -9,7 +9,7 @@ import click
 import pytest
 import typer
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from digenrl.local.earlier import command_with
 from tests.paths import ROOT
 

@@ -23,7 +23,7 @@ from digenrl.reading.wording import visible
 from shared.errors import UserError
 
 if TYPE_CHECKING:
-    from digenrl.client import Client
+    from digenrl.api.client import Client
     from digenrl.local.connection import Connection
 
 

@@ -17,7 +17,7 @@ from digenrl.commands.options import (
 from digenrl.local.runs import Run, find_run
 
 if TYPE_CHECKING:
-    from digenrl.client import Client
+    from digenrl.api.client import Client
     from digenrl.local.connection import Connection
     from digenrl.local.running.display import Display
 
@@ -75,7 +75,7 @@ def watch(
 
 def _watch(client: "Client", display: "Display", run: Run) -> int | None:
     """Show a run until it ends; returns the exit code, None if it has ended since the last look."""
-    from digenrl.client import NoAnswer, Refused
+    from digenrl.api.client import NoAnswer, Refused
     from digenrl.local.progress import ACTIVE_STATES, FINAL_STATES, read_progress
 
     phase = ""

@@ -22,7 +22,7 @@ from digenrl.local.runs import Run, find_run
 from shared.errors import UserError
 
 if TYPE_CHECKING:
-    from digenrl.client import Client
+    from digenrl.api.client import Client
     from services.scheduler.shell.api_models import RunView, TagView, WorkerView
     from shared.messages.contracts import Action
 
@@ -116,7 +116,7 @@ def until_drained(client: HasWorkers, names: Sequence[str], say: Say) -> list[st
 
 
 def _told(ask: Callable[[str], object], worker: str, note: str) -> dict[str, object]:
-    from digenrl.client import Refused
+    from digenrl.api.client import Refused
 
     try:
         ask(worker)

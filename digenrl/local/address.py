@@ -8,7 +8,7 @@ from digenrl.local.runs import Run, in_progress
 from shared.errors import UserError
 
 if TYPE_CHECKING:
-    from digenrl.client import Client
+    from digenrl.api.client import Client
     from shared.process.http_access import Role
 
 Service = Literal["scheduler", "page"]
@@ -44,7 +44,7 @@ def connect_client(
     Raises:
         UserError: if nobody has said where it answers, or the file cannot be read.
     """
-    from digenrl.checked_client import CheckedClient
+    from digenrl.api.checked_client import CheckedClient
     from digenrl.local.secrets.tokens import KEYS
 
     folder = run.folder

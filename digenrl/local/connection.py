@@ -17,7 +17,7 @@ from digenrl.local.store import run_store
 from shared.store import ObjectStore, open_store
 
 if TYPE_CHECKING:
-    from digenrl.client import Client
+    from digenrl.api.client import Client
     from digenrl.reading.reading import RunReading
     from shared.process.http_access import Role
 
@@ -65,7 +65,7 @@ def stored_client(store: ObjectStore, run: str) -> "Client":
     Raises:
         UserError: if the store holds no such run.
     """
-    from digenrl.checked_client import CheckedClient
+    from digenrl.api.checked_client import CheckedClient
     from shared.run.run_recipe import needed_recipe
 
     asyncio.run(needed_recipe(store, run))
@@ -122,7 +122,7 @@ def _live_client(
     Raises:
         UserError: if the one that was named does not answer, or refuses.
     """
-    from digenrl.client import NoAnswer, Refused
+    from digenrl.api.client import NoAnswer, Refused
 
     is_known = (
         in_progress(run.folder) if run.is_local else address.last_address(run.folder, service)
@@ -181,7 +181,7 @@ def read_run(of: Connection) -> "RunReading":
 
 def _known(ask: Callable[[], T]) -> T | None:
     """Return an answer; None from a service that does not have it."""
-    from digenrl.client import Refused
+    from digenrl.api.client import Refused
 
     try:
         return ask()

@@ -57,7 +57,7 @@ def named(text: str, path: str) -> str:
 
 def commands() -> str:
     """Return the help of every command."""
-    from digenrl.cli import app
+    from digenrl.commands.cli import app
 
     top = typer.main.get_command(app)
     lines = ["# Command line", "", "What `--help` says of each command.", ""]

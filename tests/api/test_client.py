@@ -11,11 +11,11 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from digenrl import client as client_module
+from digenrl.api import client as client_module
+from digenrl.api.checked_client import CheckedClient
+from digenrl.api.client import Client, NoAnswer, Refused
 from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
-from digenrl.checked_client import CheckedClient
-from digenrl.client import Client, NoAnswer, Refused
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from shared.errors import UserError

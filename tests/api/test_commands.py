@@ -13,8 +13,8 @@ import typer
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner, Result
 
-from digenrl import cli
-from digenrl.checked_client import CheckedClient
+from digenrl.api.checked_client import CheckedClient
+from digenrl.commands import cli
 from digenrl.commands.steer import until_drained
 from digenrl.local import address
 from digenrl.local.progress import RunProgress

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from tests.api.past_run import past_run
 from tests.follow.runs import RUN
 from tests.paths import ROOT

@@ -16,9 +16,9 @@ from fastapi.testclient import TestClient
 from safetensors.torch import load
 
 from digenrl.api import exported
+from digenrl.api.client import Client, Refused
 from digenrl.api.exported import AdapterLayout, Exports, Opened, export_routes
 from digenrl.api.run_history import RunHistory
-from digenrl.client import Client, Refused
 from digenrl.commands.export import Layouts
 from digenrl.report.layouts import Layout
 from shared.models.lora_files import FILES

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer.main
 
-from digenrl.cli import TASKS, app
+from digenrl.commands.cli import TASKS, app
 from tests.paths import ROOT
 
 NAMES = {name for names in TASKS.values() for name in names}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from shared.errors import DigenRLError
 from tests.e2e.advice import DEMO, advised_in, advised_in_code, check_parsed, words_of
 from tests.e2e.local_run import StartRun

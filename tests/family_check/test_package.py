@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.cli import bench
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from services.reward import kinds
 from services.reward.scorer import build_scorers, check_packages, scorer_kind
 from shared.errors import UserError

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from typer.testing import CliRunner
 
 from digenrl.api.feed import Position
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from digenrl.evaluation.records import Evaluations, KeptSample
 from digenrl.follow.panels import shown_samples
 from digenrl.follow.steps import MetricTargets, check_installed, follow

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from digenrl import cli
+from digenrl.commands import cli
 from digenrl.hub.dataset import fetch_prompts
 from shared.errors import UserError
 from shared.learning.prompts import read_prompts, read_rows

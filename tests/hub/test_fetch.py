@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from digenrl import cli
+from digenrl.commands import cli
 from digenrl.hub.fetch import fetch
 from shared.diffusion.loading.models import load_model
 from shared.errors import Unavailable, UserError

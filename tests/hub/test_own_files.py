@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from digenrl import cli
+from digenrl.commands import cli
 from digenrl.hub.dataset import fetch_prompts, make_own_prompts
 from digenrl.local.checking.preflight import ignore
 from shared.errors import UserError

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from digenrl import cli
+from digenrl.commands import cli
 from tests.hub.mirror import TOKEN, Mirror, in_use
 
 # huggingface_hub gives its HTTP library a file in an older way.

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from bench.digits.text import clip_tokenizer
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from digenrl.hub.reward_weights import REWARDS
 from digenrl.hub.rewards import SOURCES
 from services.reward.kinds import KINDS

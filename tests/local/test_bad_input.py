@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from digenrl import cli
+from digenrl.commands import cli
 from digenrl.local.checking import preflight
 from digenrl.local.checking.preflight import disk_bytes, versions_bytes
 from shared.errors import UserError

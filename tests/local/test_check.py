@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from digenrl.local.checking.check import check
 from digenrl.planning.forecast import better_keys
 from shared.errors import UserError

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from digenrl.local.brokers.deployment import BrokerAddresses, make_deployment
 from digenrl.local.brokers.embedded import Brokers, plan_brokers
 from digenrl.local.processes.ports import free_ports

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from digenrl.local.checking import doctor
 from shared.errors import UserError
 from tests.http_server import QuietHandler, serving

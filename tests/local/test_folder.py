@@ -73,7 +73,7 @@ def found(name, path=None, target=None):
     absent = {"numpy", "torch", "diffusers", "transformers", "safetensors", "PIL", "sklearn"}
     return None if name.split(".")[0] in absent else find(name, path, target)
 importlib.machinery.PathFinder.find_spec = found
-from digenrl.cli import main
+from digenrl.commands.cli import main
 for words in sys.argv[1:]:
     sys.argv = ["digenrl", *words.split()]
     try:

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from digenrl import cli
+from digenrl.commands import cli
 from digenrl.local.checking import preflight
 from digenrl.local.checking.preflight import UpRequest, prepare
 from digenrl.local.record import STARTED_JSON

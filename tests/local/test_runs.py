@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from digenrl import cli
+from digenrl.commands import cli
 from digenrl.local.checking import preflight
 from digenrl.local.runs import find_run, runs_in
 from digenrl.local.store import run_store

@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from digenrl.local.checking.doctor import gpu_findings
 from digenrl.local.processes.ports import free_ports
 from shared.diffusion.loading import device
@@ -216,7 +216,7 @@ def test_doctor_reports_a_driver_that_does_not_list_its_gpus(
 
 SHOW = """
 import os, typer
-from digenrl.cli import run_command
+from digenrl.commands.cli import run_command
 app = typer.Typer()
 @app.command()
 def show():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from digenrl.local.checking.verdict import gpu_kinds
 from digenrl.planning.ledger import Card
 from services.scheduler.costs.profile import load_profile

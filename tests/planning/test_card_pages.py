@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from tests.paths import RECIPES, ROOT
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from digenrl.planning.output import alike_hosts
 from digenrl.planning.plan import parse_devices, plan
 from services.scheduler.costs.profile import load_profile

@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from digenrl.planning.plan import costs_and_use
 from digenrl.planning.planner import PlanResult, RecipeSupport, list_candidates, plan_split
 from digenrl.planning.runnable import recipe_keys, why_not

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from digenrl.commands.export import parse_version
 from digenrl.evaluation.best import comparison_name, ranked_versions
 from digenrl.evaluation.records import Quality

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from digenrl.report.pictures import draw_gallery
 from digenrl.report.stills import SampleSet
 from services.trainer.engine.trainer_engine import TrainerEngine

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from shared.diffusion.loading.models import load_model
 from shared.diffusion.sampling.decoding import decoded
 from shared.errors import ContractError, UserError

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from digenrl import cli
+from digenrl.commands import cli
 from tests.reports.test_lora_files import TEXT, Tensors, pair
 
 ERRORS: dict[str, tuple[Tensors, list[str], str]] = {

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
-from digenrl import cli
+from digenrl.commands import cli
 from shared.diffusion.policy import load_policy
 from shared.diffusion.weights.starting_adapter import lora_tensors
 from shared.diffusion.weights.trained_weights import ADAPTER

@@ -14,7 +14,7 @@ from PIL import Image
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from services.reward.reward_file import RewardFile, read_table
 from services.reward.scorer import WeightedScorer, build_scorers, check_prompts
 from services.reward.scorers.python_file import PythonScorer

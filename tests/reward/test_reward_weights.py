@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from bench.digits.text import clip_tokenizer
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from digenrl.hub.reward_weights import make_folder
 from shared.errors import UserError
 from tests.reward.published import BlipVision, OpenClip

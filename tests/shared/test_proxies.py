@@ -14,8 +14,8 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from digenrl.api.client import Client
 from digenrl.api.live import client_of
-from digenrl.client import Client
 from digenrl.local.checking import doctor
 from services.reward.scorers.endpoint import ask
 from shared.bus import traces
@@ -114,7 +114,7 @@ def test_a_library_of_others_asks_loopback_directly_in_this_process_and_its_chil
     monkeypatch.setenv("NO_PROXY", "one.example, two.example")
     monkeypatch.setenv("no_proxy", "three.example")
     program = (
-        "import sys, subprocess; from digenrl.cli import run_command\n"
+        "import sys, subprocess; from digenrl.commands.cli import run_command\n"
         "ask = 'import sys, urllib.request as u; u.urlopen(sys.argv[1] + \"/urllib\")\\n'\n"
         "ask += 'import httpx, requests\\n'\n"
         'ask += \'httpx.get(sys.argv[1] + "/httpx"); requests.get(sys.argv[1] + "/requests")\'\n'

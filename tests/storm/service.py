@@ -26,7 +26,7 @@ from bench.cluster.processes import (
 )
 from bench.cluster.setting import Setting
 from bench.cluster.stores import PublishingStore
-from digenrl import cli
+from digenrl.commands import cli
 from services.trainer.fluid.member import MemberApp
 from services.trainer.fluid.store_exchange import StoreExchange
 from shared.devices.conditions import EncodedConditions

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from digenrl.local.checking.check import check
 from digenrl.planning.forecast import forecast
 from digenrl.trace.profile import FORWARD_TFLOPS, traced_profile, write_profile

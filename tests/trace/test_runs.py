@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from digenrl.trace.fakes import CPU, num_bytes
 from digenrl.trace.memory import rollout_needs, trainer_needs, usual
 from digenrl.trace.record import GIB, Trace, affine

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from digenrl.checked_client import CheckedClient
-from digenrl.cli import app
+from digenrl.api.checked_client import CheckedClient
 from digenrl.commands import status
+from digenrl.commands.cli import app
 from digenrl.commands.logs import parse_line
 from digenrl.local import address
 from shared.errors import DigenRLError

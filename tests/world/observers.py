@@ -18,7 +18,7 @@ from typing import Any, cast
 import httpx
 from rich.console import Console
 
-from digenrl.checked_client import CheckedClient, NoAnswer, Refused
+from digenrl.api.checked_client import CheckedClient, NoAnswer, Refused
 from digenrl.commands import status
 from digenrl.local import up
 from digenrl.local.connection import Connection, read_run

@@ -10,7 +10,7 @@ import time
 from functools import partial
 from random import Random
 
-from digenrl.checked_client import CheckedClient, NoAnswer, Refused
+from digenrl.api.checked_client import CheckedClient, NoAnswer, Refused
 from shared.process import failpoints
 from shared.process.service import EXIT_TIMEOUT_S
 from tests.world.blocking import run_blocking

@@ -12,7 +12,7 @@ import pytest
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from digenrl.checked_client import CheckedClient, NoAnswer
+from digenrl.api.checked_client import CheckedClient, NoAnswer
 from digenrl.evaluation.process import follow_run
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.standby import standby_app

@@ -9,7 +9,7 @@ from shared.models.catalogue import PartConfig, check_family
 from shared.recipe.recipe import Recipe
 
 LIGHT = (
-    "digenrl.cli",
+    "digenrl.commands.cli",
     "digenrl.follow.steps",
     "services.scheduler.shell.service",
     "shared.process.worker_process",

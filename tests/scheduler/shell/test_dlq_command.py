@@ -14,9 +14,9 @@ import pytest
 from fastapi.testclient import TestClient
 from typer.testing import CliRunner, Result
 
-from digenrl.checked_client import CheckedClient
-from digenrl.cli import app
+from digenrl.api.checked_client import CheckedClient
 from digenrl.commands import dlq as commands
+from digenrl.commands.cli import app
 from digenrl.commands.steer import until_paused
 from digenrl.local import connection
 from digenrl.local.address import last_address, write_address

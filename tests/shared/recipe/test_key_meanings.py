@@ -9,7 +9,7 @@ import jsonschema_rs
 import pytest
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from shared.recipe.keys import recipe_keys
 from shared.recipe.recipe import Recipe
 from tests.paths import ROOT

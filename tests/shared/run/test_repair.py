@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from digenrl.cli import app
+from digenrl.commands.cli import app
 from shared.errors import ContractError
 from shared.messages.contracts import ObjectRef
 from shared.run.chain import read_chain

@@ -6,8 +6,7 @@ from typing import Self, TypeVar, get_type_hints
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from digenrl import client
-from digenrl.api import exported, models, shown
+from digenrl.api import client, exported, models, shown
 from digenrl.reading import facts, reading
 from services.scheduler.shell import api_batches, api_letters, api_load, api_models
 from shared.errors import UserError
