@@ -1,27 +1,25 @@
 """Makes a file of prompts, with a folder of images, from rows of a data set whose columns have
 other names, or hold the images themselves."""
 
-import csv
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from shared.errors import ContractError, UserError, how_to_install, not_utf8
+from shared.errors import ContractError, UserError
 from shared.learning.hub_datasets import CONVERTED, PROMPTS_FILE
 from shared.learning.pictures import check_picture
-from shared.learning.prompt_tables import made_prompt, said, without_nothing
-from shared.learning.prompts import separated
+from shared.learning.prompt_rows import made_prompt, said, without_nothing
+from shared.learning.row_files import Rows, UnreadableFileError, read_file, separated
 from shared.messages.records import MAX_TEXT
 
 IMAGES = "images"
 OTHER_FILES = f"set the revision to {CONVERTED} if the hub shows its rows"
-ROWS_AT_ONCE = 32
-"""Rows of a Parquet file in memory; a row may hold an image."""
 
 ReadFile = Callable[[str], bytes]
 """Returns the bytes of an image by its path, relative to the file of its row."""
@@ -76,8 +74,8 @@ def make_prompts(
     (folder / IMAGES).mkdir(parents=True)
     with (folder / PROMPTS_FILE).open("w", encoding="utf-8") as lines:
         for file, read_image in files:
-            for number, row in enumerate(_rows(file, columns, key), 1):
-                where = f"{file.name} row {number}"
+            for place, row in _rows(file, columns, key):
+                where = f"{file.name} {place}"
                 line = _Converter(columns, folder, key, read_image, made).line(row, where)
                 if line is not None:
                     lines.write(json.dumps(line, ensure_ascii=False) + "\n")
@@ -176,93 +174,29 @@ def _is_json(value: Any) -> bool:
     return isinstance(value, str | int | float | None)  # bool is an int
 
 
-def _rows(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a file by column name; raises UserError if a column is missing or the file
-    has another format."""
-    if file.suffix == ".parquet":
-        yield from _parquet_rows(file, columns, key)
-    elif file.suffix == ".csv":
-        yield from _csv_rows(file, columns, key)
-    else:
-        yield from _json_rows(file, columns, key)
-
-
-def _parquet_rows(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
+def _rows(file: Path, columns: Columns, key: str) -> Rows:
+    """Yield the rows of a file; raises UserError if a column is missing or the file has another
+    format."""
+    wanted = None
+    if columns.metadata is not None:
+        wanted = (columns.prompt, columns.image or "", *columns.metadata)
     try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        needs = f"{file.name} {how_to_install('data')} ({error})"
-        raise UnreadableError(key, needs, remedy="") from error
-    try:
-        with parquet.ParquetFile(file) as opened:
-            names = opened.schema_arrow.names
-            _check_columns(names, columns, key)
-            named = (columns.prompt, columns.image, *(columns.metadata or ()))
-            wanted = (
-                names if columns.metadata is None else [name for name in names if name in named]
-            )
-            for rows in opened.iter_batches(ROWS_AT_ONCE, columns=wanted):
-                yield from rows.to_pylist()
-    except (OSError, ArrowException) as error:
-        raise _unreadable(file, key, error) from error
+        yield from read_file(file, partial(_check_columns, columns, key), wanted)
+    except UnreadableFileError as error:
+        reason = f"{file.name} {error.reason}"
+        if isinstance(error.__cause__, ImportError):
+            raise UnreadableError(key, reason, remedy="") from error
+        raise UnreadableError(
+            key, f"{reason}; {error.remedy}" if error.remedy else reason
+        ) from error
 
 
-def _csv_rows(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
-    """Yield rows of texts; an empty cell becomes None."""
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            rows = csv.DictReader(stream, strict=True)
-            _check_columns(list(rows.fieldnames or ()), columns, key)
-            for row in rows:
-                if None in row:  # cells beyond the last name
-                    raise UnreadableError(
-                        key,
-                        f"{file.name} line {rows.line_num} has more cells than the first line has "
-                        "names: text that has a comma belongs in double quotes",
-                    )
-                yield {name: cell or None for name, cell in row.items() if name}
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise _unreadable(file, key, error) from error
-
-
-def _json_rows(file: Path, columns: Columns, key: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects of a list, or of lines; a column need not be in each of them."""
-    names: dict[str, None] = {}
-    try:
-        for row in _objects(file):
-            names |= dict.fromkeys(row)
-            yield {**row}
-    except UnicodeDecodeError as error:
-        raise _unreadable(file, key, error) from error
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UnreadableError(key, f"{file.name} holds no JSON objects ({error})") from error
-    if names:
-        _check_columns(list(names), columns, key)
-
-
-def _objects(file: Path) -> Iterator[Mapping[str, Any]]:
-    with file.open(encoding="utf-8-sig") as stream:
-        first = next((line for line in stream if line.strip()), "")
-        stream.seek(0)
-        if first.lstrip().startswith("["):
-            yield from json.load(stream)
-        else:
-            yield from map(json.loads, filter(str.strip, stream))
-
-
-def _unreadable(file: Path, key: str, error: Exception) -> UnreadableError:
-    reason, where = str(error).splitlines()[0], ""
-    if isinstance(error, UnicodeDecodeError):
-        reason, where = "it is no text in UTF-8", f": {not_utf8(file)}"
-    return UnreadableError(key, f"{file.name} cannot be read ({reason}){where}")
-
-
-def _check_columns(names: list[str], columns: Columns, key: str) -> None:
+def _check_columns(columns: Columns, key: str, names: Sequence[str]) -> None:
     wanted = [("prompt", columns.prompt), ("image", columns.image)]
     wanted += [("metadata", each) for each in columns.metadata or ()]
-    for of, column in wanted:
+    for field_name, column in wanted:
         if column is not None and column not in names:
             raise UserError(
-                f"{key}.{of}: there is no column {column!r}; it has {', '.join(names)}"
+                f"{key}.{field_name}: there is no column {column!r}; it has {', '.join(names)}"
                 f"{separated(names)}"
             )

@@ -1,7 +1,6 @@
 """Source images that prompts name: files below the folder of the prompts, hashed once."""
 
 import hashlib
-import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,9 @@ def source_image(path: Path, where: str, image: Any) -> tuple[SourceImage | None
         return None, None
     if not isinstance(image, str) or "\0" in image or not _is_below(image):
         raise UserError(
-            f"{where}: {IMAGE}: {json.dumps(image)[:80]} is no path below the folder of the "
-            "prompts; put the image there, and name it relative to the file"
+            f"{where}: {IMAGE}: {repr(image)[:80]} is no path below the folder of the prompts; put "
+            "the image there, and name it relative to the file. data.dataset.folder takes images "
+            "themselves"
         )
     file = (path if path.is_dir() else path.parent) / image
     try:

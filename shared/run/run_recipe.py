@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from shared.errors import Unavailable, UserError
-from shared.learning.prompt_tables import Row
+from shared.learning.prompt_rows import Row
 from shared.learning.prompts import PromptOrder, num_different, read_rows, repeated, split_rows
 from shared.models.hub import models_root
 from shared.recipe.adapter import recipe_adapter

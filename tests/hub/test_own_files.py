@@ -72,14 +72,17 @@ def test_files_of_each_format_may_hold_the_images_themselves(tmp_path: Path) -> 
         ({"folder": "none"}, r"folder: there is no .*none; name a folder, or a file"),
         ({"folder": "pics"}, r"folder: .*pics has no file named .parquet, .* goes into data.prom"),
         ({"folder": "pics/1.png"}, r"folder: .*1.png has another format; use .parquet, .jsonl"),
-        ({"folder": "broken.json"}, r"folder: broken.json holds no JSON objects .*; mend the file"),
+        (
+            {"folder": "broken.json"},
+            r"folder: broken.json line 1 is no JSON object: .*; mend the file",
+        ),
         (
             {"folder": "out.csv", "image": "file"},
             r"image: out.csv names '../x', which is not below",
         ),
         ({"folder": "semi.csv"}, r"prompt: .* it has text;file, and separate cells with commas"),
         ({"folder": "more.csv"}, r"folder: more.csv line 2 has more cells .* in double quotes; m"),
-        ({"folder": "latin.csv"}, r"folder: latin.csv cannot be read \(it is no text in UTF-8\)"),
+        ({"folder": "latin.csv"}, r"folder: latin.csv cannot be read: it is no text in UTF-8"),
         (
             {"revision": "0" * 40},
             r"revision: the prompts of .*mine have the digest \w+ now, not",

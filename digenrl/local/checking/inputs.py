@@ -6,7 +6,7 @@ from pathlib import Path
 
 from services.reward.scorer import check_digits, check_packages, check_prompts, scorer_kind
 from shared.errors import Faults, UserError
-from shared.learning.prompt_tables import Row
+from shared.learning.prompt_rows import Row
 from shared.learning.prompts import num_empty, read_prompts
 from shared.messages.contracts import Prompt
 from shared.models.catalogue import (

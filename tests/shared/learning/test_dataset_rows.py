@@ -64,13 +64,17 @@ def test_a_prompt_that_is_too_long_is_left_out_and_counted(tmp_path: Path) -> No
         (
             "rows.csv",
             "prompt\ncaf\xe9".encode("latin-1"),
-            "id: rows.csv cannot be read .it is no text in UTF-8",
+            "id: rows.csv cannot be read: it is no text in UTF-8",
         ),
-        ("rows.csv", b'prompt\n"' + b"a" * 200_000, "id: rows.csv cannot be read .field larger"),
+        (
+            "rows.csv",
+            b'prompt\n"' + b"a" * 200_000,
+            "id: rows.csv cannot be read after line 1: field larger",
+        ),
         ("rows.csv", b"", "prompt: there is no column 'prompt'"),
-        ("rows.parquet", b"hello", "id: rows.parquet cannot be read .Parquet file size"),
-        ("rows.jsonl", b"caf\xe9", "id: rows.jsonl cannot be read .it is no text in UTF-8"),
-        ("rows.jsonl", b"[" * 100_000, "id: rows.jsonl holds no JSON objects"),
+        ("rows.parquet", b"hello", "id: rows.parquet cannot be read: Parquet file size"),
+        ("rows.jsonl", b"caf\xe9", "id: rows.jsonl cannot be read: it is no text in UTF-8"),
+        ("rows.jsonl", b"[" * 100_000, "id: rows.jsonl line 1 is no JSON object"),
         ("rows.json", b'{"data": [{"prompt": "a"}]}', "prompt: .* 'prompt'; it has data"),
     ],
 )

@@ -65,7 +65,9 @@ def test_what_is_no_number_is_left_out_as_what_is_null(tmp_path: Path) -> None:
 
 def test_a_column_of_images_themselves_is_refused_with_the_remedy(tmp_path: Path) -> None:
     path = parquet(tmp_path, {"prompt": ["a"], "image": [{"bytes": b"x", "path": None}]})
-    with pytest.raises(UserError, match=r"column image: .* is no path; .* data.dataset.folder,"):
+    with pytest.raises(
+        UserError, match=r"row 1: image: .* is no path .* data.dataset.folder takes"
+    ):
         read(path)
 
 
@@ -94,12 +96,18 @@ def test_what_json_lines_become_as_a_table_is_what_they_are(tmp_path: Path) -> N
     ("columns", "said"),
     [
         ({"caption": ["a"], "n": [1]}, 'has no column "prompt", but caption, n; rename the one'),
-        ({"prompt": [1, 2]}, "column prompt: int64 is no text"),
+        ({"prompt": [1, 2]}, "row 1: prompt: Input should be a valid string"),
         ({"prompt": pa.array([None, ""], pa.string())}, "holds no prompt"),
-        ({"prompt": ["a", "b" * 5000]}, "row 2, column prompt: String should have at most 4096"),
-        ({"prompt": ["a"], "tags": [[b"x"]]}, "column tags.element: binary is no text"),
-        ({"prompt": ["a"], "metadata": [{"box": [b"x"]}]}, "column metadata.box.element: binary"),
-        ({"prompt": ["a"], **{f"c{n}": [n] for n in range(33)}}, "row 1, metadata: Dictionary"),
+        ({"prompt": ["a", "b" * 5000]}, "row 2: prompt: String should have at most 4096"),
+        (
+            {"prompt": ["a"], "tags": [[b"x"]]},
+            "row 1: metadata.tags: input was not a valid JSON value",
+        ),
+        (
+            {"prompt": ["a"], "metadata": [{"box": [b"x"]}]},
+            "row 1: metadata.box: input was not a valid JSON value",
+        ),
+        ({"prompt": ["a"], **{f"c{n}": [n] for n in range(33)}}, "row 1: metadata: Dictionary"),
         ({"prompt": pa.array([], pa.string())}, "holds no prompt"),
     ],
 )
@@ -117,7 +125,7 @@ def test_a_table_of_anything_else_is_refused_in_one_line(
 def test_a_row_is_counted_within_its_own_file(tmp_path: Path) -> None:
     faulty = pa.table({"prompt": ["a", "b" * 5000]})
     folder = saved(tmp_path / "prompts", pa.table({"prompt": ["x", "y", "z"]}), faulty)
-    with pytest.raises(UserError, match=re.escape("data-00008-of-00002.arrow row 2, column")):
+    with pytest.raises(UserError, match=re.escape("data-00008-of-00002.arrow row 2: prompt")):
         read_prompts(folder)
 
 

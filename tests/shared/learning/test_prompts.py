@@ -31,9 +31,10 @@ def test_what_is_null_is_left_out_and_lines_without_metadata_have_their_other_ke
 ) -> None:
     lines = [
         '{"prompt": "a", "metadata": {"digit": 3, "note": null}, "other": 1}',
-        '{"prompt": "b", "digit": 3, "note": null, "box": [1, 2], "kind": "red"}',
+        '{"prompt": "b", "digit": 3, "note": null, "box": [1, 2], "kind": "red", "x": NaN}',
     ]
     prompts = read_prompts(file(tmp_path, "p.jsonl", "\n".join(lines)))
+    assert read_prompts(file(tmp_path, "p.json", f"[{','.join(lines)}]")) == prompts
     assert [dict(prompt.metadata) for prompt in prompts] == [
         {"digit": 3}, {"digit": 3, "kind": "red", "box": [1, 2]},
     ]  # fmt: skip
@@ -43,7 +44,7 @@ def test_what_is_null_is_left_out_and_lines_without_metadata_have_their_other_ke
 def test_a_text_of_another_encoding_is_to_be_saved_anew(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "p.csv"
     path.write_text("prompt\ncafé", encoding=encoding)
-    with pytest.raises(UserError, match="no text in UTF-8; save it so"):
+    with pytest.raises(UserError, match=r"no text in UTF-8 .*; save it as UTF-8"):
         read_prompts(path)
 
 
@@ -76,18 +77,21 @@ def test_a_column_without_a_name_is_left_out_and_suffixes_may_be_capitals(tmp_pa
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("p.csv", "prompt,a,a\nx,1,2", 'two columns "a" in its first line; rename one'),
-        ("p.jsonl", '{"prompt": "a", "metadata": {"x": NaN}}', "metadata.x: nan is no number"),
-        ("p.jsonl", "[" * 100_000, "line 1 is not"),
-        ("p.json", '[{"prompt": "a"}]', "line 1 is not .* end the file's name in .txt"),
-        ("p.csv", "text,digit\na,1", 'no column "prompt" in its first line, but text, digit'),
-        ("p.csv", "prompt\na fox, red", "line 2: more cells than the first line has names"),
+        ("p.csv", "prompt,a,a\nx,1,2", 'two columns "a"; rename one'),
+        ("p.jsonl", "[" * 100_000, "line 1 is no JSON object"),
+        ("p.list", "a fox", "line 1 is no JSON object: .* end the file's name in .txt"),
+        ("p.csv", "text,digit\na,1", 'no column "prompt", but text, digit'),
+        ("p.csv", "prompt\na fox, red", "line 2 has more cells than the first line has names"),
         ("p.csv", 'prompt\n"a fox', "after line 1: unexpected end of data; close every double"),
         ("p.csv", "prompt;digit\na;1", "separate cells with commas, not ';'"),
-        ("p.jsonl", '{"text": "a"}', "keys of other names, are read as data.dataset.folder"),
+        (
+            "p.jsonl",
+            '{"text": "a"}',
+            "line 1 has no column .prompt., but text; .* data.dataset.folder",
+        ),
         ("p.csv", "prompt,digit\n,3", "holds no prompt"),
         ("p.jsonl", '{"prompt": 3}', "line 1: prompt: "),
-        ("p.jsonl", '{"prompt": "a"}\na fox', "line 2 is not"),
+        ("p.jsonl", '{"prompt": "a"}\na fox', "line 2 is no JSON object"),
         ("p.txt", "\n \n", "holds no prompt"),
         ("p.txt", "a" * 100_000, "line 1: "),
     ],
