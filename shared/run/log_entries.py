@@ -3,7 +3,7 @@
 request       who requested a change of the run, and the answer (the audit log)
 phase         the run's phase changed
 alarm         an alarm of the scheduler began or ended
-dead_letter   a message that nobody could use, or work that failed
+dead_letter   a message that no service could use, or work that failed
 settled       what an operator did about dead letters
 evaluation    a version was evaluated
 """
