@@ -32,8 +32,8 @@ def described() -> dict[str, Any]:
     whole, beside = create_app(nobody).openapi(), FastAPI(title=TITLE)
     add_problems(beside)
     live, nowhere = LiveRun("", httpx.AsyncClient(trust_env=False)), cast(ObjectStore, None)
-    exports = Exports(RunHistory(nowhere, "run"), {})
-    beside.include_router(api_routes(nowhere, "run", live, exports=exports))
+    history = RunHistory(nowhere, "run")
+    beside.include_router(api_routes(history, live, exports=Exports(history, {})))
     for path, operations in beside.openapi()["paths"].items():
         for operation in operations.values():
             operation["description"] = f"{operation['description']}\n\n{HERE}"

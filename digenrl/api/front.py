@@ -23,7 +23,6 @@ from digenrl.api.what_if import WhatIf, plan_routes
 from services.scheduler.shell.api_batches import VersionView
 from shared.process.http_access import CALLER, ON_BEHALF, OPERATIONS, Caller
 from shared.run.log import Log
-from shared.store import ObjectStore
 
 
 def _path(request: Request) -> str:
@@ -32,10 +31,8 @@ def _path(request: Request) -> str:
 
 
 def api_routes(
-    store: ObjectStore,
-    run: str,
+    history: RunHistory,
     live: LiveRun,
-    history: RunHistory | None = None,
     what_if: WhatIf | None = None,
     exports: Exports | None = None,
 ) -> APIRouter:
@@ -43,7 +40,6 @@ def api_routes(
 
     Args:
         live: its scheduler; without an address, the run is over.
-        history: what the page has read of the run.
         what_if: what plans for other devices.
         exports: what makes files of adapters; without it there is no such route.
     """
@@ -52,10 +48,10 @@ def api_routes(
     async def say_run() -> Any | None:
         return await live.get("/v1/run")
 
-    history = history or RunHistory(store, run)
+    store, run = history.store, history.run
     feed = Feed(store, run, history.log, Log.of_evaluations(store, run))
     router.include_router(event_routes(feed, say_run))
-    router.include_router(history_routes(store, run, history.log))
+    router.include_router(history_routes(history))
     router.include_router(shown_routes(history))
     router.include_router(plan_routes(what_if or WhatIf(history)))
     if exports is not None:

@@ -6,10 +6,10 @@ from fastapi import APIRouter, HTTPException, Path, Query, Response
 
 from digenrl.api import models
 from digenrl.api.past import Gone, Past
+from digenrl.api.run_history import RunHistory
 from shared.process.http_api import errors
 from shared.run.log import Log
 from shared.run.log_entries import Request
-from shared.store import ObjectStore
 from shared.store.previews import content_type
 
 Number = Annotated[int, Path(ge=0, lt=2**31, description="number of the batch")]
@@ -31,8 +31,8 @@ PICTURE: dict[int | str, dict[str, Any]] = {
 }
 
 
-def history_routes(store: ObjectStore, run: str, log: Log) -> APIRouter:
-    router, past = APIRouter(tags=["history"]), Past(store, run, log)
+def history_routes(history: RunHistory) -> APIRouter:
+    router, past = APIRouter(tags=["history"]), Past(history)
     _add_samples(router, past)
 
     @router.get("/v1/batches/{batch}/groups", operation_id="list_groups", responses=errors(404))
@@ -43,7 +43,7 @@ def history_routes(store: ObjectStore, run: str, log: Log) -> APIRouter:
     @router.get("/v1/audit", operation_id="list_audit")
     async def audit(limit: Limit = 50, after: Cursor = "") -> models.AuditPage:
         """Requests that changed something, or were to, with who has asked; newest first."""
-        return await audit_page(log, limit, int(after) if after else None)
+        return await audit_page(history.log, limit, int(after) if after else None)
 
     @router.get("/v1/storage", operation_id="get_storage")
     async def storage() -> models.StorageView:

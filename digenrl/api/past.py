@@ -10,6 +10,7 @@ import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from digenrl.api.models import (
     StorageView,
     UnscoredGroup,
 )
+from digenrl.api.run_history import LOG_S, RunHistory
 from shared.errors import ContractError, DigenRLError, IntegrityError, UserError
 from shared.learning.prompts import PromptOrder
 from shared.messages.contracts import TrainGroup
@@ -29,12 +31,10 @@ from shared.recipe.recipe import Recipe
 from shared.run.commands import read_commands
 from shared.run.commits import CommitRecord, TrainedGroup, read_commit
 from shared.run.layout import KEPT_BATCHES, previews_folder
-from shared.run.log import Log
 from shared.run.log_entries import DeadLetter
 from shared.run.previews import preview_key
 from shared.run.retention import retention_from
-from shared.run.run_recipe import prompt_order, read_recipe
-from shared.store import ObjectStore
+from shared.run.run_recipe import prompt_order
 from shared.store.previews import unpacked_previews
 
 Order = Literal["number", "worst", "best", "unscored"]
@@ -42,8 +42,6 @@ Order = Literal["number", "worst", "best", "unscored"]
 only those that have none."""
 RECORDS = 32
 """Commit records that are kept in memory."""
-LETTERS_S = 3.0
-"""Seconds for which dead letters are not read again."""
 COUNTED_S = 60.0
 GONE = (
     f"deleted: media are kept of the {KEPT_BATCHES} newest committed batches, and of those after "
@@ -60,15 +58,12 @@ class Gone(DigenRLError):
 class Past:
     """Knows the groups and samples of a run's committed batches."""
 
-    store: ObjectStore
-    run: str
-    log: Log
+    history: RunHistory
     _records: OrderedDict[int, CommitRecord] = field(default_factory=OrderedDict)
     _previews: OrderedDict[int, frozenset[str]] = field(default_factory=OrderedDict)
     """Keys of the previews of batches whose media are deleted."""
-    _recipe: Recipe | None = None
     _prompts: PromptOrder | None = None
-    _has_prompts: bool = True
+    """None: not read yet, or this host does not have the file."""
     _counted: StorageView | None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -140,11 +135,11 @@ class Past:
         if not 0 <= sample < len(record.trained[group].rewards):
             return None
         try:
-            commands = await read_commands(self.store, record)
+            commands = await read_commands(self.history.store, record)
             fragment, index = _fragment_of(commands[group], sample)
             if fragment is None:
                 return None
-            data = await self.store.get(fragment.stored.media)
+            data = await self.history.store.get(fragment.stored.media)
         except IntegrityError as error:
             preview = await self._preview(batch, record.trained[group], sample)
             if preview is None:
@@ -162,8 +157,8 @@ class Past:
 
     async def _count(self, now: float) -> StorageView:
         totals: dict[str, tuple[int, int]] = {}
-        for each in await self.store.entries(self.run):
-            folder = each.key.removeprefix(f"{self.run}/").split("/")[0]
+        for each in await self.history.store.entries(self.history.run):
+            folder = each.key.removeprefix(f"{self.history.run}/").split("/")[0]
             number, size = totals.get(folder, (0, 0))
             totals[folder] = number + 1, size + each.size
         rules = _rules(await self._known_recipe())
@@ -177,13 +172,13 @@ class Past:
         return StorageView(
             bytes=sum(each.bytes for each in folders), measured=now, folders=folders,
             objects=sum(each.objects for each in folders),
-            disk_bytes=await asyncio.to_thread(self.store.bytes_on_disk),
+            disk_bytes=await asyncio.to_thread(self.history.store.bytes_on_disk),
         )  # fmt: skip
 
     async def _record(self, batch: int) -> CommitRecord | None:
         record = self._records.get(batch)
         if record is None:
-            record = await read_commit(self.store, self.run, batch + 1)
+            record = await read_commit(self.history.store, self.history.run, batch + 1)
             if record is not None:
                 self._records[batch] = record
                 while len(self._records) > RECORDS:
@@ -194,11 +189,11 @@ class Past:
         """Return the keys of the previews that are left of a batch; None if its media are there."""
         ref, batch = record.commands, record.batch
         if batch is None or (
-            ref is not None and await self.store.backend.size(ref.key) == ref.size
+            ref is not None and await self.history.store.backend.size(ref.key) == ref.size
         ):
             return None
         if batch not in self._previews:
-            found = await self.store.keys(previews_folder(self.run, batch))
+            found = await self.history.store.keys(previews_folder(self.history.run, batch))
             self._previews[batch] = frozenset(found)
             while len(self._previews) > RECORDS:
                 self._previews.popitem(last=False)
@@ -206,8 +201,8 @@ class Past:
 
     async def _preview(self, batch: int, group: TrainedGroup, sample: int) -> bytes | None:
         """Return the preview of a sample; None if there is none."""
-        key, place = _preview_of(self.run, batch, group, sample)
-        data = await self.store.read(key)
+        key, place = _preview_of(self.history.run, batch, group, sample)
+        data = await self.history.store.read(key)
         if data is None:
             self._previews.pop(batch, None)  # the newest ones go when there are newer ones
             return None
@@ -217,21 +212,21 @@ class Past:
             return None
 
     async def _found_letters(self, batch: int) -> list[DeadLetter]:
-        await self.log.look(LETTERS_S)
+        await self.history.log.look(LOG_S)
         return [
-            each for each in self.log.entries
+            each for each in self.history.log.entries
             if isinstance(each, DeadLetter) and each.work and each.work.batch == batch
         ]  # fmt: skip
 
     async def _known_recipe(self) -> Recipe | None:
-        if self._recipe is None:
-            self._recipe = recipe = await read_recipe(self.store, self.run)
-            if recipe is not None:
-                try:
-                    self._prompts = await asyncio.to_thread(prompt_order, recipe)
-                except (UserError, OSError):
-                    self._prompts = None  # this host does not have the file
-        return self._recipe
+        known = self.history.recipe
+        if known is None:
+            await self.history.look()
+            known = self.history.recipe
+        if known is not None and self._prompts is None:
+            with suppress(UserError, OSError):
+                self._prompts = await asyncio.to_thread(prompt_order, known)
+        return known
 
     def _prompt(self, recipe: Recipe | None, batch: int, group: int) -> str | None:
         if recipe is None or self._prompts is None:
@@ -248,7 +243,7 @@ class Past:
         known = reward is not None and mean is not None and bool(spread)
         why_not = group.dropped or ("it could not be scored" if reward is None else None)
         path = f"/v1/batches/{batch}/samples/{group.group}/{sample}/media"
-        is_there = left is None or _preview_of(self.run, batch, group, sample)[0] in left
+        is_there = left is None or _preview_of(self.history.run, batch, group, sample)[0] in left
         return SampleHistory(
             batch=batch, group=group.group, sample=sample,
             prompt=self._prompt(recipe, batch, group.group), reward=reward,

@@ -44,10 +44,8 @@ class InProcessTransport(httpx.BaseTransport):
         from digenrl.api.live import LiveRun
         from digenrl.api.run_history import RunHistory
 
-        app, history = FastAPI(), RunHistory(store, run)
-        app.include_router(
-            api_routes(store, run, LiveRun("", httpx.AsyncClient(trust_env=False)), history)
-        )
+        app, nobody = FastAPI(), LiveRun("", httpx.AsyncClient(trust_env=False))
+        app.include_router(api_routes(RunHistory(store, run), nobody))
         self._app = httpx.ASGITransport(app)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:

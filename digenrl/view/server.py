@@ -112,7 +112,7 @@ def create_app(view: View, access: Access) -> FastAPI:
     history, what_if = view.history, WhatIf(view.history)
     _add_plan(app, pages, what_if)
     exports = Exports(history, view.environment)
-    app.include_router(api_routes(history.store, history.run, view.live, history, what_if, exports))
+    app.include_router(api_routes(history, view.live, what_if, exports))
     check_routes(app)
     return app
 
@@ -171,7 +171,7 @@ def _add_pages_of_now(app: FastAPI, pages: Pages) -> None:
 
 def _add_samples(app: FastAPI, pages: Pages) -> None:
     history = pages.view.history
-    past = Past(history.store, history.run, history.log)
+    past = Past(history)
 
     @app.get("/samples")
     async def samples(request: Request, version: Before = None) -> HTMLResponse:

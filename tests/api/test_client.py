@@ -16,6 +16,7 @@ from digenrl.api.checked_client import CheckedClient
 from digenrl.api.client import Client, NoAnswer, Refused
 from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
+from digenrl.api.run_history import RunHistory
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from shared.errors import UserError
@@ -44,7 +45,7 @@ def past(tmp_path: Path) -> Client:
 
 
 def _of_past(run: Run) -> Client:
-    return _of(app_of(api_routes(run.store, RUN, LiveRun("", httpx.AsyncClient()))))
+    return _of(app_of(api_routes(RunHistory(run.store, RUN), LiveRun("", httpx.AsyncClient()))))
 
 
 def _of(app: FastAPI) -> Client:

@@ -15,6 +15,7 @@ from digenrl.api import events
 from digenrl.api.feed import Feed, Position
 from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
+from digenrl.api.run_history import RunHistory
 from digenrl.evaluation.records import EvaluationRecord, Evaluations, Quality
 from digenrl.local.secrets.tokens import Tokens, load_tokens
 from services.scheduler.shell.run_log import RunLog
@@ -113,7 +114,7 @@ async def test_the_log_of_two_schedulers_has_each_change_of_the_phase_once(run: 
 @asynccontextmanager
 async def front(run: Run, tokens: Tokens, live: LiveRun) -> AsyncIterator[str]:
     access = Access(TokenFile(tokens.accepted))
-    async with serving(api_routes(run.store, RUN, live), access) as url:
+    async with serving(api_routes(RunHistory(run.store, RUN), live), access) as url:
         yield url
 
 

@@ -14,6 +14,7 @@ from PIL import Image
 from digenrl.api import models
 from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
+from digenrl.api.run_history import RunHistory
 from shared.run.layout import batch_folder
 from shared.run.log_entries import PhaseChange, Request, Work
 from shared.run.previews import preview_key
@@ -31,7 +32,9 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def client(run: Run) -> TestClient:
-    return TestClient(app_of(api_routes(run.store, RUN, LiveRun("", httpx.AsyncClient()))))
+    return TestClient(
+        app_of(api_routes(RunHistory(run.store, RUN), LiveRun("", httpx.AsyncClient())))
+    )
 
 
 def pages(client: TestClient, path: str, name: str, limit: int = 3) -> list[dict[str, Any]]:

@@ -192,14 +192,14 @@ def test_the_doctor_reports_proxies_without_their_passwords(
 
 
 def test_every_client_of_ours_says_whether_it_goes_by_a_proxy() -> None:
-    """Those of a run's hosts do not look at the environment; the others are of `Outgoing`."""
+    """Clients of a run's hosts ignore the environment; the others use a `CheckedTransport`."""
     calls = 0
     for path in (each for room in ("digenrl", "services", "shared") for each in files(room)):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in MAKES_CLIENTS:
                 given = {each.arg: ast.unparse(each.value) for each in node.keywords}
                 own = given.get("trust_env") == "False"
-                assert own or given.get("transport", "").startswith("Outgoing("), (
+                assert own or given.get("transport", "").startswith("CheckedTransport("), (
                     path,
                     node.lineno,
                 )

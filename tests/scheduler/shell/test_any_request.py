@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from digenrl.api.front import api_routes
 from digenrl.api.live import LiveRun
+from digenrl.api.run_history import RunHistory
 from services.scheduler.shell.api import create_app
 from services.scheduler.shell.app import Scheduler
 from shared.process.http_access import Access
@@ -92,6 +93,6 @@ def test_20000_requests_of_the_description_are_answered(scheduler: Scheduler) ->
 def test_5000_requests_of_a_run_that_is_over_are_answered(tmp_path: Path) -> None:
     app, run = FastAPI(), past_run(tmp_path)
     add_problems(app)
-    app.include_router(api_routes(run.store, RUN, LiveRun("", httpx.AsyncClient())))
+    app.include_router(api_routes(RunHistory(run.store, RUN), LiveRun("", httpx.AsyncClient())))
     seen = ask_app(app, OF_THE_PAST)
     assert seen.total() >= OF_THE_PAST and {200, 404, 422} <= seen.keys()
