@@ -81,26 +81,28 @@ def imported_by(path: Path) -> list[str]:
 
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 40
-MEASURED_ROOMS = ("services/scheduler/core", "services/scheduler/shell", "services/trainer")
 
 
-@pytest.mark.parametrize("room", MEASURED_ROOMS)
+@pytest.mark.parametrize("room", ["digenrl", "services", "shared"])
 def test_files_and_functions_are_short(room: str) -> None:
     too_long = [
         f"{path.relative_to(ROOT)}{place}: {lines} lines"
         for path in sorted((ROOT / room).rglob("*.py"))
-        for place, lines, limit in measured(path.read_text())
+        for place, lines, limit in measured(path.read_text(), room == "digenrl")
         if lines > limit
     ]
     assert too_long == []
 
 
-def measured(source: str) -> Iterator[tuple[str, int, int]]:
-    """Yield what has a limit: where it is, how many lines it has, and how many it may have."""
+def measured(source: str, has_commands: bool) -> Iterator[tuple[str, int, int]]:
+    """Yield each limit: where it applies, the number of lines, and the maximum. The parameters of a
+    command of the command line are the declaration of its options, and do not count."""
     yield "", source.count("\n"), MAX_FILE_LINES
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            is_command = has_commands and "typer." in ast.unparse(node.args)
+            first = node.body[0].lineno if is_command else node.lineno
+            lines = (node.end_lineno or node.lineno) - first + 1
             yield f" {node.name}", lines, MAX_FUNCTION_LINES
 
 

@@ -64,8 +64,11 @@ def connect_client(
     own = folder / KEYS / f"{role}.token"
     if token_file is None and not scheduler and own.is_file():
         token_file = own
+    return CheckedClient.at(address, token=_read_token(token_file))
+
+
+def _read_token(file: Path | None) -> str:
     try:
-        token = "" if token_file is None else token_file.read_text().strip()
+        return "" if file is None else file.read_text().strip()
     except OSError as error:
-        raise UserError(f"--token-file: {token_file}: {error.strerror}") from error
-    return CheckedClient.at(address, token=token)
+        raise UserError(f"--token-file: {file}: {error.strerror}") from error

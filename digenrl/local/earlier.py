@@ -61,13 +61,7 @@ def decide_start(
     other = f"`{command_with('--fresh', typed)}` begins another, and keeps it as {kept_as.name}"
     if why := refusal(f"the run {folder.name}", release_of(folder)):
         raise UserError(f"--resume: {why}; {other}")
-    try:
-        stored = stored_recipe((folder / RECIPE_JSON).read_bytes())
-    except ValueError as error:
-        raise UserError(
-            f"--resume: {folder / RECIPE_JSON} is not a recipe of this release, so the run cannot "
-            f"go on; {other}"
-        ) from error
+    stored = _read_stored(folder, other)
     try:
         check_same_run(stored, recipe, same=_same_files(folder, recipe))
     except UserError as error:
@@ -79,6 +73,16 @@ def decide_start(
         ) from error
     line = f"run {folder.name} is not finished ({earlier}), and goes on; --fresh begins another"
     return RunStart(recipe, resumes=True, line="" if resume else line)
+
+
+def _read_stored(folder: Path, other: str) -> Recipe:
+    try:
+        return stored_recipe((folder / RECIPE_JSON).read_bytes())
+    except ValueError as error:
+        raise UserError(
+            f"--resume: {folder / RECIPE_JSON} is not a recipe of this release, so the run cannot "
+            f"go on; {other}"
+        ) from error
 
 
 def resume_hint(folder: Path, program: str = "digenrl") -> str:

@@ -50,23 +50,29 @@ def run_store(run: Run, *, reads: bool = False) -> Iterator[bool]:
         brokers = plan_brokers(folder.resolve(), load_keys(folder))
         named = brokers.environment | brokers.secrets["client"] | brokers.owner
         [store] = [program for program in brokers.programs if program.name == STORE]
-        with (folder / "logs" / f"{STORE}.log").open("ab") as log:
-            known = log.tell()
-            process = subprocess.Popen(
-                store.argv,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, **store.environment},
-                start_new_session=True,  # Ctrl-C ends the command, which then stops the store
-                preexec_fn=die_with_parent if sys.platform == "linux" else None,
-            )  # fmt: skip
+        process, log, known = _start(store, folder / "logs" / f"{STORE}.log")
         try:
-            death = partial(_death, store, process, Path(log.name), known)
+            death = partial(_death, store, process, log, known)
             asyncio.run(wait_ready(store, death=death))
             with noted_store(folder, named, is_live=False), _environment(named):
                 yield True
         finally:
             _end(process)
             store.ended()
+
+
+def _start(store: Program, log: Path) -> "tuple[subprocess.Popen[bytes], Path, int]":
+    """Start the store; return its process, its log, and the log's size before."""
+    with log.open("ab") as file:
+        known = file.tell()
+        process = subprocess.Popen(
+            store.argv,
+            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            env={**os.environ, **store.environment},
+            start_new_session=True,  # Ctrl-C ends the command, which then stops the store
+            preexec_fn=die_with_parent if sys.platform == "linux" else None,
+        )  # fmt: skip
+    return process, log, known
 
 
 @contextmanager

@@ -98,10 +98,7 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
     display = Display(console, api.url, str(local.folder / "logs"), weighted, as_json)
     brokers = plan_brokers(local.folder, local.keys, runs=[local.recipe.run.name])
     local.keys.write(brokers.secrets)
-    for name in brokers.secrets["client"]:  # files name this run's; variables would go before
-        os.environ.pop(name, None)
-    secrets = local.keys.environment("client") | local.tokens.environment
-    environment = brokers.environment | secrets | _no_cache(local) | _asked(local)
+    environment = _environment(local, brokers)
     logs = local.folder / "logs"
     starter = await Starter.begin(plan_preload(local.recipe), environment, logs / "starter.log")
     supervisor = Supervisor(logs, environment, starter)
@@ -114,11 +111,7 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
                 run = _start_and_watch(local, brokers, supervisor, display, api, page, evaluation)
                 outcome = await _until(run, supervisor, interrupted)
                 wall_seconds = time.monotonic() - began
-                display.say("draining the services")
-                await _stop_services(supervisor, but=[EVALUATOR])
-                if outcome == "finished" and evaluation is not None:
-                    outcome = await _until(_finish(evaluation), supervisor, interrupted)
-                await _stop_services(supervisor)
+                outcome = await _drain(outcome, supervisor, display, evaluation, interrupted)
             if outcome == "finished":
                 code = await _report(local, supervisor, wall_seconds, interrupted, as_json=as_json)
                 if code != EXIT_INTERRUPTED:
@@ -133,6 +126,27 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
         if starter is not None:
             await starter.stop()
         shutil.rmtree(local.folder / HOST_CACHE, ignore_errors=True)
+
+
+def _environment(local: LocalRun, brokers: Brokers) -> dict[str, str]:
+    """Return the variables of the run's processes."""
+    for name in brokers.secrets["client"]:  # a variable would take precedence over the run's file
+        os.environ.pop(name, None)
+    secrets = local.keys.environment("client") | local.tokens.environment
+    return brokers.environment | secrets | _no_cache(local) | _asked(local)
+
+
+async def _drain(
+    outcome: Outcome, supervisor: Supervisor, display: Display,
+    evaluation: LocalEvaluation | None, interrupted: asyncio.Event,
+) -> Outcome:  # fmt: skip
+    """Stop the services, and let a finished run's evaluation end."""
+    display.say("draining the services")
+    await _stop_services(supervisor, but=[EVALUATOR])
+    if outcome == "finished" and evaluation is not None:
+        outcome = await _until(_finish(evaluation), supervisor, interrupted)
+    await _stop_services(supervisor)
+    return outcome
 
 
 def _asked(local: LocalRun) -> dict[str, str]:

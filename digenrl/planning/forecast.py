@@ -1,6 +1,6 @@
 """Forecasts the step time and the memory of a recipe on given devices."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -47,6 +47,7 @@ from services.scheduler.sim.staleness import line as staleness_line
 from services.scheduler.sim.steady import steady_fragment_size
 from shared.errors import UserError
 from shared.recipe.recipe import Recipe
+from shared.recipe.schedule import RunSchedule
 
 BATCHES_STRICT, BATCHES_ONE_STEP = 3, 6
 SEARCH_CPU_S = 0.3
@@ -119,43 +120,23 @@ def forecast(
     trace: Trace | None = None,
     launch_us: str | None = None,
 ) -> Forecast:
-    """Forecast the recipe's own split, and find a faster one unless the recipe is colocated.
-
-    Args:
-        devices: GPUs by kind, or hosts.
-        host_gpus: GPUs of a host where only GPUs are counted.
-        option: by which the devices are given.
-        streamed: kinds of device, separated by commas, whose workers stream the network though the
-            recipe does not say so.
-        host_memory: GiB of each host of a kind, where that is known.
-        timing: forecast the step time, not only the memory.
-        trace: a trace of the recipe, whose figures replace the profile's.
-        launch_us: microseconds in which the hosts launch a kernel, in a step and in training.
+    """Forecast the recipe's own split on the pool of ``option``, and find a faster split unless the
+    recipe is colocated. The figures of a ``trace`` replace the profile's.
 
     Raises:
         UserError: if the devices are too few, too small or unknown.
-    """  # fmt: skip
+    """
     costs = add_kinds(devices, fit_to_recipe(_costs(recipe, profile, trace), recipe))
     hosts = parse_hosts(option, devices, costs, host_gpus=host_gpus, host_memory=host_memory)
     kinds, costs = hosts.devices, with_host(costs, launch_us)
     streams = parse_kinds("--streamed", streamed, kinds) if streamed else ()
     use = model_use(recipe, costs, fragment=steady_fragment_size(recipe))
     costs = with_trace(costs, trace, use) if trace else with_weights(costs, recipe.model.folder)
-
     scoring = _scoring(recipe, costs, hosts)
-    if scoring is not None:  # in place of what the profile says
+    if scoring is not None:  # replaces the profile's figure
         rollout = costs.rollout.model_copy(update={"reward_seconds": scoring.device_seconds})
         costs = costs.model_copy(update={"rollout": rollout})
-
-    def own_of(use: ModelUse) -> tuple[Profile, OwnSplit]:
-        held, remedy = with_memory(costs, use, streams), partial(would_fit, costs, use)
-        return held, own_split(recipe, held, kinds, host_gpus=hosts.gpus, remedy=remedy)
-
-    held, own = own_of(replace(use, fragment=1))
-    # By the costs that a run learns.
-    use = replace(use, fragment=largest_fragment(held, own.split, own.schedule))
-    held, own = own_of(use)
-    check_host_memory(held, hosts, own.split)
+    held, use, own = _own_split(recipe, costs, use, streams, hosts)
     schedule, decision = recipe.run_schedule, None
     if recipe.schedule.max_staleness == "auto":
         decision = decide(recipe, held, own.split) or decide_at_start(recipe)
@@ -166,31 +147,45 @@ def forecast(
         simulated = _simulated(held, own)
         if scoring is not None:
             check_scoring(recipe, scoring, max(simulated.step_seconds, scoring.seconds))
-        if own.schedule.mode in ("disaggregated", "fluid"):
-            smallest = with_memory(costs, replace(use, fragment=1), streams)
-            placement = ModelPlacement(smallest, use, {})
-            best = plan_split(
-                smallest, kinds, schedule, effort=SEARCH_CPU_S, host_gpus=hosts.gpus, fluid=True,
-                accepts=partial(accepts, recipe, hosts, placement),
-            ).best  # fmt: skip
-            better = (
-                best if best.step_seconds < MAX_RELATIVE_SECONDS * simulated.step_seconds else None
-            )
+        smallest = with_memory(costs, replace(use, fragment=1), streams)
+        better = _faster(recipe, smallest, use, hosts, schedule, simulated.step_seconds)
     return Forecast(
-        recipe=recipe,
-        profile=held,
-        own=own,
-        simulated=simulated,
-        better=better,
-        needs=tuple(_needs(held, use, own)),
-        hosts=hosts,
+        recipe=recipe, profile=held, own=own, simulated=simulated, better=better,
+        needs=tuple(_needs(held, use, own)), hosts=hosts,
         keeps_activations=recipe.trainer.gradient_checkpointing in (False, "selective"),
-        is_traced=trace is not None,
-        staleness=decision,
-        work=work_line(held, recipe),
-        scoring=scoring,
-        pass_rows=tuple(rows_lines(held, use, own)),
-    )
+        is_traced=trace is not None, staleness=decision, work=work_line(held, recipe),
+        scoring=scoring, pass_rows=tuple(rows_lines(held, use, own)),
+    )  # fmt: skip
+
+
+def _own_split(
+    recipe: Recipe, costs: Profile, use: ModelUse, streams: Collection[str], hosts: Hosts
+) -> tuple[Profile, ModelUse, OwnSplit]:
+    """Return the recipe's own split, in fragments of the size that a run would choose."""
+
+    def split(use: ModelUse) -> tuple[Profile, OwnSplit]:
+        held, remedy = with_memory(costs, use, streams), partial(would_fit, costs, use)
+        return held, own_split(recipe, held, hosts.devices, host_gpus=hosts.gpus, remedy=remedy)
+
+    held, own = split(replace(use, fragment=1))
+    use = replace(use, fragment=largest_fragment(held, own.split, own.schedule))
+    held, own = split(use)
+    check_host_memory(held, hosts, own.split)
+    return held, use, own
+
+
+def _faster(
+    recipe: Recipe, smallest: Profile, use: ModelUse, hosts: Hosts, schedule: RunSchedule,
+    step_seconds: float,
+) -> PlannedSplit | None:  # fmt: skip
+    """Return a split that is clearly faster, if there is one."""
+    if schedule.mode not in ("disaggregated", "fluid"):
+        return None
+    best = plan_split(
+        smallest, hosts.devices, schedule, effort=SEARCH_CPU_S, host_gpus=hosts.gpus, fluid=True,
+        accepts=partial(accepts, recipe, hosts, ModelPlacement(smallest, use, {})),
+    ).best  # fmt: skip
+    return best if best.step_seconds < MAX_RELATIVE_SECONDS * step_seconds else None
 
 
 def lines(found: Forecast) -> Iterator[str]:

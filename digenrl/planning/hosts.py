@@ -274,19 +274,23 @@ def commands(
                 free = range(each.trains + each.generates, each.gpus)
                 gpu = free[0] if free else ""
                 parts.append(f"CUDA_VISIBLE_DEVICES={gpu} digenrl serve encoder --run {run}")
-        for first in range(0, each.trains, ranks) if ranks > 1 else ():
-            visible = ",".join(map(str, range(first, first + ranks)))
-            parts.append(
-                f"CUDA_VISIBLE_DEVICES={visible} torchrun --standalone --nproc-per-node {ranks} "
-                f"-m digenrl serve trainer --run {run}"
-            )
-        if ranks == 1:
-            parts += _one_per_gpu("trainer", range(each.trains), run)
+        parts += _trainers(each.trains, run, ranks)
         generating = range(each.trains, each.trains + each.generates)
         parts += _one_per_gpu("rollout", generating, run, (environment or {}).get(each.kind, {}))
         if parts:
             found.append((each.name, " & ".join([*parts, "wait"]).replace("done &", "done;")))
     return found
+
+
+def _trainers(count: int, run: str, ranks: int) -> list[str]:
+    """Return the commands of members on ``count`` GPUs: a process each, or a shard group each."""
+    if ranks == 1:
+        return list(_one_per_gpu("trainer", range(count), run))
+    return [
+        f"CUDA_VISIBLE_DEVICES={','.join(map(str, range(first, first + ranks)))} torchrun "
+        f"--standalone --nproc-per-node {ranks} -m digenrl serve trainer --run {run}"
+        for first in range(0, count, ranks)
+    ]
 
 
 def _one_per_gpu(

@@ -6,7 +6,7 @@ would do instead: that placement is planned as well. A placement replaces one be
 step is clearly faster, so weights stay exact unless that costs time.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
@@ -117,10 +117,7 @@ def advise(
         tried.append((placement, planned))
     if not tried:
         raise UserError(_with_remedies(str(failed), costs, use, devices)) from failed
-    chosen, best = tried[0]
-    for placement, planned in tried[1:]:
-        if planned.best.step_seconds < MAX_RELATIVE_SECONDS * best.best.step_seconds:
-            chosen, best = placement, planned
+    chosen, best = _first_unbeaten(tried)
     others = [(placement, planned) for placement, planned in tried if placement is not chosen]
     return PlacementAdvice(
         best,
@@ -128,6 +125,16 @@ def advise(
         left_out=tuple(_left_out(best, costs, chosen.use)),
         reasons=(*_held(chosen, best), *(_not_taken(*each, best) for each in others)),
     )
+
+
+def _first_unbeaten(
+    tried: Sequence[tuple[ModelPlacement, PlanResult]],
+) -> tuple[ModelPlacement, PlanResult]:
+    chosen, best = tried[0]
+    for placement, planned in tried[1:]:
+        if planned.best.step_seconds < MAX_RELATIVE_SECONDS * best.best.step_seconds:
+            chosen, best = placement, planned
+    return chosen, best
 
 
 def placements(costs: Profile, use: ModelUse | None, devices: Devices) -> Iterator[ModelPlacement]:

@@ -93,12 +93,7 @@ def plan(
     if pool is None:
         raise UserError("--hosts: say which GPUs there are, e.g. h100x8*4, or --devices h100=32")
     if recipe is None:
-        if profile is None:
-            raise UserError("give a recipe, or --profile; known are " + ", ".join(profile_names()))
-        costs = load_profile(profile, variant)
-        use = None if costs.memory is None else usual(costs.memory)
-        if use is not None and variant == "full":
-            use = replace(use, rank=0)
+        costs, use = _profile_alone(profile, variant)
         schedule = with_staleness(RunSchedule(), staleness)
     else:
         schedule = with_staleness(recipe.run_schedule, staleness)
@@ -117,6 +112,14 @@ def plan(
         found = advised(schedule)
     found = _placed(replace(found, recipe=recipe), given)
     return replace(found, reasons=(work_line(costs, recipe), *found.reasons))
+
+
+def _profile_alone(profile: str | None, variant: VariantName) -> tuple[Profile, ModelUse | None]:
+    if profile is None:
+        raise UserError("give a recipe, or --profile; known are " + ", ".join(profile_names()))
+    costs = load_profile(profile, variant)
+    use = None if costs.memory is None else usual(costs.memory)
+    return costs, replace(use, rank=0) if use is not None and variant == "full" else use
 
 
 def _placed(found: PlacementAdvice, hosts: Hosts) -> PlacementAdvice:

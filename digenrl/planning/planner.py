@@ -9,7 +9,7 @@ by a part of them (`planning.symmetry`). Equal inputs give equal plans.
 import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from digenrl.planning.runnable import HostGpus, too_small, why_not
 from digenrl.planning.scheduler_load import scheduler_seconds
@@ -91,13 +91,13 @@ def plan_split(
     accepts: AcceptsCandidate | None = None,
     fluid: bool = False,
 ) -> PlanResult:
-    """Rank splits of these devices. What ``schedule`` leaves open is chosen: ``fragment_size``
-    None, ``tag`` "auto".
+    """Rank splits of these devices. Open values of ``schedule`` are chosen: ``fragment_size`` None,
+    ``tag`` "auto".
 
     Args:
-        host_gpus: GPUs of a host; what no recipe can say of such hosts is left out. None: devices
-            go together wherever they are, as the bounds and the emulated cluster have it.
-        accepts: whether the recipe that is planned for can say it, too.
+        host_gpus: GPUs of a host, if splits have to be expressible in a recipe for such hosts.
+            None: devices combine without hosts, as in the bounds and the emulated cluster.
+        accepts: whether the planned recipe can express it, too.
         fluid: compare the modes `fluid` and `disaggregated`, where the schedule has either.
 
     Raises:
@@ -112,20 +112,7 @@ def plan_split(
     if not candidates:
         raise UserError(_why_none(profile, devices, schedule, host_gpus))
 
-    def like(near: Candidate, split: Split, size: int, tag: int | None) -> Candidate | None:
-        """Return the candidate that differs from another by this, if a recipe says it."""
-        wanted = part.part_of(modes[near.schedule.mode])
-        if tag is not None:
-            wanted = near.schedule.changed(tag=tag)
-        way = can_say.way(split, wanted)
-        if (
-            way is None
-            or too_small(part.profile, split, way) is not None
-            or not _holds(part.profile, split, way, size)
-        ):
-            return None
-        return _candidate(part, split, size, way)
-
+    like = partial(_like, part, modes, can_say)
     found = search(part.profile, candidates, like, effort, tags=schedule.fixed_tag is None)
     best = _without_needless_help(part.profile, found[0], schedule)
     return PlanResult(
@@ -137,6 +124,24 @@ def plan_split(
         num_forecast=len({(str(each.split), each.size) for each in candidates}),
         host_gpus=host_gpus,
     )
+
+
+def _like(
+    part: RepresentativePart, modes: Mapping[str, RunSchedule], support: "RecipeSupport",
+    near: Candidate, split: Split, size: int, tag: int | None,
+) -> Candidate | None:  # fmt: skip
+    """Return the candidate that differs from ``near`` by this, if a recipe can express it."""
+    wanted = part.part_of(modes[near.schedule.mode])
+    if tag is not None:
+        wanted = near.schedule.changed(tag=tag)
+    way = support.way(split, wanted)
+    if (
+        way is None
+        or too_small(part.profile, split, way) is not None
+        or not _holds(part.profile, split, way, size)
+    ):
+        return None
+    return _candidate(part, split, size, way)
 
 
 def schedules_by_mode(schedule: RunSchedule, *, fluid: bool) -> dict[str, RunSchedule]:

@@ -27,12 +27,8 @@ def run_at_end(
     staleness: tuple[int, str] | None,
     num_open_letters: int,
 ) -> RunView:
-    """Return where a run has ended.
-
-    Args:
-        recipe: None if the store holds none: the run has not begun.
-        staleness: what was decided for `schedule.max_staleness` "auto", and why.
-    """
+    """Return where a run has ended. ``recipe`` is None if the run has not begun; ``staleness`` is
+    the decision for `schedule.max_staleness` "auto", with its reason."""
     metrics = steps[-1].metrics if steps else {}
     limit = 0 if recipe is None else recipe.schedule.staleness_limit
     stale, reason = (limit, None) if staleness is None else staleness

@@ -226,30 +226,16 @@ def summarise(
     num_held_out: int = 0,
 ) -> Summary:
     """Build the summary; ``evaluated`` begins with the first version and ends with the last, or is
-    empty.
-
-    Args:
-        not_averaged: figures of the last version's trained weights, if it is their moving average
-            that is evaluated.
-        num_held_out: number of evaluated prompts that were not trained.
-    """
+    empty. ``not_averaged``: figures of the last version's trained weights, if their moving average
+    is evaluated; ``num_held_out``: number of evaluated prompts that were not trained."""
     before, after = (evaluated[at].quality if evaluated else None for at in (0, -1))
     trained = [record for record in chain if record.trained]
     measured = [(record.policy.version, record.metrics) for record in trained]
     exact = recipe.largest_weight is None
-    pairs: dict[str, Any] = {
-        f"{name}_{when}": value
-        for when, quality in (("before", before), ("after", after))
-        for name in FIELDS
-        if (value := getattr(quality, name, None)) is not None
-    }
     return Summary(
-        run=recipe.run.name,
-        seed=recipe.run.seed,
-        steps=chain[-1].policy.version,
-        commits=len(trained),
-        wall_s=round(wall_seconds, 1),
-        report_s=round(report_seconds, 1),
+        run=recipe.run.name, seed=recipe.run.seed,
+        steps=chain[-1].policy.version, commits=len(trained),
+        wall_s=round(wall_seconds, 1), report_s=round(report_seconds, 1),
         samples_trained=sum(len(group.rewards) for record in trained for group in record.trained),
         num_held_out=num_held_out,
         reward_per_step=[round(record.metrics["reward_mean"], 6) for record in trained],
@@ -260,17 +246,20 @@ def summarise(
         effective_sample_share_min=None if exact else _smallest_share(trained),
         warnings=[*(ratios_off(measured) if exact else []), *nothing_trained(measured)],
         evaluations=[
-            EvaluatedVersion(
-                version=record.version, quality=record.quality, alarms=list(record.alarms)
-            )
-            for record in evaluated
+            EvaluatedVersion(version=each.version, quality=each.quality, alarms=list(each.alarms))
+            for each in evaluated
         ],
-        schedule=schedule,
-        before=before,
-        after=after,
-        after_not_averaged=not_averaged,
-        **pairs,
-    )
+        schedule=schedule, before=before, after=after, after_not_averaged=not_averaged,
+        **_figures("before", before), **_figures("after", after),
+    )  # fmt: skip
+
+
+def _figures(when: str, quality: Quality | None) -> dict[str, Any]:
+    return {
+        f"{name}_{when}": value
+        for name in FIELDS
+        if (value := getattr(quality, name, None)) is not None
+    }
 
 
 def _smallest_share(trained: Sequence[CommitRecord]) -> float:

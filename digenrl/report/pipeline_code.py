@@ -54,8 +54,7 @@ def usage(recipe: Recipe, prompt: str, negative: str | None = None) -> str:
     arguments |= _negative(recipe, negative)
     if family.takes_image:
         arguments = {"image": 'Image.open("source.png")', **arguments, **_unscaled(model)}
-    takes_sigmas = family.takes_sigmas
-    if takes_sigmas:
+    if takes_sigmas := family.takes_sigmas:
         arguments["sigmas"] = "sigmas"
     made, taken = ("video", "frames[0]") if makes_videos(model) else ("image", "images[0]")
     base = base_model(model)

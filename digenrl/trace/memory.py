@@ -175,12 +175,8 @@ def usual(memory: Memory) -> ModelUse:
 
 
 def with_memory(profile: Profile, use: ModelUse, streams: Collection[str] = ()) -> Profile:
-    """Return the profile with what such a run takes in place of its figures, if it has a table.
-
-    Args:
-        streams: kinds of device to which the network's blocks come one after the other, though
-            ``use`` does not say so of all.
-    """
+    """Return the profile with the memory of such a run, if it has a table. ``streams``: kinds of
+    device that stream the network's blocks, if ``use`` does not stream them on all."""
     if profile.memory is None:
         return profile
     resident = rollout_needs(profile.memory, replace(use, streams=False))
@@ -192,32 +188,30 @@ def with_memory(profile: Profile, use: ModelUse, streams: Collection[str] = ()) 
     if use.ranks > 1:
         at_work += _network(profile.memory, use)
     streaming, network = _streaming(profile.memory, use), _network(profile.memory, use)
+    rollout = {
+        "memory_gib": resident.total,
+        "held_gib": resident.held,
+        "sample_gib": _denoise(profile.memory, use) / use.fragment,
+        "encode_seconds": encoding_seconds(profile) if use.encodes else 0.0,
+    }
+    variant = {
+        "memory_gib": trainer.total,
+        "member_gib": member.total,
+        "pass_gib": trainer.held + _train(profile.memory, empty),
+        "member_pass_gib": member.held + _train(profile.memory, empty),
+        "row_gib": _rows(profile.memory, row),
+        "pass_sizes": use.passes,
+        "training_gib": member.held + at_work - resident.held,
+        "offload_gib": _offloaded(profile.memory, row),
+        "host_gib": trainer_needs(profile.memory, empty).host,
+        "streamed_gb": use.trainer_streams * network * GIB_TO_GB,
+        "ranks": use.ranks,
+        "network_gb": network * GIB_TO_GB,
+    }
     return profile.model_copy(
         update={
-            "rollout": profile.rollout.model_copy(
-                update={
-                    "memory_gib": resident.total,
-                    "held_gib": resident.held,
-                    "sample_gib": _denoise(profile.memory, use) / use.fragment,
-                    "encode_seconds": encoding_seconds(profile) if use.encodes else 0.0,
-                }
-            ),
-            "variant": profile.variant.model_copy(
-                update={
-                    "memory_gib": trainer.total,
-                    "member_gib": member.total,
-                    "pass_gib": trainer.held + _train(profile.memory, empty),
-                    "member_pass_gib": member.held + _train(profile.memory, empty),
-                    "row_gib": _rows(profile.memory, row),
-                    "pass_sizes": use.passes,
-                    "training_gib": member.held + at_work - resident.held,
-                    "offload_gib": _offloaded(profile.memory, row),
-                    "host_gib": trainer_needs(profile.memory, empty).host,
-                    "streamed_gb": use.trainer_streams * network * GIB_TO_GB,
-                    "ranks": use.ranks,
-                    "network_gb": network * GIB_TO_GB,
-                }
-            ),
+            "rollout": profile.rollout.model_copy(update=rollout),
+            "variant": profile.variant.model_copy(update=variant),
             "streaming": dict.fromkeys(profile.devices if use.streams else streams, streaming),
             "memory_share": MEMORY_SHARE,
         }

@@ -58,35 +58,32 @@ def traced_profile(recipe: Recipe, trace: Trace, *, name: str | None = None) -> 
     forward = forward_tflop(trace.counted.work, trace.counted.work.size)
     decoding = sum(trace.counted.whole.flops.values()) / 1e12
     published = trace.stored.weights / 1e9
+    generation = {
+        "call_seconds": CALL_SECONDS[what],
+        "sample_seconds": forward / FORWARD_TFLOPS,
+        "decode_seconds": decoding / DECODING_TFLOPS,
+        "reward_seconds": REWARD_SECONDS[what],
+        "memory_gib": rollout_needs(memory, alone).total - memory.text_gib,
+    }
+    training = {
+        "forwards_per_step": trace.shape.forwards,
+        "rho": trace.rho,
+        "memory_gib": member_needs(memory, alone).total - memory.text_gib,
+        "published_gb": published,
+        "publish_seconds": published,
+    }
+    lora = like.variants["lora"].model_dump(exclude_defaults=True) | training
     plain: dict[str, Any] = {
         "name": name or recipe.model.name,
         "description": _description(recipe),
         "shape": batch_shape(recipe).model_dump(exclude_defaults=True),
         "launches": launches_alone(recipe, trace.launches).model_dump(),
         "embeds_guidance": find_family(recipe.model.folder).embeds_guidance,
-        "rollout": {
-            **like.rollout.model_dump(exclude={"held_gib", "sample_gib"}),
-            "call_seconds": CALL_SECONDS[what],
-            "sample_seconds": forward / FORWARD_TFLOPS,
-            "decode_seconds": decoding / DECODING_TFLOPS,
-            "reward_seconds": REWARD_SECONDS[what],
-            "memory_gib": rollout_needs(memory, alone).total - memory.text_gib,
-        },
-        "variants": {
-            "lora": {
-                **like.variants["lora"].model_dump(exclude_defaults=True),
-                "forwards_per_step": trace.shape.forwards,
-                "rho": trace.rho,
-                "memory_gib": member_needs(memory, alone).total - memory.text_gib,
-                "published_gb": published,
-                "publish_seconds": published,
-            }
-        },
+        "rollout": like.rollout.model_dump(exclude={"held_gib", "sample_gib"}) | generation,
+        "variants": {"lora": lora},
         "memory": memory.model_dump(),
         "work": trace.counted.work.model_dump(exclude_defaults=True),
-        "devices": {
-            kind: device.model_dump(exclude_defaults=True) for kind, device in like.devices.items()
-        },
+        "devices": {kind: d.model_dump(exclude_defaults=True) for kind, d in like.devices.items()},
         "sources": _sources(like.name, forward),
     }
     return ProfileFile.model_validate(_rounded(plain))

@@ -38,23 +38,8 @@ async def open_connection(url: str, name: str, trusted: ssl.SSLContext | None = 
         if _refuses(error) and not refused.done():
             refused.set_result(None)
 
-    to_verify: dict[str, Any] = {} if trusted is None else {"tls": trusted}
-    connecting = asyncio.create_task(
-        client.connect(
-            url,
-            **to_verify,
-            name=name,
-            inbox_prefix=inbox_subject(urlsplit(url).username or "anybody"),
-            error_cb=on_error,
-            connect_timeout=2,
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=0.5,
-            ping_interval=5,
-            max_outstanding_pings=2,
-            pending_size=-1,  # nothing is buffered while the broker is away and replayed later
-            allow_reconnect=True,
-        )
-    )
+    options = _client_options(url, trusted)
+    connecting = asyncio.create_task(client.connect(url, name=name, error_cb=on_error, **options))
     try:
         await asyncio.wait(
             {connecting, refused}, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED
@@ -77,6 +62,20 @@ async def open_connection(url: str, name: str, trusted: ssl.SSLContext | None = 
         raise Unavailable(f"DIGENRL_NATS_URL: NATS at {told.address}: {error}") from error
     log.info("connected", nats=told.address)
     return client
+
+
+def _client_options(url: str, trusted: ssl.SSLContext | None) -> dict[str, Any]:
+    return {
+        **({} if trusted is None else {"tls": trusted}),
+        "inbox_prefix": inbox_subject(urlsplit(url).username or "anybody"),
+        "connect_timeout": 2,
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": 0.5,
+        "ping_interval": 5,
+        "max_outstanding_pings": 2,
+        "pending_size": -1,  # messages published during an outage are not replayed afterwards
+        "allow_reconnect": True,
+    }
 
 
 def check_server(client: Client, address: str, *, may_be_open: bool) -> None:

@@ -2,11 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from shared.bus.traces import Context, Span, Traces, trace_to
 from shared.errors import UserError
 from shared.process.settings import ServiceSettings
 from shared.proxies import go_direct
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
 
 TIMEOUT_S = 2.0
 """Longest wait for a collector; its spans are lost then, and no work waits for it."""
@@ -29,10 +34,8 @@ def tracing(settings: ServiceSettings, service: str) -> Iterator[None]:
         yield
         return
     try:
-        from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise UserError(
@@ -40,9 +43,8 @@ def tracing(settings: ServiceSettings, service: str) -> Iterator[None]:
         ) from error
     url = endpoint if endpoint.endswith(SPANS) else endpoint.rstrip("/") + SPANS
     go_direct(settings.nats_url.get_secret_value(), settings.s3_endpoint)
-    exporter = OTLPSpanExporter(endpoint=url, timeout=TIMEOUT_S)
     processor = BatchSpanProcessor(
-        exporter,
+        OTLPSpanExporter(endpoint=url, timeout=TIMEOUT_S),
         max_queue_size=QUEUE,
         schedule_delay_millis=1000 * EXPORT_INTERVAL_S,
         export_timeout_millis=1000 * TIMEOUT_S,
@@ -55,24 +57,8 @@ def tracing(settings: ServiceSettings, service: str) -> Iterator[None]:
         }
     )
 
-    def context_of(context: Context) -> trace.SpanContext:
-        sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
-        return trace.SpanContext(context.trace, context.span, is_remote=False, trace_flags=sampled)
-
     def export(span: Span) -> None:
-        parent = None if span.parent is None else Context(span.context.trace, span.parent)
-        processor.on_end(
-            ReadableSpan(
-                name=span.name,
-                context=context_of(span.context),
-                parent=None if parent is None else context_of(parent),
-                resource=resource,
-                attributes=dict(span.fields),
-                links=[trace.Link(context_of(each)) for each in span.links],
-                start_time=span.began,
-                end_time=span.ended,
-            )
-        )
+        processor.on_end(_readable(span, resource))
 
     trace_to(Traces(export, settings.otlp_share))
     try:
@@ -81,3 +67,24 @@ def tracing(settings: ServiceSettings, service: str) -> Iterator[None]:
         trace_to(None)
         processor.force_flush(int(1000 * FLUSH_S))
         processor.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _readable(span: Span, resource: "Resource") -> "ReadableSpan":
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import ReadableSpan
+
+    def translated(context: Context) -> trace.SpanContext:
+        sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+        return trace.SpanContext(context.trace, context.span, is_remote=False, trace_flags=sampled)
+
+    parent = None if span.parent is None else Context(span.context.trace, span.parent)
+    return ReadableSpan(
+        name=span.name,
+        context=translated(span.context),
+        parent=None if parent is None else translated(parent),
+        resource=resource,
+        attributes=dict(span.fields),
+        links=[trace.Link(translated(each)) for each in span.links],
+        start_time=span.began,
+        end_time=span.ended,
+    )

@@ -224,16 +224,8 @@ async def serve(
     access = access or Access()
     if isinstance(app, FastAPI) and not access.is_open:
         check_routes(app)
-    tls = listener.tls
-    config = uvicorn.Config(
-        Guard(app, own_names(listener.host, allowed_hosts), bodies, access),
-        http=PatientH11,
-        ssl_certfile=None if tls is None else tls.certificate,
-        ssl_keyfile=None if tls is None else tls.key,
-        log_level="warning",
-        timeout_graceful_shutdown=GRACE_S,
-    )
-    server = Server(config)
+    guarded = Guard(app, own_names(listener.host, allowed_hosts), bodies, access)
+    server = Server(_configured(guarded, listener.tls))
 
     def stop_serving(_: asyncio.Task[None]) -> None:
         server.should_exit = True
@@ -246,6 +238,17 @@ async def serve(
         [error] = await stop(task)
     if error is not None:
         raise error
+
+
+def _configured(app: ASGIApp, tls: Tls | None) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=PatientH11,
+        ssl_certfile=None if tls is None else tls.certificate,
+        ssl_keyfile=None if tls is None else tls.key,
+        log_level="warning",
+        timeout_graceful_shutdown=GRACE_S,
+    )
 
 
 class Server(uvicorn.Server):

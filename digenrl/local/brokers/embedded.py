@@ -104,37 +104,33 @@ def plan_brokers(
     )
     inner = ports.redis if tls is None else free_ports(1)[0]
     ca = None if authority is None else authority.pem
+    store = f"{'http' if tls is None else 'https'}://{at}:{ports.s3}"
+    nats = (folder / "nats", f"{at}:{ports.nats}", keys, secrets["client"], authority, tls)
+    gateway = () if at == LOOPBACK else (folder, at, ports.s3, s3_ports, owner, ca, tls)
     return Brokers(
-        nats_port=ports.nats,
-        redis_port=ports.redis,
-        redis_inner=inner,
-        s3_port=ports.s3,
+        nats_port=ports.nats, redis_port=ports.redis, redis_inner=inner, s3_port=ports.s3,
         programs=(
-            _nats(
-                folder / "nats",
-                f"{at}:{ports.nats}",
-                keys,
-                secrets["client"],
-                authority,
-                tls,
-            ),
+            _nats(*nats),
             _valkey(folder / "valkey", at if tls is None else LOOPBACK, inner, keys),
             _seaweedfs(folder / "objects", s3_ports, keys, owner, runs),
-            *([] if at == LOOPBACK else [_gateway(folder, at, ports.s3, s3_ports, owner, ca, tls)]),
+            *([_gateway(*gateway)] if gateway else []),
         ),
         secrets=secrets,
         owner={"DIGENRL_S3_ACCESS_KEY": seaweedfs.OWNER, "DIGENRL_S3_SECRET_KEY": owner},
-        environment={
-            **(secrets["client"] if isinstance(keys, str) else {}),
-            "DIGENRL_STORE_URL": f"s3://{BUCKET}",
-            "DIGENRL_STORE_FOLDER": str(folder.absolute() / "objects"),
-            "DIGENRL_S3_ENDPOINT": f"{'http' if tls is None else 'https'}://{at}:{ports.s3}",
-            **({} if ca is None else {"DIGENRL_CA": ca}),
-            "DIGENRL_HOST_CACHE": os.environ.get(
-                "DIGENRL_HOST_CACHE", str(folder.absolute() / HOST_CACHE)
-            ),
-        },
-    )
+        environment=(secrets["client"] if isinstance(keys, str) else {})
+        | _environment(folder.absolute(), store, ca),
+    )  # fmt: skip
+
+
+def _environment(folder: Path, store: str, ca: str | None) -> dict[str, str]:
+    """Return the variables by which services find the store, without its secrets."""
+    return {
+        "DIGENRL_STORE_URL": f"s3://{BUCKET}",
+        "DIGENRL_STORE_FOLDER": str(folder / "objects"),
+        "DIGENRL_S3_ENDPOINT": store,
+        **({} if ca is None else {"DIGENRL_CA": ca}),
+        "DIGENRL_HOST_CACHE": os.environ.get("DIGENRL_HOST_CACHE", str(folder / HOST_CACHE)),
+    }
 
 
 def broker_secrets(

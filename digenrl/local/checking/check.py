@@ -127,57 +127,54 @@ def check(
     launch_us: str | None = None,
     say: ShowLine = ignore,
 ) -> CheckedRun:
-    """Check everything that could make a run fail at its start.
-
-    Args:
-        devices: as ``h100=8,a100=16``; without devices, nothing is forecast.
-        profile: name of the cost profile; by default the profile of the model's network.
-        options: values of keys, by their dotted names, over those of the recipe.
-        hosts: the same by hosts, as ``h100x8*4``.
-        host_memory: GiB of memory of each host of a kind, as ``4090=128``, for workers that stream.
-        host_gpus: number of GPUs per host where only devices are counted.
-        streamed: kinds of the devices whose workers stream the network.
-        elsewhere: do not look for the model and the rewards on this host; of a model, only
-            configuration files have to be here, if anything is.
-        timing: forecast the step time and look for a faster split, not only the memory.
-        traced: trace the model's configuration, and forecast with what it takes. Only its
-            configuration files have to be here, or it is one of the published models.
-        counted: count with the trace what a cost profile is made of. So it is if no profile has
-            the model's network.
-        launch_us: microseconds in which the hosts launch a kernel, in a step and in training.
-        say: is told what a trace is at.
+    """Check everything that could make a run fail at its start, with the options of `digenrl
+    check`. ``timing``: forecast the step time, not only the memory; ``counted``: trace also the
+    inputs of a cost profile, as without any profile of the model's network.
 
     Raises:
-        UserError: with a line for each problem and its remedy.
-    """
-    recipe, found = load_recipe(path, options), None
+        UserError: with a line for each problem and its remedy."""
+    recipe = load_recipe(path, options)
     if not elsewhere and make_own_prompts(recipe, say):
         recipe = load_recipe(path, options)
-    if traced:
-        counted = counted or (profile is None and not has_profile(recipe))
-        recipe, elsewhere, found = _traced(recipe, elsewhere, counted, say)
-    elif elsewhere and not (recipe.model.folder / "model_index.json").is_file():
-        check_rest(recipe, elsewhere=True)
-    else:
-        check_inputs(recipe, weights=not elsewhere, elsewhere=elsewhere)
-    pool = given_pool(devices, hosts)
+    counted = traced and (counted or (profile is None and not has_profile(recipe)))
+    recipe, elsewhere, found = _look(recipe, elsewhere, counted if traced else None, say)
     forecast_on = partial(
         forecast, recipe, profile=profile, host_gpus=host_gpus, streamed=streamed,
         host_memory=host_memory, timing=timing, trace=found, launch_us=launch_us,
     )  # fmt: skip
     try:
-        if pool is not None:
-            named = forecast_on(pool[1], option=pool[0])
-            expected, verdict = named, verdict_on(pool[1], named)
-        elif elsewhere:
-            expected, verdict = None, COMPLETE_RECIPE
-        else:
-            expected, verdict = _here(recipe, profile, forecast_on)
+        pool = given_pool(devices, hosts)
+        expected, verdict = _judge(recipe, pool, elsewhere, profile, forecast_on)
     except UserError:
         for line in trace_lines(found, recipe) if found else ():
             say(line)  # what took a while, and says why
         raise
     return CheckedRun(path, recipe, elsewhere, expected, verdict, found)
+
+
+def _look(
+    recipe: Recipe, elsewhere: bool, counted: bool | None, say: ShowLine
+) -> tuple[Recipe, bool, Trace | None]:
+    """Check the files of a recipe, or trace its model unless ``counted`` is None."""
+    if counted is not None:
+        return _traced(recipe, elsewhere, counted, say)
+    if elsewhere and not (recipe.model.folder / "model_index.json").is_file():
+        check_rest(recipe, elsewhere=True)
+    else:
+        check_inputs(recipe, weights=not elsewhere, elsewhere=elsewhere)
+    return recipe, elsewhere, None
+
+
+def _judge(
+    recipe: Recipe, pool: tuple[str, str] | None, elsewhere: bool, profile: str | None,
+    forecast_on: Callable[..., Forecast],
+) -> tuple[Forecast | None, Verdict]:  # fmt: skip
+    if pool is not None:
+        named = forecast_on(pool[1], option=pool[0])
+        return named, verdict_on(pool[1], named)
+    if elsewhere:
+        return None, COMPLETE_RECIPE
+    return _here(recipe, profile, forecast_on)
 
 
 def _here(

@@ -122,11 +122,7 @@ def prepare(request: UpRequest) -> LocalRun:
     lock = lock_run(folder.parent, folder.name)
     if start.kept_as is not None:
         folder.rename(start.kept_as)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "logs").mkdir(exist_ok=True)
-    (folder / "recipe.json").write_text(recipe.model_dump_json(indent=1))
-    write_started(folder, request.recipe, request.options)
-    (folder / FILES_JSON).write_bytes(RECORDS.dump_json(file_records(recipe, FILES), indent=1))
+    _write_folder(folder, recipe, request)
     return LocalRun(
         recipe=recipe,
         folder=folder,
@@ -139,6 +135,14 @@ def prepare(request: UpRequest) -> LocalRun:
         gpus=gpus,
         lock=lock,
     )
+
+
+def _write_folder(folder: Path, recipe: Recipe, request: UpRequest) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "recipe.json").write_text(recipe.model_dump_json(indent=1))
+    write_started(folder, request.recipe, request.options)
+    (folder / FILES_JSON).write_bytes(RECORDS.dump_json(file_records(recipe, FILES), indent=1))
 
 
 def check_machine(recipe: Recipe, runs: Path, versions: int) -> Assignment:

@@ -1,6 +1,7 @@
 """Forecasts a batch on a split of devices, in a millisecond, by the scheduler's own formula."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from services.scheduler.core.supply import fragment_sizes as sizes_of
@@ -78,17 +79,23 @@ def opening_situation(
     )
     if schedule.mode == "disaggregated" and len(lanes) < 2:
         return Situation(inputs)
+    return Situation(inputs, _member_pool(profile, inputs, lanes))
+
+
+def _member_pool(
+    profile: Profile, inputs: TagInputs, lanes: Sequence[tuple[float, float]]
+) -> MemberPool:
+    shape = profile.shape
     last = last_piece(
         shape.group_size, shape.trained_steps, shape.merged_steps, merged_part(profile),
         shape.trained_share,
     )  # fmt: skip
-    pool = MemberPool(
+    return MemberPool(
         tag_inputs=inputs,
         num_trainer=len(lanes),
-        last=train * len(lanes) * last,
+        last=inputs.train * len(lanes) * last,
         lanes=tuple(lane for lane in lanes if math.isfinite(lane[0])),
     )
-    return Situation(inputs, pool)
 
 
 def _timing(profile: Profile, split: Split, schedule: RunSchedule) -> Timing:

@@ -2,6 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -107,10 +108,8 @@ class Family(ABC):
             UserError: if they are incomplete.
         """
         quiet_diffusers()
-        pipeline_class = cls.class_named(spec.pipeline)
         names = part_folders(folder, "transformer") if "transformer" in parts else []
         computes_in = torch.bfloat16 if holding.weights == "bf16" else dtype
-        types = {"vae": decoder_dtype(dtype), "default": dtype} | dict.fromkeys(names, computes_in)
         if "decoder" in parts:
             check_decoder(folder / "vae", cls.class_named)
         try:
@@ -118,24 +117,16 @@ class Family(ABC):
                 name: build_network(folder / name, computes_in, cls.class_named, holding.weights)
                 for name in names
             }
-            pipeline = pipeline_class.from_pretrained(
-                folder,
-                dtype=types,
-                local_files_only=True,
-                use_safetensors=True,  # never a pickle
-                **networks,
-                **_left_out(pipeline_class, folder, parts, cls.leaves_out),
-            )
+            types = {"vae": decoder_dtype(dtype), "default": dtype}
+            types |= dict.fromkeys(names, computes_in)
+            pipeline = cls._pipeline(folder, spec, parts, types, networks)
         except (OSError, ValueError, ImportError) as error:
             reason = next(filter(None, str(error).splitlines()), type(error).__name__)
             raise UserError(f"model.folder: cannot load {folder}: {reason}") from error
-        pipeline.set_progress_bar_config(disable=True)
         for name, component in pipeline.components.items():
             if isinstance(component, nn.Module) and name not in networks:
                 component.to(device)
-        if (
-            not names
-        ):  # without its T5, Stable Diffusion 3 fills in zeros as wide as the network says
+        if not names:  # without its T5, Stable Diffusion 3 fills in zeros of the network's width
             config = PartConfig(folder / "transformer" / "config.json")
             pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**config))
         progress(file_bytes(folder, parts - {"transformer"}))
@@ -144,6 +135,23 @@ class Family(ABC):
             home = torch.device("cpu") if holding.memory == "streamed" else device
             load_networks(folder, networks, made.transformer, place or Place(home), progress)
         return made
+
+    @classmethod
+    def _pipeline(
+        cls, folder: Path, spec: FamilySpec, parts: set[ModelPart],
+        types: Mapping[str, torch.dtype], networks: Mapping[str, Any],
+    ) -> Any:  # fmt: skip
+        pipeline_class = cls.class_named(spec.pipeline)
+        pipeline = pipeline_class.from_pretrained(
+            folder,
+            dtype=types,
+            local_files_only=True,
+            use_safetensors=True,  # never a pickle
+            **networks,
+            **_left_out(pipeline_class, folder, parts, cls.leaves_out),
+        )
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
 
     @property
     def lora_targets(self) -> tuple[str, ...]:

@@ -67,16 +67,15 @@ def transition(
     arrived: Tensor | None = None,
     state_dtype: torch.dtype | None = None,
 ) -> Transition:
-    """Samples a step from velocity (B, ...) and latents (B, ...) with ``noise`` (B, ...), or
-    re-evaluates it where it ``arrived`` (B, ...): exactly one of the two is given.
+    """Sample a step from velocity (B, ...) and latents (B, ...) with ``noise`` (B, ...), or
+    re-evaluate it for the next state ``arrived`` (B, ...).
 
-    All arithmetic is float32 (float64 if both inputs are), for any type of the model. A state that
-    is kept in a narrower ``state_dtype`` is rounded before its log-prob is taken: its replay then
-    has the same log-prob to the last bit.
+    All arithmetic is float32 (float64 if both inputs are). A state in a narrower ``state_dtype`` is
+    rounded before its log-prob is taken, so a replay has the same log-prob to the last bit.
 
     Raises:
-        ValueError: if both or none of ``noise`` and ``arrived`` are given, or the noise level is
-            not positive (a deterministic step has no log-prob: use `euler_step`).
+        ValueError: unless exactly one of ``noise`` and ``arrived`` is given and the noise level is
+            positive (a deterministic step has no log-prob: use `euler_step`).
     """
     if (noise is None) == (arrived is None):
         raise ValueError("give either noise (to sample) or arrived (to re-evaluate), not both")
@@ -94,14 +93,11 @@ def transition(
         assert noise is not None
         arrived = rounded(mean + _rows(std, latents) * noise.to(latents), state_dtype)
     arrived = arrived.detach().to(dtype)
+    log_prob = _log_prob(arrived, mean, std, step.variant)
     return Transition(
-        latents=arrived,
-        mean=mean,
-        log_prob=_log_prob(arrived, mean, std, step.variant),
-        noise_scale=noise_scale,
-        sqrt_neg_dt=sqrt_neg_dt,
-        std=std,
-    )
+        latents=arrived, mean=mean, log_prob=log_prob,
+        noise_scale=noise_scale, sqrt_neg_dt=sqrt_neg_dt, std=std,
+    )  # fmt: skip
 
 
 def rounded(states: Tensor, dtype: torch.dtype | None) -> Tensor:
