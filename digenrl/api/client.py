@@ -3,8 +3,6 @@
     with Client.open("digits") as run:
         print(run.get_run().phase, [worker.worker for worker in run.list_workers()])
         run.drain_worker("rollout-3")
-        for event in run.get_events():
-            ...
 
 `Client.at` takes an address: that of the run's page for everything, or that of the scheduler for
 the present (docs/openapi.json lists the operations of each). Each request that changes something

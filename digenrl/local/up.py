@@ -87,13 +87,7 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
     With ``as_json``, stdout gets what the API says of the run, and nothing else.
     """
     console = make_console(stderr=as_json)
-    client = httpx.AsyncClient(  # on loopback: there is no certificate to check
-        timeout=10, verify=False, trust_env=False, headers=local.tokens.headers("operator")
-    )
-    api = Api(f"http://127.0.0.1:{local.api_port}", client)
-    page = Api(f"http://127.0.0.1:{free_ports(1)[0]}", client)
-    write_address(local.folder, api.url)
-    write_address(local.folder, page.url, "page")
+    client, api, page = _apis(local)
     weighted = local.recipe.largest_weight is not None
     display = Display(console, api.url, str(local.folder / "logs"), weighted, as_json)
     brokers = plan_brokers(local.folder, local.keys, runs=[local.recipe.run.name])
@@ -126,6 +120,18 @@ async def run_locally(local: LocalRun, *, as_json: bool = False) -> int:
         if starter is not None:
             await starter.stop()
         shutil.rmtree(local.folder / HOST_CACHE, ignore_errors=True)
+
+
+def _apis(local: LocalRun) -> tuple[httpx.AsyncClient, Api, Api]:
+    """Return a client with the APIs of scheduler and page, whose addresses are written down."""
+    client = httpx.AsyncClient(  # on loopback: there is no certificate to check
+        timeout=10, verify=False, trust_env=False, headers=local.tokens.headers("operator")
+    )
+    api = Api(f"http://127.0.0.1:{local.api_port}", client)
+    page = Api(f"http://127.0.0.1:{free_ports(1)[0]}", client)
+    write_address(local.folder, api.url)
+    write_address(local.folder, page.url, "page")
+    return client, api, page
 
 
 def _environment(local: LocalRun, brokers: Brokers) -> dict[str, str]:

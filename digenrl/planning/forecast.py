@@ -108,34 +108,22 @@ class MemoryNeed:
 
 
 def forecast(
-    recipe: Recipe,
-    devices: str,
-    profile: str | None,
-    *,
-    host_gpus: int,
-    option: str = "--devices",
-    streamed: str | None = None,
-    host_memory: str | None = None,
-    timing: bool = True,
-    trace: Trace | None = None,
+    recipe: Recipe, devices: str, profile: str | None, *,
+    host_gpus: int, option: str = "--devices", streamed: str | None = None,
+    host_memory: str | None = None, timing: bool = True, trace: Trace | None = None,
     launch_us: str | None = None,
-) -> Forecast:
+) -> Forecast:  # fmt: skip
     """Forecast the recipe's own split on the pool of ``option``, and find a faster split unless the
-    recipe is colocated. The figures of a ``trace`` replace the profile's.
-
-    Raises:
-        UserError: if the devices are too few, too small or unknown.
-    """
+    recipe is colocated. The figures of a ``trace`` replace the profile's. Raises UserError if the
+    devices are too few, too small or unknown."""
     costs = add_kinds(devices, fit_to_recipe(_costs(recipe, profile, trace), recipe))
     hosts = parse_hosts(option, devices, costs, host_gpus=host_gpus, host_memory=host_memory)
-    kinds, costs = hosts.devices, with_host(costs, launch_us)
-    streams = parse_kinds("--streamed", streamed, kinds) if streamed else ()
+    costs = with_host(costs, launch_us)
+    streams = parse_kinds("--streamed", streamed, hosts.devices) if streamed else ()
     use = model_use(recipe, costs, fragment=steady_fragment_size(recipe))
     costs = with_trace(costs, trace, use) if trace else with_weights(costs, recipe.model.folder)
     scoring = _scoring(recipe, costs, hosts)
-    if scoring is not None:  # replaces the profile's figure
-        rollout = costs.rollout.model_copy(update={"reward_seconds": scoring.device_seconds})
-        costs = costs.model_copy(update={"rollout": rollout})
+    costs = _with_scoring(costs, scoring)
     held, use, own = _own_split(recipe, costs, use, streams, hosts)
     schedule, decision = recipe.run_schedule, None
     if recipe.schedule.max_staleness == "auto":
@@ -148,7 +136,8 @@ def forecast(
         if scoring is not None:
             check_scoring(recipe, scoring, max(simulated.step_seconds, scoring.seconds))
         smallest = with_memory(costs, replace(use, fragment=1), streams)
-        better = _faster(recipe, smallest, use, hosts, schedule, simulated.step_seconds)
+        if own.schedule.mode in ("disaggregated", "fluid"):
+            better = _faster(recipe, smallest, use, hosts, schedule, simulated.step_seconds)
     return Forecast(
         recipe=recipe, profile=held, own=own, simulated=simulated, better=better,
         needs=tuple(_needs(held, use, own)), hosts=hosts,
@@ -156,6 +145,14 @@ def forecast(
         is_traced=trace is not None, staleness=decision, work=work_line(held, recipe),
         scoring=scoring, pass_rows=tuple(rows_lines(held, use, own)),
     )  # fmt: skip
+
+
+def _with_scoring(costs: Profile, scoring: Scoring | None) -> Profile:
+    """Return the profile with the forecast seconds of scoring in place of its own."""
+    if scoring is None:
+        return costs
+    rollout = costs.rollout.model_copy(update={"reward_seconds": scoring.device_seconds})
+    return costs.model_copy(update={"rollout": rollout})
 
 
 def _own_split(
@@ -179,8 +176,6 @@ def _faster(
     step_seconds: float,
 ) -> PlannedSplit | None:  # fmt: skip
     """Return a split that is clearly faster, if there is one."""
-    if schedule.mode not in ("disaggregated", "fluid"):
-        return None
     best = plan_split(
         smallest, hosts.devices, schedule, effort=SEARCH_CPU_S, host_gpus=hosts.gpus, fluid=True,
         accepts=partial(accepts, recipe, hosts, ModelPlacement(smallest, use, {})),

@@ -85,16 +85,11 @@ class PlacementAdvice:
 
 
 def advise(
-    costs: Profile,
-    use: ModelUse | None,
-    devices: Devices,
-    schedule: RunSchedule,
-    *,
-    host_gpus: HostGpus | None = None,
-    effort: float = SEARCH_CPU_S,
+    costs: Profile, use: ModelUse | None, devices: Devices, schedule: RunSchedule, *,
+    host_gpus: HostGpus | None = None, effort: float = SEARCH_CPU_S,
     accepts: Callable[["ModelPlacement", Split, RunSchedule], bool] | None = None,
     fluid: bool = False,
-) -> PlacementAdvice:
+) -> PlacementAdvice:  # fmt: skip
     """Plan every placement that is worth a look, and take the first that none beats clearly.
 
     Args:

@@ -71,17 +71,11 @@ def parse_kinds(option: str, text: str, devices: Mapping[str, int]) -> tuple[str
 
 
 def plan(
-    recipe: Recipe | None,
-    devices: str | None,
-    *,
-    profile: str | None,
-    staleness: Literal[0, 1] | None,
-    host_gpus: int,
-    hosts: str | None = None,
-    host_memory: str | None = None,
-    variant: VariantName = "lora",
-    launch_us: str | None = None,
-) -> PlacementAdvice:
+    recipe: Recipe | None, devices: str | None, *,
+    profile: str | None, staleness: Literal[0, 1] | None, host_gpus: int,
+    hosts: str | None = None, host_memory: str | None = None,
+    variant: VariantName = "lora", launch_us: str | None = None,
+) -> PlacementAdvice:  # fmt: skip
     """Plan for hosts, which have ``host_gpus`` GPUs each where only devices are counted; only plans
     that a recipe can express count, with what small devices need to take part. The modes
     `fluid` and `disaggregated` are compared where the recipe can have both.

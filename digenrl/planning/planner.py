@@ -116,14 +116,11 @@ def plan_split(
     found = search(part.profile, candidates, like, effort, tags=schedule.fixed_tag is None)
     best = _without_needless_help(part.profile, found[0], schedule)
     return PlanResult(
-        profile=profile,
-        devices=devices,
-        excluded=left_out,
+        profile=profile, devices=devices, excluded=left_out, host_gpus=host_gpus,
         floor_seconds=floor_seconds(profile, devices),
         choices=tuple(_choice(part, each) for each in (best, *found[1:])),
         num_forecast=len({(str(each.split), each.size) for each in candidates}),
-        host_gpus=host_gpus,
-    )
+    )  # fmt: skip
 
 
 def _like(

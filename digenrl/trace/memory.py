@@ -180,10 +180,8 @@ def with_memory(profile: Profile, use: ModelUse, streams: Collection[str] = ()) 
     if profile.memory is None:
         return profile
     resident = rollout_needs(profile.memory, replace(use, streams=False))
-    row = replace(use, rows=1)
-    empty = replace(use, rows=0)
-    trainer = trainer_needs(profile.memory, use)
-    member = member_needs(profile.memory, use)
+    row, empty = replace(use, rows=1), replace(use, rows=0)
+    trainer, member = trainer_needs(profile.memory, use), member_needs(profile.memory, use)
     at_work = _gradients(profile.memory, use)
     if use.ranks > 1:
         at_work += _network(profile.memory, use)

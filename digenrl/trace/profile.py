@@ -13,7 +13,7 @@ from digenrl.trace.memory import member_needs, rollout_needs, usual
 from digenrl.trace.record import Trace
 from services.scheduler.costs.profile import PROFILES, ProfileFile
 from services.scheduler.costs.recipes import batch_shape, launches_alone
-from services.scheduler.costs.sizes import forward_tflop
+from services.scheduler.costs.sizes import Memory, forward_tflop
 from services.scheduler.sim.steady import steady_fragment_size
 from shared.errors import UserError
 from shared.models.catalogue import find_family
@@ -54,24 +54,9 @@ def traced_profile(recipe: Recipe, trace: Trace, *, name: str | None = None) -> 
             "tiled_gib": trace.counted.tiled.peak_bytes / GIB,
         }
     )
-    alone = usual(memory)
     forward = forward_tflop(trace.counted.work, trace.counted.work.size)
     decoding = sum(trace.counted.whole.flops.values()) / 1e12
-    published = trace.stored.weights / 1e9
-    generation = {
-        "call_seconds": CALL_SECONDS[what],
-        "sample_seconds": forward / FORWARD_TFLOPS,
-        "decode_seconds": decoding / DECODING_TFLOPS,
-        "reward_seconds": REWARD_SECONDS[what],
-        "memory_gib": rollout_needs(memory, alone).total - memory.text_gib,
-    }
-    training = {
-        "forwards_per_step": trace.shape.forwards,
-        "rho": trace.rho,
-        "memory_gib": member_needs(memory, alone).total - memory.text_gib,
-        "published_gb": published,
-        "publish_seconds": published,
-    }
+    generation, training = _generation(memory, what, forward, decoding), _training(memory, trace)
     lora = like.variants["lora"].model_dump(exclude_defaults=True) | training
     plain: dict[str, Any] = {
         "name": name or recipe.model.name,
@@ -87,6 +72,27 @@ def traced_profile(recipe: Recipe, trace: Trace, *, name: str | None = None) -> 
         "sources": _sources(like.name, forward),
     }
     return ProfileFile.model_validate(_rounded(plain))
+
+
+def _generation(memory: Memory, what: str, forward: float, decoding: float) -> dict[str, float]:
+    return {
+        "call_seconds": CALL_SECONDS[what],
+        "sample_seconds": forward / FORWARD_TFLOPS,
+        "decode_seconds": decoding / DECODING_TFLOPS,
+        "reward_seconds": REWARD_SECONDS[what],
+        "memory_gib": rollout_needs(memory, usual(memory)).total - memory.text_gib,
+    }
+
+
+def _training(memory: Memory, trace: Trace) -> dict[str, float]:
+    published = trace.stored.weights / 1e9
+    return {
+        "forwards_per_step": trace.shape.forwards,
+        "rho": trace.rho,
+        "memory_gib": member_needs(memory, usual(memory)).total - memory.text_gib,
+        "published_gb": published,
+        "publish_seconds": published,
+    }
 
 
 def write_profile(costs: ProfileFile, path: Path) -> None:

@@ -44,18 +44,13 @@ def tracing(settings: ServiceSettings, service: str) -> Iterator[None]:
     url = endpoint if endpoint.endswith(SPANS) else endpoint.rstrip("/") + SPANS
     go_direct(settings.nats_url.get_secret_value(), settings.s3_endpoint)
     processor = BatchSpanProcessor(
-        OTLPSpanExporter(endpoint=url, timeout=TIMEOUT_S),
-        max_queue_size=QUEUE,
-        schedule_delay_millis=1000 * EXPORT_INTERVAL_S,
-        export_timeout_millis=1000 * TIMEOUT_S,
-    )
-    resource = Resource.create(
-        {
-            "service.name": f"digenrl-{service}",
-            "service.instance.id": settings.worker,
-            "digenrl.run": settings.run,
-        }
-    )
+        OTLPSpanExporter(endpoint=url, timeout=TIMEOUT_S), max_queue_size=QUEUE,
+        schedule_delay_millis=1000 * EXPORT_INTERVAL_S, export_timeout_millis=1000 * TIMEOUT_S,
+    )  # fmt: skip
+    resource = Resource.create({
+        "service.name": f"digenrl-{service}", "service.instance.id": settings.worker,
+        "digenrl.run": settings.run,
+    })  # fmt: skip
 
     def export(span: Span) -> None:
         processor.on_end(_readable(span, resource))

@@ -77,22 +77,17 @@ class Brokers:
 
 
 def plan_brokers(
-    folder: Path,
-    keys: str | Keys,
-    *,
-    at: str = LOOPBACK,
-    ports: Ports | None = None,
-    authority: Authority | None = None,
+    folder: Path, keys: str | Keys, *,
+    at: str = LOOPBACK, ports: Ports | None = None, authority: Authority | None = None,
     runs: Collection[str] = (),
-) -> Brokers:
-    """Plan brokers that keep their data under ``folder``.
+) -> Brokers:  # fmt: skip
+    """Plan brokers that keep their data under ``folder``, and that services reach ``at`` an address
+    of this host.
 
     Args:
-        keys: the secrets of all roles; in tests also the password of one user who may do
-            everything.
-        at: address of this host at which services reach them.
-        ports: theirs, by default ports that are free on loopback.
-        authority: signs their certificates; None: they speak without TLS.
+        keys: the secrets of all roles; in tests also the password of a user with all rights.
+        ports: default: free ports on loopback.
+        authority: signs their certificates; None: without TLS.
         runs: the runs that roles may write to in the object store.
     """
     s3_ports = free_ports(5, paired_at=GRPC_OFFSET)

@@ -124,17 +124,11 @@ def prepare(request: UpRequest) -> LocalRun:
         folder.rename(start.kept_as)
     _write_folder(folder, recipe, request)
     return LocalRun(
-        recipe=recipe,
-        folder=folder,
-        api_port=request.port or free_ports(1)[0],
-        keys=load_keys(folder),
-        tokens=load_tokens(folder),
-        resumed=start.resumes,
-        targets=request.targets,
-        again=command_with("--resume", request.typed),
-        gpus=gpus,
-        lock=lock,
-    )
+        recipe=recipe, folder=folder, api_port=request.port or free_ports(1)[0],
+        keys=load_keys(folder), tokens=load_tokens(folder), resumed=start.resumes,
+        targets=request.targets, again=command_with("--resume", request.typed),
+        gpus=gpus, lock=lock,
+    )  # fmt: skip
 
 
 def _write_folder(folder: Path, recipe: Recipe, request: UpRequest) -> None:

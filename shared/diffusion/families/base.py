@@ -89,18 +89,11 @@ class Family(ABC):
 
     @classmethod
     def load(
-        cls,
-        folder: Path,
-        spec: FamilySpec,
-        parts: set[ModelPart],
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        text_tokens: int,
-        holding: WeightsHolding = UNQUANTISED,
-        place: Place | None = None,
+        cls, folder: Path, spec: FamilySpec, parts: set[ModelPart], *,
+        device: torch.device, dtype: torch.dtype, text_tokens: int,
+        holding: WeightsHolding = UNQUANTISED, place: Place | None = None,
         progress: Progress = no_progress,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Load some parts of a folder, with the network held as in ``holding``: a streamed network
         stays on the host. ``place`` puts it elsewhere.
 
