@@ -113,18 +113,14 @@ class Training:
 
 def train(
     *,
-    model: str | Path | None = None,
-    prompts: Prompts,
-    reward: Reward | Mapping[str, Any],
-    recipe: str | Path | None = None,
-    name: str = "train",
-    keys: Mapping[str, Any] | None = None,
-    runs: str | Path | None = None,
-) -> Training:
+    model: str | Path | None = None, prompts: Prompts, reward: Reward | Mapping[str, Any],
+    recipe: str | Path | None = None, name: str = "train",
+    keys: Mapping[str, Any] | None = None, runs: str | Path | None = None,
+) -> Training:  # fmt: skip
     """Begin to train on this machine, as `digenrl up` does; an unfinished run of the name resumes.
 
     Args:
-        model: folder of a diffusers model, or its name on the hub; None: that of ``recipe``.
+        model: folder of a diffusers model, or its name on the hub; None: the model of ``recipe``.
         prompts: texts, or rows as a file of JSON lines has them.
         reward: a function of this process (`digenrl.reward_server`), or a table
             `[[reward.scorers]]`, such as {"name": "text", "type": "ocr"}.
@@ -134,7 +130,7 @@ def train(
 
     Raises:
         TrainingFailed: if the recipe is refused; it has the line that names the key.
-        Exception: whatever a reward function raises for one sample of noise.
+        Exception: of a reward function, for one sample of noise.
     """
     root = Path(runs or os.environ.get("DIGENRL_RUNS") or "runs").resolve()
     inputs = root / f"{name}.inputs"
