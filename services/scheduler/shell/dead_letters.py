@@ -1,4 +1,4 @@
-"""Finds the run's dead letters in the streams, appends them to the run's log, and settles them.
+"""Finds the run's dead letters in the streams, and appends them to the run's log.
 
 A letter is found in DG_DLQ, where workers put what they cannot read and where NATS says what was
 delivered too often; among events, where workers say which attempts have failed; and by the
@@ -9,7 +9,7 @@ is stored beside that.
 import base64
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -40,7 +40,7 @@ from shared.messages.subjects import (
     message_subject,
 )
 from shared.run.dead_letters import LetterOutcome, RunProgress, Wanted, digest_of
-from shared.run.log_entries import DeadLetter, LetterKind, Settled, Settlement, Work
+from shared.run.log_entries import DeadLetter, LetterKind, Work
 from shared.telemetry import DEAD_LETTERS, DLQ_MESSAGES
 
 STREAM_NAMES = frozenset(stream.name for stream in STREAMS)
@@ -75,7 +75,7 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class DeadLetters:
-    """Finds the dead letters of the run, and settles them."""
+    """Finds the dead letters of the run."""
 
     _bus: Bus
     _log: RunLog
@@ -144,15 +144,6 @@ class DeadLetters:
             data=base64.b64encode(found.data[:MAX_DATA]).decode(),
         )  # fmt: skip
         self._log.put(letter)
-
-    async def settle(self, numbers: Sequence[int], how: Settlement, by: str, note: str) -> None:
-        """Store what was done about letters; a second time changes nothing.
-
-        Raises:
-            Unavailable: if the store does not answer.
-        """
-        settled = Settled(letters=tuple(numbers), how=how, by=by, note=note)
-        await self._log.append(settled)
 
 
 def progress_of(state: State, committed: int) -> RunProgress:

@@ -16,7 +16,7 @@ from shared.messages.subjects import EVT, message_subject
 from shared.process.http_access import CALLER, Caller
 from shared.process.http_api import errors
 from shared.run.dead_letters import Wanted
-from shared.run.log_entries import DeadLetter, Settlement, Work
+from shared.run.log_entries import DeadLetter, Settled, Settlement, Work
 
 Number = Annotated[int, Path(ge=1, lt=2**31, description="number of the letter")]
 
@@ -84,7 +84,8 @@ async def settled(scheduler: Scheduler, number: int, how: Settlement, by: str) -
         raise HTTPException(409, f"letter {number} was dropped; it is not retried any more")
     note = "nobody needs it any more" if how == "dropped" else await _retry(scheduler, letter)
     same = letters.open_of_group(letter) if how == "retried" else []
-    await scheduler.dead_letters.settle(sorted({number, *same}), how, by, note)
+    numbers = tuple(sorted({number, *same}))
+    await scheduler.run_log.append(Settled(letters=numbers, how=how, by=by, note=note))
     return models.Settled(number=number, state=how, note=note)
 
 

@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 from fastapi.testclient import TestClient
 
+from services.scheduler.shell import run_log
 from services.scheduler.shell.app import Scheduler
 from services.scheduler.shell.dead_letters import DeadLetters, Found, failure_of, letter_of
 from services.scheduler.shell.run_log import RunLog
@@ -94,6 +95,23 @@ def test_a_number_that_another_scheduler_took_meanwhile_is_left_to_it(scheduler:
     keep(my_log, 2)
     reasons = [each.reason for each in my_log.letters.letters.values()]
     assert reasons == ["reward: by another", "reward: no pixels"]
+
+
+def test_a_log_keeps_the_first_letters_alone_and_every_phase(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_log.MAX_ENTRIES == {"dead_letter": 10_000}
+    monkeypatch.setitem(run_log.MAX_ENTRIES, "dead_letter", 2)
+    letters, log = another(scheduler)
+    keep(log, 0)
+    for attempt in range(4):
+        letters.note(failed(attempt=attempt))
+        log.change_phase(f"phase {attempt}", None)
+    keep(log, 2)
+    stored = Log.of_run(scheduler.store, "test")
+    asyncio.run(stored.look())
+    events = [each.event for each in stored.entries]
+    assert events == ["dead_letter", "phase", "dead_letter", "phase", "phase", "phase"]
 
 
 def test_letters_come_in_pages_newest_first(three: Scheduler, client: TestClient) -> None:
