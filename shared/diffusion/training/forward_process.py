@@ -17,6 +17,7 @@ has no gradient, b cancels out of the first one, and v_old needs no pass of its 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -96,14 +97,8 @@ class FinishedGroup:
             num_steps = indices.shape[1]
             clean = self.samples[samples].repeat_interleave(num_steps, 0)
             sigma = self.sigmas[indices.flatten()]
-            s = sigma.reshape(-1, *([1] * (clean.dim() - 1)))
-            yield NoisedSamples(
-                noised=to_device((1 - s) * clean + s * noise, device),
-                sigma=to_device(sigma, device),
-                clean=to_device(clean, device),
-                advantage=to_device(self.advantages[samples].repeat_interleave(num_steps), device),
-                conditions=repeat_rows(conditions, len(clean)),
-            )
+            advantage = self.advantages[samples].repeat_interleave(num_steps)
+            yield NoisedSamples.mixed(clean, noise, sigma, advantage, conditions, device)
 
     def _noise(self, seed: int, index: int) -> Tensor:
         """Draws noise (...), the same for a sample and a sigma however the group is cut."""
@@ -113,7 +108,7 @@ class FinishedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisedSamples:
-    """Holds B rows."""
+    """Holds B rows. The rows of pairs are the best samples of all pairs, then the worst."""
 
     noised: Tensor
     """(B, ...)"""
@@ -122,9 +117,25 @@ class NoisedSamples:
     clean: Tensor
     """(B, ...) samples that ``noised`` was made of."""
     advantage: Tensor
-    """(B,)"""
+    """(B,), or (B / 2,) margins of pairs."""
     conditions: Conditions
     """Conditioning of B rows."""
+
+    @classmethod
+    def mixed(
+        cls, clean: Tensor, noise: Tensor, sigma: Tensor, advantage: Tensor,
+        conditions: Conditions, device: torch.device,
+    ) -> Self:  # fmt: skip
+        """Mix clean samples (B, ...) with noise (B, ...) at sigma (B,), on the device; all have the
+        same conditions (1, ...), which are there already."""
+        s = sigma.reshape(-1, *([1] * (clean.dim() - 1)))
+        return cls(
+            noised=to_device((1 - s) * clean + s * noise, device),
+            sigma=to_device(sigma, device),
+            clean=to_device(clean, device),
+            advantage=to_device(advantage, device),
+            conditions=repeat_rows(conditions, len(clean)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

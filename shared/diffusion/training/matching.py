@@ -32,7 +32,7 @@ from torch.nn.functional import softplus
 from shared.devices.chunks import Chunk
 from shared.devices.protocols import GroupData
 from shared.devices.slices import GroupSlice
-from shared.diffusion.loading.models import Conditions, repeat_rows
+from shared.diffusion.loading.models import Conditions
 from shared.diffusion.loading.transfer import to_device
 from shared.diffusion.training.forward_process import (
     FINISHED,
@@ -71,7 +71,7 @@ def awm(
     return LossTerms(surrogate, _mean_square(velocity - reference))
 
 
-def matching_error(velocity: Tensor, rows: "NoisedSamples | PairRows") -> Tensor:
+def matching_error(velocity: Tensor, rows: NoisedSamples) -> Tensor:
     """Returns (B,), the mean square of what velocities (B, ...) are off the straight line."""
     sigma = rows.sigma.to(velocity).reshape(-1, *([1] * (velocity.dim() - 1)))
     target = (rows.noised.to(velocity) - rows.clean.to(velocity)) / sigma
@@ -91,7 +91,7 @@ def weigh(error: Tensor, sigma: Tensor, weight: MatchingWeight) -> Tensor:
 
 
 def dpo(
-    algorithm: Algorithm, rows: "PairRows", network: Network, behaviour: Behaviour
+    algorithm: Algorithm, rows: NoisedSamples, network: Network, behaviour: Behaviour
 ) -> LossTerms:
     """Returns the loss of DPO on pairs of a group's samples. None of it is in proportion to the
     advantages."""
@@ -149,44 +149,21 @@ class PairGroup:
         steps = group_slice.steps(len(self.indices))
         return replace(self, indices=self.indices[steps.start : steps.stop])
 
-    def rows(self, chunk: Chunk, device: torch.device) -> "Iterator[PairRows]":
+    def rows(self, chunk: Chunk, device: torch.device) -> Iterator[NoisedSamples]:
         conditions = {name: to_device(each, device) for name, each in self.conditions.items()}
         for _, steps in chunks(self.shape, chunk):
             indices = self.indices[steps]
             noise = torch.stack([self._noise(index) for index in indices.tolist()])
             sigma = self.sigmas[indices].repeat(2)
             clean = self.samples.repeat_interleave(len(indices), 0)
-            s = sigma.reshape(-1, *([1] * (clean.dim() - 1)))
-            yield PairRows(
-                noised=to_device((1 - s) * clean + s * torch.cat([noise, noise]), device),
-                sigma=to_device(sigma, device),
-                clean=to_device(clean, device),
-                advantage=torch.full(
-                    (len(indices),), self.margin, dtype=torch.float64, device=device
-                ),
-                conditions=repeat_rows(conditions, len(clean)),
-            )
+            margins = torch.full((len(indices),), self.margin, dtype=torch.float64)
+            noises = torch.cat([noise, noise])
+            yield NoisedSamples.mixed(clean, noises, sigma, margins, conditions, device)
 
     def _noise(self, index: int) -> Tensor:
         """Draws noise (...), the same for a sigma however the group is cut."""
         generator = torch.Generator().manual_seed(derive(self.seed, "dpo", index))
         return torch.randn(self.samples.shape[1:], generator=generator)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairRows:
-    """Holds B pairs as 2 B rows of the network: the best of all pairs, then the worst."""
-
-    noised: Tensor
-    """(2 B, ...)"""
-    sigma: Tensor
-    """(2 B,)"""
-    clean: Tensor
-    """(2 B, ...) samples that ``noised`` was made of."""
-    advantage: Tensor
-    """(B,) margins of the pairs."""
-    conditions: Conditions
-    """Conditioning of 2 B rows."""
 
 
 def read_pair(recipe: Recipe, data: GroupData) -> PairGroup:

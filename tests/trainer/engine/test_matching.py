@@ -12,7 +12,7 @@ from shared.devices.chunks import Chunk
 from shared.diffusion.loading.models import Conditions
 from shared.diffusion.policy import LoadedPolicy
 from shared.diffusion.training.forward_process import NoisedSamples
-from shared.diffusion.training.matching import PairGroup, PairRows, awm, dpo
+from shared.diffusion.training.matching import PairGroup, awm, dpo
 from shared.diffusion.training.objective import Behaviour
 from shared.diffusion.training.rows import read_group
 from shared.errors import UserError
@@ -110,7 +110,7 @@ def test_awm_is_a_policy_gradient_whose_log_prob_is_the_error(weight: str, clip:
 
 def test_dpo_prefers_the_best_by_what_both_have_gained_on_the_base() -> None:
     """Two pairs: rows 0 and 1 are the best, rows 2 and 3 the worst. The second is no pair."""
-    rows = PairRows(
+    rows = NoisedSamples(
         noised=NOISED, sigma=SIGMA, clean=CLEAN,
         advantage=torch.tensor([0.3, 0.0]), conditions={},
     )  # fmt: skip
