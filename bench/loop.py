@@ -17,7 +17,7 @@ from peft.tuners.lora.layer import Linear
 from rich.console import Console
 from rich.table import Table
 
-from digenrl.profile.ladder import timed
+from digenrl.trace.device_profile.ladder import timed
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.protocols import GroupData
 from shared.diffusion.generation import Generator

@@ -16,7 +16,7 @@ from bench.digits.text import (
     t5_encoder,
     t5_tokenizer,
 )
-from digenrl.profile.models import ARCHITECTURES, ModelName
+from digenrl.trace.device_profile.models import ARCHITECTURES, ModelName
 from tests import tiny_ltx2
 
 BOUNDARY = 0.85

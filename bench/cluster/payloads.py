@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass
 
 from bench.cluster.shipped import FLOAT32_OVER_PUBLISHED
-from digenrl.profile.models import ARCHITECTURES, ModelName
+from digenrl.trace.device_profile.models import ARCHITECTURES, ModelName
 from services.scheduler.costs import fluid
 from services.scheduler.costs.profile import Profile
 from shared.errors import UserError

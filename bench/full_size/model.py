@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from bench.digits.text import clip_tokenizer, randomized
-from digenrl.profile.models import ARCHITECTURES, ModelName
-from digenrl.profile.network import DTYPE, random_transformer
+from digenrl.trace.device_profile.models import ARCHITECTURES, ModelName
+from digenrl.trace.device_profile.network import DTYPE, random_transformer
 from shared.diffusion.loading.device import own_device, release
 from shared.errors import UserError
 

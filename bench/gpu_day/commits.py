@@ -16,7 +16,7 @@ import torch
 from bench.full_size.recipe import write_recipe
 from bench.gpu_day.memory import SHAPE, TINY_SHAPE, model_folder
 from bench.snapshot import commit, move
-from digenrl.profile.ladder import timed
+from digenrl.trace.device_profile.ladder import timed
 from services.trainer.fluid.engine import FluidEngine
 from services.trainer.fluid.exchange import WHOLE_BATCH, Meeting
 from services.trainer.fluid.group_exchange import GroupExchange, Membership, _serve

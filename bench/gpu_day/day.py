@@ -20,7 +20,7 @@ from rich.console import Console
 
 from bench.full_size.watch import family
 from bench.gpu_day.report import device_words, file_name, keep, markdown
-from digenrl.profile.models import ModelName
+from digenrl.trace.device_profile.models import ModelName
 from shared.errors import UserError
 from shared.process.linux import adopt_orphans
 

@@ -12,7 +12,7 @@ from bench.full_size.model import DECODER
 from bench.gpu_day.memory import Allocator, print_line
 from bench.gpu_day.passes import tried
 from bench.gpu_day.report import keep
-from digenrl.profile.ladder import timed
+from digenrl.trace.device_profile.ladder import timed
 from services.scheduler.costs.profile import PROFILES, ProfileFile
 from shared.diffusion.loading.device import own_device
 from shared.diffusion.sampling.decoding import to_uint8

@@ -23,7 +23,7 @@ from bench.gpu_day.memory import (
     task_of,
 )
 from bench.gpu_day.report import keep
-from digenrl.profile.ladder import timed
+from digenrl.trace.device_profile.ladder import timed
 from services.trainer.engine.trainer_engine import TrainerEngine
 from shared.devices.chunks import Chunk
 from shared.diffusion.generation import Generator

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from bench.full_size.run import GB, machine
-from digenrl.profile.models import ModelName
+from digenrl.trace.device_profile.models import ModelName
 from shared.learning.metrics import ALARMING_RATIO_ERROR
 
 Found = Mapping[str, Any]

@@ -38,7 +38,7 @@ from digenrl.commands.status import status, watch
 from digenrl.commands.steer import add_actions, tag, workers
 from digenrl.commands.up import up
 from digenrl.commands.view import view
-from digenrl.profile.command import profile
+from digenrl.trace.device_profile.command import profile
 from shared.errors import DigenRLError, UserError
 from shared.proxies import go_direct
 from shared.release import RELEASE

@@ -10,10 +10,10 @@ import torch
 from typer import Typer
 from typer.testing import CliRunner
 
-from digenrl.profile.command import build, check_request, profile
-from digenrl.profile.measure import changing_over, denoising, measure, training
-from digenrl.profile.models import ARCHITECTURES, Architecture, ModelName
-from digenrl.profile.network import (
+from digenrl.trace.device_profile.command import build, check_request, profile
+from digenrl.trace.device_profile.measure import changing_over, denoising, measure, training
+from digenrl.trace.device_profile.models import ARCHITECTURES, Architecture, ModelName
+from digenrl.trace.device_profile.network import (
     DTYPE,
     Network,
     adapted,

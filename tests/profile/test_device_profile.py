@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from digenrl.profile.fit import fit
-from digenrl.profile.ladder import Ladder, Rung, climb, powers_of_two
-from digenrl.profile.measure import DeviceMeasurement, Publication, RoleSwitch
-from digenrl.profile.models import ModelName
-from digenrl.profile.profile import (
+from digenrl.trace.device_profile.fit import fit
+from digenrl.trace.device_profile.ladder import Ladder, Rung, climb, powers_of_two
+from digenrl.trace.device_profile.measure import DeviceMeasurement, Publication, RoleSwitch
+from digenrl.trace.device_profile.models import ModelName
+from digenrl.trace.device_profile.profile import (
     MeasurementDevice,
     base_profile,
     device_kind,

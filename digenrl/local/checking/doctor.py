@@ -57,7 +57,9 @@ GPU_TRIAL_CODE, GPU_TRIAL_TIMEOUT_S = (
     "from shared.diffusion.loading.device import tried_gpu; print(tried_gpu())",
     120.0,
 )
-TIME_LAUNCHES = "from digenrl.profile.launches import described_host; print(described_host())"
+TIME_LAUNCHES = (
+    "from digenrl.trace.device_profile.launches import described_host; print(described_host())"
+)
 VARIABLES = frozenset(
     f"DIGENRL_{name.upper()}" for name in (*ServiceSettings.model_fields, "api_token")
 ) | {

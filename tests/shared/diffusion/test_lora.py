@@ -4,8 +4,8 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel, StableDiffusion3Pipeline
 
-from digenrl.profile.models import ARCHITECTURES, ModelName
 from digenrl.report.export import export_adapter
+from digenrl.trace.device_profile.models import ARCHITECTURES, ModelName
 from shared.diffusion.policy import LoadedPolicy, LoraSpec, attach_lora, load_policy
 from shared.diffusion.weights.trained_weights import (
     WeightsInUse,

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from bench.digits.text import clip_encoder, clip_tokenizer, randomized, t5_encoder, t5_tokenizer
-from digenrl.profile.models import ARCHITECTURES, ModelName
+from digenrl.trace.device_profile.models import ARCHITECTURES, ModelName
 
 
 def save(folder: Path) -> None:

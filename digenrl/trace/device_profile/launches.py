@@ -3,10 +3,10 @@ always waits for it."""
 
 import torch
 
-from digenrl.profile.ladder import median_seconds
-from digenrl.profile.measure import counted, denoising, training
-from digenrl.profile.models import ARCHITECTURES, ModelName
-from digenrl.profile.network import adapted, random_transformer
+from digenrl.trace.device_profile.ladder import median_seconds
+from digenrl.trace.device_profile.measure import counted, denoising, training
+from digenrl.trace.device_profile.models import ARCHITECTURES, ModelName
+from digenrl.trace.device_profile.network import adapted, random_transformer
 from services.scheduler.costs.host import HostCosts
 
 REPEATS = 20

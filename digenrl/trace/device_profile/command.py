@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from digenrl.profile.models import ARCHITECTURES, ModelName
+from digenrl.trace.device_profile.models import ARCHITECTURES, ModelName
 from shared.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
-    from digenrl.profile.network import Network
-    from digenrl.profile.profile import MeasurementDevice
+    from digenrl.trace.device_profile.network import Network
+    from digenrl.trace.device_profile.profile import MeasurementDevice
 
 
 def profile(
@@ -43,9 +43,9 @@ def profile(
     check_request(random_weights=random_weights, folder=folder, tiny=tiny, out=out)
     from rich.console import Console
 
-    from digenrl.profile.measure import measure
-    from digenrl.profile.profile import base_profile, measured_profile
-    from digenrl.profile.show import show
+    from digenrl.trace.device_profile.measure import measure
+    from digenrl.trace.device_profile.profile import base_profile, measured_profile
+    from digenrl.trace.device_profile.show import show
     from digenrl.trace.profile import write_profile
     from services.scheduler.costs.profile import PROFILES
 
@@ -92,7 +92,7 @@ def build(
     """
     import torch
 
-    from digenrl.profile.network import adapted, loaded_transformer, random_transformer
+    from digenrl.trace.device_profile.network import adapted, loaded_transformer, random_transformer
     from shared.diffusion.loading.device import choose_kernels
     from shared.recipe.tables import Model
 
@@ -117,7 +117,7 @@ def described(device: "torch.device", how: str) -> "MeasurementDevice":
     import diffusers
     import torch
 
-    from digenrl.profile.profile import MeasurementDevice
+    from digenrl.trace.device_profile.profile import MeasurementDevice
     from shared.diffusion.loading.device import device_bytes
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from digenrl.profile.models import Architecture
+from digenrl.trace.device_profile.models import Architecture
 from shared.diffusion.families.base import Family, quiet_diffusers
 from shared.diffusion.loading.network import diffusers_class
 from shared.diffusion.policy import LoraSpec, attach_lora

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from digenrl.profile.ladder import Rung
+from digenrl.trace.device_profile.ladder import Rung
 
 MAX_EXTRA_FIT_ERROR = 0.02
 """A fit of the device or the host alone is taken if its largest error is larger by no more."""

@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from digenrl.profile.fit import Fit, fit
-from digenrl.profile.ladder import Ladder
-from digenrl.profile.measure import DeviceMeasurement
-from digenrl.profile.models import ModelName
+from digenrl.trace.device_profile.fit import Fit, fit
+from digenrl.trace.device_profile.ladder import Ladder
+from digenrl.trace.device_profile.measure import DeviceMeasurement
+from digenrl.trace.device_profile.models import ModelName
 from services.scheduler.costs.profile import (
     PROFILES,
     Device,

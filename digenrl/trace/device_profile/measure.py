@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW
 
-from digenrl.profile.ladder import (
+from digenrl.trace.device_profile.ladder import (
     Ladder,
     Rung,
     Stopwatch,
@@ -29,7 +29,7 @@ from digenrl.profile.ladder import (
     powers_of_two,
     timed,
 )
-from digenrl.profile.network import Network
+from digenrl.trace.device_profile.network import Network
 from digenrl.trace.launches import LaunchCounter
 from services.scheduler.costs.host import Launches
 from services.trainer.engine.storing import store_weights
