@@ -16,11 +16,11 @@ from bench.cluster.ladder import MODES_OF_LADDER, rung
 from bench.cluster.modes import Chosen, predicted
 from bench.cluster.request import WORKLOADS
 from bench.cluster.rows import ROWS, Row, Way, row_of
+from bench.devices import H200_HOST
 from bench.simulation.colocated import colocated_seconds
 from digenrl.planning.encoding import waits_for_prompts
 from services.scheduler.costs.capacity import pass_rows
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.costs.host import H200_HOST
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.split import present
 

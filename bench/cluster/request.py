@@ -6,8 +6,8 @@ from typing import Literal
 from bench.cluster.case import Case
 from bench.cluster.modes import MODES, chosen
 from bench.cluster.setting import default_scale
+from bench.devices import parse_devices
 from bench.stored import RENAMED_MODES
-from digenrl.planning.plan import parse_devices
 from digenrl.planning.runnable import why_not
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.split import Devices, Split

@@ -5,11 +5,12 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from bench.devices import parse_devices
 from bench.simulation.colocated import BASELINES, colocated_seconds
 from bench.simulation.output import Comparison
 from bench.simulation.techniques import Technique, compare
 from digenrl.planning.hosts import add_kinds
-from digenrl.planning.plan import parse_devices, with_host
+from digenrl.planning.plan import with_host
 from digenrl.planning.recipes import with_staleness
 from digenrl.trace.memory import usual, with_memory
 from services.scheduler.costs.profile import Profile, VariantName, load_profile

@@ -15,7 +15,7 @@ from digenrl.planning.hosts import (
 )
 from digenrl.planning.placements import ModelPlacement, PlacementAdvice, advise
 from digenrl.planning.recipes import ahead_by, model_use, with_staleness
-from digenrl.planning.runnable import HOST_GPUS, recipe_keys
+from digenrl.planning.runnable import recipe_keys
 from digenrl.planning.work import work_line
 from digenrl.trace.memory import FIGURES_BYTES, ModelUse, usual
 from services.scheduler.costs.devices import kind_named
@@ -31,15 +31,6 @@ from shared.recipe.recipe import Recipe, override
 from shared.recipe.schedule import RunSchedule
 
 GIB = 2**30
-
-
-def parse_devices(option: str, text: str, profile: Profile) -> dict[str, int]:
-    """Parse ``h100=16,a100=16`` or ``h100x8*2+a100x8*2`` into {"H100": 16, "A100": 16}.
-
-    Raises:
-        UserError: names the option, the problem and the remedy.
-    """
-    return parse_hosts(option, text, profile, host_gpus=HOST_GPUS).devices
 
 
 def given_pool(devices: str | None, hosts: str | None) -> tuple[str, str] | None:

@@ -11,11 +11,11 @@ from bench.cluster.request import WORKLOADS
 from bench.cluster.rows import RECIPES, ROWS, SLOWLY, UNSCALED, Row, row_of, toml_of
 from bench.cluster.setting import recipe_of
 from bench.cluster.suite import FULL_LENGTH, QUICK_LENGTH, suite
+from bench.devices import H200_HOST
 from bench.stored import RESULTS
 from bench.tables import Known, known_of, pages, summary, tables, utilisation, with_table
 from digenrl.local.checking.check import check
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.costs.host import H200_HOST
 from services.scheduler.costs.profile import load_profile
 from services.scheduler.costs.recipes import batch_shape
 from services.scheduler.costs.seconds import denoising_seconds, pass_seconds

@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 
+from bench.devices import parse_devices
 from digenrl.local.checking.check import check
-from digenrl.planning.plan import parse_devices
 from services.scheduler.costs.floor import floor_seconds
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.recipes import fit_to_recipe, profile_for

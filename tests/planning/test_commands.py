@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from bench.devices import parse_devices
 from digenrl.commands.cli import app
 from digenrl.planning.output import alike_hosts
-from digenrl.planning.plan import parse_devices, plan
+from digenrl.planning.plan import plan
 from services.scheduler.costs.profile import load_profile
 from shared.errors import UserError
 from shared.recipe.recipe import load_recipe, override

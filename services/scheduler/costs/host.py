@@ -29,9 +29,6 @@ class HostCosts(Record):
 
 
 UNKNOWN_HOST = HostCosts()
-H200_HOST = HostCosts(step_launch_seconds=20.8e-6, training_launch_seconds=30e-6)
-"""Measured on the H200 of docs/gpu-day: 0.173 s for the 8,317 launches of a call of Qwen-Image, and
-0.984 s for the 32,651 of a pass."""
 
 
 def parse_host_costs(option: str, text: str) -> HostCosts:

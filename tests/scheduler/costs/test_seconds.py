@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.devices import H200_HOST
 from services.scheduler.costs import fluid
 from services.scheduler.costs.capacity import fitting_rows, pass_rows
 from services.scheduler.costs.floor import floor_seconds
-from services.scheduler.costs.host import H200_HOST, HostCosts, Launches, parse_host_costs
+from services.scheduler.costs.host import HostCosts, Launches, parse_host_costs
 from services.scheduler.costs.profile import Profile, load_profile
 from services.scheduler.costs.seconds import (
     denoising_seconds,
